@@ -1,0 +1,45 @@
+# Two commands: `make demo` and `make test`. Each sets up what it needs; a second run skips the set-up.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+BIN := .venv/bin
+export PYTHONUNBUFFERED := 1
+export DAGSTER_HOME := $(CURDIR)
+
+.PHONY: help setup setup-python demo test test-fast check format dev mlflow constraints clean
+
+help: ## what can be made
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+setup: ## Debian packages and .venv
+	@scripts/setup
+
+setup-python:
+	@scripts/setup python
+
+demo: setup ## the whole pipeline on this machine, then a table of success rates
+	@$(BIN)/osworld-pipeline demo
+
+test: setup ## every test that can run here
+	@$(BIN)/pytest
+
+test-fast: setup-python ## unit tests only
+	@$(BIN)/pytest tests/unit -m "not slow"
+
+check: setup-python ## format, lint, types, import layers
+	@$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/lint-imports && $(BIN)/pyright
+
+format: setup-python ## rewrite what ruff can
+	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
+
+dev: setup ## Dagster's UI on http://127.0.0.1:3000
+	@$(BIN)/dagster dev
+
+mlflow: setup-python ## MLflow's UI on http://127.0.0.1:5000
+	@$(BIN)/mlflow ui --backend-store-uri sqlite:///var/mlflow/mlflow.db --port 5000
+
+constraints: setup-python ## resolve the pinned versions anew
+	@$(BIN)/uv pip compile pyproject.toml --extra server --extra pipeline --extra train --extra dev --universal \
+	  --python-version 3.11 --no-header --no-annotate --no-emit-find-links --no-emit-index-url --quiet --upgrade -o constraints.txt
+
+clean: ## remove the state of this machine: var/ and caches, not .venv
+	@chmod -R u+rwx var 2>/dev/null; rm -rf var .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,138 @@
+"""An episode: one attempt at one task on one replica, told step by step, ending in exactly one outcome."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class Outcome(StrEnum):
+    SUCCESS = "success"
+    FAILURE = "failure"
+    TRUNCATED = "truncated"
+    TIMEOUT = "timeout"
+    ENV_FAULT = "env_fault"
+    POLICY_FAULT = "policy_fault"
+    GRADER_FAULT = "grader_fault"
+
+    @property
+    def is_valid(self) -> bool:
+        """Only valid episodes are trained on or counted in a denominator: a fault is never a zero reward."""
+        return self in (Outcome.SUCCESS, Outcome.FAILURE, Outcome.TRUNCATED)
+
+
+class EpisodePurpose(StrEnum):
+    TRAIN = "train"
+    EVALUATE = "evaluate"
+    DEMONSTRATE = "demonstrate"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    temperature: float
+    top_p: float = 1.0
+    max_new_tokens: int = 400
+    stop: tuple[str, ...] = ("</tool_call>",)
+    """Generation ends after the first of these, which stays in the text; the end-of-turn token always ends it."""
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSignals:
+    """What one action did, as spec 01 names it ("Step signals and reward")."""
+
+    action_type: str
+    action_parsed: bool
+    action_executed: bool
+    action_error: str | None = None
+    target_element: str | None = None
+    fallback_used: bool = False
+    coordinate: tuple[int, int] | None = None
+    a11y_grounded: bool = False
+    screen_diff: float = 0.0
+    """Mean absolute difference of the 64x64 greyscale screenshots before and after, 0..1."""
+    screen_changed: bool = False
+    screen_hash: str = ""
+    a11y_delta: float = 0.0
+    a11y_changed: bool = False
+    terminal_changed: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One observation and the action answering it."""
+
+    step_index: int
+    screenshot_sha256: str
+    """The exact bytes the model saw (after resizing), stored as a blob under this name."""
+    screenshot_width: int
+    screenshot_height: int
+    screenshot_format: str
+    observation_text: str
+    response_text: str
+    action: Mapping[str, Any] | None
+    """The parsed tool-call arguments; None where nothing could be parsed."""
+    command: str | None
+    """What went to the desktop: a pyautogui call, or WAIT, DONE, FAIL."""
+    signals: StepSignals
+    policy_version: int
+    """Weight version that sampled this turn: the number of updates behind it."""
+    prompt_num_tokens: int
+    response_num_tokens: int
+    model_s: float
+    step_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reward:
+    """Raw success and shaped reward are never mixed: `task` is the grader's word, `shaped` is what trains."""
+
+    task: float
+    partial: float = 0.0
+    penalty: float = 0.0
+    shaped: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Episode:
+    episode_id: str
+    """Deterministic (stage, update, group, sample, attempt), so that a rerun replaces and never duplicates."""
+    task_id: str
+    task_digest: str
+    purpose: EpisodePurpose
+    checkpoint_id: str
+    engine: str
+    sampling: SamplingParams
+    outcome: Outcome
+    error: str | None = None
+    """One sentence where the outcome is a fault or a timeout."""
+    reward: Reward | None = None
+    """None exactly where there is no grader's word: timeouts and faults."""
+    steps: tuple[Step, ...] = ()
+    token_ids: tuple[int, ...] = ()
+    """The whole `append` sequence as the sampler saw it, image placeholders expanded."""
+    response_mask: tuple[int, ...] = ()
+    """1 where the policy sampled the token."""
+    sampled_logprobs: tuple[float, ...] = ()
+    """Aligned with token_ids; 0.0 outside the mask. Under the sampling temperature 1 distribution (raw logits)."""
+    group_id: str | None = None
+    seed: int = 0
+    attempt: int = 0
+    replica_id: str = ""
+    provider: str = ""
+    image_digest: str = ""
+    grader_version: str = ""
+    stage_key: str = ""
+    """Key of the stage run that made it (a checkpoint id being trained, or an eval key)."""
+    update: int = -1
+    """The update this episode's group trains; -1 outside training."""
+    times_s: Mapping[str, float] = field(default_factory=dict)
+    """Seconds by part: reset, model, step, evaluate, total."""
+    started_at: float = 0.0
+    """Unix time."""
+    run_ids: Mapping[str, str] = field(default_factory=dict)
+    """dagster, mlflow."""
+
+    @property
+    def is_success(self) -> bool:
+        return self.outcome is Outcome.SUCCESS

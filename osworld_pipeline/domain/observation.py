@@ -1,0 +1,14 @@
+"""What a desktop shows at one moment."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observation:
+    screenshot: bytes
+    """The encoded image as the env server sent it."""
+    image_format: str = "png"
+    accessibility_tree: str | None = None
+    terminal: str | None = None
+    """Text of the focused terminal, where there is one."""
+    instruction: str = ""

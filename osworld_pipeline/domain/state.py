@@ -1,0 +1,60 @@
+"""Where the state of a pipeline lies: one folder (`var/`), every path below it named here and nowhere else."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class StateDir:
+    root: Path
+
+    @property
+    def catalog(self) -> Path:
+        """The DuckDB file people query; rebuilt as new and swapped in, so readers never wait."""
+        return self.root / "osworld.duckdb"
+
+    @property
+    def tables(self) -> Path:
+        """One Parquet file for each small table that an asset owns; the catalog is built from them."""
+        return self.root / "tables"
+
+    @property
+    def trajectories(self) -> Path:
+        """Append-only Parquet parts: episodes/, steps/, rollout_groups/, injections/."""
+        return self.root / "trajectories"
+
+    @property
+    def blobs(self) -> Path:
+        """Images by content: blobs/ab/ab12...png."""
+        return self.root / "blobs"
+
+    @property
+    def datasets(self) -> Path:
+        """The raw sources of spec 01: osworld_datasets/, osworld-merged-replay/."""
+        return self.root / "datasets"
+
+    @property
+    def osworld_repo(self) -> Path:
+        """Tasks as an OSWorld tree: evaluation_examples/examples/<domain>/<id>.json."""
+        return self.root / "osworld"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
+
+    @property
+    def reports(self) -> Path:
+        return self.root / "reports"
+
+    @property
+    def mlflow_db(self) -> Path:
+        return self.root / "mlflow" / "mlflow.db"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    @property
+    def desktops(self) -> Path:
+        """Base image and replicas of the local provider."""
+        return self.root / "desktops"

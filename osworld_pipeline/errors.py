@@ -1,0 +1,64 @@
+"""One error class per boundary; each message names what failed, where, and the way out.
+
+PipelineError
+├── DependencyError      a program, package, kernel feature or disk space is missing
+├── RecipeError          a recipe (a run's TOML) contradicts itself; also a ValueError
+├── TaskError            a task that cannot be run: malformed, or without an evaluator
+├── DatasetError         a raw source that cannot be read at all
+├── TableError           the DuckDB catalog: locked, absent, or a bad query
+├── StoreError           trajectory parts, image blobs, checkpoints: cannot be written or read
+├── ActionParseError     text that is no action
+├── EnvServerError       the env server is unreachable or answered nonsense
+│   └── NoCapacityError  it is there, but has no free replica within the bounded wait
+├── ReplicaError         a desktop died, or its guest agent fell silent     -> env_fault
+├── SetupError           a task's config could not be carried out           -> env_fault
+├── EngineError          the policy engine failed or timed out              -> policy_fault
+├── EvaluatorError       a grader crashed; never a reward of zero           -> grader_fault
+└── TrainingError        a run that must not go on (loss not finite, log-probabilities differ)
+"""
+
+
+class PipelineError(Exception):
+    """Base of every error this project raises on purpose."""
+
+
+class DependencyError(PipelineError): ...
+
+
+class RecipeError(PipelineError, ValueError): ...
+
+
+class TaskError(PipelineError): ...
+
+
+class DatasetError(PipelineError): ...
+
+
+class TableError(PipelineError): ...
+
+
+class StoreError(PipelineError): ...
+
+
+class ActionParseError(PipelineError): ...
+
+
+class EnvServerError(PipelineError): ...
+
+
+class NoCapacityError(EnvServerError): ...
+
+
+class ReplicaError(PipelineError): ...
+
+
+class SetupError(PipelineError): ...
+
+
+class EngineError(PipelineError): ...
+
+
+class EvaluatorError(PipelineError): ...
+
+
+class TrainingError(PipelineError): ...

@@ -1,0 +1,98 @@
+"""The messages between env server and client: spec 01's Slime-OSWorld endpoints, with fields of ours beside theirs.
+
+Every added field is optional on the way in and ignored by a client that does not know it. A failure is a 4xx or 5xx
+with an `ErrorMessage`; `fault` tells which outcome the episode must end in.
+"""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+ImageFormat = Literal["png", "jpeg", "webp"]
+Fault = Literal["env_fault", "grader_fault", "policy_fault", "client_error", "no_capacity"]
+
+
+class Message(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class EnvConfig(Message):
+    """Slime's env_config. `provider_name`, `os_type` and `headless` are accepted and checked, not obeyed blindly."""
+
+    provider_name: str | None = None
+    os_type: str = "Ubuntu"
+    action_space: str = "pyautogui"
+    screen_size: tuple[int, int] | None = None
+    """(width, height); None takes the server's. A server with other replicas refuses with 409."""
+    headless: bool = True
+    require_a11y_tree: bool = True
+    require_terminal: bool = False
+    image_format: ImageFormat = "png"
+
+
+class ResetRequest(Message):
+    task_config: dict[str, Any]
+    env_config: EnvConfig = Field(default_factory=EnvConfig)
+    client_id: str = ""
+    """Whose fair share of the queue this is; empty takes the peer address."""
+
+
+class StepRequest(Message):
+    episode_id: str
+    action: str
+    """`pyautogui.f(...)` calls with literal arguments, or WAIT, DONE, FAIL."""
+    pause: float = Field(default=2.0, ge=0.0, le=60.0)
+    """Seconds to let the screen settle before the next observation."""
+
+
+class EpisodeRequest(Message):
+    episode_id: str
+
+
+class ObservationMessage(Message):
+    accessibility_tree: str | None = None
+    terminal: str | None = None
+    instruction: str = ""
+    screenshot_base64: str
+    screenshot_format: ImageFormat = "png"
+
+
+class ResetAnswer(ObservationMessage):
+    episode_id: str
+    replica_id: str = ""
+    provider: str = ""
+    image_digest: str = ""
+    """Digest of the desktop image the replica was made from."""
+    grader_version: str = ""
+    reset_s: float = 0.0
+
+
+class StepAnswer(ObservationMessage):
+    reward: float = 0.0
+    """Always 0 before /evaluate, as OSWorld's env.step answers."""
+    done: bool = False
+    step: int = 0
+    info: dict[str, Any] = Field(default_factory=dict)
+
+
+class EvaluateAnswer(Message):
+    reward: float
+    evaluate_s: float = 0.0
+
+
+class CloseAnswer(Message):
+    status: Literal["closed"] = "closed"
+    episode_id: str
+
+
+class HealthAnswer(Message):
+    status: Literal["ok", "draining"] = "ok"
+    episodes: int
+    replicas: int = 0
+    free: int = 0
+
+
+class ErrorMessage(Message):
+    error: str
+    """One sentence: what, where, what to do."""
+    fault: Fault = "env_fault"
