@@ -1,0 +1,1 @@
+"""Verbs: the jobs, and the demo that runs one of them on this machine."""

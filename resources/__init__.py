@@ -1,0 +1,1 @@
+"""Thin Dagster resources, each over one library class."""

@@ -1,0 +1,1 @@
+"""What the model sees and says: dialects, prompts, observation text, images, and the rendering of all of it to tokens."""

@@ -126,6 +126,8 @@ class Episode:
     """Key of the stage run that made it (a checkpoint id being trained, or an eval key)."""
     update: int = -1
     """The update this episode's group trains; -1 outside training."""
+    max_turns: int = 0
+    """The step budget it ran under; 0 where nobody said."""
     times_s: Mapping[str, float] = field(default_factory=dict)
     """Seconds by part: reset, model, step, evaluate, total."""
     started_at: float = 0.0

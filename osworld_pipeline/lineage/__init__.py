@@ -1,0 +1,1 @@
+"""MLflow: one run a stage, one LoggedModel a checkpoint, linked to its parent."""

@@ -1,0 +1,244 @@
+"""An async client of OSWorld's guest protocol, over a Unix socket or TCP. Every call has a limit in seconds, and a
+guest that is silent, gone or confused is a ReplicaError."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+from osworld_pipeline.domain.digest import Json
+from osworld_pipeline.errors import ActionParseError, ReplicaError
+from osworld_pipeline.wire import ImageFormat
+
+DEFAULT_TIMEOUT_S = 30.0
+TRANSFER_MARGIN_S = 10.0
+"""What a command's answer may take beyond the command's own limit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GuestCall:
+    """One pyautogui-named call with literal arguments: `GuestCall(name="click", args=(10, 20))`."""
+
+    name: str
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandResult:
+    """A command that ran, or did not end in time (`status` error, `returncode` -1)."""
+
+    status: str
+    output: str
+    error: str
+    returncode: int
+
+
+class GuestClient:
+    """Speaks to one guest agent. `name` is the replica's, for messages."""
+
+    def __init__(self, http: httpx.AsyncClient, *, name: str) -> None:
+        self._http = http
+        self._name = name
+
+    @classmethod
+    def over_unix_socket(cls, path: str, *, name: str) -> Self:
+        return cls(_http_client("http://guest", httpx.AsyncHTTPTransport(uds=path)), name=name)
+
+    @classmethod
+    def over_tcp(cls, base_url: str, *, name: str) -> Self:
+        return cls(_http_client(base_url, httpx.AsyncHTTPTransport()), name=name)
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # What the desktop shows
+
+    async def screenshot(self, image_format: ImageFormat = "png", *, timeout_s: float = DEFAULT_TIMEOUT_S) -> bytes:
+        """The encoded screen, mouse cursor included. Foreign guests know PNG only and ignore the format."""
+        params = {} if image_format == "png" else {"format": image_format}
+        answer = await self._request("GET", "/screenshot", params=params, timeout_s=timeout_s)
+        if not answer.headers.get("content-type", "").startswith("image/"):
+            raise ReplicaError(f"the guest of {self._name} answered /screenshot with no image; replace the replica")
+        return answer.content
+
+    async def accessibility(self, *, timeout_s: float = 60.0) -> str:
+        """The accessibility tree as OSWorld's XML."""
+        answer = await self._request("GET", "/accessibility", timeout_s=timeout_s)
+        return str(self._json(answer).get("AT") or "")
+
+    async def terminal(self) -> str | None:
+        """Text of the focused terminal, else of the last used one; None where none shows text."""
+        output = self._json(await self._request("GET", "/terminal")).get("output")
+        return None if output is None else str(output)
+
+    async def platform(self) -> str:
+        return (await self._request("GET", "/platform")).text.strip()
+
+    async def cursor_position(self) -> tuple[int, int]:
+        x, y = (await self._request("GET", "/cursor_position")).json()
+        return int(x), int(y)
+
+    async def screen_size(self) -> tuple[int, int]:
+        """(width, height)"""
+        size = self._json(await self._request("POST", "/screen_size"))
+        return int(size["width"]), int(size["height"])
+
+    async def window_size(self, app_class_name: str) -> tuple[int, int] | None:
+        """(width, height) of the first window of an application class; None where there is none."""
+        answer = await self._request("POST", "/window_size", form={"app_class_name": app_class_name}, allow=(404,))
+        if answer.status_code == 404:
+            return None
+        size = self._json(answer)
+        return int(size["width"]), int(size["height"])
+
+    # What happens to it
+
+    async def act(self, calls: Sequence[GuestCall], *, timeout_s: float = 60.0) -> None:
+        """Our extension: input through XTest, no code involved. A call the guest refuses is an ActionParseError and
+        nothing of the list has happened."""
+        body = {"calls": [{"name": c.name, "args": list(c.args), "kwargs": dict(c.kwargs or {})} for c in calls]}
+        answer = await self._request("POST", "/act", body=body, timeout_s=timeout_s, allow=(400,))
+        if answer.status_code == 400:
+            raise ActionParseError(_message(answer))
+
+    async def execute(
+        self, command: str | Sequence[str], *, shell: bool = False, timeout_s: float = 120.0, setup: bool = False
+    ) -> CommandResult:
+        """Runs a command in the guest as its user; a program it leaves in the background does not hold the answer."""
+        body = {"command": _argv(command), "shell": shell, "timeout": timeout_s}
+        path = "/setup/execute" if setup else "/execute"
+        return await self._command(path, body, timeout_s)
+
+    async def run_python(self, code: str, *, timeout_s: float = 90.0) -> CommandResult:
+        return await self._command("/run_python", {"code": code, "timeout": timeout_s}, timeout_s)
+
+    async def run_bash_script(
+        self, script: str, *, timeout_s: float = 100.0, working_dir: str | None = None
+    ) -> CommandResult:
+        body = {"script": script, "timeout": timeout_s, "working_dir": working_dir}
+        return await self._command("/run_bash_script", body, timeout_s)
+
+    async def launch(self, command: str | Sequence[str], *, shell: bool = False) -> None:
+        """Starts a program and does not wait for it. ReplicaError names a program that is not there."""
+        await self._request("POST", "/setup/launch", body={"command": _argv(command), "shell": shell})
+
+    async def open_file(self, path: str) -> None:
+        await self._request("POST", "/setup/open_file", body={"path": path}, timeout_s=60.0)
+
+    async def activate_window(self, window_name: str, *, strict: bool = False, by_class: bool = False) -> None:
+        body = {"window_name": window_name, "strict": strict, "by_class": by_class}
+        await self._request("POST", "/setup/activate_window", body=body)
+
+    async def close_window(self, window_name: str, *, strict: bool = False, by_class: bool = False) -> None:
+        body = {"window_name": window_name, "strict": strict, "by_class": by_class}
+        await self._request("POST", "/setup/close_window", body=body)
+
+    async def change_wallpaper(self, path: str) -> None:
+        await self._request("POST", "/setup/change_wallpaper", body={"path": path})
+
+    # Files
+
+    async def upload(self, path: str, data: bytes, *, timeout_s: float = 120.0) -> None:
+        """Writes `data` to `path` in the guest, folders made where missing."""
+        files = {"file_path": (None, path), "file_data": ("file", data, "application/octet-stream")}
+        await self._request("POST", "/setup/upload", files=files, timeout_s=timeout_s)
+
+    async def file(self, path: str, *, timeout_s: float = 120.0) -> bytes | None:
+        """The bytes of a file; None where it is not there."""
+        answer = await self._request("POST", "/file", form={"file_path": path}, timeout_s=timeout_s, allow=(404,))
+        return None if answer.status_code == 404 else answer.content
+
+    async def list_directory(self, path: str) -> dict[str, Any] | None:
+        """OSWorld's tree `{type, name, children}`; None where the folder is not there."""
+        answer = await self._request("POST", "/list_directory", body={"path": path}, allow=(400, 404))
+        return self._json(answer).get("directory_tree") if answer.status_code == 200 else None
+
+    async def desktop_path(self) -> str:
+        return str(self._json(await self._request("POST", "/desktop_path"))["desktop_path"])
+
+    async def wallpaper(self) -> bytes | None:
+        answer = await self._request("POST", "/wallpaper", allow=(404,))
+        return None if answer.status_code == 404 else answer.content
+
+    # The wire
+
+    async def _command(self, path: str, body: Mapping[str, Json], timeout_s: float) -> CommandResult:
+        limit_s = timeout_s + TRANSFER_MARGIN_S
+        answer = await self._request("POST", path, body=body, timeout_s=limit_s, allow=(400, 408, 500))
+        fields = self._json(answer)
+        status = "success" if answer.status_code == 200 else "error"
+        return CommandResult(
+            status=str(fields.get("status", status)),
+            output=str(fields.get("output") or ""),
+            error=str(fields.get("error") or fields.get("message") or ""),
+            returncode=int(fields.get("returncode", -1 if answer.status_code != 200 else 0)),
+        )
+
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        body: Mapping[str, Any] | None = None,
+        form: Mapping[str, str] | None = None,
+        files: Mapping[str, Any] | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        allow: tuple[int, ...] = (),
+    ) -> httpx.Response:
+        try:
+            answer = await self._http.request(
+                method, path, params=params, json=body, data=form, files=files, timeout=timeout_s
+            )
+        except httpx.TimeoutException as error:
+            raise ReplicaError(
+                f"the guest of {self._name} did not answer {path} within {timeout_s:g} s; replace the replica"
+            ) from error
+        except httpx.HTTPError as error:
+            raise ReplicaError(
+                f"the guest of {self._name} cannot be reached for {path} ({type(error).__name__}); replace the replica"
+            ) from error
+        if answer.status_code != 200 and answer.status_code not in allow:
+            raise ReplicaError(
+                f"the guest of {self._name} answered {path} with {answer.status_code}: {_message(answer)}"
+            )
+        return answer
+
+    def _json(self, answer: httpx.Response) -> dict[str, Any]:
+        try:
+            fields = answer.json()
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise ReplicaError(
+                f"the guest of {self._name} answered {answer.request.url.path} with no JSON; replace the replica"
+            ) from error
+        return fields if isinstance(fields, dict) else {"output": fields}
+
+
+def _http_client(base_url: str, transport: httpx.AsyncHTTPTransport) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=base_url, transport=transport, timeout=DEFAULT_TIMEOUT_S, trust_env=False)
+
+
+def _argv(command: str | Sequence[str]) -> str | list[str]:
+    return command if isinstance(command, str) else list(command)
+
+
+def _message(answer: httpx.Response) -> str:
+    try:
+        fields = answer.json()
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        return answer.text[:300]
+    if isinstance(fields, dict):
+        return str(fields.get("error") or fields.get("message") or fields)[:300]
+    return str(fields)[:300]

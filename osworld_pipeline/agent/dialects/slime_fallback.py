@@ -1,0 +1,94 @@
+"""The last resort for a response in no known form: a guess from its words. Steps that needed it are penalised."""
+
+import re
+from typing import Any
+
+from osworld_pipeline.agent.dialects.slime_actions import KEY_ALIASES, KEY_NAMES, normalise_action, normalise_key
+from osworld_pipeline.errors import ActionParseError
+
+_ACTION = re.compile(r'"action"\s*:\s*"(\w+)"')
+_POINT = re.compile(r"[\[(]\s*(\d{1,5})\s*,\s*(\d{1,5})\s*[\])]")
+_QUOTED_TEXT = re.compile(r"\btype\b[^\"'\n]{0,40}(?:\"([^\"\n]+)\"|'([^'\n]+)')", re.IGNORECASE)
+_JSON_TEXT = re.compile(r'"text"\s*:\s*"((?:[^"\\]|\\.)+)"')
+_JSON_KEYS = re.compile(r'"keys"\s*:\s*\[([^\]]*)\]?')
+_PRESS = re.compile(r"\b(?:press|hit|key)\b\s+(?:the\s+)?[\"'`]?([\w+]+(?:\s*\+\s*\w+)*)", re.IGNORECASE)
+_SCROLL = re.compile(r"\bscroll\b\W+(?:\w+\W+){0,2}?(up|down)\b", re.IGNORECASE)
+_NUMBER = re.compile(r'"amount"\s*:\s*(\d{1,3})')
+_STATUS = re.compile(r'"status"\s*:\s*"(success|failure)"')
+
+
+def guess_action(text: str) -> dict[str, Any] | None:
+    """An action in normal form, or None where the words suggest none."""
+    for guess in (_json_fragment, _wait, _click, _typing, _key, _scrolling):
+        raw = guess(text)
+        if raw is None:
+            continue
+        try:
+            return normalise_action(raw)
+        except ActionParseError:
+            continue
+    return None
+
+
+def _json_fragment(text: str) -> dict[str, Any] | None:
+    """Cut or broken JSON that still names its action and holds what that action needs."""
+    match = _ACTION.search(text)
+    if match is None:
+        return None
+    raw: dict[str, Any] = {"action": match.group(1)}
+    if point := _POINT.search(text):
+        raw["coordinate"] = raw["end_coordinate"] = [int(point.group(1)), int(point.group(2))]
+    if quoted := _JSON_TEXT.search(text):
+        raw["text"] = quoted.group(1).replace("\\n", "\n").replace('\\"', '"')
+    if keys := _JSON_KEYS.search(text):
+        raw["keys"] = re.findall(r'"([^"]+)"', keys.group(1))
+    if scroll := re.search(r'"direction"\s*:\s*"(up|down)"', text):
+        raw["direction"] = scroll.group(1)
+    if amount := _NUMBER.search(text):
+        raw["amount"] = int(amount.group(1))
+    if status := _STATUS.search(text):
+        raw["status"] = status.group(1)
+    elif raw["action"] == "terminate":
+        # How the episode ends is not for a guess to say.
+        return None
+    return raw
+
+
+def _wait(text: str) -> dict[str, Any] | None:
+    return {"action": "wait"} if re.search(r"\bwait\b", text, re.IGNORECASE) else None
+
+
+def _click(text: str) -> dict[str, Any] | None:
+    point = _POINT.search(text)
+    if point is None or not re.search(r"click|double|right", text, re.IGNORECASE):
+        return None
+    action = "left_click"
+    if re.search(r"double", text, re.IGNORECASE):
+        action = "double_click"
+    elif re.search(r"\bright\b|right_click", text, re.IGNORECASE):
+        action = "right_click"
+    return {"action": action, "coordinate": [int(point.group(1)), int(point.group(2))]}
+
+
+def _typing(text: str) -> dict[str, Any] | None:
+    match = _QUOTED_TEXT.search(text)
+    return {"action": "type", "text": match.group(1) or match.group(2)} if match else None
+
+
+def _key(text: str) -> dict[str, Any] | None:
+    match = _PRESS.search(text)
+    if match is None:
+        return None
+    names = [name.strip() for name in match.group(1).split("+") if name.strip()]
+    # "press a button" must not press the letter a: a single character counts only beside a modifier.
+    if len(names) == 1 and names[0].lower() not in KEY_NAMES and names[0].lower() not in KEY_ALIASES:
+        return None
+    try:
+        return {"action": "key", "keys": [normalise_key(name) for name in names]}
+    except ActionParseError:
+        return None
+
+
+def _scrolling(text: str) -> dict[str, Any] | None:
+    match = _SCROLL.search(text)
+    return {"action": "scroll", "direction": match.group(1).lower(), "amount": 3} if match else None

@@ -1,0 +1,95 @@
+"""Screenshots as a model sees them: at most so many pixels, sides divisible by 32, exact bytes kept where they fit."""
+
+import io
+import math
+from dataclasses import dataclass
+
+from PIL import Image, UnidentifiedImageError
+
+from osworld_pipeline.domain.digest import digest_bytes
+
+SIDE_FACTOR = 32
+"""Patch size 16 times merge size 2: one token covers 32x32 pixels."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelImage:
+    data: bytes
+    """PNG (or the bytes as they came, where no resize was needed)."""
+    format: str
+    width: int
+    height: int
+    screen_width: int
+    screen_height: int
+    sha256: str
+
+    @property
+    def num_tokens(self) -> int:
+        return (self.width // SIDE_FACTOR) * (self.height // SIDE_FACTOR)
+
+    def to_screen(self, x: float, y: float) -> tuple[int, int]:
+        """A point of this image on the screen, held inside it."""
+        return (
+            min(round(x * self.screen_width / self.width), self.screen_width - 1),
+            min(round(y * self.screen_height / self.height), self.screen_height - 1),
+        )
+
+    def from_screen(self, x: float, y: float) -> tuple[int, int]:
+        """A point of the screen on this image, held inside it."""
+        return (
+            min(round(x * self.width / self.screen_width), self.width - 1),
+            min(round(y * self.height / self.screen_height), self.height - 1),
+        )
+
+
+def fit_size(width: int, height: int, max_pixels: int) -> tuple[int, int]:
+    """The largest size of about the same shape with sides divisible by 32 and at most `max_pixels` pixels."""
+    if width % SIDE_FACTOR == 0 and height % SIDE_FACTOR == 0 and width * height <= max_pixels:
+        return width, height
+    fit_width, fit_height = _rounded(width), _rounded(height)
+    if fit_width * fit_height > max_pixels:
+        shrink = math.sqrt(width * height / max_pixels)
+        fit_width = max(SIDE_FACTOR, math.floor(width / shrink / SIDE_FACTOR) * SIDE_FACTOR)
+        fit_height = max(SIDE_FACTOR, math.floor(height / shrink / SIDE_FACTOR) * SIDE_FACTOR)
+    # A very long and thin screen: the short side cannot shrink below 32, so the long one must.
+    if fit_width * fit_height > max_pixels:
+        if fit_width >= fit_height:
+            fit_width = max(SIDE_FACTOR, max_pixels // fit_height // SIDE_FACTOR * SIDE_FACTOR)
+        else:
+            fit_height = max(SIDE_FACTOR, max_pixels // fit_width // SIDE_FACTOR * SIDE_FACTOR)
+    return fit_width, fit_height
+
+
+def _rounded(side: int) -> int:
+    return max(SIDE_FACTOR, round(side / SIDE_FACTOR) * SIDE_FACTOR)
+
+
+def prepare_screenshot(data: bytes, max_pixels: int) -> ModelImage:
+    """The screenshot resized for the model, or its exact bytes where it already fits.
+
+    Raises:
+        ValueError: the bytes are no image.
+    """
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            image.load()
+            image_format = (image.format or "png").lower()
+            screen_width, screen_height = image.size
+            width, height = fit_size(screen_width, screen_height, max_pixels)
+            if (width, height) != image.size:
+                resized = image.convert("RGB").resize((width, height), Image.Resampling.BICUBIC)
+                buffer = io.BytesIO()
+                # Level 1 takes half the time of the default and the blob is a third larger.
+                resized.save(buffer, format="PNG", compress_level=1)
+                data, image_format = buffer.getvalue(), "png"
+    except (UnidentifiedImageError, OSError, Image.DecompressionBombError) as error:
+        raise ValueError(f"a screenshot of {len(data)} bytes is no image: {error}") from error
+    return ModelImage(
+        data=data,
+        format=image_format,
+        width=width,
+        height=height,
+        screen_width=screen_width,
+        screen_height=screen_height,
+        sha256=digest_bytes(data),
+    )

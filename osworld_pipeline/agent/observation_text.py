@@ -1,0 +1,79 @@
+"""The text beside a screenshot: bracketed headings in a fixed order, each part only where there is something to say.
+
+In `append` mode the model still has its first observation before it, so later turns leave out what cannot have
+changed: the domain hint and the task stand in the first turn only; tree, terminal and the last action's result follow
+with every turn that has them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from osworld_pipeline.domain.observation import Observation
+from osworld_pipeline.domain.task import Task
+
+TERMINAL_MAX_LENGTH = 2_000
+RESULT_MAX_LENGTH = 300
+
+
+@dataclass(frozen=True, kw_only=True)
+class LastAction:
+    """What became of the action before this observation."""
+
+    error: str | None = None
+    """None where it ran."""
+
+
+def observation_text(
+    observation: Observation,
+    task: Task,
+    *,
+    step_index: int,
+    last_action: LastAction | None,
+    a11y_max_length: int,
+) -> str:
+    """The user turn's text; empty where a later turn has nothing but its screenshot to show."""
+    parts: list[tuple[str, str]] = []
+    if step_index == 0:
+        if task.domain and task.domain != "unknown":
+            parts.append(("Domain hint", task.domain))
+        parts.append(("Task", task.instruction))
+    if observation.accessibility_tree and a11y_max_length > 0:
+        parts.append(("Accessibility Tree", cut_text(observation.accessibility_tree, a11y_max_length)))
+    if observation.terminal:
+        parts.append(("Terminal Output", _last_part(observation.terminal, TERMINAL_MAX_LENGTH)))
+    if last_action is not None:
+        result = "ok" if last_action.error is None else cut_text(f"error: {last_action.error}", RESULT_MAX_LENGTH)
+        parts.append(("Last Action Result", result))
+    return "\n".join(f"[{heading}]\n{body}" for heading, body in parts)
+
+
+def cut_text(text: str, max_length: int) -> str:
+    """At most `max_length` characters of the text, and a mark where it was cut."""
+    return text if len(text) <= max_length else f"{text[:max_length]}\n... (truncated)"
+
+
+def _last_part(text: str, max_length: int) -> str:
+    # What a terminal printed last is what matters.
+    return text if len(text) <= max_length else f"(truncated) ...\n{text[-max_length:]}"
+
+
+def system_message(text: str) -> dict[str, Any]:
+    return {"role": "system", "content": [{"type": "text", "text": text}]}
+
+
+def user_message(text: str) -> dict[str, Any]:
+    """An observation as a chat turn: the screenshot, then the text where there is any."""
+    content: list[dict[str, Any]] = [{"type": "image"}]
+    if text:
+        content.append({"type": "text", "text": text})
+    return {"role": "user", "content": content}
+
+
+def assistant_message(text: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": [{"type": "text", "text": text}]}
+
+
+def count_images(messages: Sequence[Mapping[str, Any]]) -> int:
+    """Image placeholders in messages whose content is a list of {type: text|image}."""
+    return sum(part["type"] == "image" for message in messages for part in message["content"])

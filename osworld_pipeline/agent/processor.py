@@ -1,0 +1,88 @@
+"""Loads a Qwen3-VL processor (tokenizer and image processor), with torchvision or without it.
+
+The stock class insists on a video processor, which insists on torchvision. Nothing here shows a model a video, so where
+torchvision is absent a subclass without that part takes its place; files and token ids are the same.
+"""
+
+import functools
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from osworld_pipeline.errors import StoreError
+
+PLACEHOLDERS = {
+    "image_token": "<|image_pad|>",
+    "video_token": "<|video_pad|>",
+    "vision_start_token": "<|vision_start|>",
+    "vision_end_token": "<|vision_end|>",
+}
+
+
+@functools.cache
+def image_only_processor_class() -> type[Any]:
+    """Qwen3VLProcessor without its video part. A function, because transformers is imported only where it is used."""
+    from transformers import Qwen3VLProcessor as StockProcessor
+    from transformers.processing_utils import ProcessorMixin
+
+    class Qwen3VLProcessor(StockProcessor):
+        # The class keeps the stock name because save_pretrained writes it down for whoever loads the checkpoint.
+        def __init__(
+            self, image_processor: Any = None, tokenizer: Any = None, chat_template: str | None = None, **_: Any
+        ) -> None:
+            for name, token in PLACEHOLDERS.items():
+                setattr(self, name, token)
+                setattr(self, f"{name}_id", tokenizer.convert_tokens_to_ids(token))
+            ProcessorMixin.__init__(self, image_processor, tokenizer, chat_template=chat_template)
+
+    return Qwen3VLProcessor
+
+
+def make_processor(image_processor: Any, tokenizer: Any, *, chat_template: str) -> Any:
+    """A processor from its parts, for a checkpoint that is being made."""
+    return image_only_processor_class()(
+        image_processor=image_processor, tokenizer=tokenizer, chat_template=chat_template
+    )
+
+
+def load_processor(path: Path | str) -> Any:
+    """The processor of a checkpoint folder: tiny or published, the same call.
+
+    Raises:
+        StoreError: the folder is not there or holds no processor; names it.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        raise StoreError(f"no checkpoint folder at {folder}: make or download the checkpoint first")
+    if importlib.util.find_spec("torchvision") is not None and (folder / "video_preprocessor_config.json").is_file():
+        from transformers import Qwen3VLProcessor
+
+        loader: Any = Qwen3VLProcessor
+        parts = {}
+    else:
+        loader = image_only_processor_class()
+        parts = {"chat_template": _chat_template(folder)}
+    try:
+        if parts:
+            from transformers import AutoTokenizer
+            from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+            tokenizer = AutoTokenizer.from_pretrained(folder)
+            image_processor = Qwen2VLImageProcessorPil.from_pretrained(folder)
+            template = parts["chat_template"] or getattr(tokenizer, "chat_template", None)
+            return loader(image_processor=image_processor, tokenizer=tokenizer, chat_template=template)
+        return loader.from_pretrained(folder)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise StoreError(f"the checkpoint at {folder} holds no usable processor: {str(error).splitlines()[0]}") from error
+
+
+def _chat_template(folder: Path) -> str | None:
+    file = folder / "chat_template.jinja"
+    return file.read_text() if file.is_file() else None
+
+
+def image_token_count(processor: Any, *, width: int, height: int) -> int:
+    """How many placeholders an image of this size takes."""
+    image_processor = processor.image_processor
+    num_patches = image_processor.get_number_of_image_patches(height, width, {})
+    return int(num_patches) // image_processor.merge_size**2

@@ -1,0 +1,200 @@
+"""Chat turns as token ids: the one layout that sampling, demonstrations and replay share.
+
+    <|im_start|>system\\n{text}<|im_end|>\\n
+    <|im_start|>user\\n<|vision_start|><|image_pad|>*n<|vision_end|>{text}<|im_end|>\\n
+    <|im_start|>assistant\\n{the sampler's own ids}<|im_end|>\\n
+
+It equals Qwen3-VL's chat template. Text that comes from a desktop or a dataset is encoded with special tokens taken as
+plain characters, so that a terminal showing `<|im_end|>` ends no turn.
+"""
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from PIL import Image
+
+from osworld_pipeline.agent.processor import image_token_count
+
+
+@dataclass(frozen=True, kw_only=True)
+class RenderedConversation:
+    token_ids: tuple[int, ...]
+    """Image placeholders expanded."""
+    mask: tuple[int, ...]
+    """1 on the assistant's tokens, the <|im_end|> that closes its turn included."""
+    images: tuple[bytes, ...]
+    """Those whose placeholders are in token_ids, in order."""
+    num_assistant_turns: int
+
+
+class Renderer:
+    """Turns as ids. Holds a processor and no state of a conversation."""
+
+    def __init__(self, processor: Any) -> None:
+        self.processor = processor
+        self.tokenizer = processor.tokenizer
+        self.im_start_id = self._special_id("<|im_start|>")
+        self.im_end_id = self._special_id("<|im_end|>")
+        self.image_id = self._special_id("<|image_pad|>")
+        self.vision_start_id = self._special_id("<|vision_start|>")
+        self.vision_end_id = self._special_id("<|vision_end|>")
+        self.newline_ids = tuple(self.encode("\n"))
+        self.generation_prompt = (self.im_start_id, *self.encode("assistant\n"))
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of plain text; the names of special tokens inside it are only characters."""
+        if not text:
+            return []
+        return self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+
+    def decode_response(self, token_ids: Sequence[int]) -> str:
+        """The response as text, without the token that ended the turn."""
+        ids = list(token_ids)
+        if ids and ids[-1] == self.im_end_id:
+            ids.pop()
+        return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def image_ids(self, *, width: int, height: int) -> list[int]:
+        count = image_token_count(self.processor, width=width, height=height)
+        return [self.vision_start_id, *([self.image_id] * count), self.vision_end_id]
+
+    def turn(self, message: Mapping[str, Any], image_sizes: Sequence[tuple[int, int]] = ()) -> list[int]:
+        """A whole system or user turn; `image_sizes` are (width, height) of its images in order.
+
+        Raises:
+            ValueError: as many sizes as images are needed.
+        """
+        ids = [self.im_start_id]
+        pending = f"{message['role']}\n"
+        sizes = iter(image_sizes)
+        for part in message["content"]:
+            if part["type"] == "text":
+                pending += part["text"]
+                continue
+            size = next(sizes, None)
+            if size is None:
+                raise ValueError(f"a {message['role']} turn has more image placeholders than images")
+            ids += self.encode(pending)
+            pending = ""
+            ids += self.image_ids(width=size[0], height=size[1])
+        if next(sizes, None) is not None:
+            raise ValueError(f"a {message['role']} turn has fewer image placeholders than images")
+        return [*ids, *self.encode(pending), self.im_end_id, *self.newline_ids]
+
+    def _special_id(self, token: str) -> int:
+        token_id = self.tokenizer.convert_tokens_to_ids(token)
+        if token_id is None or token_id == self.tokenizer.unk_token_id:
+            raise ValueError(f"the tokenizer has no {token}: this is no Qwen3-VL tokenizer")
+        return token_id
+
+
+class AppendContext:
+    """One episode as one growing sequence: turns are appended, nothing before them ever changes."""
+
+    def __init__(self, renderer: Renderer, system_message: Mapping[str, Any]) -> None:
+        self._renderer = renderer
+        self._token_ids: list[int] = renderer.turn(system_message)
+        self._mask: list[int] = [0] * len(self._token_ids)
+        self._logprobs: list[float] = [0.0] * len(self._token_ids)
+        self._images: list[bytes] = []
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return tuple(self._token_ids)
+
+    @property
+    def response_mask(self) -> tuple[int, ...]:
+        return tuple(self._mask)
+
+    @property
+    def sampled_logprobs(self) -> tuple[float, ...]:
+        return tuple(self._logprobs)
+
+    @property
+    def images(self) -> tuple[bytes, ...]:
+        return tuple(self._images)
+
+    def add_observation(self, message: Mapping[str, Any], image: bytes, *, width: int, height: int) -> None:
+        """Closes the response before it, then appends the user turn and the opening of the assistant's."""
+        ids: list[int] = []
+        if self._mask[-1]:
+            if self._token_ids[-1] != self._renderer.im_end_id:
+                # Sampling stopped at a stop string; the closing token is ours, so it is outside the mask.
+                ids.append(self._renderer.im_end_id)
+            ids += self._renderer.newline_ids
+        ids += self._renderer.turn(message, [(width, height)])
+        ids += self._renderer.generation_prompt
+        self._extend(ids, mask=0, logprobs=[0.0] * len(ids))
+        self._images.append(image)
+
+    def add_response(self, token_ids: Sequence[int], logprobs: Sequence[float]) -> None:
+        """Appends the sampler's own ids.
+
+        Raises:
+            ValueError: no ids, ids and log-probabilities that differ in number, or an image placeholder among the ids.
+        """
+        if not token_ids or len(token_ids) != len(logprobs):
+            raise ValueError(f"a response of {len(token_ids)} tokens with {len(logprobs)} log-probabilities")
+        if self._renderer.image_id in token_ids:
+            raise ValueError("the response holds an image placeholder, for which there is no image")
+        self._extend(token_ids, mask=1, logprobs=logprobs)
+
+    def _extend(self, token_ids: Sequence[int], *, mask: int, logprobs: Sequence[float]) -> None:
+        self._token_ids += token_ids
+        self._mask += [mask] * len(token_ids)
+        self._logprobs += logprobs
+
+
+def render_demonstration(
+    renderer: Renderer,
+    messages: Sequence[Mapping[str, Any]],
+    images: Sequence[bytes],
+    *,
+    max_tokens: int | None = None,
+) -> RenderedConversation:
+    """A recorded conversation in the layout above; with `max_tokens`, cut after the last assistant turn that fits.
+
+    `messages` have list content ({type: text|image}); `images` are in placeholder order and already sized for the model.
+
+    Raises:
+        ValueError: images and placeholders differ in number, or not even the first assistant turn fits.
+    """
+    sizes = [_size(image) for image in images]
+    token_ids: list[int] = []
+    mask: list[int] = []
+    num_images = num_turns = 0
+    kept: tuple[int, int, int] | None = None
+    for message in messages:
+        if message["role"] == "assistant":
+            text = "".join(part["text"] for part in message["content"] if part["type"] == "text")
+            opening, closing = list(renderer.generation_prompt), list(renderer.newline_ids)
+            response = [*renderer.encode(text), renderer.im_end_id]
+            token_ids += [*opening, *response, *closing]
+            mask += [0] * len(opening) + [1] * len(response) + [0] * len(closing)
+            num_turns += 1
+            if max_tokens is None or len(token_ids) <= max_tokens:
+                kept = (len(token_ids), num_images, num_turns)
+            continue
+        count = sum(part["type"] == "image" for part in message["content"])
+        ids = renderer.turn(message, sizes[num_images : num_images + count])
+        num_images += count
+        token_ids += ids
+        mask += [0] * len(ids)
+    if num_images != len(images):
+        raise ValueError(f"a conversation with {num_images} image placeholders and {len(images)} images")
+    if kept is None:
+        raise ValueError(f"no assistant turn of the conversation ends within {max_tokens} tokens")
+    num_tokens, num_images, num_turns = kept
+    return RenderedConversation(
+        token_ids=tuple(token_ids[:num_tokens]),
+        mask=tuple(mask[:num_tokens]),
+        images=tuple(images[:num_images]),
+        num_assistant_turns=num_turns,
+    )
+
+
+def _size(image: bytes) -> tuple[int, int]:
+    with Image.open(io.BytesIO(image)) as opened:
+        return opened.size

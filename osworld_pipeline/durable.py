@@ -1,0 +1,132 @@
+"""Files that are whole or absent: written beside their place, synced, renamed over it; and locks that are waited for
+within a limit. A killed writer leaves at most a hidden temporary file, which the next writer in that folder removes."""
+
+import errno
+import fcntl
+import os
+import re
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from osworld_pipeline.errors import PipelineError, StoreError
+
+HOST = re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname()) or "host"
+_TEMP = re.compile(r"^\..+\.(?P<host>[A-Za-z0-9-]+)\.(?P<pid>\d+)\.[0-9a-f]{32}\.tmp$")
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yields a temporary path to fill; at the end it is synced and renamed to `path`, or removed where that failed.
+
+    Raises:
+        StoreError: the file system refused (no space, no permission); names the path and the way out.
+    """
+    temp = path.parent / f".{path.name}.{HOST}.{os.getpid()}.{uuid4().hex}.tmp"
+    try:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            yield temp
+            _sync(temp)
+            os.replace(temp, path)
+            _sync(path.parent)
+        except OSError as error:
+            raise StoreError(_explain(path, error)) from error
+    finally:
+        temp.unlink(missing_ok=True)
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Writes `data` to `path` as a whole. Raises StoreError."""
+    with replacing(path) as temp:
+        temp.write_bytes(data)
+
+
+def parquet_bytes(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd")
+    return sink.getvalue().to_pybytes()
+
+
+def write_parquet(path: Path, table: pa.Table) -> None:
+    """One table as one Parquet file, whole or absent. Raises StoreError.
+
+    It goes through memory, so that Python's own write reports a full disk with its errno.
+    """
+    write_file(path, parquet_bytes(table))
+
+
+def remove_stale_temps(folder: Path) -> int:
+    """Removes what killed writers of this host left in `folder`; never what a living one is writing."""
+    removed = 0
+    for path in folder.glob(".*.tmp"):
+        match = _TEMP.match(path.name)
+        if match and match["host"] == HOST and not _is_alive(int(match["pid"])):
+            path.unlink(missing_ok=True)
+            removed += 1
+    return removed
+
+
+@contextmanager
+def locked(path: Path, *, timeout_s: float, error: type[PipelineError], what: str) -> Iterator[None]:
+    """Holds an exclusive lock on `path` (released by the kernel if we die).
+
+    Raises:
+        PipelineError: of class `error`, when another process holds it for longer than `timeout_s`; names its pid.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = path.open("a+")
+    except OSError as failure:
+        raise StoreError(_explain(path, failure)) from failure
+    with handle:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    handle.seek(0)
+                    holder = handle.read().strip() or "unknown"
+                    raise error(
+                        f"{what} is locked by process {holder} for longer than {timeout_s:g} s ({path}): "
+                        "wait for it or stop it, then try again"
+                    ) from None
+                time.sleep(0.02)
+        handle.truncate(0)
+        handle.write(str(os.getpid()))
+        handle.flush()
+        yield
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _explain(path: Path, error: OSError) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"no disk space left to write {path}: free some space there and run again; nothing half-written is left"
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return f"no permission to write {path}: make the folder writable for this user, or choose another state folder"
+    return f"cannot write {path}: {error.strerror or error}; mend that and run again, nothing half-written is left"

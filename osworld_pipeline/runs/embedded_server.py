@@ -1,0 +1,110 @@
+"""The embedded default: an env server with local desktops, started as a child process for as long as it is needed."""
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.errors import EnvServerError
+
+READY_TIMEOUT_S = 120.0
+STOP_GRACE_S = 15.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvServers:
+    """Where desktops are to be had, and the token that opens them."""
+
+    urls: tuple[str, ...]
+    token: str | None
+    num_replicas: int
+
+    def as_job(self) -> dict[str, Any]:
+        """For a program's job; carries the token, so it travels through stdin only."""
+        return {"urls": list(self.urls), "token": self.token, "num_replicas": self.num_replicas}
+
+    @classmethod
+    def from_job(cls, job: dict[str, Any]) -> "EnvServers":
+        return cls(urls=tuple(job["urls"]), token=job["token"], num_replicas=job["num_replicas"])
+
+
+@contextmanager
+def embedded_env_server(
+    state: StateDir, *, num_replicas: int, screen_width: int, screen_height: int
+) -> Iterator[EnvServers]:
+    """Runs `env-server --provider local` on a free loopback port until the block ends.
+
+    Raises:
+        EnvServerError: it did not become ready; carries the last line of its log, which names the cause.
+    """
+    state.logs.mkdir(parents=True, exist_ok=True)
+    log_path = state.logs / "env-server.log"
+    token = secrets.token_urlsafe(24)
+    with tempfile.TemporaryDirectory(prefix="env-server-") as scratch, log_path.open("ab") as log:
+        ready = Path(scratch) / "ready.json"
+        command = [
+            sys.executable, "-m", "env_server.main",
+            "--provider", "local",
+            "--replicas", str(num_replicas),
+            "--screen-size", f"{screen_width}x{screen_height}",
+            "--host", "127.0.0.1",
+            "--port", "0",
+            "--state-dir", str(state.desktops),
+            "--ready-file", str(ready),
+            "--die-with-parent",
+        ]  # fmt: skip
+        start = log.tell()
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={**os.environ, "ENV_SERVER_TOKEN": token},  # passed on, not read
+        )
+        try:
+            url = _wait_ready(process, ready, log_path, start)
+            yield EnvServers(urls=(url,), token=token, num_replicas=num_replicas)
+        finally:
+            _stop(process)
+
+
+def _wait_ready(process: subprocess.Popen[bytes], ready: Path, log_path: Path, start: int) -> str:
+    deadline = time.monotonic() + READY_TIMEOUT_S
+    while time.monotonic() < deadline:
+        if ready.exists():
+            return str(json.loads(ready.read_text())["url"])
+        if process.poll() is not None:
+            raise EnvServerError(f"the env server ended with status {process.returncode}: {_tail(log_path, start)}")
+        time.sleep(0.05)
+    raise EnvServerError(
+        f"the env server was not ready after {READY_TIMEOUT_S:.0f} s: {_tail(log_path, start)} (log: {log_path})"
+    )
+
+
+def _tail(log_path: Path, start: int) -> str:
+    with log_path.open("rb") as log:
+        log.seek(start)
+        lines = [line.strip() for line in log.read().decode(errors="replace").splitlines() if line.strip()]
+    return lines[-1] if lines else f"it wrote nothing to {log_path}"
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """TERM lets it drain; whoever of its session is left after the grace is killed."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_GRACE_S)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

@@ -1,0 +1,200 @@
+"""Episodes and groups as table rows and back: a flat, typed row for each, nothing lost on the way."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from osworld_pipeline.domain.digest import canonical_json
+from osworld_pipeline.domain.episode import Episode, EpisodePurpose, Outcome, Reward, SamplingParams, Step, StepSignals
+from osworld_pipeline.domain.group import Injection, RolloutGroup
+
+Row = dict[str, Any]
+_INT64 = 2**63 - 1
+_SIGNALS = (
+    "action_type",
+    "action_parsed",
+    "action_executed",
+    "action_error",
+    "target_element",
+    "fallback_used",
+    "a11y_grounded",
+    "screen_diff",
+    "screen_changed",
+    "screen_hash",
+    "a11y_delta",
+    "a11y_changed",
+    "terminal_changed",
+)
+_STEP_FIELDS = (
+    "step_index",
+    "screenshot_sha256",
+    "screenshot_width",
+    "screenshot_height",
+    "screenshot_format",
+    "observation_text",
+    "response_text",
+    "command",
+    "policy_version",
+    "prompt_num_tokens",
+    "response_num_tokens",
+    "model_s",
+    "step_s",
+)
+_EPISODE_FIELDS = (
+    "episode_id",
+    "task_id",
+    "task_digest",
+    "checkpoint_id",
+    "stage_key",
+    "update",
+    "group_id",
+    "seed",
+    "attempt",
+    "error",
+    "max_turns",
+    "engine",
+    "replica_id",
+    "provider",
+    "image_digest",
+    "grader_version",
+    "started_at",
+)
+
+
+def episode_row(episode: Episode) -> Row:
+    reward = episode.reward
+    sampling = episode.sampling
+    row: Row = {name: getattr(episode, name) for name in _EPISODE_FIELDS}
+    row |= {
+        "purpose": str(episode.purpose),
+        "outcome": str(episode.outcome),
+        "is_valid": episode.outcome.is_valid,
+        "is_success": episode.is_success,
+        "task_reward": reward.task if reward else None,
+        "partial_reward": reward.partial if reward else None,
+        "penalty": reward.penalty if reward else None,
+        "shaped_reward": reward.shaped if reward else None,
+        "num_steps": len(episode.steps),
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "max_new_tokens": sampling.max_new_tokens,
+        "stop": list(sampling.stop),
+        "sampling_seed": sampling.seed,
+        "times_s": list(episode.times_s.items()),
+        "run_ids": list(episode.run_ids.items()),
+        "token_ids": list(episode.token_ids),
+        "response_mask": list(episode.response_mask),
+        "sampled_logprobs": list(episode.sampled_logprobs),
+    }
+    return _clean(row)
+
+
+def step_rows(episode: Episode) -> list[Row]:
+    rows: list[Row] = []
+    for step in episode.steps:
+        row: Row = {name: getattr(step, name) for name in _STEP_FIELDS}
+        row |= {name: getattr(step.signals, name) for name in _SIGNALS}
+        x, y = step.signals.coordinate or (None, None)
+        row |= {
+            "episode_id": episode.episode_id,
+            "task_id": episode.task_id,
+            "checkpoint_id": episode.checkpoint_id,
+            "purpose": str(episode.purpose),
+            "update": episode.update,
+            "action": None if step.action is None else canonical_json(step.action),
+            "coordinate_x": _fit(x),
+            "coordinate_y": _fit(y),
+        }
+        rows.append(_clean(row))
+    return rows
+
+
+def group_row(group: RolloutGroup) -> Row:
+    episodes = group.episodes
+    return {
+        "group_id": group.group_id,
+        "task_id": group.task_id,
+        "checkpoint_id": episodes[0].checkpoint_id if episodes else None,
+        "stage_key": group.stage_key,
+        "update": group.update,
+        "num_episodes": len(episodes),
+        "num_valid": len(group.valid_episodes),
+        "num_successes": sum(episode.is_success for episode in episodes),
+        "episode_ids": [episode.episode_id for episode in episodes],
+        "outcomes": [str(episode.outcome) for episode in episodes],
+        "task_rewards": [episode.reward.task if episode.reward else None for episode in episodes],
+        "shaped_rewards": [episode.reward.shaped if episode.reward else None for episode in episodes],
+        "replay_row_id": group.replay.row_id if group.replay else None,
+    }
+
+
+def injection_row(injection: Injection, group: RolloutGroup | None) -> Row:
+    return {
+        "injection_id": injection.injection_id,
+        "group_id": injection.group_id,
+        "row_id": injection.row_id,
+        "task_id": injection.task_id,
+        "source_dataset": injection.source_dataset,
+        "reward": injection.reward,
+        "advantage": injection.advantage,
+        "weight": injection.weight,
+        "stage_key": group.stage_key if group else None,
+        "update": group.update if group else None,
+    }
+
+
+def episode_from(row: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> Episode:
+    """The inverse of `episode_row` and `step_rows`; `steps` in any order."""
+    has_reward = row["task_reward"] is not None
+    fields = {name: row[name] for name in _EPISODE_FIELDS}
+    fields["max_turns"] = fields["max_turns"] or 0
+    return Episode(
+        **fields,
+        purpose=EpisodePurpose(row["purpose"]),
+        outcome=Outcome(row["outcome"]),
+        reward=Reward(
+            task=row["task_reward"],
+            partial=row["partial_reward"],
+            penalty=row["penalty"],
+            shaped=row["shaped_reward"],
+        )
+        if has_reward
+        else None,
+        sampling=SamplingParams(
+            temperature=row["temperature"],
+            top_p=row["top_p"],
+            max_new_tokens=row["max_new_tokens"],
+            stop=tuple(row["stop"]),
+            seed=row["sampling_seed"],
+        ),
+        steps=tuple(_step_from(step) for step in sorted(steps, key=lambda step: step["step_index"])),
+        token_ids=tuple(row["token_ids"]),
+        response_mask=tuple(row["response_mask"]),
+        sampled_logprobs=tuple(row["sampled_logprobs"]),
+        times_s=dict(row["times_s"]),
+        run_ids=dict(row["run_ids"]),
+    )
+
+
+def _step_from(row: Mapping[str, Any]) -> Step:
+    x, y = row["coordinate_x"], row["coordinate_y"]
+    return Step(
+        **{name: row[name] for name in _STEP_FIELDS},
+        action=None if row["action"] is None else json.loads(row["action"]),
+        signals=StepSignals(
+            **{name: row[name] for name in _SIGNALS}, coordinate=None if x is None or y is None else (x, y)
+        ),
+    )
+
+
+def _fit(value: int | None) -> int | None:
+    """A model may write a coordinate of any size; `action` keeps it to the digit."""
+    return None if value is None else max(-_INT64, min(_INT64, int(value)))
+
+
+def _clean(row: Row) -> Row:
+    """Text from models and desktops may hold half a surrogate pair, which no UTF-8 file can: it becomes a `?`."""
+    return {
+        name: value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
+        for name, value in row.items()
+    }

@@ -1,0 +1,32 @@
+"""Desktops for assets: remote env servers by URL, or the embedded one."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import dagster as dg
+from pydantic import Field
+
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.recipes import Recipe
+from osworld_pipeline.runs.embedded_server import EnvServers, embedded_env_server
+
+
+class DesktopsResource(dg.ConfigurableResource):
+    """Env servers that give desktops. Without URLs, one with local desktops runs as long as an asset needs it."""
+
+    urls: list[str] = Field(default_factory=list, description="Base URLs of env servers; empty starts one here.")
+    token: str | None = Field(default=None, description="Bearer token of the remote servers; give it as an EnvVar.")
+
+    @contextmanager
+    def serve(self, state: StateDir, recipe: Recipe) -> Iterator[EnvServers]:
+        desktop = recipe.desktop
+        if self.urls:
+            yield EnvServers(urls=tuple(self.urls), token=self.token, num_replicas=desktop.num_replicas)
+            return
+        with embedded_env_server(
+            state,
+            num_replicas=desktop.num_replicas,
+            screen_width=desktop.screen_width,
+            screen_height=desktop.screen_height,
+        ) as servers:
+            yield servers

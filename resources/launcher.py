@@ -1,0 +1,110 @@
+"""Runs a program of `osworld_pipeline.runs` in a process group of its own and listens to it through Dagster Pipes.
+
+The group gets TERM and, after a grace, KILL whenever the step ends early; the child also asks the kernel to be told
+when its parent dies. A cancelled step is not retried.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import dagster as dg
+from dagster import DagsterExecutionInterruptedError
+from pydantic import Field
+
+Message = Mapping[str, Any]
+POLL_S = 0.2
+
+
+class LocalLauncher(dg.ConfigurableResource):
+    """Starts programs on this machine."""
+
+    grace_s: float = Field(default=20.0, description="Seconds between TERM and KILL; longer than saving a checkpoint.")
+
+    def launch(
+        self,
+        context: dg.AssetExecutionContext,
+        program: str,
+        job: Mapping[str, Any],
+        on_message: Callable[[Message], None],
+    ) -> dict[str, Any]:
+        """Runs `program` to its end; `on_message` hears all but the last message.
+
+        Returns the program's result. Raises dg.Failure with the program's own sentence when it fails.
+        """
+        with dg.open_pipes_session(
+            context=context,
+            context_injector=dg.PipesEnvContextInjector(),
+            message_reader=dg.PipesTempFileMessageReader(include_stdio_in_messages=False),
+        ) as session:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "osworld_pipeline.runs", program],
+                stdin=subprocess.PIPE,
+                start_new_session=True,
+                env={**os.environ, **session.get_bootstrap_env_vars()},  # passed on, not read
+            )
+            final: dict[str, Any] = {}
+            try:
+                assert process.stdin is not None
+                process.stdin.write(json.dumps(job).encode())
+                process.stdin.close()
+                self._listen(process, session, on_message, final)
+            except BaseException as error:
+                self._stop_group(context, process, type(error).__name__)
+                if isinstance(error, DagsterExecutionInterruptedError):
+                    raise dg.Failure(f"{program} was cancelled", allow_retries=False) from error
+                raise
+            self._kill_group(process)
+        if process.returncode == 0 and final.get("kind") == "result":
+            return dict(final["result"])
+        sentence = final.get("message") or f"{program} ended with status {process.returncode}; its log has the cause"
+        raise dg.Failure(str(sentence), allow_retries=bool(final.get("retryable", False)))
+
+    def _listen(
+        self,
+        process: subprocess.Popen[bytes],
+        session: dg.PipesSession,
+        on_message: Callable[[Message], None],
+        final: dict[str, Any],
+    ) -> None:
+        num_seen = 0
+        while True:
+            has_ended = process.poll() is not None
+            messages = list(session.get_custom_messages())
+            if has_ended and not _is_final(messages):
+                time.sleep(2 * POLL_S)  # the reader thread may be a moment behind the process
+                messages = list(session.get_custom_messages())
+            for message in messages[num_seen:]:
+                if message.get("kind") in ("result", "error"):
+                    final.update(message)
+                else:
+                    on_message(message)
+            num_seen = len(messages)
+            if has_ended:
+                return
+            time.sleep(POLL_S)
+
+    def _stop_group(self, context: dg.AssetExecutionContext, process: subprocess.Popen[bytes], why: str) -> None:
+        if process.poll() is None:
+            context.log.info(f"{why}: asking process group {process.pid} to stop")
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(self.grace_s)
+            except subprocess.TimeoutExpired:
+                context.log.warning(f"process group {process.pid} did not stop in {self.grace_s:.0f} s: killing it")
+        self._kill_group(process)
+
+    def _kill_group(self, process: subprocess.Popen[bytes]) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _is_final(messages: list[Any]) -> bool:
+    return bool(messages) and messages[-1].get("kind") in ("result", "error")

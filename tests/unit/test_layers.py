@@ -1,0 +1,67 @@
+"""The house: layers, light imports, and names that resolve to this repository."""
+
+import importlib.util
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("osworld_pipeline", "assets", "resources", "jobs", "env_server")
+
+
+def test_imports_go_downward_only() -> None:
+    """The contracts of pyproject.toml hold."""
+    lint = subprocess.run(
+        [Path(sys.executable).parent / "lint-imports", "--no-cache"], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert lint.returncode == 0, lint.stdout[-3000:] + lint.stderr[-1000:]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_top_level_name_resolves_inside_the_repository(package: str) -> None:
+    spec = importlib.util.find_spec(package)
+    assert spec is not None
+    assert spec.origin is not None
+    assert Path(spec.origin).is_relative_to(ROOT)
+
+
+def loaded_by(module: str) -> tuple[set[str], float]:
+    """Names of the modules that importing `module` loads, and the seconds it takes."""
+    start = time.monotonic()
+    script = f"import sys, {module}; print(' '.join(sys.modules))"
+    run = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    return set(run.stdout.split()), time.monotonic() - start
+
+
+def test_definitions_load_in_three_seconds_without_torch() -> None:
+    loaded_by("osworld_pipeline.definitions")  # compiles what a fresh checkout has not compiled yet
+    times = []
+    for _ in range(3):
+        modules, seconds = loaded_by("osworld_pipeline.definitions")
+        assert modules.isdisjoint({"torch", "transformers", "mlflow", "sglang", "ray", "env_server"})
+        times.append(seconds)
+    assert min(times) < 3.0, times
+
+
+def test_env_server_loads_without_dagster_or_torch() -> None:
+    modules, _ = loaded_by("env_server.main")
+    assert modules.isdisjoint({"torch", "transformers", "dagster", "mlflow", "duckdb", "pyarrow"})
+
+
+def test_tracked_files_name_no_registry_and_no_machine_path() -> None:
+    listing = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listing.returncode != 0:
+        pytest.skip("not a git checkout")
+    forbidden = ("pypi" + ".org", "files.python" + "hosted", "/wo" + "rk/", "index" + "-url =", "/opt/" + "wheels")
+    for name in filter(None, listing.stdout.split("\0")):
+        path = ROOT / name
+        if path.suffix in {".png", ".jpg"} or not path.is_file():
+            continue
+        text = path.read_text(errors="replace")
+        for word in forbidden:
+            assert word not in text, f"{name} names {word}"
