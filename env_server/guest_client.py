@@ -1,6 +1,7 @@
 """An async client of OSWorld's guest protocol, over a Unix socket or TCP. Every call has a limit in seconds, and a
-guest that is silent, gone or confused is a ReplicaError."""
+guest that is silent, gone or confused is a ReplicaError; a set-up verb that it refuses is a SetupError."""
 
+import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any, Self
 import httpx
 
 from osworld_pipeline.domain.digest import Json
-from osworld_pipeline.errors import ActionParseError, ReplicaError
+from osworld_pipeline.errors import ActionParseError, ReplicaError, SetupError
 from osworld_pipeline.wire import ImageFormat
 
 DEFAULT_TIMEOUT_S = 30.0
@@ -131,7 +132,7 @@ class GuestClient:
         return await self._command("/run_bash_script", body, timeout_s)
 
     async def launch(self, command: str | Sequence[str], *, shell: bool = False) -> None:
-        """Starts a program and does not wait for it. ReplicaError names a program that is not there."""
+        """Starts a program and does not wait for it. SetupError names a program that is not there."""
         await self._request("POST", "/setup/launch", body={"command": _argv(command), "shell": shell})
 
     async def open_file(self, path: str) -> None:
@@ -199,10 +200,11 @@ class GuestClient:
         allow: tuple[int, ...] = (),
     ) -> httpx.Response:
         try:
-            answer = await self._http.request(
-                method, path, params=params, json=body, data=form, files=files, timeout=timeout_s
-            )
-        except httpx.TimeoutException as error:
+            async with asyncio.timeout(timeout_s):
+                answer = await self._http.request(
+                    method, path, params=params, json=body, data=form, files=files, timeout=timeout_s
+                )
+        except (TimeoutError, httpx.TimeoutException) as error:
             raise ReplicaError(
                 f"the guest of {self._name} did not answer {path} within {timeout_s:g} s; replace the replica"
             ) from error
@@ -211,9 +213,8 @@ class GuestClient:
                 f"the guest of {self._name} cannot be reached for {path} ({type(error).__name__}); replace the replica"
             ) from error
         if answer.status_code != 200 and answer.status_code not in allow:
-            raise ReplicaError(
-                f"the guest of {self._name} answered {path} with {answer.status_code}: {_message(answer)}"
-            )
+            kind = SetupError if path.startswith("/setup/") else ReplicaError
+            raise kind(f"the guest of {self._name} answered {path} with {answer.status_code}: {_message(answer)}")
         return answer
 
     def _json(self, answer: httpx.Response) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import pyarrow as pa
 
 TEXT = pa.string()
 TEXTS = pa.list_(pa.string())
-SECONDS = pa.map_(pa.string(), pa.float64())
+NUMBERS = pa.map_(pa.string(), pa.float64())
 RUN_IDS = pa.map_(pa.string(), pa.string())
 MESSAGES = pa.list_(
     pa.struct([("role", TEXT), ("content", pa.list_(pa.struct([("type", TEXT), ("text", TEXT)])))]),
@@ -46,7 +46,7 @@ EPISODES = pa.schema(
         ("image_digest", TEXT),
         ("grader_version", TEXT),
         ("started_at", pa.float64()),
-        ("times_s", SECONDS),
+        ("times_s", NUMBERS),
         ("run_ids", RUN_IDS),
         ("token_ids", pa.list_(pa.int32())),
         ("response_mask", pa.list_(pa.int8())),
@@ -194,7 +194,7 @@ CHECKPOINTS = pa.schema(
         ("recipe_digest", TEXT),
         ("data_digest", TEXT),
         ("weights_digest", TEXT),
-        ("metrics", SECONDS),
+        ("metrics", NUMBERS),
         ("run_ids", RUN_IDS),
     ]
 )

@@ -1,1 +1,1 @@
-"""What the model sees and says: dialects, prompts, observation text, images, and the rendering of all of it to tokens."""
+"""What the model sees and says: dialects, prompts, observation text, images, and the rendering of it all as tokens."""

@@ -47,7 +47,9 @@ def encode_image(processor: Any, image: bytes) -> PixelValues:
     """The image processor's patches and grid of one encoded image."""
     with Image.open(io.BytesIO(image)) as opened:
         outputs = processor.image_processor(images=[opened.convert("RGB")], return_tensors="np")
-    return np.asarray(outputs["pixel_values"], dtype=np.float32), np.asarray(outputs["image_grid_thw"][0], dtype=np.int64)
+    return np.asarray(outputs["pixel_values"], dtype=np.float32), np.asarray(
+        outputs["image_grid_thw"][0], dtype=np.int64
+    )
 
 
 def build_model_inputs(

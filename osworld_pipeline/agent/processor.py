@@ -73,7 +73,9 @@ def load_processor(path: Path | str) -> Any:
             return loader(image_processor=image_processor, tokenizer=tokenizer, chat_template=template)
         return loader.from_pretrained(folder)
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise StoreError(f"the checkpoint at {folder} holds no usable processor: {str(error).splitlines()[0]}") from error
+        raise StoreError(
+            f"the checkpoint at {folder} holds no usable processor: {str(error).splitlines()[0]}"
+        ) from error
 
 
 def _chat_template(folder: Path) -> str | None:

@@ -105,6 +105,10 @@ class AppendContext:
         return tuple(self._token_ids)
 
     @property
+    def num_tokens(self) -> int:
+        return len(self._token_ids)
+
+    @property
     def response_mask(self) -> tuple[int, ...]:
         return tuple(self._mask)
 
@@ -116,8 +120,9 @@ class AppendContext:
     def images(self) -> tuple[bytes, ...]:
         return tuple(self._images)
 
-    def add_observation(self, message: Mapping[str, Any], image: bytes, *, width: int, height: int) -> None:
-        """Closes the response before it, then appends the user turn and the opening of the assistant's."""
+    def observation_ids(self, message: Mapping[str, Any], *, width: int, height: int) -> list[int]:
+        """What an observation would append: the end of the response before it, the user turn, and the opening of the
+        assistant's."""
         ids: list[int] = []
         if self._mask[-1]:
             if self._token_ids[-1] != self._renderer.im_end_id:
@@ -126,6 +131,10 @@ class AppendContext:
             ids += self._renderer.newline_ids
         ids += self._renderer.turn(message, [(width, height)])
         ids += self._renderer.generation_prompt
+        return ids
+
+    def add_observation(self, message: Mapping[str, Any], image: bytes, *, width: int, height: int) -> None:
+        ids = self.observation_ids(message, width=width, height=height)
         self._extend(ids, mask=0, logprobs=[0.0] * len(ids))
         self._images.append(image)
 
@@ -156,7 +165,7 @@ def render_demonstration(
 ) -> RenderedConversation:
     """A recorded conversation in the layout above; with `max_tokens`, cut after the last assistant turn that fits.
 
-    `messages` have list content ({type: text|image}); `images` are in placeholder order and already sized for the model.
+    `messages` have list content ({type: text|image}); `images` are in placeholder order, already sized for the model.
 
     Raises:
         ValueError: images and placeholders differ in number, or not even the first assistant turn fits.

@@ -1,10 +1,17 @@
 """Names of stages: a checkpoint's id is a digest of all that makes it, so a rerun finds what is already there."""
 
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
-from osworld_pipeline.domain.checkpoint import Stage
+from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
 from osworld_pipeline.domain.digest import digest_json
+from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.recipes import Recipe
+from osworld_pipeline.tables.owned import read_table
+
+CARD = "checkpoint.json"
 
 DIGEST_LENGTH = 12
 
@@ -44,3 +51,29 @@ def evaluation_key(recipe: Recipe, *, suite_digest: str) -> str:
     desktop = {name: value for name, value in dumped["desktop"].items() if name not in NOT_IN_DESKTOP}
     parts = {"evaluation": dumped["evaluation"], "agent": dumped["agent"], "desktop": desktop, "suite": suite_digest}
     return digest_json(parts)[:DIGEST_LENGTH]
+
+
+def training_data_digest(state: StateDir, tables: Sequence[str]) -> str:
+    """Digest of what the named tables hold, whatever order their rows are in."""
+    columns = {"replay_buffer": ("row_id",), "train_tasks": ("task_id", "task_config")}
+    content = {name: sorted(zip(*_columns(state, name, columns[name]), strict=True)) for name in tables}
+    return digest_json(content)
+
+
+def read_checkpoint(state: StateDir, checkpoint_id: str) -> Checkpoint | None:
+    """The finished checkpoint of that id; None where its stage has not ended."""
+    card = state.checkpoints / checkpoint_id / CARD
+    if not card.is_file():
+        return None
+    fields = json.loads(card.read_text())
+    return Checkpoint(**{**fields, "stage": Stage(fields["stage"])})
+
+
+def checkpoint_card(checkpoint: Checkpoint) -> dict[str, Any]:
+    """What `checkpoint.json` beside the weights holds: the checkpoint, in its own words."""
+    return {**asdict(checkpoint), "stage": str(checkpoint.stage)}
+
+
+def _columns(state: StateDir, table: str, names: Sequence[str]) -> list[list[str]]:
+    columns = read_table(state, table).select(list(names))
+    return [[str(value) for value in columns.column(name).to_pylist()] for name in names]

@@ -1,0 +1,1 @@
+"""Model, loss, advantages, updates and checkpoints. Needs torch and transformers, except for `record` and `fence`."""

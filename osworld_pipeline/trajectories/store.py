@@ -8,7 +8,6 @@ so it sees a part whole, or as it was before, or not at all.
 import hashlib
 import re
 from collections.abc import Collection, Sequence
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -122,14 +121,6 @@ class TrajectoryStore:
             raise StoreError(f"there is no part '{part}' of {table} in {self.root}") from error
         except pa.ArrowException as error:
             raise StoreError(f"{path} is damaged ({error}): remove it and run its stage again") from error
-
-
-def seed_parts(state: StateDir) -> None:
-    """One part without rows for each table, so that a query finds every table from the first day."""
-    for table, schema in PART_TABLES.items():
-        path: Path = state.trajectories / table / "_seed.parquet"
-        if not path.is_file():
-            write_file(path, parquet_bytes(schema.empty_table()))
 
 
 def _stamped(table: pa.Table, digest: str) -> pa.Table:

@@ -15,7 +15,11 @@ PACKAGES = ("osworld_pipeline", "assets", "resources", "jobs", "env_server")
 def test_imports_go_downward_only() -> None:
     """The contracts of pyproject.toml hold."""
     lint = subprocess.run(
-        [Path(sys.executable).parent / "lint-imports", "--no-cache"], cwd=ROOT, capture_output=True, text=True, timeout=120
+        [Path(sys.executable).parent / "lint-imports", "--no-cache"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert lint.returncode == 0, lint.stdout[-3000:] + lint.stderr[-1000:]
 

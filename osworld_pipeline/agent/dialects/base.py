@@ -36,7 +36,7 @@ class Dialect(Protocol):
     """Sampling ends after the first of these."""
     coordinate_space: CoordinateSpace
 
-    def system_prompt(self, kind: str, *, width: int, height: int) -> str: ...
+    def system_prompt(self, kind: str) -> str: ...
 
     def parse(self, text: str) -> ParsedTurn:
         """Never raises: what cannot be read is a ParsedTurn with an error."""

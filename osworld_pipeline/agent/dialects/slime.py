@@ -34,9 +34,9 @@ class SlimeDialect:
     stop: tuple[str, ...] = ("</tool_call>",)
     coordinate_space: CoordinateSpace = "model_pixels"
 
-    def system_prompt(self, kind: str, *, width: int, height: int) -> str:
-        """`kind`: full or short; width and height are those of the image the model sees."""
-        return slime_system_prompt(kind, width=width, height=height)
+    def system_prompt(self, kind: str) -> str:
+        """`kind`: full or short."""
+        return slime_system_prompt(kind)
 
     def parse(self, text: str) -> ParsedTurn:
         match = _DESCRIPTION.search(text)
@@ -98,7 +98,7 @@ def _read_tagged(text: str) -> dict[str, Any] | None:
             action = _json_action(body) or _SPECIAL.get(body) or _call_action(body)
         if action is None:
             raise ActionParseError("the tool call is not a JSON object with an action")
-        return action if "action" in action else None
+        return dict(action)
     return None
 
 

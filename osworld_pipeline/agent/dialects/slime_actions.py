@@ -41,9 +41,12 @@ KEY_ALIASES = {
     "print_screen": "printscreen",
 }
 KEY_NAMES = frozenset(
-    "alt altleft altright backspace capslock ctrl ctrlleft ctrlright delete down end enter esc home insert left menu apps "
-    "numlock pagedown pageup pause printscreen right scrolllock shift shiftleft shiftright space tab up win winleft "
-    "winright".split()
+    (
+        *("alt", "altleft", "altright", "ctrl", "ctrlleft", "ctrlright", "shift", "shiftleft", "shiftright"),
+        *("win", "winleft", "winright", "menu", "apps", "esc", "enter", "tab", "space", "backspace", "delete"),
+        *("insert", "home", "end", "pageup", "pagedown", "up", "down", "left", "right"),
+        *("capslock", "numlock", "scrolllock", "pause", "printscreen"),
+    )
 ) | {f"f{number}" for number in range(1, 25)}
 
 
@@ -186,8 +189,9 @@ def action_from_call(source: str) -> dict[str, Any]:
         node = ast.parse(source.strip(), mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
         raise ActionParseError("the pyautogui call is not Python") from error
-    is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
-    if not is_call or not isinstance(node.func.value, ast.Name) or node.func.value.id != "pyautogui":
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        raise ActionParseError("not a call of a pyautogui function")
+    if not isinstance(node.func.value, ast.Name) or node.func.value.id != "pyautogui":
         raise ActionParseError("not a call of a pyautogui function")
     try:
         args = [ast.literal_eval(arg) for arg in node.args]

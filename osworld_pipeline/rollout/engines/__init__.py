@@ -1,0 +1,1 @@
+"""Policy engines: where responses are sampled."""

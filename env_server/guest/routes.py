@@ -1,0 +1,219 @@
+"""What each route of the guest protocol does on this desktop."""
+
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from . import commands
+from .accessibility import AccessibilityTree
+from .calls import perform_calls
+from .screen import Screen
+from .server import Reply, Request, Route
+from .terminal import TerminalReader
+from .windows import Window, WindowManager
+from .xinput import Input
+
+WINDOW_WAIT_S = 5.0
+DEFAULT_TIMEOUT_S = 120.0
+
+
+class DesktopRoutes:
+    def __init__(
+        self, *, screen: Screen, device: Input, manager: WindowManager, terminal: TerminalReader, home: Path
+    ) -> None:
+        self._screen, self._device, self._manager = screen, device, manager
+        self._terminal_reader, self._home = terminal, home
+        self._accessibility = AccessibilityTree()
+        self._wallpaper: Path | None = None
+        self._routes: dict[tuple[str, str], Route] = {
+            ("GET", "/screenshot"): self._screenshot,
+            ("GET", "/accessibility"): lambda _: Reply({"AT": self._accessibility.xml()}),
+            ("GET", "/terminal"): self._terminal,
+            ("GET", "/platform"): lambda _: Reply("Linux"),
+            ("GET", "/cursor_position"): lambda _: Reply(list(self._device.position())),
+            ("POST", "/act"): self._act,
+            ("POST", "/execute"): self._execute,
+            ("POST", "/setup/execute"): self._execute,
+            ("POST", "/setup/execute_with_verification"): self._execute_with_verification,
+            ("POST", "/execute_with_verification"): self._execute_with_verification,
+            ("POST", "/run_python"): lambda r: _reply(commands.run_python(r.fields, home=str(self._home))),
+            ("POST", "/run_bash_script"): lambda r: _reply(commands.run_bash_script(r.fields, home=str(self._home))),
+            ("POST", "/setup/launch"): self._launch,
+            ("POST", "/setup/upload"): self._upload,
+            ("POST", "/setup/open_file"): self._open_file,
+            ("POST", "/setup/activate_window"): self._activate_window,
+            ("POST", "/setup/close_window"): self._close_window,
+            ("POST", "/setup/change_wallpaper"): self._change_wallpaper,
+            ("POST", "/screen_size"): self._screen_size,
+            ("POST", "/window_size"): self._window_size,
+            ("POST", "/desktop_path"): lambda _: Reply({"desktop_path": str(self._home / "Desktop")}),
+            ("POST", "/wallpaper"): self._read_wallpaper,
+            ("POST", "/list_directory"): self._list_directory,
+            ("POST", "/file"): self._file,
+        }
+
+    def find(self, method: str, path: str) -> Route | None:
+        return self._routes.get((method, path))
+
+    def _screenshot(self, request: Request) -> Reply:
+        image_format = request.query.get("format", "png")
+        return Reply(self._screen.encode(image_format), content_type=f"image/{image_format}")
+
+    def _terminal(self, _: Request) -> Reply:
+        text = self._terminal_reader.text()
+        if text is None:
+            text = self._accessibility.terminal_text()
+        return Reply({"output": text, "status": "success"})
+
+    def _act(self, request: Request) -> Reply:
+        calls = request.fields.get("calls")
+        if not isinstance(calls, list):
+            raise ValueError("calls must be a list")
+        perform_calls(self._device, calls)
+        return Reply({"status": "success"})
+
+    def _execute(self, request: Request) -> Reply:
+        fields = request.fields
+        return _reply(
+            commands.run_command(
+                fields.get("command"),
+                shell=bool(fields.get("shell")),
+                timeout_s=float(fields.get("timeout") or DEFAULT_TIMEOUT_S),
+                home=str(self._home),
+            )
+        )
+
+    def _execute_with_verification(self, request: Request) -> Reply:
+        """Runs a command, then asks until what it should bring about is there."""
+        reply = self._execute(request)
+        verification: dict[str, Any] = request.fields.get("verification") or {}
+        if reply.status != 200 or not verification:
+            return reply
+        until = time.monotonic() + float(request.fields.get("max_wait_time") or 10)
+        while not self._is_verified(verification):
+            if time.monotonic() > until:
+                return Reply({"status": "error", "message": "Verification failed: not true in time"}, status=500)
+            time.sleep(float(request.fields.get("check_interval") or 1))
+        return reply
+
+    def _is_verified(self, verification: dict[str, Any]) -> bool:
+        name, command = verification.get("window_exists"), verification.get("command_success")
+        if name and self._manager.find(name, strict=False, by_class=False) is None:
+            return False
+        if command:
+            status, answer = commands.run_command(command, shell=True, timeout_s=10, home=str(self._home))
+            return status == 200 and answer["returncode"] == 0
+        return True
+
+    def _launch(self, request: Request) -> Reply:
+        return _reply(
+            commands.launch(
+                request.fields.get("command"), shell=bool(request.fields.get("shell")), home=str(self._home)
+            )
+        )
+
+    def _upload(self, request: Request) -> Reply:
+        data = request.fields.get("file_data")
+        if not isinstance(data, bytes):
+            raise ValueError("file_data is required")
+        path = self._path(request.text("file_path"))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        return Reply({"status": "success", "message": "File uploaded"})
+
+    def _open_file(self, request: Request) -> Reply:
+        path = self._path(request.text("path"))
+        if not path.exists():
+            return Reply({"status": "error", "error": f"{path} does not exist"}, status=404)
+        # pcmanfm shows folders; xdg-open asks the desktop's own file associations for everything else.
+        opener = "pcmanfm" if path.is_dir() else "xdg-open"
+        before = {window.window_id for window in self._manager.windows()}
+        status, answer = commands.launch([opener, str(path)], shell=False, home=str(self._home))
+        until = time.monotonic() + WINDOW_WAIT_S
+        while status == 200 and time.monotonic() < until:
+            if any(w.window_id not in before or path.name in w.title for w in self._manager.windows()):
+                break
+            time.sleep(0.02)
+        return _reply((status, answer))
+
+    def _wait_for_window(self, request: Request) -> Window | None:
+        name = request.text("window_name")
+        strict, by_class = bool(request.fields.get("strict")), bool(request.fields.get("by_class"))
+        until = time.monotonic() + WINDOW_WAIT_S
+        while True:
+            window = self._manager.find(name, strict=strict, by_class=by_class)
+            if window is not None or time.monotonic() > until:
+                return window
+            time.sleep(0.02)
+
+    def _activate_window(self, request: Request) -> Reply:
+        window = self._wait_for_window(request)
+        if window is None:
+            return Reply({"status": "error", "error": f"no window {request.text('window_name')!r}"}, status=404)
+        self._manager.activate(window)
+        return Reply({"status": "success", "message": "Window activated"})
+
+    def _close_window(self, request: Request) -> Reply:
+        window = self._wait_for_window(request)
+        if window is None:
+            return Reply({"status": "error", "error": f"no window {request.text('window_name')!r}"}, status=404)
+        self._manager.close(window)
+        return Reply({"status": "success", "message": "Window closed"})
+
+    def _change_wallpaper(self, request: Request) -> Reply:
+        path = self._path(request.text("path"))
+        self._manager.set_wallpaper(path)
+        self._wallpaper = path
+        uri = path.absolute().as_uri()
+        if shutil.which("gsettings"):
+            subprocess.run(
+                ["gsettings", "set", "org.gnome.desktop.background", "picture-uri", uri], check=False, timeout=10
+            )
+        return Reply({"status": "success", "message": "Wallpaper changed"})
+
+    def _read_wallpaper(self, _: Request) -> Reply:
+        if self._wallpaper is None:
+            return Reply({"status": "error", "error": "no wallpaper was set"}, status=404)
+        return Reply(self._wallpaper.read_bytes())
+
+    def _screen_size(self, _: Request) -> Reply:
+        width, height = self._device.size()
+        return Reply({"width": width, "height": height})
+
+    def _window_size(self, request: Request) -> Reply:
+        window = self._manager.find(request.text("app_class_name"), strict=False, by_class=True)
+        if window is None:
+            return Reply({"status": "error", "error": "no such window"}, status=404)
+        width, height = self._manager.size(window)
+        return Reply({"width": width, "height": height})
+
+    def _list_directory(self, request: Request) -> Reply:
+        path = self._path(request.text("path"))
+        if not path.is_dir():
+            return Reply({"status": "error", "error": f"{path} is no folder"}, status=400)
+        return Reply({"directory_tree": _tree(path)})
+
+    def _file(self, request: Request) -> Reply:
+        path = self._path(request.text("file_path"))
+        if not path.is_file():
+            return Reply({"status": "error", "error": f"no such file: {path}"}, status=404)
+        return Reply(path.read_bytes())
+
+    def _path(self, text: str) -> Path:
+        """A path as a person would write it: `~` and variables expanded, relative to the home folder."""
+        return self._home / os.path.expandvars(os.path.expanduser(text))
+
+
+def _tree(path: Path) -> dict[str, Any]:
+    if not path.is_dir() or path.is_symlink():
+        return {"type": "file", "name": path.name}
+    children = [_tree(child) for child in sorted(path.iterdir())]
+    return {"type": "directory", "name": path.name, "children": children}
+
+
+def _reply(answer: commands.Answer) -> Reply:
+    status, body = answer
+    return Reply(body, status=status)

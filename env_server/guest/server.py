@@ -1,0 +1,146 @@
+"""OSWorld's guest protocol over HTTP, with the standard library alone: routes to what the other modules do."""
+
+import json
+import socket
+import socketserver
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Protocol
+from urllib.parse import parse_qs, parse_qsl, urlsplit
+
+MAX_BODY_BYTES = 512 * 1024 * 1024
+
+
+class Reply:
+    """What a route answers: a status and JSON, text or bytes."""
+
+    def __init__(self, body: Any, *, status: int = 200, content_type: str | None = None) -> None:
+        if isinstance(body, bytes):
+            self.data, kind = body, "application/octet-stream"
+        elif isinstance(body, str):
+            self.data, kind = body.encode(), "text/plain; charset=utf-8"
+        else:
+            self.data, kind = json.dumps(body).encode(), "application/json"
+        self.status, self.content_type = status, content_type or kind
+
+
+class Request:
+    """A parsed request; `fields` are the JSON or form fields, bytes where a file was uploaded."""
+
+    def __init__(self, query: dict[str, str], fields: dict[str, Any]) -> None:
+        self.query, self.fields = query, fields
+
+    def text(self, name: str) -> str:
+        """A field that must be there. ValueError otherwise."""
+        value = self.fields.get(name)
+        if isinstance(value, bytes):
+            value = value.decode()
+        if not isinstance(value, str) or not value:
+            raise ValueError(f"{name} is required")
+        return value
+
+
+Route = Callable[[Request], Reply]
+
+
+class Routes(Protocol):
+    def find(self, method: str, path: str) -> Route | None: ...
+
+
+class GuestServer(ThreadingHTTPServer):
+    """Serves on a socket that listens already, so a client may connect before the desktop is up and is answered as
+    soon as it is."""
+
+    daemon_threads = True
+
+    def __init__(self, listener: socket.socket, routes: Routes) -> None:
+        socketserver.BaseServer.__init__(self, ("guest", 0), _Handler)
+        self.socket = listener
+        self.routes = routes
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        connection, _ = self.socket.accept()
+        return connection, ("host", 0)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: GuestServer  # pyright: ignore[reportIncompatibleVariableOverride]
+    protocol_version = "HTTP/1.1"
+    wbufsize = -1  # one write per answer
+
+    def do_GET(self) -> None:
+        self._answer("GET")
+
+    def do_POST(self) -> None:
+        self._answer("POST")
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Silent: the host knows what it asked."""
+
+    def _answer(self, method: str) -> None:
+        try:
+            reply = self._reply(method)
+        except ValueError as error:
+            reply = Reply({"status": "error", "error": str(error)}, status=400)
+        except FileNotFoundError as error:
+            reply = Reply({"status": "error", "error": f"no such file: {error.filename}"}, status=404)
+        except Exception as error:  # noqa: BLE001 - the boundary: the host must hear of it, whatever it was
+            reply = Reply({"status": "error", "error": f"{type(error).__name__}: {error}"}, status=500)
+        self.send_response(reply.status)
+        self.send_header("Content-Type", reply.content_type)
+        self.send_header("Content-Length", str(len(reply.data)))
+        self.end_headers()
+        self.wfile.write(reply.data)
+
+    def _reply(self, method: str) -> Reply:
+        length = int(self.headers.get("Content-Length") or 0)
+        if not 0 <= length <= MAX_BODY_BYTES:
+            self.close_connection = True
+            return Reply({"status": "error", "error": "the body is too long"}, status=413)
+        body = self.rfile.read(length)
+        url = urlsplit(self.path)
+        route = self.server.routes.find(method, url.path)
+        if route is None:
+            return Reply({"status": "error", "error": f"no route {method} {url.path}"}, status=404)
+        fields = parse_body(self.headers.get("Content-Type") or "", body)
+        return route(Request(dict(parse_qsl(url.query)), fields))
+
+
+def parse_body(content_type: str, body: bytes) -> dict[str, Any]:
+    """The fields of a JSON, form or multipart body. ValueError where it is malformed."""
+    if not body:
+        return {}
+    kind = content_type.partition(";")[0].strip().lower()
+    if kind == "multipart/form-data":
+        return _parse_multipart(content_type, body)
+    if kind == "application/x-www-form-urlencoded":
+        return {key: values[0] for key, values in parse_qs(body.decode(), keep_blank_values=True).items()}
+    fields = json.loads(body)
+    if not isinstance(fields, dict):
+        raise ValueError("the body must be a JSON object")
+    return fields
+
+
+def _parse_multipart(content_type: str, body: bytes) -> dict[str, Any]:
+    _, found, boundary = content_type.partition("boundary=")
+    if not found:
+        raise ValueError("multipart body without a boundary")
+    mark = b"--" + boundary.partition(";")[0].strip().strip('"').encode()
+    fields: dict[str, Any] = {}
+    for part in (b"\r\n" + body).split(b"\r\n" + mark)[1:-1]:
+        head, found_head, data = part.removeprefix(b"\r\n").partition(b"\r\n\r\n")
+        name = _parameter(head.decode("utf-8", "replace"), "name")
+        if not found_head or name is None:
+            raise ValueError("multipart part without a name")
+        fields[name] = data
+    return fields
+
+
+def _parameter(head: str, name: str) -> str | None:
+    for line in head.splitlines():
+        if line.lower().startswith("content-disposition:"):
+            for item in line.split(";")[1:]:
+                key, _, value = item.strip().partition("=")
+                if key == name:
+                    return value.strip('"')
+    return None

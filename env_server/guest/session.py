@@ -1,0 +1,77 @@
+"""The processes of one desktop session: X server, message bus, window manager; started side by side, waited for by
+what they say and never by sleeping."""
+
+# pyright: reportMissingImports=false
+import os
+import select
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from xml.sax.saxutils import escape
+
+from Xlib import X, Xatom
+from Xlib.display import Display
+
+from .terminal import terminal_resources
+
+X_START_LIMIT_S = 20.0
+SMALL_SCREEN_WIDTH = 1024
+"""Below this, programs that open larger than the screen are told to fill it."""
+BACKGROUND = 0x2E4A62
+X_RESOURCES = """\
+XTerm*faceName: DejaVu Sans Mono
+XTerm*faceSize: {font_size}
+XTerm*utf8: 1
+XTerm*background: #ffffff
+XTerm*foreground: #000000
+XTerm*saveLines: 2000
+XTerm*metaSendsEscape: true
+"""
+_FILLING = '<application class="{name}" type="normal"><maximized>yes</maximized></application>'
+
+
+class Session:
+    """Starts on creation; `display` is connected and a window manager runs once `__init__` returns."""
+
+    def __init__(self, *, width: int, height: int, runtime: Path, openbox_template: Path) -> None:
+        self.runtime = runtime
+        self.framebuffer = runtime / "framebuffer"
+        self.framebuffer.mkdir(mode=0o700)
+        read_end, write_end = os.pipe()
+        self.x_server = _start(
+            ["Xvfb", ":0", "-screen", "0", f"{width}x{height}x24", "-nolisten", "tcp", "-noreset", "-ac"]
+            + ["-fbdir", str(self.framebuffer), "-displayfd", str(write_end), "+extension", "XTEST"],
+            pass_fds=(write_end,),
+        )
+        os.close(write_end)
+        self.bus = _start(["dbus-daemon", "--session", "--nofork", "--nopidfile", f"--address=unix:path={runtime}/bus"])
+        rules = "".join(_FILLING.format(name=escape(name)) for name in ("Mousepad", "Pcmanfm"))
+        config = openbox_template.read_text().replace("@RULES@", rules if width < SMALL_SCREEN_WIDTH else "")
+        (runtime / "openbox.xml").write_text(config)
+        if not select.select([read_end], [], [], X_START_LIMIT_S)[0] or not os.read(read_end, 16):
+            raise TimeoutError(f"Xvfb was not ready within {X_START_LIMIT_S:g} s")
+        os.close(read_end)
+        self.display = Display("unix:0")
+        self._dress(width)
+        self.window_manager = _start(["openbox", "--config-file", str(runtime / "openbox.xml")])
+
+    def has_ended(self) -> bool:
+        """Whether the X server is gone, and with it the desktop."""
+        return self.x_server.poll() is not None
+
+    def _dress(self, width: int) -> None:
+        """Background, terminal colours, and no key repeat (a held key would repeat by the machine's load)."""
+        root = self.display.screen().root
+        resources = X_RESOURCES.format(font_size=8 if width < SMALL_SCREEN_WIDTH else 11)
+        resources += terminal_resources(self.runtime)
+        root.change_property(Xatom.RESOURCE_MANAGER, Xatom.STRING, 8, resources.encode())
+        root.change_attributes(background_pixel=BACKGROUND)
+        root.clear_area()
+        self.display.change_keyboard_control(auto_repeat_mode=X.AutoRepeatModeOff)
+        self.display.sync()
+
+
+def _start(argv: Sequence[str], *, pass_fds: Sequence[int] = ()) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=pass_fds, start_new_session=True
+    )

@@ -1,0 +1,58 @@
+"""The text an xterm shows. xterm speaks no AT-SPI, but prints its screen into a file when a message asks it to."""
+
+# pyright: reportMissingImports=false
+import time
+from pathlib import Path
+
+from Xlib import X
+from Xlib.display import Display
+from Xlib.error import XError
+from Xlib.protocol.event import ClientMessage
+
+from .windows import WindowManager
+
+PRINT_LIMIT_S = 2.0
+PRINT_MESSAGE = "DESKTOP_PRINT_TERMINAL"
+
+
+def terminal_resources(runtime: Path) -> str:
+    """The X resources by which every xterm obeys `PRINT_MESSAGE`. The text appears at once and whole, by a rename."""
+    folder = str(runtime)
+    return (
+        "XTerm*printAttributes: 0\n"
+        "XTerm*printerAutoClose: true\n"
+        f"XTerm*printerCommand: cat > {folder}/terminal.new; mv {folder}/terminal.new {folder}/terminal.txt\n"
+        f"XTerm*vt100.translations: #override <Message>{PRINT_MESSAGE}: print-immediate()\n"
+    )
+
+
+class TerminalReader:
+    def __init__(self, display: Display, manager: WindowManager, runtime: Path) -> None:
+        self._display, self._manager = display, manager
+        self._file = runtime / "terminal.txt"
+
+    def text(self) -> str | None:
+        """Text of the active xterm, else of the topmost one; None where there is none or it does not answer."""
+        terminals = [w.window_id for w in self._manager.windows() if w.classes[1] == "XTerm"]
+        if not terminals:
+            return None
+        active = self._manager.active_window_id()
+        self._file.unlink(missing_ok=True)
+        try:
+            self._ask(active if active in terminals else terminals[-1])
+        except XError:
+            return None  # it closed in between
+        until = time.monotonic() + PRINT_LIMIT_S
+        while time.monotonic() < until:
+            if self._file.exists():
+                lines = self._file.read_text("utf-8", "replace").replace("\f", "").splitlines()
+                return "\n".join(line.rstrip() for line in lines).rstrip()
+            time.sleep(0.003)
+        return None
+
+    def _ask(self, window_id: int) -> None:
+        window = self._display.create_resource_object("window", window_id)
+        kind = self._display.intern_atom(PRINT_MESSAGE)
+        for child in window.query_tree().children:
+            child.send_event(ClientMessage(window=child, client_type=kind, data=(32, [X.NONE] * 5)), event_mask=0)
+        self._display.sync()

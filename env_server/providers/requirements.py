@@ -1,0 +1,123 @@
+"""What the host must have for a local desktop, and how to say that it has not: every lack is a DependencyError that
+names the package or the setting and the way out."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from osworld_pipeline.errors import DependencyError
+
+PROGRAMS: Mapping[str, str] = {
+    "bwrap": "bubblewrap",
+    "unshare": "util-linux",
+    "setpriv": "util-linux",
+    "Xvfb": "xvfb",
+    "xkbcomp": "x11-xkb-utils",
+    "openbox": "openbox",
+    "dbus-daemon": "dbus",
+    "xterm": "xterm",
+    "mousepad": "mousepad",
+    "pcmanfm": "pcmanfm",
+    "yad": "yad",
+    "python3": "python3",
+    "xdg-open": "xdg-utils",
+    "gsettings": "libglib2.0-bin",
+    "ps": "procps",
+}
+"""Program on PATH -> the Debian package that brings it."""
+
+MODULES: Mapping[str, str] = {"Xlib": "python3-xlib", "PIL": "python3-pil", "gi": "python3-gi"}
+"""Module of the system's Python -> its Debian package."""
+
+FILES: Mapping[str, str] = {
+    "/usr/libexec/at-spi-bus-launcher": "at-spi2-core",
+    "/usr/share/fonts/truetype/dejavu/DejaVuSansMono.ttf": "fonts-dejavu-core",
+    "/usr/share/icons/Adwaita/index.theme": "adwaita-icon-theme",
+}
+
+VERSIONED_PACKAGES = (*sorted({*PROGRAMS.values(), *MODULES.values(), *FILES.values()}), "libgtk-3-0")
+"""Whose versions make two desktops look or behave differently."""
+
+SYSTEM_PYTHON = "/usr/bin/python3"
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_SANDBOX_UIDS = (1_500_000_000, 60_999)
+"""Host users without account, in the order of preference; the second for a container that maps 65,536 ids."""
+_QUERY_LIMIT_S = 60
+
+_NAMESPACE_SETTINGS = (
+    ("kernel/unprivileged_userns_clone", "0", "sysctl -w kernel.unprivileged_userns_clone=1"),
+    ("kernel/apparmor_restrict_unprivileged_userns", "1", "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"),
+    ("user/max_user_namespaces", "0", "sysctl -w user.max_user_namespaces=15000"),
+)
+"""Setting below /proc/sys, the value that forbids user namespaces, the command that allows them."""
+
+
+def check_programs() -> None:
+    """DependencyError names every missing Debian package at once."""
+    missing = {package for program, package in PROGRAMS.items() if shutil.which(program, path=SYSTEM_PATH) is None}
+    missing |= {package for path, package in FILES.items() if not Path(path).exists()}
+    if "python3" not in missing:
+        missing |= _missing_modules()
+    if missing:
+        names = " ".join(sorted(missing))
+        raise DependencyError(f"a local desktop lacks the Debian packages {names}; run `scripts/setup debian`")
+
+
+def _missing_modules() -> set[str]:
+    code = "import importlib.util as u, sys; print(*[m for m in sys.argv[1:] if u.find_spec(m) is None])"
+    found = _query([SYSTEM_PYTHON, "-Ic", code, *MODULES])
+    return {MODULES[name] for name in found.split()}
+
+
+def package_versions() -> dict[str, str]:
+    """Debian package -> version, of those that are installed."""
+    if shutil.which("dpkg-query", path=SYSTEM_PATH) is None:
+        raise DependencyError("a local desktop needs Debian or Ubuntu (there is no dpkg-query); use another provider")
+    listing = _query(["dpkg-query", "-W", "-f", "${binary:Package} ${Version}\n", *VERSIONED_PACKAGES], may_fail=True)
+    pairs = (line.split() for line in listing.splitlines())
+    return {pair[0].partition(":")[0]: pair[1] for pair in pairs if len(pair) == 2}
+
+
+def sandbox_uid() -> int | None:
+    """The host user a desktop runs as where we are root; None where we are an ordinary user and stay ourselves.
+
+    A desktop's root must not be the host's root, not even in a namespace: files under /proc/sys belong to it."""
+    if os.geteuid() != 0:
+        return None
+    extents = [tuple(map(int, line.split())) for line in Path("/proc/self/uid_map").read_text().splitlines()]
+    for uid in _SANDBOX_UIDS:
+        if any(first <= uid < first + count for first, _, count in extents):
+            return uid
+    if all(outside != 0 for _, outside, _ in extents):
+        return None  # root of a namespace with one id: an ordinary user to the host
+    raise DependencyError("root here has no second user id to run a desktop as; start the env server as another user")
+
+
+def explain_namespaces(complaint: str, *, settings: Path = Path("/proc/sys")) -> DependencyError:
+    """Why a sandbox cannot be made here, and the setting that would allow it."""
+    for name, forbidding, remedy in _NAMESPACE_SETTINGS:
+        path = settings / name
+        if path.exists() and path.read_text().strip() == forbidding:
+            setting = name.replace("/", ".")
+            return DependencyError(
+                f"this machine forbids unprivileged user namespaces ({setting}={forbidding}), without which no desktop "
+                f"can be walled off; allow them with `sudo {remedy}`"
+            )
+    return DependencyError(
+        f"bubblewrap cannot make a sandbox here ({complaint.strip()[-300:] or 'no message'}); in a container, allow "
+        "user namespaces and mounts (Docker: --security-opt seccomp=unconfined --security-opt systempaths=unconfined)"
+    )
+
+
+def _query(argv: Sequence[str], *, may_fail: bool = False) -> str:
+    try:
+        done = subprocess.run(
+            argv, capture_output=True, text=True, timeout=_QUERY_LIMIT_S, check=False, env={"PATH": SYSTEM_PATH}
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise DependencyError(f"cannot run {argv[0]} ({error}); run `scripts/setup debian`") from error
+    if done.returncode and not may_fail:
+        raise DependencyError(f"{argv[0]} failed ({done.stderr.strip()[-200:]}); run `scripts/setup debian`")
+    return done.stdout

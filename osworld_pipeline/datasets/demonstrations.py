@@ -1,0 +1,255 @@
+"""Recorded demonstrations, and how they are laid down as raw sources: spread over the files that datasets of this kind
+come in, with the duplicates, chunks and broken lines that real ones have. The same input gives the same bytes."""
+
+import io
+import json
+import os
+import random
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from osworld_pipeline.datasets.demonstration_records import (
+    broken_lines,
+    chunk_records,
+    line_of,
+    pyautogui_record,
+    unknown_action_record,
+    whole_record,
+)
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.domain.task import Task
+from osworld_pipeline.errors import DatasetError, StoreError
+
+FINAL, V3, HYBRID, COMBINED, CLEAN, BC = (
+    "osworld-sft-curated-final/osworld_sft_curated_final.jsonl",
+    "osworld-sft-curated-v3/osworld_sft_curated.jsonl",
+    "osworld-sft-hybrid/osworld_sft_hybrid.jsonl",
+    "osworld-combined-sft/osworld_combined_sft.jsonl",
+    "osworld-sft-clean/osworld_sft_clean.jsonl",
+    "osworld-bc-sft/bc_sft_train_vlm_split_fixed.jsonl",
+)
+EXPLORATORY = "osworld-exploratory-rollouts/all_rollouts.jsonl"
+DISTILL_TRAIN = "osworld-vlm-distill-data/train.parquet"
+DISTILL_TEST = "osworld-vlm-distill-data/test.parquet"
+VARIANCE = "osworld-variance-subset/train_variance_subset.parquet"
+MERGED = ("osworld_gspo_tasks.parquet", "osworld_gspo_tasks_aligned.parquet")
+
+CHUNKED_SHARE = 0.3
+"""Of demonstrations long enough to be cut."""
+DUPLICATE_SHARE = 0.3
+PYAUTOGUI_RECORDS = 2
+UNKNOWN_ACTION_RECORDS = 3
+DISTILL_SHARE = 0.7
+"""Of training tasks whose configuration stands in the distill table; the OSWorld tree has all of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demonstration:
+    task_id: str
+    messages: tuple[Mapping[str, Any], ...]
+    """Chat turns: system, then user and assistant in turn; content always a list of {type: text|image}."""
+    images: tuple[bytes, ...]
+    """Encoded screenshots as a model sees them, in placeholder order."""
+    reward: float
+    """The grader's word on this very recording."""
+
+    @property
+    def num_steps(self) -> int:
+        return sum(message["role"] == "assistant" for message in self.messages)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RawSources:
+    """What was written: files with their numbers of records (lines that cannot be read included)."""
+
+    num_records: Mapping[str, int]
+    num_tasks: int
+
+
+def write_raw_sources(
+    demonstrations: Sequence[Demonstration],
+    *,
+    train_tasks: Sequence[Task],
+    heldout_tasks: Sequence[Task],
+    state: StateDir,
+    seed: int,
+) -> RawSources:
+    """Writes the raw sources under `state.datasets` and the OSWorld tree under `state.osworld_repo`, each file at once
+    or not at all.
+
+    Raises:
+        DatasetError: no demonstration, or one of an unknown task.
+        StoreError: a file cannot be written.
+    """
+    known = {task.task_id for task in train_tasks}
+    strangers = sorted({item.task_id for item in demonstrations} - known)
+    if not demonstrations or strangers:
+        what = f"a demonstration of {strangers[0]}, which is no training task" if strangers else "no demonstration"
+        raise DatasetError(f"cannot write raw sources from {what}; record demonstrations of the training tasks first")
+    ordered = sorted(demonstrations, key=lambda item: (item.task_id, item.messages[-1]["content"][0]["text"]))
+    root = state.datasets / "osworld_datasets"
+    lines = _spread(ordered, random.Random(f"raw-sources/{seed}"))
+    tasks = _task_files(train_tasks, heldout_tasks, random.Random(f"task-tables/{seed}"))
+    num_records = {name: len(rows) for name, rows in lines.items()}
+    for name, rows in lines.items():
+        # One of the files lacks its last line end, as a download that was cut by hand does.
+        ending = b"" if name == BC else b"\n"
+        replace_file(root / name, b"\n".join(rows) + ending)
+    for name, rows in tasks.items():
+        num_records[name] = len(rows)
+        replace_file((state.datasets if name.startswith("osworld-merged") else root) / name, _parquet(rows))
+    _write_osworld_tree([*train_tasks, *heldout_tasks, WINDOWS_IN_TREE], state.osworld_repo)
+    return RawSources(num_records=num_records, num_tasks=len(train_tasks) + len(heldout_tasks))
+
+
+def _spread(demonstrations: Sequence[Demonstration], rng: random.Random) -> dict[str, list[bytes]]:
+    """The lines of each source file. Each demonstration stands whole and clean in one source; what is beside it in the
+    others is a duplicate, a part, or wrong."""
+    sources: dict[str, list[bytes]] = {name: [] for name in (FINAL, V3, HYBRID, COMBINED, CLEAN, BC, EXPLORATORY)}
+    for item in demonstrations:
+        home = rng.choices((FINAL, V3, COMBINED, CLEAN), weights=(5, 3, 1, 1))[0]
+        sources[home].append(line_of(_record_for(home, item)))
+        if rng.random() < DUPLICATE_SHARE:
+            other = rng.choice([name for name in (V3, COMBINED, CLEAN) if name != home])
+            sources[other].append(line_of(_record_for(other, item)))
+        if item.num_steps >= 3 and rng.random() < CHUNKED_SHARE:
+            sources[HYBRID] += [line_of(record) for record in chunk_records(item.task_id, item.messages, item.images)]
+        sources[EXPLORATORY].append(line_of({"task_id": item.task_id, "reward": item.reward, "turns": item.num_steps}))
+    # Without this a few demonstrations would leave some files empty, and an empty file is no source.
+    for name in (FINAL, V3, HYBRID, COMBINED, CLEAN):
+        if not sources[name]:
+            sources[name].append(line_of(_record_for(name, demonstrations[0])))
+    odd = rng.sample(demonstrations, min(len(demonstrations), PYAUTOGUI_RECORDS + UNKNOWN_ACTION_RECORDS))
+    for index, item in enumerate(odd):
+        make = pyautogui_record if index < PYAUTOGUI_RECORDS else unknown_action_record
+        sources[BC].append(line_of(make(item.task_id, item.messages, item.images)))
+    sources[BC].append(line_of(_record_for(BC, demonstrations[-1])))
+    for name, line in zip((BC, CLEAN, COMBINED, HYBRID), broken_lines(sources[FINAL][0]), strict=True):
+        sources[name].insert(rng.randrange(len(sources[name])), line)
+    sources[EXPLORATORY] += [
+        line_of({"task_id": task.task_id, "reward": 0.0}) for task in (WINDOWS_DISTILLED, WINDOWS_IN_TREE)
+    ]
+    sources[EXPLORATORY] += [b'{"task_id": "desktop-basics-expl', line_of({"id": "desktop-basics-unconfigured_chunk2"})]
+    return sources
+
+
+def _record_for(source: str, item: Demonstration) -> dict[str, Any]:
+    """A whole demonstration in the manner of that source."""
+    id_key = {FINAL: "task_id", V3: "id", HYBRID: "metadata", COMBINED: "task_id", CLEAN: "id", BC: "metadata"}[source]
+    return whole_record(
+        item.task_id,
+        item.messages,
+        item.images,
+        id_key=id_key,
+        turns_key="conversations" if source in (HYBRID, CLEAN) else "messages",
+        as_text=source in (V3, BC),
+        data_uri=source in (V3, CLEAN),
+        reward=item.reward if source in (FINAL, COMBINED) else None,
+    )
+
+
+def _windows_task(number: int, *, snapshot: str) -> Task:
+    """A task of another platform, which no demonstration here can serve."""
+    config = {
+        "id": f"desktop-basics-windows-{number:04d}",
+        "snapshot": snapshot,
+        "instruction": "Save the open workbook as totals.xlsx.",
+        "source": "desktop-basics/windows",
+        "config": [{"type": "open", "parameters": {"path": "C:\\Users\\user\\Desktop\\book.xlsx"}}],
+        "related_apps": ["excel"],
+        "evaluator": {
+            "func": "exact_match",
+            "result": {"type": "vm_command_line", "command": "dir /b C:\\Users\\user\\Desktop", "shell": True},
+            "expected": {"type": "rule", "rules": {"expected": "totals.xlsx\n"}},
+        },
+    }
+    return Task.from_config(config)
+
+
+# One is known by its snapshot and stands in the distill table, one by its paths and stands in the OSWorld tree.
+WINDOWS_DISTILLED = _windows_task(0, snapshot="excel")
+WINDOWS_IN_TREE = _windows_task(1, snapshot="os")
+
+
+def _task_files(
+    train_tasks: Sequence[Task], heldout_tasks: Sequence[Task], rng: random.Random
+) -> dict[str, list[dict[str, Any]]]:
+    distilled = [task for task in train_tasks if rng.random() < DISTILL_SHARE] or list(train_tasks[:1])
+    rows = [_task_row(task) for task in distilled] + [_task_row(WINDOWS_DISTILLED)]
+    # A second configuration of one task, and one under a chunk's id: the first wins, the base id counts.
+    again = {**distilled[0].config, "source": "a second copy"}
+    rows.append({**_task_row(distilled[0]), "task_config": json.dumps(again)})
+    chunk_id = f"{distilled[-1].task_id}_chunk1"
+    rows.append({**_task_row(distilled[-1]), "task_id": chunk_id, "prompt": chunk_id})
+    variance = [_task_row(task) for task in distilled[::3]]
+    ids = [{"prompt": task.task_id, "task_id": task.task_id} for task in train_tasks]
+    return {
+        DISTILL_TRAIN: rows,
+        DISTILL_TEST: [_task_row(task) for task in heldout_tasks],
+        VARIANCE: variance,
+        f"osworld-merged-replay/{MERGED[0]}": ids,
+        f"osworld-merged-replay/{MERGED[1]}": ids[::2],
+    }
+
+
+def _task_row(task: Task) -> dict[str, Any]:
+    return {
+        "prompt": task.task_id,
+        "task_id": task.task_id,
+        "domain": task.domain,
+        "instruction": task.instruction,
+        "task_config": json.dumps(task.config),
+    }
+
+
+def _parquet(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    columns = list(rows[0]) if rows else ["prompt", "task_id", "domain", "instruction", "task_config"]
+    schema = pa.schema([(name, pa.string()) for name in columns])
+    buffer = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist([dict(row) for row in rows], schema=schema), buffer, compression="zstd")
+    return buffer.getvalue()
+
+
+def _write_osworld_tree(tasks: Iterable[Task], root: Path) -> None:
+    examples = root / "evaluation_examples" / "examples"
+    index: dict[str, list[str]] = {}
+    written: set[Path] = set()
+    for task in tasks:
+        path = examples / task.domain / f"{task.task_id}.json"
+        replace_file(path, json.dumps(task.config, indent=2).encode())
+        written.add(path)
+        index.setdefault(task.domain, []).append(task.task_id)
+    for stale in examples.glob("*/desktop-basics-*.json"):
+        # Tasks of ours that an earlier, larger suite left; a real OSWorld checkout keeps its own.
+        if stale not in written:
+            stale.unlink(missing_ok=True)
+    replace_file(root / "evaluation_examples" / "test_all.json", json.dumps(index, indent=2).encode())
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Writes the whole file or none of it.
+
+    Raises:
+        StoreError: no space, no permission; names the file.
+    """
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+            temporary = Path(file.name)
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+        raise StoreError(
+            f"cannot write {path}: {error.strerror or error}; free space or choose another folder"
+        ) from error

@@ -1,0 +1,119 @@
+"""Demonstrations in one form: content always a list of {type: text|image}, our system prompt first, images proven to
+be images."""
+
+import base64
+import binascii
+import hashlib
+import io
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from PIL import Image, UnidentifiedImageError
+
+from osworld_pipeline.errors import DatasetError
+
+IMAGE_PLACEHOLDER = "<image>"
+MAX_IMAGE_PIXELS = 100_000_000
+SUFFIX_OF = {"PNG": "png", "JPEG": "jpeg", "WEBP": "webp"}
+_DATA_URI = re.compile(r"data:image/[a-z0-9.+-]+;base64,", re.IGNORECASE)
+_SPLIT = re.compile(rf"\n?{IMAGE_PLACEHOLDER}\n?")
+
+Message = dict[str, Any]
+
+
+def normalise_messages(messages: Sequence[Mapping[str, Any]], *, system_prompt: str) -> tuple[Message, ...]:
+    """The conversation with our system prompt in place of theirs, or first where there was none.
+
+    In a user's string, each `<image>` (with the line breaks beside it) stands for an image; where a list names its
+    images itself, and in a model's own words, it is a word like any other.
+
+    Raises:
+        DatasetError: a turn without role or content, an unknown role, or no assistant turn; says which turn.
+    """
+    turns: list[Message] = [{"role": "system", "content": [{"type": "text", "text": system_prompt}]}]
+    for index, message in enumerate(messages):
+        role = message.get("role")
+        if role == "system":
+            continue
+        if role not in ("user", "assistant"):
+            raise DatasetError(f"turn {index} has the role {role!r}; known are system, user and assistant")
+        content = _content(message.get("content"), has_placeholders=role == "user")
+        if content is None:
+            raise DatasetError(f"turn {index} ({role}) has no content of text and images")
+        if role == "assistant" and any(part["type"] == "image" for part in content):
+            raise DatasetError(f"turn {index} is an assistant's and holds an image")
+        turns.append({"role": role, "content": content})
+    if not any(turn["role"] == "assistant" for turn in turns):
+        raise DatasetError("no assistant turn")
+    return tuple(turns)
+
+
+def text_of(message: Mapping[str, Any]) -> str:
+    """The words of a normalised turn."""
+    return "".join(part["text"] for part in message["content"] if part["type"] == "text")
+
+
+def num_images(messages: Sequence[Mapping[str, Any]]) -> int:
+    return sum(part["type"] == "image" for message in messages for part in message["content"])
+
+
+def messages_sha1(messages: Sequence[Mapping[str, Any]]) -> str:
+    """Spec 01's key of equal demonstrations: SHA-1 of the sorted-key JSON."""
+    return hashlib.sha1(json.dumps(messages, sort_keys=True).encode(), usedforsecurity=False).hexdigest()
+
+
+def decode_image(text: str) -> tuple[bytes, str]:
+    """The bytes of a base64 string or data URI, and the suffix for their format, decoded once to prove them whole.
+
+    Raises:
+        DatasetError: not base64, not a PNG, JPEG or WebP, too large, or damaged.
+    """
+    match = _DATA_URI.match(text)
+    try:
+        data = base64.b64decode("".join((text[match.end() :] if match else text).split()), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise DatasetError(f"not base64: {error}") from error
+    try:
+        with Image.open(io.BytesIO(data), formats=list(SUFFIX_OF)) as image:
+            width, height = image.size
+            if width * height > MAX_IMAGE_PIXELS:
+                raise DatasetError(f"{width}x{height} pixels are more than a screenshot has")
+            image.load()
+            return data, SUFFIX_OF[str(image.format)]
+    except UnidentifiedImageError as error:
+        raise DatasetError("neither PNG, JPEG nor WebP") from error
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise DatasetError(f"a damaged image: {error}") from error
+
+
+def _content(content: Any, *, has_placeholders: bool) -> list[dict[str, str]] | None:
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    if not isinstance(parts, list) or not parts:
+        return None
+    has_placeholders = has_placeholders and not any(
+        isinstance(part, dict) and part.get("type") == "image" for part in parts
+    )
+    normal: list[dict[str, str]] = []
+    for part in parts:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind == "image":
+            normal.append({"type": "image"})
+        elif kind == "text" and isinstance(part.get("text"), str):
+            text = part["text"]
+            normal += _split_text(text) if has_placeholders else [{"type": "text", "text": text}] if text else []
+        else:
+            return None
+    return normal or None
+
+
+def _split_text(text: str) -> list[dict[str, str]]:
+    pieces = _SPLIT.split(text)
+    parts: list[dict[str, str]] = []
+    for index, piece in enumerate(pieces):
+        if index:
+            parts.append({"type": "image"})
+        if piece:
+            parts.append({"type": "text", "text": piece})
+    return parts

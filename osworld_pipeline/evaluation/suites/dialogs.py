@@ -1,0 +1,87 @@
+"""Dialogs: a button whose place only the screenshot tells, and a question that wants an answer."""
+
+import random
+
+from osworld_pipeline.evaluation.suites.family import (
+    DONE,
+    HOME,
+    WORDS,
+    Arguments,
+    Family,
+    Rectangle,
+    Scene,
+    Screen,
+    click,
+    draw_two_words,
+    type_text,
+)
+from osworld_pipeline.evaluation.suites.verbs import Verb, holds, launch, open_entry_dialog, wait_for_window
+
+_CLICKED = f"{HOME}/.clicked.txt"
+_ANSWER = f"{HOME}/.answer.txt"
+_NUM_BUTTONS = 3
+_GRID = 3
+"""Buttons stand in a grid of 3 x 3 cells, dialogs in one of 2 x 2."""
+
+
+def _draw_buttons(rng: random.Random) -> Arguments:
+    labels = rng.sample(WORDS, _NUM_BUTTONS)
+    cells = rng.sample(range(_GRID * _GRID), _NUM_BUTTONS)
+    # The first button is the one to click; which cell that is, nothing but the screen shows.
+    return (*labels, *cells)
+
+
+def _open_button(label: str, place: Rectangle, screen: Screen) -> Verb:
+    return launch(
+        "yad",
+        f"--title={label}",
+        "--undecorated",
+        "--no-escape",
+        "--borders=0",
+        f"--geometry={place.geometry}",
+        "--no-buttons",
+        "--form",
+        f"--field=<span size='{screen.scaled(22) * 1000}'>{label}</span>:FBTN",
+        # Every click is kept, so that clicking all of them solves nothing.
+        f"sh -c 'echo {label} >> {_CLICKED}'",
+    )
+
+
+def _click_button(arguments: Arguments, screen: Screen) -> Scene:
+    labels = [str(label) for label in arguments[:_NUM_BUTTONS]]
+    width, height = screen.scaled(128), screen.scaled(52)
+    places = [
+        screen.in_cell(int(cell), columns=_GRID, rows=_GRID, width=width, height=height)
+        for cell in arguments[_NUM_BUTTONS:]
+    ]
+    # Opened in the order of the alphabet, so that neither focus nor stacking tells the target.
+    buttons = sorted(zip(labels, places, strict=True), key=lambda button: button[0])
+    return Scene(
+        instruction=f"Click the button {labels[0]}.",
+        config=(
+            *(_open_button(label, place, screen) for label, place in buttons),
+            *(wait_for_window(f"^{label}$") for label, _ in buttons),
+        ),
+        evaluator=holds(f'[ "$(cat {_CLICKED} 2>/dev/null)" = {labels[0]} ]'),
+        oracle=(click(f"Click {labels[0]}", places[0].center), DONE),
+    )
+
+
+def _answer_dialog(arguments: Arguments, screen: Screen) -> Scene:
+    first, second = map(str, arguments)
+    # The place follows from the words: were it drawn, two instances could differ in nothing that an answer depends on.
+    cell = (WORDS.index(first) + WORDS.index(second)) % 4
+    answer = f"{first} {second}"
+    place = screen.in_cell(cell, columns=2, rows=2, width=screen.scaled(220), height=screen.scaled(110))
+    return Scene(
+        instruction=f"Answer the dialog with {answer}.",
+        config=open_entry_dialog("Question", place, screen, answer_path=_ANSWER),
+        evaluator=holds(f'[ "$(cat {_ANSWER} 2>/dev/null)" = "{answer}" ]'),
+        oracle=(type_text(f"Answer {answer}", f"{answer}\n"), DONE),
+    )
+
+
+FAMILIES = (
+    Family(name="click_button", domain="dialogs", draw=_draw_buttons, make_scene=_click_button),
+    Family(name="answer_dialog", domain="dialogs", draw=draw_two_words, make_scene=_answer_dialog),
+)

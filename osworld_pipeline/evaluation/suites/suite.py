@@ -1,0 +1,114 @@
+"""Builds the suite of a recipe. Instance k of a family is the same task, on the same side of the split, whatever the
+numbers asked for: every fifth instance is held out."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from types import MappingProxyType
+from typing import Any, Literal
+
+from osworld_pipeline.domain.digest import digest_json
+from osworld_pipeline.domain.task import Task
+from osworld_pipeline.errors import RecipeError
+from osworld_pipeline.evaluation.suites import dialogs, editor, file_manager, impossible, terminal, windows, workflows
+from osworld_pipeline.evaluation.suites.family import Arguments, Family, OracleStep, Screen
+
+SUITE_NAME = "desktop-basics"
+HELDOUT_EVERY = 5
+
+Split = Literal["train", "heldout"]
+
+FAMILIES: Mapping[str, Family] = MappingProxyType(
+    {
+        family.name: family
+        for family in chain(
+            terminal.FAMILIES,
+            editor.FAMILIES,
+            file_manager.FAMILIES,
+            dialogs.FAMILIES,
+            windows.FAMILIES,
+            workflows.FAMILIES,
+            impossible.FAMILIES,
+        )
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuiteTask:
+    task: Task
+    family: str
+    split: Split
+    arguments: Arguments
+    """What tells this instance from the others of its family."""
+    oracle: tuple[OracleStep, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suite:
+    name: str
+    train: tuple[SuiteTask, ...]
+    heldout: tuple[SuiteTask, ...]
+
+    @property
+    def digest(self) -> str:
+        """Of every task as it is run and scored, and of its side of the split."""
+        return digest_json([[item.split, item.family, item.task.config] for item in (*self.train, *self.heldout)])
+
+
+def build_suite(
+    *, seed: int, families: Sequence[str] = (), num_train: int, num_heldout: int, screen: tuple[int, int]
+) -> Suite:
+    """`families`: names, in any order; empty takes all. `screen`: (width, height) of the desktops.
+
+    Raises:
+        RecipeError: no such family, or a family has not that many instances.
+    """
+    unknown = sorted(set(families) - set(FAMILIES))
+    if unknown:
+        raise RecipeError(f"suite.families: no family named '{unknown[0]}'; there are: {', '.join(FAMILIES)}")
+    names = [name for name in FAMILIES if not families or name in families]
+    train: list[SuiteTask] = []
+    heldout: list[SuiteTask] = []
+    for name in names:
+        train += _tasks_of(FAMILIES[name], "train", num_train, seed=seed, screen=screen)
+        heldout += _tasks_of(FAMILIES[name], "heldout", num_heldout, seed=seed, screen=screen)
+    return Suite(name=SUITE_NAME, train=tuple(train), heldout=tuple(heldout))
+
+
+def _instance_indices(split: Split, count: int) -> list[int]:
+    if split == "heldout":
+        return [HELDOUT_EVERY * (index + 1) - 1 for index in range(count)]
+    # Blocks of four with the held-out fifth left out.
+    return [index + index // (HELDOUT_EVERY - 1) for index in range(count)]
+
+
+def _tasks_of(family: Family, split: Split, count: int, *, seed: int, screen: tuple[int, int]) -> list[SuiteTask]:
+    indices = _instance_indices(split, count)
+    try:
+        arguments = family.instance_arguments(seed=seed, num_instances=max(indices, default=-1) + 1)
+    except ValueError as error:
+        raise RecipeError(f"suite.num_{split}: {error}; ask for fewer") from error
+    size = Screen(width=screen[0], height=screen[1])
+    return [_suite_task(family, split, index, arguments[index], size) for index in indices]
+
+
+def _suite_task(family: Family, split: Split, index: int, arguments: Arguments, screen: Screen) -> SuiteTask:
+    scene = family.make_scene(arguments, screen)
+    config: dict[str, Any] = {
+        "id": f"{SUITE_NAME}-{family.name}-{index:04d}",
+        "snapshot": family.domain,
+        "instruction": scene.instruction,
+        "source": f"{SUITE_NAME}/{family.name}",
+        "config": list(scene.config),
+        "trajectory": "trajectories/",
+        "related_apps": [family.domain],
+        "evaluator": dict(scene.evaluator),
+    }
+    return SuiteTask(
+        task=Task.from_config(config, domain=family.domain),
+        family=family.name,
+        split=split,
+        arguments=arguments,
+        oracle=scene.oracle,
+    )

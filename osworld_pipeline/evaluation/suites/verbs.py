@@ -1,0 +1,112 @@
+"""OSWorld's setup verbs and evaluators as the families use them: known programs, and checks that wait a little."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from osworld_pipeline.evaluation.suites.family import DESKTOP, HOME, Rectangle, Screen
+
+Verb = Mapping[str, Any]
+Evaluator = Mapping[str, Any]
+
+
+def run_shell(command: str) -> Verb:
+    return {"type": "execute", "parameters": {"command": command, "shell": True}}
+
+
+def launch(*command: str) -> Verb:
+    return {"type": "launch", "parameters": {"command": list(command)}}
+
+
+def wait_for_window(title: str) -> Verb:
+    """Returns as soon as a window shows that title (a regular expression), at the latest after 10 s."""
+    search = f"xdotool search --onlyvisible --name '{title}'"
+    return run_shell(f"for i in $(seq 200); do {search} >/dev/null 2>&1 && exit 0; sleep 0.05; done; exit 1")
+
+
+def open_terminal(screen: Screen, *, geometry: str = "") -> tuple[Verb, ...]:
+    """An xterm in ~/Desktop with the focus; maximised unless a geometry (in characters) is given."""
+    place = f"-geometry {geometry}" if geometry else "-maximized"
+    font_size = 14 if screen.scale < 1.5 else 18
+    command = (
+        f"cd {DESKTOP} && exec xterm {place} -fa Monospace -fs {font_size} -T Terminal -xrm '*allowTitleOps: false'"
+    )
+    return (
+        {"type": "launch", "parameters": {"command": command, "shell": True}},
+        wait_for_window("^Terminal$"),
+    )
+
+
+def open_titled_window(title: str, place: Rectangle, screen: Screen) -> tuple[Verb, ...]:
+    """A plain window that shows its own title in large letters."""
+    return (
+        launch(
+            "yad",
+            f"--title={title}",
+            f"--geometry={place.geometry}",
+            f"--text=<span size='{screen.scaled(24) * 1000}'>{title}</span>",
+            "--text-align=center",
+            "--no-buttons",
+        ),
+        wait_for_window(f"^{title}$"),
+    )
+
+
+def open_entry_dialog(title: str, place: Rectangle, screen: Screen, *, answer_path: str) -> tuple[Verb, ...]:
+    """A dialog with one text field; what is entered lands in a file."""
+    text = f"<span size='{screen.scaled(16) * 1000}'>Your answer:</span>"
+    command = (
+        f'exec yad --entry --title={title} --geometry={place.geometry} --text="{text}" --button=OK:0 > {answer_path}'
+    )
+    return (
+        {"type": "launch", "parameters": {"command": command, "shell": True}},
+        wait_for_window(f"^{title}$"),
+    )
+
+
+def holds(condition: str) -> Evaluator:
+    """1 where a shell condition holds. Programs answer an event a moment later, so it is asked again for up to 1 s."""
+    command = f"for i in 1 2 3 4 5 6 7 8 9 10; do if {condition}; then echo yes; exit 0; fi; sleep 0.1; done; echo no"
+    return {
+        "func": "exact_match",
+        "result": {"type": "vm_command_line", "command": command, "shell": True},
+        "expected": {"type": "rule", "rules": {"expected": "yes\n"}},
+    }
+
+
+def file_holds_text(path: str, text: str) -> Evaluator:
+    """1 where a file holds that text, whatever the white space around it. The reference is written after the episode
+    has ended, so that nothing in it can be copied."""
+    reference = f"{HOME}/.reference.txt"
+    return {
+        "postconfig": [
+            {"type": "sleep", "parameters": {"seconds": 0.3}},
+            run_shell(f"printf '%s\\n' '{text}' > {reference}"),
+        ],
+        "func": "compare_text_file",
+        "result": {"type": "vm_file", "path": path, "dest": "result.txt"},
+        "expected": {"type": "vm_file", "path": reference, "dest": "reference.txt"},
+        "options": {"ignore_blanks": True},
+    }
+
+
+def window_list(*, include: Sequence[str], exclude: Sequence[str]) -> Evaluator:
+    """1 where the list of open windows names all of the first and none of the second."""
+    return {
+        "postconfig": [{"type": "sleep", "parameters": {"seconds": 0.3}}],
+        "func": "check_include_exclude",
+        "result": {"type": "vm_command_line", "command": "wmctrl -l", "shell": True},
+        "expected": {"type": "rule", "rules": {"include": list(include), "exclude": list(exclude)}},
+    }
+
+
+def all_of(*evaluators: Evaluator) -> Evaluator:
+    """1 where every one of them says so (OSWorld's lists with `conj`)."""
+    postconfig = [verb for evaluator in evaluators for verb in evaluator.get("postconfig", [])]
+    return {
+        **({"postconfig": postconfig} if postconfig else {}),
+        "func": [evaluator["func"] for evaluator in evaluators],
+        "conj": "and",
+        "result": [evaluator["result"] for evaluator in evaluators],
+        "expected": [evaluator["expected"] for evaluator in evaluators],
+        "options": [evaluator.get("options", {}) for evaluator in evaluators],
+    }

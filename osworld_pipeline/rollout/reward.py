@@ -1,0 +1,85 @@
+"""The shaped reward of spec 01: the grader's word, plus a share of partial credit, minus penalties, held in 0..1.
+
+shaped = clamp(task + alpha * partial - penalties, 0, 1)
+"""
+
+import itertools
+from collections.abc import Sequence
+
+from osworld_pipeline.domain.episode import Reward, StepSignals
+from osworld_pipeline.recipes.schema import RewardSection
+
+EXPECTED_STEPS = {"low": (2, 5), "medium": (5, 12), "high": (10, 25)}
+MODALITIES = ("click", "type", "key", "scroll", "drag", "wait")
+
+
+def shape_reward(
+    task_reward: float, steps: Sequence[StepSignals], *, max_steps: int, section: RewardSection, has_a11y_tree: bool
+) -> Reward:
+    """Raw and shaped reward of an episode that the grader has scored."""
+    partial = partial_score(steps, max_steps=max_steps, section=section, has_a11y_tree=has_a11y_tree)
+    penalty = penalties(steps)
+    shaped = min(1.0, max(0.0, task_reward + section.alpha * partial - penalty))
+    return Reward(task=task_reward, partial=partial, penalty=penalty, shaped=shaped)
+
+
+def partial_score(
+    steps: Sequence[StepSignals], *, max_steps: int, section: RewardSection, has_a11y_tree: bool
+) -> float:
+    """The weighted sum of the process terms, each 0..1."""
+    return (
+        section.action_parse_valid * _share([step.action_parsed for step in steps])
+        + section.action_executed * _share([step.action_executed for step in steps])
+        # The weights are read, never written: an episode without a tree leaves the section as it is for the next.
+        + (section.a11y_grounding if has_a11y_tree else 0.0) * _share([step.a11y_grounded for step in steps])
+        + section.tool_calling * tool_calling(steps, complexity=section.complexity)
+        + section.efficiency * efficiency(len(steps), max_steps=max_steps)
+        + section.screen_change * _share([step.screen_changed for step in steps])
+        + (section.a11y_change if has_a11y_tree else 0.0) * _share([step.a11y_changed for step in steps])
+        + section.terminal_change * _share([step.terminal_changed for step in steps])
+    )
+
+
+def efficiency(num_steps: int, *, max_steps: int) -> float:
+    """The share of the step budget left over; 1 for no steps."""
+    if num_steps == 0:
+        return 1.0
+    return max(0.0, (max_steps - num_steps) / max_steps)
+
+
+def tool_calling(steps: Sequence[StepSignals], *, complexity: str) -> float:
+    """0.4 diversity + 0.4 complexity + 0.2 modality, over the steps whose action was understood."""
+    types = [step.action_type for step in steps if step.action_parsed]
+    if not types:
+        return 0.0
+    diversity = min(1.0, len(set(types)) / 3)
+    low, high = EXPECTED_STEPS[complexity]
+    if len(types) < low:
+        fit = len(types) / low
+    elif len(types) > high:
+        fit = max(0.5, high / len(types))
+    else:
+        fit = 1.0
+    modality = min(1.0, sum(any(name in action for action in types) for name in MODALITIES) / 2)
+    return 0.4 * diversity + 0.4 * fit + 0.2 * modality
+
+
+def penalties(steps: Sequence[StepSignals]) -> float:
+    """Repetition and unreadable actions (both from two steps on), fallbacks and waits."""
+    num_steps = len(steps)
+    if num_steps == 0:
+        return 0.0
+    total = min(0.5, 0.5 * sum(step.fallback_used for step in steps) / num_steps)
+    total += min(0.3, 0.3 * sum(step.action_type == "wait" for step in steps) / num_steps)
+    if num_steps >= 2:
+        repeats = sum(
+            (step.action_type, step.coordinate) == (before.action_type, before.coordinate)
+            for before, step in itertools.pairwise(steps)
+        )
+        total += min(0.30, 0.40 * repeats / num_steps)
+        total += min(0.15, 0.30 * sum(step.action_type == "unknown" for step in steps) / num_steps)
+    return total
+
+
+def _share(flags: Sequence[bool]) -> float:
+    return sum(flags) / len(flags) if flags else 0.0

@@ -1,0 +1,221 @@
+"""One episode from reset to grade. This is the one place that catches boundary errors: whatever goes wrong between a
+policy, a desktop and a grader becomes an outcome, and a fault is never a zero reward."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from osworld_pipeline.agent.dialects import load_dialect
+from osworld_pipeline.agent.renderer import Renderer
+from osworld_pipeline.domain.episode import Episode, EpisodePurpose, Outcome, Reward, SamplingParams
+from osworld_pipeline.domain.task import Task
+from osworld_pipeline.errors import (
+    EngineError,
+    EnvServerError,
+    EvaluatorError,
+    PipelineError,
+    ReplicaError,
+    SetupError,
+    TaskError,
+)
+from osworld_pipeline.protocols import Desktop, EpisodeSink, PolicyEngine
+from osworld_pipeline.recipes.schema import AgentSection, DesktopSection, RewardSection
+from osworld_pipeline.rollout.attempt import Attempt, LimitReachedError, Stop
+from osworld_pipeline.rollout.reward import shape_reward
+
+Result = TypeVar("Result")
+SUCCESS_REWARD = 0.5
+"""From this raw task reward on an episode is a success; the reward itself is kept as the grader gave it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodePlan:
+    """Who an episode is, decided before it runs: a rerun makes the same one and replaces it."""
+
+    episode_id: str
+    purpose: EpisodePurpose
+    checkpoint_id: str
+    sampling: SamplingParams
+    group_id: str | None = None
+    seed: int = 0
+    stage_key: str = ""
+    update: int = -1
+    run_ids: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeSettings:
+    """How episodes are run: what the agent sees, and every limit."""
+
+    agent: AgentSection
+    desktop: DesktopSection
+    reward: RewardSection
+    max_turns: int
+    episode_timeout_s: float = 900.0
+    """From the first observation to the last action; waiting for a free replica does not count."""
+    turn_timeout_s: float = 120.0
+    reset_timeout_s: float = 600.0
+    evaluate_timeout_s: float = 120.0
+    max_env_attempts: int = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeTools:
+    """The services an episode uses; all of them outlive it."""
+
+    desktop_factory: Callable[[], Desktop]
+    engine: PolicyEngine
+    renderer: Renderer
+    sink: EpisodeSink
+
+
+async def run_episode(task: Task, plan: EpisodePlan, *, tools: EpisodeTools, settings: EpisodeSettings) -> Episode:
+    """Runs the task, on another replica where one died or could not be set up, and records how it ended.
+
+    Raises:
+        RecipeError: the recipe's context is too small for a first turn.
+        StoreError: a screenshot could not be stored. Both end the run: more episodes would not help.
+    """
+    dialect = load_dialect(settings.agent.dialect)
+    attempt_index = 0
+    while True:
+        started_at = time.time()
+        attempt = Attempt(
+            task,
+            tools.desktop_factory(),
+            engine=tools.engine,
+            renderer=tools.renderer,
+            sink=tools.sink,
+            dialect=dialect,
+            agent=settings.agent,
+            sampling=plan.sampling,
+            pause_s=settings.desktop.pause_s,
+            diff_threshold=settings.reward.screen_diff_threshold,
+        )
+        ending = await _run_attempt(attempt, settings)
+        if not ending.is_worth_retrying or attempt_index + 1 >= settings.max_env_attempts:
+            return _record(
+                task, plan, attempt, ending, tools, settings, attempt_index=attempt_index, started_at=started_at
+            )
+        attempt_index += 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Ending:
+    outcome: Outcome
+    error: str | None = None
+    reward: Reward | None = None
+    is_worth_retrying: bool = False
+
+
+_OUTCOMES: tuple[tuple[type[PipelineError], Outcome], ...] = (
+    (LimitReachedError, Outcome.TIMEOUT),
+    (EngineError, Outcome.POLICY_FAULT),
+    (EvaluatorError, Outcome.GRADER_FAULT),
+    (ReplicaError, Outcome.ENV_FAULT),
+    (SetupError, Outcome.ENV_FAULT),
+    (EnvServerError, Outcome.ENV_FAULT),
+    (TaskError, Outcome.ENV_FAULT),
+)
+
+
+async def _run_attempt(attempt: Attempt, settings: EpisodeSettings) -> _Ending:
+    total_started = time.monotonic()
+    try:
+        await _limited(attempt.reset(), settings.reset_timeout_s, ReplicaError, "the reset")
+        stop = await attempt.operate(
+            max_turns=settings.max_turns,
+            episode_timeout_s=settings.episode_timeout_s,
+            turn_timeout_s=settings.turn_timeout_s,
+        )
+        task_reward = await _limited(attempt.score(), settings.evaluate_timeout_s, EvaluatorError, "the evaluation")
+        return _graded(attempt, stop, task_reward, settings)
+    except tuple(kind for kind, _ in _OUTCOMES) as error:
+        outcome = next(outcome for kind, outcome in _OUTCOMES if isinstance(error, kind))
+        # A server that is full or refuses us says the same to the next try; a dead replica has a living neighbour.
+        retry = isinstance(error, ReplicaError | SetupError)
+        return _Ending(outcome=outcome, error=str(error) or type(error).__name__, is_worth_retrying=retry)
+    finally:
+        await attempt.close()
+        attempt.times_s["total"] = time.monotonic() - total_started
+
+
+async def _limited(
+    awaitable: Awaitable[Result], timeout_s: float, error_class: type[PipelineError], what: str
+) -> Result:
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await awaitable
+    except TimeoutError as error:
+        raise error_class(f"{what} took longer than {timeout_s:g} s") from error
+
+
+def _graded(attempt: Attempt, stop: Stop, task_reward: float, settings: EpisodeSettings) -> _Ending:
+    if task_reward >= SUCCESS_REWARD:
+        outcome = Outcome.SUCCESS
+    elif stop is Stop.TERMINATED:
+        outcome = Outcome.FAILURE
+    else:
+        outcome = Outcome.TRUNCATED
+    reward = shape_reward(
+        task_reward,
+        [step.signals for step in attempt.steps],
+        max_steps=settings.max_turns,
+        section=settings.reward,
+        has_a11y_tree=settings.desktop.require_a11y_tree,
+    )
+    return _Ending(outcome=outcome, reward=reward)
+
+
+def _record(
+    task: Task,
+    plan: EpisodePlan,
+    attempt: Attempt,
+    ending: _Ending,
+    tools: EpisodeTools,
+    settings: EpisodeSettings,
+    *,
+    attempt_index: int,
+    started_at: float,
+) -> Episode:
+    info = attempt.desktop_info
+    episode = Episode(
+        episode_id=plan.episode_id,
+        task_id=task.task_id,
+        task_digest=task.config_digest,
+        purpose=plan.purpose,
+        checkpoint_id=plan.checkpoint_id,
+        engine=tools.engine.name,
+        sampling=plan.sampling,
+        outcome=ending.outcome,
+        error=ending.error,
+        reward=ending.reward,
+        steps=tuple(attempt.steps),
+        group_id=plan.group_id,
+        seed=plan.seed,
+        attempt=attempt_index,
+        stage_key=plan.stage_key,
+        update=plan.update,
+        max_turns=settings.max_turns,
+        times_s=dict(attempt.times_s),
+        started_at=started_at,
+        run_ids=dict(plan.run_ids),
+    )
+    if info is not None:
+        episode = replace(
+            episode,
+            replica_id=info.replica_id,
+            provider=info.provider,
+            image_digest=info.image_digest,
+            grader_version=info.grader_version,
+        )
+    if attempt.context is not None:
+        episode = replace(
+            episode,
+            token_ids=attempt.context.token_ids,
+            response_mask=attempt.context.response_mask,
+            sampled_logprobs=attempt.context.sampled_logprobs,
+        )
+    return episode

@@ -1,0 +1,69 @@
+"""The checkpoints table: one row for each checkpoint, written by whichever stage made it."""
+
+from typing import Any
+
+from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.durable import locked
+from osworld_pipeline.errors import TableError
+from osworld_pipeline.tables.owned import read_table, table_path, write_table
+
+LOCK_TIMEOUT_S = 60.0
+
+
+def upsert_checkpoint(state: StateDir, checkpoint: Checkpoint) -> None:
+    """Adds a checkpoint, or replaces the row of the same id. Raises TableError, StoreError."""
+    lock = table_path(state, "checkpoints").with_suffix(".lock")
+    with locked(lock, timeout_s=LOCK_TIMEOUT_S, error=TableError, what="the checkpoints table"):
+        rows = {row["checkpoint_id"]: row for row in read_table(state, "checkpoints").to_pylist()}
+        rows[checkpoint.checkpoint_id] = _row(checkpoint)
+        write_table(state, "checkpoints", [rows[key] for key in sorted(rows)])
+
+
+def read_checkpoints(state: StateDir) -> list[Checkpoint]:
+    """All checkpoints, parents before children where their stages tell."""
+    order = {stage: index for index, stage in enumerate(Stage)}
+    checkpoints = [_checkpoint(row) for row in read_table(state, "checkpoints").to_pylist()]
+    return sorted(checkpoints, key=lambda checkpoint: (order[checkpoint.stage], checkpoint.checkpoint_id))
+
+
+def find_checkpoint(state: StateDir, checkpoint_id: str) -> Checkpoint | None:
+    return next((found for found in read_checkpoints(state) if found.checkpoint_id == checkpoint_id), None)
+
+
+def read_checkpoint_row(state: StateDir, checkpoint_id: str) -> Checkpoint:
+    """The checkpoint of that id.
+
+    Raises:
+        TableError: there is none; names those that are there.
+    """
+    found = find_checkpoint(state, checkpoint_id)
+    if found is None:
+        known = ", ".join(row.checkpoint_id for row in read_checkpoints(state)) or "none yet"
+        raise TableError(f"no checkpoint '{checkpoint_id}' in {state.tables}; there are: {known}")
+    return found
+
+
+def _row(checkpoint: Checkpoint) -> dict[str, Any]:
+    return {
+        "checkpoint_id": checkpoint.checkpoint_id,
+        "stage": str(checkpoint.stage),
+        "parent_id": checkpoint.parent_id,
+        "path": checkpoint.path,
+        "num_updates": checkpoint.num_updates,
+        "recipe_digest": checkpoint.recipe_digest,
+        "data_digest": checkpoint.data_digest,
+        "weights_digest": checkpoint.weights_digest,
+        "metrics": [(name, float(value)) for name, value in checkpoint.metrics.items()],
+        "run_ids": list(checkpoint.run_ids.items()),
+    }
+
+
+def _checkpoint(row: dict[str, Any]) -> Checkpoint:
+    fields = {name: value for name, value in row.items() if name not in ("stage", "metrics", "run_ids")}
+    return Checkpoint(
+        **fields,
+        stage=Stage(row["stage"]),
+        metrics=dict(row["metrics"] or ()),
+        run_ids=dict(row["run_ids"] or ()),
+    )

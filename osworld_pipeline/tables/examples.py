@@ -1,0 +1,28 @@
+"""Questions worth asking, as SQL: the two of the README and the demo's closing one."""
+
+BEST_EPISODE_SCREENSHOTS = """
+WITH best AS (
+    SELECT e.episode_id
+    FROM episodes e JOIN checkpoints c ON c.checkpoint_id = e.stage_key OR c.checkpoint_id = e.checkpoint_id
+    WHERE c.stage = 'gspo_phase2' AND e.is_valid
+    ORDER BY e.task_reward DESC, e.shaped_reward DESC, e.episode_id
+    LIMIT 1
+)
+SELECT s.episode_id, s.step_index, s.screenshot_sha256, s.action, s.command
+FROM steps s JOIN best USING (episode_id)
+ORDER BY s.step_index
+""".strip()
+"""Which screenshots did the best episode of phase 2 see?"""
+
+INJECTED_REPLAY_ROWS = """
+SELECT i.group_id, i.row_id, r.task_id, r.source_dataset, r.source_path, r.source_line, i.reward, i.advantage, i.weight
+FROM injections i JOIN replay r USING (row_id)
+ORDER BY i.stage_key, i."update", i.group_id
+""".strip()
+"""Which replay rows were injected?"""
+
+SUCCESS_BY_CHECKPOINT = """
+SELECT checkpoint_id, any_value(stage) AS stage, count(success) AS episodes, count(*) - count(success) AS faults,
+       avg(success::INT) AS success_rate
+FROM evals GROUP BY checkpoint_id ORDER BY stage, checkpoint_id
+""".strip()

@@ -1,0 +1,52 @@
+"""The small tables that one asset each owns: a Parquet file under `tables/`, replaced as a whole."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from osworld_pipeline.columns import OWNED_TABLES, conform
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.durable import remove_stale_temps, write_parquet
+from osworld_pipeline.errors import TableError
+
+
+def table_path(state: StateDir, name: str) -> Path:
+    if name not in OWNED_TABLES:
+        raise TableError(f"no table named '{name}'; there are: {', '.join(OWNED_TABLES)}")
+    return state.tables / f"{name}.parquet"
+
+
+def write_table(state: StateDir, name: str, rows: Sequence[Mapping[str, Any]] | pa.Table) -> Path:
+    """Replaces a table by `rows`.
+
+    Raises:
+        TableError: no such table, or a value that its columns cannot hold.
+        StoreError: the file system refused.
+    """
+    path = table_path(state, name)
+    try:
+        table = rows if isinstance(rows, pa.Table) else pa.Table.from_pylist(list(rows), schema=OWNED_TABLES[name])
+        table = conform(table, OWNED_TABLES[name])
+    except (pa.ArrowException, OverflowError, TypeError) as error:
+        raise TableError(f"a row of {name} holds a value that its columns cannot: {error}") from error
+    remove_stale_temps(path.parent)
+    write_parquet(path, table)
+    return path
+
+
+def read_table(state: StateDir, name: str) -> pa.Table:
+    """The table, without rows where nobody has written it yet.
+
+    Raises:
+        TableError: no such table, or its file is damaged.
+    """
+    path = table_path(state, name)
+    try:
+        return conform(pq.read_table(path), OWNED_TABLES[name])
+    except FileNotFoundError:
+        return OWNED_TABLES[name].empty_table()
+    except pa.ArrowException as error:
+        raise TableError(f"{path} is damaged ({error}): remove it and materialize {name} again") from error

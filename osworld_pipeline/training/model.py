@@ -1,0 +1,63 @@
+"""Loads a checkpoint's weights for training, as a frozen reference, or for sampling: tiny or published, one call."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import Qwen3VLForConditionalGeneration
+
+from osworld_pipeline.errors import StoreError
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class MatmulPatchEmbed(nn.Module):
+    """Qwen3-VL's patch embedding as the matrix product that it is.
+
+    The stock module runs a 3D convolution whose kernel equals its stride; on a CPU its backward pass takes a quarter of
+    an update. Parameters and their names are the stock module's.
+    """
+
+    def __init__(self, stock: Any) -> None:
+        super().__init__()
+        self.proj: nn.Conv3d = stock.proj
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        weight = self.proj.weight.flatten(1)
+        return F.linear(hidden_states.view(-1, weight.shape[1]).to(weight.dtype), weight, self.proj.bias)
+
+
+def load_model(
+    path: Path | str,
+    *,
+    dtype: str | torch.dtype = "float32",
+    device: str | torch.device = "cpu",
+    is_frozen: bool = False,
+    gradient_checkpointing: bool = False,
+) -> Qwen3VLForConditionalGeneration:
+    """The model of a checkpoint folder. A frozen one takes no gradients.
+
+    Raises:
+        StoreError: no folder, or no Qwen3-VL weights in it; names it.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        raise StoreError(f"no checkpoint folder at {folder}: make or download the checkpoint first")
+    torch_dtype = DTYPES[dtype] if isinstance(dtype, str) else dtype
+    try:
+        model: Any = Qwen3VLForConditionalGeneration.from_pretrained(
+            folder, dtype=torch_dtype, attn_implementation="sdpa", local_files_only=True
+        )
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        raise StoreError(f"the checkpoint at {folder} cannot be loaded: {str(error).splitlines()[0]}") from error
+    model.model.visual.patch_embed = MatmulPatchEmbed(model.model.visual.patch_embed)
+    model.to(torch.device(device))
+    model.eval()  # Qwen3-VL has no dropout: training and sampling compute the same function
+    if is_frozen:
+        model.requires_grad_(False)
+    elif gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.train()  # checkpointing is skipped in eval mode
+    return model

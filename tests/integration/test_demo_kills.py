@@ -1,0 +1,138 @@
+"""The whole road at small scale, killed at random moments: it must end in the same state, with nothing twice."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.recipes import load_recipe
+from osworld_pipeline.tables.query import run_query
+
+ROOT = Path(__file__).resolve().parents[2]
+RECIPE = load_recipe("smoke")
+NUM_KILLS = 3
+DEMO_LIMIT_S = 240
+
+pytestmark = [pytest.mark.slow, pytest.mark.desktop, pytest.mark.timeout(600)]
+
+
+def start_demo(folder: Path) -> subprocess.Popen[str]:
+    """`osworld-pipeline demo` in a folder of its own, with the project's instance settings."""
+    shutil.copy(ROOT / "dagster.yaml", folder)
+    log = (folder / "demo.log").open("a")
+    command = [sys.executable, "-m", "osworld_pipeline.cli", "demo", "--recipe", "smoke"]
+    return subprocess.Popen(
+        command, cwd=folder, stdout=log, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+
+
+def processes_in(folder: Path) -> list[str]:
+    """Command lines of the processes that name `folder`, or work in it."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            works_here = os.readlink(entry / "cwd").startswith(str(folder))
+        except OSError:
+            continue
+        if command and (works_here or str(folder) in command):
+            found.append(f"{entry.name}: {command[:160]}")
+    return found
+
+
+def wait_for_nobody(folder: Path, *, limit_s: float) -> list[str]:
+    deadline = time.monotonic() + limit_s
+    while (left := processes_in(folder)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return left
+
+
+def rows(state: StateDir, sql: str) -> list[tuple]:
+    return run_query(state, sql).rows
+
+
+def test_demo_killed_three_times_ends_in_the_same_state_without_duplicates(tmp_path: Path) -> None:
+    state = StateDir(tmp_path / "var")
+    seed = random.randrange(1 << 30)
+    rng = random.Random(seed)
+    for _ in range(NUM_KILLS):
+        demo = start_demo(tmp_path)
+        try:
+            demo.wait(rng.uniform(6, 40))
+            break
+        except subprocess.TimeoutExpired:
+            os.kill(demo.pid, signal.SIGKILL)
+            demo.wait(10)
+        left = wait_for_nobody(tmp_path, limit_s=25)
+        assert not left, f"seed {seed}: a killed demo left {left}"
+
+    demo = start_demo(tmp_path)
+    try:
+        status = demo.wait(DEMO_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(demo.pid, signal.SIGKILL)
+        pytest.fail(
+            f"seed {seed}: the demo did not end in {DEMO_LIMIT_S} s: {(tmp_path / 'demo.log').read_text()[-2000:]}"
+        )
+    assert status == 0, f"seed {seed}: {(tmp_path / 'demo.log').read_text()[-3000:]}"
+    check_state(state)
+
+    before = snapshot(state)
+    again = start_demo(tmp_path)
+    assert again.wait(DEMO_LIMIT_S) == 0
+    assert snapshot(state) == before, "a second run of a finished demo changed something"
+    assert not wait_for_nobody(tmp_path, limit_s=25)
+
+
+def snapshot(state: StateDir) -> str:
+    """Keys of every view and every file of the state that a rerun must not touch."""
+    queries = {
+        "checkpoints": "SELECT checkpoint_id, weights_digest FROM checkpoints ORDER BY ALL",
+        "episodes": "SELECT episode_id FROM episodes ORDER BY ALL",
+        "steps": "SELECT episode_id, step_index FROM steps ORDER BY ALL",
+        "groups": "SELECT group_id FROM rollout_groups ORDER BY ALL",
+        "injections": "SELECT injection_id FROM injections ORDER BY ALL",
+        "evals": "SELECT checkpoint_id, task_id, seed, outcome FROM evals ORDER BY ALL",
+        "replay": "SELECT row_id FROM replay ORDER BY ALL",
+        "tasks": "SELECT task_id FROM tasks ORDER BY ALL",
+    }
+    return json.dumps({name: rows(state, sql) for name, sql in queries.items()}, default=str)
+
+
+def check_state(state: StateDir) -> None:
+    num_families = len(RECIPE.suite.families)
+    stages = [row[0] for row in rows(state, "SELECT stage FROM checkpoints ORDER BY stage")]
+    assert stages == ["base", "gspo_phase1", "gspo_phase2", "sft"]
+
+    num_heldout = num_families * RECIPE.suite.num_heldout
+    evals = rows(state, "SELECT checkpoint_id, count(*), count(DISTINCT (task_id, seed)) FROM evals GROUP BY 1")
+    assert len(evals) == 4
+    assert {(row[1], row[2]) for row in evals} == {(num_heldout, num_heldout)}
+
+    updates = RECIPE.gspo.phase1.num_updates + RECIPE.gspo.phase2.num_updates
+    num_groups = updates * RECIPE.gspo.tasks_per_update
+    assert rows(state, "SELECT count(*), count(DISTINCT group_id) FROM rollout_groups") == [(num_groups, num_groups)]
+    num_episodes = num_groups * RECIPE.gspo.group_size
+    sql = "SELECT count(*), count(DISTINCT episode_id) FROM episodes WHERE purpose = 'train'"
+    assert rows(state, sql) == [(num_episodes, num_episodes)]
+
+    assert rows(state, "SELECT episode_id, step_index FROM steps GROUP BY ALL HAVING count(*) > 1") == []
+    assert rows(state, "SELECT count(*) FROM steps s ANTI JOIN episodes e USING (episode_id)") == [(0,)]
+    assert rows(state, "SELECT row_id FROM replay GROUP BY 1 HAVING count(*) > 1") == []
+    assert rows(state, "SELECT outcome FROM episodes WHERE NOT is_valid AND task_reward IS NOT NULL") == []
+    blobs = {path.stem for path in state.blobs.glob("*/*")}
+    seen = {row[0] for row in rows(state, "SELECT DISTINCT screenshot_sha256 FROM steps")}
+    assert seen <= blobs
+    leftovers = [str(path) for path in state.root.rglob("*.tmp*") if "dagster" not in path.parts]
+    assert not leftovers
+    assert not list(state.checkpoints.glob("*.partial"))

@@ -1,0 +1,240 @@
+"""The catalog: always whole, never waited for, one row for what happened once."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import duckdb
+import pytest
+from episode_samples import make_episode, make_step
+
+from osworld_pipeline.columns import EPISODES, PART_TABLES
+from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
+from osworld_pipeline.domain.episode import EpisodePurpose, Outcome, Reward
+from osworld_pipeline.domain.group import Injection, RolloutGroup
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.durable import write_parquet
+from osworld_pipeline.errors import TableError
+from osworld_pipeline.tables.catalog import rebuild_catalog
+from osworld_pipeline.tables.checkpoints import find_checkpoint, read_checkpoints, upsert_checkpoint
+from osworld_pipeline.tables.examples import BEST_EPISODE_SCREENSHOTS, INJECTED_REPLAY_ROWS, SUCCESS_BY_CHECKPOINT
+from osworld_pipeline.tables.owned import read_table, write_table
+from osworld_pipeline.tables.query import run_query
+from osworld_pipeline.trajectories import TrajectoryStore
+
+VIEWS = ("tasks", "replay", "episodes", "steps", "rollout_groups", "injections", "checkpoints", "evals")
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> StateDir:
+    return StateDir(tmp_path)
+
+
+def checkpoint(name: str, stage: Stage, parent: str | None = None) -> Checkpoint:
+    return Checkpoint(
+        checkpoint_id=name, stage=stage, parent_id=parent, path=f"checkpoints/{name}", num_updates=6,
+        recipe_digest="r", data_digest="d", weights_digest="w", metrics={"loss": 0.5}, run_ids={"mlflow": "m"},
+    )  # fmt: skip
+
+
+def task_row(task_id: str, **changes) -> dict:
+    row = {
+        "task_id": task_id, "prompt": task_id, "domain": "os", "instruction": "Do it.",
+        "task_config": json.dumps({"id": task_id, "related_apps": ["os"]}), "task_config_source": "osworld_repo",
+        "has_task_config": True, "platform": "ubuntu",
+    }  # fmt: skip
+    return row | changes
+
+
+def replay_row(row_id: str, task_id: str = "t") -> dict:
+    return {
+        "row_id": row_id, "task_id": task_id, "original_task_id": f"{task_id}_chunk0", "source_dataset": "sft_clean",
+        "quality_rank": 1, "reward": 1.0, "is_reward_assumed": False, "num_steps": 1,
+        "messages": [{"role": "user", "content": [{"type": "image", "text": None}, {"type": "text", "text": "hi"}]}],
+        "images": ["a" * 64], "source_path": "x.jsonl", "source_line": 7,
+    }  # fmt: skip
+
+
+def test_every_view_is_there_before_anything_happened(state: StateDir) -> None:
+    rebuild_catalog(state)
+    for view in VIEWS:
+        assert run_query(state, f"SELECT * FROM {view}").rows == []
+
+
+def test_a_part_written_after_the_build_shows_at_once(state: StateDir) -> None:
+    rebuild_catalog(state)
+    TrajectoryStore(state).write_episodes("a", [make_episode("e1")])
+    assert run_query(state, "SELECT episode_id FROM episodes").rows == [("e1",)]
+
+
+def test_an_older_part_without_a_newer_column_reads_as_null(state: StateDir) -> None:
+    old = EPISODES.empty_table().drop_columns(["max_turns"])
+    rows = [{"episode_id": "old"}]
+    write_parquet(state.trajectories / "episodes" / "old.parquet", old.from_pylist(rows, schema=old.schema))
+    rebuild_catalog(state)
+    assert run_query(state, "SELECT episode_id, max_turns FROM episodes").rows == [("old", None)]
+
+
+def test_a_seed_of_an_older_version_is_renewed(state: StateDir) -> None:
+    write_parquet(state.trajectories / "episodes" / "_seed.parquet", EPISODES.empty_table().drop_columns(["max_turns"]))
+    rebuild_catalog(state)
+    assert run_query(state, "SELECT max_turns FROM episodes").rows == []
+
+
+def test_a_state_folder_with_a_quote_in_its_name_works(tmp_path: Path) -> None:
+    state = StateDir(tmp_path / "it's here")
+    TrajectoryStore(state).write_episodes("a", [make_episode("e1")])
+    rebuild_catalog(state)
+    assert run_query(state, "SELECT count(*) FROM steps").rows == [(2,)]
+
+
+def test_evals_has_one_row_for_a_checkpoint_task_and_seed_the_last_attempt(state: StateDir) -> None:
+    first = make_episode("e1-a0", outcome=Outcome.ENV_FAULT, reward=None, error="gone", started_at=1.0)
+    second = make_episode("e1-a1", attempt=1, started_at=2.0)
+    other_seed = make_episode("e2", seed=1, outcome=Outcome.FAILURE, reward=Reward(task=0.0))
+    training = make_episode("e3", seed=2, purpose=EpisodePurpose.TRAIN)
+    TrajectoryStore(state).write_episodes("a", [first, second, other_seed, training])
+    rebuild_catalog(state)
+    rows = run_query(state, "SELECT episode_id, seed, success, reward, max_turns FROM evals ORDER BY seed").rows
+    assert rows == [("e1-a1", 0, True, 1.0, 5), ("e2", 1, False, 0.0, 5)]
+
+
+def test_a_fault_never_counts_as_a_zero(state: StateDir) -> None:
+    episodes = [
+        make_episode("e1"),
+        make_episode("e2", seed=1, outcome=Outcome.GRADER_FAULT, reward=None, error="crashed"),
+    ]
+    TrajectoryStore(state).write_episodes("a", episodes)
+    rebuild_catalog(state)
+    assert run_query(state, SUCCESS_BY_CHECKPOINT).rows == [("sft-000000000001", None, 1, 1, 1.0)]
+
+
+def test_evals_know_family_and_suite(state: StateDir) -> None:
+    write_table(state, "union_tasks", [task_row("e0df059f-28a6-4169-924f-b9623e7184cc")])
+    plain = make_episode("e2", task_id="e0df059f-28a6-4169-924f-b9623e7184cc")
+    TrajectoryStore(state).write_episodes("a", [make_episode("e1"), plain])
+    rebuild_catalog(state)
+    assert run_query(state, "SELECT family, suite FROM evals ORDER BY episode_id").rows == [
+        ("rename_folder", "desktop-basics"),
+        ("os", "osworld"),
+    ]
+
+
+def test_tasks_tell_which_are_trained_on(state: StateDir) -> None:
+    write_table(state, "union_tasks", [task_row("a"), task_row("b")])
+    write_table(state, "train_tasks", [task_row("b")])
+    rebuild_catalog(state)
+    rows = run_query(state, "SELECT task_id, is_train, task_config->>'$.related_apps[0]' FROM tasks ORDER BY 1").rows
+    assert rows == [("a", False, "os"), ("b", True, "os")]
+
+
+def test_a_key_that_occurs_twice_is_refused_and_the_old_catalog_stays(state: StateDir) -> None:
+    write_table(state, "union_tasks", [task_row("a")])
+    rebuild_catalog(state)
+    write_table(state, "union_tasks", [task_row("b"), task_row("b")])
+    with pytest.raises(TableError, match="cannot build the catalog"):
+        rebuild_catalog(state)
+    assert run_query(state, "SELECT task_id FROM union_tasks").rows == [("a",)]
+    assert [path for path in state.root.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_row_of_the_wrong_type_is_refused(state: StateDir) -> None:
+    with pytest.raises(TableError, match="a row of union_tasks"):
+        write_table(state, "union_tasks", [task_row("a", has_task_config="perhaps")])
+    assert read_table(state, "union_tasks").num_rows == 0
+
+
+def test_which_screenshots_the_best_episode_of_phase_2_saw(state: StateDir) -> None:
+    for name, stage in (("p1", Stage.GSPO_PHASE1), ("p2", Stage.GSPO_PHASE2)):
+        upsert_checkpoint(state, checkpoint(name, stage))
+
+    def played(name: str, key: str, shaped: float, sha256: str):
+        steps = (make_step(0, sha256=sha256 * 64), make_step(1, sha256="f" * 64))
+        episode = make_episode(name, steps=steps, reward=Reward(task=1.0, shaped=shaped), stage_key=key)
+        return replace(episode, purpose=EpisodePurpose.TRAIN, checkpoint_id="p1")
+
+    store = TrajectoryStore(state)
+    store.write_episodes(
+        "a", [played("worse", "p2", 0.8, "1"), played("best", "p2", 0.9, "2"), played("other", "p1", 1.0, "3")]
+    )
+    rebuild_catalog(state)
+    rows = run_query(state, BEST_EPISODE_SCREENSHOTS).rows
+    assert [row[:3] for row in rows] == [("best", 0, "2" * 64), ("best", 1, "f" * 64)]
+
+
+def test_which_replay_rows_were_injected(state: StateDir) -> None:
+    write_table(state, "replay_buffer", [replay_row("r1"), replay_row("r2")])
+    group = RolloutGroup(group_id="g1", task_id="t", stage_key="p1", update=2, episodes=())
+    injection = Injection(
+        injection_id="i1", group_id="g1", row_id="r2", task_id="t", source_dataset="sft_clean",
+        reward=1.0, advantage=1.5, weight=1.0,
+    )  # fmt: skip
+    TrajectoryStore(state).write_groups("a", [group], [injection])
+    rebuild_catalog(state)
+    assert run_query(state, INJECTED_REPLAY_ROWS).rows == [("g1", "r2", "t", "sft_clean", "x.jsonl", 7, 1.0, 1.5, 1.0)]
+
+
+def test_a_checkpoint_written_twice_is_one_row(state: StateDir) -> None:
+    upsert_checkpoint(state, checkpoint("sft-1", Stage.SFT, "base-1"))
+    upsert_checkpoint(state, checkpoint("base-1", Stage.BASE))
+    newer = replace(checkpoint("sft-1", Stage.SFT, "base-1"), num_updates=9)
+    upsert_checkpoint(state, newer)
+    assert read_checkpoints(state) == [checkpoint("base-1", Stage.BASE), newer]
+    assert find_checkpoint(state, "sft-1") == newer
+    assert find_checkpoint(state, "nobody") is None
+
+
+def test_checkpoints_written_by_many_at_once_are_all_kept(state: StateDir) -> None:
+    threads = [
+        threading.Thread(target=upsert_checkpoint, args=(state, checkpoint(f"sft-{index}", Stage.SFT)))
+        for index in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(read_checkpoints(state)) == 8
+
+
+def test_rebuilds_at_once_and_a_reader_all_succeed(state: StateDir) -> None:
+    rebuild_catalog(state)
+    with duckdb.connect(str(state.catalog), read_only=True) as reader:
+        script = "import sys; from pathlib import Path; from osworld_pipeline.domain.state import StateDir; "
+        script += (
+            "from osworld_pipeline.tables.catalog import rebuild_catalog; rebuild_catalog(StateDir(Path(sys.argv[1])))"
+        )
+        children = [subprocess.Popen([sys.executable, "-c", script, str(state.root)]) for _ in range(3)]
+        assert [child.wait(timeout=60) for child in children] == [0, 0, 0]
+        assert reader.execute("SELECT count(*) FROM episodes").fetchone() == (0,)
+    assert sorted(path.name for path in state.root.iterdir()) == ["catalog.lock", "osworld.duckdb", "trajectories"]
+
+
+@pytest.mark.slow
+def test_a_killed_rebuild_leaves_the_old_catalog(state: StateDir) -> None:
+    write_table(state, "union_tasks", [task_row("a")])
+    rebuild_catalog(state)
+    script = "import sys; from pathlib import Path; from osworld_pipeline.domain.state import StateDir; "
+    script += "from osworld_pipeline.tables.catalog import rebuild_catalog; print('ready', flush=True)\n"
+    script += "while True: rebuild_catalog(StateDir(Path(sys.argv[1])))"
+    for round_ in range(3):
+        command = [sys.executable, "-c", script, str(state.root)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "ready\n"
+            time.sleep(0.1 + 0.031 * round_)
+            os.kill(child.pid, signal.SIGKILL)
+        assert run_query(state, "SELECT task_id FROM tasks").rows == [("a",)]
+    rebuild_catalog(state)
+    assert [path.name for path in state.root.iterdir() if path.name.startswith(".")] == []
+
+
+def test_every_part_table_has_a_view_with_its_columns(state: StateDir) -> None:
+    rebuild_catalog(state)
+    for name, schema in PART_TABLES.items():
+        assert run_query(state, f"SELECT * FROM {name}").columns == schema.names

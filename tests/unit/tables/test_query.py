@@ -1,0 +1,105 @@
+"""Queries: read-only, and every failure is one sentence that names the way out."""
+
+import json
+import subprocess
+import sys
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.errors import TableError
+from osworld_pipeline.tables.catalog import rebuild_catalog
+from osworld_pipeline.tables.format import render
+from osworld_pipeline.tables.query import QueryResult, run_query
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> StateDir:
+    state = StateDir(tmp_path)
+    rebuild_catalog(state)
+    return state
+
+
+def test_without_a_catalog_the_way_out_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TableError, match=r"there is no catalog at .* yet: run `make demo`"):
+        run_query(StateDir(tmp_path), "SELECT 1")
+
+
+def test_bad_sql_answers_with_duckdbs_first_line(state: StateDir) -> None:
+    with pytest.raises(TableError) as caught:
+        run_query(state, "SELECT nothing FROM episodes")
+    assert str(caught.value).startswith("DuckDB refused the query: Binder Error:")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("sql", ["CREATE TABLE x (a INT)", "DELETE FROM union_tasks", "DROP VIEW episodes"])
+def test_a_query_cannot_write(state: StateDir, sql: str) -> None:
+    with pytest.raises(TableError, match="read-only"):
+        run_query(state, sql)
+
+
+def test_a_locked_catalog_names_the_process_that_holds_it(state: StateDir) -> None:
+    script = "import duckdb, sys, time; c = duckdb.connect(sys.argv[1]); print('open', flush=True); time.sleep(60)"
+    command = [sys.executable, "-c", script, str(state.catalog)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
+        try:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == "open\n"
+            with pytest.raises(TableError, match=rf"open for writing in process {holder.pid} \(.*close it there"):
+                run_query(state, "SELECT 1")
+        finally:
+            holder.kill()
+
+
+def test_a_file_that_is_no_database_is_named(state: StateDir) -> None:
+    state.catalog.write_bytes(b"not a database at all, whatever its name says" * 400)
+    with pytest.raises(TableError, match=r"cannot open .*osworld.duckdb"):
+        run_query(state, "SELECT 1")
+
+
+RESULT = QueryResult(["name", "score", "tags"], [("a,b", 0.1 + 0.2, ["x", "y"]), (None, float("nan"), None)])
+
+
+def test_csv_is_exact_and_quoted() -> None:
+    assert render(RESULT, "csv").splitlines() == [
+        "name,score,tags",
+        '"a,b",0.30000000000000004,"[""x"", ""y""]"',
+        ",nan,",
+    ]
+
+
+def test_json_has_an_object_for_each_row() -> None:
+    assert json.loads(render(RESULT, "json")) == [
+        {"name": "a,b", "score": 0.30000000000000004, "tags": ["x", "y"]},
+        {"name": None, "score": None, "tags": None},
+    ]
+
+
+def test_json_writes_what_it_does_not_know_as_text() -> None:
+    assert json.loads(render(QueryResult(["d"], [(date(2026, 1, 2),)]), "json")) == [{"d": "2026-01-02"}]
+
+
+def test_a_table_shows_null_and_the_number_of_rows() -> None:
+    text = render(RESULT, "table")
+    assert "NULL" in text
+    assert "0.3" in text
+    assert text.endswith("2 rows")
+
+
+def test_a_table_disarms_control_characters_and_markup() -> None:
+    text = render(QueryResult(["said"], [("\x1b[31m[bold]hi[/bold]",)]), "table")
+    assert "\x1b" not in text
+    assert "[bold]hi[/bold]" in text
+
+
+def test_an_unknown_format_names_the_known_ones() -> None:
+    with pytest.raises(TableError, match="no format named 'xml'; there are: table, json, csv"):
+        render(RESULT, "xml")
+
+
+def test_the_command_line_answers_a_query(state: StateDir) -> None:
+    command = [sys.executable, "-m", "osworld_pipeline.cli", "query", "SELECT 1 AS one", "--format", "csv"]
+    done = subprocess.run([*command, "--state", str(state.root)], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "one\n1\n"
