@@ -6,8 +6,8 @@ import dagster as dg
 
 from assets.stage import StageServices, checkpoint_result, run_stage
 from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
-from osworld_pipeline.runs.stages import base_data_digest, training_data_digest
-from osworld_pipeline.tables.checkpoints import read_checkpoint_row
+from osworld_pipeline.runs.stages import training_data_digest
+from osworld_pipeline.tables.checkpoints import find_checkpoint, read_checkpoints
 from resources.desktops import DesktopsResource
 from resources.launcher import LocalLauncher
 from resources.progress import ProgressResource
@@ -23,7 +23,12 @@ def parent_of(context: dg.AssetExecutionContext, asset: str, state: StateResourc
     if event is None or event.asset_materialization is None:
         raise dg.Failure(f"{asset} has no checkpoint yet: materialize it first", allow_retries=False)
     checkpoint_id = str(event.asset_materialization.metadata["checkpoint_id"].value)
-    return read_checkpoint_row(state.dir(), checkpoint_id)
+    checkpoint = find_checkpoint(state.dir(), checkpoint_id)
+    if checkpoint is None:
+        raise dg.Failure(
+            f"{checkpoint_id} is not in the checkpoints table: materialize {asset} again", allow_retries=False
+        )
+    return checkpoint
 
 
 @dg.asset(group_name=GROUP, kinds={"huggingface", "pytorch"}, pool="trainer")
@@ -40,7 +45,7 @@ def base_checkpoint(
     services = StageServices(launcher=launcher, tracking=tracking, progress=progress)
     checkpoint = run_stage(
         context, services, stage=Stage.BASE, program="make_base", recipe=settings, state=folder, parent=None,
-        data_digest=base_data_digest(settings),
+        data_digest="",
     )  # fmt: skip
     return checkpoint_result(checkpoint, folder)
 
@@ -59,7 +64,8 @@ def sft_checkpoint(
     services = StageServices(launcher=launcher, tracking=tracking, progress=progress)
     checkpoint = run_stage(
         context, services, stage=Stage.SFT, program="train_sft", recipe=settings, state=folder,
-        parent=parent_of(context, "base_checkpoint", state), data_digest=training_data_digest(folder, ["replay_buffer"]),
+        parent=parent_of(context, "base_checkpoint", state),
+        data_digest=training_data_digest(folder, ["replay_buffer"]),
     )  # fmt: skip
     return checkpoint_result(checkpoint, folder)
 
@@ -106,8 +112,6 @@ ASSETS = [base_checkpoint, sft_checkpoint, gspo_phase1_checkpoint, gspo_phase2_c
 
 @dg.asset_check(asset="gspo_phase2_checkpoint", description="Every checkpoint but the base has a parent that is there.")
 def no_orphan_checkpoint(state: StateResource) -> dg.AssetCheckResult:
-    from osworld_pipeline.tables.checkpoints import read_checkpoints
-
     checkpoints = {checkpoint.checkpoint_id: checkpoint for checkpoint in read_checkpoints(state.dir())}
     orphans = [c.checkpoint_id for c in checkpoints.values() if c.parent_id and c.parent_id not in checkpoints]
     missing = [c.checkpoint_id for c in checkpoints.values() if not (state.dir().root / Path(c.path)).exists()]

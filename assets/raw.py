@@ -3,7 +3,7 @@
 import dagster as dg
 
 from osworld_pipeline.datasets.raw import REPLAY_SOURCES, TASK_SOURCES, Source, summarise_source
-from osworld_pipeline.runs.recording import needs_recording, read_recording
+from osworld_pipeline.runs.record_sources import read_recording, recording_key
 from resources.desktops import DesktopsResource
 from resources.launcher import LocalLauncher
 from resources.progress import ProgressResource
@@ -23,15 +23,17 @@ def demonstrations(
 ) -> dg.MaterializeResult:
     """Oracles solve the training tasks on real desktops; what they saw and said becomes the raw sources."""
     settings, folder = recipe.load(), state.dir()
-    if needs_recording(folder, settings):
+    recording = read_recording(folder)
+    if recording is None or recording.key != recording_key(settings):
         with desktops.serve(folder, settings) as servers:
             job = {
                 "recipe": settings.model_dump(mode="json"),
                 "state_root": str(folder.root),
                 "servers": servers.as_job(),
             }
-            launcher.launch(context, "record_demonstrations", job, progress.listener(context, "demonstrations"))
-    recording = read_recording(folder)
+            launcher.launch(context, "record_sources", job, progress.listener(context, "demonstrations"))
+        recording = read_recording(folder)
+        assert recording is not None, "the recording ended well and left no marker"
     return dg.MaterializeResult(metadata=recording.metadata(), data_version=dg.DataVersion(recording.key))
 
 

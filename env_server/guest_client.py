@@ -88,8 +88,14 @@ class GuestClient:
         return (await self._request("GET", "/platform")).text.strip()
 
     async def cursor_position(self) -> tuple[int, int]:
-        x, y = (await self._request("GET", "/cursor_position")).json()
-        return int(x), int(y)
+        answer = await self._request("GET", "/cursor_position")
+        try:
+            x, y = answer.json()
+            return int(x), int(y)
+        except (ValueError, TypeError) as error:
+            raise ReplicaError(
+                f"the guest of {self._name} answered /cursor_position with no pair of numbers"
+            ) from error
 
     async def screen_size(self) -> tuple[int, int]:
         """(width, height)"""

@@ -67,7 +67,7 @@ async def get_cache_file(guest: GuestClient, cache: EpisodeCache, config: Config
 
 async def get_vm_file(
     guest: GuestClient, cache: EpisodeCache, config: Config
-) -> ResultFile | None | list[ResultFile | None]:
+) -> ResultFile | list[ResultFile | None] | None:
     """One file; with `multi` several, of which `gives` names the positions that the metric receives."""
     if not config.get("multi", False):
         dest = config["dest"]

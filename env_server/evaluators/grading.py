@@ -98,8 +98,9 @@ def read_grader(task_id: str, evaluator: Mapping[str, Any]) -> Grader:
 def _column(
     task_id: str, evaluator: Mapping[str, Any], key: str, is_list: bool, num_checks: int
 ) -> list[Mapping[str, Any] | None]:
-    value = evaluator.get(key) or None
-    values = value if isinstance(value, list) and is_list else [value] * (1 if value is not None else num_checks)
+    """One of the parallel lists; an absent or empty one stands for None throughout."""
+    value = evaluator.get(key)
+    values: list[Any] = [None] * num_checks if not value else value if isinstance(value, list) and is_list else [value]
     if len(values) != num_checks:
         raise TaskError(f"task {task_id} has {num_checks} evaluator functions and {len(values)} of {key!r}")
     if not all(item is None or isinstance(item, Mapping) for item in values):

@@ -1,7 +1,7 @@
 """The accessibility tree as OSWorld's XML: one element a node, named after its role, with states, attributes, place,
 value and actions in OSWorld's namespaces."""
 
-# pyright: reportMissingImports=false
+# pyright: reportMissingImports=false, reportMissingModuleSource=false
 import re
 import threading
 from collections.abc import Callable, Iterable

@@ -1,6 +1,6 @@
 """The guest agent's program: starts the desktop session, then answers the guest protocol until the X server ends."""
 
-# pyright: reportMissingImports=false
+# pyright: reportMissingImports=false, reportMissingModuleSource=false
 import argparse
 import os
 import socket
@@ -40,7 +40,9 @@ def main() -> None:
     manager = WindowManager(Display("unix:0"))
     screen = Screen(session.framebuffer / "Xvfb_screen0", session.display)
     terminal = TerminalReader(Display("unix:0"), manager, runtime)
-    routes = DesktopRoutes(screen=screen, device=Input(Display("unix:0")), manager=manager, terminal=terminal, home=home)
+    routes = DesktopRoutes(
+        screen=screen, device=Input(Display("unix:0")), manager=manager, terminal=terminal, home=home
+    )
     manager.wait_until_ready(WINDOW_MANAGER_LIMIT_S)
     threading.Thread(target=_end_with, args=(session,), daemon=True).start()
     GuestServer(listener, routes).serve_forever(poll_interval=60)

@@ -47,7 +47,7 @@ def run_command(
         try:
             process = subprocess.Popen(
                 argv,
-                shell=shell,  # noqa: S602 - the protocol's own flag; only ever inside the sandbox
+                shell=shell,
                 stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
                 stdout=output,
                 stderr=error_output,
@@ -77,7 +77,7 @@ def launch(command: Any, *, shell: bool, home: str) -> Answer:
         argv = arguments_of(command, shell=shell)
         subprocess.Popen(
             argv,
-            shell=shell,  # noqa: S602 - the protocol's own flag; only ever inside the sandbox
+            shell=shell,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

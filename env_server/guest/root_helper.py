@@ -17,15 +17,18 @@ GRACE_S = 15 * 60.0
 MAX_MESSAGE_BYTES = 1024 * 1024
 RECEIVE_LIMIT_S = 5.0
 PR_CAPBSET_DROP, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 24, 47, 4
-_DROPPED = (16, 17, 19, 20, 21, 22, 24, 27)
-"""SYS_MODULE, RAWIO, PTRACE, PACCT, ADMIN, BOOT, RESOURCE and MKNOD: root of the desktop must not lift its limits."""
+_DROPPED = (12, 13, 16, 17, 19, 20, 21, 22, 24, 27)
+"""NET_ADMIN and NET_RAW; SYS_MODULE, RAWIO, PTRACE, PACCT, ADMIN, BOOT and RESOURCE; MKNOD: root of the desktop must
+neither lift its limits nor reach the parts of the kernel that only root reaches."""
 _LENGTH = struct.Struct("!I")
+_LIFELINE = 2
+"""Standard error is a pipe to the host. Once the host no longer reads, it is dead, and so must the desktop be."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class RootHelper:
-    """Serves until the agent ends. Single-threaded, and as process 1 it also buries every orphan."""
+    """Serves until the agent or the host ends. Single-threaded, and as process 1 it also buries every orphan."""
 
     def __init__(self, listener: socket.socket, *, agent_pid: int) -> None:
         self._listener = listener
@@ -43,8 +46,12 @@ class RootHelper:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         self._selector.register(wake_read, selectors.EVENT_READ, None)
         self._selector.register(self._listener, selectors.EVENT_READ, None)
+        with contextlib.suppress(PermissionError):  # a file, where somebody runs this by hand
+            self._selector.register(_LIFELINE, selectors.EVENT_READ, None)
         while self._bury():
             for key, _ in self._selector.select(timeout=30):
+                if key.fd == _LIFELINE:
+                    return
                 if key.fileobj is wake_read:
                     with contextlib.suppress(BlockingIOError):
                         wake_read.recv(4096)
@@ -138,7 +145,7 @@ class RootHelper:
             for capability in _DROPPED:
                 _libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
             os.chdir(request["cwd"])
-            os.execvpe(request["argv"][0], request["argv"], request["env"])
+            os.execvpe(request["argv"][0], request["argv"], request["env"])  # noqa: S606
         except FileNotFoundError:
             os.write(2, f"sudo: {request['argv'][0]}: command not found\n".encode())
             os._exit(1)

@@ -104,7 +104,8 @@ class DesktopRoutes:
         if name and self._manager.find(name, strict=False, by_class=False) is None:
             return False
         if command:
-            status, answer = commands.run_command(command, shell=True, timeout_s=10, home=str(self._home))
+            argv = ["/bin/sh", "-c", str(command)]
+            status, answer = commands.run_command(argv, shell=False, timeout_s=10, home=str(self._home))
             return status == 200 and answer["returncode"] == 0
         return True
 

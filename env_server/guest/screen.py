@@ -1,7 +1,7 @@
 """The screen as an encoded picture, read from the memory that Xvfb draws into: about a millisecond a grab, and the
 mouse cursor is in it."""
 
-# pyright: reportMissingImports=false
+# pyright: reportMissingImports=false, reportMissingModuleSource=false
 import io
 import mmap
 import struct

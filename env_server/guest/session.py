@@ -1,10 +1,11 @@
 """The processes of one desktop session: X server, message bus, window manager; started side by side, waited for by
 what they say and never by sleeping."""
 
-# pyright: reportMissingImports=false
+# pyright: reportMissingImports=false, reportMissingModuleSource=false
 import os
 import select
 import subprocess
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from xml.sax.saxutils import escape
@@ -31,7 +32,7 @@ _FILLING = '<application class="{name}" type="normal"><maximized>yes</maximized>
 
 
 class Session:
-    """Starts on creation; `display` is connected and a window manager runs once `__init__` returns."""
+    """Starts on creation; `display` is connected once `__init__` returns."""
 
     def __init__(self, *, width: int, height: int, runtime: Path, openbox_template: Path) -> None:
         self.runtime = runtime
@@ -39,8 +40,8 @@ class Session:
         self.framebuffer.mkdir(mode=0o700)
         read_end, write_end = os.pipe()
         self.x_server = _start(
-            ["Xvfb", ":0", "-screen", "0", f"{width}x{height}x24", "-nolisten", "tcp", "-noreset", "-ac"]
-            + ["-fbdir", str(self.framebuffer), "-displayfd", str(write_end), "+extension", "XTEST"],
+            ["Xvfb", ":0", "-screen", "0", f"{width}x{height}x24", "-nolisten", "tcp", "-noreset", "-ac"],
+            ["-fbdir", str(self.framebuffer), "-displayfd", str(write_end), "+extension", "XTEST"],
             pass_fds=(write_end,),
         )
         os.close(write_end)
@@ -48,8 +49,7 @@ class Session:
         rules = "".join(_FILLING.format(name=escape(name)) for name in ("Mousepad", "Pcmanfm"))
         config = openbox_template.read_text().replace("@RULES@", rules if width < SMALL_SCREEN_WIDTH else "")
         (runtime / "openbox.xml").write_text(config)
-        if not select.select([read_end], [], [], X_START_LIMIT_S)[0] or not os.read(read_end, 16):
-            raise TimeoutError(f"Xvfb was not ready within {X_START_LIMIT_S:g} s")
+        _await_line(read_end, X_START_LIMIT_S)
         os.close(read_end)
         self.display = Display("unix:0")
         self._dress(width)
@@ -71,7 +71,26 @@ class Session:
         self.display.sync()
 
 
-def _start(argv: Sequence[str], *, pass_fds: Sequence[int] = ()) -> subprocess.Popen[bytes]:
+def _await_line(read_end: int, limit_s: float) -> None:
+    """The X server writes its number and the line's end apart, and dies where nobody reads the second."""
+    line, until = b"", time.monotonic() + limit_s
+    while not line.endswith(b"\n"):
+        if not select.select([read_end], [], [], max(0.0, until - time.monotonic()))[0]:
+            raise TimeoutError(f"Xvfb was not ready within {limit_s:g} s")
+        piece = os.read(read_end, 16)
+        if not piece:
+            raise ConnectionError("Xvfb ended before it was ready")
+        line += piece
+
+
+def _start(*argv: Sequence[str], pass_fds: Sequence[int] = ()) -> subprocess.Popen[bytes]:
+    # Only the X server may complain to the host; what a window manager starts inherits its standard error.
+    error = None if pass_fds else subprocess.DEVNULL
     return subprocess.Popen(
-        argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=pass_fds, start_new_session=True
+        [word for part in argv for word in part],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=error,
+        pass_fds=pass_fds,
+        start_new_session=True,
     )

@@ -1,6 +1,6 @@
 """The text an xterm shows. xterm speaks no AT-SPI, but prints its screen into a file when a message asks it to."""
 
-# pyright: reportMissingImports=false
+# pyright: reportMissingImports=false, reportMissingModuleSource=false
 import time
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def terminal_resources(runtime: Path) -> str:
         "XTerm*printAttributes: 0\n"
         "XTerm*printerAutoClose: true\n"
         f"XTerm*printerCommand: cat > {folder}/terminal.new; mv {folder}/terminal.new {folder}/terminal.txt\n"
-        f"XTerm*vt100.translations: #override <Message>{PRINT_MESSAGE}: print-immediate()\n"
+        f"XTerm*vt100.translations: #override <Message>{PRINT_MESSAGE}: print()\n"
     )
 
 

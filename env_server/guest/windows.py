@@ -1,7 +1,7 @@
 """Windows by name or class, through the window manager's own protocol (EWMH): what /setup/activate_window and
 /setup/close_window do, and the wallpaper."""
 
-# pyright: reportMissingImports=false
+# pyright: reportMissingImports=false, reportMissingModuleSource=false
 import threading
 import time
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """Mouse and keyboard through the XTest extension, in process: a click costs a millisecond, and every character
 arrives as itself, because a character without a key gets a spare one."""
 
-# pyright: reportMissingImports=false
+# pyright: reportMissingImports=false, reportMissingModuleSource=false
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -29,20 +29,23 @@ class Input:
         self._load_keymap()
 
     def _load_keymap(self) -> None:
+        """Reads what the keys type now: another program may have lent some, too."""
         first = self._display.display.info.min_keycode
         last = self._display.display.info.max_keycode
         rows = self._display.get_keyboard_mapping(first, last - first + 1)
+        if not hasattr(self, "_lendable"):
+            self._lendable = {first + offset for offset, row in enumerate(rows) if not any(row)}
         self._keys: dict[int, tuple[int, bool]] = {}
         """keysym -> (keycode, whether Shift is needed)"""
-        self._spare: list[int] = []
-        """Keycodes that type nothing, least recently given first."""
+        self._lent: dict[int, int] = {}
+        """keycode -> keysym it was given"""
         for level in (0, 1):
             for offset, row in enumerate(rows):
                 if level < len(row) and row[level] and row[level] not in self._keys:
                     self._keys[row[level]] = (first + offset, level == 1)
-        self._spare = [first + offset for offset, row in enumerate(rows) if not any(row)]
-        self._lent: dict[int, int] = {}
-        """keycode -> keysym it was given"""
+                    if first + offset in self._lendable:
+                        self._lent[first + offset] = row[level]
+        self._spare = sorted(self._lendable - set(self._lent))
 
     # Mouse
 
@@ -134,6 +137,8 @@ class Input:
     def write(self, text: str, *, interval_s: float = 0.0) -> None:
         with self._lock:
             keysyms = [keysym_of_char(char) for char in text]
+            if any(keysym > 0xFFFF or keysym not in self._keys for keysym in keysyms):
+                self._load_keymap()
             for start, end in self._chunks(keysyms):
                 self._lend_keys(keysyms[start:end])
                 for keysym in keysyms[start:end]:

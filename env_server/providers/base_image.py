@@ -25,7 +25,7 @@ COPIED_FROM_ETC = (
     "mailcap", "mime.types", "protocols", "python3", "python3.*", "services", "terminfo", "X11/app-defaults",
     "X11/rgb.txt", "xdg/libfm", "xdg/pcmanfm", "xdg/menus", "xdg/mousepad",
 )  # fmt: skip
-"""Debian's own public configuration. Nothing that an administrator fills in, and nothing beside /etc but font caches."""
+"""Debian's own public configuration below /etc; nothing that an administrator fills in."""
 
 _PASSWD = "root:x:0:0:root:/root:/bin/bash\nuser:x:1000:1000:user,,,:/home/user:/bin/bash\n" + (
     "messagebus:x:100:107::/nonexistent:/usr/sbin/nologin\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n"
@@ -60,7 +60,7 @@ TEXT_FILES: dict[str, str] = {
     "etc/shadow": "root:*:19000:0:99999:7:::\nuser:*:19000:0:99999:7:::\n",
     "etc/hostname": f"{HOST_NAME}\n",
     "etc/hosts": f"127.0.0.1\tlocalhost\n127.0.1.1\t{HOST_NAME}\n::1\tlocalhost\n",
-    "etc/nsswitch.conf": "passwd: files\ngroup: files\nshadow: files\nhosts: files\nservices: files\nprotocols: files\n",
+    "etc/nsswitch.conf": "".join(f"{name}: files\n" for name in ("passwd", "group", "shadow", "hosts", "services")),
     "etc/resolv.conf": "",
     "etc/machine-id": "6f73776f726c64000000000000000001\n",
     "etc/timezone": "Etc/UTC\n",
@@ -75,8 +75,11 @@ TEXT_FILES: dict[str, str] = {
     "home/user/.config/user-dirs.dirs": _USER_DIRS,
     "home/user/.config/mimeapps.list": _MIMEAPPS,
 }
-FOLDERS = ("mnt", "media", "srv", "root", "var/tmp", "var/log", "var/lib/xkb", "var/lib/dbus", "var/cache", "opt/local/games",
-           "opt/local/sbin", "opt/local/share/fonts", *(f"home/user/{name}" for name in HOME_FOLDERS))  # fmt: skip
+FOLDERS = (
+    *("mnt", "media", "srv", "root", "var/tmp", "var/log", "var/lib/xkb", "var/lib/dbus", "var/cache"),
+    *("opt/local/games", "opt/local/sbin", "opt/local/share/fonts"),
+    *(f"home/user/{name}" for name in HOME_FOLDERS),
+)
 
 
 def image_digest() -> str:
@@ -162,7 +165,7 @@ def _install_guest(root: Path) -> None:
     link = root / "opt/osworld-guest"
     link.symlink_to(f"/usr/local/lib/python{version}/dist-packages")
     for folder, _, names in os.walk(root):
-        os.chmod(folder, 0o755)
+        Path(folder).chmod(0o755)
         for name in names:
             path = Path(folder, name)
             if not path.is_symlink():

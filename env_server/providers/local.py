@@ -78,8 +78,11 @@ class LocalDesktop:
             await old.stop()
         width, height = self._screen_size
         sandbox = Sandbox(name=self._replica_id, image=self._image, width=width, height=height)
-        self._sandbox = sandbox
         await sandbox.start()
+        if self._is_stopped:  # while this was starting
+            await sandbox.stop()
+            raise ReplicaError(f"the desktop {self._replica_id} was stopped during its reset; start another")
+        self._sandbox = sandbox
 
     def is_alive(self) -> bool:
         return self._sandbox is not None and self._sandbox.is_alive()

@@ -22,23 +22,21 @@ from osworld_pipeline.datasets.demonstration_records import (
     unknown_action_record,
     whole_record,
 )
+from osworld_pipeline.datasets.sources import REPLAY_SOURCES, TASK_SOURCES
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.errors import DatasetError, StoreError
 
+# Names of sources, as sources.py lists them.
 FINAL, V3, HYBRID, COMBINED, CLEAN, BC = (
-    "osworld-sft-curated-final/osworld_sft_curated_final.jsonl",
-    "osworld-sft-curated-v3/osworld_sft_curated.jsonl",
-    "osworld-sft-hybrid/osworld_sft_hybrid.jsonl",
-    "osworld-combined-sft/osworld_combined_sft.jsonl",
-    "osworld-sft-clean/osworld_sft_clean.jsonl",
-    "osworld-bc-sft/bc_sft_train_vlm_split_fixed.jsonl",
+    "sft_curated_final",
+    "sft_curated_v3",
+    "sft_hybrid",
+    "combined_sft",
+    "sft_clean",
+    "bc_sft",
 )
-EXPLORATORY = "osworld-exploratory-rollouts/all_rollouts.jsonl"
-DISTILL_TRAIN = "osworld-vlm-distill-data/train.parquet"
-DISTILL_TEST = "osworld-vlm-distill-data/test.parquet"
-VARIANCE = "osworld-variance-subset/train_variance_subset.parquet"
-MERGED = ("osworld_gspo_tasks.parquet", "osworld_gspo_tasks_aligned.parquet")
+EXPLORATORY = "exploratory_rollouts"
 
 CHUNKED_SHARE = 0.3
 """Of demonstrations long enough to be cut."""
@@ -66,7 +64,7 @@ class Demonstration:
 
 @dataclass(frozen=True, kw_only=True)
 class RawSources:
-    """What was written: files with their numbers of records (lines that cannot be read included)."""
+    """What was written: sources with their numbers of records (lines that cannot be read included)."""
 
     num_records: Mapping[str, int]
     num_tasks: int
@@ -93,18 +91,16 @@ def write_raw_sources(
         what = f"a demonstration of {strangers[0]}, which is no training task" if strangers else "no demonstration"
         raise DatasetError(f"cannot write raw sources from {what}; record demonstrations of the training tasks first")
     ordered = sorted(demonstrations, key=lambda item: (item.task_id, item.messages[-1]["content"][0]["text"]))
-    root = state.datasets / "osworld_datasets"
+    places = {source.name: source.locate(state) for source in (*REPLAY_SOURCES, *TASK_SOURCES)}
     lines = _spread(ordered, random.Random(f"raw-sources/{seed}"))
-    tasks = _task_files(train_tasks, heldout_tasks, random.Random(f"task-tables/{seed}"))
-    num_records = {name: len(rows) for name, rows in lines.items()}
+    tables = _task_tables(train_tasks, heldout_tasks, random.Random(f"task-tables/{seed}"))
     for name, rows in lines.items():
         # One of the files lacks its last line end, as a download that was cut by hand does.
-        ending = b"" if name == BC else b"\n"
-        replace_file(root / name, b"\n".join(rows) + ending)
-    for name, rows in tasks.items():
-        num_records[name] = len(rows)
-        replace_file((state.datasets if name.startswith("osworld-merged") else root) / name, _parquet(rows))
+        replace_file(places[name], b"\n".join(rows) + (b"" if name == BC else b"\n"))
+    for name, rows in tables.items():
+        replace_file(places[name], _parquet(rows))
     _write_osworld_tree([*train_tasks, *heldout_tasks, WINDOWS_IN_TREE], state.osworld_repo)
+    num_records = {name: len(rows) for name, rows in [*lines.items(), *tables.items()]}
     return RawSources(num_records=num_records, num_tasks=len(train_tasks) + len(heldout_tasks))
 
 
@@ -177,7 +173,7 @@ WINDOWS_DISTILLED = _windows_task(0, snapshot="excel")
 WINDOWS_IN_TREE = _windows_task(1, snapshot="os")
 
 
-def _task_files(
+def _task_tables(
     train_tasks: Sequence[Task], heldout_tasks: Sequence[Task], rng: random.Random
 ) -> dict[str, list[dict[str, Any]]]:
     distilled = [task for task in train_tasks if rng.random() < DISTILL_SHARE] or list(train_tasks[:1])
@@ -190,11 +186,11 @@ def _task_files(
     variance = [_task_row(task) for task in distilled[::3]]
     ids = [{"prompt": task.task_id, "task_id": task.task_id} for task in train_tasks]
     return {
-        DISTILL_TRAIN: rows,
-        DISTILL_TEST: [_task_row(task) for task in heldout_tasks],
-        VARIANCE: variance,
-        f"osworld-merged-replay/{MERGED[0]}": ids,
-        f"osworld-merged-replay/{MERGED[1]}": ids[::2],
+        "distill_train": rows,
+        "distill_test": [_task_row(task) for task in heldout_tasks],
+        "variance_subset": variance,
+        "gspo_tasks": ids,
+        "gspo_tasks_aligned": ids[::2],
     }
 
 

@@ -2,7 +2,6 @@
 a Reject with its place and reason, and memory never holds more than one record."""
 
 import hashlib
-import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -285,8 +284,8 @@ def _config(found: Any) -> Mapping[str, Any] | None:
     if found is None or found in ("", "{}"):
         return None
     try:
-        config = json.loads(found) if isinstance(found, str) else found
-    except ValueError as error:
+        config = orjson.loads(found) if isinstance(found, str) else found
+    except orjson.JSONDecodeError as error:
         raise _BadRecord(f"the task_config is not JSON: {error}") from error
     if not isinstance(config, dict):
         raise _BadRecord("the task_config is not a JSON object")

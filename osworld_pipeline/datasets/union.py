@@ -76,7 +76,7 @@ def build_union(state: StateDir, *, system_prompt: str, dialect: str = "slime") 
         replay=replay.table,
         train_tasks=pa.Table.from_pylist(train, schema=UNION_TASKS),
         rejects=pa.Table.from_pylist([_reject_row(reject) for reject in rejects], schema=REJECTS),
-        stats=_stats(rows, train, configs, replay, rejects),
+        stats=_stats(rows, ready, train, configs, replay, rejects),
     )
 
 
@@ -187,6 +187,7 @@ def _reject_row(reject: Reject) -> dict[str, Any]:
 
 def _stats(
     rows: list[dict[str, Any]],
+    ready: list[dict[str, Any]],
     train: list[dict[str, Any]],
     configs: TaskConfigs,
     replay: ReplayBuild,
@@ -197,7 +198,7 @@ def _stats(
         "task_config_distill": len(configs.distill),
         "task_config_osworld": len(configs.tree),
         "union_all_rows": len(rows),
-        "union_ready_rows": len(train),
+        "union_ready_rows": len(ready),
         "replay_ready_rows": len(train),
         "platform_counts": dict(Counter(row["platform"] for row in rows)),
         "replay_stats": dict(replay.stats),

@@ -5,6 +5,7 @@ that was already done is not logged twice. mlflow takes seconds to import, so it
 """
 
 import logging
+import math
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -30,7 +31,7 @@ class StageRun:
         from mlflow.entities import Metric
 
         now_ms = int(time.time() * 1000)
-        entries = [Metric(name, float(value), now_ms, update) for name, value in metrics.items()]
+        entries = [Metric(name, float(value), now_ms, update) for name, value in sorted(metrics.items())]
         _client(self.tracking_uri).log_batch(self.run_id, metrics=entries)
 
     def log_dataset(self, name: str, digest: str, source: str) -> None:
@@ -75,14 +76,17 @@ class StageRun:
         client.log_outputs(self.run_id, models=[LoggedModelOutput(model.model_id, step=checkpoint.num_updates)])
         return model.model_id
 
-    def log_model_metrics(self, checkpoint_id: str, metrics: Mapping[str, float]) -> None:
-        """Metrics of a checkpoint, so that `search_logged_models` can rank by them."""
-        model_id = find_logged_model(self.tracking_uri, checkpoint_id)
-        if model_id is None:
-            return
+    def log_evaluation(self, checkpoint_id: str, metrics: Mapping[str, float]) -> None:
+        """Figures of a checkpoint: metrics of this run and of its LoggedModel, which is an input of the run."""
+        from mlflow.entities import LoggedModelInput
+
         client = _client(self.tracking_uri)
+        model_id = find_logged_model(self.tracking_uri, checkpoint_id)
+        if model_id is not None:
+            client.log_inputs(self.run_id, models=[LoggedModelInput(model_id)])
         for name, value in metrics.items():
-            client.log_metric(self.run_id, name, float(value), model_id=model_id)
+            if math.isfinite(value):
+                client.log_metric(self.run_id, name, float(value), model_id=model_id)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from typing import Any
 from osworld_pipeline.errors import EngineError, EnvServerError, PipelineError, ReplicaError
 from osworld_pipeline.runs.parent import die_with_parent
 
-PROGRAMS = ("record_demonstrations", "make_base", "train_sft", "train_gspo", "evaluate")
+PROGRAMS = ("record_sources", "make_base", "train_sft", "train_gspo", "evaluate")
 EXIT_FATAL, EXIT_RETRYABLE, EXIT_STOPPED = 2, 3, 143
 RETRYABLE = (EnvServerError, ReplicaError, EngineError)
 REPORT_TO_STDOUT = "--print"

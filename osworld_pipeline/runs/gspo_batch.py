@@ -1,4 +1,4 @@
-"""From scored groups to what one update trains on: replay joins groups that failed, advantages, trajectories, records."""
+"""From scored groups to what one update trains on: replay joins failed groups; advantages, trajectories, records."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ from osworld_pipeline.domain.trajectory import Trajectory
 from osworld_pipeline.recipes.schema import AgentSection, GspoSection
 from osworld_pipeline.rollout.replay import ReplayBuffer
 from osworld_pipeline.rollout.trajectories import episode_trajectory, replay_trajectory
-from osworld_pipeline.training.advantage import compute_advantages
+from osworld_pipeline.training.advantage import group_advantages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,28 +40,26 @@ def build_batch(
     num_zero_variance = 0
     for group in groups:
         row = replay.inject(group, threshold=gspo.replay_threshold, rng=rng)
-        rewards = [episode.reward.shaped for episode in group.valid_episodes if episode.reward is not None]
-        if row is not None:
-            rewards.append(row.reward)
-        advantages = compute_advantages(rewards)
-        if not any(advantages):
+        group = replace(group, replay=row)
+        advantages = group_advantages(group)
+        joined.append(group if advantages.has_signal else replace(group, replay=None))
+        if not advantages.has_signal:
             num_zero_variance += 1
-            row = None
-        for episode, advantage in zip(group.valid_episodes, advantages, strict=False):
+            continue
+        for episode, advantage in zip(group.valid_episodes, advantages.episodes, strict=True):
             if advantage and any(episode.response_mask):
                 trajectories.append(episode_trajectory(episode, read_blob, advantage=advantage))
-        if row is not None:
+        if row is not None and advantages.replay is not None:
             trajectory = replay_trajectory(
                 row,
                 read_blob,
                 renderer,
                 max_tokens=agent.max_context_tokens,
-                advantage=advantages[-1],
+                advantage=advantages.replay,
                 weight=gspo.replay_weight,
             )
             trajectories.append(trajectory)
-            injections.append(_injection(group, row, advantages[-1], gspo.replay_weight))
-        joined.append(replace(group, replay=row))
+            injections.append(_injection(group, row, advantages.replay, gspo.replay_weight))
     return GspoBatch(
         trajectories=tuple(trajectories),
         groups=tuple(joined),

@@ -3,24 +3,26 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from osworld_pipeline.agent.model_inputs import PixelCache
 from osworld_pipeline.agent.renderer import Renderer
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.recipes import Recipe
-from osworld_pipeline.rollout.engines.transformers import TransformersEngine
 from osworld_pipeline.rollout.env_client import EnvClient, EnvTimeouts
 from osworld_pipeline.rollout.run_episode import EpisodeSettings, EpisodeTools
 from osworld_pipeline.runs.embedded_server import EnvServers
 from osworld_pipeline.trajectories.store import TrajectoryStore
 from osworld_pipeline.wire import EnvConfig
 
+if TYPE_CHECKING:
+    from osworld_pipeline.rollout.engines.transformers import TransformersEngine
+
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutSession:
     tools: EpisodeTools
-    engine: TransformersEngine
+    engine: "TransformersEngine"
     store: TrajectoryStore
     renderer: Renderer
 
@@ -42,6 +44,8 @@ async def rollout_session(
     Raises:
         EnvServerError: one does not; names it.
     """
+    from osworld_pipeline.rollout.engines.transformers import TransformersEngine
+
     renderer = Renderer(processor)
     store = TrajectoryStore(state)
     engine = TransformersEngine(

@@ -8,6 +8,7 @@ from typing import Any
 from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
 from osworld_pipeline.domain.digest import digest_json
 from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.evaluation.suites import Suite, build_suite
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.tables.owned import read_table
 
@@ -16,7 +17,7 @@ CARD = "checkpoint.json"
 DIGEST_LENGTH = 12
 
 SECTIONS: dict[Stage, tuple[str, ...]] = {
-    Stage.BASE: ("model", "suite"),
+    Stage.BASE: ("model",),
     Stage.SFT: ("sft", "agent"),
     Stage.GSPO_PHASE1: ("gspo", "agent", "reward", "desktop"),
     Stage.GSPO_PHASE2: ("gspo", "agent", "reward", "desktop"),
@@ -39,6 +40,11 @@ def stage_params(stage: Stage, recipe: Recipe) -> dict[str, Any]:
     return params
 
 
+def stage_recipe_digest(stage: Stage, recipe: Recipe) -> str:
+    """Digest of what of the recipe decides `stage`."""
+    return digest_json(stage_params(stage, recipe))
+
+
 def stage_checkpoint_id(stage: Stage, recipe: Recipe, *, parent_id: str | None, data_digest: str) -> str:
     """`<stage>-<12 hex>`."""
     digest = digest_json({"params": stage_params(stage, recipe), "parent": parent_id, "data": data_digest})
@@ -51,6 +57,18 @@ def evaluation_key(recipe: Recipe, *, suite_digest: str) -> str:
     desktop = {name: value for name, value in dumped["desktop"].items() if name not in NOT_IN_DESKTOP}
     parts = {"evaluation": dumped["evaluation"], "agent": dumped["agent"], "desktop": desktop, "suite": suite_digest}
     return digest_json(parts)[:DIGEST_LENGTH]
+
+
+def recipe_suite(recipe: Recipe) -> Suite:
+    """The task suite of a recipe, for its screen."""
+    suite = recipe.suite
+    return build_suite(
+        seed=suite.seed,
+        families=suite.families,
+        num_train=suite.num_train,
+        num_heldout=suite.num_heldout,
+        screen=(recipe.desktop.screen_width, recipe.desktop.screen_height),
+    )
 
 
 def training_data_digest(state: StateDir, tables: Sequence[str]) -> str:

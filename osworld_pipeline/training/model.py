@@ -9,6 +9,7 @@ from torch import nn
 from transformers import Qwen3VLForConditionalGeneration
 
 from osworld_pipeline.errors import StoreError
+from osworld_pipeline.recipes.schema import PretrainedModelSection, TinyModelSection
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -61,3 +62,27 @@ def load_model(
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         model.train()  # checkpointing is skipped in eval mode
     return model
+
+
+def default_device() -> torch.device:
+    """A CUDA device where there is one."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def load_policy(
+    path: Path | str,
+    section: TinyModelSection | PretrainedModelSection,
+    *,
+    device: str | torch.device | None = None,
+    is_frozen: bool = False,
+) -> Qwen3VLForConditionalGeneration:
+    """`load_model` in the precision of the recipe's model, on the default device; a published one recomputes its
+    activations in the backward pass. Raises StoreError."""
+    is_large = isinstance(section, PretrainedModelSection)
+    return load_model(
+        path,
+        dtype=section.dtype if isinstance(section, PretrainedModelSection) else "float32",
+        device=default_device() if device is None else device,
+        is_frozen=is_frozen,
+        gradient_checkpointing=is_large and not is_frozen,
+    )

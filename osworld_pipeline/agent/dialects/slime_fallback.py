@@ -1,5 +1,6 @@
 """The last resort for a response in no known form: a guess from its words. Steps that needed it are penalised."""
 
+import json
 import re
 from typing import Any
 
@@ -19,7 +20,9 @@ _STATUS = re.compile(r'"status"\s*:\s*"(success|failure)"')
 
 def guess_action(text: str) -> dict[str, Any] | None:
     """An action in normal form, or None where the words suggest none."""
-    for guess in (_json_fragment, _wait, _click, _typing, _key, _scrolling):
+    # Words inside a tool call are its arguments, not a second thought: a fragment that names its action is judged alone.
+    guesses = (_json_fragment,) if _ACTION.search(text) else (_wait, _click, _typing, _key, _scrolling)
+    for guess in guesses:
         raw = guess(text)
         if raw is None:
             continue
@@ -39,7 +42,10 @@ def _json_fragment(text: str) -> dict[str, Any] | None:
     if point := _POINT.search(text):
         raw["coordinate"] = raw["end_coordinate"] = [int(point.group(1)), int(point.group(2))]
     if quoted := _JSON_TEXT.search(text):
-        raw["text"] = quoted.group(1).replace("\\n", "\n").replace('\\"', '"')
+        try:
+            raw["text"] = json.loads(f'"{quoted.group(1)}"', strict=False)
+        except ValueError:
+            raw["text"] = quoted.group(1)
     if keys := _JSON_KEYS.search(text):
         raw["keys"] = re.findall(r'"([^"]+)"', keys.group(1))
     if scroll := re.search(r'"direction"\s*:\s*"(up|down)"', text):

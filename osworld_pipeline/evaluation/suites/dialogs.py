@@ -4,6 +4,7 @@ import random
 
 from osworld_pipeline.evaluation.suites.family import (
     DONE,
+    FRAME_HEIGHT,
     HOME,
     WORDS,
     Arguments,
@@ -72,7 +73,9 @@ def _answer_dialog(arguments: Arguments, screen: Screen) -> Scene:
     # The place follows from the words: were it drawn, two instances could differ in nothing that an answer depends on.
     cell = (WORDS.index(first) + WORDS.index(second)) % 4
     answer = f"{first} {second}"
-    place = screen.in_cell(cell, columns=2, rows=2, width=screen.scaled(220), height=screen.scaled(110))
+    place = screen.in_cell(
+        cell, columns=2, rows=2, width=screen.scaled(220), height=screen.scaled(110), frame_height=FRAME_HEIGHT
+    )
     return Scene(
         instruction=f"Answer the dialog with {answer}.",
         config=open_entry_dialog("Question", place, screen, answer_path=_ANSWER),

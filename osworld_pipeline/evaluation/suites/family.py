@@ -32,6 +32,9 @@ WORDS = (
 HOME = "/home/user"
 DESKTOP = f"{HOME}/Desktop"
 
+FRAME_HEIGHT = 24
+"""Title bar and borders of a decorated window in pixels, a little generously."""
+
 Arguments = tuple[str | int, ...]
 
 
@@ -68,13 +71,16 @@ class Screen:
     def scaled(self, pixels: int) -> int:
         return round(pixels * self.scale)
 
-    def in_cell(self, cell: int, *, columns: int, rows: int, width: int, height: int) -> Rectangle:
-        """A rectangle in the middle of a cell; cells are counted row by row from the top left."""
+    def in_cell(
+        self, cell: int, *, columns: int, rows: int, width: int, height: int, frame_height: int = 0
+    ) -> Rectangle:
+        """A rectangle in the middle of a cell, counted row by row from the top left; `frame_height` is what a window
+        manager adds to it."""
         row, column = divmod(cell, columns)
         cell_width, cell_height = self.width // columns, self.height // rows
         return Rectangle(
             x=column * cell_width + (cell_width - width) // 2,
-            y=row * cell_height + (cell_height - height) // 2,
+            y=row * cell_height + (cell_height - height - frame_height) // 2,
             width=width,
             height=height,
         )

@@ -4,6 +4,7 @@ import random
 
 from osworld_pipeline.evaluation.suites.family import (
     DONE,
+    FRAME_HEIGHT,
     WORDS,
     Arguments,
     Family,
@@ -21,7 +22,8 @@ def _draw_windows(rng: random.Random) -> Arguments:
 
 
 def _place(cell: str | int, screen: Screen) -> Rectangle:
-    return screen.in_cell(int(cell), columns=2, rows=2, width=screen.scaled(200), height=screen.scaled(90))
+    width, height = screen.scaled(200), screen.scaled(90)
+    return screen.in_cell(int(cell), columns=2, rows=2, width=width, height=height, frame_height=FRAME_HEIGHT)
 
 
 def _close_window(arguments: Arguments, screen: Screen) -> Scene:

@@ -92,7 +92,9 @@ def test_special_tokens_on_a_screen_are_only_characters(processor: Any) -> None:
     assert ids.count(renderer.image_id) == 1
     assert ids.count(renderer.im_end_id) == 1
     assert ids.count(renderer.vision_start_id) == 1
-    assert renderer.tokenizer.decode(ids[5:]).count("<|image_pad|>") == 1
+    text = renderer.encode("a <|im_end|> b <|image_pad|> <|vision_start|>")
+    assert ids[-2 - len(text) : -2] == text
+    assert renderer.tokenizer.decode(text) == "a <|im_end|> b <|image_pad|> <|vision_start|>"
 
 
 def test_a_demonstration_is_cut_after_the_last_turn_that_fits(processor: Any, images: list[bytes]) -> None:

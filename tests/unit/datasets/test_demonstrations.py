@@ -15,6 +15,7 @@ from osworld_pipeline.agent.dialects import load_dialect
 from osworld_pipeline.datasets import demonstrations as written
 from osworld_pipeline.datasets.demonstration_records import broken_lines, chunk_records, pyautogui_record
 from osworld_pipeline.datasets.demonstrations import Demonstration, replace_file, write_raw_sources
+from osworld_pipeline.datasets.sources import REPLAY_SOURCES, TASK_SOURCES
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.errors import ActionParseError, DatasetError, StoreError
@@ -62,8 +63,12 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> StateDir:
     return write(tmp_path_factory.mktemp("raw"))
 
 
+def place_of(state: StateDir, name: str) -> Path:
+    return next(source for source in (*REPLAY_SOURCES, *TASK_SOURCES) if source.name == name).locate(state)
+
+
 def lines_of(state: StateDir, name: str) -> list[bytes]:
-    return (state.datasets / "osworld_datasets" / name).read_bytes().split(b"\n")
+    return place_of(state, name).read_bytes().split(b"\n")
 
 
 def records_of(state: StateDir, name: str) -> Iterator[dict[str, Any]]:
@@ -200,7 +205,7 @@ def test_a_broken_line_is_broken():
 
 
 def test_one_source_has_wrong_formats_and_no_line_end_at_its_end(state: StateDir):
-    raw = (state.datasets / "osworld_datasets" / written.BC).read_bytes()
+    raw = place_of(state, written.BC).read_bytes()
     assert not raw.endswith(b"\n")
     json.loads(raw.split(b"\n")[-1])
     dialect = load_dialect("slime")
@@ -227,8 +232,7 @@ def test_pyautogui_answers_mean_the_same_actions():
 
 
 def test_task_tables_hold_configurations_of_all_platforms(state: StateDir):
-    root = state.datasets / "osworld_datasets"
-    rows = pq.read_table(root / written.DISTILL_TRAIN).to_pylist()
+    rows = pq.read_table(place_of(state, "distill_train")).to_pylist()
     ids = [row["task_id"] for row in rows]
     assert len(ids) > len(set(ids)), "one task must have two configurations"
     assert any("_chunk" in task_id for task_id in ids)
@@ -237,9 +241,9 @@ def test_task_tables_hold_configurations_of_all_platforms(state: StateDir):
     first = {row["task_id"]: json.loads(row["task_config"]) for row in reversed(rows)}
     for task_id in set(first) & set(known):
         assert Task.from_config(first[task_id]).config_digest == known[task_id].config_digest
-    heldout = pq.read_table(root / written.DISTILL_TEST).column("task_id").to_pylist()
+    heldout = pq.read_table(place_of(state, "distill_test")).column("task_id").to_pylist()
     assert heldout == [task.task_id for task in HELDOUT_TASKS]
-    assert 0 < pq.read_table(root / written.VARIANCE).num_rows < len(TRAIN_TASKS)
+    assert 0 < pq.read_table(place_of(state, "variance_subset")).num_rows < len(TRAIN_TASKS)
 
 
 def test_merged_tables_beside_the_datasets_hold_ids_only(state: StateDir):
@@ -269,6 +273,11 @@ def test_writing_again_removes_tasks_of_an_earlier_suite_and_no_others(tmp_path:
     write(tmp_path)
     assert not (examples / "desktop-basics-juggle-0001.json").exists()
     assert (examples / "e0df059f.json").exists()
+
+
+def test_every_source_of_the_table_is_written(state: StateDir):
+    for source in (*REPLAY_SOURCES, *TASK_SOURCES):
+        assert source.locate(state).exists(), source.name
 
 
 def test_nothing_temporary_is_left(state: StateDir):

@@ -1,0 +1,105 @@
+"""Evaluations: every checkpoint of the road on the held-out tasks, and a report people can read."""
+
+from contextlib import ExitStack
+
+import dagster as dg
+
+from assets.checkpoints import parent_of
+from osworld_pipeline.domain.checkpoint import Checkpoint
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.evaluation.scores import CheckpointScore, read_scores
+from osworld_pipeline.recipes import Recipe
+from osworld_pipeline.runs.evaluation_plan import plan_evaluation
+from osworld_pipeline.runs.report import write_report
+from osworld_pipeline.tables.catalog import rebuild_catalog
+from resources.desktops import DesktopsResource
+from resources.launcher import LocalLauncher
+from resources.progress import ProgressResource
+from resources.state import RecipeResource, StateResource
+from resources.tracking import TrackingResource
+
+GROUP = "evaluation"
+CHECKPOINT_ASSETS = ["base_checkpoint", "sft_checkpoint", "gspo_phase1_checkpoint", "gspo_phase2_checkpoint"]
+
+
+@dg.asset(group_name=GROUP, kinds={"x11", "mlflow"}, pool="trainer", deps=CHECKPOINT_ASSETS)
+def evaluations(
+    context: dg.AssetExecutionContext,
+    state: StateResource,
+    recipe: RecipeResource,
+    desktops: DesktopsResource,
+    launcher: LocalLauncher,
+    tracking: TrackingResource,
+    progress: ProgressResource,
+) -> dg.MaterializeResult:
+    """Held-out success of each checkpoint; a rerun runs only what is missing or ended in a fault."""
+    settings, folder = recipe.load(), state.dir()
+    with ExitStack() as stack:
+        servers = None
+        for asset in CHECKPOINT_ASSETS:
+            checkpoint = parent_of(context, asset, state)
+            plan = plan_evaluation(settings, checkpoint.checkpoint_id)
+            is_done = len(plan.finished(folder)) == len(plan.episodes)
+            if is_done and tracking.run_id_of(folder, plan.stage_key) is not None:
+                continue
+            params = {"checkpoint_id": checkpoint.checkpoint_id, "suite_digest": plan.suite_digest}
+            params |= settings.evaluation.model_dump(mode="json")
+            with tracking.stage(context, folder, stage="evaluation", stage_key=plan.stage_key, params=params) as run:
+                if not is_done:
+                    servers = servers or stack.enter_context(desktops.serve(folder, settings))
+                    job = {
+                        "recipe": settings.model_dump(mode="json"),
+                        "state_root": str(folder.root),
+                        "checkpoint": {"checkpoint_id": checkpoint.checkpoint_id, "path": checkpoint.path},
+                        "servers": servers.as_job(),
+                        "run_ids": {"dagster": context.run.run_id, "mlflow": run.run_id},
+                    }
+                    launcher.launch(
+                        context, "evaluate", job, progress.listener(context, f"evaluate {checkpoint.stage}")
+                    )
+                run.log_evaluation(checkpoint.checkpoint_id, _figures(folder, checkpoint, settings))
+    rebuild_catalog(folder)
+    scores = read_scores(folder)
+    return dg.MaterializeResult(
+        metadata={
+            "checkpoints": len(scores),
+            "scores": dg.MetadataValue.md(_as_markdown(scores)),
+            **{f"{score.stage} success": score.success_rate for score in scores if score.n},
+        }
+    )
+
+
+@dg.asset(group_name=GROUP, kinds={"html"}, pool="catalog", deps=[evaluations])
+def evaluation_report(
+    context: dg.AssetExecutionContext, state: StateResource, recipe: RecipeResource, tracking: TrackingResource
+) -> dg.MaterializeResult:
+    """One self-contained HTML page: scores with intervals, curves, what the best episodes saw."""
+    folder = state.dir()
+    path = write_report(folder, recipe.load(), tracking_uri=tracking.resolve(folder))
+    return dg.MaterializeResult(metadata={"report": dg.MetadataValue.path(str(path))})
+
+
+def _figures(state: StateDir, checkpoint: Checkpoint, recipe: Recipe) -> dict[str, float]:
+    scores = read_scores(state, confidence=recipe.evaluation.confidence)
+    score = next(score for score in scores if score.checkpoint_id == checkpoint.checkpoint_id)
+    return {
+        "eval/success_rate": score.success_rate,
+        "eval/interval_low": score.low,
+        "eval/interval_high": score.high,
+        "eval/num_episodes": float(score.n),
+        "eval/num_faults": float(score.num_faults),
+        "eval/mean_turns": score.mean_turns,
+    }
+
+
+def _as_markdown(scores: list[CheckpointScore]) -> str:
+    lines = ["| stage | success | interval | episodes | faults |", "|---|---|---|---|---|"]
+    lines += [
+        f"| {score.stage} | {score.success_rate:.1%} | {score.low:.1%} to {score.high:.1%} | "
+        f"{score.successes}/{score.n} | {score.num_faults} |"
+        for score in scores
+    ]
+    return "\n".join(lines)
+
+
+ASSETS = [evaluations, evaluation_report]

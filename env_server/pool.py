@@ -1,0 +1,124 @@
+"""Warm replicas and whose turn it is: a bounded, fair wait for a free one; a live lease is never taken away."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from env_server.fair_queue import FairQueue
+from env_server.providers.base import Provider
+from env_server.replica import STOP_TIMEOUT_S, Lease, Replica
+from osworld_pipeline.errors import NoCapacityError
+
+log = logging.getLogger(__name__)
+
+
+class Pool:
+    def __init__(
+        self, provider: Provider, *, num_replicas: int, queue_timeout_s: float = 60.0, start_timeout_s: float = 600.0
+    ) -> None:
+        self.provider = provider
+        self.num_replicas = num_replicas
+        self._queue_timeout_s, self._start_timeout_s = queue_timeout_s, start_timeout_s
+        self._free: deque[Lease] = deque()
+        self._waiting: FairQueue[asyncio.Future[Lease]] = FairQueue()
+        self._replicas = [
+            Replica(f"{provider.name}-{index}", provider, offer=self._offer, withdraw=self._withdraw)
+            for index in range(num_replicas)
+        ]
+        self._tasks: list[asyncio.Task[None]] = []
+        self._is_draining = False
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def is_draining(self) -> bool:
+        return self._is_draining
+
+    async def start(self) -> None:
+        """Returns when every replica is warm.
+
+        Raises:
+            DependencyError, ReplicaError: one of them cannot be started. Call `close` in any case.
+        """
+        for index, replica in enumerate(self._replicas):
+            self._tasks.append(asyncio.create_task(replica.run(), name=replica.replica_id))
+            if index == 0:
+                # Alone, so that the image is built once and the others find it.
+                await replica.wait_warm(self._start_timeout_s)
+        await asyncio.gather(*(replica.wait_warm(self._start_timeout_s) for replica in self._replicas))
+
+    def drain(self) -> None:
+        """No further leases; who waits for one is told at once. Live leases go on."""
+        self._is_draining = True
+        while self._waiting:
+            future = self._waiting.pop()
+            if not future.done():
+                future.set_exception(NoCapacityError("the env server is shutting down; use another one"))
+
+    async def close(self) -> None:
+        """Stops every desktop; idempotent."""
+        self.drain()
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            _, stuck = await asyncio.wait(self._tasks, timeout=STOP_TIMEOUT_S + 5.0)
+            for task in stuck:
+                log.error("replica %s did not stop within %g s", task.get_name(), STOP_TIMEOUT_S)
+        await self.provider.close()
+
+    @asynccontextmanager
+    async def lease_replica(self, client_id: str) -> AsyncIterator[Lease]:
+        """A warm desktop, given back to be reset when the block ends.
+
+        Raises:
+            NoCapacityError: none became free within the bounded wait.
+        """
+        lease = await self._take(client_id)
+        try:
+            yield lease
+        finally:
+            lease.release()
+
+    async def _take(self, client_id: str) -> Lease:
+        if self._is_draining:
+            raise NoCapacityError("the env server is shutting down; use another one")
+        if self._free and not self._waiting:
+            return self._free.popleft()
+        future: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
+        self._waiting.push(client_id, future)
+        try:
+            async with asyncio.timeout(self._queue_timeout_s):
+                return await future
+        except TimeoutError as error:
+            self._give_up(client_id, future)
+            raise NoCapacityError(
+                f"none of the {self.num_replicas} replicas became free within {self._queue_timeout_s:g} s; "
+                "close episodes, or start the server with more --replicas"
+            ) from error
+        except asyncio.CancelledError:
+            self._give_up(client_id, future)
+            raise
+
+    def _give_up(self, client_id: str, future: asyncio.Future[Lease]) -> None:
+        self._waiting.remove(client_id, future)
+        if future.done() and not future.cancelled() and future.exception() is None:
+            # It was served in the very moment it gave up: the next in turn shall have the desktop, still untouched.
+            self._offer(future.result())
+
+    def _offer(self, lease: Lease) -> None:
+        if lease.is_over:
+            return
+        while self._waiting:
+            future = self._waiting.pop()
+            if not future.done():
+                future.set_result(lease)
+                return
+        self._free.append(lease)
+
+    def _withdraw(self, lease: Lease) -> None:
+        if lease in self._free:
+            self._free.remove(lease)

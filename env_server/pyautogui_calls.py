@@ -1,0 +1,39 @@
+"""From an action's text to calls of the guest: parsed, bound and limited here, so a refused action never reaches it."""
+
+from typing import Any
+
+from env_server.guest.calls import bind_call
+from env_server.guest_client import GuestCall
+from osworld_pipeline.domain.pyautogui import MAX_SLEEP_S, parse_pyautogui
+from osworld_pipeline.errors import ActionParseError
+
+MAX_ACTION_S = MAX_SLEEP_S
+"""All pauses, durations and intervals of one action together."""
+
+
+def read_calls(text: str) -> tuple[GuestCall, ...]:
+    """
+    Raises:
+        ActionParseError: no known call, arguments that it does not take, or an action that would take too long.
+    """
+    calls, total_s = [], 0.0
+    for call in parse_pyautogui(text):
+        try:
+            name, bound = bind_call({"name": call.name, "args": call.args, "kwargs": call.kwargs})
+        except (ValueError, TypeError) as error:
+            raise ActionParseError(str(error)) from error
+        total_s += _duration_s(bound)
+        calls.append(GuestCall(name=name, args=call.args, kwargs=call.kwargs))
+    if total_s > MAX_ACTION_S:
+        raise ActionParseError(f"the action would take {total_s:g} s; at most {MAX_ACTION_S:g} s are allowed")
+    return tuple(calls)
+
+
+def _duration_s(bound: dict[str, Any]) -> float:
+    num_repeats = 1
+    for key in ("presses", "clicks"):
+        num_repeats = max(num_repeats, abs(int(bound.get(key) or 1)))
+    for key in ("keys", "message"):
+        num_repeats *= max(1, len(bound.get(key) or ()))
+    once_s = float(bound.get("interval") or 0.0)
+    return num_repeats * once_s + float(bound.get("duration") or 0.0) + float(bound.get("seconds") or 0.0)

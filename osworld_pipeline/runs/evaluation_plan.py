@@ -1,0 +1,55 @@
+"""What an evaluation of a checkpoint consists of, and how much of it is already there; needs no torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from osworld_pipeline.domain.episode import Episode, EpisodePurpose, SamplingParams
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.domain.task import Task
+from osworld_pipeline.recipes import Recipe
+from osworld_pipeline.rollout.run_episode import EpisodePlan
+from osworld_pipeline.runs.stages import evaluation_key, recipe_suite
+from osworld_pipeline.trajectories import TrajectoryStore
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationPlan:
+    """One episode for each held-out task and seed; each is stored as a part of its own, named after it."""
+
+    key: str
+    """Of the settings; two evaluations with the same key can be compared."""
+    stage_key: str
+    suite_digest: str
+    episodes: Mapping[str, tuple[Task, EpisodePlan]]
+    """By part name."""
+
+    def finished(self, state: StateDir) -> dict[str, Episode]:
+        """The episodes that need not run again, by part name: a fault is run again, an outcome is not."""
+        store = TrajectoryStore(state)
+        parts = [part for part in store.existing_parts("episodes", self.stage_key) if part in self.episodes]
+        episodes = {part: store.read_episodes(part)[0] for part in parts}
+        return {part: episode for part, episode in episodes.items() if episode.outcome.is_valid}
+
+
+def plan_evaluation(recipe: Recipe, checkpoint_id: str, run_ids: Mapping[str, str] | None = None) -> EvaluationPlan:
+    suite = recipe_suite(recipe)
+    key = evaluation_key(recipe, suite_digest=suite.digest)
+    stage_key = f"eval-{checkpoint_id}-{key}"
+    episodes = {}
+    for item in suite.heldout:
+        for seed in recipe.evaluation.seeds:
+            plan = EpisodePlan(
+                episode_id=f"{stage_key}-{item.task.task_id}-s{seed}",
+                purpose=EpisodePurpose.EVALUATE,
+                checkpoint_id=checkpoint_id,
+                sampling=SamplingParams(
+                    temperature=recipe.evaluation.temperature,
+                    max_new_tokens=recipe.agent.max_response_tokens,
+                    seed=seed,
+                ),
+                seed=seed,
+                stage_key=stage_key,
+                run_ids=dict(run_ids or {}),
+            )
+            episodes[plan.episode_id] = (item.task, plan)
+    return EvaluationPlan(key=key, stage_key=stage_key, suite_digest=suite.digest, episodes=episodes)

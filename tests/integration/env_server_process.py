@@ -1,0 +1,79 @@
+"""Runs a real env-server for a test: its own process, a free port, and a look at what it leaves behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+READY_TIMEOUT_S = 180.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunningServer:
+    url: str
+    process: subprocess.Popen[bytes]
+    state_dir: Path
+    log: Path
+
+
+@contextmanager
+def running_env_server(
+    folder: Path, *options: str, num_replicas: int = 1, token: str | None = None, images: Path | None = None
+) -> Iterator[RunningServer]:
+    """`images` may be shared between servers, so that the base image is built once."""
+    state_dir, ready, log = images or folder / "desktops", folder / "ready.json", folder / "env-server.log"
+    environment = {key: value for key, value in os.environ.items() if key != "ENV_SERVER_TOKEN"}
+    if token is not None:
+        environment["ENV_SERVER_TOKEN"] = token
+    command = [
+        sys.executable, "-m", "env_server.main", "--provider", "local", "--replicas", str(num_replicas),
+        "--port", "0", "--state-dir", str(state_dir), "--ready-file", str(ready), "--die-with-parent", *options,
+    ]  # fmt: skip
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
+    try:
+        deadline = time.monotonic() + READY_TIMEOUT_S
+        while not ready.exists():
+            assert process.poll() is None, log.read_text()[-2000:]
+            assert time.monotonic() < deadline, log.read_text()[-2000:]
+            time.sleep(0.05)
+        told = json.loads(ready.read_text())
+        assert told["pid"] == process.pid
+        yield RunningServer(url=told["url"], process=process, state_dir=state_dir, log=log)
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def processes_below(pid: int) -> set[int]:
+    """Every process that descends from `pid`, by the kernel's own table."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except (OSError, IndexError):
+                continue
+    found, frontier = set[int](), {pid}
+    while frontier:
+        frontier = {child for child, parent in parents.items() if parent in frontier} - found
+        found |= frontier
+    return found
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

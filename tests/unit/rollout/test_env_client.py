@@ -1,0 +1,239 @@
+"""The env client against a scripted transport: every answer of a server has one meaning, and nothing is sent twice that
+could act twice."""
+
+import asyncio
+import base64
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from osworld_pipeline.domain.task import Task
+from osworld_pipeline.errors import (
+    ActionParseError,
+    EnvServerError,
+    EvaluatorError,
+    NoCapacityError,
+    ReplicaError,
+    SetupError,
+)
+from osworld_pipeline.rollout.env_client import EnvClient, EnvTimeouts
+from osworld_pipeline.wire import EnvConfig
+
+PNG = b"\x89PNG pixels"
+SCREEN = {"screenshot_base64": base64.b64encode(PNG).decode(), "instruction": "do"}
+RESET = {
+    **SCREEN,
+    "episode_id": "e1",
+    "replica_id": "r1",
+    "provider": "local",
+    "image_digest": "i",
+    "grader_version": "g",
+}
+URL = "http://one:8100"
+Answers = dict[str, list[Any]]
+
+
+class ScriptedServer:
+    """Answers each path with its responses in turn, the last one for ever; keeps what it was sent."""
+
+    def __init__(self, answers: Answers) -> None:
+        self.answers = {path: list(responses) for path, responses in answers.items()}
+        self.requests: list[tuple[str, dict[str, Any]]] = []
+
+    async def __call__(self, request: httpx.Request) -> httpx.Response:
+        body = json.loads(request.content) if request.content else {}
+        self.requests.append((str(request.url), body))
+        responses = self.answers[request.url.path]
+        answer = responses.pop(0) if len(responses) > 1 else responses[0]
+        if isinstance(answer, Exception):
+            raise answer
+        if callable(answer):
+            return await answer()
+        return answer if isinstance(answer, httpx.Response) else httpx.Response(200, json=answer)
+
+    def paths(self) -> list[str]:
+        return [httpx.URL(url).path for url, _ in self.requests]
+
+
+def failure(status: int, error: str, fault: str | None = None, **headers: str) -> httpx.Response:
+    body = {"error": error} | ({"fault": fault} if fault else {})
+    return httpx.Response(status, json=body, headers=headers)
+
+
+@pytest.fixture
+def connect() -> Callable[..., tuple[EnvClient, ScriptedServer]]:
+    def make(answers: Answers, *, urls: str = URL, capacity_s: float = 5.0, **options: Any) -> Any:
+        server = ScriptedServer({"/reset": [RESET], "/close": [{"status": "closed", "episode_id": "e1"}], **answers})
+        timeouts = EnvTimeouts(request_s=5.0, capacity_s=capacity_s)
+        return EnvClient(urls, timeouts=timeouts, transport=httpx.MockTransport(server), **options), server
+
+    return make
+
+
+async def test_an_episode_goes_through_all_endpoints(connect: Any, task: Task) -> None:
+    client, server = connect(
+        {"/step": [{**SCREEN, "terminal": "$"}], "/evaluate": [{"reward": 1.0}]},
+        env_config=EnvConfig(screen_size=(512, 320)),
+        client_id="trainer",
+    )
+    async with client:
+        desktop = client.desktop()
+        observation, info = await desktop.reset(task)
+        assert (observation.screenshot, observation.instruction) == (PNG, "do")
+        assert (info.replica_id, info.provider, info.image_digest, info.grader_version) == ("r1", "local", "i", "g")
+        assert (await desktop.act("WAIT", pause_s=0.5)).terminal == "$"
+        assert await desktop.score() == 1.0
+        await desktop.close()
+        await desktop.close()
+    assert server.paths() == ["/reset", "/step", "/evaluate", "/close"]
+    assert server.requests[0][1]["task_config"] == task.config
+    assert server.requests[0][1]["env_config"]["screen_size"] == [512, 320]
+    assert server.requests[1][1] == {"episode_id": "e1", "action": "WAIT", "pause": 0.5}
+
+
+async def test_a_screenshot_of_megabytes_arrives_whole(connect: Any, task: Task) -> None:
+    pixels = bytes(range(256)) * 8192
+    client, _ = connect({"/reset": [{**RESET, "screenshot_base64": base64.b64encode(pixels).decode()}]})
+    async with client:
+        observation, _ = await client.desktop().reset(task)
+    assert observation.screenshot == pixels
+
+
+async def test_episodes_go_to_the_servers_in_turn(connect: Any, task: Task) -> None:
+    client, server = connect({}, urls="http://one:8100, http://two:8100/,")
+    async with client:
+        for _ in range(4):
+            await client.desktop().reset(task)
+    hosts = [httpx.URL(url).host for url, _ in server.requests]
+    assert hosts == ["one", "two", "one", "two"]
+
+
+async def test_a_full_server_is_asked_again_as_soon_as_it_said(connect: Any, task: Task) -> None:
+    busy = failure(503, "no free replica", "no_capacity", **{"Retry-After": "0.1"})
+    client, server = connect({"/reset": [busy, busy, RESET]})
+    async with client:
+        await client.desktop().reset(task)
+    assert server.paths() == ["/reset"] * 3
+
+
+async def test_a_server_that_stays_full_is_given_up_within_the_limit(connect: Any, task: Task) -> None:
+    busy = failure(503, "4 in the queue", "no_capacity", **{"Retry-After": "0.1"})
+    client, _ = connect({"/reset": [busy]}, capacity_s=0.5)
+    async with client:
+        with pytest.raises(NoCapacityError, match="has no free replica: 4 in the queue"):
+            await asyncio.wait_for(client.desktop().reset(task), timeout=3)
+
+
+async def test_an_unreachable_server_names_its_address_and_the_way_out(connect: Any, task: Task) -> None:
+    client, _ = connect({"/reset": [httpx.ConnectError("refused")]}, capacity_s=0.1)
+    async with client:
+        with pytest.raises(
+            EnvServerError, match="no env server answers at http://one:8100; start one with: env-server"
+        ):
+            await client.desktop().reset(task)
+
+
+async def test_a_reset_moves_on_to_a_server_that_lives(connect: Any, task: Task) -> None:
+    client, server = connect({"/reset": [httpx.ConnectError("refused"), RESET]}, urls="http://one:1,http://two:1")
+    async with client:
+        await client.desktop().reset(task)
+    assert [httpx.URL(url).host for url, _ in server.requests] == ["one", "two"]
+
+
+FAILURES = [
+    ("/step", failure(400, "pyautogui.fly is unknown", "client_error"), ActionParseError, "pyautogui.fly is unknown"),
+    ("/step", failure(404, "no episode e1"), ReplicaError, "no episode e1"),
+    ("/step", failure(500, "Xvfb died", "env_fault"), ReplicaError, "Xvfb died"),
+    ("/step", failure(500, "boom"), ReplicaError, "boom"),
+    ("/step", httpx.ReadTimeout("slow"), ReplicaError, "did not answer within 5 s"),
+    ("/step", httpx.ReadError("reset"), ReplicaError, "broke"),
+    ("/step", httpx.Response(200, text="<html>"), EnvServerError, "is this an env server"),
+    ("/step", httpx.Response(200, json={**SCREEN, "screenshot_base64": "%%%"}), ReplicaError, "not base64"),
+    ("/step", httpx.Response(401, json={"error": "token"}), EnvServerError, "ENV_SERVER_TOKEN"),
+    ("/step", httpx.Response(418, text="teapot"), EnvServerError, "answered 418"),
+    ("/evaluate", failure(500, "metric crashed", "grader_fault"), EvaluatorError, "metric crashed"),
+    ("/evaluate", failure(500, "boom"), EvaluatorError, "boom"),
+    ("/evaluate", failure(500, "Xvfb died", "env_fault"), ReplicaError, "Xvfb died"),
+    ("/evaluate", httpx.ReadTimeout("slow"), EvaluatorError, "did not answer"),
+    ("/evaluate", {"reward": 0.0, "error": "KeyError"}, EvaluatorError, "the evaluator crashed: KeyError"),
+    ("/evaluate", {"reward": 7}, EvaluatorError, "outside 0..1"),
+]
+
+
+@pytest.mark.parametrize(("path", "answer", "error_class", "message"), FAILURES)
+async def test_a_failed_call_is_sent_once_and_raises_what_it_stands_for(
+    connect: Any, task: Task, path: str, answer: Any, error_class: type[Exception], message: str
+) -> None:
+    client, server = connect({path: [answer]})
+    async with client:
+        desktop = client.desktop()
+        await desktop.reset(task)
+        with pytest.raises(error_class) as caught:
+            await (desktop.score() if path == "/evaluate" else desktop.act("WAIT", pause_s=0))
+        assert message in str(caught.value)
+        assert type(caught.value) is error_class
+        await desktop.close()
+    assert server.paths() == ["/reset", path, "/close"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "error_class"),
+    [
+        (failure(422, "no evaluator", "client_error"), SetupError),
+        (failure(500, "launch failed", "env_fault"), ReplicaError),
+        (failure(409, "screens are 1920x1080", "client_error"), EnvServerError),
+    ],
+)
+async def test_a_reset_that_failed_for_good_is_not_repeated(
+    connect: Any, task: Task, answer: Any, error_class: type[Exception]
+) -> None:
+    client, server = connect({"/reset": [answer]})
+    async with client:
+        desktop = client.desktop()
+        with pytest.raises(error_class):
+            await desktop.reset(task)
+        await desktop.close()
+    assert server.paths() == ["/reset"]
+
+
+async def test_a_reset_that_is_cancelled_gives_its_replica_back(connect: Any, task: Task) -> None:
+    async def slow() -> httpx.Response:
+        await asyncio.sleep(0.2)
+        return httpx.Response(200, json=RESET)
+
+    client, server = connect({"/reset": [slow]})
+    async with client:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(client.desktop().reset(task), timeout=0.05)
+    assert server.paths() == ["/reset", "/close"]
+
+
+async def test_the_token_is_sent_as_a_bearer(task: Task) -> None:
+    seen: list[str | None] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(request.headers.get("Authorization"))
+        return httpx.Response(200, json=RESET)
+
+    async with EnvClient(URL, token="secret", transport=httpx.MockTransport(answer)) as client:
+        await client.desktop().reset(task)
+    assert seen == ["Bearer secret"]
+
+
+async def test_health_names_the_server_that_does_not_answer(connect: Any) -> None:
+    client, _ = connect({"/health": [{"status": "ok", "episodes": 1, "replicas": 4, "free": 3}]})
+    async with client:
+        (health,) = await client.health()
+    assert (health.episodes, health.replicas, health.free) == (1, 4, 3)
+    client, _ = connect({"/health": [httpx.ConnectError("refused")]})
+    async with client:
+        with pytest.raises(EnvServerError, match="no env server answers at http://one:8100"):
+            await client.health()
+
+
+def test_a_client_without_an_address_is_refused() -> None:
+    with pytest.raises(EnvServerError, match="no env server address given"):
+        EnvClient(" , ")

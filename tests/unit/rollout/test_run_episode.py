@@ -1,0 +1,239 @@
+"""One episode ends in exactly one outcome, a fault is never a zero reward, and what is kept is what was sampled."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from osworld_pipeline.agent.dialects import SlimeDialect
+from osworld_pipeline.agent.model_inputs import build_model_inputs
+from osworld_pipeline.agent.renderer import Renderer
+from osworld_pipeline.domain.episode import Outcome
+from osworld_pipeline.domain.task import Task
+from osworld_pipeline.errors import (
+    ActionParseError,
+    EngineError,
+    EvaluatorError,
+    NoCapacityError,
+    RecipeError,
+    ReplicaError,
+    SetupError,
+)
+from osworld_pipeline.rollout.run_episode import EpisodePlan, EpisodeSettings, EpisodeTools, run_episode
+from osworld_pipeline.rollout.trajectories import episode_trajectory
+
+Tools = Callable[..., EpisodeTools]
+DIALECT = SlimeDialect()
+TYPE = DIALECT.format("Type the command", {"action": "type", "text": "mv alpha bravo\n"})
+DONE = DIALECT.format("Finish", {"action": "terminate", "status": "success"})
+GIVE_UP = DIALECT.format("Give up", {"action": "terminate", "status": "failure"})
+
+
+async def test_a_policy_that_solves_the_task_succeeds(
+    task: Task, plan: EpisodePlan, settings: EpisodeSettings, make_tools: Tools, fake_desktop: Any
+) -> None:
+    desktop = fake_desktop()
+    tools = make_tools([desktop], [TYPE, DONE])
+    episode = await run_episode(task, plan, tools=tools, settings=settings)
+    assert episode.outcome is Outcome.SUCCESS
+    assert episode.error is None
+    assert desktop.commands == ['pyautogui.write("mv alpha bravo\\n")', "DONE"]
+    assert desktop.is_closed
+    assert [step.signals.action_type for step in episode.steps] == ["type", "terminate"]
+    assert episode.steps[0].signals.screen_changed
+    assert episode.reward is not None
+    assert episode.reward.task == 1.0
+    assert episode.replica_id == "r0"
+    assert episode.max_turns == 3
+    assert set(episode.times_s) == {"reset", "model", "step", "evaluate", "total"}
+    assert [step.policy_version for step in episode.steps] == [3, 3]
+
+
+async def test_the_kept_tokens_are_the_prompts_the_engine_saw_and_the_responses_it_gave(
+    task: Task, plan: EpisodePlan, settings: EpisodeSettings, make_tools: Tools, fake_desktop: Any, renderer: Renderer
+) -> None:
+    tools = make_tools([fake_desktop()], [TYPE, DONE])
+    episode = await run_episode(task, plan, tools=tools, settings=settings)
+    requests = tools.engine.requests  # type: ignore[attr-defined]
+    done_ids = tuple(renderer.encode(DONE))
+    assert episode.token_ids == requests[1].token_ids + done_ids
+    assert requests[1].token_ids[: len(requests[0].token_ids)] == requests[0].token_ids
+    assert sum(episode.response_mask) == len(renderer.encode(TYPE)) + len(done_ids)
+    assert requests[0].sampling.seed != requests[1].sampling.seed
+    assert [step.prompt_num_tokens for step in episode.steps] == [len(request.token_ids) for request in requests]
+    trajectory = episode_trajectory(episode, tools.sink.blobs.__getitem__)  # type: ignore[attr-defined]
+    assert trajectory.images == requests[1].images
+    build_model_inputs(renderer.processor, [(trajectory.token_ids, trajectory.images)])
+    assert trajectory.sampled_logprobs is not None
+    assert {
+        logprob for logprob, flag in zip(trajectory.sampled_logprobs, trajectory.response_mask, strict=True) if flag
+    } == {-0.5}
+
+
+async def test_giving_up_is_a_failure_with_the_graders_word(
+    task: Task, plan: EpisodePlan, settings: EpisodeSettings, make_tools: Tools, fake_desktop: Any
+) -> None:
+    desktop = fake_desktop(reward=0.0)
+    episode = await run_episode(task, plan, tools=make_tools([desktop], [GIVE_UP]), settings=settings)
+    assert (episode.outcome, desktop.commands) == (Outcome.FAILURE, ["FAIL"])
+    assert episode.reward is not None
+    assert episode.reward.task == 0.0
+
+
+@pytest.mark.parametrize(("reward", "outcome"), [(0.0, Outcome.TRUNCATED), (1.0, Outcome.SUCCESS)])
+async def test_at_the_turn_limit_the_grader_still_speaks(
+    task: Task,
+    plan: EpisodePlan,
+    settings: EpisodeSettings,
+    make_tools: Tools,
+    fake_desktop: Any,
+    reward: float,
+    outcome: Outcome,
+) -> None:
+    tools = make_tools([fake_desktop(reward=reward)], [TYPE])
+    episode = await run_episode(task, plan, tools=tools, settings=settings)
+    assert (episode.outcome, len(episode.steps)) == (outcome, 3)
+
+
+async def test_a_full_context_truncates_before_the_observation_that_does_not_fit(
+    task: Task, plan: EpisodePlan, settings: EpisodeSettings, make_tools: Tools, fake_desktop: Any
+) -> None:
+    tools = make_tools([fake_desktop(reward=0.0)], [TYPE])
+    whole = await run_episode(task, plan, tools=tools, settings=settings)
+    limit = len(whole.token_ids) - 1
+    tight = replace(settings, agent=settings.agent.model_copy(update={"max_context_tokens": limit}))
+    tools = make_tools([fake_desktop(reward=0.0)], [TYPE])
+    episode = await run_episode(task, plan, tools=tools, settings=tight)
+    assert episode.outcome is Outcome.TRUNCATED
+    assert 0 < len(episode.steps) < 3
+    assert len(episode.token_ids) <= limit
+    episode_trajectory(episode, tools.sink.blobs.__getitem__)  # type: ignore[attr-defined]
+
+
+async def test_a_context_too_small_for_a_first_turn_is_the_recipes_error(
+    task: Task, plan: EpisodePlan, settings: EpisodeSettings, make_tools: Tools, fake_desktop: Any
+) -> None:
+    desktop = fake_desktop()
+    tight = replace(settings, agent=settings.agent.model_copy(update={"max_context_tokens": 100}))
+    with pytest.raises(RecipeError, match="the first turn needs"):
+        await run_episode(task, plan, tools=make_tools([desktop], [DONE]), settings=tight)
+    assert desktop.is_closed
+
+
+async def test_an_unreadable_response_runs_nothing_and_the_model_is_told(
+    task: Task, plan: EpisodePlan, settings: EpisodeSettings, make_tools: Tools, fake_desktop: Any
+) -> None:
+    desktop = fake_desktop()
+    tools = make_tools([desktop], ["hm, no idea", DONE])
+    episode = await run_episode(task, plan, tools=tools, settings=settings)
+    assert episode.outcome is Outcome.SUCCESS
+    assert desktop.commands == ["DONE"]
+    first, second = episode.steps
+    assert (first.action, first.command, first.signals.action_parsed) == (None, None, False)
+    assert (first.signals.action_type, first.signals.screen_diff) == ("unknown", 0.0)
+    assert second.observation_text == "[Last Action Result]\nerror: no action found in the response"
+    assert first.screenshot_sha256 == second.screenshot_sha256
+
+
+async def test_an_action_the_desktop_refuses_is_a_step_not_a_fault(
+    task: Task, plan: EpisodePlan, settings: EpisodeSettings, make_tools: Tools, fake_desktop: Any
+) -> None:
+    desktop = fake_desktop(reward=0.0, faults={"act": ActionParseError("outside the screen")})
+    episode = await run_episode(task, plan, tools=make_tools([desktop], [TYPE]), settings=settings)
+    assert episode.outcome is Outcome.TRUNCATED
+    signals = episode.steps[0].signals
+    assert (signals.action_parsed, signals.action_executed, signals.action_error) == (True, False, "outside the screen")
+
+
+FAULTS = [
+    ({"score": EvaluatorError("the grader crashed")}, [DONE], Outcome.GRADER_FAULT, "the grader crashed", 0),
+    ({}, [EngineError("out of memory")], Outcome.POLICY_FAULT, "out of memory", 0),
+    ({"act": ReplicaError("the desktop died")}, [TYPE], Outcome.ENV_FAULT, "the desktop died", 2),
+    ({"reset": SetupError("no such file")}, [TYPE], Outcome.ENV_FAULT, "no such file", 2),
+    ({"reset": NoCapacityError("all busy")}, [TYPE], Outcome.ENV_FAULT, "all busy", 0),
+]
+
+
+@pytest.mark.parametrize(("faults", "answers", "outcome", "error", "attempt"), FAULTS)
+async def test_a_fault_is_an_outcome_without_reward(
+    task: Task,
+    plan: EpisodePlan,
+    settings: EpisodeSettings,
+    make_tools: Tools,
+    fake_desktop: Any,
+    faults: dict[str, Exception],
+    answers: list[Any],
+    outcome: Outcome,
+    error: str,
+    attempt: int,
+) -> None:
+    desktops = [fake_desktop(faults=faults) for _ in range(3)]
+    episode = await run_episode(task, plan, tools=make_tools(desktops, answers), settings=settings)
+    assert (episode.outcome, episode.error, episode.attempt) == (outcome, error, attempt)
+    assert episode.reward is None
+    assert not episode.outcome.is_valid
+    assert all(desktop.is_closed for desktop in desktops[: attempt + 1])
+
+
+async def test_a_dead_replica_is_replaced_and_the_attempt_is_kept(
+    task: Task, plan: EpisodePlan, settings: EpisodeSettings, make_tools: Tools, fake_desktop: Any
+) -> None:
+    dead = fake_desktop(faults={"act": ReplicaError("gone")}, replica_id="r0")
+    episode = await run_episode(
+        task, plan, tools=make_tools([dead, fake_desktop(replica_id="r1")], [DONE]), settings=settings
+    )
+    assert (episode.outcome, episode.attempt, episode.replica_id) == (Outcome.SUCCESS, 1, "r1")
+    assert len(episode.steps) == 1
+    assert dead.is_closed
+
+
+async def test_a_slow_turn_is_a_timeout(
+    task: Task, plan: EpisodePlan, settings: EpisodeSettings, make_tools: Tools, fake_desktop: Any
+) -> None:
+    quick = replace(settings, turn_timeout_s=0.1)
+    episode = await run_episode(task, plan, tools=make_tools([fake_desktop()], [5.0]), settings=quick)
+    assert (episode.outcome, episode.error) == (Outcome.TIMEOUT, "turn 0 took longer than 0.1 s")
+    assert episode.reward is None
+
+
+async def test_a_slow_episode_is_a_timeout(
+    task: Task, plan: EpisodePlan, settings: EpisodeSettings, make_tools: Tools, fake_desktop: Any
+) -> None:
+    quick = replace(settings, episode_timeout_s=0.1)
+    episode = await run_episode(task, plan, tools=make_tools([fake_desktop()], [5.0]), settings=quick)
+    assert (episode.outcome, episode.error) == (Outcome.TIMEOUT, "the episode took longer than 0.1 s")
+
+
+async def test_a_sampled_image_placeholder_is_a_policy_fault(
+    task: Task, plan: EpisodePlan, settings: EpisodeSettings, make_tools: Tools, fake_desktop: Any, renderer: Renderer
+) -> None:
+    tools = make_tools([fake_desktop()], [DONE])
+    engine = tools.engine
+
+    class PlaceholderEngine:
+        name = "fake"
+        policy_version = 0
+        load_weights = engine.load_weights
+        close = engine.close
+
+        async def generate(self, request: Any) -> Any:
+            return replace(await engine.generate(request), token_ids=(renderer.image_id,), logprobs=(-1.0,))
+
+    tools = replace(tools, engine=PlaceholderEngine())
+    episode = await run_episode(task, plan, tools=tools, settings=settings)
+    assert episode.outcome is Outcome.POLICY_FAULT
+    assert "image placeholder" in str(episode.error)
+
+
+async def test_a_cancelled_episode_gives_its_desktop_back(
+    task: Task, plan: EpisodePlan, settings: EpisodeSettings, make_tools: Tools, fake_desktop: Any
+) -> None:
+    desktop = fake_desktop()
+    running = asyncio.create_task(run_episode(task, plan, tools=make_tools([desktop], [5.0]), settings=settings))
+    await asyncio.sleep(0.2)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert desktop.is_closed
