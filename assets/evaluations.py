@@ -55,7 +55,11 @@ def evaluations(
                         "run_ids": {"dagster": context.run.run_id, "mlflow": run.run_id},
                     }
                     launcher.launch(
-                        context, "evaluate", job, progress.listener(context, f"evaluate {checkpoint.stage}")
+                        context,
+                        "evaluate",
+                        job,
+                        progress.listener(context, f"evaluate {checkpoint.stage}"),
+                        state=folder,
                     )
                 run.log_evaluation(checkpoint.checkpoint_id, _figures(folder, checkpoint, settings))
     rebuild_catalog(folder)

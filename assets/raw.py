@@ -31,7 +31,7 @@ def demonstrations(
                 "state_root": str(folder.root),
                 "servers": servers.as_job(),
             }
-            launcher.launch(context, "record_sources", job, progress.listener(context, "demonstrations"))
+            launcher.launch(context, "record_sources", job, progress.listener(context, "demonstrations"), state=folder)
         recording = read_recording(folder)
         assert recording is not None, "the recording ended well and left no marker"
     return dg.MaterializeResult(metadata=recording.metadata(), data_version=dg.DataVersion(recording.key))

@@ -67,7 +67,7 @@ def run_stage(
             if checkpoint is None:
                 with desktops.serve(state, recipe) if desktops else nullcontext() as servers:
                     job["servers"] = servers.as_job() if servers else None
-                    services.launcher.launch(context, program, job, on_message)
+                    services.launcher.launch(context, program, job, on_message, state=state)
                 checkpoint = read_checkpoint(state, checkpoint_id)
                 assert checkpoint is not None, f"{program} ended well and left no checkpoint {checkpoint_id}"
             run.log_checkpoint(checkpoint, folder=state.root / checkpoint.path)

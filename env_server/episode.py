@@ -51,6 +51,18 @@ class TaskPlan:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class StepResult:
+    observation: Observation
+    num_steps: int
+    """With this one; refused actions do not count."""
+    action: str
+
+    @property
+    def is_done(self) -> bool:
+        return self.action in ("DONE", "FAIL")
+
+
 class Episode:
     def __init__(
         self,
@@ -79,10 +91,6 @@ class Episode:
     def is_busy(self) -> bool:
         return self._lock.locked()
 
-    @property
-    def is_done(self) -> bool:
-        return self.last_action in ("DONE", "FAIL")
-
     async def prepare(self) -> Observation:
         """Runs the task's set-up on the fresh desktop and looks at it when it stands still.
 
@@ -104,7 +112,7 @@ class Episode:
                 ) from error
             return await self._observe(guest)
 
-    async def step(self, action: str, *, pause_s: float) -> Observation:
+    async def step(self, action: str, *, pause_s: float) -> StepResult:
         """
         Raises:
             ActionParseError: the action was refused; nothing has happened, and it does not count as a step.
@@ -120,7 +128,7 @@ class Episode:
             self.last_action = action
             self.num_steps += 1
             await asyncio.sleep(pause_s)
-            return await self._observe(guest)
+            return StepResult(observation=await self._observe(guest), num_steps=self.num_steps, action=action)
 
     async def render(self) -> Observation:
         """The last observation, without asking the desktop."""

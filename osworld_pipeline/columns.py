@@ -179,8 +179,6 @@ RAW_COUNTS = pa.schema(
         ("num_bytes", pa.int64()),
         ("num_records", pa.int64()),
         ("num_rejects", pa.int64()),
-        ("num_tasks", pa.int64()),
-        ("digest", TEXT),
     ]
 )
 

@@ -8,7 +8,7 @@ import re
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
@@ -17,21 +17,24 @@ import pyarrow.parquet as pq
 
 from osworld_pipeline.errors import PipelineError, StoreError
 
-HOST = re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname()) or "host"
-_TEMP = re.compile(r"^\..+\.(?P<host>[A-Za-z0-9-]+)\.(?P<pid>\d+)\.[0-9a-f]{32}\.tmp$")
+HOST = re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname())[:64] or "host"
+_TEMP = re.compile(r"\.(?P<host>[A-Za-z0-9-]+)\.(?P<pid>\d+)\.[0-9a-f]{32}\.tmp(\.wal)?")
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path, *, temp_folder: Path | None = None) -> Iterator[Path]:
     """Yields a temporary path to fill; at the end it is synced and renamed to `path`, or removed where that failed.
+
+    `temp_folder` is on the same file system; None takes the folder of `path`.
 
     Raises:
         StoreError: the file system refused (no space, no permission); names the path and the way out.
     """
-    temp = path.parent / f".{path.name}.{HOST}.{os.getpid()}.{uuid4().hex}.tmp"
+    temp = (temp_folder or path.parent) / f".{HOST}.{os.getpid()}.{uuid4().hex}.tmp"
     try:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            temp.parent.mkdir(parents=True, exist_ok=True)
             yield temp
             _sync(temp)
             os.replace(temp, path)
@@ -39,12 +42,13 @@ def replacing(path: Path) -> Iterator[Path]:
         except OSError as error:
             raise StoreError(_explain(path, error)) from error
     finally:
-        temp.unlink(missing_ok=True)
+        with suppress(OSError):
+            temp.unlink()
 
 
-def write_file(path: Path, data: bytes) -> None:
+def write_file(path: Path, data: bytes, *, temp_folder: Path | None = None) -> None:
     """Writes `data` to `path` as a whole. Raises StoreError."""
-    with replacing(path) as temp:
+    with replacing(path, temp_folder=temp_folder) as temp:
         temp.write_bytes(data)
 
 
@@ -65,8 +69,8 @@ def write_parquet(path: Path, table: pa.Table) -> None:
 def remove_stale_temps(folder: Path) -> int:
     """Removes what killed writers of this host left in `folder`; never what a living one is writing."""
     removed = 0
-    for path in folder.glob(".*.tmp"):
-        match = _TEMP.match(path.name)
+    for path in folder.glob(".*.tmp*"):
+        match = _TEMP.fullmatch(path.name)
         if match and match["host"] == HOST and not _is_alive(int(match["pid"])):
             path.unlink(missing_ok=True)
             removed += 1

@@ -11,15 +11,21 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import dagster as dg
 from dagster import DagsterExecutionInterruptedError
 from pydantic import Field
 
+from osworld_pipeline.domain.state import StateDir
+
 Message = Mapping[str, Any]
 POLL_S = 0.2
+QUIET = {"TQDM_DISABLE": "1", "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"}
+"""Bars of libraries would only fill the log."""
 
 
 class LocalLauncher(dg.ConfigurableResource):
@@ -33,21 +39,24 @@ class LocalLauncher(dg.ConfigurableResource):
         program: str,
         job: Mapping[str, Any],
         on_message: Callable[[Message], None],
+        *,
+        state: StateDir,
     ) -> dict[str, Any]:
-        """Runs `program` to its end; `on_message` hears all but the last message.
+        """Runs `program` to its end; `on_message` hears all but the last message, its output goes to a log file.
 
         Returns the program's result. Raises dg.Failure with the program's own sentence when it fails.
         """
-        with dg.open_pipes_session(
-            context=context,
-            context_injector=dg.PipesEnvContextInjector(),
-            message_reader=dg.PipesTempFileMessageReader(include_stdio_in_messages=False),
-        ) as session:
+        state.logs.mkdir(parents=True, exist_ok=True)
+        log_path = state.logs / f"{program}.log"
+        with _open_session(context) as session, log_path.open("ab") as log:
+            context.log.info(f"{program} writes to {log_path}")
             process = subprocess.Popen(
                 [sys.executable, "-m", "osworld_pipeline.runs", program],
                 stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env={**os.environ, **session.get_bootstrap_env_vars()},  # passed on, not read
+                env={**os.environ, **QUIET, **session.get_bootstrap_env_vars()},  # passed on, not read
             )
             final: dict[str, Any] = {}
             try:
@@ -63,7 +72,7 @@ class LocalLauncher(dg.ConfigurableResource):
             self._kill_group(process)
         if process.returncode == 0 and final.get("kind") == "result":
             return dict(final["result"])
-        sentence = final.get("message") or f"{program} ended with status {process.returncode}; its log has the cause"
+        sentence = final.get("message") or f"{program} ended with status {process.returncode}; see {log_path}"
         raise dg.Failure(str(sentence), allow_retries=bool(final.get("retryable", False)))
 
     def _listen(
@@ -104,6 +113,23 @@ class LocalLauncher(dg.ConfigurableResource):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+@contextmanager
+def _open_session(context: dg.AssetExecutionContext) -> Iterator[dg.PipesSession]:
+    with warnings.catch_warnings():
+        # Dagster warns of a preview feature of its own that nobody here asked for.
+        warnings.simplefilter("ignore", dg.PreviewWarning)
+        session = dg.open_pipes_session(
+            context=context,
+            context_injector=dg.PipesEnvContextInjector(),
+            message_reader=dg.PipesTempFileMessageReader(include_stdio_in_messages=False),
+        )
+        opened = session.__enter__()
+    try:
+        yield opened
+    finally:
+        session.__exit__(None, None, None)
 
 
 def _is_final(messages: list[Any]) -> bool:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, BinaryIO
 
 MAX_OUTPUT_BYTES = 8 * 1024 * 1024
 MAX_TIMEOUT_S = 3600.0
@@ -42,8 +42,9 @@ def run_command(
     except ValueError as error:
         return 400, {"status": "error", "message": str(error)}
     limit_s = min(max(timeout_s, 0.1), MAX_TIMEOUT_S)
-    # Files, not pipes: a program left in the background keeps a pipe open and the answer waiting.
-    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as error_output:
+    # Files, not pipes: a program left in the background keeps a pipe open and the answer waiting. In memory, so that
+    # a full disk can still be told of.
+    with _memory_file("output") as output, _memory_file("error") as error_output:
         try:
             process = subprocess.Popen(
                 argv,
@@ -115,7 +116,11 @@ def run_bash_script(body: Mapping[str, Any], *, home: str) -> Answer:
         )
 
 
-def _read(file: Any) -> str:
+def _memory_file(name: str) -> BinaryIO:
+    return os.fdopen(os.memfd_create(name), "w+b")
+
+
+def _read(file: BinaryIO) -> str:
     file.seek(0)
     data = file.read(MAX_OUTPUT_BYTES + 1)
     cut = "\n[output cut]" if len(data) > MAX_OUTPUT_BYTES else ""

@@ -83,13 +83,14 @@ def _take_away_owner_writes(root: Path) -> None:
     its owner; root, who has capabilities, writes it all the same."""
     for top in ("etc", "var", "opt", "root", "srv", "mnt", "media"):
         for folder, _, files in os.walk(root / top):
-            os.chmod(folder, 0o500 if top == "root" else 0o555)
+            os.chmod(folder, 0 if top == "root" else 0o555)
             for name in files:
                 path = os.path.join(folder, name)
                 if not os.path.islink(path):
                     os.chmod(path, os.stat(path).st_mode & 0o555)
     for folder in (root / "home", root, root / "run"):
         folder.chmod(0o555)
+    (root / "etc/shadow").chmod(0)
     (root / "var/tmp").chmod(0o1777)
 
 

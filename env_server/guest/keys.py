@@ -1,6 +1,7 @@
 """Which X keysym a pyautogui key name or a typed character stands for. Pure; needs no display."""
 
 SHIFT_L = 0xFFE1
+RETURN = 0xFF0D
 
 _NAMED = {
     "backspace": 0xFF08, "tab": 0xFF09, "clear": 0xFF0B, "enter": 0xFF0D, "return": 0xFF0D, "pause": 0xFF13,

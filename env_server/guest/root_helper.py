@@ -20,6 +20,7 @@ PR_CAPBSET_DROP, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 24, 47, 4
 _DROPPED = (12, 13, 16, 17, 19, 20, 21, 22, 24, 27)
 """NET_ADMIN and NET_RAW; SYS_MODULE, RAWIO, PTRACE, PACCT, ADMIN, BOOT and RESOURCE; MKNOD: root of the desktop must
 neither lift its limits nor reach the parts of the kernel that only root reaches."""
+_CAPABILITY_VERSION = 0x20080522
 _LENGTH = struct.Struct("!I")
 _LIFELINE = 2
 """Standard error is a pipe to the host. Once the host no longer reads, it is dead, and so must the desktop be."""
@@ -142,8 +143,7 @@ class RootHelper:
             os.closerange(3, 4096)
             os.umask(int(request.get("umask", 0o022)))
             _libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
-            for capability in _DROPPED:
-                _libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
+            _drop_capabilities()
             os.chdir(request["cwd"])
             os.execvpe(request["argv"][0], request["argv"], request["env"])  # noqa: S606
         except FileNotFoundError:
@@ -161,6 +161,21 @@ class RootHelper:
         with contextlib.suppress(OSError):
             caller.sendall(json.dumps(answer).encode())
         caller.close()
+
+
+def _drop_capabilities() -> None:
+    """For this process and all that it will run: an inherited capability would outlive the bounding set."""
+    header = struct.pack("=Ii", _CAPABILITY_VERSION, 0)
+    data = ctypes.create_string_buffer(24)
+    if _libc.capget(header, data):
+        raise OSError(ctypes.get_errno(), "capget")
+    effective_low, permitted_low, _, effective_high, permitted_high, _ = struct.unpack("=6I", data.raw)
+    packed = struct.pack("=6I", effective_low, permitted_low, 0, effective_high, permitted_high, 0)
+    if _libc.capset(header, packed):
+        raise OSError(ctypes.get_errno(), "capset")
+    for capability in _DROPPED:
+        if _libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0):
+            raise OSError(ctypes.get_errno(), "prctl")
 
 
 def _receive(caller: socket.socket) -> tuple[dict[str, Any], list[int]]:

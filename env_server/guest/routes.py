@@ -10,6 +10,7 @@ from typing import Any
 from . import commands
 from .accessibility import AccessibilityTree
 from .calls import perform_calls
+from .opening import opening_command
 from .screen import Screen
 from .server import Reply, Request, Route
 from .terminal import TerminalReader
@@ -129,13 +130,11 @@ class DesktopRoutes:
         path = self._path(request.text("path"))
         if not path.exists():
             return Reply({"status": "error", "error": f"{path} does not exist"}, status=404)
-        # pcmanfm shows folders; xdg-open asks the desktop's own file associations for everything else.
-        opener = "pcmanfm" if path.is_dir() else "xdg-open"
         before = {window.window_id for window in self._manager.windows()}
-        status, answer = commands.launch([opener, str(path)], shell=False, home=str(self._home))
+        status, answer = commands.launch(opening_command(path), shell=False, home=str(self._home))
         until = time.monotonic() + WINDOW_WAIT_S
         while status == 200 and time.monotonic() < until:
-            if any(w.window_id not in before or path.name in w.title for w in self._manager.windows()):
+            if any(w.window_id not in before for w in self._manager.windows()):
                 break
             time.sleep(0.02)
         return _reply((status, answer))

@@ -10,11 +10,16 @@ from Xlib import X
 from Xlib.display import Display
 from Xlib.ext import xtest
 
-from .keys import SHIFT_L, keysym_of_char, keysym_of_key
+from .keys import RETURN, SHIFT_L, keysym_of_char, keysym_of_key
 
 BUTTONS = {"left": 1, "middle": 2, "right": 3, "primary": 1, "secondary": 3, 1: 1, 2: 2, 3: 3}
 KEYMAP_SETTLE_S = 0.05
 """Programs learn of a new keymap by an event and fetch it themselves; a key pressed sooner would be read wrongly."""
+READ_TIME_S = 0.004
+"""What a slow program takes to read one key."""
+LINE_SETTLE_S = 0.03
+"""A shell must have started what a line asked for before the next line comes: what it types meanwhile would be read
+with the terminal in another mode, and an Enter would arrive as a carriage return."""
 DRAG_EVENTS = 12
 """A drag of one jump is no drag for most toolkits."""
 
@@ -141,9 +146,12 @@ class Input:
                 self._load_keymap()
             for start, end in self._chunks(keysyms):
                 self._lend_keys(keysyms[start:end])
-                for keysym in keysyms[start:end]:
+                for index, keysym in enumerate(keysyms[start:end], start):
                     self._tap(keysym)
-                    if interval_s:
+                    if keysym == RETURN and index + 1 < len(keysyms):
+                        self._display.sync()
+                        time.sleep(max(interval_s, LINE_SETTLE_S))
+                    elif interval_s:
                         self._display.sync()
                         time.sleep(interval_s)
             self._display.sync()
@@ -194,7 +202,8 @@ class Input:
             return
         if len(missing) > len(self._spare):
             self._display.sync()
-            time.sleep(KEYMAP_SETTLE_S)  # what was typed with the keys taken back must have been read
+            # What was typed with the keys that are taken back must have been read by then, and nobody tells.
+            time.sleep(KEYMAP_SETTLE_S + len(self._lent) * READ_TIME_S)
             for keycode in [code for code, keysym in self._lent.items() if keysym not in keysyms]:
                 del self._keys[self._lent.pop(keycode)]
                 self._spare.append(keycode)

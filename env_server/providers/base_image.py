@@ -52,7 +52,11 @@ _USER_DIRS = "".join(
         ("PICTURES", "Pictures"), ("PUBLICSHARE", "Public"), ("TEMPLATES", "Templates"), ("VIDEOS", "Videos"),
     )
 )  # fmt: skip
-_MIMEAPPS = "[Default Applications]\ntext/plain=org.xfce.mousepad.desktop\ninode/directory=pcmanfm.desktop\n"
+_TEXT_TYPES = ("plain", "csv", "html", "markdown", "x-log", "x-python", "x-script.python", "xml")
+_MIMEAPPS = "[Default Applications]\ninode/directory=pcmanfm.desktop\n" + "".join(
+    f"{kind}=org.xfce.mousepad.desktop\n"
+    for kind in (*(f"text/{name}" for name in _TEXT_TYPES), "application/json", "application/x-shellscript")
+)
 
 TEXT_FILES: dict[str, str] = {
     "etc/passwd": _PASSWD,

@@ -29,6 +29,8 @@ class ReplayBuild:
     rejects: tuple[Reject, ...]
     task_ids: frozenset[str]
     """Base ids of every record that could be read, kept or not."""
+    num_records: Mapping[str, int]
+    """Records that could be read, by source."""
     stats: Mapping[str, Any]
 
 
@@ -46,13 +48,14 @@ def build_replay(state: StateDir, *, system_prompt: str, dialect: str) -> Replay
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     rejects: list[Reject] = []
     counts: Counter[str] = Counter()
+    num_records: Counter[str] = Counter()
     task_ids: set[str] = set()
     for source in sorted(REPLAY_SOURCES, key=lambda source: -source.quality_rank):
         for record in read_demonstrations(state, source):
             if isinstance(record, Reject):
                 rejects.append(record)
                 continue
-            counts["input_samples"] += 1
+            num_records[source.name] += 1
             task_ids.add(record.base_id)
             try:
                 messages = normalise_messages(record.messages, system_prompt=system_prompt)
@@ -78,7 +81,7 @@ def build_replay(state: StateDir, *, system_prompt: str, dialect: str) -> Replay
             rows[key] = _row(record, source.quality_rank, messages, images)
     ordered = sorted(rows.values(), key=lambda row: (row["task_id"], row["original_task_id"], row["row_id"]))
     stats = {
-        "input_samples": counts["input_samples"],
+        "input_samples": num_records.total(),
         "kept_samples": len(ordered),
         "dropped_parse": counts["dropped_parse"],
         "deduped": counts["deduped"],
@@ -88,6 +91,7 @@ def build_replay(state: StateDir, *, system_prompt: str, dialect: str) -> Replay
         table=pa.Table.from_pylist(ordered, schema=REPLAY_BUFFER),
         rejects=tuple(rejects),
         task_ids=frozenset(task_ids),
+        num_records=num_records,
         stats=stats,
     )
 

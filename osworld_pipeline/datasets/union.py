@@ -9,8 +9,8 @@ from typing import Any
 import orjson
 import pyarrow as pa
 
-from osworld_pipeline.columns import REJECTS, UNION_TASKS
-from osworld_pipeline.datasets.raw import TASK_SOURCES, RawTask, Reject, read_tasks
+from osworld_pipeline.columns import RAW_COUNTS, REJECTS, UNION_TASKS
+from osworld_pipeline.datasets.raw import REPLAY_SOURCES, TASK_SOURCES, RawTask, Reject, read_tasks
 from osworld_pipeline.datasets.replay import ReplayBuild, build_replay, load_replay_rows
 from osworld_pipeline.domain.digest import canonical_json
 from osworld_pipeline.domain.state import StateDir
@@ -32,6 +32,7 @@ class UnionResult:
     replay: pa.Table
     train_tasks: pa.Table
     rejects: pa.Table
+    raw_counts: pa.Table
     stats: Mapping[str, Any]
     """As in spec 01's osworld_train_stats.json, with `rejects` by kind beside it."""
 
@@ -43,6 +44,7 @@ class TaskConfigs:
     distill: Mapping[str, RawTask]
     tree: Mapping[str, RawTask]
     task_ids: frozenset[str]
+    num_records: Mapping[str, int]
     rejects: tuple[Reject, ...]
 
 
@@ -76,16 +78,18 @@ def build_union(state: StateDir, *, system_prompt: str, dialect: str = "slime") 
         replay=replay.table,
         train_tasks=pa.Table.from_pylist(train, schema=UNION_TASKS),
         rejects=pa.Table.from_pylist([_reject_row(reject) for reject in rejects], schema=REJECTS),
+        raw_counts=_raw_counts(state, {**replay.num_records, **configs.num_records}, rejects),
         stats=_stats(rows, ready, train, configs, replay, rejects),
     )
 
 
 def write_union(state: StateDir, result: UnionResult) -> None:
-    """Writes the four tables, each whole or not at all, and the statistics beside them. Raises StoreError."""
+    """Writes the five tables, each whole or not at all, and the statistics beside them. Raises StoreError."""
     write_table(state, "union_tasks", result.tasks)
     write_table(state, "replay_buffer", result.replay)
     write_table(state, "train_tasks", result.train_tasks)
     write_table(state, "rejects", result.rejects)
+    write_table(state, "raw_counts", result.raw_counts)
     write_file(state.tables / STATS_FILE, orjson.dumps(result.stats, option=orjson.OPT_INDENT_2))
 
 
@@ -93,17 +97,25 @@ def _read_configs(state: StateDir) -> TaskConfigs:
     distill: dict[str, RawTask] = {}
     tree: dict[str, RawTask] = {}
     task_ids: set[str] = set()
+    num_records: Counter[str] = Counter()
     rejects: list[Reject] = []
     for source in TASK_SOURCES:
         for item in read_tasks(state, source):
             if isinstance(item, Reject):
                 rejects.append(item)
                 continue
+            num_records[source.name] += 1
             task_ids.add(item.base_id)
             if item.config is not None:
                 configs = tree if source.kind == "task_tree" else distill
                 configs.setdefault(item.base_id, item)
-    return TaskConfigs(distill=distill, tree=tree, task_ids=frozenset(task_ids), rejects=tuple(rejects))
+    return TaskConfigs(
+        distill=distill,
+        tree=tree,
+        task_ids=frozenset(task_ids),
+        num_records=num_records,
+        rejects=tuple(rejects),
+    )
 
 
 def _task_row(task_id: str, configs: TaskConfigs) -> dict[str, Any]:
@@ -183,6 +195,24 @@ def _reject_row(reject: Reject) -> dict[str, Any]:
         "reason": reject.reason,
         "task_id": reject.task_id or None,
     }
+
+
+def _raw_counts(state: StateDir, num_records: Mapping[str, int], rejects: list[Reject]) -> pa.Table:
+    num_rejects = Counter(reject.source for reject in rejects)
+    rows = []
+    for source in (*REPLAY_SOURCES, *TASK_SOURCES):
+        path = source.locate(state)
+        rows.append(
+            {
+                "source_dataset": source.name,
+                "source_path": source.path,
+                "is_present": path.exists(),
+                "num_bytes": path.stat().st_size if path.is_file() else None,
+                "num_records": num_records.get(source.name, 0),
+                "num_rejects": num_rejects[source.name],
+            }
+        )
+    return pa.Table.from_pylist(rows, schema=RAW_COUNTS)
 
 
 def _stats(

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 WIDTH, HEIGHT = 240, 96
-MARGIN_X, MARGIN_TOP, MARGIN_BOTTOM = 8, 8, 8
+LEFT, RIGHT, MARGIN_Y = 48, 8, 10
+"""The scale's two figures stand in the left margin."""
 METRIC_ORDER = (
     "loss",
     "rollout task reward",
@@ -40,12 +41,15 @@ class Curve:
     num_points: int
     line: str
     """Points of an SVG polyline in a WIDTH x HEIGHT box."""
-    area: str
-    """The same, closed along the bottom."""
     end: tuple[float, float]
     """Where the last point lies."""
     width: int = WIDTH
     height: int = HEIGHT
+
+    @property
+    def stage_rank(self) -> tuple[int, str]:
+        """Sorts stages in the order of training."""
+        return _rank(STAGE_ORDER, self.stage), self.stage
 
 
 def draw_curves(points: Sequence[MetricPoint]) -> list[Curve]:
@@ -67,8 +71,8 @@ def _curve(stage: str, name: str, points: Sequence[tuple[int, float]]) -> Curve:
     updates = [update for update, _ in points]
     values = [value for _, value in points]
     low, high = min(values), max(values)
-    xs = [_scale(update, updates[0], updates[-1], MARGIN_X, WIDTH - MARGIN_X) for update in updates]
-    ys = [_scale(value, low, high, HEIGHT - MARGIN_BOTTOM, MARGIN_TOP) for value in values]
+    xs = [_scale(update, updates[0], updates[-1], LEFT, WIDTH - RIGHT) for update in updates]
+    ys = [_scale(value, low, high, HEIGHT - MARGIN_Y, MARGIN_Y) for value in values]
     line = " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(xs, ys, strict=True))
     return Curve(
         stage=stage,
@@ -81,7 +85,6 @@ def _curve(stage: str, name: str, points: Sequence[tuple[int, float]]) -> Curve:
         last_update=updates[-1],
         num_points=len(points),
         line=line,
-        area=f"{xs[0]:.1f},{HEIGHT} {line} {xs[-1]:.1f},{HEIGHT}",
         end=(round(xs[-1], 1), round(ys[-1], 1)),
     )
 

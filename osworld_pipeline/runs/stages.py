@@ -73,7 +73,8 @@ def recipe_suite(recipe: Recipe) -> Suite:
 
 def training_data_digest(state: StateDir, tables: Sequence[str]) -> str:
     """Digest of what the named tables hold, whatever order their rows are in."""
-    columns = {"replay_buffer": ("row_id",), "train_tasks": ("task_id", "task_config")}
+    tasks = ("task_id", "task_config")
+    columns = {"replay_buffer": ("row_id",), "train_tasks": tasks, "union_tasks": tasks}
     content = {name: sorted(zip(*_columns(state, name, columns[name]), strict=True)) for name in tables}
     return digest_json(content)
 

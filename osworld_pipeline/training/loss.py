@@ -23,6 +23,7 @@ def token_logprobs(
     *,
     vocab_size: int,
     with_entropy: bool = False,
+    max_chunk_logits: int = MAX_CHUNK_LOGITS,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """log p(target) of each position in float32, and the distribution's entropy (zeros where not asked for).
 
@@ -36,7 +37,7 @@ def token_logprobs(
         entropy = -(all_logprobs.exp() * all_logprobs).sum(-1) if with_entropy else torch.zeros_like(picked)
         return picked, entropy
 
-    size = max(1, MAX_CHUNK_LOGITS // vocab_size)
+    size = max(1, max_chunk_logits // vocab_size)
     if len(targets_N) <= size:
         return chunk_logprobs(hidden_ND, targets_N)
     parts = [

@@ -7,6 +7,8 @@ from osworld_pipeline.durable import remove_stale_temps, write_file
 from osworld_pipeline.errors import StoreError
 
 SUFFIXES = ("png", "jpeg", "jpg", "webp")
+INCOMING = "incoming"
+"""Blobs are written here first, so that what killed writers left is found without reading 256 folders."""
 
 
 class BlobStore:
@@ -20,7 +22,7 @@ class BlobStore:
         sha256 = digest_bytes(data)
         path = self.path(sha256, suffix=suffix)
         if not path.is_file():
-            write_file(path, data)
+            write_file(path, data, temp_folder=self.root / INCOMING)
         return sha256
 
     def path(self, sha256: str, *, suffix: str) -> Path:
@@ -47,4 +49,4 @@ class BlobStore:
         return self.find(sha256).read_bytes()
 
     def remove_stale_temps(self) -> int:
-        return sum(remove_stale_temps(folder) for folder in self.root.glob("??") if folder.is_dir())
+        return remove_stale_temps(self.root / INCOMING)

@@ -32,6 +32,7 @@ class TrajectoryStore:
     def __init__(self, state: StateDir) -> None:
         self.root = state.trajectories
         self.blobs = BlobStore(state.blobs)
+        self.blobs.remove_stale_temps()
         for table in PART_TABLES:
             remove_stale_temps(self.root / table)
 

@@ -2,9 +2,11 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +21,8 @@ class RunningServer:
     url: str
     process: subprocess.Popen[bytes]
     state_dir: Path
+    temporary: Path
+    """Its TMPDIR, empty at first."""
     log: Path
 
 
@@ -29,6 +33,9 @@ def running_env_server(
     """`images` may be shared between servers, so that the base image is built once."""
     state_dir, ready, log = images or folder / "desktops", folder / "ready.json", folder / "env-server.log"
     environment = {key: value for key, value in os.environ.items() if key != "ENV_SERVER_TOKEN"}
+    # Short, for a Unix socket's path may have 107 characters.
+    temporary = Path(tempfile.mkdtemp(prefix="es-"))
+    environment["TMPDIR"] = str(temporary)
     if token is not None:
         environment["ENV_SERVER_TOKEN"] = token
     command = [
@@ -45,7 +52,7 @@ def running_env_server(
             time.sleep(0.05)
         told = json.loads(ready.read_text())
         assert told["pid"] == process.pid
-        yield RunningServer(url=told["url"], process=process, state_dir=state_dir, log=log)
+        yield RunningServer(url=told["url"], process=process, state_dir=state_dir, temporary=temporary, log=log)
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
@@ -54,6 +61,7 @@ def running_env_server(
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def processes_below(pid: int) -> set[int]:

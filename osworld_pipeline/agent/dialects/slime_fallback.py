@@ -20,7 +20,7 @@ _STATUS = re.compile(r'"status"\s*:\s*"(success|failure)"')
 
 def guess_action(text: str) -> dict[str, Any] | None:
     """An action in normal form, or None where the words suggest none."""
-    # Words inside a tool call are its arguments, not a second thought: a fragment that names its action is judged alone.
+    # Words inside a tool call are its arguments, no second thought: a fragment that names its action is judged alone.
     guesses = (_json_fragment,) if _ACTION.search(text) else (_wait, _click, _typing, _key, _scrolling)
     for guess in guesses:
         raw = guess(text)

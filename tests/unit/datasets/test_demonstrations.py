@@ -16,6 +16,7 @@ from osworld_pipeline.datasets import demonstrations as written
 from osworld_pipeline.datasets.demonstration_records import broken_lines, chunk_records, pyautogui_record
 from osworld_pipeline.datasets.demonstrations import Demonstration, replace_file, write_raw_sources
 from osworld_pipeline.datasets.sources import REPLAY_SOURCES, TASK_SOURCES
+from osworld_pipeline.datasets.union import build_union
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.errors import ActionParseError, DatasetError, StoreError
@@ -305,3 +306,20 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path):
     (tmp_path / "blocked").write_text("a file where a folder must be")
     with pytest.raises(StoreError, match=r"cannot write .*blocked"):
         replace_file(tmp_path / "blocked" / "file.jsonl", b"x")
+
+
+def test_the_union_of_the_written_sources_keeps_every_train_task_and_rejects_what_is_wrong(tmp_path: Path):
+    state = write(tmp_path)
+    union = build_union(state, system_prompt="You operate a computer.")
+    trained = {task.task_id for task in TRAIN_TASKS}
+    assert {row["task_id"] for row in union.train} == trained
+    rows = {row["task_id"]: row for row in union.tasks}
+    assert {row["platform"] for row in union.tasks} == {"ubuntu", "windows", "unknown"}
+    for task in [*TRAIN_TASKS, *HELDOUT_TASKS]:
+        assert Task.from_config(json.loads(rows[task.task_id]["task_config"])).config_digest == task.config_digest
+    replayed = {row["task_id"] for row in union.replay}
+    assert replayed == trained
+    stats = union.stats["replay_stats"]
+    assert stats["dropped_parse"] == written.UNKNOWN_ACTION_RECORDS
+    assert stats["deduped"] > 0
+    assert {row["kind"] for row in union.rejects} == {"malformed", "dropped_parse"}

@@ -214,6 +214,9 @@ def test_the_tables_can_be_asked_and_the_trainer_reads_the_same_rows(state: Stat
     assert run_query(state, "SELECT task_id, is_train FROM tasks ORDER BY 1").rows == [("t1", True), ("t2", False)]
     assert run_query(state, "SELECT task_id, reward FROM replay ORDER BY 1").rows == [("t1", 1.0), ("t2", 0.0)]
     assert run_query(state, "SELECT source_line, kind FROM rejects").rows == [(3, "malformed")]
+    counts = "SELECT is_present, num_records, num_rejects FROM raw_counts WHERE source_dataset = "
+    assert run_query(state, f"{counts} 'sft_clean'").rows == [(True, 2, 1)]
+    assert run_query(state, f"{counts} 'bc_sft'").rows == [(False, 0, 0)]
     (row,) = load_replay_rows(state)
     assert row.task_id == "t1"
     assert row.messages[1] == {

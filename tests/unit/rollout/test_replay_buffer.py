@@ -1,4 +1,4 @@
-"""The replay buffer: found by id or chunk, injected only where a whole group failed, converted without loss of origin."""
+"""The replay buffer: found by id or chunk, injected only where a whole group failed, its origin kept."""
 
 import random
 from collections.abc import Callable

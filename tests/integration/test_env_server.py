@@ -1,0 +1,162 @@
+"""The env server as a process, on real desktops: episodes side by side, a desktop that is killed, and what is left."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from env_server_process import RunningServer, is_running, processes_below, running_env_server
+
+from osworld_pipeline.domain.task import Task
+from osworld_pipeline.errors import ReplicaError
+from osworld_pipeline.rollout.env_client import EnvClient
+from osworld_pipeline.wire import EnvConfig
+
+pytestmark = [pytest.mark.desktop, pytest.mark.slow]
+
+SCREEN = (640, 480)
+FILE_TASK = Task.from_config({
+    "id": "make-file",
+    "instruction": "Make the file ~/Desktop/a.txt that holds the word hello.",
+    "config": [
+        {"type": "launch", "parameters": {"command": ["xterm", "-T", "Work", "-geometry", "60x12+20+40"]}},
+        {"type": "activate_window", "parameters": {"window_name": "Work"}},
+    ],
+    "evaluator": {
+        "func": "check_include_exclude",
+        "result": {"type": "vm_command_line", "command": "cat ~/Desktop/a.txt; ls ~/Desktop", "shell": True},
+        "expected": {"type": "rule", "rules": {"include": ["hello\n", "a.txt"], "exclude": []}},
+    },
+})  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("images")
+
+
+@pytest.fixture
+def server(images: Path, tmp_path: Path) -> Iterator[RunningServer]:
+    with running_env_server(
+        tmp_path, "--screen-size", f"{SCREEN[0]}x{SCREEN[1]}", num_replicas=2, images=images, token="a secret"
+    ) as running:
+        yield running
+
+
+def client_of(server: RunningServer) -> EnvClient:
+    return EnvClient(server.url, token="a secret", env_config=EnvConfig(screen_size=SCREEN, require_terminal=True))
+
+
+def overlay_mounts() -> set[str]:
+    return {line for line in Path("/proc/self/mountinfo").read_text().splitlines() if "desktops" in line}
+
+
+async def write_file(client: EnvClient, word: str) -> float:
+    desktop = client.desktop()
+    try:
+        observation, info = await desktop.reset(FILE_TASK)
+        assert observation.screenshot.startswith(b"\x89PNG")
+        assert observation.accessibility_tree
+        assert info.provider == "local"
+        await desktop.act(f'pyautogui.write("echo {word} > ~/Desktop/a.txt")\npyautogui.press("enter")', pause_s=0.7)
+        await desktop.act("DONE", pause_s=0.1)
+        return await desktop.score()
+    finally:
+        await desktop.close()
+
+
+async def test_two_episodes_side_by_side_do_not_see_each_other(server: RunningServer) -> None:
+    async with client_of(server) as client:
+        assert await asyncio.gather(write_file(client, "hello"), write_file(client, "goodbye")) == [1.0, 0.0]
+
+
+async def test_desktop_after_an_episode_is_fresh_and_soon_there(server: RunningServer) -> None:
+    async with client_of(server) as client:
+        assert await asyncio.gather(write_file(client, "hello"), write_file(client, "hello")) == [1.0, 1.0]
+        desktop = client.desktop()
+        await desktop.reset(FILE_TASK)
+        await desktop.act("DONE", pause_s=0.0)
+        assert await desktop.score() == 0.0
+        await desktop.close()
+
+
+async def test_killed_desktop_is_a_fault_and_capacity_is_back_within_5_s(server: RunningServer) -> None:
+    async with client_of(server) as client:
+        first, second = client.desktop(), client.desktop()
+        before = processes_below(server.process.pid)
+        await asyncio.gather(first.reset(FILE_TASK), second.reset(FILE_TASK))
+        victims = processes_below(server.process.pid)
+        assert victims & before
+        for pid in victims:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        killed_at = time.monotonic()
+        for desktop in (first, second):
+            with pytest.raises(ReplicaError):
+                await desktop.act('pyautogui.press("a")', pause_s=0.0)
+        while [health.free for health in await client.health()] != [2]:
+            assert time.monotonic() - killed_at < 5.0, server.log.read_text()[-2000:]
+            await asyncio.sleep(0.05)
+        await asyncio.gather(first.close(), second.close())
+        assert await write_file(client, "hello") == 1.0
+
+
+def test_term_leaves_no_process_no_mount_and_no_folder(images: Path, tmp_path: Path) -> None:
+    mounts_before = overlay_mounts()
+    with running_env_server(tmp_path, "--screen-size", "640x480", num_replicas=2, images=images) as server:
+        files_before = {path.name for path in images.iterdir()}
+        answer = httpx.post(f"{server.url}/reset", json={"task_config": dict(FILE_TASK.config)}, timeout=60)
+        assert answer.status_code == 200, answer.text
+        children = processes_below(server.process.pid)
+        assert len(children) > 4
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(20) == 0
+        deadline = time.monotonic() + 2.0
+        while any(is_running(pid) for pid in children) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert [pid for pid in children if is_running(pid)] == []
+        assert {path.name for path in images.iterdir()} == files_before
+        assert list(server.temporary.iterdir()) == []
+        assert overlay_mounts() == mounts_before
+
+
+def test_killed_server_takes_its_desktops_with_it(images: Path, tmp_path: Path) -> None:
+    with running_env_server(tmp_path, "--screen-size", "640x480", images=images) as server:
+        children = processes_below(server.process.pid)
+        assert children
+        server.process.kill()
+        deadline = time.monotonic() + 5.0
+        while any(is_running(pid) for pid in children) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert [pid for pid in children if is_running(pid)] == []
+
+
+def test_server_beyond_loopback_without_a_token_refuses_in_one_sentence(tmp_path: Path) -> None:
+    environment = {key: value for key, value in os.environ.items() if key != "ENV_SERVER_TOKEN"}
+    run = subprocess.run(
+        [sys.executable, "-m", "env_server.main", "--host", "0.0.0.0", "--state-dir", str(tmp_path)],
+        capture_output=True, text=True, env=environment, timeout=30,
+    )  # fmt: skip
+    assert run.returncode == 1
+    assert run.stderr.strip().splitlines() == [
+        "env-server: refusing to serve desktops on 0.0.0.0 without a token: set ENV_SERVER_TOKEN, or bind to 127.0.0.1"
+    ]
+
+
+def test_taken_port_is_told_at_once(server: RunningServer, tmp_path: Path) -> None:
+    port = server.url.rpartition(":")[2]
+    run = subprocess.run(
+        [sys.executable, "-m", "env_server.main", "--port", port, "--state-dir", str(tmp_path)],
+        capture_output=True, text=True, timeout=30,
+    )  # fmt: skip
+    assert run.returncode == 1
+    assert f"cannot listen on 127.0.0.1:{port}" in run.stderr
+    assert len(run.stderr.strip().splitlines()) == 1

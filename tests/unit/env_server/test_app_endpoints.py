@@ -1,0 +1,259 @@
+"""The HTTP surface over desktops in memory: Slime's endpoints, and how each failure is answered."""
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+from fake_desktops import PNG, FakeProvider, fake_pool, until
+from fastapi import FastAPI
+
+from env_server.app import create_app
+from env_server.pool import Pool
+from env_server.settings import Settings
+
+COMMAND = "cat /tmp/answer"
+TASK: dict[str, Any] = {
+    "id": "t1",
+    "instruction": "Write yes.",
+    "config": [],
+    "evaluator": {
+        "func": "exact_match",
+        "result": {"type": "vm_command_line", "command": COMMAND, "shell": True},
+        "expected": {"type": "rule", "rules": {"expected": "yes\n"}},
+    },
+}
+
+
+class Server:
+    def __init__(self, http: httpx.AsyncClient, pool: Pool, provider: FakeProvider, app: FastAPI) -> None:
+        self.http, self.pool, self.provider, self.app = http, pool, provider, app
+
+    async def post(self, path: str, **body: Any) -> httpx.Response:
+        return await self.http.post(path, json=body)
+
+    async def reset(self, task: dict[str, Any] | None = None, **body: Any) -> str:
+        answer = await self.post("/reset", task_config=task or TASK, **body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["episode_id"]
+
+
+@asynccontextmanager
+async def serving(num_replicas: int = 1, *, queue_timeout_s: float = 0.05, **options: Any) -> AsyncIterator[Server]:
+    provider = FakeProvider()
+    pool = fake_pool(provider, num_replicas, queue_timeout_s=queue_timeout_s)
+    settings = Settings.from_environment(options.pop("environment", {}), **options)
+    app = create_app(pool, settings)
+    transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+    try:
+        await pool.start()
+        async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport, base_url="http://s") as http:
+            yield Server(http, pool, provider, app)
+    finally:
+        await pool.close()
+
+
+def fault(answer: httpx.Response) -> tuple[int, str]:
+    assert isinstance(answer.json()["error"], str)
+    return answer.status_code, answer.json()["fault"]
+
+
+async def test_episode_as_slimes_client_calls_it() -> None:
+    """The bodies are word for word what its client sends: unknown fields included."""
+    async with serving() as server:
+        answer = await server.post(
+            "/reset",
+            task_config={**TASK, "snapshot": "os", "trajectory": "trajectories/"},
+            env_config={
+                "provider_name": "docker", "os_type": "Ubuntu", "action_space": "pyautogui",
+                "screen_size": [1920, 1080], "headless": True, "require_a11y_tree": True, "cache_dir": "x",
+            },
+        )  # fmt: skip
+        fields = answer.json()
+        assert fields["instruction"] == "Write yes."
+        assert fields["accessibility_tree"] == "<desktop-frame/>"
+        assert base64.b64decode(fields["screenshot_base64"]).startswith(PNG)
+        episode_id = fields["episode_id"]
+        server.provider.desktops[0].on_act = lambda desktop: desktop.commands.update(
+            {COMMAND: (200, {"status": "success", "output": "yes\n", "error": "", "returncode": 0})}
+        )
+        step = await server.post("/step", episode_id=episode_id, action='pyautogui.write("yes")', pause=0)
+        assert (step.json()["step"], step.json()["done"], step.json()["reward"]) == (1, False, 0.0)
+        last = (await server.post("/step", episode_id=episode_id, action="DONE", pause=0)).json()
+        assert (last["step"], last["done"], last["info"]) == (2, True, {"done": True})
+        rendered = (await server.post("/render", episode_id=episode_id)).json()
+        assert rendered["screenshot_base64"] == last["screenshot_base64"]
+        assert (await server.post("/evaluate", episode_id=episode_id)).json()["reward"] == 1.0
+        closed = await server.post("/close", episode_id=episode_id)
+        assert closed.json() == {"status": "closed", "episode_id": episode_id}
+        assert (await server.http.get("/health")).json()["episodes"] == 0
+
+
+async def test_health_counts_episodes_and_free_replicas() -> None:
+    async with serving(2) as server:
+        await server.reset()
+        health = (await server.http.get("/health")).json()
+        assert health == {"status": "ok", "episodes": 1, "replicas": 2, "free": 1}
+        assert (await server.http.get("/healthz")).json() == {"status": "ok"}
+
+
+async def test_reset_answer_names_its_provenance() -> None:
+    async with serving() as server:
+        fields = (await server.post("/reset", task_config=TASK)).json()
+        assert (fields["provider"], fields["image_digest"], fields["replica_id"]) == ("fake", "f" * 64, "fake-0")
+        assert fields["grader_version"].startswith("osworld-")
+
+
+@pytest.mark.parametrize("path", ["/step", "/render", "/evaluate", "/close"])
+async def test_unknown_episode_is_404(path: str) -> None:
+    async with serving() as server:
+        assert fault(await server.post(path, episode_id="none", action="WAIT")) == (404, "client_error")
+
+
+async def test_closed_episode_is_404_with_the_reason_and_closing_twice_is_fine() -> None:
+    async with serving() as server:
+        episode_id = await server.reset()
+        for _ in range(2):
+            assert (await server.post("/close", episode_id=episode_id)).status_code == 200
+        answer = await server.post("/step", episode_id=episode_id, action="WAIT", pause=0)
+        assert answer.status_code == 404
+        assert "it was closed" in answer.json()["error"]
+
+
+@pytest.mark.parametrize("action", ["import os", "pyautogui.click(open('x'))", "pyautogui.alert('x')", "wait", ""])
+async def test_refused_action_is_400_and_nothing_happens(action: str) -> None:
+    async with serving() as server:
+        episode_id = await server.reset()
+        answer = await server.post("/step", episode_id=episode_id, action=action, pause=0)
+        assert fault(answer) == (400, "client_error")
+        assert server.provider.desktops[0].acts == []
+        assert (await server.post("/step", episode_id=episode_id, action="WAIT", pause=0)).json()["step"] == 1
+
+
+async def test_desktop_that_dies_is_an_env_fault_and_its_replacement_is_soon_free() -> None:
+    async with serving() as server:
+        episode_id = await server.reset()
+        server.provider.desktops[0].alive = False
+        for _ in range(2):
+            answer = await server.post("/step", episode_id=episode_id, action="WAIT", pause=0)
+            assert fault(answer) == (500, "env_fault")
+        await until(lambda: server.pool.num_free == 1)
+        assert fault(await server.post("/evaluate", episode_id=episode_id)) == (500, "env_fault")
+        assert (await server.post("/close", episode_id=episode_id)).status_code == 200
+        assert await server.reset()
+
+
+async def test_evaluator_that_crashes_is_a_grader_fault_and_no_zero() -> None:
+    task = {**TASK, "evaluator": {"func": "check_text_enlarged", "result": TASK["evaluator"]["result"]}}
+    async with serving() as server:
+        episode_id = await server.reset(task)
+        answer = await server.post("/evaluate", episode_id=episode_id)
+        assert fault(answer) == (500, "grader_fault")
+        assert "reward" not in answer.json()
+
+
+async def test_no_free_replica_is_503_with_retry_after() -> None:
+    async with serving() as server:
+        await server.reset()
+        answer = await server.post("/reset", task_config=TASK)
+        assert fault(answer) == (503, "no_capacity")
+        assert float(answer.headers["retry-after"]) > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"evaluator": None}, "has no evaluator"),
+        ({"evaluator": {"func": ""}}, "has no evaluator"),
+        ({"id": None}, "without a string 'id'"),
+        ({"instruction": " "}, "has no instruction"),
+        ({"config": [{"type": "chrome_open_tabs", "parameters": {}}]}, "set-up verb 'chrome_open_tabs'"),
+        ({"evaluator": {"func": "compare_pptx_files"}}, "metric 'compare_pptx_files'"),
+        ({"evaluator": {"func": "exact_match", "result": {"type": "bookmarks"}}}, "getter 'bookmarks'"),
+        ({"evaluator": {"func": ["exact_match"] * 2, "result": [{"type": "rule"}]}}, "2 evaluator functions and 1"),
+    ],
+)
+async def test_task_that_cannot_be_run_is_422_and_takes_no_desktop(change: dict[str, Any], sentence: str) -> None:
+    async with serving() as server:
+        answer = await server.post("/reset", task_config={**TASK, **change})
+        assert fault(answer) == (422, "client_error")
+        assert sentence in answer.json()["error"]
+        assert server.pool.num_free == 1
+
+
+async def test_set_up_that_fails_is_an_env_fault_and_gives_the_desktop_back() -> None:
+    task = {**TASK, "config": [{"type": "download", "parameters": {"files": [{"url": "http://no.test/", "path": "a"}]}}]}
+    async with serving() as server:
+        assert fault(await server.post("/reset", task_config=task)) == (500, "env_fault")
+        await until(lambda: server.pool.num_free == 1)
+
+
+async def test_other_screen_size_is_409() -> None:
+    async with serving(screen_width=640, screen_height=480) as server:
+        answer = await server.post("/reset", task_config=TASK, env_config={"screen_size": [800, 600]})
+        assert fault(answer) == (409, "client_error")
+        assert "--screen-size 800x600" in answer.json()["error"]
+
+
+async def test_request_that_is_no_message_is_422_with_a_sentence() -> None:
+    async with serving() as server:
+        answer = await server.post("/step", action="WAIT")
+        assert fault(answer) == (422, "client_error")
+        assert "episode_id" in answer.json()["error"]
+
+
+async def test_abandoned_episode_is_reaped_by_idle_time_and_tells_why() -> None:
+    async with serving(idle_ttl_s=0.2) as server:
+        episode_id = await server.reset()
+        for _ in range(6):
+            await asyncio.sleep(0.05)
+            answer = await server.post("/render", episode_id=episode_id)
+            assert answer.status_code == 200, "an episode in use is never reaped"
+        await until(lambda: server.pool.num_free == 1)
+        answer = await server.post("/render", episode_id=episode_id)
+        assert answer.status_code == 404
+        assert "nobody used it for 0.2 s" in answer.json()["error"]
+
+
+async def test_token_is_required_where_one_is_set_but_not_for_health() -> None:
+    async with serving(environment={"ENV_SERVER_TOKEN": "secret"}) as server:
+        assert (await server.http.get("/health")).status_code == 200
+        for header in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic secret"}):
+            answer = await server.http.post("/reset", json={"task_config": TASK}, headers=header)
+            assert fault(answer) == (401, "client_error")
+        answer = await server.http.post(
+            "/reset", json={"task_config": TASK}, headers={"Authorization": "Bearer secret"}
+        )
+        assert answer.status_code == 200
+
+
+@pytest.mark.parametrize("is_chunked", [False, True])
+async def test_body_beyond_the_limit_is_413(is_chunked: bool) -> None:
+    body = b'{"episode_id": "' + b"x" * 5000 + b'"}'
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield body
+
+    async with serving(max_body_bytes=1000) as server:
+        headers = {"content-type": "application/json"}
+        answer = await server.http.post("/render", content=chunks() if is_chunked else body, headers=headers)
+        assert fault(answer) == (413, "client_error")
+
+
+async def test_second_call_waits_for_the_first_of_the_same_episode() -> None:
+    async with serving() as server:
+        episode_id = await server.reset()
+        desktop = server.provider.desktops[0]
+        desktop.act_gate = asyncio.Event()
+        body = {"episode_id": episode_id, "pause": 0}
+        first = asyncio.create_task(server.post("/step", action="pyautogui.press('a')", **body))
+        second = asyncio.create_task(server.post("/step", action="DONE", **body))
+        await asyncio.sleep(0.05)
+        assert not first.done()
+        assert not second.done()
+        assert (await server.http.get("/health")).status_code == 200
+        desktop.act_gate.set()
+        assert [answer.json()["step"] for answer in await asyncio.gather(first, second)] == [1, 2]

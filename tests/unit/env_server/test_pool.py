@@ -1,0 +1,173 @@
+"""The pool: warm desktops, fair and bounded waiting, replacement of the dead."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from fake_desktops import FakeProvider, fake_pool, until
+
+from env_server.fair_queue import FairQueue
+from env_server.pool import Pool
+from osworld_pipeline.errors import DependencyError, NoCapacityError, ReplicaError
+
+
+@asynccontextmanager
+async def started(pool: Pool) -> AsyncIterator[Pool]:
+    try:
+        await pool.start()
+        yield pool
+    finally:
+        await pool.close()
+
+
+async def test_start_returns_when_every_replica_is_warm() -> None:
+    async with started(fake_pool(FakeProvider(), 3)) as pool:
+        assert pool.num_free == 3
+
+
+async def test_released_desktop_is_reset_and_free_again() -> None:
+    provider = FakeProvider()
+    async with started(fake_pool(provider)) as pool:
+        async with pool.lease_replica("a") as lease:
+            assert pool.num_free == 0
+            assert lease.desktop is provider.desktops[0]
+        await until(lambda: pool.num_free == 1)
+    assert [desktop.num_resets for desktop in provider.desktops] == [1]
+
+
+async def test_wait_for_a_replica_is_bounded() -> None:
+    async with started(fake_pool(FakeProvider(), queue_timeout_s=0.05)) as pool, pool.lease_replica("a"):
+        with pytest.raises(NoCapacityError, match=r"none of the 1 replicas became free within 0\.05 s"):
+            async with pool.lease_replica("b"):
+                pass
+        assert pool.num_free == 0
+
+
+async def test_live_lease_is_never_taken_away() -> None:
+    provider = FakeProvider()
+    async with started(fake_pool(provider, queue_timeout_s=0.05)) as pool, pool.lease_replica("a") as lease:
+        for _ in range(3):
+            with pytest.raises(NoCapacityError):
+                async with pool.lease_replica("b"):
+                    pass
+        assert not lease.is_over
+        assert provider.desktops[0].num_resets == 0
+
+
+async def test_clients_take_turns_and_each_is_served_in_its_order() -> None:
+    served: list[str] = []
+
+    async def take(pool: Pool, client: str, name: str) -> None:
+        async with pool.lease_replica(client):
+            served.append(name)
+
+    async with started(fake_pool(FakeProvider(), queue_timeout_s=2.0)) as pool:
+        async with pool.lease_replica("greedy"):
+            waiting = []
+            for client, name in (("greedy", "g1"), ("greedy", "g2"), ("greedy", "g3"), ("modest", "m1")):
+                waiting.append(asyncio.create_task(take(pool, client, name)))
+                await asyncio.sleep(0)
+        await asyncio.gather(*waiting)
+    assert served == ["g1", "m1", "g2", "g3"]
+
+
+async def test_dead_desktop_is_replaced_while_nobody_uses_it() -> None:
+    provider = FakeProvider()
+    async with started(fake_pool(provider)) as pool:
+        provider.desktops[0].alive = False
+        await until(lambda: len(provider.desktops) == 2 and pool.num_free == 1)
+        assert provider.desktops[0].is_stopped
+        async with pool.lease_replica("a") as lease:
+            assert lease.desktop is provider.desktops[1]
+
+
+async def test_dead_desktop_is_replaced_while_its_holder_still_holds_it() -> None:
+    provider = FakeProvider()
+    async with started(fake_pool(provider)) as pool, pool.lease_replica("a") as lease:
+        provider.desktops[0].alive = False
+        await until(lambda: pool.num_free == 1)
+        assert lease.failure is not None
+        async with pool.lease_replica("b") as second:
+            assert second.desktop is provider.desktops[1]
+    assert provider.desktops[1].num_resets <= 1
+
+
+async def test_desktop_that_cannot_be_reset_is_replaced() -> None:
+    provider = FakeProvider()
+    async with started(fake_pool(provider)) as pool:
+        async with pool.lease_replica("a") as lease:
+            provider.desktops[0].alive = False
+            lease.release()
+        await until(lambda: pool.num_free == 1)
+        assert len(provider.desktops) == 2
+
+
+async def test_replica_that_fails_to_start_once_is_tried_again() -> None:
+    provider = FakeProvider()
+    provider.failures = [ReplicaError("no answer")]
+    async with started(fake_pool(provider)) as pool:
+        assert pool.num_free == 1
+
+
+async def test_desktop_that_can_never_start_fails_the_start_with_its_reason() -> None:
+    provider = FakeProvider()
+    provider.failures = [DependencyError("Xvfb is missing")] * 50
+    with pytest.raises(DependencyError, match="Xvfb is missing"):
+        async with started(fake_pool(provider)):
+            pass
+    assert provider.is_closed
+
+
+async def test_close_stops_every_desktop_even_under_a_live_lease() -> None:
+    provider = FakeProvider()
+    pool = fake_pool(provider, 2)
+    await pool.start()
+    async with pool.lease_replica("a"):
+        await pool.close()
+    assert [desktop.is_stopped for desktop in provider.desktops] == [True, True]
+    assert provider.is_closed
+
+
+async def test_draining_answers_those_who_wait_at_once() -> None:
+    async with started(fake_pool(FakeProvider(), queue_timeout_s=30.0)) as pool, pool.lease_replica("a"):
+
+        async def wait() -> None:
+            async with pool.lease_replica("b"):
+                pass
+
+        waiting = asyncio.create_task(wait())
+        await asyncio.sleep(0)
+        pool.drain()
+        with pytest.raises(NoCapacityError, match="shutting down"):
+            await asyncio.wait_for(waiting, 1.0)
+
+
+async def test_who_gives_up_in_the_moment_of_being_served_loses_no_desktop() -> None:
+    provider = FakeProvider()
+    async with started(fake_pool(provider, queue_timeout_s=30.0)) as pool:
+
+        async def wait() -> None:
+            async with pool.lease_replica("b"):
+                await asyncio.sleep(30)
+
+        async with pool.lease_replica("a"):
+            waiting = asyncio.create_task(wait())
+            await asyncio.sleep(0)
+        # Cancelled in every phase of the hand-over: the desktop is free again in the end.
+        for _ in range(3):
+            await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        await until(lambda: pool.num_free == 1)
+
+
+def test_queue_takes_turns_between_clients() -> None:
+    queue: FairQueue[str] = FairQueue()
+    for client, item in (("a", "a1"), ("a", "a2"), ("b", "b1"), ("a", "a3"), ("c", "c1")):
+        queue.push(client, item)
+    queue.remove("a", "a2")
+    queue.remove("a", "never there")
+    assert [queue.pop() for _ in range(len(queue))] == ["a1", "b1", "c1", "a3"]
+    with pytest.raises(IndexError):
+        queue.pop()

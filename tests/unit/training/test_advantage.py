@@ -1,0 +1,99 @@
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from osworld_pipeline.domain.episode import Episode, EpisodePurpose, Outcome, Reward, SamplingParams
+from osworld_pipeline.domain.group import ReplayRow, RolloutGroup
+from osworld_pipeline.training.advantage import compute_advantages, group_advantages
+
+
+def episode(number: int, outcome: Outcome, shaped: float | None) -> Episode:
+    return Episode(
+        episode_id=f"e{number}",
+        task_id="task",
+        task_digest="d",
+        purpose=EpisodePurpose.TRAIN,
+        checkpoint_id="sft-1",
+        engine="fake",
+        sampling=SamplingParams(temperature=0.8),
+        outcome=outcome,
+        reward=None if shaped is None else Reward(task=0.0, shaped=shaped),
+    )
+
+
+def group(episodes: list[Episode], replay_reward: float | None = None) -> RolloutGroup:
+    replay = None
+    if replay_reward is not None:
+        replay = ReplayRow(
+            row_id="r",
+            task_id="task",
+            original_task_id="task",
+            source_dataset="sft_clean",
+            reward=replay_reward,
+            messages=(),
+            image_sha256s=(),
+        )
+    return RolloutGroup(group_id="g", task_id="task", stage_key="s", update=0, episodes=tuple(episodes), replay=replay)
+
+
+def test_one_success_among_four_by_hand():
+    # mean 1/4; deviations 3/4 and three times -1/4; variance (9 + 3)/16/3 = 1/4; std 1/2.
+    assert compute_advantages([1.0, 0.0, 0.0, 0.0]) == pytest.approx([1.5, -0.5, -0.5, -0.5], abs=1e-5)
+
+
+def test_two_rewards_by_hand():
+    # mean 0.5, deviations +-0.5, std sqrt(0.5) = 0.7071.
+    assert compute_advantages([1.0, 0.0]) == pytest.approx([0.70710678, -0.70710678], abs=1e-5)
+
+
+@pytest.mark.parametrize("reward", [0.0, 0.3, 1.0])
+def test_group_with_equal_rewards_gives_zero_advantage(reward: float):
+    assert compute_advantages([reward] * 4) == (0.0,) * 4
+
+
+def test_rewards_that_differ_by_rounding_alone_give_zero_advantage():
+    assert compute_advantages([0.3, 0.1 + 0.2, 0.3]) == (0.0, 0.0, 0.0)
+
+
+def test_a_group_of_one_or_none_teaches_nothing():
+    assert compute_advantages([1.0]) == (0.0,)
+    assert compute_advantages([]) == ()
+
+
+@given(st.lists(st.floats(0, 1), min_size=2, max_size=8))
+def test_advantages_sum_to_zero_and_keep_the_order_of_rewards(rewards: list[float]):
+    advantages = compute_advantages(rewards)
+    assert math.fsum(advantages) == pytest.approx(0.0, abs=1e-6)
+    order = sorted(range(len(rewards)), key=lambda index: rewards[index])
+    assert [advantages[index] for index in order] == sorted(advantages)
+
+
+def test_faults_and_timeouts_are_no_samples():
+    episodes = [
+        episode(0, Outcome.SUCCESS, 1.0),
+        episode(1, Outcome.ENV_FAULT, None),
+        episode(2, Outcome.FAILURE, 0.0),
+        episode(3, Outcome.TIMEOUT, None),
+    ]
+    assert group_advantages(group(episodes)).episodes == pytest.approx([0.70710678, -0.70710678], abs=1e-5)
+
+
+def test_replay_joins_a_failed_group_as_one_more_sample():
+    result = group_advantages(group([episode(0, Outcome.FAILURE, 0.0), episode(1, Outcome.FAILURE, 0.0)], 1.0))
+    # mean 1/3; deviations -1/3, -1/3, 2/3; variance (1 + 1 + 4)/9/2 = 1/3; std 0.57735.
+    assert result.episodes == pytest.approx([-0.57735, -0.57735], abs=1e-5)
+    assert result.replay == pytest.approx(1.1547, abs=1e-4)
+    assert result.has_signal
+
+
+def test_a_failed_group_without_replay_has_no_signal():
+    result = group_advantages(group([episode(0, Outcome.FAILURE, 0.1), episode(1, Outcome.FAILURE, 0.1)]))
+    assert not result.has_signal
+    assert result.replay is None
+
+
+def test_a_valid_episode_without_a_reward_is_refused():
+    with pytest.raises(ValueError, match="e0 ended in failure and has no reward"):
+        group_advantages(group([episode(0, Outcome.FAILURE, None)]))

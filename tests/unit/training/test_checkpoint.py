@@ -1,0 +1,227 @@
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+import torch
+from training_samples import conversation
+
+from osworld_pipeline.agent.processor import load_processor
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.errors import StoreError, TrainingError
+from osworld_pipeline.recipes.schema import SftSection
+from osworld_pipeline.training.checkpoint import (
+    TrainerState,
+    latest_complete,
+    load_optimizer,
+    partials_dir,
+    read_trainer_state,
+    remove_stale_writes,
+    save_final,
+    save_partial,
+    weights_digest,
+    write_folder,
+)
+from osworld_pipeline.training.fence import stage_fence
+from osworld_pipeline.training.model import load_model
+from osworld_pipeline.training.sft import SftTrainer
+
+SETTINGS = SftSection(num_updates=6, batch_size=2, learning_rate=1e-3, warmup_updates=1)
+
+
+def trainer_state(num_updates: int) -> TrainerState:
+    return TrainerState(
+        checkpoint_id="sft-1",
+        parent_id="base-1",
+        num_updates=num_updates,
+        recipe={"name": "tiny"},
+        data_digest="d",
+        metrics={"loss": 1.5},
+    )
+
+
+def make_trainer(folder: Path) -> SftTrainer:
+    processor = load_processor(folder)
+    trajectories = [conversation(processor, number, num_turns=1) for number in range(4)]
+    return SftTrainer(load_model(folder), processor, SETTINGS, trajectories)
+
+
+def save(state: StateDir, trainer: SftTrainer, num_updates: int) -> Path:
+    return save_partial(
+        state,
+        trainer_state(num_updates),
+        model=trainer.model,
+        processor=trainer.processor,
+        optimizer=trainer.optimizer,
+    )
+
+
+def test_a_resumed_run_makes_the_weights_of_an_uninterrupted_one(tmp_path: Path, tiny_folder: Path):
+    whole = make_trainer(tiny_folder)
+    for update in range(4):
+        whole.update(update)
+    state = StateDir(tmp_path)
+    first = make_trainer(tiny_folder)
+    for update in range(2):
+        first.update(update)
+    folder = save(state, first, 2)
+    resumed = make_trainer(folder)
+    load_optimizer(folder, resumed.optimizer)
+    for update in range(read_trainer_state(folder).num_updates, 4):
+        resumed.update(update)
+    pairs = zip(whole.model.parameters(), resumed.model.parameters(), strict=True)
+    assert all(torch.equal(expected, got) for expected, got in pairs)
+
+
+def test_the_newest_partial_checkpoint_is_found_and_two_are_kept(tmp_path: Path, tiny_folder: Path):
+    state, trainer = StateDir(tmp_path), make_trainer(tiny_folder)
+    assert latest_complete(state, "sft-1") is None
+    for num_updates in (2, 10, 9):
+        save(state, trainer, num_updates)
+    kept = sorted(path.name for path in partials_dir(state, "sft-1").iterdir())
+    assert kept == ["update-0009", "update-0010"]
+    newest = latest_complete(state, "sft-1")
+    assert newest is not None
+    assert read_trainer_state(newest) == trainer_state(10)
+
+
+def test_a_final_checkpoint_stands_alone(tmp_path: Path, tiny_folder: Path):
+    state, trainer = StateDir(tmp_path), make_trainer(tiny_folder)
+    save(state, trainer, 2)
+    folder = save_final(
+        state,
+        trainer_state(6),
+        model=trainer.model,
+        processor=trainer.processor,
+        optimizer=trainer.optimizer,
+        documents=lambda temp: {"checkpoint.json": {"weights_digest": weights_digest(temp)}},
+    )
+    assert folder == state.checkpoints / "sft-1"
+    assert [path.name for path in state.checkpoints.iterdir()] == ["sft-1"]
+    names = {path.name for path in folder.iterdir()}
+    assert {"model.safetensors", "config.json", "tokenizer.json", "chat_template.jinja"} <= names
+    assert {"processor_config.json", "optimizer.pt", "trainer_state.json", "checkpoint.json"} <= names
+    assert sha256((folder / "model.safetensors").read_bytes()).hexdigest() in (folder / "checkpoint.json").read_text()
+    load_model(folder)
+
+
+def test_saving_again_replaces_the_folder(tmp_path: Path, tiny_folder: Path):
+    state, trainer = StateDir(tmp_path), make_trainer(tiny_folder)
+    save(state, trainer, 2)
+    trainer.update(0)
+    folder = save(state, trainer, 2)
+    assert torch.equal(load_model(folder).lm_head.weight, trainer.model.lm_head.weight)
+    assert [path.name for path in folder.parent.iterdir()] == ["update-0002"]
+
+
+def test_no_disk_space_is_one_sentence_and_leaves_nothing(tmp_path: Path):
+    def fill(temp: Path) -> None:
+        (temp / "weights").write_bytes(b"half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(StoreError, match=r"no disk space left to write .*sft-1: free some space"):
+        write_folder(tmp_path / "sft-1", fill)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path):
+    (tmp_path / "checkpoints").write_text("a file where the folder should be")
+    with pytest.raises(StoreError, match="cannot write the checkpoint"):
+        write_folder(tmp_path / "checkpoints" / "sft-1", lambda temp: None)
+
+
+def test_a_killed_save_leaves_the_old_checkpoint_and_its_rest_is_swept(tmp_path: Path):
+    state = StateDir(tmp_path)
+    write_folder(state.checkpoints / "sft-1", lambda temp: (temp / "weights").write_text("old") and None)
+    program = (
+        "import sys, time; from pathlib import Path\n"
+        "from osworld_pipeline.training.checkpoint import write_folder\n"
+        "def fill(temp):\n"
+        "    (temp / 'weights').write_text('new'); print('filling', flush=True); time.sleep(60)\n"
+        "write_folder(Path(sys.argv[1]), fill)\n"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", program, str(state.checkpoints / "sft-1")], stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "filling\n"
+    child.send_signal(signal.SIGKILL)
+    child.communicate(timeout=10)
+    assert (state.checkpoints / "sft-1" / "weights").read_text() == "old"
+    assert len(list(state.checkpoints.iterdir())) == 2
+    assert remove_stale_writes(state, "sft-1") == 1
+    assert [path.name for path in state.checkpoints.iterdir()] == ["sft-1"]
+
+
+def test_what_another_stage_is_writing_is_not_swept(tmp_path: Path):
+    state = StateDir(tmp_path)
+    (state.checkpoints / ".writing-sft-22-abc").mkdir(parents=True)
+    assert remove_stale_writes(state, "sft-2") == 0
+
+
+def test_a_damaged_partial_says_what_to_remove(tmp_path: Path, tiny_folder: Path):
+    state, trainer = StateDir(tmp_path), make_trainer(tiny_folder)
+    folder = save(state, trainer, 2)
+    (folder / "optimizer.pt").write_bytes(b"not a file of torch")
+    with pytest.raises(
+        StoreError, match=r"optimizer.pt cannot be read .* remove .*update-0002 and run the stage again"
+    ):
+        load_optimizer(folder, trainer.optimizer)
+    (folder / "trainer_state.json").write_text("{")
+    with pytest.raises(StoreError, match="trainer_state.json cannot be read"):
+        read_trainer_state(folder)
+
+
+def test_shards_have_one_digest_and_every_byte_counts(tmp_path: Path):
+    for number in (1, 2):
+        (tmp_path / f"model-0000{number}-of-00002.safetensors").write_bytes(bytes([number]))
+    first = weights_digest(tmp_path)
+    (tmp_path / "model-00002-of-00002.safetensors").write_bytes(b"x")
+    assert weights_digest(tmp_path) != first
+
+
+def test_a_folder_without_weights_is_no_checkpoint(tmp_path: Path):
+    with pytest.raises(StoreError, match=r"no model.safetensors"):
+        weights_digest(tmp_path)
+    with pytest.raises(StoreError, match="cannot be loaded"):
+        load_model(tmp_path)
+    with pytest.raises(StoreError, match="no checkpoint folder at"):
+        load_model(tmp_path / "absent")
+
+
+def test_a_second_trainer_on_a_stage_is_told_who_holds_it(tmp_path: Path):
+    program = (
+        "import sys, time; from pathlib import Path\n"
+        "from osworld_pipeline.domain.state import StateDir\n"
+        "from osworld_pipeline.training.fence import stage_fence\n"
+        "with stage_fence(StateDir(Path(sys.argv[1])), 'sft-1'):\n"
+        "    print('held', flush=True); time.sleep(60)\n"
+    )
+    child = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    state = StateDir(tmp_path)
+    try:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "held\n"
+        with (
+            pytest.raises(TrainingError, match=f"training of sft-1 is locked by process {child.pid} "),
+            stage_fence(state, "sft-1", timeout_s=0.1),
+        ):
+            pass
+        with stage_fence(state, "sft-2", timeout_s=0.1):
+            pass
+    finally:
+        child.kill()
+        child.communicate(timeout=10)
+    started = time.monotonic()
+    with stage_fence(state, "sft-1"):
+        assert time.monotonic() - started < 2
+
+
+def test_the_fence_needs_no_torch(tmp_path: Path):
+    program = "import sys, osworld_pipeline.training.fence; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

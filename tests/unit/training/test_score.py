@@ -1,0 +1,122 @@
+from dataclasses import replace
+
+import pytest
+import torch
+from training_samples import conversation, picture
+
+from osworld_pipeline.agent.model_inputs import build_model_inputs
+from osworld_pipeline.domain.trajectory import Trajectory
+from osworld_pipeline.errors import TrainingError
+from osworld_pipeline.training.batch import build_batch, split_by_size
+from osworld_pipeline.training.score import score_responses, score_trajectories
+
+
+def stock_logprobs(model, processor, trajectory: Trajectory) -> torch.Tensor:
+    """All logits of one sequence by the model's own forward pass, as a sampler would see them."""
+    arrays = build_model_inputs(processor, [(trajectory.token_ids, trajectory.images)])
+    with torch.no_grad():
+        logits = model(**{name: torch.from_numpy(array) for name, array in arrays.items()}).logits[0]
+    picked = torch.log_softmax(logits[:-1], -1).gather(-1, torch.tensor(trajectory.token_ids)[1:, None])[:, 0]
+    return torch.cat([torch.zeros(1), picked]) * torch.tensor(trajectory.response_mask)
+
+
+def text_only(processor, trajectory_id: str) -> Trajectory:
+    ids = processor.tokenizer("system\nYou operate Action: click 7")["input_ids"]
+    mask = [0] * (len(ids) - 3) + [1] * 3
+    return Trajectory(
+        trajectory_id=trajectory_id, task_id="t", token_ids=tuple(ids), response_mask=tuple(mask), images=()
+    )
+
+
+def test_scores_equal_the_models_own_forward_pass_for_sequences_of_unequal_length(model, processor):
+    trajectories = [conversation(processor, number, num_turns=turns) for number, turns in ((1, 3), (2, 1), (9, 2))]
+    trajectories.append(text_only(processor, "text"))
+    for trajectory, scores in zip(trajectories, score_trajectories(model, processor, trajectories), strict=True):
+        assert torch.allclose(scores, stock_logprobs(model, processor, trajectory), atol=1e-5)
+
+
+def test_a_batch_without_pictures_after_one_with_pictures_is_scored_right(model, processor):
+    score_trajectories(model, processor, [conversation(processor, 1)])
+    trajectory = text_only(processor, "text")
+    scores = score_trajectories(model, processor, [trajectory])[0]
+    assert torch.allclose(scores, stock_logprobs(model, processor, trajectory), atol=1e-5)
+
+
+def test_padding_changes_nothing(model, processor):
+    short = conversation(processor, 2, num_turns=1)
+    alone = score_responses(model, build_batch(processor, [short])).logprobs_BT[0]
+    padded = score_responses(model, build_batch(processor, [conversation(processor, 1, num_turns=3), short]))
+    assert torch.allclose(padded.logprobs_BT[1, : len(alone)], alone, atol=1e-5)
+    assert float(padded.logprobs_BT[1, len(alone) :].detach().abs().max()) == 0.0
+
+
+def test_the_policy_sees_the_picture(model, processor):
+    trajectory = conversation(processor, 1, num_turns=1)
+    other = replace(trajectory, images=(picture(55),))
+    first, second = score_trajectories(model, processor, [trajectory, other])
+    assert float((first - second).abs().max()) > 1e-4
+
+
+def test_a_picture_that_comes_twice_is_encoded_once_and_counts_twice(model, processor):
+    first, second = conversation(processor, 1, num_turns=2), conversation(processor, 2, num_turns=2)
+    batch = build_batch(processor, [first, second])
+    # Pictures 1 and 2, then 2 and 3.
+    assert batch.image_index_I == (0, 1, 1, 2)
+    assert batch.pixel_values is not None
+    assert batch.image_grid_U3 is not None
+    assert len(batch.image_grid_U3) == 3
+    assert len(batch.pixel_values) == int(batch.image_grid_U3.prod(-1).sum())
+
+    def gradient(parts: list[list[Trajectory]]) -> torch.Tensor:
+        model.zero_grad()
+        for part in parts:
+            score_responses(model, build_batch(processor, part)).logprobs_BT.sum().backward()
+        return torch.cat([param.grad.flatten() for param in model.model.visual.parameters() if param.grad is not None])
+
+    assert torch.allclose(gradient([[first, second]]), gradient([[first], [second]]), atol=1e-4, rtol=1e-3)
+
+
+def test_entropy_is_that_of_the_predicting_position(model, processor):
+    trajectory = conversation(processor, 1, num_turns=1)
+    batch = build_batch(processor, [trajectory])
+    scores = score_responses(model, batch, with_entropy=True)
+    mask = torch.tensor(trajectory.response_mask, dtype=torch.bool)
+    entropies = scores.entropy_BT[0][mask]
+    # An untrained model is near the uniform distribution over its vocabulary, and never above it.
+    uniform = torch.log(torch.tensor(float(model.config.text_config.vocab_size)))
+    assert float(entropies.detach().max()) <= float(uniform) + 1e-4
+    assert float(entropies.detach().min()) > 0.9 * float(uniform)
+
+
+def test_a_lost_picture_is_refused_and_the_trajectory_named(processor):
+    trajectory = replace(conversation(processor, 4, num_turns=2), images=(picture(4),))
+    with pytest.raises(TrainingError, match=r"trajectory t4: .*2 runs of image placeholders and 1 images"):
+        build_batch(processor, [trajectory])
+
+
+def test_a_picture_of_another_size_is_refused(processor):
+    trajectory = replace(conversation(processor, 4, num_turns=1), images=(picture(4, width=128),))
+    with pytest.raises(TrainingError, match=r"trajectory t4: .*image 0 has 6 placeholders where its pixels make 8"):
+        build_batch(processor, [trajectory])
+
+
+def test_a_trajectory_without_a_response_is_refused(processor):
+    trajectory = conversation(processor, 4)
+    empty = replace(trajectory, response_mask=(0,) * len(trajectory.token_ids))
+    with pytest.raises(TrainingError, match="t4 has no response tokens"):
+        build_batch(processor, [empty])
+
+
+def test_micro_batches_hold_every_trajectory_once_within_the_limit(processor):
+    trajectories = [conversation(processor, number, num_turns=number % 3 + 1) for number in range(7)]
+    limit = 2 * max(len(trajectory.token_ids) for trajectory in trajectories)
+    parts = list(split_by_size(trajectories, max_tokens=limit, max_sequences=3))
+    assert sorted(item.trajectory_id for part in parts for item in part) == [f"t{number}" for number in range(7)]
+    for part in parts:
+        assert len(part) <= 3
+        assert len(part) == 1 or len(part) * max(len(item.token_ids) for item in part) <= limit
+
+
+def test_one_sequence_above_the_limit_is_a_part_of_its_own(processor):
+    trajectories = [conversation(processor, number) for number in range(2)]
+    assert [len(part) for part in split_by_size(trajectories, max_tokens=1)] == [1, 1]

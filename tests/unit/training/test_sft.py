@@ -1,0 +1,118 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from training_samples import conversation
+
+from osworld_pipeline.domain.group import ReplayRow
+from osworld_pipeline.domain.trajectory import Trajectory
+from osworld_pipeline.errors import TrainingError
+from osworld_pipeline.recipes.schema import SftSection
+from osworld_pipeline.training.demonstrations import DemonstrationSet
+from osworld_pipeline.training.model import load_model
+from osworld_pipeline.training.score import score_trajectories
+from osworld_pipeline.training.sft import SftTrainer, batch_indices, learning_rate_at
+
+SETTINGS = SftSection(num_updates=30, batch_size=3, learning_rate=3e-3, warmup_updates=3)
+
+
+@given(
+    num_examples=st.integers(1, 20), batch_size=st.integers(1, 9), seed=st.integers(0, 99), num_epochs=st.integers(1, 4)
+)
+def test_every_example_comes_once_before_any_comes_again(
+    num_examples: int, batch_size: int, seed: int, num_epochs: int
+):
+    num_updates = -(-num_epochs * num_examples // batch_size)
+    drawn = [
+        index
+        for update in range(num_updates)
+        for index in batch_indices(num_examples=num_examples, batch_size=batch_size, seed=seed, update=update)
+    ]
+    for epoch in range(num_epochs):
+        assert sorted(drawn[epoch * num_examples : (epoch + 1) * num_examples]) == list(range(num_examples))
+
+
+def test_batches_depend_on_seed_and_update_alone():
+    arguments = {"num_examples": 50, "batch_size": 8, "update": 3}
+    assert batch_indices(**arguments, seed=0) == batch_indices(**arguments, seed=0)
+    assert batch_indices(**arguments, seed=0) != batch_indices(**arguments, seed=1)
+
+
+def test_learning_rate_warms_up_and_decays_by_hand():
+    settings = SftSection(num_updates=13, learning_rate=1.0, warmup_updates=2, final_lr_fraction=0.1)
+    rates = [learning_rate_at(settings, update) for update in range(13)]
+    assert rates[:3] == pytest.approx([0.5, 1.0, 1.0])
+    assert rates[7] == pytest.approx(0.55)  # half of the cosine: the middle of 1.0 and 0.1
+    assert rates[12] == pytest.approx(0.1)
+    assert rates[2:] == sorted(rates[2:], reverse=True)
+
+
+def test_a_run_of_one_update_has_a_learning_rate():
+    assert learning_rate_at(SftSection(num_updates=1, learning_rate=1.0, warmup_updates=0), 0) == 1.0
+
+
+def test_a_few_updates_teach_the_demonstrations(model, processor):
+    trajectories = [conversation(processor, number) for number in range(4)]
+    trainer = SftTrainer(model, processor, SETTINGS, trajectories)
+    losses = [trainer.update(update)["loss"] for update in range(30)]
+    assert losses[0] > 5.0
+    assert losses[-1] < 2.0
+
+
+def test_only_the_demonstrators_tokens_carry_the_loss(model, processor):
+    trajectories = [conversation(processor, number, num_turns=number + 1) for number in range(3)]
+    metrics = SftTrainer(load_model(model.name_or_path), processor, SETTINGS, trajectories).update(0)
+    rows = score_trajectories(model, processor, trajectories)
+    num_tokens = sum(sum(trajectory.response_mask) for trajectory in trajectories)
+    assert metrics["num_response_tokens"] == num_tokens
+    assert metrics["loss"] == pytest.approx(-sum(float(row.sum()) for row in rows) / num_tokens, rel=1e-5)
+
+
+def test_the_same_seed_gives_the_same_weights(tiny_folder, processor):
+    trajectories = [conversation(processor, number) for number in range(4)]
+    results = []
+    for _ in range(2):
+        model = load_model(tiny_folder)
+        trainer = SftTrainer(model, processor, SETTINGS, trajectories)
+        for update in range(3):
+            trainer.update(update)
+        results.append(torch.cat([param.detach().flatten() for param in model.parameters()]))
+    assert torch.equal(*results)
+
+
+def test_a_learning_rate_that_wrecks_the_model_stops_the_run(model, processor):
+    wild = SftSection(num_updates=50, batch_size=2, learning_rate=1e30, warmup_updates=0, max_grad_norm=1e30)
+    trainer = SftTrainer(model, processor, wild, [conversation(processor, number) for number in range(2)])
+    trainer.update(0)
+    with pytest.raises(TrainingError, match=r"the (loss|gradient norm) is (nan|inf)"):
+        trainer.update(1)
+
+
+def test_no_demonstrations_are_an_error(model, processor):
+    with pytest.raises(TrainingError, match="no demonstrations to train on"):
+        SftTrainer(model, processor, SETTINGS, [])
+
+
+def test_rows_that_cannot_be_rendered_are_left_out_and_counted():
+    def render(row: ReplayRow) -> Trajectory:
+        if row.row_id == "b":
+            raise ValueError("row b is too long")
+        return Trajectory(
+            trajectory_id=f"demo:{row.row_id}", task_id="t", token_ids=(1, 2), response_mask=(0, 1), images=()
+        )
+
+    rows = [
+        ReplayRow(
+            row_id=row_id,
+            task_id="t",
+            original_task_id="t",
+            source_dataset="s",
+            reward=1.0,
+            messages=(),
+            image_sha256s=(),
+        )
+        for row_id in "cba"
+    ]
+    demonstrations = DemonstrationSet(rows, render)
+    assert [item.trajectory_id for item in demonstrations] == ["demo:a", "demo:c"]
+    assert demonstrations.skipped == ["row b is too long"]

@@ -1,0 +1,53 @@
+"""Small conversations with pictures, as trajectories."""
+
+import io
+from dataclasses import replace
+
+from PIL import Image, ImageDraw
+
+from osworld_pipeline.agent.observation_text import assistant_message, system_message, user_message
+from osworld_pipeline.agent.renderer import Renderer, render_demonstration
+from osworld_pipeline.domain.trajectory import Trajectory
+from osworld_pipeline.recipes.schema import TinyModelSection
+from osworld_pipeline.training.score import score_trajectories
+
+SMALL = TinyModelSection(
+    kind="tiny", hidden_size=64, num_layers=2, vision_hidden_size=48, vision_depth=1, vocab_size=400, seed=1
+)
+CORPUS = [
+    "system\nYou operate a computer.",
+    *[f'Action: click\n<tool_call>{{"name":"computer_use","arguments":{{"x":{i}}}}}</tool_call>' for i in range(20)],
+]
+
+
+def picture(number: int, *, width: int = 96, height: int = 64) -> bytes:
+    image = Image.new("RGB", (width, height), (200, 200, 200))
+    left = number * 13 % (width - 24)
+    ImageDraw.Draw(image).rectangle((left, 8, left + 20, 40), fill=(number * 37 % 255, 60, 160))
+    buffer = io.BytesIO()
+    image.save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+def conversation(processor, number: int, *, num_turns: int = 2, words: str = "click") -> Trajectory:
+    messages = [system_message("You operate a computer.")]
+    for turn in range(num_turns):
+        messages += [user_message(f"[Task]\nDo {number}"), assistant_message(f"Action: {words} {number + turn}")]
+    images = [picture(number + turn) for turn in range(num_turns)]
+    rendered = render_demonstration(Renderer(processor), messages, images)
+    return Trajectory(
+        trajectory_id=f"t{number}",
+        task_id=f"task{number}",
+        token_ids=rendered.token_ids,
+        response_mask=rendered.mask,
+        images=rendered.images,
+    )
+
+
+def as_sampled(model, processor, trajectories: list[Trajectory], advantages: list[float]) -> list[Trajectory]:
+    """The trajectories as if `model` had sampled them."""
+    logprobs = score_trajectories(model, processor, trajectories)
+    return [
+        replace(trajectory, sampled_logprobs=tuple(row.tolist()), advantage=advantage)
+        for trajectory, row, advantage in zip(trajectories, logprobs, advantages, strict=True)
+    ]
