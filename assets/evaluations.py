@@ -1,6 +1,7 @@
 """Evaluations: every checkpoint of the road on the held-out tasks, and a report people can read."""
 
 from contextlib import ExitStack
+from typing import Any
 
 import dagster as dg
 
@@ -8,9 +9,11 @@ from assets.checkpoints import parent_of
 from osworld_pipeline.domain.checkpoint import Checkpoint
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.evaluation.scores import CheckpointScore, read_scores
+from osworld_pipeline.lineage.tracking import StageRun
 from osworld_pipeline.recipes import Recipe
+from osworld_pipeline.runs.embedded_server import EnvServers
 from osworld_pipeline.runs.evaluation_plan import plan_evaluation
-from osworld_pipeline.runs.report import write_report
+from osworld_pipeline.runs.report import make_report
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from resources.desktops import DesktopsResource
 from resources.launcher import LocalLauncher
@@ -34,34 +37,23 @@ def evaluations(
 ) -> dg.MaterializeResult:
     """Held-out success of each checkpoint; a rerun runs only what is missing or ended in a fault."""
     settings, folder = recipe.load(), state.dir()
-    with ExitStack() as stack:
-        servers = None
-        for asset in CHECKPOINT_ASSETS:
-            checkpoint = parent_of(context, asset, state)
+    checkpoints = [parent_of(context, asset, state) for asset in CHECKPOINT_ASSETS]
+    with ExitStack() as runs:
+        pending: list[tuple[Checkpoint, StageRun]] = []
+        for checkpoint in checkpoints:
             plan = plan_evaluation(settings, checkpoint.checkpoint_id)
             is_done = len(plan.finished(folder)) == len(plan.episodes)
-            if is_done and tracking.run_id_of(folder, plan.stage_key) is not None:
-                continue
-            params = {"checkpoint_id": checkpoint.checkpoint_id, "suite_digest": plan.suite_digest}
-            params |= settings.evaluation.model_dump(mode="json")
-            with tracking.stage(context, folder, stage="evaluation", stage_key=plan.stage_key, params=params) as run:
-                if not is_done:
-                    servers = servers or stack.enter_context(desktops.serve(folder, settings))
-                    job = {
-                        "recipe": settings.model_dump(mode="json"),
-                        "state_root": str(folder.root),
-                        "checkpoint": {"checkpoint_id": checkpoint.checkpoint_id, "path": checkpoint.path},
-                        "servers": servers.as_job(),
-                        "run_ids": {"dagster": context.run.run_id, "mlflow": run.run_id},
-                    }
-                    launcher.launch(
-                        context,
-                        "evaluate",
-                        job,
-                        progress.listener(context, f"evaluate {checkpoint.stage}"),
-                        state=folder,
-                    )
-                run.log_evaluation(checkpoint.checkpoint_id, _figures(folder, checkpoint, settings))
+            if not is_done or tracking.run_id_of(folder, plan.stage_key) is None:
+                params = {"checkpoint_id": checkpoint.checkpoint_id, "suite_digest": plan.suite_digest}
+                params |= settings.evaluation.model_dump(mode="json")
+                stage = tracking.stage(context, folder, stage="evaluation", stage_key=plan.stage_key, params=params)
+                pending.append((checkpoint, runs.enter_context(stage)))
+        if pending:
+            with desktops.serve(folder, settings) as servers:
+                job = evaluation_job(context, settings, folder, servers, pending)
+                launcher.launch(context, "evaluate", job, progress.listener(context, "evaluate"), state=folder)
+        for checkpoint, run in pending:
+            run.log_evaluation(checkpoint.checkpoint_id, _figures(folder, checkpoint, settings))
     rebuild_catalog(folder)
     scores = read_scores(folder)
     return dg.MaterializeResult(
@@ -79,8 +71,32 @@ def evaluation_report(
 ) -> dg.MaterializeResult:
     """One self-contained HTML page: scores with intervals, curves, what the best episodes saw."""
     folder = state.dir()
-    path = write_report(folder, recipe.load(), tracking_uri=tracking.resolve(folder))
+    path = make_report(folder, recipe.load(), tracking_uri=tracking.resolve(folder))
     return dg.MaterializeResult(metadata={"report": dg.MetadataValue.path(str(path))})
+
+
+def evaluation_job(
+    context: dg.AssetExecutionContext,
+    recipe: Recipe,
+    state: StateDir,
+    servers: EnvServers,
+    pending: list[tuple[Checkpoint, StageRun]],
+) -> dict[str, Any]:
+    """What the program `evaluate` is told."""
+    return {
+        "recipe": recipe.model_dump(mode="json"),
+        "state_root": str(state.root),
+        "servers": servers.as_job(),
+        "checkpoints": [
+            {
+                "checkpoint_id": checkpoint.checkpoint_id,
+                "stage": str(checkpoint.stage),
+                "path": checkpoint.path,
+                "run_ids": {"dagster": context.run.run_id, "mlflow": run.run_id},
+            }
+            for checkpoint, run in pending
+        ],
+    }
 
 
 def _figures(state: StateDir, checkpoint: Checkpoint, recipe: Recipe) -> dict[str, float]:

@@ -26,7 +26,7 @@ from osworld_pipeline.errors import PipelineError
 log = logging.getLogger("env_server")
 
 PROVIDERS = ("local",)
-SHUTDOWN_GRACE_S = 5
+SHUTDOWN_GRACE_S = 3
 """How long requests in progress may still take after TERM."""
 _PR_SET_PDEATHSIG = 1
 

@@ -15,9 +15,10 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from assets.evaluations import CHECKPOINT_ASSETS
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import DependencyError, PipelineError, StoreError
-from osworld_pipeline.evaluation.scores import CheckpointScore
+from osworld_pipeline.evaluation.scores import read_scores
 from osworld_pipeline.recipes import load_recipe
 from resources.progress import ProgressLine
 
@@ -65,16 +66,17 @@ def run_demo(defs: dg.Definitions, *, recipe_name: str, state_root: Path, consol
         instance = _open_instance()
         _end_stale_runs(instance)
         console.print(
-            f"[bold]osworld-pipeline demo[/]: recipe [cyan]{recipe.name}[/], state in [cyan]{state_root}[/]. "
-            "Every stage is real: desktops, demonstrations, training, evaluation."
+            f"[bold]osworld-pipeline demo[/]: recipe [cyan]{recipe.name}[/], state in [cyan]{state_root}[/]",
+            highlight=False,
         )
         error = _run_job(defs, instance, recipe_name, state_root, console)
+        checkpoint_ids = _latest_checkpoints(instance)
         instance.dispose()
     if error:
         console.print(f"\n[bold red]The demo stopped:[/] {escape(error)}", highlight=False)
         console.print("What is finished is kept: run it again and it goes on from there.")
         return 1
-    _show_scores(state, console)
+    _show_scores(state, checkpoint_ids, console)
     _show_where_to_look(state_root, console)
     return 0
 
@@ -128,32 +130,40 @@ def _first_failure(result: dg.ExecuteInProcessResult) -> str:
     return "the run was cancelled"
 
 
-def _show_scores(state: StateDir, console: Console) -> None:
-    from osworld_pipeline.evaluation.scores import read_scores
+def _latest_checkpoints(instance: dg.DagsterInstance) -> list[str]:
+    """The checkpoints that the assets stand for now, the base first."""
+    ids: list[str] = []
+    for asset in CHECKPOINT_ASSETS:
+        event = instance.get_latest_materialization_event(dg.AssetKey(asset))
+        if event is not None and event.asset_materialization is not None:
+            ids.append(str(event.asset_materialization.metadata["checkpoint_id"].value))
+    return ids
 
-    scores: list[CheckpointScore] = read_scores(state)
+
+def _show_scores(state: StateDir, checkpoint_ids: list[str], console: Console) -> None:
+    scores = {score.checkpoint_id: score for score in read_scores(state)}
     table = Table(title="Success on held-out tasks", title_justify="left")
-    for name in ("stage", "checkpoint", "success", "95% interval", "episodes", "faults", "mean turns"):
-        table.add_column(name, justify="left" if name in ("stage", "checkpoint") else "right")
-    for score in scores:
+    for name in ("checkpoint", "success", "95% interval", "episodes", "faults", "turns"):
+        table.add_column(name, justify="left" if name == "checkpoint" else "right", no_wrap=True)
+    for checkpoint_id in checkpoint_ids:
+        score = scores[checkpoint_id]
         table.add_row(
-            score.stage,
             score.checkpoint_id,
             f"{score.success_rate:.1%}" if score.n else "-",
-            f"{score.low:.1%} to {score.high:.1%}" if score.n else "-",
+            f"{score.low:.1%} - {score.high:.1%}" if score.n else "-",
             f"{score.successes}/{score.n}",
             str(score.num_faults),
             f"{score.mean_turns:.1f}",
         )
     console.print()
     console.print(table)
-    console.print("Raw task success by the graders; Wilson intervals; faults are outside the denominator.")
+    console.print("Raw success by the graders, Wilson intervals; faults stand outside the denominator.")
 
 
 def _show_where_to_look(state_root: Path, console: Console) -> None:
     console.print("\n[bold]Where to look next[/]")
     console.print("  Dagster   make dev     http://127.0.0.1:3000   assets, lineage, runs")
-    console.print("  MLflow    make mlflow  http://127.0.0.1:5000   parameters, curves, models and their parents")
+    console.print("  MLflow    make mlflow  http://127.0.0.1:5000   parameters, curves, models, parents")
     console.print(f"  Report    {state_root}/reports/report.html", highlight=False)
     console.print(f"  DuckDB    {state_root}/osworld.duckdb, for example:", highlight=False)
     console.print(f'            .venv/bin/osworld-pipeline query "{EXAMPLE_QUERY}"', highlight=False, soft_wrap=True)

@@ -24,8 +24,12 @@ from osworld_pipeline.domain.state import StateDir
 
 Message = Mapping[str, Any]
 POLL_S = 0.2
-QUIET = {"TQDM_DISABLE": "1", "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"}
-"""Bars of libraries would only fill the log."""
+PROGRAM_ENV = {
+    "TQDM_DISABLE": "1",  # bars of libraries would only fill the log
+    "TRANSFORMERS_VERBOSITY": "error",
+    "TOKENIZERS_PARALLELISM": "false",
+    "OMP_WAIT_POLICY": "PASSIVE",  # OpenMP threads that spin while they wait starve the desktops of a busy machine
+}
 
 
 class LocalLauncher(dg.ConfigurableResource):
@@ -56,7 +60,7 @@ class LocalLauncher(dg.ConfigurableResource):
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env={**os.environ, **QUIET, **session.get_bootstrap_env_vars()},  # passed on, not read
+                env={**os.environ, **PROGRAM_ENV, **session.get_bootstrap_env_vars()},  # passed on, not read
             )
             final: dict[str, Any] = {}
             try:

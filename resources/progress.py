@@ -41,9 +41,14 @@ class ProgressResource(dg.ConfigurableResource):
         return lambda message: self.hear(context, stage, message)
 
     def hear(self, context: dg.AssetExecutionContext, stage: str, message: Mapping[str, Any]) -> None:
-        """A program's message: `{"kind": "progress", "done", "total", "note"}` moves the stage's progress."""
+        """A program's message `{"kind": "progress", "done", "total", "note"}`; it may name a `stage` of its own."""
         if message["kind"] == "progress":
-            line = ProgressLine(stage=stage, done=message["done"], total=message["total"], note=message.get("note", ""))
+            line = ProgressLine(
+                stage=message.get("stage", stage),
+                done=message["done"],
+                total=message["total"],
+                note=message.get("note", ""),
+            )
             self.update(context, line)
 
     def update(self, context: dg.AssetExecutionContext, line: ProgressLine) -> None:

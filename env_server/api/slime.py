@@ -62,11 +62,10 @@ def slime_router(episodes: EpisodeTable) -> APIRouter:
     @router.post("/step")
     async def step(message: StepRequest) -> Response:
         episode = episodes.find(message.episode_id)
-        observation = await episode.step(message.action, pause_s=message.pause)
-        info = {"DONE": {"done": True}, "FAIL": {"fail": True}}.get(episode.last_action or "", {})
-        return await json_answer(
-            StepAnswer(**await observation_fields(observation), done=episode.is_done, step=episode.num_steps, info=info)
-        )
+        result = await episode.step(message.action, pause_s=message.pause)
+        fields = await observation_fields(result.observation)
+        info = {"DONE": {"done": True}, "FAIL": {"fail": True}}.get(result.action, {})
+        return await json_answer(StepAnswer(**fields, done=result.is_done, step=result.num_steps, info=info))
 
     @router.post("/render")
     async def render(message: EpisodeRequest) -> Response:

@@ -43,7 +43,7 @@ def main() -> None:
     routes = DesktopRoutes(
         screen=screen, device=Input(Display("unix:0")), manager=manager, terminal=terminal, home=home
     )
-    manager.wait_until_ready(WINDOW_MANAGER_LIMIT_S)
+    session.wait_for_window_manager(WINDOW_MANAGER_LIMIT_S)
     threading.Thread(target=_end_with, args=(session,), daemon=True).start()
     GuestServer(listener, routes).serve_forever(poll_interval=60)
 

@@ -53,7 +53,19 @@ class Session:
         os.close(read_end)
         self.display = Display("unix:0")
         self._dress(width)
-        self.window_manager = _start(["openbox", "--config-file", str(runtime / "openbox.xml")])
+        self._ready = runtime / "window-manager-ready"
+        # The startup command runs last, when the keys are grabbed; the window manager shows itself well before that.
+        self.window_manager = _start(
+            ["openbox", "--config-file", str(runtime / "openbox.xml"), "--startup", f"touch {self._ready}"]
+        )
+
+    def wait_for_window_manager(self, limit_s: float) -> None:
+        """Returns when key bindings work. TimeoutError after `limit_s`."""
+        until = time.monotonic() + limit_s
+        while not self._ready.exists():
+            if time.monotonic() > until:
+                raise TimeoutError(f"openbox was not ready within {limit_s:g} s")
+            time.sleep(0.004)
 
     def has_ended(self) -> bool:
         """Whether the X server is gone, and with it the desktop."""

@@ -3,7 +3,6 @@
 
 # pyright: reportMissingImports=false, reportMissingModuleSource=false
 import threading
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,15 +32,6 @@ class WindowManager:
         self._display = display
         self._root = display.screen().root
         self._lock = threading.RLock()
-
-    def wait_until_ready(self, limit_s: float) -> None:
-        """Returns when a window manager runs. TimeoutError after `limit_s`."""
-        atom = self._display.intern_atom("_NET_SUPPORTING_WM_CHECK")
-        until = time.monotonic() + limit_s
-        while self._root.get_full_property(atom, Xatom.WINDOW) is None:
-            if time.monotonic() > until:
-                raise TimeoutError(f"no window manager after {limit_s:g} s")
-            time.sleep(0.004)
 
     def windows(self) -> list[Window]:
         """Bottom to top."""

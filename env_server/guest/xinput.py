@@ -15,8 +15,8 @@ from .keys import RETURN, SHIFT_L, keysym_of_char, keysym_of_key
 BUTTONS = {"left": 1, "middle": 2, "right": 3, "primary": 1, "secondary": 3, 1: 1, 2: 2, 3: 3}
 KEYMAP_SETTLE_S = 0.05
 """Programs learn of a new keymap by an event and fetch it themselves; a key pressed sooner would be read wrongly."""
-READ_TIME_S = 0.004
-"""What a slow program takes to read one key."""
+READ_TIME_S = 0.02
+"""What a slow program takes to read one key: a terminal that looks for a font with a rare character."""
 LINE_SETTLE_S = 0.03
 """A shell must have started what a line asked for before the next line comes: what it types meanwhile would be read
 with the terminal in another mode, and an Enter would arrive as a carriage return."""

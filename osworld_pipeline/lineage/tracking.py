@@ -8,7 +8,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,6 +123,20 @@ def find_run(tracking_uri: str, stage_key: str) -> str | None:
     experiments = [experiment.experiment_id for experiment in client.search_experiments()]
     runs = client.search_runs(experiments, f"tags.{STAGE_KEY_TAG} = '{stage_key}'", max_results=1)
     return runs[0].info.run_id if runs else None
+
+
+def metric_history(tracking_uri: str, stage_key: str, names: Sequence[str]) -> list[tuple[str, int, float]]:
+    """(metric, update, value) of a stage's run; a value logged again for the same update replaces the one before."""
+    run_id = find_run(tracking_uri, stage_key)
+    if run_id is None:
+        return []
+    client = _client(tracking_uri)
+    known = client.get_run(run_id).data.metrics
+    latest: dict[tuple[str, int], float] = {}
+    for name in names:
+        if name in known:
+            latest |= {(name, metric.step): metric.value for metric in client.get_metric_history(run_id, name)}
+    return [(name, update, value) for (name, update), value in sorted(latest.items())]
 
 
 def find_logged_model(tracking_uri: str, checkpoint_id: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Evaluates one checkpoint on the held-out tasks, task by task: what a killed run has finished is not run again."""
+"""Evaluates checkpoints on the held-out tasks, task by task: what a killed run has finished is not run again."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -20,32 +20,47 @@ Report = Callable[[Mapping[str, Any]], None]
 
 
 def main(job: dict[str, Any], report: Report) -> dict[str, Any]:
-    """`job`: recipe, state_root, checkpoint {checkpoint_id, path}, servers, run_ids."""
+    """`job`: recipe, state_root, servers, checkpoints [{checkpoint_id, stage, path, run_ids}]."""
     recipe = Recipe.model_validate(job["recipe"])
     state = StateDir(Path(job["state_root"]))
-    return asyncio.run(_evaluate(job, report, recipe, state))
+    servers = EnvServers.from_job(job["servers"])
+    return asyncio.run(_evaluate_all(job["checkpoints"], report, recipe, state, servers))
 
 
-async def _evaluate(job: dict[str, Any], report: Report, recipe: Recipe, state: StateDir) -> dict[str, Any]:
-    from osworld_pipeline.training.model import load_model
+async def _evaluate_all(
+    checkpoints: Sequence[Mapping[str, Any]], report: Report, recipe: Recipe, state: StateDir, servers: EnvServers
+) -> dict[str, Any]:
+    """One after the other; the figures of each by checkpoint id."""
+    return {entry["checkpoint_id"]: await _evaluate(entry, report, recipe, state, servers) for entry in checkpoints}
 
-    checkpoint_id = job["checkpoint"]["checkpoint_id"]
-    folder = state.root / job["checkpoint"]["path"]
-    plan = plan_evaluation(recipe, checkpoint_id, job.get("run_ids"))
+
+async def _evaluate(
+    entry: Mapping[str, Any], report: Report, recipe: Recipe, state: StateDir, servers: EnvServers
+) -> dict[str, Any]:
+    from osworld_pipeline.training.model import load_policy
+
+    folder = state.root / entry["path"]
+    plan = plan_evaluation(recipe, entry["checkpoint_id"], entry["run_ids"])
     finished = plan.finished(state)
     missing = [planned for part, planned in plan.episodes.items() if part not in finished]
     episodes = list(finished.values())
-    report(_progress(episodes, len(plan.episodes)))
+
+    def tell() -> None:
+        note = f"{sum(episode.is_success for episode in episodes)} successes"
+        done = {"done": len(episodes), "total": len(plan.episodes), "note": note}
+        report({"kind": "progress", "stage": f"evaluate {entry['stage']}", **done})
+
+    tell()
     if missing:
         async with rollout_session(
             recipe=recipe,
             state=state,
-            servers=EnvServers.from_job(job["servers"]),
-            model=load_model(folder, is_frozen=True),
+            servers=servers,
+            model=load_policy(folder, recipe.model, is_frozen=True),
             processor=load_processor(folder),
-            client_id=checkpoint_id,
+            client_id=entry["checkpoint_id"],
         ) as session:
-            await _run(missing, session, recipe, episodes, len(plan.episodes), report)
+            await _run(missing, session, recipe, episodes, tell)
     return {
         "num_episodes": len(episodes),
         "num_reused": len(finished),
@@ -59,8 +74,7 @@ async def _run(
     session: RolloutSession,
     recipe: Recipe,
     episodes: list[Episode],
-    total: int,
-    report: Report,
+    tell: Callable[[], None],
 ) -> None:
     """Runs and stores the episodes, as many at a time as there are replicas; adds them to `episodes`."""
     settings = episode_settings(recipe, max_turns=recipe.evaluation.max_turns)
@@ -73,7 +87,7 @@ async def _run(
             await asyncio.to_thread(session.store.write_episodes, plan.episode_id, [episode])
         ran.append(episode)
         episodes.append(episode)
-        report(_progress(episodes, total))
+        tell()
 
     try:
         async with asyncio.TaskGroup() as group:
@@ -82,8 +96,3 @@ async def _run(
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from errors
     require_desktops(ran)
-
-
-def _progress(episodes: Sequence[Episode], total: int) -> dict[str, Any]:
-    note = f"{sum(episode.is_success for episode in episodes)} successes"
-    return {"kind": "progress", "done": len(episodes), "total": total, "note": note}

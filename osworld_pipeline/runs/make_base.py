@@ -7,13 +7,12 @@ from typing import Any
 from osworld_pipeline.agent.dialects import load_dialect
 from osworld_pipeline.agent.observation_text import LastAction, observation_text
 from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
-from osworld_pipeline.domain.digest import digest_json
 from osworld_pipeline.domain.observation import Observation
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import DependencyError
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.recipes.schema import PretrainedModelSection, TinyModelSection
-from osworld_pipeline.runs.stages import CARD, checkpoint_card, read_checkpoint, recipe_suite, stage_params
+from osworld_pipeline.runs.stages import CARD, checkpoint_card, read_checkpoint, recipe_suite, stage_recipe_digest
 from osworld_pipeline.training.fence import stage_fence
 
 Report = Callable[[dict[str, Any]], None]
@@ -64,7 +63,7 @@ def _make(job: Mapping[str, Any], recipe: Recipe, state: StateDir) -> Checkpoint
             parent_id=None,
             path=str(published or folder.relative_to(state.root)),
             num_updates=0,
-            recipe_digest=digest_json(stage_params(Stage.BASE, recipe)),
+            recipe_digest=stage_recipe_digest(Stage.BASE, recipe),
             data_digest=job["data_digest"],
             weights_digest=weights_digest(published or temp),
             run_ids=job.get("run_ids", {}),

@@ -1,10 +1,29 @@
-"""Gathers what the HTML report shows: scores from the tables, curves from MLflow."""
+"""Gathers what the HTML report shows: scores and filmstrips from the tables, curves from MLflow."""
 
 from pathlib import Path
 
 from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.evaluation.curves import MetricPoint
+from osworld_pipeline.evaluation.report import write_report
+from osworld_pipeline.lineage.tracking import metric_history
 from osworld_pipeline.recipes import Recipe
+from osworld_pipeline.runs.stages import recipe_suite
+from osworld_pipeline.tables.checkpoints import read_checkpoints
+
+CURVES = ("loss", "kl", "trainer_sampler_logprob_diff", "task_reward_mean", "shaped_reward_mean")
 
 
-def write_report(state: StateDir, recipe: Recipe, *, tracking_uri: str) -> Path:
-    raise NotImplementedError
+def make_report(state: StateDir, recipe: Recipe, *, tracking_uri: str) -> Path:
+    """Writes `reports/report.html`; returns its path."""
+    metrics = [
+        MetricPoint(stage=str(checkpoint.stage), name=name, update=update, value=value)
+        for checkpoint in read_checkpoints(state)
+        for name, update, value in metric_history(tracking_uri, checkpoint.checkpoint_id, CURVES)
+    ]
+    return write_report(
+        state,
+        metrics=metrics,
+        suite_digest=recipe_suite(recipe).digest,
+        recipe_name=recipe.name,
+        confidence=recipe.evaluation.confidence,
+    )

@@ -18,12 +18,11 @@ from osworld_pipeline.agent.processor import load_processor
 from osworld_pipeline.agent.renderer import Renderer
 from osworld_pipeline.datasets.replay import load_replay_rows
 from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
-from osworld_pipeline.domain.digest import digest_json
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import TrainingError
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.rollout.trajectories import replay_trajectory
-from osworld_pipeline.runs.stages import CARD, checkpoint_card, read_checkpoint, stage_params
+from osworld_pipeline.runs.stages import CARD, checkpoint_card, read_checkpoint, stage_recipe_digest
 from osworld_pipeline.training.demonstrations import DemonstrationSet
 from osworld_pipeline.training.fence import stage_fence
 from osworld_pipeline.trajectories import BlobStore
@@ -179,7 +178,7 @@ def _save(run: _Run) -> Checkpoint:
         parent_id=run.job["parent"]["checkpoint_id"],
         path=str(checkpoints.final_dir(run.state, checkpoint_id).relative_to(run.state.root)),
         num_updates=run.num_updates,
-        recipe_digest=digest_json(stage_params(stage, run.recipe)),
+        recipe_digest=stage_recipe_digest(stage, run.recipe),
         data_digest=run.job["data_digest"],
         weights_digest="",
         metrics=run.metrics,

@@ -13,10 +13,12 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 from uuid import uuid4
 
 import torch
+from safetensors import SafetensorError
 
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
@@ -24,6 +26,7 @@ from osworld_pipeline.errors import StoreError
 OPTIMIZER_FILE = "optimizer.pt"
 STATE_FILE = "trainer_state.json"
 NUM_PARTIALS_KEPT = 2
+FULL_DISK_BYTES = 4 << 20
 _PARTIAL = re.compile(r"^update-(\d+)$")
 _WRITING = ".writing-"
 
@@ -101,16 +104,20 @@ def write_folder(folder: Path, fill: Callable[[Path], None]) -> None:
             os.replace(folder, temp.with_name(f"{temp.name}-old"))
         os.replace(temp, folder)
         _sync(folder.parent)
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, SafetensorError) as error:
         raise _store_error(folder, error) from error
     finally:
         shutil.rmtree(temp, ignore_errors=True)
         shutil.rmtree(temp.with_name(f"{temp.name}-old"), ignore_errors=True)
 
 
-def _store_error(folder: Path, error: OSError | RuntimeError) -> StoreError:
-    # safetensors and torch.save report a full disk as errors of their own, with the system's words inside.
-    is_full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error)
+def _store_error(folder: Path, error: Exception) -> StoreError:
+    # safetensors and torch.save report a full disk as errors of their own, the latter without naming the cause.
+    is_full = (
+        getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+        or "No space left" in str(error)
+        or (isinstance(error, RuntimeError) and shutil.disk_usage(folder.parent).free < FULL_DISK_BYTES)
+    )
     if is_full:
         return StoreError(f"no disk space left to write {folder}: free some space there and run again; it will resume")
     return StoreError(f"cannot write the checkpoint {folder}: {str(error).splitlines()[0]}")
@@ -188,8 +195,9 @@ def load_optimizer(folder: Path, optimizer: Any) -> None:
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True)
         optimizer.load_state_dict(saved["optimizer"])
-    except (OSError, RuntimeError, ValueError, KeyError, EOFError) as error:
-        raise StoreError(f"{path} cannot be read ({error}): remove {folder} and run the stage again") from error
+    except (OSError, RuntimeError, ValueError, KeyError, EOFError, UnpicklingError) as error:
+        reason = str(error).splitlines()[0]
+        raise StoreError(f"{path} cannot be read ({reason}): remove {folder} and run the stage again") from error
     torch.set_rng_state(saved["torch_rng"])
 
 

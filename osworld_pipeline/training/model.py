@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from safetensors import SafetensorError
 from torch import nn
 from transformers import Qwen3VLForConditionalGeneration
 
@@ -51,7 +52,7 @@ def load_model(
         model: Any = Qwen3VLForConditionalGeneration.from_pretrained(
             folder, dtype=torch_dtype, attn_implementation="sdpa", local_files_only=True
         )
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
         raise StoreError(f"the checkpoint at {folder} cannot be loaded: {str(error).splitlines()[0]}") from error
     model.model.visual.patch_embed = MatmulPatchEmbed(model.model.visual.patch_embed)
     model.to(torch.device(device))

@@ -6,7 +6,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -55,6 +56,13 @@ def client_of(server: RunningServer) -> EnvClient:
 
 def overlay_mounts() -> set[str]:
     return {line for line in Path("/proc/self/mountinfo").read_text().splitlines() if "desktops" in line}
+
+
+def wait_until(condition: Callable[[], bool], limit_s: float) -> None:
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 async def write_file(client: EnvClient, word: str) -> float:
@@ -137,6 +145,66 @@ def test_killed_server_takes_its_desktops_with_it(images: Path, tmp_path: Path) 
         while any(is_running(pid) for pid in children) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert [pid for pid in children if is_running(pid)] == []
+
+
+def test_term_ends_a_call_in_progress_and_everything_else_in_time(images: Path, tmp_path: Path) -> None:
+    slow = {**FILE_TASK.config, "config": [{"type": "sleep", "parameters": {"seconds": 60}}]}
+    with running_env_server(tmp_path, "--screen-size", "640x480", images=images) as server:
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{server.url}/reset", json={"task_config": slow}, timeout=0.3)
+        with ThreadPoolExecutor(1) as threads:
+            waiting = threads.submit(httpx.post, f"{server.url}/reset", json={"task_config": slow}, timeout=30)
+            time.sleep(0.5)
+            children = processes_below(server.process.pid)
+            server.process.send_signal(signal.SIGTERM)
+            assert server.process.wait(10) == 0
+            assert [pid for pid in children if is_running(pid)] == []
+            try:
+                assert waiting.result().status_code >= 500
+            except httpx.TransportError:
+                pass
+
+
+def test_term_while_the_desktops_start_leaves_nothing(images: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "env_server.main", "--port", "0", "--replicas", "2", "--state-dir", str(images)]
+    for delay_s in (0.6, 0.9, 1.2):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        time.sleep(delay_s)
+        children = processes_below(process.pid)
+        process.send_signal(signal.SIGTERM)
+        process.wait(20)
+        time.sleep(0.2)
+        assert [pid for pid in children if is_running(pid)] == []
+
+
+def test_server_dies_with_its_parent(images: Path, tmp_path: Path) -> None:
+    ready = tmp_path / "ready.json"
+    command = [
+        sys.executable, "-m", "env_server.main", "--port", "0", "--screen-size", "640x480", "--state-dir", str(images),
+        "--ready-file", str(ready), "--die-with-parent",
+    ]  # fmt: skip
+    script = f"import subprocess; subprocess.run({command!r})"
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_until(ready.exists, 60)
+    family = processes_below(parent.pid)
+    assert len(family) > 2
+    parent.kill()
+    parent.wait()
+    wait_until(lambda: not any(is_running(pid) for pid in family), 10)
+
+
+async def test_client_that_hangs_up_during_reset_holds_no_replica(server: RunningServer) -> None:
+    slow = {**FILE_TASK.config, "config": [{"type": "sleep", "parameters": {"seconds": 60}}]}
+    async with client_of(server) as client, httpx.AsyncClient() as http:
+        headers = {"Authorization": "Bearer a secret"}
+        with pytest.raises(httpx.ReadTimeout):
+            await http.post(f"{server.url}/reset", json={"task_config": slow}, headers=headers, timeout=0.3)
+        assert [health.free for health in await client.health()] == [1]
+        deadline = time.monotonic() + 5.0
+        while [health.free for health in await client.health()] != [2]:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.1)
+        assert [health.episodes for health in await client.health()] == [0]
 
 
 def test_server_beyond_loopback_without_a_token_refuses_in_one_sentence(tmp_path: Path) -> None:

@@ -285,7 +285,8 @@ async def test_commands_see_the_desktop_that_osworlds_tasks_expect(guest: GuestC
 
 async def test_pyautogui_in_the_guest_types_what_it_is_asked_to(guest: GuestClient) -> None:
     await open_terminal(guest)
-    code = "import pyautogui as p; p.write('cat > /tmp/p\\n'); p.sleep(.5); p.write('<a href=\"é\">\\n'); p.hotkey('ctrl', 'd')"
+    lines = ("import pyautogui as p", "p.write('cat > /tmp/p\\n')", "p.sleep(.5)", "p.write('<a href=\"é\">\\n')")
+    code = "; ".join((*lines, "p.hotkey('ctrl', 'd')"))
     await guest.execute(["python3", "-c", code])
 
     async def is_written() -> bool:

@@ -32,7 +32,8 @@ class Solution:
 
 SOLUTIONS = (
     Solution(
-        task_id="e0df059f-28a6-4169-924f-b9623e7184cc", lines=("mv ~/Desktop/todo_list_Jan_1 ~/Desktop/todo_list_Jan_2",)
+        task_id="e0df059f-28a6-4169-924f-b9623e7184cc",
+        lines=("mv ~/Desktop/todo_list_Jan_1 ~/Desktop/todo_list_Jan_2",),
     ),
     Solution(task_id="7688b85f-87a4-4e4a-b2f8-f3d6c3f29b82", lines=("mv ~/Desktop/todo.txt ~/Desktop/done/",)),
     Solution(task_id="cc9d4f34-1ca0-4a1b-8ff2-09302696acb9", lines=("pkill -f my_process.sh",)),
@@ -111,12 +112,16 @@ async def test_task_that_this_desktop_cannot_grade_is_a_fault_and_no_zero(server
 
 
 async def test_task_that_downloads_from_nowhere_is_a_fault_of_its_set_up(server_url: str) -> None:
-    task = Task.from_config({
-        "id": "download",
-        "instruction": "Read it.",
-        "config": [{"type": "download", "parameters": {"files": [{"url": "http://unknown.test/a", "path": "/tmp/a"}]}}],
-        "evaluator": {"func": "infeasible"},
-    })
+    task = Task.from_config(
+        {
+            "id": "download",
+            "instruction": "Read it.",
+            "config": [
+                {"type": "download", "parameters": {"files": [{"url": "http://unknown.test/a", "path": "/tmp/a"}]}}
+            ],
+            "evaluator": {"func": "infeasible"},
+        }
+    )
     async with EnvClient(server_url) as client:
         with pytest.raises(ReplicaError, match=r"downloads from unknown\.test are not allowed"):
             await attempt(client, task, (), "DONE")

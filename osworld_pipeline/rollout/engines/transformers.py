@@ -55,10 +55,15 @@ class TransformersEngine:
         policy_version: int = 0,
         max_batch: int = 16,
         timeout_s: float = 120.0,
+        num_threads: int = 1,
         cache: PixelCache | None = None,
     ) -> None:
         """Use it from one event loop. `model` may be the trainer's own object: nothing is sampled while
-        `load_weights` or a trainer's update runs, as long as the trainer awaits its rollouts first."""
+        `load_weights` or a trainer's update runs, as long as the trainer awaits its rollouts first.
+
+        `num_threads`: of torch while it samples. Desktops share the machine, and threads that spin for a busy core
+        make a token take a hundred times as long; a small model gains nothing from the second thread.
+        """
         self._model = model
         self._processor = processor
         self._renderer = Renderer(processor)
@@ -66,6 +71,7 @@ class TransformersEngine:
         self._version = policy_version
         self._max_batch = max_batch
         self._timeout_s = timeout_s
+        self._num_threads = num_threads
         self._cache = cache or PixelCache()
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
         self._queue: asyncio.Queue[_Waiting] = asyncio.Queue()
@@ -168,11 +174,14 @@ class TransformersEngine:
 
     def _generate(self, requests: Sequence[GenerateRequest]) -> list[GenerateResult]:
         was_training = self._model.training
+        num_threads = torch.get_num_threads()
         self._model.eval()
+        torch.set_num_threads(self._num_threads)
         try:
             with torch.inference_mode():
                 rows = self._sample(requests)
         finally:
+            torch.set_num_threads(num_threads)
             self._model.train(was_training)
         return [
             GenerateResult(

@@ -134,5 +134,5 @@ def fake_pool(provider: FakeProvider, num_replicas: int = 1, *, queue_timeout_s:
 
 async def until(condition: Callable[[], bool], limit_s: float = 3.0) -> None:
     async with asyncio.timeout(limit_s):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - any condition, not only an event
             await asyncio.sleep(0.005)

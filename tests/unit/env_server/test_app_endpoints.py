@@ -50,7 +50,10 @@ async def serving(num_replicas: int = 1, *, queue_timeout_s: float = 0.05, **opt
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     try:
         await pool.start()
-        async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport, base_url="http://s") as http:
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(transport=transport, base_url="http://s") as http,
+        ):
             yield Server(http, pool, provider, app)
     finally:
         await pool.close()
@@ -185,7 +188,10 @@ async def test_task_that_cannot_be_run_is_422_and_takes_no_desktop(change: dict[
 
 
 async def test_set_up_that_fails_is_an_env_fault_and_gives_the_desktop_back() -> None:
-    task = {**TASK, "config": [{"type": "download", "parameters": {"files": [{"url": "http://no.test/", "path": "a"}]}}]}
+    task = {
+        **TASK,
+        "config": [{"type": "download", "parameters": {"files": [{"url": "http://no.test/", "path": "a"}]}}],
+    }
     async with serving() as server:
         assert fault(await server.post("/reset", task_config=task)) == (500, "env_fault")
         await until(lambda: server.pool.num_free == 1)

@@ -214,3 +214,13 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it() -> None:
     assert chosen(0.7) == {0, 1}
     assert chosen(0.9) == {0, 1, 2}
     assert chosen(1.0) == {0, 1, 2, 3}
+
+
+async def test_generation_gives_torchs_threads_back(engine: TransformersEngine, make_request: MakeRequest) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        await engine.generate(make_request("hello", [], max_new_tokens=1))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

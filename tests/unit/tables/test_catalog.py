@@ -202,6 +202,7 @@ def test_checkpoints_written_by_many_at_once_are_all_kept(state: StateDir) -> No
     assert len(read_checkpoints(state)) == 8
 
 
+@pytest.mark.slow
 def test_rebuilds_at_once_and_a_reader_all_succeed(state: StateDir) -> None:
     rebuild_catalog(state)
     with duckdb.connect(str(state.catalog), read_only=True) as reader:

@@ -1,5 +1,6 @@
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -173,8 +174,16 @@ def test_a_damaged_partial_says_what_to_remove(tmp_path: Path, tiny_folder: Path
     ):
         load_optimizer(folder, trainer.optimizer)
     (folder / "trainer_state.json").write_text("{")
-    with pytest.raises(StoreError, match="trainer_state.json cannot be read"):
+    with pytest.raises(StoreError, match=r"trainer_state.json cannot be read"):
         read_trainer_state(folder)
+
+
+def test_damaged_weights_are_named(tmp_path: Path, tiny_folder: Path):
+    shutil.copytree(tiny_folder, tmp_path / "model")
+    weights = tmp_path / "model" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(StoreError, match=r"the checkpoint at .*model cannot be loaded"):
+        load_model(tmp_path / "model")
 
 
 def test_shards_have_one_digest_and_every_byte_counts(tmp_path: Path):

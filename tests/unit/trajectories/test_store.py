@@ -233,7 +233,7 @@ for turn in range(10**6):
 @pytest.mark.slow
 def test_a_killed_writer_leaves_whole_parts_and_no_duplicates(state: StateDir) -> None:
     tests = Path(__file__).parents[2]
-    for round_ in range(3):
+    for round_ in range(2):
         child = subprocess.Popen(
             [sys.executable, "-c", WRITE_FOR_EVER, str(state.root), str(tests)], stdout=subprocess.PIPE, text=True
         )

@@ -1,0 +1,137 @@
+"""SFT as a process of its own, killed without warning and started again."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from osworld_pipeline.agent.dialects import load_dialect
+from osworld_pipeline.agent.observation_text import assistant_message, system_message, user_message
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.recipes import load_recipe
+from osworld_pipeline.runs import make_base
+from osworld_pipeline.runs.stages import read_checkpoint
+from osworld_pipeline.tables.owned import write_table
+from osworld_pipeline.trajectories import BlobStore
+
+NUM_UPDATES = 30
+PATIENCE_S = 60.0
+
+
+def prepare(root: Path) -> dict[str, Any]:
+    """A state folder with a base checkpoint and eight demonstrations; the job that trains on them."""
+    recipe = load_recipe("smoke").model_dump(mode="json")
+    recipe["model"] |= {"hidden_size": 32, "num_layers": 1, "vision_hidden_size": 32, "vocab_size": 400}
+    recipe["sft"] |= {"num_updates": NUM_UPDATES, "save_every": 5, "batch_size": 4}
+    state = StateDir(root)
+    base = make_base.main(
+        {"recipe": recipe, "state_root": str(root), "checkpoint_id": "base-1", "data_digest": "d"}, lambda message: None
+    )
+    blobs, dialect = BlobStore(state.blobs), load_dialect("slime")
+    rows = []
+    for number in range(8):
+        buffer = io.BytesIO()
+        Image.new("RGB", (64, 64), (number * 30, 90, 200)).save(buffer, format="PNG")
+        answer = dialect.format("Done", {"action": "terminate", "status": "success"})
+        messages = [
+            system_message("You operate a computer."),
+            user_message(f"[Task]\nDo {number}"),
+            assistant_message(answer),
+        ]
+        rows.append(
+            {
+                "row_id": f"row{number}",
+                "task_id": f"task{number}",
+                "original_task_id": f"task{number}",
+                "source_dataset": "sft_clean",
+                "reward": 1.0,
+                "num_steps": 1,
+                "messages": [
+                    {
+                        "role": item["role"],
+                        "content": [{"type": part["type"], "text": part.get("text")} for part in item["content"]],
+                    }
+                    for item in messages
+                ],
+                "images": [blobs.write(buffer.getvalue(), suffix="png")],
+            }
+        )
+    write_table(state, "replay_buffer", rows)
+    return {
+        "recipe": recipe,
+        "state_root": str(root),
+        "stage": "sft",
+        "checkpoint_id": "sft-1",
+        "parent": {"checkpoint_id": base["checkpoint_id"], "path": base["path"]},
+        "data_digest": "d",
+        "num_threads": 1,
+    }
+
+
+def start(job: dict[str, Any]) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "osworld_pipeline.runs", "train_sft", "--print"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert process.stdin is not None
+    process.stdin.write(json.dumps(job))
+    process.stdin.close()
+    process.stdin = None
+    return process
+
+
+def finish(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
+    output, errors = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0, errors
+    return [json.loads(line) for line in output.splitlines()]
+
+
+def kill_at(process: subprocess.Popen[str], kind: str, update: int) -> None:
+    """SIGKILL as soon as the process has reported that."""
+    assert process.stdout is not None
+    deadline = time.monotonic() + PATIENCE_S
+    for line in process.stdout:
+        assert time.monotonic() < deadline, f"no {kind} of update {update} in time"
+        message = json.loads(line)
+        if message["kind"] == kind and message["update"] >= update:
+            process.send_signal(signal.SIGKILL)
+            break
+    process.communicate(timeout=10)
+    assert process.returncode == -signal.SIGKILL
+
+
+@pytest.mark.slow
+def test_a_killed_run_ends_with_the_weights_of_an_uninterrupted_one(tmp_path: Path):
+    whole = prepare(tmp_path / "whole")
+    broken = prepare(tmp_path / "broken")
+    uninterrupted = start(whole)
+    process = start(broken)
+    kill_at(process, "metrics", 10)
+    process = start(broken)
+    kill_at(process, "partial", 20)
+    messages = finish(start(broken))
+    finish(uninterrupted)
+
+    expected = read_checkpoint(StateDir(tmp_path / "whole"), "sft-1")
+    got = read_checkpoint(StateDir(tmp_path / "broken"), "sft-1")
+    assert expected is not None
+    assert got == expected
+    assert got.num_updates == NUM_UPDATES
+    assert got.weights_digest != read_checkpoint(StateDir(tmp_path / "broken"), "base-1").weights_digest
+    # The third start went on where the second was killed, and said how it ended.
+    assert min(message["update"] for message in messages if message["kind"] == "metrics") > 20
+    assert messages[-1]["result"]["weights_digest"] == got.weights_digest
+    names = {path.name for path in StateDir(tmp_path / "broken").checkpoints.iterdir()}
+    assert names - {".sft-1.lock", ".base-1.lock"} == {"base-1", "sft-1"}

@@ -1,0 +1,41 @@
+"""Settings and the guard's first rule: no network without a token, and no token in sight."""
+
+import subprocess
+import sys
+
+import pytest
+
+from env_server.settings import Settings, SettingsError, is_loopback
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost"])
+def test_loopback_needs_no_token(host: str) -> None:
+    assert is_loopback(host)
+    assert Settings.from_environment({}, host=host).token is None
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.1", "::", "desktops.test", "localhost.evil.test"])
+def test_anything_else_needs_one(host: str) -> None:
+    with pytest.raises(SettingsError, match="set ENV_SERVER_TOKEN, or bind to"):
+        Settings.from_environment({"ENV_SERVER_TOKEN": "  "}, host=host)
+    token = Settings.from_environment({"ENV_SERVER_TOKEN": "secret"}, host=host).token
+    assert token is not None
+    assert token.get_secret_value() == "secret"
+
+
+def test_token_does_not_show_in_a_printed_setting() -> None:
+    settings = Settings.from_environment({"ENV_SERVER_TOKEN": "very secret"})
+    assert "very secret" not in repr(settings) + str(settings) + settings.model_dump_json()
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--screen-size", "big"], ["--replicas", "0"], ["--port", "70000"], ["--provider", "none"]]
+)
+def test_wrong_argument_is_told_in_the_last_line_and_starts_nothing(arguments: list[str]) -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "env_server.main", *arguments], capture_output=True, text=True, timeout=30
+    )
+    assert run.returncode != 0
+    assert "Traceback" not in run.stderr
+    assert run.stderr.strip().splitlines()[-1].startswith("env-server: ")
+    assert run.stdout == ""

@@ -1,0 +1,149 @@
+"""An episode on a leased desktop in memory: set-up, waiting for windows, limits, and what it remembers."""
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+from fake_desktops import FakeDesktop, until
+
+from env_server.download import Downloader
+from env_server.episode import Episode, TaskPlan, check_env_config
+from env_server.replica import Lease
+from env_server.settings import TaskLimits
+from env_server.settle import screen_digest, wait_until_calm
+from osworld_pipeline.errors import ActionParseError, EvaluatorError, ReplicaError, SetupError, TaskError
+from osworld_pipeline.wire import EnvConfig
+
+
+def an_episode(
+    desktop: FakeDesktop, *, limits: TaskLimits | None = None, env_config: EnvConfig | None = None, **changes: Any
+) -> Episode:
+    config = {"id": "t", "instruction": "Do it.", "evaluator": {"func": "infeasible"}, **changes}
+    limits = limits or TaskLimits()
+    return Episode(
+        episode_id="e",
+        plan=TaskPlan.from_config(config),
+        lease=Lease(replica_id="d", desktop=desktop),
+        env_config=env_config or EnvConfig(require_terminal=True),
+        limits=limits,
+        downloader=Downloader(limits),
+        screen=(800, 600),
+    )
+
+
+async def test_prepare_observes_after_the_set_up() -> None:
+    desktop = FakeDesktop("d")
+    episode = an_episode(desktop, config=[{"type": "launch", "parameters": {"command": ["editor"]}}])
+    observation = await episode.prepare()
+    assert observation.screenshot.endswith(b"1"), "the screen as it is with the editor"
+    assert observation.instruction == "Do it."
+    assert (observation.accessibility_tree, observation.terminal) == ("<desktop-frame/>", "$ ")
+
+
+async def test_trees_and_terminals_are_read_only_where_asked_for() -> None:
+    episode = an_episode(FakeDesktop("d"), env_config=EnvConfig(require_a11y_tree=False))
+    observation = await episode.prepare()
+    assert (observation.accessibility_tree, observation.terminal) == (None, None)
+
+
+async def test_calls_are_sent_in_one_piece_and_the_last_action_decides() -> None:
+    desktop = FakeDesktop("d")
+    episode = an_episode(desktop)
+    await episode.prepare()
+    result = await episode.step("pyautogui.click(1, 2); pyautogui.write('a')", pause_s=0.0)
+    assert desktop.acts == [
+        [
+            {"name": "click", "args": [1, 2], "kwargs": {}},
+            {"name": "write", "args": ["a"], "kwargs": {}},
+        ]
+    ]
+    assert (result.num_steps, result.is_done) == (1, False)
+    assert (await episode.step("FAIL", pause_s=0.0)).is_done
+    assert await episode.evaluate() == 1.0
+    await episode.step("WAIT", pause_s=0.0)
+    assert await episode.evaluate() == 0.0
+
+
+async def test_refused_action_leaves_the_last_action_as_it_was() -> None:
+    episode = an_episode(FakeDesktop("d"))
+    await episode.prepare()
+    await episode.step("FAIL", pause_s=0.0)
+    with pytest.raises(ActionParseError):
+        await episode.step("nonsense", pause_s=0.0)
+    assert (episode.last_action, episode.num_steps) == ("FAIL", 1)
+
+
+async def test_wait_takes_its_pause_twice_as_in_osworld() -> None:
+    episode = an_episode(FakeDesktop("d"))
+    await episode.prepare()
+    start = time.monotonic()
+    await episode.step("WAIT", pause_s=0.1)
+    assert time.monotonic() - start >= 0.2
+
+
+async def test_dead_desktop_ends_the_lease_at_once_and_stays_the_answer() -> None:
+    desktop = FakeDesktop("d")
+    episode = an_episode(desktop)
+    await episode.prepare()
+    desktop.alive = False
+    with pytest.raises(ReplicaError):
+        await episode.step("WAIT", pause_s=0.0)
+    assert episode._lease.is_over
+    desktop.alive = True
+    with pytest.raises(ReplicaError, match="cannot be reached"):
+        await episode.evaluate()
+
+
+async def test_set_up_that_takes_too_long_is_a_set_up_error() -> None:
+    limits = TaskLimits(setup_timeout_s=0.05)
+    episode = an_episode(FakeDesktop("d"), limits=limits, config=[{"type": "sleep", "parameters": {"seconds": 5}}])
+    with pytest.raises(SetupError, match=r"more than 0\.05 s"):
+        await episode.prepare()
+
+
+async def test_grading_that_takes_too_long_or_cannot_begin_is_an_evaluator_error() -> None:
+    desktop = FakeDesktop("d")
+    slow = {"func": "infeasible", "postconfig": [{"type": "sleep", "parameters": {"seconds": 5}}]}
+    episode = an_episode(desktop, limits=TaskLimits(evaluate_timeout_s=0.05), evaluator=slow)
+    await episode.prepare()
+    with pytest.raises(EvaluatorError, match=r"more than 0\.05 s"):
+        await episode.evaluate()
+    desktop.commands["a"] = (500, {"status": "error", "message": "gone"})
+    broken = {"func": "infeasible", "postconfig": [{"type": "execute", "parameters": {"command": "a"}}]}
+    episode = an_episode(desktop, evaluator=broken)
+    await episode.prepare()
+    with pytest.raises(EvaluatorError, match="could not begin"):
+        await episode.evaluate()
+
+
+async def test_calm_screen_is_recognised_after_two_looks() -> None:
+    start = time.monotonic()
+    await wait_until_calm(FakeDesktop("d").guest)
+    assert 0.1 <= time.monotonic() - start < 1.0
+
+
+async def test_window_that_is_still_to_come_is_waited_for() -> None:
+    desktop = FakeDesktop("d")
+    before = await screen_digest(desktop.guest)
+    waiting = asyncio.create_task(wait_until_calm(desktop.guest, before=before))
+    await asyncio.sleep(0.5)
+    assert not waiting.done(), "the screen is calm, but nothing has appeared yet"
+    desktop.screen += 1
+    await until(waiting.done)
+
+
+async def test_screen_that_never_stands_still_is_waited_for_only_so_long() -> None:
+    desktop = FakeDesktop("d")
+    waiting = asyncio.create_task(wait_until_calm(desktop.guest))
+    start = time.monotonic()
+    while not waiting.done():
+        desktop.screen += 1
+        await asyncio.sleep(0.02)
+    assert 2.5 < time.monotonic() - start < 4.5
+
+
+@pytest.mark.parametrize("config", [EnvConfig(os_type="Windows"), EnvConfig(action_space="computer_13")])
+def test_system_or_action_space_that_is_not_here_is_refused(config: EnvConfig) -> None:
+    with pytest.raises(TaskError, match="this env server"):
+        check_env_config(config)

@@ -1,0 +1,188 @@
+"""Grading joins getters and metrics as OSWorld does, on a desktop in memory."""
+
+from typing import Any
+
+import pytest
+from fake_desktops import FakeDesktop
+
+from env_server.evaluators.grading import grade, read_grader
+from env_server.evaluators.result_file import EpisodeCache
+from env_server.evaluators.version import GRADER_VERSION
+from osworld_pipeline.errors import EvaluatorError, ReplicaError, TaskError
+
+YES = {"type": "rule", "rules": {"expected": "yes\n"}}
+
+
+def command(text: str) -> dict[str, Any]:
+    return {"type": "vm_command_line", "command": text, "shell": True}
+
+
+def desktop_that_says(**outputs: str) -> FakeDesktop:
+    desktop = FakeDesktop("d")
+    for name, output in outputs.items():
+        fields = {"status": "success", "output": output, "error": f"{name} warned", "returncode": 0}
+        desktop.commands[name] = (200, fields)
+    return desktop
+
+
+async def score(evaluator: dict[str, Any], desktop: FakeDesktop, last_action: str | None = "DONE") -> float:
+    return await grade(read_grader("t", evaluator), desktop.guest, EpisodeCache(), last_action=last_action)
+
+
+def single(name: str) -> dict[str, Any]:
+    return {"func": "exact_match", "result": command(name), "expected": YES}
+
+
+def several(conj: str, *names: str) -> dict[str, Any]:
+    return {
+        "func": ["exact_match"] * len(names),
+        "conj": conj,
+        "result": [command(name) for name in names],
+        "expected": [YES] * len(names),
+    }
+
+
+@pytest.mark.parametrize(("last_action", "reward"), [("FAIL", 1.0), ("DONE", 0.0), ("WAIT", 0.0), (None, 0.0)])
+async def test_infeasible_task_is_won_by_giving_up_last(last_action: str | None, reward: float) -> None:
+    for func in ("infeasible", ["infeasible"]):
+        assert await score({"func": func}, FakeDesktop("d"), last_action) == reward
+
+
+async def test_giving_up_on_a_feasible_task_scores_0() -> None:
+    desktop = desktop_that_says(a="yes\n")
+    assert await score(single("a"), desktop, "DONE") == 1.0
+    assert await score(single("a"), desktop, "FAIL") == 0.0
+    assert await score(single("a"), desktop, None) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("conj", "outputs", "reward"),
+    [
+        ("and", ("yes\n", "yes\n"), 1.0),
+        ("and", ("yes\n", "no\n"), 0.0),
+        ("or", ("no\n", "yes\n"), 1.0),
+        ("or", ("no\n", "no\n"), 0.0),
+    ],
+)
+async def test_lists_are_joined_by_and_or(conj: str, outputs: tuple[str, str], reward: float) -> None:
+    desktop = desktop_that_says(a=outputs[0], b=outputs[1])
+    assert await score(several(conj, "a", "b"), desktop) == reward
+
+
+async def test_conjunction_of_partial_scores_is_their_mean_and_disjunction_their_greatest() -> None:
+    desktop = desktop_that_says(a="ab", b="abcd")
+    evaluator = {
+        "func": ["fuzzy_match", "fuzzy_match"],
+        "result": [command("a"), command("b")],
+        "expected": [{"type": "rule", "rules": {"expected": text}} for text in ("ax", "abcx")],
+    }
+    # 2 * 1 / 4 and 2 * 3 / 8
+    assert await score(evaluator, desktop) == pytest.approx((0.5 + 0.75) / 2)
+    assert await score({**evaluator, "conj": "or"}, desktop) == pytest.approx(0.75)
+
+
+async def test_conjunction_stops_at_the_first_0() -> None:
+    desktop = desktop_that_says(a="no\n", b="yes\n")
+    assert await score(several("and", "a", "b"), desktop) == 0.0
+    assert desktop.executed == ["a"]
+
+
+async def test_command_that_cannot_run_scores_0_as_in_osworld() -> None:
+    desktop = FakeDesktop("d")
+    desktop.commands["a"] = (500, {"status": "error", "message": "no such program"})
+    assert await score(single("a"), desktop) == 0.0
+
+
+async def test_error_output_has_its_own_getter() -> None:
+    evaluator = {
+        "func": "check_include_exclude",
+        "result": {"type": "vm_command_error", "command": "a"},
+        "expected": {"type": "rule", "rules": {"include": ["a warned"]}},
+    }
+    assert await score(evaluator, desktop_that_says(a="")) == 1.0
+
+
+async def test_missing_result_file_scores_0_and_missing_expected_file_is_a_fault() -> None:
+    evaluator = {
+        "func": "compare_text_file",
+        "result": {"type": "vm_file", "path": "/r", "dest": "r"},
+        "expected": {"type": "vm_file", "path": "/e", "dest": "e"},
+        "options": {"ignore_case": True},
+    }
+    desktop = FakeDesktop("d")
+    desktop.files["/e"] = b"YES"
+    assert await score(evaluator, desktop) == 0.0
+    desktop.files["/r"] = b"yes"
+    assert await score(evaluator, desktop) == 1.0
+    del desktop.files["/e"]
+    with pytest.raises(EvaluatorError, match="compare_text_file crashed"):
+        await score(evaluator, desktop)
+
+
+async def test_several_files_are_given_by_position() -> None:
+    grader_config = {"type": "vm_file", "multi": True, "path": ["/a", "/b"], "dest": ["a", "b"], "gives": [1]}
+    evaluator = {
+        "func": "file_contains", "result": grader_config, "expected": {"type": "rule", "rules": {"expected": ["x"]}},
+    }  # fmt: skip
+    desktop = FakeDesktop("d")
+    desktop.files.update({"/a": b"no", "/b": b"x"})
+    assert await score(evaluator, desktop) == 1.0
+
+
+async def test_cache_file_that_nobody_kept_is_a_fault() -> None:
+    evaluator = {
+        "func": "file_contains",
+        "result": {"type": "cache_file", "path": "out"},
+        "expected": {"type": "rule", "rules": {"expected": ["x"]}},
+    }
+    with pytest.raises(EvaluatorError, match="no set-up verb kept"):
+        await score(evaluator, FakeDesktop("d"))
+    cache = EpisodeCache()
+    cache.put("out", b"x")
+    assert await grade(read_grader("t", evaluator), FakeDesktop("d").guest, cache, last_action=None) == 1.0
+
+
+@pytest.mark.parametrize(
+    "evaluator",
+    [
+        {"func": "exact_match", "result": command("a")},
+        {"func": "exact_match", "result": command("a"), "expected": {"type": "rule", "rules": {}}},
+        {"func": "exact_match", "result": {"type": "vm_command_line"}, "expected": YES},
+        {"func": "exact_match", "result": command("a"), "expected": YES, "options": {"nonsense": 1}},
+        {"func": "check_text_enlarged", "result": command("a")},
+    ],
+)
+async def test_crash_of_a_grader_is_its_fault_and_never_a_score(evaluator: dict[str, Any]) -> None:
+    with pytest.raises(EvaluatorError):
+        await score(evaluator, desktop_that_says(a="yes\n"))
+
+
+async def test_desktop_that_dies_during_grading_is_not_the_graders_fault() -> None:
+    desktop = desktop_that_says(a="yes\n")
+    desktop.alive = False
+    with pytest.raises(ReplicaError):
+        await score(single("a"), desktop)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"func": "no_such_metric"}, "metric 'no_such_metric'"),
+        ({"result": {"type": "no_such_getter"}}, "getter 'no_such_getter'"),
+        ({"conj": "xor"}, "'xor'"),
+        ({"expected": "yes"}, "'expected' is no object"),
+        ({"func": ["exact_match", "exact_match"]}, "2 evaluator functions and 1"),
+    ],
+)
+def test_evaluator_that_this_server_cannot_carry_out_is_refused_in_a_sentence(
+    change: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(TaskError, match=sentence):
+        read_grader("t", {**single("a"), **change})
+
+
+def test_grader_version_names_semantics_and_sources() -> None:
+    semantics, _, digest = GRADER_VERSION.partition("+")
+    assert semantics == "osworld-1.0.2"
+    assert len(digest) == 12
+    assert int(digest, 16) >= 0
