@@ -39,7 +39,7 @@ class LocalProvider:
         async with self._building:
             if self._image is None:
                 image = await asyncio.to_thread(ensure_image, self._images, self._digest)
-                await check_namespaces(image)
+                await asyncio.to_thread(check_namespaces, image)
                 self._image = image
         desktop = LocalDesktop(self, replica_id, image=self._image, screen_size=self._screen_size)
         self._desktops.add(desktop)

@@ -4,7 +4,9 @@ file systems live in its own memory and its guest answers on a socket that has n
 import asyncio
 import contextlib
 import os
+import signal
 import socket
+import subprocess
 import tempfile
 from pathlib import Path
 
@@ -31,8 +33,9 @@ class Sandbox:
 
     def __init__(self, *, name: str, image: Path, width: int, height: int) -> None:
         self._name, self._image, self._width, self._height = name, image, width, height
-        self._process: asyncio.subprocess.Process | None = None
-        self._reader: asyncio.Task[None] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_silent = asyncio.Event()
+        """Set once the standard error is closed, which is when the last process inside is gone."""
         self._socket_fd: int | None = None
         self._guest: GuestClient | None = None
         self._tail = b""
@@ -46,7 +49,7 @@ class Sandbox:
     async def start(self) -> None:
         """Returns when the guest agent has answered a screenshot; on any failure nothing is left behind."""
         try:
-            await self._spawn()
+            self._spawn()
             await self.guest.screenshot("jpeg", timeout_s=BOOT_LIMIT_S)
         except ReplicaError as error:
             await self.stop()
@@ -58,63 +61,75 @@ class Sandbox:
             raise
 
     def is_alive(self) -> bool:
-        return self._process is not None and self._process.returncode is None
+        return self._process is not None and self._process.poll() is None
 
     async def stop(self) -> None:
         """Idempotent. Killing bubblewrap ends the process namespace, and with it everything inside."""
         await asyncio.shield(asyncio.ensure_future(self._stop()))
 
     async def _stop(self) -> None:
-        process, guest, reader = self._process, self._guest, self._reader
-        if process is not None and process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
+        if self._process is not None:
+            _kill_inside_first(self._process)
+        guest, self._guest = self._guest, None
         if guest is not None:
-            self._guest = None
             await guest.close()
-        if process is not None:
+        if self._process is not None:
             try:
-                await asyncio.wait_for(process.wait(), STOP_LIMIT_S)
-            except TimeoutError as error:
+                await asyncio.wait_for(self._is_silent.wait(), STOP_LIMIT_S)
+                self._process.wait(1.0)
+            except (TimeoutError, subprocess.TimeoutExpired) as error:
                 raise ReplicaError(f"the desktop {self._name} outlived SIGKILL for {STOP_LIMIT_S:g} s") from error
-        if reader is not None:
-            # The pipe closes when the last process inside is gone: this is the proof that nothing lives on.
-            with contextlib.suppress(asyncio.CancelledError, TimeoutError):
-                await asyncio.wait_for(asyncio.shield(reader), STOP_LIMIT_S)
-            reader.cancel()
-            self._reader = None
         if self._socket_fd is not None:
             os.close(self._socket_fd)
             self._socket_fd = None
 
-    async def _spawn(self) -> None:
+    def _spawn(self) -> None:
         listener, self._socket_fd = _nameless_listener()
+        read_end, write_end = os.pipe()
         try:
             command = bubblewrap_command(
                 self._image, width=self._width, height=self._height, listener_fd=listener.fileno()
             )
-            self._process = await asyncio.create_subprocess_exec(
-                *command,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.DEVNULL,
-                stderr=asyncio.subprocess.PIPE,
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=write_end,
                 pass_fds=(listener.fileno(),),
                 start_new_session=True,
                 cwd="/",
                 env={"PATH": SYSTEM_PATH},
             )
         except OSError as error:
+            os.close(read_end)
             raise DependencyError(f"cannot start bubblewrap ({error}); run `scripts/setup debian`") from error
         finally:
+            os.close(write_end)
             listener.close()
-        self._reader = asyncio.create_task(self._keep_tail())
+        os.set_blocking(read_end, False)
+        asyncio.get_running_loop().add_reader(read_end, self._hear, read_end)
         self._guest = GuestClient.over_unix_socket(f"/proc/self/fd/{self._socket_fd}", name=self._name)
 
-    async def _keep_tail(self) -> None:
-        assert self._process is not None
-        assert self._process.stderr is not None
-        while data := await self._process.stderr.read(4096):
-            self._tail = (self._tail + data)[-_TAIL_BYTES:]
+    def _hear(self, read_end: int) -> None:
+        data = os.read(read_end, 65536)
+        self._tail = (self._tail + data)[-_TAIL_BYTES:]
+        if not data:
+            asyncio.get_running_loop().remove_reader(read_end)
+            os.close(read_end)
+            self._is_silent.set()
+
+
+def _kill_inside_first(process: subprocess.Popen[bytes]) -> None:
+    """Kills the sandbox's process 1, whose death bubblewrap sees and then ends by itself. Were bubblewrap killed first,
+    its child would be left for the host's process 1 to bury, which in a container often buries nobody."""
+    inside: list[str] = []
+    with contextlib.suppress(OSError):
+        inside = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    for pid in inside:
+        with contextlib.suppress(OSError):
+            os.kill(int(pid), signal.SIGKILL)
+    if not inside:
+        process.kill()
 
 
 def bubblewrap_command(image: Path, *, width: int, height: int, listener_fd: int) -> list[str]:
@@ -146,30 +161,25 @@ def _outer_command(image: Path) -> list[str]:
     return ["unshare", "--mount", "--propagation", "private", "/bin/sh", "-c", _AS_ROOT, "sh", str(image), str(uid)]
 
 
-async def check_namespaces(image: Path) -> None:
+def check_namespaces(image: Path) -> None:
     """Makes an empty sandbox. DependencyError names the setting where the machine forbids it."""
     command = [*_outer_command(image), *_WALLS, "--", "/usr/bin/true"]
     try:
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=PROBE_LIMIT_S,
             cwd="/",
             env={"PATH": SYSTEM_PATH},
+            check=False,
         )
     except OSError as error:
         raise DependencyError(f"cannot start bubblewrap ({error}); run `scripts/setup debian`") from error
-    try:
-        _, complaint = await asyncio.wait_for(process.communicate(), PROBE_LIMIT_S)
-    except TimeoutError as error:
-        process.kill()
-        await process.wait()
-        raise DependencyError(
-            f"bubblewrap did not make a sandbox within {PROBE_LIMIT_S:g} s; try it by hand"
-        ) from error
-    if process.returncode:
-        raise explain_namespaces(complaint.decode("utf-8", "replace"))
+    except subprocess.TimeoutExpired as error:
+        raise DependencyError(f"bubblewrap made no sandbox within {PROBE_LIMIT_S:g} s; try it by hand") from error
+    if done.returncode:
+        raise explain_namespaces(done.stderr.decode("utf-8", "replace"))
 
 
 def _nameless_listener() -> tuple[socket.socket, int]:

@@ -15,7 +15,7 @@ from osworld_pipeline.runs.embedded_server import EnvServers, embedded_env_serve
 from osworld_pipeline.runs.record_demonstrations import play_episode, record
 from osworld_pipeline.wire import EnvConfig
 
-pytestmark = [pytest.mark.desktop, pytest.mark.slow]
+pytestmark = [pytest.mark.desktop, pytest.mark.slow, pytest.mark.timeout(120)]
 
 SCREEN = (512, 320)
 NUM_REPLICAS = 3

@@ -64,7 +64,7 @@ def open_entry_dialog(title: str, place: Rectangle, screen: Screen, *, answer_pa
 
 
 def holds(condition: str) -> Evaluator:
-    """1 where a shell condition holds. Programs answer an event a moment later, so it is asked again for half a second."""
+    """1 where a shell condition holds. Programs answer a moment later, so it is asked again for half a second."""
     command = f"for i in 1 2 3 4 5 6; do if {condition}; then echo yes; exit 0; fi; sleep 0.1; done; echo no"
     return {
         "func": "exact_match",

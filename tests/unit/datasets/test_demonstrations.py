@@ -312,14 +312,12 @@ def test_the_union_of_the_written_sources_keeps_every_train_task_and_rejects_wha
     state = write(tmp_path)
     union = build_union(state, system_prompt="You operate a computer.")
     trained = {task.task_id for task in TRAIN_TASKS}
-    assert {row["task_id"] for row in union.train} == trained
-    rows = {row["task_id"]: row for row in union.tasks}
-    assert {row["platform"] for row in union.tasks} == {"ubuntu", "windows", "unknown"}
+    assert set(union.train_tasks.column("task_id").to_pylist()) == trained
+    assert set(union.replay.column("task_id").to_pylist()) == trained
+    rows = {row["task_id"]: row for row in union.tasks.to_pylist()}
+    assert {row["platform"] for row in rows.values()} == {"ubuntu", "windows", "unknown"}
     for task in [*TRAIN_TASKS, *HELDOUT_TASKS]:
         assert Task.from_config(json.loads(rows[task.task_id]["task_config"])).config_digest == task.config_digest
-    replayed = {row["task_id"] for row in union.replay}
-    assert replayed == trained
-    stats = union.stats["replay_stats"]
-    assert stats["dropped_parse"] == written.UNKNOWN_ACTION_RECORDS
-    assert stats["deduped"] > 0
-    assert {row["kind"] for row in union.rejects} == {"malformed", "dropped_parse"}
+    assert union.stats["replay_stats"]["dropped_parse"] == written.UNKNOWN_ACTION_RECORDS
+    assert union.stats["replay_stats"]["deduped"] > 0
+    assert set(union.rejects.column("kind").to_pylist()) == {"malformed", "dropped_parse"}
