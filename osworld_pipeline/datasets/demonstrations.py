@@ -3,9 +3,7 @@ come in, with the duplicates, chunks and broken lines that real ones have. The s
 
 import io
 import json
-import os
 import random
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +23,8 @@ from osworld_pipeline.datasets.demonstration_records import (
 from osworld_pipeline.datasets.sources import REPLAY_SOURCES, TASK_SOURCES
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.domain.task import Task
-from osworld_pipeline.errors import DatasetError, StoreError
+from osworld_pipeline.durable import write_file
+from osworld_pipeline.errors import DatasetError
 
 # Names of sources, as sources.py lists them.
 FINAL, V3, HYBRID, COMBINED, CLEAN, BC = (
@@ -96,9 +95,9 @@ def write_raw_sources(
     tables = _task_tables(train_tasks, heldout_tasks, random.Random(f"task-tables/{seed}"))
     for name, rows in lines.items():
         # One of the files lacks its last line end, as a download that was cut by hand does.
-        replace_file(places[name], b"\n".join(rows) + (b"" if name == BC else b"\n"))
+        write_file(places[name], b"\n".join(rows) + (b"" if name == BC else b"\n"))
     for name, rows in tables.items():
-        replace_file(places[name], _parquet(rows))
+        write_file(places[name], _parquet(rows))
     _write_osworld_tree([*train_tasks, *heldout_tasks, WINDOWS_IN_TREE], state.osworld_repo)
     num_records = {name: len(rows) for name, rows in [*lines.items(), *tables.items()]}
     return RawSources(num_records=num_records, num_tasks=len(train_tasks) + len(heldout_tasks))
@@ -218,34 +217,11 @@ def _write_osworld_tree(tasks: Iterable[Task], root: Path) -> None:
     written: set[Path] = set()
     for task in tasks:
         path = examples / task.domain / f"{task.task_id}.json"
-        replace_file(path, json.dumps(task.config, indent=2).encode())
+        write_file(path, json.dumps(task.config, indent=2).encode())
         written.add(path)
         index.setdefault(task.domain, []).append(task.task_id)
     for stale in examples.glob("*/desktop-basics-*.json"):
         # Tasks of ours that an earlier, larger suite left; a real OSWorld checkout keeps its own.
         if stale not in written:
             stale.unlink(missing_ok=True)
-    replace_file(root / "evaluation_examples" / "test_all.json", json.dumps(index, indent=2).encode())
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    """Writes the whole file or none of it.
-
-    Raises:
-        StoreError: no space, no permission; names the file.
-    """
-    temporary = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            temporary = Path(file.name)
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
-        raise StoreError(
-            f"cannot write {path}: {error.strerror or error}; free space or choose another folder"
-        ) from error
+    write_file(root / "evaluation_examples" / "test_all.json", json.dumps(index, indent=2).encode())

@@ -14,11 +14,12 @@ from PIL import Image
 from osworld_pipeline.agent.dialects import load_dialect
 from osworld_pipeline.datasets import demonstrations as written
 from osworld_pipeline.datasets.demonstration_records import broken_lines, chunk_records, pyautogui_record
-from osworld_pipeline.datasets.demonstrations import Demonstration, replace_file, write_raw_sources
+from osworld_pipeline.datasets.demonstrations import Demonstration, write_raw_sources
 from osworld_pipeline.datasets.sources import REPLAY_SOURCES, TASK_SOURCES
 from osworld_pipeline.datasets.union import build_union
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.domain.task import Task
+from osworld_pipeline.durable import write_file
 from osworld_pipeline.errors import ActionParseError, DatasetError, StoreError
 from osworld_pipeline.evaluation.suites import SuiteTask, build_suite
 
@@ -305,7 +306,7 @@ def test_a_demonstration_of_a_heldout_task_is_refused(tmp_path: Path):
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path):
     (tmp_path / "blocked").write_text("a file where a folder must be")
     with pytest.raises(StoreError, match=r"cannot write .*blocked"):
-        replace_file(tmp_path / "blocked" / "file.jsonl", b"x")
+        write_file(tmp_path / "blocked" / "file.jsonl", b"x")
 
 
 def test_the_union_of_the_written_sources_keeps_every_train_task_and_rejects_what_is_wrong(tmp_path: Path):
