@@ -185,10 +185,10 @@ class DesktopRoutes:
 
     def _window_size(self, request: Request) -> Reply:
         window = self._manager.find(request.text("app_class_name"), strict=False, by_class=True)
-        if window is None:
+        size = None if window is None else self._manager.size(window)
+        if size is None:
             return Reply({"status": "error", "error": "no such window"}, status=404)
-        width, height = self._manager.size(window)
-        return Reply({"width": width, "height": height})
+        return Reply({"width": size[0], "height": size[1]})
 
     def _list_directory(self, request: Request) -> Reply:
         path = self._path(request.text("path"))

@@ -1,6 +1,7 @@
 """The text an xterm shows. xterm speaks no AT-SPI, but prints its screen into a file when a message asks it to."""
 
 # pyright: reportMissingImports=false, reportMissingModuleSource=false
+import threading
 import time
 from pathlib import Path
 
@@ -30,9 +31,14 @@ class TerminalReader:
     def __init__(self, display: Display, manager: WindowManager, runtime: Path) -> None:
         self._display, self._manager = display, manager
         self._file = runtime / "terminal.txt"
+        self._lock = threading.Lock()
 
     def text(self) -> str | None:
         """Text of the active xterm, else of the topmost one; None where there is none or it does not answer."""
+        with self._lock:
+            return self._text()
+
+    def _text(self) -> str | None:
         terminals = [w.window_id for w in self._manager.windows() if w.classes[1] == "XTerm"]
         if not terminals:
             return None

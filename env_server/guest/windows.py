@@ -59,9 +59,13 @@ class WindowManager:
     def close(self, window: Window) -> None:
         self._tell(window.window_id, "_NET_CLOSE_WINDOW", [X.CurrentTime, _BY_A_PAGER])
 
-    def size(self, window: Window) -> tuple[int, int]:
+    def size(self, window: Window) -> tuple[int, int] | None:
+        """None where it has closed meanwhile."""
         with self._lock:
-            geometry = self._display.create_resource_object("window", window.window_id).get_geometry()
+            try:
+                geometry = self._display.create_resource_object("window", window.window_id).get_geometry()
+            except XError:
+                return None
             return geometry.width, geometry.height
 
     def set_wallpaper(self, path: Path) -> None:

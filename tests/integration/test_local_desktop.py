@@ -466,11 +466,13 @@ async def test_a_killed_host_takes_its_desktops_with_it(images: Path) -> None:
         *(sys.executable, "-c", _HOST, str(images), "60"), stdout=asyncio.subprocess.PIPE, cwd=REPOSITORY
     )
     assert host.stdout is not None
-    assert b"user" in await host.stdout.readline()
-    inside = descendants(host.pid)
+    try:
+        assert b"user" in await host.stdout.readline()
+        inside = descendants(host.pid)
+    finally:
+        host.send_signal(signal.SIGKILL)
+        await host.wait()
     assert len(inside) >= 4
-    host.send_signal(signal.SIGKILL)
-    await host.wait()
 
     async def are_gone() -> bool:
         return not [pid for pid in inside if is_running(pid)]
