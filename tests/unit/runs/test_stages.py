@@ -1,0 +1,115 @@
+"""Ids of stages: they change with what changes a result, and with nothing else."""
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from osworld_pipeline.domain.checkpoint import Stage
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.domain.task import Task
+from osworld_pipeline.errors import RecipeError
+from osworld_pipeline.recipes import Recipe, load_recipe, recipe_names
+from osworld_pipeline.recipes.schema import parse_recipe
+from osworld_pipeline.runs.embedded_server import EnvServers
+from osworld_pipeline.runs.evaluation_plan import plan_evaluation
+from osworld_pipeline.runs.stages import stage_checkpoint_id, stage_params
+from osworld_pipeline.runs.train_gspo import GspoJob, choose_tasks
+
+RECIPE = load_recipe("smoke")
+
+
+def changed(**sections: dict) -> Recipe:
+    data = RECIPE.model_dump(mode="json")
+    for name, values in sections.items():
+        data[name] = {**data[name], **values}
+    return Recipe.model_validate(data)
+
+
+def id_of(stage: Stage, recipe: Recipe = RECIPE, parent: str | None = "base-1", data: str = "d") -> str:
+    return stage_checkpoint_id(stage, recipe, parent_id=parent, data_digest=data)
+
+
+def test_same_inputs_give_the_same_id() -> None:
+    assert id_of(Stage.SFT) == id_of(Stage.SFT)
+
+
+@pytest.mark.parametrize("stage", [Stage.SFT, Stage.GSPO_PHASE1, Stage.GSPO_PHASE2])
+def test_another_parent_or_other_data_give_another_id(stage: Stage) -> None:
+    assert len({id_of(stage), id_of(stage, parent="base-2"), id_of(stage, data="e")}) == 3
+
+
+def test_learning_rate_of_sft_changes_sft_and_leaves_the_base_alone() -> None:
+    other = changed(sft={"learning_rate": 5e-4})
+    assert id_of(Stage.SFT, other) != id_of(Stage.SFT)
+    assert id_of(Stage.BASE, other) == id_of(Stage.BASE)
+
+
+def test_number_of_desktops_changes_no_id() -> None:
+    other = changed(desktop={"num_replicas": 7})
+    for stage in Stage:
+        assert id_of(stage, other) == id_of(stage)
+
+
+def test_a_phase_does_not_depend_on_the_other_phase() -> None:
+    other = changed(gspo={"phase2": {"num_updates": 9, "temperature": 0.1}})
+    assert id_of(Stage.GSPO_PHASE1, other) == id_of(Stage.GSPO_PHASE1)
+    assert id_of(Stage.GSPO_PHASE2, other) != id_of(Stage.GSPO_PHASE2)
+    assert "phase2" not in stage_params(Stage.GSPO_PHASE1, RECIPE)["gspo"]
+
+
+def test_every_shipped_recipe_loads() -> None:
+    assert {"demo", "smoke", "qwen3vl_4b"} <= set(recipe_names())
+    for name in recipe_names():
+        assert load_recipe(name).name == name
+
+
+def test_unknown_key_of_a_recipe_is_refused_by_name() -> None:
+    text = 'lerning_rate = 1\n[model]\nkind = "tiny"\n[sft]\nnum_updates = 1\nlearning_rate = 1.0\n'
+    text += "[gspo.phase1]\nnum_updates = 1\ntemperature = 1.0\n[gspo.phase2]\nnum_updates = 1\ntemperature = 1.0\n"
+    with pytest.raises(RecipeError, match="recipe typo: lerning_rate: Extra inputs"):
+        parse_recipe(text, name="typo")
+
+
+def test_contradiction_in_a_recipe_is_refused_on_load() -> None:
+    with pytest.raises(ValueError, match="max_response_tokens must be smaller"):
+        changed(agent={"max_response_tokens": 4096, "max_context_tokens": 1536})
+
+
+def gspo_job(tasks_per_update: int) -> GspoJob:
+    recipe = changed(gspo={"tasks_per_update": tasks_per_update})
+    return GspoJob(
+        recipe=recipe,
+        phase=recipe.gspo.phase1,
+        stage=Stage.GSPO_PHASE1,
+        state=StateDir(Path("nowhere")),
+        checkpoint_id="gspo_phase1-x",
+        parent_id="sft-x",
+        parent_folder=Path("nowhere"),
+        data_digest="d",
+        servers=EnvServers(urls=("http://127.0.0.1:1",), token=None, num_replicas=1),
+        run_ids={},
+    )
+
+
+def test_every_task_is_drawn_once_before_any_comes_again() -> None:
+    config = {"instruction": "Do it.", "evaluator": {"func": "exact_match"}}
+    tasks = [Task.from_config({"id": f"t{index}", **config}) for index in range(7)]
+    job = gspo_job(tasks_per_update=3)
+    drawn = [task.task_id for update in range(7) for task in choose_tasks(tasks, job, update)]
+    assert Counter(drawn[:7]) == Counter(task.task_id for task in tasks)
+    assert set(Counter(drawn).values()) == {3}
+    assert drawn[:3] == [task.task_id for task in choose_tasks(tasks, job, 0)], "a resumed update draws the same"
+
+
+def test_an_evaluation_has_one_episode_for_each_heldout_task_and_seed() -> None:
+    recipe = changed(evaluation={"seeds": [0, 1]})
+    plan = plan_evaluation(recipe, "sft-1")
+    assert len(plan.episodes) == 2 * len(RECIPE.suite.families) * RECIPE.suite.num_heldout
+    assert {(task.task_id, episode.seed) for task, episode in plan.episodes.values()} == {
+        (task.task_id, seed) for task, _ in plan.episodes.values() for seed in (0, 1)
+    }
+    again = plan_evaluation(recipe, "sft-1")
+    assert list(again.episodes) == list(plan.episodes)
+    assert replace(again, episodes={}) == replace(plan, episodes={})
