@@ -3,6 +3,7 @@
 import fcntl
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,7 @@ from resources.progress import ProgressLine
 
 JOB = "train_and_evaluate"
 DEMO_PID_TAG = "osworld/demo_pid"
+LINE_EVERY_S = 15.0
 MIN_FREE_BYTES = 1_000_000_000
 EXAMPLE_QUERY = "SELECT checkpoint_id, count(*) AS tasks, avg(success::INT) AS success FROM evals GROUP BY 1 ORDER BY 1"
 
@@ -35,6 +37,7 @@ class Bars:
         self._progress = progress
         self._assets = progress.add_task("assets", total=num_assets, note="")
         self._stages: dict[str, TaskID] = {}
+        self._last_line_s = time.monotonic()
 
     def __call__(self, entry: dg.EventLogEntry) -> None:
         event = entry.dagster_event
@@ -51,6 +54,16 @@ class Bars:
         if line.stage not in self._stages:
             self._stages[line.stage] = self._progress.add_task(line.stage, total=line.total, note="")
         self._progress.update(self._stages[line.stage], completed=line.done, total=line.total, note=escape(line.note))
+        if not self._progress.console.is_terminal and self._is_time_for_a_line(line):
+            # Bars are drawn on terminals only; whoever reads a log sees a line now and then.
+            self._progress.console.print(f"{line.stage}: {line.done}/{line.total} {line.note}", highlight=False)
+
+    def _is_time_for_a_line(self, line: ProgressLine) -> bool:
+        now = time.monotonic()
+        if line.done < line.total and now - self._last_line_s < LINE_EVERY_S:
+            return False
+        self._last_line_s = now
+        return True
 
 
 def run_demo(defs: dg.Definitions, *, recipe_name: str, state_root: Path, console: Console) -> int:
