@@ -101,8 +101,8 @@ def _run_job(
     run_id = str(uuid4())
     columns = (
         SpinnerColumn(finished_text="[green]✓[/]"),
-        TextColumn("{task.description:<22}"),
-        BarColumn(bar_width=28),
+        TextColumn("{task.description:<20}"),
+        BarColumn(bar_width=16),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         TextColumn("[dim]{task.fields[note]}[/]"),
@@ -156,7 +156,7 @@ def _latest_checkpoints(instance: dg.DagsterInstance) -> list[str]:
 def _show_scores(state: StateDir, checkpoint_ids: list[str], console: Console) -> None:
     scores = {score.checkpoint_id: score for score in read_scores(state)}
     table = Table(title="Success on held-out tasks", title_justify="left")
-    for name in ("checkpoint", "success", "95% interval", "episodes", "faults", "turns"):
+    for name in ("checkpoint", "success", "95% interval", "n", "faults", "turns"):
         table.add_column(name, justify="left" if name == "checkpoint" else "right", no_wrap=True)
     for checkpoint_id in checkpoint_ids:
         score = scores[checkpoint_id]
@@ -170,13 +170,13 @@ def _show_scores(state: StateDir, checkpoint_ids: list[str], console: Console) -
         )
     console.print()
     console.print(table)
-    console.print("Raw success by the graders, Wilson intervals; faults stand outside the denominator.")
+    console.print("Raw success by the graders; Wilson intervals; faults stand outside the n.")
 
 
 def _show_where_to_look(state_root: Path, console: Console) -> None:
     console.print("\n[bold]Where to look next[/]")
     console.print("  Dagster   make dev     http://127.0.0.1:3000   assets, lineage, runs")
-    console.print("  MLflow    make mlflow  http://127.0.0.1:5000   parameters, curves, models, parents")
+    console.print("  MLflow    make mlflow  http://127.0.0.1:5000   parameters, curves, models")
     console.print(f"  Report    {state_root}/reports/report.html", highlight=False)
     console.print(f"  DuckDB    {state_root}/osworld.duckdb, for example:", highlight=False)
     console.print(f'            .venv/bin/osworld-pipeline query "{EXAMPLE_QUERY}"', highlight=False, soft_wrap=True)
