@@ -36,8 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=arguments.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
-        if arguments.die_with_parent:
-            _die_with_parent()
+        if arguments.die_with_parent is not None:
+            _die_with_parent(arguments.die_with_parent)
         settings = _settings(arguments)
         with _bind(settings) as listener:
             asyncio.run(serve(settings, make_provider(settings), listener))
@@ -167,13 +167,15 @@ def _write_ready_file(path: Path, url: str) -> None:
         raise
 
 
-def _die_with_parent() -> None:
-    """TERM when the parent ends, however it ends, so that a killed run leaves no desktops."""
-    parent = os.getppid()
+def _die_with_parent(parent_pid: int) -> None:
+    """TERM when the parent ends, however it ends, so that a killed run leaves no desktops.
+
+    The parent says who it is, because by the time we ask the kernel it may be dead and somebody else our parent.
+    """
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0) != 0:
         raise SettingsError("the kernel refused --die-with-parent (prctl)")
-    if os.getppid() != parent:
-        raise SettingsError("the parent ended before the env server began")
+    if os.getppid() != parent_pid:
+        raise SettingsError(f"the parent, process {parent_pid}, ended before the env server began")
 
 
 def _settings(arguments: argparse.Namespace) -> Settings:
@@ -223,7 +225,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--idle-ttl-s", type=float, default=900.0, help="an episode unused for so long is closed")
     parser.add_argument("--download-host", action="append", default=[], help="one more host tasks may download from")
     parser.add_argument("--upload-root", type=Path, help="folder that the verb upload_file may read")
-    parser.add_argument("--die-with-parent", action="store_true", help="end when the starting process ends")
+    parser.add_argument(
+        "--die-with-parent", type=int, metavar="PID", help="end when the starting process, whose id this is, ends"
+    )
     parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     return parser.parse_args(argv)
 

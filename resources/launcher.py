@@ -65,7 +65,7 @@ class LocalLauncher(dg.ConfigurableResource):
             final: dict[str, Any] = {}
             try:
                 assert process.stdin is not None
-                process.stdin.write(json.dumps(job).encode())
+                process.stdin.write(json.dumps({**job, "parent_pid": os.getpid()}).encode())
                 process.stdin.close()
                 self._listen(process, session, on_message, final)
             except BaseException as error:

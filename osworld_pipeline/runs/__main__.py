@@ -1,4 +1,5 @@
-"""Runs one program in this process: job from stdin, progress through Dagster Pipes where there is a session.
+"""Runs one program in this process: job from stdin, progress through Dagster Pipes where there is a session. A job that
+names its `parent_pid` ends when that process does.
 
 Exit status: 0 done; 2 an error that a retry cannot mend; 3 one that it may; 143 told to stop.
 """
@@ -28,9 +29,10 @@ def main(argv: list[str]) -> int:
     if not argv or argv[0] not in PROGRAMS:
         print(f"usage: python -m osworld_pipeline.runs {{{'|'.join(PROGRAMS)}}} < job.json", file=sys.stderr)
         return EXIT_FATAL
-    die_with_parent(signal.SIGTERM)
-    signal.signal(signal.SIGTERM, _stop)
     job = json.loads(sys.stdin.read())
+    signal.signal(signal.SIGTERM, _stop)
+    if "parent_pid" in job:
+        die_with_parent(signal.SIGTERM, parent_pid=job["parent_pid"])
     if REPORT_TO_STDOUT in argv:
         return _run(argv[0], job, lambda message: print(json.dumps(message), flush=True))
     from dagster_pipes import open_dagster_pipes

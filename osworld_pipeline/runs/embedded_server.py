@@ -61,7 +61,7 @@ def embedded_env_server(
             "--port", "0",
             "--state-dir", str(state.desktops),
             "--ready-file", str(ready),
-            "--die-with-parent",
+            "--die-with-parent", str(os.getpid()),
         ]  # fmt: skip
         start = log.tell()
         process = subprocess.Popen(

@@ -19,6 +19,7 @@ from osworld_pipeline.tables.query import run_query
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = load_recipe("smoke")
 NUM_KILLS = 3
+KILL_AFTER_S = (4.0, 20.0)
 DEMO_LIMIT_S = 240
 
 pytestmark = [pytest.mark.slow, pytest.mark.desktop, pytest.mark.timeout(600)]
@@ -27,11 +28,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.desktop, pytest.mark.timeout(600)]
 def start_demo(folder: Path) -> subprocess.Popen[str]:
     """`osworld-pipeline demo` in a folder of its own, with the project's instance settings."""
     shutil.copy(ROOT / "dagster.yaml", folder)
-    log = (folder / "demo.log").open("a")
     command = [sys.executable, "-m", "osworld_pipeline.cli", "demo", "--recipe", "smoke"]
-    return subprocess.Popen(
-        command, cwd=folder, stdout=log, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    )
+    with (folder / "demo.log").open("a") as log:
+        return subprocess.Popen(
+            command, cwd=folder, stdout=log, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        )
 
 
 def processes_in(folder: Path) -> list[str]:
@@ -68,8 +69,7 @@ def test_demo_killed_three_times_ends_in_the_same_state_without_duplicates(tmp_p
     for _ in range(NUM_KILLS):
         demo = start_demo(tmp_path)
         try:
-            demo.wait(rng.uniform(6, 40))
-            break
+            demo.wait(rng.uniform(*KILL_AFTER_S))
         except subprocess.TimeoutExpired:
             os.kill(demo.pid, signal.SIGKILL)
             demo.wait(10)

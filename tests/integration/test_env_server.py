@@ -176,20 +176,33 @@ def test_term_while_the_desktops_start_leaves_nothing(images: Path, tmp_path: Pa
         assert [pid for pid in children if is_running(pid)] == []
 
 
-def test_server_dies_with_its_parent(images: Path, tmp_path: Path) -> None:
-    ready = tmp_path / "ready.json"
+def start_with_parent(images: Path, ready: Path) -> subprocess.Popen[bytes]:
+    """A parent whose only child is an env server that was told who its parent is."""
     command = [
         sys.executable, "-m", "env_server.main", "--port", "0", "--screen-size", "640x480", "--state-dir", str(images),
         "--ready-file", str(ready), "--die-with-parent",
     ]  # fmt: skip
-    script = f"import subprocess; subprocess.run({command!r})"
-    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    wait_until(ready.exists, 60)
+    script = f"import os, subprocess; subprocess.run([*{command!r}, str(os.getpid())])"
+    return subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def test_server_dies_with_its_parent(images: Path, tmp_path: Path) -> None:
+    parent = start_with_parent(images, tmp_path / "ready.json")
+    wait_until((tmp_path / "ready.json").exists, 60)
     family = processes_below(parent.pid)
     assert len(family) > 2
     parent.kill()
     parent.wait()
     wait_until(lambda: not any(is_running(pid) for pid in family), 10)
+
+
+def test_server_whose_parent_dies_before_it_has_begun_ends_too(images: Path, tmp_path: Path) -> None:
+    parent = start_with_parent(images, tmp_path / "ready.json")
+    wait_until(lambda: bool(processes_below(parent.pid)), 20)
+    family = processes_below(parent.pid)
+    parent.kill()
+    parent.wait()
+    wait_until(lambda: not any(is_running(pid) for pid in family), 20)
 
 
 async def test_small_answers_are_not_held_back_by_the_socket(server: RunningServer) -> None:
