@@ -40,7 +40,8 @@ def running_env_server(
         environment["ENV_SERVER_TOKEN"] = token
     command = [
         sys.executable, "-m", "env_server.main", "--provider", "local", "--replicas", str(num_replicas),
-        "--port", "0", "--state-dir", str(state_dir), "--ready-file", str(ready), "--die-with-parent", str(os.getpid()), *options,
+        "--port", "0", "--state-dir", str(state_dir), "--ready-file", str(ready),
+        "--die-with-parent", str(os.getpid()), *options,
     ]  # fmt: skip
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)

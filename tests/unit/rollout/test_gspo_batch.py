@@ -1,0 +1,104 @@
+"""From scored groups to what an update trains on: raw rewards call replay in, shaped rewards make the advantages."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from osworld_pipeline.agent.observation_text import assistant_message, system_message, user_message
+from osworld_pipeline.agent.renderer import Renderer
+from osworld_pipeline.domain.digest import digest_bytes
+from osworld_pipeline.domain.episode import Episode, EpisodePurpose, Outcome, Reward, SamplingParams
+from osworld_pipeline.domain.group import ReplayRow, RolloutGroup
+from osworld_pipeline.recipes import load_recipe
+from osworld_pipeline.rollout.replay import ReplayBuffer
+from osworld_pipeline.runs.gspo_batch import GspoBatch, build_batch
+
+RECIPE = load_recipe("smoke")
+
+
+def episode(name: str, *, task_reward: float, shaped: float, outcome: Outcome = Outcome.FAILURE) -> Episode:
+    return Episode(
+        episode_id=name,
+        task_id="t",
+        task_digest="d",
+        purpose=EpisodePurpose.TRAIN,
+        checkpoint_id="c",
+        engine="fake",
+        sampling=SamplingParams(temperature=1.0),
+        outcome=outcome,
+        reward=Reward(task=task_reward, shaped=shaped) if outcome.is_valid else None,
+        token_ids=(5, 6, 7),
+        response_mask=(0, 1, 1),
+        sampled_logprobs=(0.0, -1.0, -2.0),
+    )
+
+
+@pytest.fixture
+def batch_of(renderer: Renderer, noise_png: Callable[[int, int, int], bytes]) -> Callable[..., GspoBatch]:
+    image = noise_png(64, 64, 1)
+    row = ReplayRow(
+        row_id="row-of-the-buffer",
+        task_id="t",
+        original_task_id="t",
+        source_dataset="sft_clean",
+        reward=1.0,
+        messages=(system_message("s"), user_message("u"), assistant_message("Action: a")),
+        image_sha256s=(digest_bytes(image),),
+    )
+
+    def build(*episodes: Episode) -> GspoBatch:
+        group = RolloutGroup(group_id="g", task_id="t", stage_key="k", update=0, episodes=episodes)
+        return build_batch(
+            [group],
+            replay=ReplayBuffer([row]),
+            gspo=RECIPE.gspo,
+            agent=RECIPE.agent,
+            renderer=renderer,
+            read_blob=lambda _: image,
+            rng=random.Random(0),
+        )
+
+    return build
+
+
+def test_group_that_failed_gets_a_replay_row_and_the_injection_says_which(batch_of: Callable[..., GspoBatch]) -> None:
+    batch = batch_of(episode("a", task_reward=0, shaped=0.1), episode("b", task_reward=0, shaped=0.1))
+    # Rewards 0.1, 0.1, 1.0: mean 0.4, standard deviation 0.9 / sqrt(3).
+    assert [trajectory.advantage for trajectory in batch.trajectories] == pytest.approx(
+        [-0.57735, -0.57735, 1.1547], 1e-4
+    )
+    assert [trajectory.is_replay for trajectory in batch.trajectories] == [False, False, True]
+    assert batch.trajectories[-1].sampled_logprobs is None
+    (injection,) = batch.injections
+    assert (injection.group_id, injection.row_id, injection.source_dataset) == ("g", "row-of-the-buffer", "sft_clean")
+    assert injection.advantage == pytest.approx(1.1547, 1e-4)
+    assert batch.groups[0].replay is not None
+
+
+def test_shaped_reward_alone_never_keeps_replay_away(batch_of: Callable[..., GspoBatch]) -> None:
+    batch = batch_of(episode("a", task_reward=0, shaped=0.9), episode("b", task_reward=0, shaped=0.2))
+    assert len(batch.injections) == 1
+
+
+def test_one_raw_success_keeps_replay_away(batch_of: Callable[..., GspoBatch]) -> None:
+    success = episode("a", task_reward=1, shaped=1.0, outcome=Outcome.SUCCESS)
+    batch = batch_of(success, episode("b", task_reward=0, shaped=0.0))
+    assert batch.injections == ()
+    assert [trajectory.trajectory_id for trajectory in batch.trajectories] == ["a", "b"]
+    assert [trajectory.advantage for trajectory in batch.trajectories] == pytest.approx([0.7071, -0.7071], 1e-3)
+
+
+def test_group_of_equal_successes_trains_nothing_and_is_counted(batch_of: Callable[..., GspoBatch]) -> None:
+    successes = [episode(name, task_reward=1, shaped=1.0, outcome=Outcome.SUCCESS) for name in "ab"]
+    batch = batch_of(*successes)
+    assert batch.trajectories == ()
+    assert batch.num_zero_variance == 1
+    assert len(batch.groups) == 1, "the group is recorded all the same"
+
+
+def test_fault_is_no_sample_and_group_of_faults_gets_no_replay(batch_of: Callable[..., GspoBatch]) -> None:
+    fault = episode("a", task_reward=0, shaped=0, outcome=Outcome.ENV_FAULT)
+    assert batch_of(fault, fault).trajectories == ()
+    batch = batch_of(fault, episode("b", task_reward=0, shaped=0.3))
+    assert [trajectory.trajectory_id for trajectory in batch.trajectories] == ["b", "replay:row-of-the-buffer"]
