@@ -55,7 +55,8 @@ def evaluations(
         for checkpoint, run in pending:
             run.log_evaluation(checkpoint.checkpoint_id, _figures(folder, checkpoint, settings))
     rebuild_catalog(folder)
-    scores = read_scores(folder)
+    keys = [plan_evaluation(settings, checkpoint.checkpoint_id).stage_key for checkpoint in checkpoints]
+    scores = read_scores(folder, confidence=settings.evaluation.confidence, stage_keys=keys)
     return dg.MaterializeResult(
         metadata={
             "checkpoints": len(scores),
@@ -71,7 +72,8 @@ def evaluation_report(
 ) -> dg.MaterializeResult:
     """One self-contained HTML page: scores with intervals, curves, what the best episodes saw."""
     folder = state.dir()
-    path = make_report(folder, recipe.load(), tracking_uri=tracking.resolve(folder))
+    ids = [parent_of(context, asset, state).checkpoint_id for asset in CHECKPOINT_ASSETS]
+    path = make_report(folder, recipe.load(), checkpoint_ids=ids, tracking_uri=tracking.resolve(folder))
     return dg.MaterializeResult(metadata={"report": dg.MetadataValue.path(str(path))})
 
 
@@ -100,8 +102,8 @@ def evaluation_job(
 
 
 def _figures(state: StateDir, checkpoint: Checkpoint, recipe: Recipe) -> dict[str, float]:
-    scores = read_scores(state, confidence=recipe.evaluation.confidence)
-    score = next(score for score in scores if score.checkpoint_id == checkpoint.checkpoint_id)
+    key = plan_evaluation(recipe, checkpoint.checkpoint_id).stage_key
+    (score,) = read_scores(state, confidence=recipe.evaluation.confidence, stage_keys=[key])
     return {
         "eval/success_rate": score.success_rate,
         "eval/interval_low": score.low,

@@ -20,7 +20,8 @@ from assets.evaluations import CHECKPOINT_ASSETS
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import DependencyError, PipelineError, StoreError
 from osworld_pipeline.evaluation.scores import read_scores
-from osworld_pipeline.recipes import load_recipe
+from osworld_pipeline.recipes import Recipe, load_recipe
+from osworld_pipeline.runs.evaluation_plan import plan_evaluation
 from resources.progress import ProgressLine
 
 JOB = "train_and_evaluate"
@@ -89,7 +90,7 @@ def run_demo(defs: dg.Definitions, *, recipe_name: str, state_root: Path, consol
         console.print(f"\n[bold red]The demo stopped:[/] {escape(error)}", highlight=False)
         console.print("What is finished is kept: run it again and it goes on from there.")
         return 1
-    _show_scores(state, checkpoint_ids, console)
+    _show_scores(state, recipe, checkpoint_ids, console)
     _show_where_to_look(state_root, console)
     return 0
 
@@ -153,10 +154,12 @@ def _latest_checkpoints(instance: dg.DagsterInstance) -> list[str]:
     return ids
 
 
-def _show_scores(state: StateDir, checkpoint_ids: list[str], console: Console) -> None:
-    scores = {score.checkpoint_id: score for score in read_scores(state)}
+def _show_scores(state: StateDir, recipe: Recipe, checkpoint_ids: list[str], console: Console) -> None:
+    keys = [plan_evaluation(recipe, checkpoint_id).stage_key for checkpoint_id in checkpoint_ids]
+    found = read_scores(state, confidence=recipe.evaluation.confidence, stage_keys=keys)
+    scores = {score.checkpoint_id: score for score in found}
     table = Table(title="Success on held-out tasks", title_justify="left")
-    for name in ("checkpoint", "success", "95% interval", "n", "faults", "turns"):
+    for name in ("checkpoint", "success", f"{recipe.evaluation.confidence:.0%} interval", "n", "faults", "turns"):
         table.add_column(name, justify="left" if name == "checkpoint" else "right", no_wrap=True)
     for checkpoint_id in checkpoint_ids:
         score = scores[checkpoint_id]

@@ -4,7 +4,7 @@ what the numbers depend on. Whatever a model wrote is data: the template escapes
 import base64
 import io
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -66,15 +66,16 @@ def write_report(
     suite_digest: str = "",
     recipe_name: str = "",
     confidence: float = 0.95,
+    stage_keys: Collection[str] | None = None,
 ) -> Path:
     """Writes `reports/report.html` from the tables as they are now; curves of reward and success come from the
-    training episodes, others from `metrics`.
+    training episodes, others from `metrics`. `stage_keys` names the evaluations to show; None shows all.
 
     Raises:
         TableError: the tables cannot be read.
         StoreError: the report cannot be written.
     """
-    rows = read_evals(state)
+    rows = read_evals(state, stage_keys=stage_keys)
     scores = score_checkpoints(rows, confidence=confidence)
     html = render_report(
         scores=scores,

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
 from osworld_pipeline.domain.checkpoint import Stage
@@ -36,6 +36,8 @@ class EvalRow:
     grader_version: str
     temperature: float
     error: str | None = None
+    stage_key: str = ""
+    """Of the evaluation: checkpoint and settings. Rows of different settings are never scored together."""
 
     @property
     def is_valid(self) -> bool:
@@ -103,18 +105,22 @@ def score_checkpoints(rows: Iterable[EvalRow], *, confidence: float = 0.95) -> l
     return sorted(scores, key=lambda score: (order.get(score.stage, len(order)), score.checkpoint_id))
 
 
-def read_evals(state: StateDir) -> list[EvalRow]:
-    """Every row of `evals` as of now. Raises TableError."""
-    names = ", ".join(entry.name for entry in fields(EvalRow))
-    with fresh_views(state) as connection:
-        found = connection.execute(f"SELECT {names} FROM evals ORDER BY checkpoint_id, task_id, seed").fetchall()  # noqa: S608 - our own field names
+def read_evals(state: StateDir, *, stage_keys: Collection[str] | None = None) -> list[EvalRow]:
+    """Rows of `evals` as of now: all, or those of the evaluations named. Raises TableError."""
     keys = [entry.name for entry in fields(EvalRow)]
-    return [EvalRow(**dict(zip(keys, row, strict=True))) for row in found]
+    with fresh_views(state) as connection:
+        found = connection.execute(
+            f"SELECT {', '.join(keys)} FROM evals ORDER BY checkpoint_id, task_id, seed"  # noqa: S608 - our own names
+        ).fetchall()
+    rows = [EvalRow(**dict(zip(keys, row, strict=True))) for row in found]
+    return rows if stage_keys is None else [row for row in rows if row.stage_key in stage_keys]
 
 
-def read_scores(state: StateDir, *, confidence: float = 0.95) -> list[CheckpointScore]:
-    """The score of every checkpoint that was evaluated, base first. Raises TableError."""
-    return score_checkpoints(read_evals(state), confidence=confidence)
+def read_scores(
+    state: StateDir, *, confidence: float = 0.95, stage_keys: Collection[str] | None = None
+) -> list[CheckpointScore]:
+    """The score of every checkpoint that was evaluated (in the evaluations named), base first. Raises TableError."""
+    return score_checkpoints(read_evals(state, stage_keys=stage_keys), confidence=confidence)
 
 
 def _mean(values: Iterable[float]) -> float:
