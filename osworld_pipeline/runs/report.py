@@ -12,7 +12,7 @@ from osworld_pipeline.runs.evaluation_plan import plan_evaluation
 from osworld_pipeline.runs.stages import recipe_suite
 from osworld_pipeline.tables.checkpoints import read_checkpoints
 
-CURVES = ("loss", "kl", "trainer_sampler_logprob_diff", "task_reward_mean", "shaped_reward_mean")
+CURVES = ("loss", "kl", "trainer_sampler_logprob_diff")
 
 
 def make_report(state: StateDir, recipe: Recipe, *, checkpoint_ids: Collection[str], tracking_uri: str) -> Path:
