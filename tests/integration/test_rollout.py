@@ -19,13 +19,12 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.evaluation.suites import SuiteTask, build_suite
 from osworld_pipeline.protocols import GenerateRequest, GenerateResult
-from osworld_pipeline.recipes.schema import AgentSection, DesktopSection, RewardSection, TinyModelSection
+from osworld_pipeline.recipes.schema import AgentSection, DesktopSection, RewardSection
 from osworld_pipeline.rollout.engines.transformers import TransformersEngine
 from osworld_pipeline.rollout.env_client import EnvClient
 from osworld_pipeline.rollout.run_episode import EpisodeSettings, EpisodeTools
 from osworld_pipeline.rollout.run_group import GroupPlan, run_groups
 from osworld_pipeline.rollout.trajectories import episode_trajectory
-from osworld_pipeline.training.tiny_model import build_tiny_checkpoint
 from osworld_pipeline.trajectories.store import TrajectoryStore
 from osworld_pipeline.wire import EnvConfig
 
@@ -56,17 +55,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     folder = tmp_path_factory.mktemp("server")
     with running_env_server(folder, "--screen-size", f"{SCREEN[0]}x{SCREEN[1]}", num_replicas=2) as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_num_threads(1)
-    folder = tmp_path_factory.mktemp("tiny") / "checkpoint"
-    spec = TinyModelSection(
-        kind="tiny", hidden_size=64, num_layers=2, vision_hidden_size=48, vision_depth=1, vocab_size=512
-    )
-    build_tiny_checkpoint(folder, spec, ["Action: rename the folder"])
-    return folder
 
 
 @pytest.fixture
