@@ -93,15 +93,19 @@ class StageRun:
 def stage_run(
     tracking_uri: str, *, stage: str, stage_key: str, params: Mapping[str, Any], tags: Mapping[str, str]
 ) -> Iterator[StageRun]:
-    """Opens or continues the run of `stage_key`; ends it FINISHED, FAILED, or KILLED when interrupted."""
+    """Opens or continues the run of `stage_key`; ends it FINISHED, FAILED, or KILLED when interrupted.
+
+    Nested `params` are flattened: `gspo.phase1.temperature`.
+    """
+    from mlflow.entities import Param
+
     client = _client(tracking_uri)
     run_id = find_run(tracking_uri, stage_key)
     if run_id is None:
         experiment_id = _experiment(tracking_uri, f"osworld/{stage}")
         run = client.create_run(experiment_id, run_name=stage_key, tags={STAGE_KEY_TAG: stage_key, **tags})
         run_id = run.info.run_id
-        for name, value in params.items():
-            client.log_param(run_id, name, str(value)[:6000])
+        client.log_batch(run_id, params=[Param(name, str(value)) for name, value in flatten_params(params).items()])
     else:
         client.update_run(run_id, status="RUNNING")
         for name, value in tags.items():
