@@ -430,12 +430,18 @@ async def test_a_cancelled_start_leaves_nothing(images: Path) -> None:
     provider = LocalProvider(images=images, screen_size=(640, 480))
     await (await provider.start("warm")).stop()
     before = descendants(os.getpid())
-    for delay_s in (0.0, 0.02, 0.1, 0.2):
+    num_cancelled = 0
+    for delay_s in (0.0, 0.02, 0.05, 0.1, 0.2):
         start = asyncio.create_task(provider.start("cancelled"))
         await asyncio.sleep(delay_s)
         start.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await start
+        try:
+            desktop = await start
+        except asyncio.CancelledError:
+            num_cancelled += 1
+        else:
+            await desktop.stop()  # on a quick machine the start was over first
+    assert num_cancelled >= 2
     await provider.close()
 
     async def is_clean() -> bool:
