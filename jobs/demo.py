@@ -140,7 +140,9 @@ def _first_failure(result: dg.ExecuteInProcessResult) -> str:
             while error is not None and error.cause is not None:
                 error = error.cause
             described = data.user_failure_data.description if data.user_failure_data else None
-            return f"{event.step_key}: {described or (error.message.strip() if error else 'no reason given')}"
+            # Dagster puts the class before the sentence; of our own errors the sentence says it all.
+            message = error.message.strip().removeprefix(f"osworld_pipeline.errors.{error.cls_name}: ") if error else ""
+            return f"{event.step_key}: {described or message or 'no reason given'}"
     return "the run was cancelled"
 
 
