@@ -7,7 +7,7 @@ import dagster as dg
 from assets.stage import StageServices, checkpoint_result, run_stage
 from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
 from osworld_pipeline.runs.stages import training_data_digest
-from osworld_pipeline.tables.checkpoints import find_checkpoint, read_checkpoints
+from osworld_pipeline.tables.checkpoints import read_checkpoint_row, read_checkpoints
 from resources.desktops import DesktopsResource
 from resources.launcher import LocalLauncher
 from resources.progress import ProgressResource
@@ -23,12 +23,7 @@ def parent_of(context: dg.AssetExecutionContext, asset: str, state: StateResourc
     if event is None or event.asset_materialization is None:
         raise dg.Failure(f"{asset} has no checkpoint yet: materialize it first", allow_retries=False)
     checkpoint_id = str(event.asset_materialization.metadata["checkpoint_id"].value)
-    checkpoint = find_checkpoint(state.dir(), checkpoint_id)
-    if checkpoint is None:
-        raise dg.Failure(
-            f"{checkpoint_id} is not in the checkpoints table: materialize {asset} again", allow_retries=False
-        )
-    return checkpoint
+    return read_checkpoint_row(state.dir(), checkpoint_id)
 
 
 @dg.asset(group_name=GROUP, kinds={"huggingface", "pytorch"}, pool="trainer")

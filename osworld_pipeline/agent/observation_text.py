@@ -5,7 +5,6 @@ changed: the domain hint and the task stand in the first turn only; tree, termin
 with every turn that has them.
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,8 +71,3 @@ def user_message(text: str) -> dict[str, Any]:
 
 def assistant_message(text: str) -> dict[str, Any]:
     return {"role": "assistant", "content": [{"type": "text", "text": text}]}
-
-
-def count_images(messages: Sequence[Mapping[str, Any]]) -> int:
-    """Image placeholders in messages whose content is a list of {type: text|image}."""
-    return sum(part["type"] == "image" for message in messages for part in message["content"])

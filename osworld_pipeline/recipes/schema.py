@@ -75,7 +75,6 @@ class AgentSection(Section):
     max_pixels: int = Field(default=1_003_520, ge=1024)
     """Screenshots are shrunk to at most this many pixels, sides divisible by 32."""
     a11y_max_length: int = Field(default=4096, ge=0)
-    obs_keep_full_turns: int = Field(default=2, ge=1)
     system_prompt: Literal["full", "short"] = "full"
     """`short` spares a tiny model the manual; its action grammar is the same."""
 

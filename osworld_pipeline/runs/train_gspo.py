@@ -98,6 +98,7 @@ async def _train(job: GspoJob, report: Report) -> None:
         load_optimizer(folder, trainer.optimizer)
     tasks = load_train_tasks(job.state)
     replay = ReplayBuffer(load_replay_rows(job.state), per_task=gspo.replay_per_task)
+    coverage = replay.coverage([task.task_id for task in tasks])
     metrics: dict[str, float] = {}
     async with rollout_session(
         recipe=job.recipe,
@@ -115,7 +116,7 @@ async def _train(job: GspoJob, report: Report) -> None:
             rollout_s = time.monotonic() - started
             batch = await asyncio.to_thread(_make_batch, job, session, groups, replay, update)
             metrics = await asyncio.to_thread(trainer.update, batch.trajectories, update=update)
-            metrics |= group_metrics(batch, replay) | {"rollout_s": rollout_s}
+            metrics |= group_metrics(batch, replay) | {"rollout_s": rollout_s, "replay_coverage": coverage}
             metrics["update_s"] = time.monotonic() - started - rollout_s
             session.engine.mark_updated(policy_version=update + 1)
             is_last = update + 1 == job.phase.num_updates

@@ -1,6 +1,6 @@
 """The text beside a screenshot: order, headings, cuts, and what later turns leave out."""
 
-from osworld_pipeline.agent.observation_text import LastAction, count_images, cut_text, observation_text, user_message
+from osworld_pipeline.agent.observation_text import LastAction, cut_text, observation_text, user_message
 from osworld_pipeline.domain.observation import Observation
 from osworld_pipeline.domain.task import Task
 
@@ -46,4 +46,3 @@ def test_a_long_terminal_keeps_its_end() -> None:
 
 def test_an_observation_without_text_is_an_image_alone() -> None:
     assert user_message("") == {"role": "user", "content": [{"type": "image"}]}
-    assert count_images([user_message("a"), user_message("")]) == 2
