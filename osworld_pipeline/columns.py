@@ -45,8 +45,12 @@ EPISODES = pa.schema(
         ("provider", TEXT),
         ("image_digest", TEXT),
         ("grader_version", TEXT),
+        ("processor_digest", TEXT),
+        ("source_dataset", TEXT),
+        ("licence", TEXT),
         ("started_at", pa.float64()),
         ("times_s", NUMBERS),
+        ("reward_parts", NUMBERS),
         ("run_ids", RUN_IDS),
         ("token_ids", pa.list_(pa.int32())),
         ("response_mask", pa.list_(pa.int8())),
@@ -67,6 +71,7 @@ STEPS = pa.schema(
         ("screenshot_width", pa.int32()),
         ("screenshot_height", pa.int32()),
         ("screenshot_format", TEXT),
+        ("screenshot_num_bytes", pa.int64()),
         ("observation_text", TEXT),
         ("response_text", TEXT),
         ("action", TEXT),
@@ -124,6 +129,9 @@ INJECTIONS = pa.schema(
         ("reward", pa.float64()),
         ("advantage", pa.float64()),
         ("weight", pa.float64()),
+        ("kind", TEXT),
+        ("strategy", TEXT),
+        ("verified_reward", pa.float64()),
         ("stage_key", TEXT),
         ("update", pa.int32()),
         ("part_digest", TEXT),
@@ -135,6 +143,7 @@ UNION_TASKS = pa.schema(
         ("task_id", TEXT),
         ("prompt", TEXT),
         ("domain", TEXT),
+        ("config_domain", TEXT),
         ("instruction", TEXT),
         ("task_config", TEXT),
         ("task_config_source", TEXT),
@@ -155,6 +164,9 @@ REPLAY_BUFFER = pa.schema(
         ("num_steps", pa.int32()),
         ("messages", MESSAGES),
         ("images", TEXTS),
+        ("dialect", TEXT),
+        ("action_types", TEXTS),
+        ("licence", TEXT),
         ("source_path", TEXT),
         ("source_line", pa.int64()),
     ]
@@ -175,10 +187,33 @@ RAW_COUNTS = pa.schema(
     [
         ("source_dataset", TEXT),
         ("source_path", TEXT),
+        ("licence", TEXT),
+        ("revision", TEXT),
+        ("sha256", TEXT),
         ("is_present", pa.bool_()),
         ("num_bytes", pa.int64()),
         ("num_records", pa.int64()),
         ("num_rejects", pa.int64()),
+    ]
+)
+
+REPLAY_VERIFICATIONS = pa.schema(
+    [
+        ("verification_id", TEXT),
+        ("row_id", TEXT),
+        ("task_id", TEXT),
+        ("task_digest", TEXT),
+        ("outcome", TEXT),
+        ("reward", pa.float64()),
+        ("error", TEXT),
+        ("num_steps", pa.int32()),
+        ("replica_id", TEXT),
+        ("provider", TEXT),
+        ("image_digest", TEXT),
+        ("grader_version", TEXT),
+        ("started_at", pa.float64()),
+        ("duration_s", pa.float64()),
+        ("part_digest", TEXT),
     ]
 )
 
@@ -202,6 +237,7 @@ PART_TABLES: Mapping[str, pa.Schema] = {
     "steps": STEPS,
     "rollout_groups": ROLLOUT_GROUPS,
     "injections": INJECTIONS,
+    "replay_verifications": REPLAY_VERIFICATIONS,
 }
 """Append-only, many writers: one folder of Parquet parts each."""
 

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Protocol
 
 from osworld_pipeline.domain.episode import Episode, SamplingParams
-from osworld_pipeline.domain.group import Injection, RolloutGroup
+from osworld_pipeline.domain.group import RolloutGroup
 from osworld_pipeline.domain.observation import Observation
+from osworld_pipeline.domain.replay import Injection
 from osworld_pipeline.domain.task import Task
 
 

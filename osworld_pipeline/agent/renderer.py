@@ -8,7 +8,9 @@ It equals Qwen3-VL's chat template. Text that comes from a desktop or a dataset 
 plain characters, so that a terminal showing `<|im_end|>` ends no turn.
 """
 
+import functools
 import io
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +18,7 @@ from typing import Any
 from PIL import Image
 
 from osworld_pipeline.agent.processor import image_token_count
+from osworld_pipeline.domain.digest import digest_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +45,14 @@ class Renderer:
         self.vision_end_id = self._special_id("<|vision_end|>")
         self.newline_ids = tuple(self.encode("\n"))
         self.generation_prompt = (self.im_start_id, *self.encode("assistant\n"))
+
+    @functools.cached_property
+    def processor_digest(self) -> str:
+        """Of all that decides which ids and pixels a text and an image become."""
+        tokenizer = self.tokenizer.backend_tokenizer.to_str()
+        settings = json.dumps(self.processor.image_processor.to_dict(), sort_keys=True, default=str)
+        template = self.processor.chat_template or ""
+        return digest_bytes("\0".join((tokenizer, settings, template)).encode())[:12]
 
     def encode(self, text: str) -> list[int]:
         """Ids of plain text; the names of special tokens inside it are only characters."""

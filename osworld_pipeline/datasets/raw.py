@@ -3,7 +3,6 @@ a Reject with its place and reason, and memory never holds more than one record.
 
 import hashlib
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from osworld_pipeline.datasets.sources import REPLAY_SOURCES, TASK_SOURCES, Source
+from osworld_pipeline.domain.replay import base_task_id
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import DatasetError
 
@@ -25,7 +25,6 @@ __all__ = [
     "Reject",
     "Source",
     "SourceSummary",
-    "base_task_id",
     "read_demonstrations",
     "read_tasks",
     "summarise_source",
@@ -33,7 +32,6 @@ __all__ = [
 
 RejectKind = Literal["malformed", "dropped_parse", "bad_image", "bad_task"]
 MAX_LINE_BYTES = 512 * 2**20
-_CHUNK = re.compile(r"(.+)_chunk\d+", re.DOTALL)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,12 +71,6 @@ class Reject:
 
 class _BadRecord(Exception):
     """Why this record cannot be used; becomes a Reject."""
-
-
-def base_task_id(task_id: str) -> str:
-    """A long demonstration is cut into chunks: the id before the last `_chunk<n>`, else the id itself."""
-    match = _CHUNK.fullmatch(task_id)
-    return match[1] if match else task_id
 
 
 def read_demonstrations(state: StateDir, source: Source) -> Iterator[RawRecord | Reject]:

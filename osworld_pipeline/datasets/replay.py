@@ -12,7 +12,7 @@ from osworld_pipeline.columns import REPLAY_BUFFER
 from osworld_pipeline.datasets.normalize import decode_image, messages_sha1, normalise_messages, num_images, text_of
 from osworld_pipeline.datasets.raw import REPLAY_SOURCES, RawRecord, Reject, RejectKind, read_demonstrations
 from osworld_pipeline.domain.digest import digest_json
-from osworld_pipeline.domain.group import ReplayRow
+from osworld_pipeline.domain.replay import ReplayRow
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import ActionParseError, DatasetError, TableError
 from osworld_pipeline.tables.owned import read_table

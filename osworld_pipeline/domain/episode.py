@@ -25,6 +25,8 @@ class EpisodePurpose(StrEnum):
     TRAIN = "train"
     EVALUATE = "evaluate"
     DEMONSTRATE = "demonstrate"
+    IMPORT = "import"
+    """Made elsewhere, by a policy that is no checkpoint of ours."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +70,7 @@ class Step:
     screenshot_width: int
     screenshot_height: int
     screenshot_format: str
+    screenshot_num_bytes: int
     observation_text: str
     response_text: str
     action: Mapping[str, Any] | None
@@ -91,6 +94,8 @@ class Reward:
     partial: float = 0.0
     penalty: float = 0.0
     shaped: float = 0.0
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """The terms of `partial` (each 0..1, before its weight) and of `penalty`, by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +127,11 @@ class Episode:
     provider: str = ""
     image_digest: str = ""
     grader_version: str = ""
+    processor_digest: str = ""
+    """Of the tokenizer, the image processor's settings and the chat template: what made ids of text and pixels."""
+    source_dataset: str = ""
+    licence: str = ""
+    """Both of an imported episode."""
     stage_key: str = ""
     """Key of the stage run that made it (a checkpoint id being trained, or an eval key)."""
     update: int = -1

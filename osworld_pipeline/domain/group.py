@@ -3,34 +3,7 @@
 from dataclasses import dataclass
 
 from osworld_pipeline.domain.episode import Episode
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReplayRow:
-    """A successful trajectory used again; `source_*` is kept through injection (provenance)."""
-
-    row_id: str
-    """Digest of task and messages; the key of the `replay` table."""
-    task_id: str
-    original_task_id: str
-    source_dataset: str
-    reward: float
-    messages: tuple[dict, ...]
-    """Chat turns, content always a list of {type: text|image}."""
-    image_sha256s: tuple[str, ...]
-    """Blobs in placeholder order."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Injection:
-    injection_id: str
-    group_id: str
-    row_id: str
-    task_id: str
-    source_dataset: str
-    reward: float
-    advantage: float
-    weight: float
+from osworld_pipeline.domain.replay import ReplayRow
 
 
 @dataclass(frozen=True, kw_only=True)

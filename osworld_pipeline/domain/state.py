@@ -20,7 +20,7 @@ class StateDir:
 
     @property
     def trajectories(self) -> Path:
-        """Append-only Parquet parts: episodes/, steps/, rollout_groups/, injections/."""
+        """Append-only Parquet parts: episodes/, steps/, rollout_groups/, injections/, replay_verifications/."""
         return self.root / "trajectories"
 
     @property
@@ -32,6 +32,11 @@ class StateDir:
     def datasets(self) -> Path:
         """The raw sources of spec 01: osworld_datasets/, osworld-merged-replay/."""
         return self.root / "datasets"
+
+    @property
+    def imports(self) -> Path:
+        """Imported demonstrations, one folder each: demonstrations.jsonl, tasks.jsonl, images/, source.json."""
+        return self.datasets / "imports"
 
     @property
     def osworld_repo(self) -> Path:

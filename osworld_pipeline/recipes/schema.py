@@ -126,9 +126,6 @@ class GspoSharedSection(Section):
     epochs_per_update: int = Field(default=1, ge=1)
     """Passes over a rollout batch; the clip matters from the second optimiser step on."""
     minibatches_per_update: int = Field(default=2, ge=1)
-    replay_threshold: float = Field(default=0.5, gt=0, le=1)
-    replay_weight: float = Field(default=1.0, ge=0)
-    replay_per_task: int = Field(default=10, ge=1)
     max_logprob_diff: float = Field(default=0.02, gt=0)
     """Mean |trainer - sampler| log-probability above which an update is an error (float32: about 1e-5)."""
     max_env_attempts: int = Field(default=3, ge=1)
@@ -136,6 +133,27 @@ class GspoSharedSection(Section):
     episode_timeout_s: float = Field(default=900.0, gt=0)
     turn_timeout_s: float = Field(default=120.0, gt=0)
     top_p: float = Field(default=0.95, gt=0, le=1)
+
+
+class ReplaySection(Section):
+    """Which recorded success joins a group whose every raw reward is under the threshold (spec 01)."""
+
+    threshold: float = Field(default=0.5, gt=0, le=1)
+    """Raw task reward from which an episode counts as a success, of a group's and of a row's."""
+    per_task: int = Field(default=10, ge=1)
+    """Rows kept of each task id, the better source and then the older first."""
+    weight: float = Field(default=1.0, ge=0)
+    """Of an injected sequence in the loss."""
+    strategy: Literal["uniform", "newest", "shortest", "recent_failure", "diverse"] = "uniform"
+    """How a row is chosen among its task's; `recent_failure` chooses which failed groups are served first."""
+    max_injections: int | None = Field(default=None, ge=0)
+    """Of an update; None for as many as there are failed groups."""
+    include_online: bool = False
+    """Whether successes of earlier rollouts are rows too."""
+    require_verified: bool = False
+    """Whether a demonstration counts only where re-executing it earned the threshold."""
+    num_verification_attempts: int = Field(default=2, ge=1)
+    """Re-executions of a demonstration before its failure is believed; faults do not count."""
 
 
 class GspoPhaseSection(Section):
@@ -165,6 +183,7 @@ class Recipe(Section):
     reward: RewardSection = RewardSection()
     sft: SftSection
     gspo: GspoSection
+    replay: ReplaySection = ReplaySection()
     evaluation: EvaluationSection = EvaluationSection()
 
     @model_validator(mode="after")

@@ -159,6 +159,7 @@ class Attempt:
                 screenshot_width=image.width,
                 screenshot_height=image.height,
                 screenshot_format=image.format,
+                screenshot_num_bytes=len(image.data),
                 observation_text=text,
                 response_text=result.text,
                 action=turn.arguments,

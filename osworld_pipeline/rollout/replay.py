@@ -4,7 +4,8 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from osworld_pipeline.domain.group import ReplayRow, RolloutGroup
+from osworld_pipeline.domain.group import RolloutGroup
+from osworld_pipeline.domain.replay import ReplayRow, base_task_id
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,12 +17,6 @@ class ReplayStats:
     def rate(self) -> float:
         """Injections per group checked."""
         return self.num_injections / self.num_checks if self.num_checks else 0.0
-
-
-def base_task_id(task_id: str) -> str:
-    """The id before the last `_chunk<n>`; the id itself where it names no chunk."""
-    head, separator, tail = task_id.rpartition("_chunk")
-    return head if separator and head and tail.isdigit() else task_id
 
 
 class ReplayBuffer:

@@ -4,7 +4,7 @@ shaped = clamp(task + alpha * partial - penalties, 0, 1)
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from osworld_pipeline.domain.episode import Reward, StepSignals
 from osworld_pipeline.recipes.schema import RewardSection
@@ -17,26 +17,35 @@ def shape_reward(
     task_reward: float, steps: Sequence[StepSignals], *, max_steps: int, section: RewardSection, has_a11y_tree: bool
 ) -> Reward:
     """Raw and shaped reward of an episode that the grader has scored."""
-    partial = partial_score(steps, max_steps=max_steps, section=section, has_a11y_tree=has_a11y_tree)
-    penalty = penalties(steps)
+    terms = partial_terms(steps, max_steps=max_steps, complexity=section.complexity)
+    partial = partial_score(terms, section=section, has_a11y_tree=has_a11y_tree)
+    penalties = penalty_terms(steps)
+    penalty = sum(penalties.values())
     shaped = min(1.0, max(0.0, task_reward + section.alpha * partial - penalty))
-    return Reward(task=task_reward, partial=partial, penalty=penalty, shaped=shaped)
+    return Reward(task=task_reward, partial=partial, penalty=penalty, shaped=shaped, parts=terms | penalties)
 
 
-def partial_score(
-    steps: Sequence[StepSignals], *, max_steps: int, section: RewardSection, has_a11y_tree: bool
-) -> float:
-    """The weighted sum of the process terms, each 0..1."""
-    return (
-        section.action_parse_valid * _share([step.action_parsed for step in steps])
-        + section.action_executed * _share([step.action_executed for step in steps])
-        # The weights are read, never written: an episode without a tree leaves the section as it is for the next.
-        + (section.a11y_grounding if has_a11y_tree else 0.0) * _share([step.a11y_grounded for step in steps])
-        + section.tool_calling * tool_calling(steps, complexity=section.complexity)
-        + section.efficiency * efficiency(len(steps), max_steps=max_steps)
-        + section.screen_change * _share([step.screen_changed for step in steps])
-        + (section.a11y_change if has_a11y_tree else 0.0) * _share([step.a11y_changed for step in steps])
-        + section.terminal_change * _share([step.terminal_changed for step in steps])
+def partial_terms(steps: Sequence[StepSignals], *, max_steps: int, complexity: str) -> dict[str, float]:
+    """The process terms, each 0..1, under the names of their weights."""
+    return {
+        "action_parse_valid": _share([step.action_parsed for step in steps]),
+        "action_executed": _share([step.action_executed for step in steps]),
+        "a11y_grounding": _share([step.a11y_grounded for step in steps]),
+        "tool_calling": tool_calling(steps, complexity=complexity),
+        "efficiency": efficiency(len(steps), max_steps=max_steps),
+        "screen_change": _share([step.screen_changed for step in steps]),
+        "a11y_change": _share([step.a11y_changed for step in steps]),
+        "terminal_change": _share([step.terminal_changed for step in steps]),
+    }
+
+
+def partial_score(terms: Mapping[str, float], *, section: RewardSection, has_a11y_tree: bool) -> float:
+    """The weighted sum of the process terms."""
+    # The weights are read, never written: an episode without a tree leaves the section as it is for the next.
+    return sum(
+        getattr(section, name) * value
+        for name, value in terms.items()
+        if has_a11y_tree or name not in ("a11y_grounding", "a11y_change")
     )
 
 
@@ -64,21 +73,24 @@ def tool_calling(steps: Sequence[StepSignals], *, complexity: str) -> float:
     return 0.4 * diversity + 0.4 * fit + 0.2 * modality
 
 
-def penalties(steps: Sequence[StepSignals]) -> float:
-    """Repetition and unreadable actions (both from two steps on), fallbacks and waits."""
+def penalty_terms(steps: Sequence[StepSignals]) -> dict[str, float]:
+    """What repetition and unreadable actions (both from two steps on), fallbacks and waits take away."""
     num_steps = len(steps)
     if num_steps == 0:
-        return 0.0
-    total = min(0.5, 0.5 * sum(step.fallback_used for step in steps) / num_steps)
-    total += min(0.3, 0.3 * sum(step.action_type == "wait" for step in steps) / num_steps)
+        return {}
+    terms = {
+        "penalty_fallback": min(0.5, 0.5 * sum(step.fallback_used for step in steps) / num_steps),
+        "penalty_wait": min(0.3, 0.3 * sum(step.action_type == "wait" for step in steps) / num_steps),
+    }
     if num_steps >= 2:
         repeats = sum(
             (step.action_type, step.coordinate) == (before.action_type, before.coordinate)
             for before, step in itertools.pairwise(steps)
         )
-        total += min(0.30, 0.40 * repeats / num_steps)
-        total += min(0.15, 0.30 * sum(step.action_type == "unknown" for step in steps) / num_steps)
-    return total
+        terms["penalty_repetition"] = min(0.30, 0.40 * repeats / num_steps)
+        unknown = sum(step.action_type == "unknown" for step in steps)
+        terms["penalty_invalid"] = min(0.15, 0.30 * unknown / num_steps)
+    return terms
 
 
 def _share(flags: Sequence[bool]) -> float:

@@ -188,6 +188,7 @@ def _record(
         purpose=plan.purpose,
         checkpoint_id=plan.checkpoint_id,
         engine=tools.engine.name,
+        processor_digest=tools.renderer.processor_digest,
         sampling=plan.sampling,
         outcome=ending.outcome,
         error=ending.error,

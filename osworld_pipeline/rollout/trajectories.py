@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from osworld_pipeline.agent.renderer import Renderer, render_demonstration
 from osworld_pipeline.domain.episode import Episode
-from osworld_pipeline.domain.group import ReplayRow
+from osworld_pipeline.domain.replay import ReplayRow
 from osworld_pipeline.domain.trajectory import Trajectory
 
 ReadBlob = Callable[[str], bytes]

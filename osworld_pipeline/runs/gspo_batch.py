@@ -5,9 +5,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from osworld_pipeline.agent.renderer import Renderer
-from osworld_pipeline.domain.group import Injection, ReplayRow, RolloutGroup
+from osworld_pipeline.domain.group import RolloutGroup
+from osworld_pipeline.domain.replay import Injection, ReplayRow
 from osworld_pipeline.domain.trajectory import Trajectory
-from osworld_pipeline.recipes.schema import AgentSection, GspoSection
+from osworld_pipeline.recipes.schema import AgentSection, ReplaySection
 from osworld_pipeline.rollout.replay import ReplayBuffer
 from osworld_pipeline.rollout.trajectories import episode_trajectory, replay_trajectory
 from osworld_pipeline.training.advantage import group_advantages
@@ -27,7 +28,7 @@ def build_batch(
     groups: Sequence[RolloutGroup],
     *,
     replay: ReplayBuffer,
-    gspo: GspoSection,
+    settings: ReplaySection,
     agent: AgentSection,
     renderer: Renderer,
     read_blob: Callable[[str], bytes],
@@ -39,7 +40,7 @@ def build_batch(
     injections: list[Injection] = []
     num_zero_variance = 0
     for group in groups:
-        row = replay.inject(group, threshold=gspo.replay_threshold, rng=rng)
+        row = replay.inject(group, threshold=settings.threshold, rng=rng)
         group = replace(group, replay=row)
         advantages = group_advantages(group)
         joined.append(group if advantages.has_signal else replace(group, replay=None))
@@ -56,10 +57,10 @@ def build_batch(
                 renderer,
                 max_tokens=agent.max_context_tokens,
                 advantage=advantages.replay,
-                weight=gspo.replay_weight,
+                weight=settings.weight,
             )
             trajectories.append(trajectory)
-            injections.append(_injection(group, row, advantages.replay, gspo.replay_weight))
+            injections.append(_injection(group, row, advantages.replay, settings.weight))
     return GspoBatch(
         trajectories=tuple(trajectories),
         groups=tuple(joined),

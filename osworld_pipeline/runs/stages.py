@@ -19,8 +19,8 @@ DIGEST_LENGTH = 12
 SECTIONS: dict[Stage, tuple[str, ...]] = {
     Stage.BASE: ("model",),
     Stage.SFT: ("sft", "agent"),
-    Stage.GSPO_PHASE1: ("gspo", "agent", "reward", "desktop"),
-    Stage.GSPO_PHASE2: ("gspo", "agent", "reward", "desktop"),
+    Stage.GSPO_PHASE1: ("gspo", "replay", "agent", "reward", "desktop"),
+    Stage.GSPO_PHASE2: ("gspo", "replay", "agent", "reward", "desktop"),
 }
 """What of a recipe a stage's weights depend on, beside the parent and the data."""
 

@@ -97,7 +97,7 @@ async def _train(job: GspoJob, report: Report) -> None:
 
         load_optimizer(folder, trainer.optimizer)
     tasks = load_train_tasks(job.state)
-    replay = ReplayBuffer(load_replay_rows(job.state), per_task=gspo.replay_per_task)
+    replay = ReplayBuffer(load_replay_rows(job.state), per_task=job.recipe.replay.per_task)
     coverage = replay.coverage([task.task_id for task in tasks])
     metrics: dict[str, float] = {}
     async with rollout_session(
@@ -194,7 +194,7 @@ def _make_batch(
     batch = build_batch(
         groups,
         replay=replay,
-        gspo=job.recipe.gspo,
+        settings=job.recipe.replay,
         agent=job.recipe.agent,
         renderer=session.renderer,
         read_blob=session.store.read_blob,

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import overload
 
-from osworld_pipeline.domain.group import ReplayRow
+from osworld_pipeline.domain.replay import ReplayRow
 from osworld_pipeline.domain.trajectory import Trajectory
 
 

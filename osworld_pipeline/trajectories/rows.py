@@ -6,7 +6,8 @@ from typing import Any
 
 from osworld_pipeline.domain.digest import canonical_json
 from osworld_pipeline.domain.episode import Episode, EpisodePurpose, Outcome, Reward, SamplingParams, Step, StepSignals
-from osworld_pipeline.domain.group import Injection, RolloutGroup
+from osworld_pipeline.domain.group import RolloutGroup
+from osworld_pipeline.domain.replay import Injection
 
 Row = dict[str, Any]
 _INT64 = 2**63 - 1
@@ -31,6 +32,7 @@ _STEP_FIELDS = (
     "screenshot_width",
     "screenshot_height",
     "screenshot_format",
+    "screenshot_num_bytes",
     "observation_text",
     "response_text",
     "command",
@@ -57,6 +59,9 @@ _EPISODE_FIELDS = (
     "provider",
     "image_digest",
     "grader_version",
+    "processor_digest",
+    "source_dataset",
+    "licence",
     "started_at",
 )
 
@@ -74,6 +79,7 @@ def episode_row(episode: Episode) -> Row:
         "partial_reward": reward.partial if reward else None,
         "penalty": reward.penalty if reward else None,
         "shaped_reward": reward.shaped if reward else None,
+        "reward_parts": list(reward.parts.items()) if reward else None,
         "num_steps": len(episode.steps),
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
@@ -138,6 +144,9 @@ def injection_row(injection: Injection, group: RolloutGroup | None) -> Row:
         "reward": injection.reward,
         "advantage": injection.advantage,
         "weight": injection.weight,
+        "kind": injection.kind,
+        "strategy": injection.strategy,
+        "verified_reward": injection.verified_reward,
         "stage_key": group.stage_key if group else None,
         "update": group.update if group else None,
     }
@@ -146,8 +155,10 @@ def injection_row(injection: Injection, group: RolloutGroup | None) -> Row:
 def episode_from(row: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> Episode:
     """The inverse of `episode_row` and `step_rows`; `steps` in any order."""
     has_reward = row["task_reward"] is not None
+    # What an older part does not know is null there.
     fields = {name: row[name] for name in _EPISODE_FIELDS}
     fields["max_turns"] = fields["max_turns"] or 0
+    fields |= {name: fields[name] or "" for name in ("processor_digest", "source_dataset", "licence")}
     return Episode(
         **fields,
         purpose=EpisodePurpose(row["purpose"]),
@@ -157,6 +168,7 @@ def episode_from(row: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> 
             partial=row["partial_reward"],
             penalty=row["penalty"],
             shaped=row["shaped_reward"],
+            parts=dict(row["reward_parts"] or ()),
         )
         if has_reward
         else None,
@@ -179,7 +191,7 @@ def episode_from(row: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> 
 def _step_from(row: Mapping[str, Any]) -> Step:
     x, y = row["coordinate_x"], row["coordinate_y"]
     return Step(
-        **{name: row[name] for name in _STEP_FIELDS},
+        **{name: row[name] for name in _STEP_FIELDS} | {"screenshot_num_bytes": row["screenshot_num_bytes"] or 0},
         action=None if row["action"] is None else json.loads(row["action"]),
         signals=StepSignals(
             **{name: row[name] for name in _SIGNALS}, coordinate=None if x is None or y is None else (x, y)

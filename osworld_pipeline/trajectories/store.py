@@ -15,7 +15,8 @@ import pyarrow.parquet as pq
 
 from osworld_pipeline.columns import PART_TABLES, conform
 from osworld_pipeline.domain.episode import Episode
-from osworld_pipeline.domain.group import Injection, RolloutGroup
+from osworld_pipeline.domain.group import RolloutGroup
+from osworld_pipeline.domain.replay import Injection
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.durable import parquet_bytes, remove_stale_temps, write_file
 from osworld_pipeline.errors import StoreError

@@ -14,11 +14,11 @@ from osworld_pipeline.datasets.raw import (
     RawRecord,
     RawTask,
     Reject,
-    base_task_id,
     read_demonstrations,
     read_tasks,
     summarise_source,
 )
+from osworld_pipeline.domain.replay import base_task_id
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import DatasetError
 

@@ -12,8 +12,9 @@ from PIL import Image
 from osworld_pipeline.agent.renderer import Renderer
 from osworld_pipeline.domain.digest import digest_bytes
 from osworld_pipeline.domain.episode import Episode, EpisodePurpose, SamplingParams
-from osworld_pipeline.domain.group import Injection, RolloutGroup
+from osworld_pipeline.domain.group import RolloutGroup
 from osworld_pipeline.domain.observation import Observation
+from osworld_pipeline.domain.replay import Injection
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.protocols import DesktopInfo, GenerateRequest, GenerateResult
 from osworld_pipeline.recipes.schema import AgentSection, DesktopSection, RewardSection

@@ -9,7 +9,8 @@ from osworld_pipeline.agent.observation_text import assistant_message, system_me
 from osworld_pipeline.agent.renderer import Renderer
 from osworld_pipeline.domain.digest import digest_bytes
 from osworld_pipeline.domain.episode import Episode, EpisodePurpose, Outcome, Reward, SamplingParams
-from osworld_pipeline.domain.group import ReplayRow, RolloutGroup
+from osworld_pipeline.domain.group import RolloutGroup
+from osworld_pipeline.domain.replay import ReplayRow
 from osworld_pipeline.recipes import load_recipe
 from osworld_pipeline.rollout.replay import ReplayBuffer
 from osworld_pipeline.runs.gspo_batch import GspoBatch, build_batch
@@ -52,7 +53,7 @@ def batch_of(renderer: Renderer, noise_png: Callable[[int, int, int], bytes]) ->
         return build_batch(
             [group],
             replay=ReplayBuffer([row]),
-            gspo=RECIPE.gspo,
+            settings=RECIPE.replay,
             agent=RECIPE.agent,
             renderer=renderer,
             read_blob=lambda _: image,

@@ -9,8 +9,9 @@ from osworld_pipeline.agent.observation_text import assistant_message, system_me
 from osworld_pipeline.agent.renderer import Renderer, render_demonstration
 from osworld_pipeline.domain.digest import digest_bytes
 from osworld_pipeline.domain.episode import Episode, EpisodePurpose, Outcome, Reward, SamplingParams
-from osworld_pipeline.domain.group import ReplayRow, RolloutGroup
-from osworld_pipeline.rollout.replay import ReplayBuffer, base_task_id
+from osworld_pipeline.domain.group import RolloutGroup
+from osworld_pipeline.domain.replay import ReplayRow, base_task_id
+from osworld_pipeline.rollout.replay import ReplayBuffer
 from osworld_pipeline.rollout.trajectories import episode_trajectory, replay_trajectory
 
 

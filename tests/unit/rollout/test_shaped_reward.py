@@ -6,7 +6,14 @@ from hypothesis import strategies as st
 
 from osworld_pipeline.domain.episode import StepSignals
 from osworld_pipeline.recipes.schema import RewardSection
-from osworld_pipeline.rollout.reward import efficiency, partial_score, penalties, shape_reward, tool_calling
+from osworld_pipeline.rollout.reward import (
+    efficiency,
+    partial_score,
+    partial_terms,
+    penalty_terms,
+    shape_reward,
+    tool_calling,
+)
 
 
 def step(action_type: str = "type", **fields: object) -> StepSignals:
@@ -32,6 +39,11 @@ def only(**weights: float) -> RewardSection:
     return RewardSection(**{**dict.fromkeys(names.split(), 0.0), **weights})  # type: ignore[arg-type]
 
 
+def score(steps: list[StepSignals], section: RewardSection, *, has_a11y_tree: bool = True) -> float:
+    terms = partial_terms(steps, max_steps=8, complexity=section.complexity)
+    return partial_score(terms, section=section, has_a11y_tree=has_a11y_tree)
+
+
 @pytest.mark.parametrize(
     ("section", "field"),
     [
@@ -45,14 +57,14 @@ def only(**weights: float) -> RewardSection:
 )
 def test_a_process_term_is_the_mean_of_its_flag(section: RewardSection, field: str) -> None:
     steps = [step(**{field: flag}) for flag in (True, False, True, True)]
-    assert partial_score(steps, max_steps=8, section=section, has_a11y_tree=True) == pytest.approx(0.75)
+    assert score(steps, section) == pytest.approx(0.75)
 
 
 def test_without_a_tree_both_tree_weights_are_zero_and_the_section_is_untouched() -> None:
     section = only(a11y_grounding=0.3, a11y_change=0.05)
     steps = [step(a11y_grounded=True, a11y_changed=True)]
-    assert partial_score(steps, max_steps=8, section=section, has_a11y_tree=False) == 0.0
-    assert partial_score(steps, max_steps=8, section=section, has_a11y_tree=True) == pytest.approx(0.35)
+    assert score(steps, section, has_a11y_tree=False) == 0.0
+    assert score(steps, section) == pytest.approx(0.35)
 
 
 def test_efficiency_is_the_share_of_turns_left() -> None:
@@ -113,7 +125,7 @@ def test_tool_calling_by_hand(steps: list[StepSignals], complexity: str, expecte
     ],
 )
 def test_penalties_by_hand(steps: list[StepSignals], expected: float) -> None:
-    assert penalties(steps) == pytest.approx(expected)
+    assert sum(penalty_terms(steps).values()) == pytest.approx(expected)
 
 
 def test_the_shaped_reward_by_hand() -> None:

@@ -17,7 +17,8 @@ from episode_samples import make_episode, make_step
 from osworld_pipeline.columns import EPISODES, PART_TABLES
 from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
 from osworld_pipeline.domain.episode import EpisodePurpose, Outcome, Reward
-from osworld_pipeline.domain.group import Injection, RolloutGroup
+from osworld_pipeline.domain.group import RolloutGroup
+from osworld_pipeline.domain.replay import Injection
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.durable import write_parquet
 from osworld_pipeline.errors import TableError

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from osworld_pipeline.domain.episode import Episode, EpisodePurpose, Outcome, Reward, SamplingParams
-from osworld_pipeline.domain.group import ReplayRow, RolloutGroup
+from osworld_pipeline.domain.group import RolloutGroup
+from osworld_pipeline.domain.replay import ReplayRow
 from osworld_pipeline.training.advantage import compute_advantages, group_advantages
 
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from training_samples import conversation
 
-from osworld_pipeline.domain.group import ReplayRow
+from osworld_pipeline.domain.replay import ReplayRow
 from osworld_pipeline.domain.trajectory import Trajectory
 from osworld_pipeline.errors import TrainingError
 from osworld_pipeline.recipes.schema import SftSection

@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from osworld_pipeline.domain.episode import Outcome, Reward, StepSignals
-from osworld_pipeline.domain.group import Injection, ReplayRow, RolloutGroup
+from osworld_pipeline.domain.group import RolloutGroup
+from osworld_pipeline.domain.replay import Injection, ReplayRow
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
 from osworld_pipeline.tables.catalog import fresh_views

@@ -1,4 +1,4 @@
-"""`osworld-pipeline`: the pipeline from the command line."""
+"""`demo` and `query`: run the whole pipeline here, and ask what came of it."""
 
 import sys
 from pathlib import Path
@@ -7,15 +7,17 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from osworld_pipeline.errors import PipelineError
-
-app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+StateOption = Annotated[Path, typer.Option(help="The state folder.")]
 
 
-@app.command()
+def register(app: typer.Typer) -> None:
+    app.command()(demo)
+    app.command()(query)
+
+
 def demo(
     recipe: Annotated[str, typer.Option(help="A shipped recipe by name, or a .toml file.")] = "demo",
-    state: Annotated[Path, typer.Option(help="The state folder.")] = Path("var"),
+    state: StateOption = Path("var"),
 ) -> None:
     """Materialize every asset on this machine, then print success rates on held-out tasks."""
     from jobs.demo import run_demo
@@ -24,11 +26,10 @@ def demo(
     sys.exit(run_demo(defs, recipe_name=recipe, state_root=state, console=Console()))
 
 
-@app.command()
 def query(
     sql: Annotated[str, typer.Argument(help="SQL over the views tasks, replay, episodes, steps, rollout_groups, ...")],
     output: Annotated[str, typer.Option("--format", help="table, json or csv.")] = "table",
-    state: Annotated[Path, typer.Option(help="The state folder.")] = Path("var"),
+    state: StateOption = Path("var"),
 ) -> None:
     """Ask the catalog a question in SQL (DuckDB), read-only."""
     from osworld_pipeline.domain.state import StateDir
@@ -36,16 +37,3 @@ def query(
     from osworld_pipeline.tables.query import run_query
 
     print(render(run_query(StateDir(state.resolve()), sql), output))
-
-
-def main() -> None:
-    """Runs the command line; an error of ours is one sentence and status 1."""
-    try:
-        app()
-    except PipelineError as error:
-        Console(stderr=True).print(f"[bold red]{type(error).__name__}[/]: {error}", highlight=False, markup=True)
-        sys.exit(1)
-
-
-if __name__ == "__main__":
-    main()

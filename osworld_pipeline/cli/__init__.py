@@ -1,0 +1,22 @@
+"""`osworld-pipeline`: the pipeline from the command line. Each module adds its commands; heavy imports stay inside them."""
+
+import sys
+
+import typer
+from rich.console import Console
+
+from osworld_pipeline.cli import pipeline
+from osworld_pipeline.errors import PipelineError
+
+app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+for module in (pipeline,):
+    module.register(app)
+
+
+def main() -> None:
+    """Runs the command line; an error of ours is one sentence and status 1."""
+    try:
+        app()
+    except PipelineError as error:
+        Console(stderr=True).print(f"[bold red]{type(error).__name__}[/]: {error}", highlight=False, markup=True)
+        sys.exit(1)

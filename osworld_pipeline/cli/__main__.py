@@ -1,0 +1,3 @@
+from osworld_pipeline.cli import main
+
+main()

@@ -1,0 +1,87 @@
+"""Replay: a recorded success that can be used again, what re-executing it really earned, and its joining of a group."""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from osworld_pipeline.domain.episode import Outcome
+
+ReplayKind = Literal["demonstration", "episode"]
+"""`demonstration`: a row of the replay buffer, as chat turns. `episode`: an online success, with its sampled tokens."""
+
+_CHUNK = re.compile(r"(.+)_chunk\d+", re.DOTALL)
+
+
+def base_task_id(task_id: str) -> str:
+    """A long demonstration is cut into chunks: the id before the last `_chunk<n>`, else the id itself (spec 01)."""
+    match = _CHUNK.fullmatch(task_id)
+    return match[1] if match else task_id
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayRow:
+    """A successful trajectory used again; `source_*` is kept through injection (provenance)."""
+
+    row_id: str
+    """The key of the `replay` view: of a demonstration the digest of task and messages, of an episode its id."""
+    task_id: str
+    """The base id."""
+    original_task_id: str
+    """With the chunk's number, where it is a chunk."""
+    source_dataset: str
+    """`online` for an episode."""
+    reward: float
+    messages: tuple[dict, ...] = ()
+    """Chat turns, content always a list of {type: text|image}; none for an episode."""
+    image_sha256s: tuple[str, ...] = ()
+    """Blobs in placeholder order."""
+    kind: ReplayKind = "demonstration"
+    verified_reward: float | None = None
+    """What re-executing it earned, where that was tried and ended in a grader's word."""
+
+    @property
+    def is_online(self) -> bool:
+        return self.kind == "episode"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayVerification:
+    """One re-execution of a demonstration's actions on a fresh desktop."""
+
+    verification_id: str
+    """Deterministic (row, attempt), so that a rerun replaces and never duplicates."""
+    row_id: str
+    task_id: str
+    task_digest: str
+    outcome: Outcome
+    """`success` or `failure` by the grader's word; a fault says nothing of the demonstration."""
+    reward: float | None = None
+    """The grader's word in 0..1; None exactly where there is none."""
+    error: str | None = None
+    num_steps: int = 0
+    """Actions carried out."""
+    replica_id: str = ""
+    provider: str = ""
+    image_digest: str = ""
+    grader_version: str = ""
+    started_at: float = 0.0
+    """Unix time."""
+    duration_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Injection:
+    """A replay row that joined a rollout group, and what it was worth there."""
+
+    injection_id: str
+    group_id: str
+    row_id: str
+    task_id: str
+    source_dataset: str
+    reward: float
+    advantage: float
+    weight: float
+    kind: ReplayKind = "demonstration"
+    strategy: str = "uniform"
+    """How it was chosen among its task's rows."""
+    verified_reward: float | None = None
