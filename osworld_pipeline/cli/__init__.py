@@ -1,4 +1,4 @@
-"""`osworld-pipeline`: the pipeline from the command line. Each module adds its commands; heavy imports stay inside them."""
+"""`osworld-pipeline`: the pipeline from the command line. Each module adds its commands; heavy imports wait in them."""
 
 import sys
 
