@@ -190,8 +190,10 @@ def episode_from(row: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> 
 
 def _step_from(row: Mapping[str, Any]) -> Step:
     x, y = row["coordinate_x"], row["coordinate_y"]
+    fields = {name: row[name] for name in _STEP_FIELDS}
+    fields["screenshot_num_bytes"] = fields["screenshot_num_bytes"] or 0
     return Step(
-        **{name: row[name] for name in _STEP_FIELDS} | {"screenshot_num_bytes": row["screenshot_num_bytes"] or 0},
+        **fields,
         action=None if row["action"] is None else json.loads(row["action"]),
         signals=StepSignals(
             **{name: row[name] for name in _SIGNALS}, coordinate=None if x is None or y is None else (x, y)
