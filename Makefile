@@ -5,7 +5,7 @@ BIN := .venv/bin
 export PYTHONUNBUFFERED := 1
 export DAGSTER_HOME := $(CURDIR)
 
-.PHONY: help setup setup-test setup-python demo test test-fast bench-env check format dev mlflow constraints clean
+.PHONY: help setup setup-test setup-python demo test test-fast bench-env bench-data check format dev mlflow constraints clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -30,6 +30,9 @@ test-fast: setup-python ## unit tests only
 
 bench-env: setup-test ## the env server's speed, in ratios with spread; SLIME=PATH measures against Slime-OSWorld
 	@$(BIN)/python -m benchmarks.bench_env $(if $(SLIME),--slime-checkout $(SLIME))
+
+bench-data: setup-python ## the union build's and the store's speed; SLIME=PATH measures beside Slime-OSWorld's script
+	@$(BIN)/python -m benchmarks.bench_data $(if $(SLIME),--slime-checkout $(SLIME))
 
 check: setup-python ## format, lint, types, import layers
 	@$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/lint-imports && $(BIN)/pyright

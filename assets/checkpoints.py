@@ -45,7 +45,12 @@ def base_checkpoint(
     return checkpoint_result(checkpoint, folder)
 
 
-@dg.asset(group_name=GROUP, kinds={"huggingface", "pytorch"}, pool="trainer", deps=["base_checkpoint", "replay_buffer"])
+@dg.asset(
+    group_name=GROUP,
+    kinds={"huggingface", "pytorch"},
+    pool="trainer",
+    deps=["base_checkpoint", "replay_buffer", "verified_replay"],
+)
 def sft_checkpoint(
     context: dg.AssetExecutionContext,
     state: StateResource,
@@ -60,7 +65,7 @@ def sft_checkpoint(
     checkpoint = run_stage(
         context, services, stage=Stage.SFT, program="train_sft", recipe=settings, state=folder,
         parent=parent_of(context, "base_checkpoint", state),
-        data_digest=training_data_digest(folder, ["replay_buffer"]),
+        data_digest=training_data_digest(folder, ["replay_buffer"], replay=settings.replay),
     )  # fmt: skip
     return checkpoint_result(checkpoint, folder)
 
@@ -71,7 +76,7 @@ def build_gspo_asset(stage: Stage, parent_asset: str, description: str) -> dg.As
         group_name=GROUP,
         kinds={"huggingface", "pytorch", "x11"},
         pool="trainer",
-        deps=[parent_asset, "replay_buffer", "train_tasks"],
+        deps=[parent_asset, "replay_buffer", "train_tasks", "verified_replay"],
         description=description,
     )
     def gspo_checkpoint(
@@ -88,7 +93,7 @@ def build_gspo_asset(stage: Stage, parent_asset: str, description: str) -> dg.As
         checkpoint = run_stage(
             context, services, stage=stage, program="train_gspo", recipe=settings, state=folder,
             parent=parent_of(context, parent_asset, state), desktops=desktops,
-            data_digest=training_data_digest(folder, ["replay_buffer", "train_tasks"]),
+            data_digest=training_data_digest(folder, ["replay_buffer", "train_tasks"], replay=settings.replay),
         )  # fmt: skip
         return checkpoint_result(checkpoint, folder)
 

@@ -1,15 +1,34 @@
-"""Raw sources: demonstrations recorded on real desktops, and the files of spec 01 as they lie on disk."""
+"""Raw sources: demonstrations recorded on real desktops, the files of spec 01 as they lie on disk, and imports."""
 
 import dagster as dg
 
-from osworld_pipeline.datasets.raw import REPLAY_SOURCES, TASK_SOURCES, Source, summarise_source
+from assets.metadata import reject_metadata
+from osworld_pipeline.datasets.raw import REPLAY_SOURCES, TASK_SOURCES, Source
+from osworld_pipeline.runs.code_version import code_version
 from osworld_pipeline.runs.record_sources import read_recording, recording_key
+from osworld_pipeline.runs.source_summaries import READERS, look_at_imports, look_at_source
+from osworld_pipeline.tables.preview import markdown_table
 from resources.desktops import DesktopsResource
 from resources.launcher import LocalLauncher
 from resources.progress import ProgressResource
 from resources.state import RecipeResource, StateResource
 
 GROUP = "raw"
+RECORD = dg.TableSchema(
+    columns=[
+        dg.TableColumn("task_id", "string", "Also at id, metadata.task_id or metadata.id."),
+        dg.TableColumn("messages", "list", "Chat turns, also at conversations: role, and content as text or parts."),
+        dg.TableColumn("images", "list<string>", "Base64, data URIs or paths, in the order of the placeholders."),
+        dg.TableColumn("reward", "double", "Where the record knows it."),
+    ]
+)
+TASK = dg.TableSchema(
+    columns=[
+        dg.TableColumn("task_id", "string", "Also at id."),
+        dg.TableColumn("instruction", "string", "What the agent is asked to do."),
+        dg.TableColumn("task_config", "json", "The whole OSWorld task, where the source has it."),
+    ]
+)
 
 
 @dg.asset(group_name=GROUP, kinds={"python", "x11"}, pool="desktops")
@@ -34,7 +53,10 @@ def demonstrations(
             launcher.launch(context, "record_sources", job, progress.listener(context, "demonstrations"), state=folder)
         recording = read_recording(folder)
         assert recording is not None, "the recording ended well and left no marker"
-    return dg.MaterializeResult(metadata=recording.metadata(), data_version=dg.DataVersion(recording.key))
+    return dg.MaterializeResult(
+        metadata={"dagster/row_count": recording.num_demonstrations, **recording.metadata()},
+        data_version=dg.DataVersion(recording.key),
+    )
 
 
 def build_raw_asset(source: Source) -> dg.AssetsDefinition:
@@ -43,14 +65,43 @@ def build_raw_asset(source: Source) -> dg.AssetsDefinition:
         group_name=GROUP,
         kinds={"json"},
         deps=[demonstrations],
+        code_version=code_version(*READERS),
         description=f"{source.description} ({source.path})",
     )
     def raw_source(context: dg.AssetExecutionContext, state: StateResource) -> dg.MaterializeResult:
-        summary = summarise_source(state.dir(), source)
-        return dg.MaterializeResult(metadata=summary.metadata(), data_version=dg.DataVersion(summary.digest))
+        found = look_at_source(state.dir(), source)
+        return dg.MaterializeResult(
+            metadata={
+                "dagster/row_count": found.num_records,
+                "dagster/column_schema": RECORD if source.kind == "demonstrations" else TASK,
+                "present": found.is_present,
+                "tasks": found.num_tasks,
+                "bytes": found.num_bytes,
+                "path": found.path,
+                "unchanged": found.is_cached,
+                **reject_metadata(list(found.rejects), found.num_rejects),
+            },
+            data_version=dg.DataVersion(found.digest),
+        )
 
     return raw_source
 
 
-RAW_ASSETS = [build_raw_asset(source) for source in (*REPLAY_SOURCES, *TASK_SOURCES)]
+@dg.asset(group_name=GROUP, kinds={"json"})
+def imports(context: dg.AssetExecutionContext, state: StateResource) -> dg.MaterializeResult:
+    """Demonstrations of others, brought in by `osworld-pipeline import`; each with its licence and revision."""
+    found = look_at_imports(state.dir())
+    columns = ("name", "importer", "demonstrations", "tasks", "rejects", "licence", "revision", "origin")
+    return dg.MaterializeResult(
+        metadata={
+            "dagster/row_count": found.num_demonstrations,
+            "dagster/column_schema": RECORD,
+            "imports": dg.MetadataValue.md(markdown_table(columns, found.rows)),
+            **reject_metadata(list(found.rejects), found.num_rejects),
+        },
+        data_version=dg.DataVersion(found.digest),
+    )
+
+
+RAW_ASSETS = [*(build_raw_asset(source) for source in (*REPLAY_SOURCES, *TASK_SOURCES)), imports]
 ASSETS = [demonstrations, *RAW_ASSETS]

@@ -2,17 +2,22 @@
 
 import dagster as dg
 
+from jobs.upkeep import collect_garbage
+
+UPKEEP = dg.AssetSelection.groups("upkeep")
+
 train_and_evaluate = dg.define_asset_job(
     "train_and_evaluate",
-    selection=dg.AssetSelection.all(),
-    description="The whole road: raw datasets, union tables, SFT, GSPO phases 1 and 2, evaluations, report.",
+    selection=dg.AssetSelection.all() - UPKEEP,
+    description="The whole road: raw datasets, union tables, verified replay, SFT, GSPO phases 1 and 2, evaluations, "
+    "report.",
     tags={"dagster/max_retries": "0"},
 )
 
 build_tables = dg.define_asset_job(
     "build_tables",
     selection=dg.AssetSelection.groups("raw", "tables"),
-    description="Raw datasets to union tables, without training.",
+    description="Raw datasets to union tables and verified replay, without training.",
     tags={"dagster/max_retries": "0"},
 )
 
@@ -23,4 +28,25 @@ evaluate_checkpoints = dg.define_asset_job(
     tags={"dagster/max_retries": "0"},
 )
 
-JOBS = [train_and_evaluate, build_tables, evaluate_checkpoints]
+verify_replay = dg.define_asset_job(
+    "verify_replay",
+    selection=dg.AssetSelection.assets("verified_replay"),
+    description="Carries out the demonstrations of the replay buffer again; what is known is not done twice.",
+    tags={"dagster/max_retries": "0"},
+)
+
+compact_trajectories = dg.define_asset_job(
+    "compact_trajectories",
+    selection=dg.AssetSelection.assets("compacted_trajectories"),
+    description="Merges the small parts of the trajectory store into large sorted files; beside a training run, too.",
+    tags={"dagster/max_retries": "0"},
+)
+
+JOBS = [
+    train_and_evaluate,
+    build_tables,
+    evaluate_checkpoints,
+    verify_replay,
+    compact_trajectories,
+    collect_garbage,
+]

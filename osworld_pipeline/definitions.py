@@ -2,7 +2,7 @@
 
 import dagster as dg
 
-from assets import checkpoints, evaluations, raw, tables
+from assets import checkpoints, checks, evaluations, raw, replay, tables, upkeep
 from jobs.pipeline import JOBS
 from resources.desktops import DesktopsResource
 from resources.launcher import LocalLauncher
@@ -11,8 +11,15 @@ from resources.state import RecipeResource, StateResource
 from resources.tracking import TrackingResource
 
 defs = dg.Definitions(
-    assets=[*raw.ASSETS, *tables.ASSETS, *checkpoints.ASSETS, *evaluations.ASSETS],
-    asset_checks=[*tables.CHECKS, *checkpoints.CHECKS],
+    assets=[
+        *raw.ASSETS,
+        *tables.ASSETS,
+        *replay.ASSETS,
+        *checkpoints.ASSETS,
+        *evaluations.ASSETS,
+        *upkeep.ASSETS,
+    ],
+    asset_checks=[*checks.CHECKS, *checkpoints.CHECKS],
     jobs=JOBS,
     resources={
         "state": StateResource(),

@@ -7,9 +7,10 @@ import os
 import re
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pyarrow as pa
@@ -36,9 +37,9 @@ def replacing(path: Path, *, temp_folder: Path | None = None) -> Iterator[Path]:
             path.parent.mkdir(parents=True, exist_ok=True)
             temp.parent.mkdir(parents=True, exist_ok=True)
             yield temp
-            _sync(temp)
+            sync_path(temp)
             os.replace(temp, path)
-            _sync(path.parent)
+            sync_path(path.parent)
         except OSError as error:
             raise StoreError(_explain(path, error)) from error
     finally:
@@ -52,18 +53,30 @@ def write_file(path: Path, data: bytes, *, temp_folder: Path | None = None) -> N
         temp.write_bytes(data)
 
 
-def parquet_bytes(table: pa.Table) -> bytes:
+def parquet_bytes(table: pa.Table, *, statistics: Sequence[str] | None = None) -> bytes:
+    """Without Arrow's copy of the schema, which is most of a small file; the schema's own metadata stays.
+
+    `statistics` names the columns whose smallest and largest values the footer tells; None: all.
+    """
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd")
+    wanted: Any = True if statistics is None else list(statistics)
+    with pq.ParquetWriter(
+        sink, table.schema, compression="zstd", store_schema=False, write_statistics=wanted
+    ) as writer:
+        writer.write_table(table)
+        if table.schema.metadata:
+            writer.add_key_value_metadata(table.schema.metadata)
     return sink.getvalue().to_pybytes()
 
 
-def write_parquet(path: Path, table: pa.Table) -> None:
+def write_parquet(
+    path: Path, table: pa.Table, *, temp_folder: Path | None = None, statistics: Sequence[str] | None = None
+) -> None:
     """One table as one Parquet file, whole or absent. Raises StoreError.
 
     It goes through memory, so that Python's own write reports a full disk with its errno.
     """
-    write_file(path, parquet_bytes(table))
+    write_file(path, parquet_bytes(table, statistics=statistics), temp_folder=temp_folder)
 
 
 def remove_stale_temps(folder: Path) -> int:
@@ -78,8 +91,10 @@ def remove_stale_temps(folder: Path) -> int:
 
 
 @contextmanager
-def locked(path: Path, *, timeout_s: float, error: type[PipelineError], what: str) -> Iterator[None]:
-    """Holds an exclusive lock on `path` (released by the kernel if we die).
+def locked(
+    path: Path, *, timeout_s: float, error: type[PipelineError], what: str, is_shared: bool = False
+) -> Iterator[None]:
+    """Holds a lock on `path` (released by the kernel if we die): alone, or with all that share it.
 
     Raises:
         PipelineError: of class `error`, when another process holds it for longer than `timeout_s`; names its pid.
@@ -93,7 +108,7 @@ def locked(path: Path, *, timeout_s: float, error: type[PipelineError], what: st
         deadline = time.monotonic() + timeout_s
         while True:
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(handle, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
                 if time.monotonic() >= deadline:
@@ -104,13 +119,14 @@ def locked(path: Path, *, timeout_s: float, error: type[PipelineError], what: st
                         "wait for it or stop it, then try again"
                     ) from None
                 time.sleep(0.02)
-        handle.truncate(0)
-        handle.write(str(os.getpid()))
-        handle.flush()
+        if not is_shared:
+            handle.truncate(0)
+            handle.write(str(os.getpid()))
+            handle.flush()
         yield
 
 
-def _sync(path: Path) -> None:
+def sync_path(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

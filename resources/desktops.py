@@ -8,7 +8,7 @@ from pydantic import Field
 
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.recipes import Recipe
-from osworld_pipeline.runs.embedded_server import EnvServers, embedded_env_server
+from osworld_pipeline.runs.embedded_server import EnvServers, embedded_env_server, embedded_identity
 
 
 class DesktopsResource(dg.ConfigurableResource):
@@ -16,6 +16,10 @@ class DesktopsResource(dg.ConfigurableResource):
 
     urls: list[str] = Field(default_factory=list, description="Base URLs of env servers; empty starts one here.")
     token: str | None = Field(default=None, description="Bearer token of the remote servers; give it as an EnvVar.")
+
+    def identity(self) -> str | None:
+        """What the embedded desktops and graders are made from; None of remote ones, which must be asked."""
+        return None if self.urls else embedded_identity()
 
     @contextmanager
     def serve(self, state: StateDir, recipe: Recipe) -> Iterator[EnvServers]:

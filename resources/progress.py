@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import dagster as dg
-from pydantic import PrivateAttr
+from pydantic import Field, PrivateAttr
 
-LOG_EVERY_S = 2.0
+MIN_COUNTED_BYTES = 32 * 2**20
+"""Less is read before anyone has looked at a bar."""
 _LINE = re.compile(r"^progress of (?P<stage>[\w ]+): (?P<done>\d+)/(?P<total>\d+)(?: (?P<note>.*))?$", re.DOTALL)
 
 
@@ -32,16 +33,29 @@ class ProgressLine:
 
 
 class ProgressResource(dg.ConfigurableResource):
-    """Tells how far a stage is, at most every two seconds."""
+    """Tells how far a stage is, now and then."""
 
+    every_s: float = Field(default=2.0, description="Seconds between two lines of one stage; the last is always told.")
     _last: dict[str, float] = PrivateAttr(default_factory=dict)
 
     def listener(self, context: dg.AssetExecutionContext, stage: str) -> Callable[[Mapping[str, Any]], None]:
         """`hear` bound to one stage."""
         return lambda message: self.hear(context, stage, message)
 
+    def byte_counter(self, context: dg.AssetExecutionContext, stage: str) -> Callable[[str, int, int], None]:
+        """For library code in this process: told what it is at, and how many bytes are done of how many."""
+
+        def count(note: str, done: int, total: int) -> None:
+            if total >= MIN_COUNTED_BYTES:
+                self.update(context, ProgressLine(stage=stage, done=done >> 20, total=total >> 20, note=f"MiB, {note}"))
+
+        return count
+
     def hear(self, context: dg.AssetExecutionContext, stage: str, message: Mapping[str, Any]) -> None:
-        """A program's message `{"kind": "progress", "done", "total", "note"}`; it may name a `stage` of its own."""
+        """A program's message: `{"kind": "progress", "done", "total", "note"}`, which may name a `stage` of its own, or
+        `{"kind": "warning", "message"}`."""
+        if message["kind"] == "warning":
+            context.log.warning(f"{stage}: {message['message']}")
         if message["kind"] == "progress":
             line = ProgressLine(
                 stage=message.get("stage", stage),
@@ -53,7 +67,7 @@ class ProgressResource(dg.ConfigurableResource):
 
     def update(self, context: dg.AssetExecutionContext, line: ProgressLine) -> None:
         now = time.monotonic()
-        if line.done < line.total and now - self._last.get(line.stage, -LOG_EVERY_S) < LOG_EVERY_S:
+        if line.done < line.total and now - self._last.get(line.stage, -self.every_s) < self.every_s:
             return
         self._last[line.stage] = now
         context.log.info(str(line))

@@ -8,7 +8,8 @@ Action: <what you do, in one short sentence>
 <tool_call>{"name":"computer_use","arguments":{"action":...}}</tool_call>
 
 The actions and their arguments:
-- {"action":"left_click","coordinate":[x,y]}, also "right_click" and "double_click"
+- {"action":"left_click","coordinate":[x,y]}, also "right_click", "middle_click", "double_click" and "triple_click"
+- {"action":"mouse_move","coordinate":[x,y]}: before a drag, or to scroll at that place
 - {"action":"left_click_drag","end_coordinate":[x,y]}: drag from where the pointer is
 - {"action":"type","text":"..."}: \\n presses Enter
 - {"action":"key","keys":["ctrl","s"]}: one key, or several held together

@@ -4,12 +4,13 @@ import sys
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
-from osworld_pipeline.cli import pipeline
+from osworld_pipeline.cli import exports, imports, pipeline, store, tasks, union
 from osworld_pipeline.errors import PipelineError
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-for module in (pipeline,):
+for module in (pipeline, tasks, union, imports, exports, store):
     module.register(app)
 
 
@@ -18,5 +19,6 @@ def main() -> None:
     try:
         app()
     except PipelineError as error:
-        Console(stderr=True).print(f"[bold red]{type(error).__name__}[/]: {error}", highlight=False, markup=True)
+        text = f"[bold red]{type(error).__name__}[/]: {escape(str(error))}"
+        Console(stderr=True).print(text, highlight=False, markup=True)
         sys.exit(1)

@@ -28,12 +28,22 @@ def demo(
 
 def query(
     sql: Annotated[str, typer.Argument(help="SQL over the views tasks, replay, episodes, steps, rollout_groups, ...")],
-    output: Annotated[str, typer.Option("--format", help="table, json or csv.")] = "table",
+    fmt: Annotated[str, typer.Option("--format", help="table, json, csv or parquet.")] = "table",
+    output: Annotated[Path | None, typer.Option("--output", help="Write to this file, not to the terminal.")] = None,
+    timeout_s: Annotated[float, typer.Option(min=0.001, help="Stop the query after so many seconds.")] = 60.0,
     state: StateOption = Path("var"),
 ) -> None:
-    """Ask the catalog a question in SQL (DuckDB), read-only."""
+    """Ask the catalog a question in SQL (DuckDB), read-only; it sees the trajectories of one moment."""
     from osworld_pipeline.domain.state import StateDir
-    from osworld_pipeline.tables.format import render
-    from osworld_pipeline.tables.query import run_query
+    from osworld_pipeline.durable import write_file
+    from osworld_pipeline.errors import TableError
+    from osworld_pipeline.tables.format import answer
 
-    print(render(run_query(StateDir(state.resolve()), sql), output))
+    if fmt == "parquet" and output is None and sys.stdout.isatty():
+        raise TableError("Parquet is no text: give --output FILE, or send standard output to a file or a program")
+    data = answer(StateDir(state.resolve()), sql, fmt, timeout_s=timeout_s)
+    if output is None:
+        sys.stdout.buffer.write(data)
+        sys.stdout.flush()
+    else:
+        write_file(output.resolve(), data)

@@ -1,24 +1,15 @@
-"""Demonstrations in one form: content always a list of {type: text|image}, our system prompt first, images proven to
-be images."""
+"""Demonstrations in one form: content always a list of {type: text|image}, our system prompt first."""
 
-import base64
-import binascii
 import hashlib
-import io
 import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from PIL import Image, UnidentifiedImageError
-
+from osworld_pipeline.datasets.images import MAX_IMAGE_PIXELS as MAX_IMAGE_PIXELS
 from osworld_pipeline.errors import DatasetError
 
 IMAGE_PLACEHOLDER = "<image>"
-MAX_IMAGE_PIXELS = 100_000_000
 SUFFIX_OF = {"PNG": "png", "JPEG": "jpeg", "WEBP": "webp"}
-_DATA_URI = re.compile(r"data:image/[a-z0-9.+-]+;base64,", re.IGNORECASE)
-_SPLIT = re.compile(rf"\n?{IMAGE_PLACEHOLDER}\n?")
 
 Message = dict[str, Any]
 
@@ -64,30 +55,6 @@ def messages_sha1(messages: Sequence[Mapping[str, Any]]) -> str:
     return hashlib.sha1(json.dumps(messages, sort_keys=True).encode(), usedforsecurity=False).hexdigest()
 
 
-def decode_image(text: str) -> tuple[bytes, str]:
-    """The bytes of a base64 string or data URI, and the suffix for their format, decoded once to prove them whole.
-
-    Raises:
-        DatasetError: not base64, not a PNG, JPEG or WebP, too large, or damaged.
-    """
-    match = _DATA_URI.match(text)
-    try:
-        data = base64.b64decode("".join((text[match.end() :] if match else text).split()), validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise DatasetError(f"not base64: {error}") from error
-    try:
-        with Image.open(io.BytesIO(data), formats=list(SUFFIX_OF)) as image:
-            width, height = image.size
-            if width * height > MAX_IMAGE_PIXELS:
-                raise DatasetError(f"{width}x{height} pixels are more than a screenshot has")
-            image.load()
-            return data, SUFFIX_OF[str(image.format)]
-    except UnidentifiedImageError as error:
-        raise DatasetError("neither PNG, JPEG nor WebP") from error
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise DatasetError(f"a damaged image: {error}") from error
-
-
 def _content(content: Any, *, has_placeholders: bool) -> list[dict[str, str]] | None:
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
     if not isinstance(parts, list) or not parts:
@@ -109,11 +76,16 @@ def _content(content: Any, *, has_placeholders: bool) -> list[dict[str, str]] | 
 
 
 def _split_text(text: str) -> list[dict[str, str]]:
-    pieces = _SPLIT.split(text)
+    if IMAGE_PLACEHOLDER not in text:
+        return [{"type": "text", "text": text}] if text else []
+    pieces = text.split(IMAGE_PLACEHOLDER)
     parts: list[dict[str, str]] = []
     for index, piece in enumerate(pieces):
         if index:
             parts.append({"type": "image"})
+            piece = piece.removeprefix("\n")
+        if index < len(pieces) - 1:
+            piece = piece.removesuffix("\n")
         if piece:
             parts.append({"type": "text", "text": piece})
     return parts

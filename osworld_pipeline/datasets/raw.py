@@ -1,21 +1,29 @@
 """The raw sources of spec 01, read record by record: a source that is absent has no rows, a line that cannot be used is
-a Reject with its place and reason, and memory never holds more than one record."""
+a Reject with its place and reason, and memory never holds more than one block of lines."""
 
 import hashlib
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from osworld_pipeline.datasets.lines import MAX_LINE_BYTES, find_file, lines_of, read_blocks, size_of, too_long
+from osworld_pipeline.datasets.records import (
+    config_of,
+    images_of,
+    messages_of,
+    read_exactly,
+    read_object,
+    reward_of,
+    task_id_of,
+)
+from osworld_pipeline.datasets.rejects import BadRecord, Reject, RejectKind
 from osworld_pipeline.datasets.sources import REPLAY_SOURCES, TASK_SOURCES, Source
 from osworld_pipeline.domain.replay import base_task_id
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.errors import DatasetError
 
 __all__ = [
     "REPLAY_SOURCES",
@@ -23,15 +31,16 @@ __all__ = [
     "RawRecord",
     "RawTask",
     "Reject",
+    "RejectKind",
     "Source",
     "SourceSummary",
+    "digest_files",
     "read_demonstrations",
     "read_tasks",
+    "read_tasks_at",
+    "source_files",
     "summarise_source",
 ]
-
-RejectKind = Literal["malformed", "dropped_parse", "bad_image", "bad_task"]
-MAX_LINE_BYTES = 512 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +53,7 @@ class RawRecord:
     messages: tuple[Mapping[str, Any], ...]
     """As they stand in the file: content a string or a list."""
     images: tuple[str, ...]
-    """Base64 or data URIs, in the order of the placeholders."""
+    """Base64, data URIs or paths beside the source, in the order of the placeholders."""
     reward: float | None
     """None where the record does not say."""
 
@@ -56,60 +65,62 @@ class RawTask:
     line_no: int
     base_id: str
     config: Mapping[str, Any] | None = None
+    """None where the source says none; its keys in the source's own order."""
     domain: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reject:
-    source: str
-    path: str
-    line_no: int
-    reason: str
-    kind: RejectKind = "malformed"
-    task_id: str = ""
-
-
-class _BadRecord(Exception):
-    """Why this record cannot be used; becomes a Reject."""
+    instruction: str = ""
+    """Where the source says it beside the config."""
 
 
 def read_demonstrations(state: StateDir, source: Source) -> Iterator[RawRecord | Reject]:
-    """The records of a JSONL source. Raises DatasetError where the file is there and cannot be read."""
+    """The records of a JSONL source, images not looked at."""
     for line_no, record in _json_lines(source.locate(state)):
         place = {"source": source.name, "path": source.path, "line_no": line_no}
         try:
-            if isinstance(record, _BadRecord):
+            if isinstance(record, BadRecord):
                 raise record
-            task_id = _task_id(record)
+            task_id = task_id_of(record)
             yield RawRecord(
                 **place,
                 task_id=task_id,
                 base_id=base_task_id(task_id),
-                messages=_messages(record),
-                images=_images(record),
-                reward=_reward(record),
+                messages=tuple(messages_of(record)),
+                images=tuple(images_of(record)),
+                reward=reward_of(record),
             )
-        except _BadRecord as bad:
-            yield Reject(**place, reason=str(bad))
+        except BadRecord as bad:
+            yield Reject(**place, kind=bad.kind, reason=bad.reason)
 
 
 def read_tasks(state: StateDir, source: Source) -> Iterator[RawTask | Reject]:
-    """The tasks of any other source: ids, and configs where it has them. Raises DatasetError as above."""
+    """The tasks of any other source: ids, and configs where it has them."""
+    return read_tasks_at(source, source.locate(state))
+
+
+def read_tasks_at(source: Source, path: Path) -> Iterator[RawTask | Reject]:
+    """The same of a source that lies at `path`. A row whose id can be read counts even if its config is a reject."""
     if source.kind == "task_tree":
-        yield from _tree_tasks(source, source.locate(state))
+        yield from _tree_tasks(source, path)
         return
-    rows = _json_lines(source.locate(state)) if source.kind == "task_ids" else _table_rows(source.locate(state))
+    rows = _table_rows(path) if source.kind == "task_table" else _json_lines(path)
     for line_no, record in rows:
         place = {"source": source.name, "path": source.path, "line_no": line_no}
+        base_id = ""
         try:
-            if isinstance(record, _BadRecord):
+            if isinstance(record, BadRecord):
                 raise record
-            base_id = base_task_id(_task_id(record))
-            config = _config(record.get("task_config")) if source.has_config else None
-            domain = record.get("domain")
-            yield RawTask(**place, base_id=base_id, config=config, domain=domain if isinstance(domain, str) else "")
-        except _BadRecord as bad:
-            yield Reject(**place, reason=str(bad))
+            base_id = base_task_id(task_id_of(record))
+            config = config_of(record.get("task_config")) if source.has_config else None
+            yield RawTask(
+                **place,
+                base_id=base_id,
+                config=config,
+                domain=_text(record.get("domain")),
+                instruction=_text(record.get("instruction")),
+            )
+        except BadRecord as bad:
+            yield Reject(**place, kind=bad.kind, reason=bad.reason, task_id=base_id)
+            if base_id:
+                yield RawTask(**place, base_id=base_id)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +147,7 @@ class SourceSummary:
 
 
 def summarise_source(state: StateDir, source: Source) -> SourceSummary:
-    """Counts what a source holds; an absent one holds nothing. Raises DatasetError where it cannot be read."""
+    """Counts what a source holds; an absent one holds nothing. Raises DatasetError where a file vanishes meanwhile."""
     num_records = num_rejects = 0
     tasks: set[str] = set()
     read = read_demonstrations if source.kind == "demonstrations" else read_tasks
@@ -146,52 +157,66 @@ def summarise_source(state: StateDir, source: Source) -> SourceSummary:
         else:
             num_records += 1
             tasks.add(item.base_id)
-    files = _files(source.locate(state))
-    digest = hashlib.sha256()
-    for path in files:
-        digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
+    files = source_files(source.locate(state))
     return SourceSummary(
         source=source.name,
         path=source.path,
         is_present=bool(files),
-        num_bytes=sum(path.stat().st_size for path in files),
+        num_bytes=sum(map(size_of, files)),
         num_records=num_records,
         num_rejects=num_rejects,
         num_tasks=len(tasks),
-        digest=digest.hexdigest(),
+        digest=digest_files(files),
     )
 
 
-def _files(path: Path) -> list[Path]:
-    return sorted(path.rglob("*.json")) if path.is_dir() else [path] if path.is_file() else []
+def source_files(path: Path) -> list[Path]:
+    """The files of a source that lies at `path`: of a tree its JSON files, else the file or its compressed form."""
+    if path.is_dir():
+        return sorted(found for found in path.rglob("*.json") if found.is_file())
+    found = find_file(path)
+    return [found] if found else []
+
+
+def digest_files(files: Sequence[Path]) -> str:
+    """SHA-256 over name, size and content of each; a file that cannot be read counts by name and size."""
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(f"{path.name}\0{size_of(path)}\0".encode(errors="surrogateescape"))
+        try:
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+        except OSError:
+            continue
+    return digest.hexdigest()
 
 
 def _json_lines(path: Path) -> Iterator[tuple[int, Any]]:
-    """(line number, record or _BadRecord) of every line that is not blank."""
-    if not path.exists():
+    """(line number, record or BadRecord) of every line that is not blank."""
+    found = find_file(path)
+    if found is None:
         return
-    try:
-        with path.open("rb") as file:
-            line_no = 0
-            while line := file.readline(MAX_LINE_BYTES):
-                line_no += 1
-                if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
-                    while line and not line.endswith(b"\n"):
-                        line = file.readline(MAX_LINE_BYTES)
-                    yield line_no, _BadRecord(f"a line longer than {MAX_LINE_BYTES // 2**20} MiB")
-                    continue
-                if not line.strip():
-                    continue
+    first = 0
+    for block in read_blocks(found):
+        if block.fault == "too_long":
+            first += 1
+            yield first, BadRecord(too_long(MAX_LINE_BYTES), kind="too_long")
+            continue
+        if block.fault:
+            yield 0, BadRecord(block.reason, kind="unreadable")
+            continue
+        number = 0
+        for number, line in lines_of(block.read()):
+            if line and not line.isspace():
                 try:
-                    record = orjson.loads(line)
-                except orjson.JSONDecodeError as error:
-                    yield line_no, _BadRecord(f"not JSON: {error}")
-                    continue
-                yield line_no, record if isinstance(record, dict) else _BadRecord("not a JSON object")
-    except OSError as error:
-        raise DatasetError(f"cannot read {path}: {error.strerror}; make it readable or move it away") from error
+                    yield first + number, read_object(line)
+                except BadRecord as bad:
+                    yield first + number, bad
+        first += number
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
 
 
 def _table_rows(path: Path) -> Iterator[tuple[int, Any]]:
@@ -202,24 +227,30 @@ def _table_rows(path: Path) -> Iterator[tuple[int, Any]]:
         with pq.ParquetFile(path) as file:
             columns = [name for name in file.schema_arrow.names if name in wanted]
             if not columns:
-                raise DatasetError(f"{path} has none of the columns {', '.join(wanted)}: is it a task table?")
+                yield 0, BadRecord(f"none of the columns {', '.join(wanted)}: is it a task table?", kind="unreadable")
+                return
             row_no = 0
             for batch in file.iter_batches(batch_size=256, columns=columns):
                 for row in batch.to_pylist():
                     row_no += 1
                     yield row_no, {name: value for name, value in row.items() if value is not None}
-    except (pa.ArrowException, OSError) as error:
-        raise DatasetError(f"cannot read {path} as Parquet: {error}; restore it or move it away") from error
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        yield 0, BadRecord(f"cannot be read as Parquet: {error}", kind="unreadable")
 
 
 def _tree_tasks(source: Source, root: Path) -> Iterator[RawTask | Reject]:
     """Every *.json with an id and an instruction; other JSON files (indexes, data of tasks) are no tasks."""
-    for path in _files(root):
+    for path in source_files(root) if root.is_dir() else []:
         place = {"source": source.name, "path": path.relative_to(root).as_posix(), "line_no": 0}
+        if path.name == "test_all.json":
+            continue
         try:
-            record = orjson.loads(path.read_bytes())
-        except (orjson.JSONDecodeError, OSError) as error:
-            yield Reject(**place, reason=f"not JSON: {error}")
+            record = read_exactly(path.read_bytes().removeprefix(b"\xef\xbb\xbf"))
+        except BadRecord as bad:
+            yield Reject(**place, reason=bad.reason)
+            continue
+        except OSError as error:
+            yield Reject(**place, kind="unreadable", reason=f"cannot be read: {error.strerror}")
             continue
         if isinstance(record, dict) and record.get("id") and record.get("instruction"):
             if isinstance(record["id"], str):
@@ -227,58 +258,3 @@ def _tree_tasks(source: Source, root: Path) -> Iterator[RawTask | Reject]:
                 yield RawTask(**place, base_id=base_id, config=record, domain=path.parent.name)
             else:
                 yield Reject(**place, reason="the id is not text")
-
-
-def _task_id(record: Mapping[str, Any]) -> str:
-    metadata = record.get("metadata")
-    if isinstance(metadata, str):
-        try:
-            metadata = orjson.loads(metadata)
-        except orjson.JSONDecodeError:
-            metadata = None
-    nested = metadata if isinstance(metadata, dict) else {}
-    for found in (record.get("task_id"), record.get("id"), nested.get("task_id"), nested.get("id")):
-        if found is None or found == "":
-            continue
-        if not isinstance(found, str):
-            raise _BadRecord(f"the task id is not text but {type(found).__name__}")
-        return found
-    raise _BadRecord("no task id at task_id, id, metadata.task_id or metadata.id")
-
-
-def _messages(record: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
-    found = record.get("messages") or record.get("conversations")
-    if not found:
-        raise _BadRecord("no messages at messages or conversations")
-    if not isinstance(found, Sequence) or not all(isinstance(message, dict) for message in found):
-        raise _BadRecord("the messages are not a list of objects")
-    return tuple(found)
-
-
-def _images(record: Mapping[str, Any]) -> tuple[str, ...]:
-    found = record.get("images") or []
-    if not isinstance(found, list) or not all(isinstance(image, str) for image in found):
-        raise _BadRecord("the images are not a list of texts")
-    return tuple(found)
-
-
-def _reward(record: Mapping[str, Any]) -> float | None:
-    found = record.get("reward")
-    if found is None:
-        return None
-    if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
-        raise _BadRecord("the reward is not a number")
-    return float(found)
-
-
-def _config(found: Any) -> Mapping[str, Any] | None:
-    """A config is a JSON string; an empty one says nothing."""
-    if found is None or found in ("", "{}"):
-        return None
-    try:
-        config = orjson.loads(found) if isinstance(found, str) else found
-    except orjson.JSONDecodeError as error:
-        raise _BadRecord(f"the task_config is not JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise _BadRecord("the task_config is not a JSON object")
-    return config or None

@@ -141,19 +141,25 @@ class ReplaySection(Section):
     threshold: float = Field(default=0.5, gt=0, le=1)
     """Raw task reward from which an episode counts as a success, of a group's and of a row's."""
     per_task: int = Field(default=10, ge=1)
-    """Rows kept of each task id, the better source and then the older first."""
+    """Rows kept of each task id: the better source and then the earlier line first, in turn with the newest successes
+    where `include_online` is set."""
     weight: float = Field(default=1.0, ge=0)
     """Of an injected sequence in the loss."""
     strategy: Literal["uniform", "newest", "shortest", "recent_failure", "diverse"] = "uniform"
-    """How a row is chosen among its task's; `recent_failure` chooses which failed groups are served first."""
+    """How a row is drawn among its task's (formulas in rollout/replay_strategies.py); `recent_failure` decides which
+    failed groups are served first."""
     max_injections: int | None = Field(default=None, ge=0)
     """Of an update; None for as many as there are failed groups."""
     include_online: bool = False
-    """Whether successes of earlier rollouts are rows too."""
+    """Whether successes of the phase's earlier updates, and of the stages before it, are rows too."""
     require_verified: bool = False
-    """Whether a demonstration counts only where re-executing it earned the threshold."""
+    """Whether a demonstration counts, for SFT too, only where re-executing it earned the threshold."""
     num_verification_attempts: int = Field(default=2, ge=1)
     """Re-executions of a demonstration before its failure is believed; faults do not count."""
+    verify: Literal["none", "sample", "all"] = "sample"
+    """Which demonstrations are re-executed: of every task one before any task's second."""
+    verification_sample: int = Field(default=16, ge=1)
+    """How many `sample` re-executes."""
 
 
 class GspoPhaseSection(Section):
@@ -192,6 +198,8 @@ class Recipe(Section):
             raise ValueError("agent.max_response_tokens must be smaller than agent.max_context_tokens")
         if self.gspo.minibatches_per_update > self.gspo.group_size * self.gspo.tasks_per_update:
             raise ValueError("gspo.minibatches_per_update exceeds the episodes of an update")
+        if self.replay.require_verified and self.replay.verify != "all":
+            raise ValueError('replay.require_verified needs replay.verify = "all"')
         return self
 
 

@@ -106,6 +106,10 @@ class EnvClient:
         """
         return tuple([await self._health(url) for url in self.base_urls])
 
+    async def describe(self) -> tuple[dict[str, Any] | None, ...]:
+        """What every server says it is (version, image_digest, grader_version, ...); None of one that does not say."""
+        return tuple([await self._describe(url) for url in self.base_urls])
+
     async def close(self) -> None:
         """Waits (within the request's own limit) for replicas still being given back."""
         if self._stragglers:
@@ -204,6 +208,15 @@ class EnvClient:
             raise UnreachableError(unreachable(base_url)) from error
         except (httpx.HTTPError, ValidationError) as error:
             raise EnvServerError(f"{base_url}/health did not answer as an env server does: {error}") from error
+
+    async def _describe(self, base_url: str) -> dict[str, Any] | None:
+        try:
+            response = await self._http.get(f"{base_url}/v1/server")
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            raise UnreachableError(unreachable(base_url)) from error
+        except httpx.HTTPError as error:
+            raise EnvServerError(f"{base_url}/v1/server did not answer: {error or type(error).__name__}") from error
+        return json_object(response.content) if response.status_code == httpx.codes.OK else None
 
 
 class HttpDesktop:

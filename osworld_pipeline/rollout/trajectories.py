@@ -1,7 +1,10 @@
 """Episodes and replay rows as the trainer sees them. An episode's token ids are the sampler's own."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
+from osworld_pipeline.agent.dialects import load_dialect
+from osworld_pipeline.agent.fit_demonstration import fit_demonstration
 from osworld_pipeline.agent.renderer import Renderer, render_demonstration
 from osworld_pipeline.domain.episode import Episode
 from osworld_pipeline.domain.replay import ReplayRow
@@ -41,20 +44,26 @@ def replay_trajectory(
     renderer: Renderer,
     *,
     max_tokens: int | None = None,
+    max_pixels: int | None = None,
+    dialect: str = "slime",
     advantage: float = 0.0,
     weight: float = 1.0,
     is_replay: bool = True,
 ) -> Trajectory:
-    """A replay row (or, with `is_replay=False`, a demonstration for SFT) in the layout episodes have.
+    """A replay row (or, with `is_replay=False`, a demonstration for SFT) in the layout episodes have. With `max_pixels`
+    its images are resized as live screenshots are, and the points of its turns with them.
 
     Raises:
-        ValueError: placeholders and images disagree, or nothing fits within `max_tokens`; names the row.
+        ValueError: placeholders and images disagree, an image is damaged, or nothing fits within `max_tokens`; names
+            the row.
+        StoreError: an image is missing.
     """
     try:
-        rendered = render_demonstration(
-            renderer, row.messages, [read_blob(sha256) for sha256 in row.image_sha256s], max_tokens=max_tokens
-        )
-    except ValueError as error:
+        messages, images = row.messages, [read_blob(sha256) for sha256 in row.image_sha256s]
+        if max_pixels is not None:
+            messages, images = fit_demonstration(messages, images, dialect=load_dialect(dialect), max_pixels=max_pixels)
+        rendered = render_demonstration(renderer, messages, images, max_tokens=max_tokens)
+    except (ValueError, OSError) as error:
         raise ValueError(f"replay row {row.row_id[:12]} of task {row.task_id}: {error}") from error
     return Trajectory(
         trajectory_id=f"{'replay' if is_replay else 'demo'}:{row.row_id}",
@@ -65,4 +74,38 @@ def replay_trajectory(
         advantage=advantage,
         weight=weight,
         is_replay=is_replay,
+    )
+
+
+def online_replay_trajectory(
+    row: ReplayRow,
+    episode: Episode,
+    read_blob: ReadBlob,
+    *,
+    max_tokens: int,
+    processor_digest: str,
+    advantage: float = 0.0,
+    weight: float = 1.0,
+) -> Trajectory:
+    """A recorded success as its own sampled tokens, injected again.
+
+    The log-probabilities that were sampled with them belong to an older policy, so they are left out: as for every
+    replay row the trainer takes its own from before the update.
+
+    Raises:
+        ValueError: its tokens are of another processor, or more than `max_tokens`, or it is not to be trained on.
+        StoreError: a screenshot is missing.
+    """
+    if episode.processor_digest and episode.processor_digest != processor_digest:
+        raise ValueError(f"episode {episode.episode_id} holds tokens of another processor ({episode.processor_digest})")
+    if len(episode.token_ids) > max_tokens:
+        raise ValueError(
+            f"episode {episode.episode_id} has {len(episode.token_ids)} tokens, more than the context of {max_tokens}"
+        )
+    return replace(
+        episode_trajectory(episode, read_blob, advantage=advantage, weight=weight),
+        trajectory_id=f"replay:{row.row_id}",
+        task_id=row.task_id,
+        sampled_logprobs=None,
+        is_replay=True,
     )

@@ -16,9 +16,11 @@ from typing import Any
 
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import EnvServerError
+from osworld_pipeline.runs.code_version import code_version
 
 READY_TIMEOUT_S = 120.0
 STOP_GRACE_S = 15.0
+SERVER = tuple(f"env_server{name}" for name in ("", ".providers", ".guest", ".evaluators"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +79,14 @@ def embedded_env_server(
             yield EnvServers(urls=(url,), token=token, num_replicas=num_replicas)
         finally:
             _stop(process)
+
+
+def embedded_identity() -> str:
+    """What the embedded server's desktops and graders are made from, without starting it: the server's own sources and
+    the Debian packages of this machine, as far as their list tells when it last changed."""
+    packages = Path("/var/lib/dpkg/status")
+    stamp = packages.stat().st_mtime_ns if packages.is_file() else 0
+    return f"{code_version(*SERVER)}-{stamp}"
 
 
 def _wait_ready(process: subprocess.Popen[bytes], ready: Path, log_path: Path, start: int) -> str:

@@ -26,8 +26,7 @@ class EvaluationPlan:
     def finished(self, state: StateDir) -> dict[str, Episode]:
         """The episodes that need not run again, by part name: a fault is run again, an outcome is not."""
         store = TrajectoryStore(state)
-        parts = [part for part in store.existing_parts("episodes", self.stage_key) if part in self.episodes]
-        episodes = {part: store.read_episodes(part)[0] for part in parts}
+        episodes = {part: found[0] for part, found in store.read_parts(tuple(self.episodes)).items()}
         return {part: episode for part, episode in episodes.items() if episode.outcome.is_valid}
 
 

@@ -10,7 +10,9 @@ from osworld_pipeline.domain.digest import digest_json
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.evaluation.suites import Suite, build_suite
 from osworld_pipeline.recipes import Recipe
+from osworld_pipeline.recipes.schema import ReplaySection
 from osworld_pipeline.tables.owned import read_table
+from osworld_pipeline.tables.replay import read_replay_columns, verified_rewards
 
 CARD = "checkpoint.json"
 
@@ -24,8 +26,15 @@ SECTIONS: dict[Stage, tuple[str, ...]] = {
 }
 """What of a recipe a stage's weights depend on, beside the parent and the data."""
 
+REPLAY_COLUMNS = ("row_id", "original_task_id", "quality_rank", "reward", "images")
+"""Of a replay row; its id is a digest of task and messages."""
+
 NOT_IN_DESKTOP = ("num_replicas",)
 """How many desktops work changes how long it takes, not what is learned."""
+
+NOT_IN_REPLAY = ("verify", "verification_sample", "num_verification_attempts")
+"""How much is verified, and how, changes what is known of the demonstrations; where that decides what is learned, the
+digest of the data says so."""
 
 
 def stage_params(stage: Stage, recipe: Recipe) -> dict[str, Any]:
@@ -34,6 +43,8 @@ def stage_params(stage: Stage, recipe: Recipe) -> dict[str, Any]:
     params = {name: dict(dumped[name]) for name in SECTIONS[stage]}
     for name in NOT_IN_DESKTOP:
         params.get("desktop", {}).pop(name, None)
+    for name in NOT_IN_REPLAY:
+        params.get("replay", {}).pop(name, None)
     other = {Stage.GSPO_PHASE1: "phase2", Stage.GSPO_PHASE2: "phase1"}.get(stage)
     if other is not None:
         params["gspo"].pop(other)
@@ -71,12 +82,30 @@ def recipe_suite(recipe: Recipe) -> Suite:
     )
 
 
-def training_data_digest(state: StateDir, tables: Sequence[str]) -> str:
-    """Digest of what the named tables hold, whatever order their rows are in."""
+def training_data_digest(state: StateDir, tables: Sequence[str], *, replay: ReplaySection | None = None) -> str:
+    """Digest of what the named tables hold, whatever order their rows are in.
+
+    With the `replay` section of a recipe, of the replay buffer only what that lets be trained on: a change of what was
+    verified is then another digest just where it changes what is learned.
+    """
     tasks = ("task_id", "task_config")
-    columns = {"replay_buffer": ("row_id",), "train_tasks": tasks, "union_tasks": tasks}
-    content = {name: sorted(zip(*_columns(state, name, columns[name]), strict=True)) for name in tables}
+    content: dict[str, Any] = {}
+    for name in tables:
+        if name == "replay_buffer":
+            content[name] = sorted(_replay_rows(state, replay))
+        else:
+            content[name] = sorted(zip(*_columns(state, name, tasks), strict=True))
     return digest_json(content)
+
+
+def checkpoint_lineage(state: StateDir, checkpoint_id: str | None) -> tuple[str, ...]:
+    """The finished checkpoint and those it descends from, the nearest first."""
+    lineage: list[str] = []
+    while checkpoint_id is not None and checkpoint_id not in lineage:
+        lineage.append(checkpoint_id)
+        checkpoint = read_checkpoint(state, checkpoint_id)
+        checkpoint_id = checkpoint.parent_id if checkpoint else None
+    return tuple(lineage)
 
 
 def read_checkpoint(state: StateDir, checkpoint_id: str) -> Checkpoint | None:
@@ -91,6 +120,19 @@ def read_checkpoint(state: StateDir, checkpoint_id: str) -> Checkpoint | None:
 def checkpoint_card(checkpoint: Checkpoint) -> dict[str, Any]:
     """What `checkpoint.json` beside the weights holds: the checkpoint, in its own words."""
     return {**asdict(checkpoint), "stage": str(checkpoint.stage)}
+
+
+def _replay_rows(state: StateDir, section: ReplaySection | None) -> list[tuple[str, ...]]:
+    rows = [row for batch in read_replay_columns(state, REPLAY_COLUMNS) for row in batch.to_pylist()]
+    if section is not None:
+        verified = verified_rewards(state) if section.require_verified else None
+        rows = [
+            row
+            for row in rows
+            if row["reward"] >= section.threshold
+            and (verified is None or verified.get(row["row_id"], -1.0) >= section.threshold)
+        ]
+    return [tuple(str(row[name]) for name in REPLAY_COLUMNS) for row in rows]
 
 
 def _columns(state: StateDir, table: str, names: Sequence[str]) -> list[list[str]]:

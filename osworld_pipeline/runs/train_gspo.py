@@ -7,7 +7,8 @@ from its last saved update: the groups of the update it was in are rolled out an
 import asyncio
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,6 @@ import orjson
 
 from osworld_pipeline.agent.model_inputs import PixelCache
 from osworld_pipeline.agent.processor import load_processor
-from osworld_pipeline.datasets.union import load_replay_rows
 from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
 from osworld_pipeline.domain.episode import Episode, SamplingParams
 from osworld_pipeline.domain.group import RolloutGroup
@@ -28,10 +28,18 @@ from osworld_pipeline.recipes.schema import GspoPhaseSection
 from osworld_pipeline.rollout.replay import ReplayBuffer
 from osworld_pipeline.rollout.run_group import GroupPlan, require_desktops, run_groups
 from osworld_pipeline.runs.embedded_server import EnvServers
-from osworld_pipeline.runs.gspo_batch import GspoBatch, build_batch
+from osworld_pipeline.runs.gspo_batch import GspoBatch, RowRenderer, build_batch
 from osworld_pipeline.runs.rollout_session import RolloutSession, episode_settings, rollout_session
-from osworld_pipeline.runs.stages import CARD, checkpoint_card, read_checkpoint, stage_params, stage_recipe_digest
+from osworld_pipeline.runs.stages import (
+    CARD,
+    checkpoint_card,
+    checkpoint_lineage,
+    read_checkpoint,
+    stage_params,
+    stage_recipe_digest,
+)
 from osworld_pipeline.tables.owned import read_table
+from osworld_pipeline.tables.replay import ReplayCoverage, replay_coverage
 
 Report = Callable[[Mapping[str, Any]], None]
 
@@ -97,26 +105,30 @@ async def _train(job: GspoJob, report: Report) -> None:
 
         load_optimizer(folder, trainer.optimizer)
     tasks = load_train_tasks(job.state)
-    replay = ReplayBuffer(load_replay_rows(job.state), per_task=job.recipe.replay.per_task)
-    coverage = replay.coverage([task.task_id for task in tasks])
+    coverage = replay_coverage(job.state, [task.task_id for task in tasks], job.recipe.replay)
     metrics: dict[str, float] = {}
-    async with rollout_session(
-        recipe=job.recipe,
-        state=job.state,
-        servers=job.servers,
-        model=model,
-        processor=processor,
-        client_id=job.checkpoint_id,
-        policy_version=first_update,
-        cache=cache,
-    ) as session:
+    async with (
+        rollout_session(
+            recipe=job.recipe,
+            state=job.state,
+            servers=job.servers,
+            model=model,
+            processor=processor,
+            client_id=job.checkpoint_id,
+            policy_version=first_update,
+            cache=cache,
+        ) as session,
+        _opened_replay(job) as replay,
+    ):
         for update in range(first_update, job.phase.num_updates):
             started = time.monotonic()
             groups = await _roll_out(job, session, choose_tasks(tasks, job, update), update, report)
             rollout_s = time.monotonic() - started
             batch = await asyncio.to_thread(_make_batch, job, session, groups, replay, update)
+            for skipped in batch.skipped:
+                report({"kind": "warning", "message": f"update {update + 1}: {skipped}"})
             metrics = await asyncio.to_thread(trainer.update, batch.trajectories, update=update)
-            metrics |= group_metrics(batch, replay) | {"rollout_s": rollout_s, "replay_coverage": coverage}
+            metrics |= group_metrics(batch) | coverage_metrics(coverage) | {"rollout_s": rollout_s}
             metrics["update_s"] = time.monotonic() - started - rollout_s
             session.engine.mark_updated(policy_version=update + 1)
             is_last = update + 1 == job.phase.num_updates
@@ -191,14 +203,19 @@ def _make_batch(
     job: GspoJob, session: RolloutSession, groups: Sequence[RolloutGroup], replay: ReplayBuffer, update: int
 ) -> GspoBatch:
     """Builds the batch and writes what happened; the part's name makes a rerun replace it."""
-    batch = build_batch(
-        groups,
-        replay=replay,
-        settings=job.recipe.replay,
+    render_row = RowRenderer(
         agent=job.recipe.agent,
         renderer=session.renderer,
         read_blob=session.store.read_blob,
-        rng=random.Random(f"{job.checkpoint_id}:{update}"),
+        find_episode=session.store.find_episode,
+    )
+    batch = build_batch(
+        groups,
+        update=update,
+        replay=replay,
+        settings=job.recipe.replay,
+        render_row=render_row,
+        read_blob=session.store.read_blob,
     )
     part = f"{job.checkpoint_id}-u{update:04d}"
     session.store.write_episodes(part, [episode for group in groups for episode in group.episodes])
@@ -206,7 +223,7 @@ def _make_batch(
     return batch
 
 
-def group_metrics(batch: GspoBatch, replay: ReplayBuffer) -> dict[str, float]:
+def group_metrics(batch: GspoBatch) -> dict[str, float]:
     """Figures of the rollouts; raw success and shaped reward are never mixed."""
     episodes = [episode for group in batch.groups for episode in group.episodes]
     rewards = [episode.reward for episode in episodes if episode.reward is not None]
@@ -219,9 +236,33 @@ def group_metrics(batch: GspoBatch, replay: ReplayBuffer) -> dict[str, float]:
         "num_faults": float(sum(not episode.outcome.is_valid for episode in episodes)),
         "num_injections": float(len(batch.injections)),
         "num_zero_variance_groups": float(batch.num_zero_variance),
-        "replay_rate": replay.stats.rate,
+        "num_replay_checks": float(batch.replay.num_checks),
+        "num_failed_groups": float(batch.replay.num_failed),
+        "num_replay_online": float(batch.replay.num_online),
+        "num_replay_verified": float(batch.replay.num_verified),
+        "num_replay_skipped": float(batch.replay.num_skipped),
+        "replay_rate": batch.replay.rate,
         "turns_mean": sum(len(episode.steps) for episode in episodes) / max(1, len(episodes)),
     }
+
+
+def coverage_metrics(coverage: ReplayCoverage) -> dict[str, float]:
+    """Which share of the training tasks the demonstrations could serve, and those that proved themselves."""
+    return {"replay_coverage": coverage.share, "replay_verified_coverage": coverage.verified_share}
+
+
+@asynccontextmanager
+async def _opened_replay(job: GspoJob) -> AsyncIterator[ReplayBuffer]:
+    buffer = await asyncio.to_thread(
+        ReplayBuffer,
+        job.state,
+        job.recipe.replay,
+        stage_key=job.checkpoint_id,
+        lineage=checkpoint_lineage(job.state, job.parent_id),
+        seed=job.phase.seed,
+    )
+    with buffer:
+        yield buffer
 
 
 def _resume_point(job: GspoJob) -> tuple[Path, int]:

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 from osworld_pipeline.agent.model_inputs import PixelCache
 from osworld_pipeline.agent.processor import load_processor
 from osworld_pipeline.agent.renderer import Renderer
-from osworld_pipeline.datasets.replay import load_replay_rows
 from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import TrainingError
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.rollout.trajectories import replay_trajectory
 from osworld_pipeline.runs.stages import CARD, checkpoint_card, read_checkpoint, stage_recipe_digest
+from osworld_pipeline.tables.replay import load_replay_rows
 from osworld_pipeline.training.demonstrations import DemonstrationSet
 from osworld_pipeline.training.fence import stage_fence
 from osworld_pipeline.trajectories import BlobStore
@@ -130,14 +130,25 @@ def _prepare(job: Mapping[str, Any], state: StateDir) -> _Run:
 
 
 def _demonstrations(state: StateDir, recipe: Recipe, processor: Any) -> DemonstrationSet:
-    """The replay buffer, cut to the context; the very layout that rollouts have."""
+    """The replay buffer, cut to the context; the very layout that rollouts have. What GSPO would not take for a success
+    is no demonstration either: threshold and verification are those of `recipe.replay`."""
     renderer, blobs, max_tokens = Renderer(processor), BlobStore(state.blobs), recipe.agent.max_context_tokens
+    replay = recipe.replay
     demonstrations = DemonstrationSet(
-        load_replay_rows(state),
-        lambda row: replay_trajectory(row, blobs.read, renderer, max_tokens=max_tokens, is_replay=False),
+        load_replay_rows(state, min_reward=replay.threshold, require_verified=replay.require_verified),
+        lambda row: replay_trajectory(
+            row,
+            blobs.read,
+            renderer,
+            max_tokens=max_tokens,
+            max_pixels=recipe.agent.max_pixels,
+            dialect=recipe.agent.dialect,
+            is_replay=False,
+        ),
     )
     if not demonstrations:
-        why = demonstrations.skipped[0] if demonstrations.skipped else "the replay buffer holds no success"
+        none = f"the replay buffer holds no {'verified ' if replay.require_verified else ''}success"
+        why = demonstrations.skipped[0] if demonstrations.skipped else none
         raise TrainingError(f"no demonstration can be trained on with agent.max_context_tokens {max_tokens}: {why}")
     return demonstrations
 

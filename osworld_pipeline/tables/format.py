@@ -1,4 +1,4 @@
-"""Query results as text: a table for people, JSON or CSV for programs."""
+"""Query results: a table for people; JSON, CSV or Parquet for programs."""
 
 import csv
 import io
@@ -8,12 +8,27 @@ import re
 import shutil
 from typing import Any
 
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.durable import parquet_bytes
 from osworld_pipeline.errors import TableError
-from osworld_pipeline.tables.query import QueryResult
+from osworld_pipeline.tables.query import TIMEOUT_S, QueryResult, query_arrow, run_query
 
-FORMATS = ("table", "json", "csv")
+FORMATS = ("table", "json", "csv", "parquet")
 # What a model wrote must not steer the terminal it is shown on.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def answer(state: StateDir, sql: str, fmt: str, *, timeout_s: float = TIMEOUT_S) -> bytes:
+    """What `sql` gives, as a file of that format.
+
+    Raises:
+        TableError: no such format, or as run_query.
+    """
+    if fmt == "parquet":
+        return parquet_bytes(query_arrow(state, sql, timeout_s=timeout_s))
+    if fmt not in FORMATS:
+        raise TableError(f"no format named '{fmt}'; there are: {', '.join(FORMATS)}")
+    return f"{render(run_query(state, sql, timeout_s=timeout_s), fmt)}\n".encode(errors="replace")
 
 
 def render(result: QueryResult, fmt: str) -> str:

@@ -1,15 +1,23 @@
 """Questions in SQL over the catalog, read-only; whatever goes wrong is one sentence."""
 
 import re
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeVar
 
 import duckdb
+import pyarrow as pa
 
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import TableError
 from osworld_pipeline.tables.catalog import first_line
+from osworld_pipeline.tables.views import pin_snapshot
 
+T = TypeVar("T")
+TIMEOUT_S = 60.0
 _HOLDER = re.compile(r"held in (?P<program>.+?) \(PID (?P<pid>\d+)\)")
+_EXPLAIN = re.compile(r"\s*EXPLAIN(\s+ANALYZE|\s*\([^)]*\))?", re.IGNORECASE)
 
 
 class QueryResult(NamedTuple):
@@ -17,11 +25,56 @@ class QueryResult(NamedTuple):
     rows: list[tuple[Any, ...]]
 
 
-def run_query(state: StateDir, sql: str) -> QueryResult:
-    """Runs `sql` in a connection of its own that cannot write.
+def run_query(state: StateDir, sql: str, *, timeout_s: float = TIMEOUT_S) -> QueryResult:
+    """Runs `sql` in a connection of its own, which sees the parts of one moment, cannot write, and reads no file but
+    the catalog and the parts.
 
     Raises:
-        TableError: no catalog yet, a lock that names its holder, or bad SQL with DuckDB's first line.
+        TableError: no catalog yet, a lock that names its holder, bad SQL with DuckDB's first line, or it took longer
+            than `timeout_s`.
+    """
+
+    def fetch(connection: duckdb.DuckDBPyConnection) -> QueryResult:
+        cursor = connection.execute(sql)
+        columns = [column[0] for column in cursor.description or ()]
+        return QueryResult(columns, cursor.fetchall() if columns else [])
+
+    return _ask(state, sql, timeout_s, fetch)
+
+
+def query_arrow(state: StateDir, sql: str, *, timeout_s: float = TIMEOUT_S) -> pa.Table:
+    """As run_query, with DuckDB's own types."""
+    return _ask(state, sql, timeout_s, lambda connection: connection.sql(sql).to_arrow_table())
+
+
+def _ask(state: StateDir, sql: str, timeout_s: float, fetch: Callable[[duckdb.DuckDBPyConnection], T]) -> T:
+    """DuckDB works in a thread of its own, so that this one hears Ctrl-C and the end of the time."""
+    with open_catalog(state) as connection, ThreadPoolExecutor(1, thread_name_prefix="query") as pool:
+        try:
+            _need_question(connection, sql)
+            asked = pool.submit(fetch, connection)
+            try:
+                return asked.result(timeout_s)
+            except BaseException:
+                while not asked.done():  # an interrupt that comes before the query has begun is lost
+                    connection.interrupt()
+                    wait([asked], timeout=0.05)
+                raise
+        except TimeoutError as error:
+            raise TableError(
+                f"the query was stopped after {timeout_s:g} s: ask for less, or give it longer with --timeout-s"
+            ) from error
+        except duckdb.Error as error:
+            raise TableError(f"DuckDB refused the query: {first_line(error)}") from error
+
+
+@contextmanager
+def open_catalog(state: StateDir) -> Iterator[duckdb.DuckDBPyConnection]:
+    """The catalog, read-only, its views pinned to the parts of this moment, all other files out of reach.
+
+    Raises:
+        TableError: there is none yet, or another process holds it.
+        StoreError: the store's manifest is damaged.
     """
     if not state.catalog.is_file():
         raise TableError(
@@ -33,12 +86,29 @@ def run_query(state: StateDir, sql: str) -> QueryResult:
     except duckdb.Error as error:
         raise TableError(_explain_open(state, error)) from error
     with connection:
-        try:
-            cursor = connection.execute(sql)
-            columns = [column[0] for column in cursor.description or ()]
-            return QueryResult(columns, cursor.fetchall() if columns else [])
-        except duckdb.Error as error:
-            raise TableError(f"DuckDB refused the query: {first_line(error)}") from error
+        folder = str(state.trajectories.resolve()).replace("'", "''")
+        pin_snapshot(connection, state)
+        for setting in (
+            f"allowed_directories = ['{folder}']",
+            "parquet_metadata_cache = true",  # no part is ever changed
+            "enable_external_access = false",
+            "python_enable_replacements = false",
+            "lock_configuration = true",
+        ):
+            connection.execute(f"SET {setting}")
+        yield connection
+
+
+def _need_question(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
+    """One SELECT (or what reads as one), or its plan: COPY could write beside the parts, read-only or not."""
+    statements = connection.extract_statements(sql)
+    if len(statements) != 1:
+        raise TableError(f"a query is one statement, not {len(statements)}")
+    (statement,) = statements
+    if statement.type == duckdb.StatementType.EXPLAIN:
+        _need_question(connection, _EXPLAIN.sub("", statement.query, count=1))
+    elif statement.type != duckdb.StatementType.SELECT:
+        raise TableError(f"queries are read-only: {statement.type.name} is refused, ask with SELECT")
 
 
 def _explain_open(state: StateDir, error: duckdb.Error) -> str:

@@ -1,5 +1,6 @@
 """Episodes and groups as table rows and back: a flat, typed row for each, nothing lost on the way."""
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 from osworld_pipeline.domain.digest import canonical_json
 from osworld_pipeline.domain.episode import Episode, EpisodePurpose, Outcome, Reward, SamplingParams, Step, StepSignals
 from osworld_pipeline.domain.group import RolloutGroup
-from osworld_pipeline.domain.replay import Injection
+from osworld_pipeline.domain.replay import Injection, ReplayVerification
 
 Row = dict[str, Any]
 _INT64 = 2**63 - 1
@@ -150,6 +151,11 @@ def injection_row(injection: Injection, group: RolloutGroup | None) -> Row:
         "stage_key": group.stage_key if group else None,
         "update": group.update if group else None,
     }
+
+
+def verification_row(verification: ReplayVerification) -> Row:
+    row = {field.name: getattr(verification, field.name) for field in dataclasses.fields(verification)}
+    return _clean(row | {"outcome": str(verification.outcome)})
 
 
 def episode_from(row: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> Episode:

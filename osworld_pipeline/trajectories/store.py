@@ -1,29 +1,47 @@
 """The trajectory store: finished episodes and groups as Parquet parts, screenshots as blobs; many writers, no lock.
 
-A part is two files, and the first one's rename is its commit: `episodes/<part>.parquet` names (by digest) the steps
-file `steps/<part>.<digest>.parquet` it belongs to, as `rollout_groups/` does for `injections/`. A reader joins the two,
-so it sees a part whole, or as it was before, or not at all.
+A part is two files of one name, and the head's rename is the commit of both: `episodes/` with `steps/`, and
+`rollout_groups/` with `injections/`. No file is ever changed: a part written again is a new file, and the newest counts
+(see part_files.py). So a reader sees a part whole, or as it was before, or not at all.
 """
 
-import hashlib
 import re
-from collections.abc import Collection, Sequence
-from typing import Any
+import secrets
+import threading
+import time
+from collections.abc import Collection, Iterator, Sequence
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from osworld_pipeline.columns import PART_TABLES, conform
+from osworld_pipeline.columns import marked, stored
 from osworld_pipeline.domain.episode import Episode
 from osworld_pipeline.domain.group import RolloutGroup
-from osworld_pipeline.domain.replay import Injection
+from osworld_pipeline.domain.replay import Injection, ReplayVerification
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.durable import parquet_bytes, remove_stale_temps, write_file
+from osworld_pipeline.durable import remove_stale_temps, write_parquet
 from osworld_pipeline.errors import StoreError
+from osworld_pipeline.part_files import (
+    COMPACTED,
+    DETAIL_OF,
+    HEAD_OF,
+    INCOMING,
+    KEY_OF,
+    VERSION_SHIFT,
+    PartFile,
+    take_snapshot,
+)
 from osworld_pipeline.trajectories.blobs import BlobStore
-from osworld_pipeline.trajectories.rows import Row, episode_from, episode_row, group_row, injection_row, step_rows
+from osworld_pipeline.trajectories.reading import details_path, read_part_table
+from osworld_pipeline.trajectories.rows import (
+    Row,
+    episode_from,
+    episode_row,
+    group_row,
+    injection_row,
+    step_rows,
+    verification_row,
+)
 
-DETAIL_OF = {"episodes": "steps", "rollout_groups": "injections"}
 _PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,180}")
 
 
@@ -34,8 +52,7 @@ class TrajectoryStore:
         self.root = state.trajectories
         self.blobs = BlobStore(state.blobs)
         self.blobs.remove_stale_temps()
-        for table in PART_TABLES:
-            remove_stale_temps(self.root / table)
+        remove_stale_temps(self.root / INCOMING)
 
     def write_blob(self, data: bytes, *, suffix: str) -> str:
         """Stores an image once; returns its SHA-256. Raises StoreError."""
@@ -63,11 +80,20 @@ class TrajectoryStore:
         rows = [injection_row(injection, by_id.get(injection.group_id)) for injection in injections]
         self._write_part("rollout_groups", part, [group_row(group) for group in groups], rows)
 
+    def write_verifications(self, part: str, verifications: Sequence[ReplayVerification]) -> None:
+        """One atomic part of `replay_verifications`; a part of that name is replaced. Raises StoreError."""
+        _need_distinct(part, "verification", [verification.verification_id for verification in verifications])
+        self._write_part("replay_verifications", part, [verification_row(row) for row in verifications], [])
+
     def existing_parts(self, table: str = "episodes", prefix: str = "") -> list[str]:
-        """Names of the committed parts of `episodes` (with its steps) or `rollout_groups` (with its injections)."""
-        head = {detail: head for head, detail in DETAIL_OF.items()}.get(table, table)
-        names = (path.name.removesuffix(".parquet") for path in (self.root / head).glob("*.parquet"))
-        return sorted(name for name in names if name.startswith(prefix) and not name.startswith("_"))
+        """Names of the committed parts of a table; the details of a head table have its parts."""
+        head = HEAD_OF.get(table, table)
+        files = take_snapshot(self.root, head)
+        parts = set(files.rewritten)
+        for name in files.compacted:
+            found = read_part_table(self.root / head / COMPACTED / name, head, columns=["part"])
+            parts.update(found["part"].unique().to_pylist())
+        return sorted(part for part in parts if part.startswith(prefix))
 
     def read_episodes(self, part: str) -> tuple[Episode, ...]:
         """The episodes of a part, as they were written.
@@ -75,59 +101,107 @@ class TrajectoryStore:
         Raises:
             StoreError: no such part.
         """
-        rows = self._read("episodes", f"{part}.parquet", part)
-        steps: dict[str, list[Row]] = {}
-        if rows:
-            for row in self._read("steps", f"{part}.{rows[0]['part_digest']}.parquet", part):
-                steps.setdefault(row["episode_id"], []).append(row)
-        return tuple(episode_from(row, steps.get(row["episode_id"], [])) for row in rows)
+        found = self.read_parts([part])
+        if part not in found:
+            raise StoreError(f"there is no part '{part}' of episodes in {self.root}")
+        return found[part]
 
-    def remove_parts(self, prefix: str, keep: Collection[str] = ()) -> int:
-        """Removes the parts whose names begin with `prefix`, but those in `keep`; returns how many episode parts."""
-        removed = 0
-        for head, detail in DETAIL_OF.items():
-            for part in self.existing_parts(head, prefix):
-                if part not in keep:
-                    (self.root / head / f"{part}.parquet").unlink(missing_ok=True)
-                    self._remove_details(detail, part, keep=None)
-                    removed += head == "episodes"
-        return removed
+    def read_parts(self, parts: Collection[str]) -> dict[str, tuple[Episode, ...]]:
+        """The episodes of those of `parts` that exist, by part; quicker than one after the other. Raises StoreError."""
+        wanted = set(parts)
+        files = take_snapshot(self.root, "episodes")
+        found: dict[str, tuple[Episode, ...]] = {}
+        for file in files.small:
+            if file.part in wanted:
+                head = read_part_table(self.root / "episodes" / file.name, "episodes")
+                found[file.part] = _episodes(head, self._small_steps(file, head))
+        missing = sorted(wanted - found.keys())
+        for name in files.compacted if missing else ():
+            for part, episodes in self._compacted_episodes(name, [("part", "in", missing)]):
+                found[part] = (*found.get(part, ()), *episodes)
+        return found
+
+    def find_episode(self, episode_id: str) -> Episode:
+        """The episode of that id, as it was written.
+
+        Raises:
+            StoreError: there is none.
+        """
+        files = take_snapshot(self.root, "episodes")
+        only = [("episode_id", "==", episode_id)]
+        for name in files.compacted:
+            for part, episodes in self._compacted_episodes(name, only):
+                if part not in files.rewritten:
+                    return episodes[0]
+        for file in files.small:
+            head = read_part_table(self.root / "episodes" / file.name, "episodes", filters=only)
+            if head.num_rows:
+                return _episodes(head, self._small_steps(file, head))[0]
+        raise StoreError(
+            f"there is no episode '{episode_id}' in {self.root}: it was never stored, or its part replaced"
+        )
+
+    def _small_steps(self, file: PartFile, head: pa.Table) -> pa.Table:
+        path = details_path(self.root, "episodes", file, head)
+        return stored("steps").empty_table() if path is None else read_part_table(path, "steps")
+
+    def _compacted_episodes(self, name: str, filters: list[tuple]) -> Iterator[tuple[str, tuple[Episode, ...]]]:
+        """By part, those of a compacted file that pass."""
+        head = read_part_table(self.root / "episodes" / COMPACTED / name, "episodes", filters=filters)
+        if head.num_rows == 0:
+            return
+        ids = [("episode_id", "in", head["episode_id"].to_pylist())]
+        steps = read_part_table(self.root / "steps" / COMPACTED / name, "steps", filters=ids)
+        order = head.column("part").to_pylist()
+        by_part: dict[str, list[Episode]] = {}
+        for part, episode in zip(order, _episodes(head, steps), strict=True):
+            by_part.setdefault(part, []).append(episode)
+        yield from ((part, tuple(episodes)) for part, episodes in by_part.items())
 
     def _write_part(self, head: str, part: str, rows: list[Row], details: list[Row]) -> None:
         if not _PART.fullmatch(part):
             raise StoreError(f"'{part}' cannot name a part of {head}: use letters, digits, '.', '_' and '-'")
+        version = _CLOCK.next_version()
+        name = f"{part}~{version:016x}-{secrets.token_hex(3)}.parquet"
         detail = DETAIL_OF[head]
         try:
-            detail_table = pa.Table.from_pylist(details, schema=PART_TABLES[detail])
-            head_table = pa.Table.from_pylist(rows, schema=PART_TABLES[head])
+            tables = [(head, _table(rows, head, part, version))]
+            if detail is not None:
+                tables.insert(0, (detail, _table(details, detail, part, version)))
         except (pa.ArrowException, OverflowError, TypeError) as error:
             raise StoreError(f"part {part} of {head} holds a value that its columns cannot: {error}") from error
-        digest = hashlib.sha256(parquet_bytes(detail_table)).hexdigest()[:12]
-        write_file(self.root / detail / f"{part}.{digest}.parquet", parquet_bytes(_stamped(detail_table, digest)))
-        write_file(self.root / head / f"{part}.parquet", parquet_bytes(_stamped(head_table, digest)))
-        self._remove_details(detail, part, keep=digest)
-
-    def _remove_details(self, detail: str, part: str, *, keep: str | None) -> None:
-        """What an older or a killed writer of the part left; nothing refers to it any more."""
-        pattern = re.compile(rf"{re.escape(part)}\.([0-9a-f]{{12}})\.parquet")
-        for path in (self.root / detail).glob(f"{part}.*.parquet"):
-            match = pattern.fullmatch(path.name)
-            if match and match[1] != keep:
-                path.unlink(missing_ok=True)
-
-    def _read(self, table: str, name: str, part: str) -> list[dict[str, Any]]:
-        path = self.root / table / name
-        try:
-            return conform(pq.read_table(path), PART_TABLES[table]).to_pylist()
-        except FileNotFoundError as error:
-            raise StoreError(f"there is no part '{part}' of {table} in {self.root}") from error
-        except pa.ArrowException as error:
-            raise StoreError(f"{path} is damaged ({error}): remove it and run its stage again") from error
+        # A query reads the footer of every small part: it tells of the id alone, not of all 40 columns.
+        for table, data in tables:
+            path, ids = self.root / table / name, (KEY_OF[head],)
+            write_parquet(path, marked(data), temp_folder=self.root / INCOMING, statistics=ids)
 
 
-def _stamped(table: pa.Table, digest: str) -> pa.Table:
-    index = table.schema.get_field_index("part_digest")
-    return table.set_column(index, "part_digest", pa.array([digest] * table.num_rows, pa.string()))
+class _Clock:
+    """Gives versions: milliseconds since 1970, each later than the one before in this process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._last_ms = 0
+
+    def next_version(self) -> int:
+        with self._lock:
+            self._last_ms = max(time.time_ns() // 1_000_000, self._last_ms + 1)
+            return self._last_ms << VERSION_SHIFT
+
+
+_CLOCK = _Clock()
+
+
+def _table(rows: list[Row], table: str, part: str, version: int) -> pa.Table:
+    book = {"part": part, "part_version": version}
+    return pa.Table.from_pylist([row | book for row in rows], schema=stored(table))
+
+
+def _episodes(head: pa.Table, steps: pa.Table) -> tuple[Episode, ...]:
+    of_episode: dict[str, list[Row]] = {}
+    for row in steps.to_pylist():
+        of_episode.setdefault(row["episode_id"], []).append(row)
+    return tuple(episode_from(row, of_episode.get(row["episode_id"], [])) for row in head.to_pylist())
 
 
 def _need_distinct(part: str, kind: str, ids: Sequence[str]) -> None:

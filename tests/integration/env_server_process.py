@@ -13,6 +13,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.processes import processes_below
+
+__all__ = ["RunningServer", "desktops_below", "is_running", "processes_below", "running_env_server"]
+
 READY_TIMEOUT_S = 180.0
 
 
@@ -63,22 +67,6 @@ def running_env_server(
             process.kill()
             process.wait()
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def processes_below(pid: int) -> set[int]:
-    """Every process that descends from `pid`, by the kernel's own table."""
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            except (OSError, IndexError):
-                continue
-    found, frontier = set[int](), {pid}
-    while frontier:
-        frontier = {child for child, parent in parents.items() if parent in frontier} - found
-        found |= frontier
-    return found
 
 
 def is_running(pid: int) -> bool:

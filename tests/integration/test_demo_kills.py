@@ -14,6 +14,7 @@ import pytest
 
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.recipes import load_recipe
+from osworld_pipeline.tables.cookbook import COOKBOOK
 from osworld_pipeline.tables.query import run_query
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -92,6 +93,7 @@ def test_demo_killed_three_times_ends_in_the_same_state_without_duplicates(tmp_p
     assert again.wait(DEMO_LIMIT_S) == 0
     assert snapshot(state) == before, "a second run of a finished demo changed something"
     assert not wait_for_nobody(tmp_path, limit_s=25)
+    check_cookbook(state)
 
 
 def snapshot(state: StateDir) -> str:
@@ -103,10 +105,18 @@ def snapshot(state: StateDir) -> str:
         "groups": "SELECT group_id FROM rollout_groups ORDER BY ALL",
         "injections": "SELECT injection_id FROM injections ORDER BY ALL",
         "evals": "SELECT checkpoint_id, task_id, seed, outcome FROM evals ORDER BY ALL",
+        "verifications": "SELECT verification_id FROM replay_verifications ORDER BY ALL",
         "replay": "SELECT row_id FROM replay ORDER BY ALL",
         "tasks": "SELECT task_id FROM tasks ORDER BY ALL",
     }
     return json.dumps({name: rows(state, sql) for name, sql in queries.items()}, default=str)
+
+
+def check_cookbook(state: StateDir) -> None:
+    """Every question can be asked of a finished demo, and most have an answer there, whatever the policy learned."""
+    answers = {question.name: len(rows(state, question.sql)) for question in COOKBOOK}
+    without = {name for name, number in answers.items() if number == 0}
+    assert without <= {"fell-between-checkpoints", "solved-only-with-replay", "tasks-never-tried"}, answers
 
 
 def check_state(state: StateDir) -> None:
@@ -129,6 +139,9 @@ def check_state(state: StateDir) -> None:
     assert rows(state, "SELECT episode_id, step_index FROM steps GROUP BY ALL HAVING count(*) > 1") == []
     assert rows(state, "SELECT count(*) FROM steps s ANTI JOIN episodes e USING (episode_id)") == [(0,)]
     assert rows(state, "SELECT row_id FROM replay GROUP BY 1 HAVING count(*) > 1") == []
+    sql = "SELECT verification_id FROM replay_verifications GROUP BY 1 HAVING count(*) > 1"
+    assert rows(state, sql) == []
+    assert rows(state, "SELECT count(*) > 0 FROM replay_verifications WHERE reward = 1.0") == [(True,)]
     assert rows(state, "SELECT outcome FROM episodes WHERE NOT is_valid AND task_reward IS NOT NULL") == []
     blobs = {path.stem for path in state.blobs.glob("*/*")}
     seen = {row[0] for row in rows(state, "SELECT DISTINCT screenshot_sha256 FROM steps")}

@@ -9,7 +9,15 @@ from typing import Any
 from osworld_pipeline.agent.dialects.base import ScalePoint
 from osworld_pipeline.errors import ActionParseError
 
-CLICK_FUNCTIONS = {"left_click": "click", "right_click": "rightClick", "double_click": "doubleClick"}
+POINT_FUNCTIONS = {
+    "left_click": "click",
+    "right_click": "rightClick",
+    "middle_click": "middleClick",
+    "double_click": "doubleClick",
+    "triple_click": "tripleClick",
+    "mouse_move": "moveTo",
+}
+"""Actions that are one call at one point."""
 MAX_COORDINATE = 100_000
 MAX_SCROLL = 1_000
 
@@ -134,9 +142,7 @@ def _status(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _NORMALISERS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
-    "left_click": _coordinate,
-    "right_click": _coordinate,
-    "double_click": _coordinate,
+    **dict.fromkeys(POINT_FUNCTIONS, _coordinate),
     "left_click_drag": _drag,
     "type": _text,
     "key": _keys,
@@ -150,9 +156,9 @@ ACTION_NAMES = tuple(_NORMALISERS)
 def to_command(arguments: Mapping[str, Any], scale: ScalePoint | None = None) -> str:
     """The pyautogui call, or WAIT, DONE, FAIL, of an action in normal form; `scale` maps its point to the screen."""
     action = arguments["action"]
-    if action in CLICK_FUNCTIONS:
+    if action in POINT_FUNCTIONS:
         x, y = _scaled(arguments["coordinate"], scale)
-        return f"pyautogui.{CLICK_FUNCTIONS[action]}({x}, {y})"
+        return f"pyautogui.{POINT_FUNCTIONS[action]}({x}, {y})"
     if action == "left_click_drag":
         x, y = _scaled(arguments["end_coordinate"], scale)
         return f"pyautogui.dragTo({x}, {y})"
@@ -201,16 +207,19 @@ def action_from_call(source: str) -> dict[str, Any]:
     return normalise_action(_action_of(node.func.attr, args, named))
 
 
+_POINT_ACTIONS = {function: action for action, function in POINT_FUNCTIONS.items()}
+
+
 def _action_of(function: str, args: list[Any], named: dict[str, Any]) -> dict[str, Any]:
     def argument(index: int, *names: str) -> Any:
         return args[index] if index < len(args) else next((named[name] for name in names if name in named), None)
 
-    if function in ("click", "leftClick", "rightClick", "doubleClick"):
-        action = {"rightClick": "right_click", "doubleClick": "double_click"}.get(function, "left_click")
-        if named.get("button") == "right":
-            action = "right_click"
-        if argument(2, "clicks") == 2:
-            action = "double_click"
+    if function == "leftClick" or function in _POINT_ACTIONS:
+        action = _POINT_ACTIONS.get(function, "left_click")
+        if function == "click" and named.get("button") in ("right", "middle"):
+            action = f"{named['button']}_click"
+        if function == "click" and argument(2, "clicks") in (2, 3):
+            action = "double_click" if argument(2, "clicks") == 2 else "triple_click"
         x = argument(0, "x")
         return {"action": action, "coordinate": list(x) if isinstance(x, tuple) else [x, argument(1, "y")]}
     if function == "dragTo":

@@ -40,7 +40,7 @@ keys = st.sampled_from(sorted(KEY_NAMES)) | st.characters(categories=("L", "N", 
 actions = st.one_of(
     st.builds(
         lambda action, point: {"action": action, "coordinate": point},
-        st.sampled_from(["left_click", "right_click", "double_click"]),
+        st.sampled_from(["left_click", "right_click", "middle_click", "double_click", "triple_click", "mouse_move"]),
         points,
     ),
     st.builds(lambda point: {"action": "left_click_drag", "end_coordinate": point}, points),
@@ -94,6 +94,9 @@ def test_a_command_is_a_constant_or_a_call_with_literal_arguments(action: dict[s
         ({"action": "left_click", "coordinate": [3, 4]}, "pyautogui.click(3, 4)"),
         ({"action": "right_click", "coordinate": [3, 4]}, "pyautogui.rightClick(3, 4)"),
         ({"action": "double_click", "coordinate": [3, 4]}, "pyautogui.doubleClick(3, 4)"),
+        ({"action": "middle_click", "coordinate": [3, 4]}, "pyautogui.middleClick(3, 4)"),
+        ({"action": "triple_click", "coordinate": [3, 4]}, "pyautogui.tripleClick(3, 4)"),
+        ({"action": "mouse_move", "coordinate": [3, 4]}, "pyautogui.moveTo(3, 4)"),
         ({"action": "left_click_drag", "end_coordinate": [3, 4]}, "pyautogui.dragTo(3, 4)"),
         ({"action": "type", "text": 'say "hi"\n'}, 'pyautogui.write("say \\"hi\\"\\n")'),
         ({"action": "key", "keys": ["enter"]}, 'pyautogui.press("enter")'),
@@ -252,3 +255,21 @@ def test_an_unknown_dialect_or_prompt_is_named() -> None:
         load_dialect("klingon")
     with pytest.raises(ValueError, match="no system prompt named 'long'"):
         DIALECT.system_prompt("long")
+
+
+@pytest.mark.parametrize(
+    ("call", "action"),
+    [
+        ("pyautogui.click(1, 2, clicks=3)", "triple_click"),
+        ("pyautogui.click(1, 2, 2)", "double_click"),
+        ("pyautogui.click(x=1, y=2, button='middle')", "middle_click"),
+        ("pyautogui.tripleClick(1, 2)", "triple_click"),
+        ("pyautogui.moveTo(1, 2, duration=0.5)", "mouse_move"),
+    ],
+)
+def test_a_call_at_a_point_is_read_as_its_action(call: str, action: str) -> None:
+    assert DIALECT.parse(call).arguments == {"action": action, "coordinate": [1, 2]}
+
+
+def test_a_click_with_a_list_for_a_button_raises_nothing() -> None:
+    assert DIALECT.parse("pyautogui.click(1, 2, button=['left'], clicks=[2])").action_type == "left_click"

@@ -16,12 +16,13 @@ from osworld_pipeline.datasets import demonstrations as written
 from osworld_pipeline.datasets.demonstration_records import broken_lines, chunk_records, pyautogui_record
 from osworld_pipeline.datasets.demonstrations import Demonstration, write_raw_sources
 from osworld_pipeline.datasets.sources import REPLAY_SOURCES, TASK_SOURCES
-from osworld_pipeline.datasets.union import build_union
+from osworld_pipeline.datasets.union import build_union_tables
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.durable import write_file
 from osworld_pipeline.errors import ActionParseError, DatasetError, StoreError
 from osworld_pipeline.evaluation.suites import SuiteTask, build_suite
+from osworld_pipeline.tables.owned import read_table
 
 JSONL = (written.FINAL, written.V3, written.HYBRID, written.COMBINED, written.CLEAN, written.BC)
 SUITE = build_suite(seed=0, num_train=3, num_heldout=1, screen=(512, 320))
@@ -311,14 +312,14 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path):
 
 def test_the_union_of_the_written_sources_keeps_every_train_task_and_rejects_what_is_wrong(tmp_path: Path):
     state = write(tmp_path)
-    union = build_union(state, system_prompt="You operate a computer.")
+    summary = build_union_tables(state, system_prompt="You operate a computer.")
     trained = {task.task_id for task in TRAIN_TASKS}
-    assert set(union.train_tasks.column("task_id").to_pylist()) == trained
-    assert set(union.replay.column("task_id").to_pylist()) == trained
-    rows = {row["task_id"]: row for row in union.tasks.to_pylist()}
+    assert set(read_table(state, "train_tasks").column("task_id").to_pylist()) == trained
+    assert set(read_table(state, "replay_buffer").column("task_id").to_pylist()) == trained
+    rows = {row["task_id"]: row for row in read_table(state, "union_tasks").to_pylist()}
     assert {row["platform"] for row in rows.values()} == {"ubuntu", "windows", "unknown"}
     for task in [*TRAIN_TASKS, *HELDOUT_TASKS]:
         assert Task.from_config(json.loads(rows[task.task_id]["task_config"])).config_digest == task.config_digest
-    assert union.stats["replay_stats"]["dropped_parse"] == written.UNKNOWN_ACTION_RECORDS
-    assert union.stats["replay_stats"]["deduped"] > 0
-    assert set(union.rejects.column("kind").to_pylist()) == {"malformed", "dropped_parse"}
+    assert summary.stats["replay_stats"]["dropped_parse"] == written.UNKNOWN_ACTION_RECORDS
+    assert summary.num_duplicates > 0
+    assert set(read_table(state, "rejects").column("kind").to_pylist()) == {"malformed", "dropped_parse"}

@@ -20,7 +20,6 @@ from osworld_pipeline.datasets.raw import (
 )
 from osworld_pipeline.domain.replay import base_task_id
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.errors import DatasetError
 
 
 @pytest.fixture
@@ -126,7 +125,7 @@ def test_task_tables_give_configs_where_they_have_them(state: StateDir) -> None:
         {"task_id": "c", "domain": "os", "task_config": "{broken"},
         {"task_id": None, "domain": "os", "task_config": "{}"},
     ]
-    a, b, c, d = read_tasks(state, put_table(state, "distill_train", rows))
+    a, b, c, c_again, d = read_tasks(state, put_table(state, "distill_train", rows))
     assert isinstance(a, RawTask)
     assert a.config == config("a")
     assert a.domain == "chrome"
@@ -134,6 +133,8 @@ def test_task_tables_give_configs_where_they_have_them(state: StateDir) -> None:
     assert b.config is None
     assert isinstance(c, Reject)
     assert "task_config is not JSON" in c.reason
+    assert isinstance(c_again, RawTask)
+    assert (c_again.base_id, c_again.config) == ("c", None)
     assert isinstance(d, Reject)
 
 
@@ -155,12 +156,14 @@ def test_the_tree_has_every_json_with_an_id_and_an_instruction(state: StateDir) 
     assert reject.path == "broken.json"
 
 
-def test_a_table_that_is_no_parquet_file_is_named(state: StateDir) -> None:
+def test_a_table_that_is_no_parquet_file_is_a_reject(state: StateDir) -> None:
     path = SOURCES["distill_test"].locate(state)
     path.parent.mkdir(parents=True)
     path.write_text("not parquet")
-    with pytest.raises(DatasetError, match=r"cannot read .*test.parquet as Parquet"):
-        list(read_tasks(state, SOURCES["distill_test"]))
+    (reject,) = read_tasks(state, SOURCES["distill_test"])
+    assert isinstance(reject, Reject)
+    assert (reject.kind, reject.line_no) == ("unreadable", 0)
+    assert "cannot be read as Parquet" in reject.reason
 
 
 def test_a_summary_counts_records_rejects_and_tasks(state: StateDir) -> None:

@@ -1,19 +1,21 @@
 """From scored groups to what an update trains on: raw rewards call replay in, shaped rewards make the advantages."""
 
-import random
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from replay_samples import make_row, write_rows
 
 from osworld_pipeline.agent.observation_text import assistant_message, system_message, user_message
 from osworld_pipeline.agent.renderer import Renderer
 from osworld_pipeline.domain.digest import digest_bytes
 from osworld_pipeline.domain.episode import Episode, EpisodePurpose, Outcome, Reward, SamplingParams
 from osworld_pipeline.domain.group import RolloutGroup
-from osworld_pipeline.domain.replay import ReplayRow
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.errors import StoreError
 from osworld_pipeline.recipes import load_recipe
 from osworld_pipeline.rollout.replay import ReplayBuffer
-from osworld_pipeline.runs.gspo_batch import GspoBatch, build_batch
+from osworld_pipeline.runs.gspo_batch import GspoBatch, RowRenderer, build_batch
 
 RECIPE = load_recipe("smoke")
 
@@ -36,29 +38,30 @@ def episode(name: str, *, task_reward: float, shaped: float, outcome: Outcome = 
 
 
 @pytest.fixture
-def batch_of(renderer: Renderer, noise_png: Callable[[int, int, int], bytes]) -> Callable[..., GspoBatch]:
+def batch_of(
+    tmp_path: Path, renderer: Renderer, noise_png: Callable[[int, int, int], bytes]
+) -> Callable[..., GspoBatch]:
     image = noise_png(64, 64, 1)
-    row = ReplayRow(
-        row_id="row-of-the-buffer",
-        task_id="t",
-        original_task_id="t",
-        source_dataset="sft_clean",
-        reward=1.0,
-        messages=(system_message("s"), user_message("u"), assistant_message("Action: a")),
-        image_sha256s=(digest_bytes(image),),
-    )
+    turns = (system_message("s"), user_message("u"), assistant_message("Action: a"))
+    state = StateDir(tmp_path)
+    write_rows(state, make_row("row-of-the-buffer", messages=list(turns), images=[digest_bytes(image)]))
 
-    def build(*episodes: Episode) -> GspoBatch:
+    def find_episode(episode_id: str) -> Episode:
+        raise AssertionError("a demonstration is no episode")
+
+    def build(*episodes: Episode, read_blob: Callable[[str], bytes] = lambda _: image) -> GspoBatch:
         group = RolloutGroup(group_id="g", task_id="t", stage_key="k", update=0, episodes=episodes)
-        return build_batch(
-            [group],
-            replay=ReplayBuffer([row]),
-            settings=RECIPE.replay,
-            agent=RECIPE.agent,
-            renderer=renderer,
-            read_blob=lambda _: image,
-            rng=random.Random(0),
-        )
+        with ReplayBuffer(state, RECIPE.replay) as replay:
+            return build_batch(
+                [group],
+                update=0,
+                replay=replay,
+                settings=RECIPE.replay,
+                render_row=RowRenderer(
+                    agent=RECIPE.agent, renderer=renderer, read_blob=read_blob, find_episode=find_episode
+                ),
+                read_blob=read_blob,
+            )
 
     return build
 
@@ -74,6 +77,7 @@ def test_group_that_failed_gets_a_replay_row_and_the_injection_says_which(batch_
     (injection,) = batch.injections
     assert (injection.group_id, injection.row_id, injection.source_dataset) == ("g", "row-of-the-buffer", "sft_clean")
     assert injection.advantage == pytest.approx(1.1547, 1e-4)
+    assert (injection.kind, injection.strategy, injection.verified_reward) == ("demonstration", "uniform", None)
     assert batch.groups[0].replay is not None
 
 
@@ -103,3 +107,23 @@ def test_fault_is_no_sample_and_group_of_faults_gets_no_replay(batch_of: Callabl
     assert batch_of(fault, fault).trajectories == ()
     batch = batch_of(fault, episode("b", task_reward=0, shaped=0.3))
     assert [trajectory.trajectory_id for trajectory in batch.trajectories] == ["b", "replay:row-of-the-buffer"]
+
+
+def test_a_row_whose_image_is_missing_is_skipped_and_the_group_trains_on_its_own(
+    batch_of: Callable[..., GspoBatch],
+) -> None:
+    def gone(sha256: str) -> bytes:
+        raise StoreError(f"image {sha256} is missing")
+
+    failures = (episode("a", task_reward=0, shaped=0.1), episode("b", task_reward=0, shaped=0.3))
+    batch = batch_of(*failures, read_blob=gone)
+    assert [trajectory.trajectory_id for trajectory in batch.trajectories] == ["a", "b"]
+    assert batch.injections == ()
+    (skipped,) = batch.skipped
+    assert (skipped.row_id, "is missing" in skipped.reason) == ("row-of-the-buffer", True)
+
+
+def test_a_row_whose_image_is_damaged_is_skipped(batch_of: Callable[..., GspoBatch]) -> None:
+    failure = episode("a", task_reward=0, shaped=0.1)
+    batch = batch_of(failure, read_blob=lambda _: b"no image at all")
+    assert [skipped.row_id for skipped in batch.skipped] == ["row-of-the-buffer"]

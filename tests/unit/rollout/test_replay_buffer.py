@@ -1,48 +1,60 @@
-"""The replay buffer: found by id or chunk, injected only where a whole group failed, its origin kept."""
+"""The replay buffer: found by id or chunk, injected only where a whole group failed, seeded, its origin kept."""
 
-import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from replay_samples import (
+    failed_group,
+    group_of,
+    make_row,
+    rollout,
+    write_rows,
+    write_verification,
+    write_verifications,
+)
 
 from osworld_pipeline.agent.observation_text import assistant_message, system_message, user_message
 from osworld_pipeline.agent.renderer import Renderer, render_demonstration
 from osworld_pipeline.domain.digest import digest_bytes
-from osworld_pipeline.domain.episode import Episode, EpisodePurpose, Outcome, Reward, SamplingParams
+from osworld_pipeline.domain.episode import Outcome
 from osworld_pipeline.domain.group import RolloutGroup
 from osworld_pipeline.domain.replay import ReplayRow, base_task_id
-from osworld_pipeline.rollout.replay import ReplayBuffer
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.domain.trajectory import Trajectory
+from osworld_pipeline.errors import StoreError, TableError
+from osworld_pipeline.recipes.schema import ReplaySection
+from osworld_pipeline.rollout.replay import ReplayBuffer, Served
 from osworld_pipeline.rollout.trajectories import episode_trajectory, replay_trajectory
+from osworld_pipeline.tables.owned import table_path
 
 
-def row(name: str, original_task_id: str) -> ReplayRow:
-    return ReplayRow(
-        row_id=name,
-        task_id=base_task_id(original_task_id),
-        original_task_id=original_task_id,
-        source_dataset="sft_clean",
-        reward=1.0,
-        messages=(system_message("s"), user_message("u"), assistant_message("Action: a")),
-        image_sha256s=(),
-    )
+@pytest.fixture
+def state(tmp_path: Path) -> StateDir:
+    return StateDir(tmp_path)
 
 
-def episode(reward: float | None, outcome: Outcome = Outcome.FAILURE) -> Episode:
-    return Episode(
-        episode_id="e",
-        task_id="t",
-        task_digest="d",
-        purpose=EpisodePurpose.TRAIN,
-        checkpoint_id="c",
-        engine="fake",
-        sampling=SamplingParams(temperature=1.0),
-        outcome=outcome,
-        reward=None if reward is None else Reward(task=reward, shaped=0.9),
-    )
+def plain(group: RolloutGroup, row: ReplayRow) -> Trajectory:
+    return Trajectory(trajectory_id=row.row_id, task_id=row.task_id, token_ids=(1,), response_mask=(1,), images=())
 
 
-def group(*episodes: Episode, task_id: str = "t") -> RolloutGroup:
-    return RolloutGroup(group_id="g", task_id=task_id, stage_key="s", update=0, episodes=episodes)
+@contextmanager
+def buffer_of(state: StateDir, *rows: dict, seed: int = 0, **section) -> Iterator[ReplayBuffer]:
+    with ReplayBuffer(write_rows(state, *rows), ReplaySection(**section), stage_key="stage", seed=seed) as buffer:
+        yield buffer
+
+
+def served_ids(served: Served) -> dict[str, str]:
+    return {group_id: one.row.row_id for group_id, one in served.groups.items()}
+
+
+def possible_rows(buffer: ReplayBuffer, task_id: str) -> set[str]:
+    """Whatever 60 groups of the task get."""
+    groups = [failed_group(task_id, group_id=f"g{index}") for index in range(60)]
+    return set(served_ids(buffer.serve(groups, update=0, render=plain)).values())
 
 
 @pytest.mark.parametrize(
@@ -53,65 +65,238 @@ def test_the_base_id_stands_before_the_last_chunk(task_id: str, base: str) -> No
     assert base_task_id(task_id) == base
 
 
-def test_an_exact_id_is_found_before_chunks_of_its_base() -> None:
-    buffer = ReplayBuffer([row("a", "t_chunk0"), row("b", "t_chunk1"), row("c", "t")])
-    assert [found.row_id for found in buffer.find("t_chunk1")] == ["b"]
-    assert [found.row_id for found in buffer.find("t")] == ["c"]
-    assert [found.row_id for found in buffer.find("t_chunk9")] == ["a", "b", "c"]
-    assert buffer.find("other") == ()
+def test_an_exact_id_is_found_before_chunks_of_its_base(state: StateDir) -> None:
+    with buffer_of(state, make_row("a", "t_chunk0"), make_row("b", "t_chunk1"), make_row("c", "t")) as buffer:
+        assert possible_rows(buffer, "t_chunk1") == {"b"}
+        assert possible_rows(buffer, "t") == {"c"}
+        assert possible_rows(buffer, "t_chunk9") == {"a", "b", "c"}
+        assert possible_rows(buffer, "other") == set()
 
 
-def test_at_most_so_many_rows_are_kept_for_a_task_and_none_twice() -> None:
-    buffer = ReplayBuffer([row(name, "t") for name in "aab"], per_task=2)
-    assert [found.row_id for found in buffer.find("t")] == ["a", "b"]
-    assert not buffer.add(row("c", "t"))
+def test_an_exact_id_that_never_succeeded_leaves_the_word_to_other_chunks(state: StateDir) -> None:
+    with buffer_of(state, make_row("a", "t_chunk0", reward=0.2), make_row("b", "t_chunk1")) as buffer:
+        assert possible_rows(buffer, "t_chunk0") == {"b"}
 
 
-def test_a_failed_group_gets_a_row_and_its_shaped_reward_does_not_matter() -> None:
-    buffer = ReplayBuffer([row("a", "t")])
-    injected = buffer.inject(group(episode(0.0), episode(0.49)), threshold=0.5, rng=random.Random(0))
-    assert injected is not None
-    assert injected.row_id == "a"
+def test_at_most_so_many_rows_are_kept_of_a_task_the_better_source_first(state: StateDir) -> None:
+    rows = [
+        make_row("late", source_line=9),
+        make_row("early", source_line=2),
+        make_row("best", quality_rank=5, source_line=50),
+        make_row("elsewhere", "u"),
+    ]
+    with buffer_of(state, *rows, per_task=2) as buffer:
+        assert possible_rows(buffer, "t") == {"best", "early"}
+        assert possible_rows(buffer, "u") == {"elsewhere"}
+
+
+def test_a_row_of_an_older_table_without_rank_or_actions_can_be_served(state: StateDir) -> None:
+    old = make_row("old", quality_rank=None, action_types=None, source_path=None, source_line=None)
+    for strategy in ("uniform", "newest", "shortest", "recent_failure", "diverse"):
+        with buffer_of(state, old, strategy=strategy) as buffer:
+            assert possible_rows(buffer, "t") == {"old"}
+
+
+def test_a_row_under_the_threshold_is_never_served(state: StateDir) -> None:
+    with buffer_of(state, make_row("a", reward=0.69), make_row("b", reward=0.7), threshold=0.7) as buffer:
+        assert possible_rows(buffer, "t") == {"b"}
+
+
+def test_a_verified_row_is_required_where_the_recipe_says_so(state: StateDir) -> None:
+    write_verification(state, "good", 0.0, attempt=0)
+    write_verification(state, "good", 1.0, attempt=1)
+    write_verification(state, "bad", 0.0)
+    write_verification(state, "unlucky", None)
+    rows = [make_row(name) for name in ("good", "bad", "unlucky", "untried")]
+    with buffer_of(state, *rows, require_verified=True) as buffer:
+        served = buffer.serve([failed_group()], update=0, render=plain)
+        assert served_ids(served) == {"g": "good"}
+        assert served.groups["g"].row.verified_reward == 1.0
+        assert served.stats.num_verified == 1
+    with buffer_of(state, *rows) as buffer:
+        assert possible_rows(buffer, "t") == {"good", "bad", "unlucky", "untried"}
+
+
+def test_a_failed_group_gets_a_row_with_its_messages_and_origin(state: StateDir) -> None:
+    with buffer_of(state, make_row("a", "t_chunk2", images=["f" * 64])) as buffer:
+        row = buffer.serve([failed_group()], update=0, render=plain).groups["g"].row
+    assert (row.task_id, row.original_task_id, row.source_dataset, row.kind) == (
+        "t",
+        "t_chunk2",
+        "sft_clean",
+        "demonstration",
+    )
+    assert row.messages[-1] == {"role": "assistant", "content": [{"type": "text", "text": "Action: a"}]}
+    assert row.image_sha256s == ("f" * 64,)
 
 
 @pytest.mark.parametrize(
-    "failed",
+    "group",
     [
-        group(episode(0.0), episode(0.5, Outcome.SUCCESS)),
-        group(episode(0.0), task_id="unknown"),
-        group(episode(None, Outcome.ENV_FAULT)),
-        group(),
+        group_of(rollout("a"), rollout("b", 0.5)),
+        group_of(rollout("a"), task_id="unknown"),
+        group_of(rollout("a", None)),
+        group_of(),
     ],
 )
-def test_no_row_joins_a_group_that_succeeded_or_cannot_be_served_or_has_nothing_valid(failed: RolloutGroup) -> None:
-    assert ReplayBuffer([row("a", "t")]).inject(failed, threshold=0.5, rng=random.Random(0)) is None
+def test_no_row_joins_a_group_that_succeeded_or_cannot_be_served_or_has_nothing_valid(
+    state: StateDir, group: RolloutGroup
+) -> None:
+    with buffer_of(state, make_row("a")) as buffer:
+        assert buffer.serve([group], update=0, render=plain).groups == {}
 
 
-def test_a_fault_beside_failures_does_not_hinder_injection() -> None:
-    mixed = group(episode(0.0), episode(None, Outcome.ENV_FAULT))
-    assert ReplayBuffer([row("a", "t")]).inject(mixed, threshold=0.5, rng=random.Random(0)) is not None
+def test_a_fault_beside_failures_does_not_hinder_injection(state: StateDir) -> None:
+    with buffer_of(state, make_row("a")) as buffer:
+        served = buffer.serve([group_of(rollout("a"), rollout("b", None))], update=0, render=plain)
+    assert served_ids(served) == {"g": "a"}
 
 
-def test_the_choice_depends_on_the_seed_alone() -> None:
-    rows = [row(name, "t") for name in "abcdefgh"]
-
-    def choices() -> list[str]:
-        buffer, rng = ReplayBuffer(rows), random.Random(5)
-        chosen = [buffer.inject(group(episode(0.0)), threshold=0.5, rng=rng) for _ in range(20)]
-        return [picked.row_id for picked in chosen if picked]
-
-    assert choices() == choices()
-    assert len(set(choices())) > 1
+def draws(state: StateDir, *, seed: int, update: int, groups: Sequence[RolloutGroup]) -> dict[str, str]:
+    with ReplayBuffer(state, ReplaySection(), stage_key="stage", seed=seed) as buffer:
+        return served_ids(buffer.serve(groups, update=update, render=plain))
 
 
-def test_statistics_count_checks_injections_and_coverage() -> None:
-    buffer = ReplayBuffer([row("a", "t")])
-    assert buffer.stats.rate == 0.0
-    buffer.inject(group(episode(0.0)), threshold=0.5, rng=random.Random(0))
-    buffer.inject(group(episode(1.0, Outcome.SUCCESS)), threshold=0.5, rng=random.Random(0))
-    assert (buffer.stats.num_checks, buffer.stats.num_injections, buffer.stats.rate) == (2, 1, 0.5)
-    assert buffer.coverage(["t", "t_chunk4", "x", "y"]) == 0.5
-    assert buffer.coverage([]) == 0.0
+def test_the_choice_depends_on_seed_update_and_group_alone(state: StateDir) -> None:
+    write_rows(state, *(make_row(name) for name in "abcdefgh"))
+    groups = [failed_group(group_id=f"g{index}") for index in range(12)]
+    first = draws(state, seed=1, update=0, groups=groups)
+    assert draws(state, seed=1, update=0, groups=groups) == first
+    assert draws(state, seed=1, update=0, groups=groups[6:][::-1]) == {f"g{n}": first[f"g{n}"] for n in range(6, 12)}
+    assert draws(state, seed=2, update=0, groups=groups) != first
+    assert draws(state, seed=1, update=1, groups=groups) != first
+
+
+def test_a_row_that_cannot_be_used_is_skipped_with_its_reason_and_the_next_is_tried(state: StateDir) -> None:
+    def render(group: RolloutGroup, row: ReplayRow) -> Trajectory:
+        if row.row_id == "broken":
+            raise StoreError("image abc is missing")
+        if row.row_id == "long":
+            raise ValueError("it does not fit")
+        return plain(group, row)
+
+    groups = [failed_group(group_id=f"g{index}") for index in range(20)]
+    with buffer_of(state, *(make_row(name) for name in ("broken", "long", "good"))) as buffer:
+        served = buffer.serve(groups, update=0, render=render)
+    assert set(served_ids(served).values()) == {"good"}
+    assert served.stats.num_served == 20
+    assert served.stats.num_skipped == len(served.skipped) > 0
+    assert {skipped.reason for skipped in served.skipped} == {"image abc is missing", "it does not fit"}
+    assert str(served.skipped[0]).startswith(f"replay row {served.skipped[0].row_id} does not join group g")
+
+
+def test_a_group_whose_rows_are_all_unusable_goes_without_and_takes_no_place_of_the_limit(state: StateDir) -> None:
+    def render(group: RolloutGroup, row: ReplayRow) -> Trajectory:
+        if row.task_id == "t":
+            raise ValueError("broken")
+        return plain(group, row)
+
+    groups = [failed_group(group_id="g0"), failed_group("u", group_id="g1")]
+    with buffer_of(state, make_row("a"), make_row("b", "u"), max_injections=1) as buffer:
+        for update in range(8):
+            assert served_ids(buffer.serve(groups, update=update, render=render)) == {"g1": "b"}
+
+
+@pytest.mark.parametrize(("limit", "num_served"), [(0, 0), (3, 3), (None, 9)])
+def test_an_update_injects_no_more_than_the_recipe_allows(state: StateDir, limit: int | None, num_served: int) -> None:
+    groups = [failed_group(group_id=f"g{index}") for index in range(9)]
+    with buffer_of(state, make_row("a"), max_injections=limit) as buffer:
+        served = buffer.serve(groups, update=0, render=plain)
+    assert len(served.groups) == num_served
+    assert (served.stats.num_checks, served.stats.num_failed, served.stats.num_served) == (9, 9, num_served)
+
+
+def test_statistics_count_checks_failures_and_injections(state: StateDir) -> None:
+    with buffer_of(state, make_row("a")) as buffer:
+        assert buffer.serve([], update=0, render=plain).stats.rate == 0.0
+        groups = [failed_group(), group_of(rollout("s", 1.0), group_id="h"), failed_group("x", group_id="i")]
+        stats = buffer.serve(groups, update=0, render=plain).stats
+        assert (stats.num_checks, stats.num_failed, stats.num_served, stats.num_online) == (3, 2, 1, 0)
+        assert stats.rate == pytest.approx(1 / 3)
+        assert buffer.coverage(["t", "t_chunk4", "x", "y"]) == 0.5
+        assert buffer.coverage([]) == 0.0
+
+
+def test_an_empty_state_serves_nothing(state: StateDir) -> None:
+    with ReplayBuffer(state, ReplaySection(include_online=True), stage_key="stage") as buffer:
+        assert buffer.serve([failed_group()], update=0, render=plain).groups == {}
+
+
+def test_a_row_that_left_the_table_meanwhile_is_skipped(state: StateDir) -> None:
+    with buffer_of(state, make_row("a")) as buffer:
+        write_rows(state, make_row("b"))
+        served = buffer.serve([failed_group()], update=0, render=plain)
+    assert [skipped.reason for skipped in served.skipped] == ["replay row a is no longer in the replay buffer"]
+
+
+def test_a_damaged_table_is_one_clear_error(state: StateDir) -> None:
+    write_rows(state, make_row("a"))
+    table_path(state, "replay_buffer").write_bytes(b"nonsense")
+    with pytest.raises(TableError, match="replay_buffer again"):
+        ReplayBuffer(state, ReplaySection())
+
+
+TASKS = st.sampled_from(["t", "u", "t_chunk0", "t_chunk1", "u_chunk0", "t_chunk1_chunk2"])
+ROWS = st.lists(st.tuples(TASKS, st.integers(0, 3), st.sampled_from([0.0, 0.4, 0.5, 1.0]), st.booleans()), max_size=12)
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    rows=ROWS,
+    asked=st.lists(TASKS, min_size=1, max_size=6),
+    per_task=st.integers(1, 3),
+    limit=st.none() | st.integers(0, 4),
+    require_verified=st.booleans(),
+    strategy=st.sampled_from(["uniform", "newest", "shortest", "recent_failure", "diverse"]),
+)
+def test_whatever_the_table_holds_the_rules_hold(
+    tmp_path_factory: pytest.TempPathFactory,
+    rows: list[tuple[str, int, float, bool]],
+    asked: list[str],
+    per_task: int,
+    limit: int | None,
+    require_verified: bool,
+    strategy: str,
+) -> None:
+    state = StateDir(tmp_path_factory.mktemp("state"))
+    table = {
+        f"r{index}": make_row(f"r{index}", task, quality_rank=rank, reward=reward, source_line=index)
+        for index, (task, rank, reward, _) in enumerate(rows)
+    }
+    verified = {f"r{index}" for index, row in enumerate(rows) if row[3]} if require_verified else set()
+    write_verifications(state, dict.fromkeys(verified, 1.0))
+    counting = [
+        row for name, row in table.items() if row["reward"] >= 0.5 and (name in verified or not require_verified)
+    ]
+    groups = [failed_group(task_id, group_id=f"g{index}") for index, task_id in enumerate(asked)]
+    section = {"per_task": per_task, "max_injections": limit, "require_verified": require_verified}
+    with buffer_of(state, *table.values(), strategy=strategy, **section) as buffer:
+        served = buffer.serve(groups, update=0, render=plain)
+    can_be_served = 0
+    for group in groups:
+        exact = [row for row in counting if row["original_task_id"] == group.task_id]
+        pool = exact or [row for row in counting if row["task_id"] == base_task_id(group.task_id)]
+        can_be_served += bool(pool)
+        if group.group_id not in served.groups:
+            continue
+        row = table[served.groups[group.group_id].row.row_id]
+        assert row in pool
+        siblings = [other for other in counting if other["original_task_id"] == row["original_task_id"]]
+        siblings.sort(key=lambda other: (-other["quality_rank"], other["source_line"]))
+        assert row in siblings[:per_task]
+    assert len(served.groups) == min(can_be_served, len(groups) if limit is None else limit)
+
+
+def replay_row(row_id: str, **changes) -> ReplayRow:
+    fields = {
+        "row_id": row_id,
+        "task_id": "t",
+        "original_task_id": "t",
+        "source_dataset": "sft_clean",
+        "reward": 1.0,
+        "messages": (system_message("s"), user_message("u"), assistant_message("Action: a")),
+    }
+    return ReplayRow(**fields | changes)
 
 
 def test_a_replay_row_becomes_a_trajectory_in_the_layout_of_episodes(
@@ -119,7 +304,7 @@ def test_a_replay_row_becomes_a_trajectory_in_the_layout_of_episodes(
 ) -> None:
     image = noise_png(64, 32, 0)
     sha256 = digest_bytes(image)
-    replay = ReplayRow(**{**vars(row("abc", "t")), "image_sha256s": (sha256,)})
+    replay = replay_row("abc", image_sha256s=(sha256,))
     trajectory = replay_trajectory(replay, {sha256: image}.__getitem__, renderer, advantage=1.5, weight=0.5)
     rendered = render_demonstration(renderer, replay.messages, [image])
     assert (trajectory.trajectory_id, trajectory.task_id) == ("replay:abc", "t")
@@ -133,15 +318,15 @@ def test_a_replay_row_becomes_a_trajectory_in_the_layout_of_episodes(
 
 def test_a_broken_replay_row_is_named(renderer: Renderer) -> None:
     with pytest.raises(ValueError, match="replay row abc of task t: a user turn has more image placeholders"):
-        replay_trajectory(row("abc", "t"), {}.__getitem__, renderer)
+        replay_trajectory(replay_row("abc"), {}.__getitem__, renderer)
 
 
 @pytest.mark.parametrize("outcome", [Outcome.TIMEOUT, Outcome.ENV_FAULT, Outcome.POLICY_FAULT, Outcome.GRADER_FAULT])
 def test_a_fault_is_never_made_a_trajectory(outcome: Outcome) -> None:
     with pytest.raises(ValueError, match="it is not trained on"):
-        episode_trajectory(episode(None, outcome), {}.__getitem__)
+        episode_trajectory(rollout("e", None, outcome=outcome), {}.__getitem__)
 
 
 def test_an_episode_without_sampled_tokens_is_never_made_a_trajectory() -> None:
     with pytest.raises(ValueError, match="holds no sampled token"):
-        episode_trajectory(episode(0.0), {}.__getitem__)
+        episode_trajectory(rollout("e", token_ids=(), response_mask=(), sampled_logprobs=()), {}.__getitem__)

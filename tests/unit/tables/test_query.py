@@ -1,17 +1,22 @@
 """Queries: read-only, and every failure is one sentence that names the way out."""
 
+import io
 import json
+import signal
 import subprocess
 import sys
+import time
 from datetime import date
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import TableError
 from osworld_pipeline.tables.catalog import rebuild_catalog
-from osworld_pipeline.tables.format import render
+from osworld_pipeline.tables.format import answer, render
 from osworld_pipeline.tables.query import QueryResult, run_query
 
 
@@ -34,10 +39,89 @@ def test_bad_sql_answers_with_duckdbs_first_line(state: StateDir) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("sql", ["CREATE TABLE x (a INT)", "DELETE FROM union_tasks", "DROP VIEW episodes"])
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "CREATE TABLE x (a INT)",
+        "DELETE FROM union_tasks",
+        "DROP VIEW episodes",
+        "ATTACH 'x.db'",
+        "INSTALL httpfs",
+        "SET threads = 1",
+        "COPY (SELECT 1) TO '{folder}/x.parquet'",
+        "EXPLAIN ANALYZE COPY (SELECT 1) TO '{folder}/x.parquet'",
+        "EXPLAIN (ANALYZE) COPY (SELECT 1) TO '{folder}/x.parquet'",
+    ],
+)
 def test_a_query_cannot_write(state: StateDir, sql: str) -> None:
     with pytest.raises(TableError, match="read-only"):
-        run_query(state, sql)
+        run_query(state, sql.format(folder=state.trajectories))
+    assert list(state.root.rglob("x.parquet")) == []
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT * FROM read_text('/etc/passwd')",
+        "SELECT * FROM read_csv('/etc/passwd')",
+        "SELECT * FROM '/etc/passwd'",
+        "SELECT * FROM glob('/etc/*')",
+        "SELECT * FROM read_text('{folder}/../../../../../../../../etc/passwd')",
+    ],
+)
+def test_a_query_reads_no_file_but_the_catalog_and_the_parts(state: StateDir, sql: str) -> None:
+    with pytest.raises(TableError):
+        run_query(state, sql.format(folder=state.trajectories))
+
+
+def test_a_query_sees_no_variable_of_the_program(state: StateDir) -> None:
+    with pytest.raises(TableError, match="does not exist"):
+        run_query(state, "SELECT * FROM sql")
+
+
+def test_two_statements_are_refused(state: StateDir) -> None:
+    with pytest.raises(TableError, match="one statement, not 2"):
+        run_query(state, "SELECT 1; SELECT 2")
+
+
+def test_a_plan_can_be_asked_for(state: StateDir) -> None:
+    assert run_query(state, "EXPLAIN ANALYZE SELECT count(*) FROM steps").rows
+
+
+FOREVER = "SELECT count(*) FROM range(100000000) a, range(100000000) b"
+
+
+def test_a_query_that_takes_too_long_is_stopped(state: StateDir) -> None:
+    with pytest.raises(TableError, match=r"stopped after 0\.2 s"):
+        run_query(state, FOREVER, timeout_s=0.2)
+
+
+def test_a_query_is_stopped_by_control_c(state: StateDir) -> None:
+    command = [sys.executable, "-m", "osworld_pipeline.cli", "query", FOREVER, "--state", str(state.root)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        time.sleep(2)
+        child.send_signal(signal.SIGINT)
+        try:
+            child.communicate(timeout=20)
+        finally:
+            child.kill()
+    assert child.returncode not in (0, None)
+
+
+def test_parquet_keeps_the_types(state: StateDir, tmp_path: Path) -> None:
+    data = answer(state, "SELECT 1::INTEGER AS n, [1.5] AS l, MAP {'a': 1.0::DOUBLE} AS m", "parquet")
+    table = pq.read_table(io.BytesIO(data))
+    assert table.schema.field("n").type == pa.int32()
+    assert table.num_rows == 1
+
+
+def test_the_command_line_writes_to_a_file(state: StateDir, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "osworld_pipeline.cli", "query", "SELECT 1 AS one", "--state", str(state.root)]
+    path = tmp_path / "out.parquet"
+    subprocess.run([*command, "--format", "parquet", "--output", str(path)], check=True, timeout=60)
+    assert pq.read_table(path).to_pylist() == [{"one": 1}]
+    done = subprocess.run([*command, "--format", "parquet"], capture_output=True, check=True, timeout=60)
+    assert done.stdout.startswith(b"PAR1")
 
 
 def test_a_locked_catalog_names_the_process_that_holds_it(state: StateDir) -> None:
@@ -95,7 +179,7 @@ def test_a_table_disarms_control_characters_and_markup() -> None:
 
 
 def test_an_unknown_format_names_the_known_ones() -> None:
-    with pytest.raises(TableError, match="no format named 'xml'; there are: table, json, csv"):
+    with pytest.raises(TableError, match="no format named 'xml'; there are: table, json, csv, parquet"):
         render(RESULT, "xml")
 
 

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from osworld_pipeline.domain.episode import Outcome, Reward, StepSignals
 from osworld_pipeline.domain.group import RolloutGroup
-from osworld_pipeline.domain.replay import Injection, ReplayRow
+from osworld_pipeline.domain.replay import Injection, ReplayRow, ReplayVerification
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
 from osworld_pipeline.tables.catalog import fresh_views
@@ -58,13 +59,14 @@ def test_the_same_part_written_again_replaces_its_rows(state: StateDir) -> None:
     store.write_episodes("a", [make_episode("e1", num_steps=3)])
     assert ask(state, "SELECT episode_id, num_steps FROM episodes") == [("e1", 3)]
     assert ask(state, "SELECT step_index FROM steps ORDER BY 1") == [(0,), (1,), (2,)]
-    assert len(list((state.trajectories / "steps").glob("a.*.parquet"))) == 1
+    assert store.read_episodes("a") == (make_episode("e1", num_steps=3),)
 
 
 def test_steps_without_their_committed_episodes_are_invisible(state: StateDir) -> None:
     store = TrajectoryStore(state)
     store.write_episodes("a", [make_episode("e1")])
-    (state.trajectories / "episodes" / "a.parquet").unlink()
+    (head,) = (state.trajectories / "episodes").glob("a~*.parquet")
+    head.unlink()
     assert ask(state, "SELECT * FROM steps") == []
 
 
@@ -72,18 +74,38 @@ def test_a_part_name_that_another_begins_with_keeps_its_own_steps(state: StateDi
     store = TrajectoryStore(state)
     store.write_episodes("a.b", [make_episode("e1")])
     store.write_episodes("a", [make_episode("e2")])
-    store.remove_parts("a", keep=["a.b"])
+    store.write_episodes("a", [make_episode("e3")])
     assert [episode.episode_id for episode in store.read_episodes("a.b")] == ["e1"]
-    assert ask(state, "SELECT DISTINCT episode_id FROM steps") == [("e1",)]
+    assert ask(state, "SELECT DISTINCT episode_id FROM steps ORDER BY 1") == [("e1",), ("e3",)]
 
 
-def test_removed_parts_are_gone_and_kept_ones_stay(state: StateDir) -> None:
+def test_parts_are_found_by_prefix_and_read_many_at_a_time(state: StateDir) -> None:
     store = TrajectoryStore(state)
     for name in ("run-1", "run-2", "other"):
         store.write_episodes(name, [make_episode(name)])
-    assert store.remove_parts("run-", keep={"run-2"}) == 1
-    assert store.existing_parts("episodes") == ["other", "run-2"]
-    assert store.existing_parts("steps", "run") == ["run-2"]
+    assert store.existing_parts("episodes", "run-") == store.existing_parts("steps", "run-") == ["run-1", "run-2"]
+    assert store.read_parts(["run-2", "other", "nowhere"]) == {
+        "run-2": (make_episode("run-2"),),
+        "other": (make_episode("other"),),
+    }
+
+
+def test_an_episode_is_found_by_its_id(state: StateDir) -> None:
+    store = TrajectoryStore(state)
+    store.write_episodes("a", [make_episode("e1"), make_episode("e2", num_steps=3)])
+    assert store.find_episode("e2") == make_episode("e2", num_steps=3)
+    with pytest.raises(StoreError, match="no episode 'e3'"):
+        store.find_episode("e3")
+
+
+def test_a_verification_is_a_row_and_a_fault_has_no_reward(state: StateDir) -> None:
+    proof = ReplayVerification(
+        verification_id="v1", row_id="r1", task_id="t", task_digest="d", outcome=Outcome.SUCCESS, reward=1.0
+    )
+    fault = replace(proof, verification_id="v2", outcome=Outcome.ENV_FAULT, reward=None, error="gone")
+    TrajectoryStore(state).write_verifications("v", [proof, fault])
+    rows = ask(state, "SELECT verification_id, outcome, reward FROM replay_verifications ORDER BY 1")
+    assert rows == [("v1", "success", 1.0), ("v2", "env_fault", None)]
 
 
 @pytest.mark.parametrize("name", ["", "../x", "a/b", ".hidden", "_seed", "a b", "x" * 300])
@@ -168,7 +190,7 @@ def test_an_image_is_stored_once_under_its_hash(state: StateDir) -> None:
     store = TrajectoryStore(state)
     sha256 = store.write_blob(b"pixels", suffix="png")
     assert store.write_blob(b"pixels", suffix=".png") == sha256
-    assert [path.relative_to(state.blobs).as_posix() for path in state.blobs.rglob("*") if path.is_file()] == [
+    assert [path.relative_to(state.blobs).as_posix() for path in state.blobs.rglob("*.png")] == [
         f"{sha256[:2]}/{sha256}.png"
     ]
     assert store.read_blob(sha256) == b"pixels"

@@ -1,0 +1,112 @@
+"""What must hold before anything is trained on, and what is worth a look: each check is one question to the library. A
+blocking one keeps the assets below it from running."""
+
+from collections.abc import Callable
+
+import dagster as dg
+
+from assets.metadata import check_result
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.runs import invariants
+from osworld_pipeline.runs.invariants import Offences
+from osworld_pipeline.tables.query import run_query
+from resources.state import StateResource
+
+WARN = dg.AssetCheckSeverity.WARN
+
+
+def build_check(
+    name: str,
+    asset: str,
+    find: Callable[[StateDir], Offences],
+    *,
+    holds: str,
+    otherwise: str,
+    warns: bool = False,
+) -> dg.AssetChecksDefinition:
+    """A check that passes where `find` finds nothing. `otherwise`: what to do. One that only `warns` blocks nothing."""
+
+    @dg.asset_check(name=name, asset=asset, description=holds, blocking=not warns)
+    def check(state: StateResource) -> dg.AssetCheckResult:
+        severity = WARN if warns else dg.AssetCheckSeverity.ERROR
+        return check_result(find(state.dir()), severity=severity, what_to_do=otherwise)
+
+    return check
+
+
+def build_query_check(name: str, asset: str, sql: str, *, holds: str, otherwise: str, warns: bool = False):
+    """The same with a query for the offenders."""
+    return build_check(
+        name, asset, lambda state: invariants.find_offences(state, sql), holds=holds, otherwise=otherwise, warns=warns
+    )
+
+
+@dg.asset_check(asset="train_tasks", description="There is something to train on.", blocking=True)
+def there_are_training_tasks(state: StateResource) -> dg.AssetCheckResult:
+    count = run_query(state.dir(), "SELECT count(*) FROM train_tasks").rows[0][0]
+    return dg.AssetCheckResult(passed=count > 0, metadata={"rows": count})
+
+
+CHECKS = [
+    build_check(
+        "task_ids_are_unique",
+        "union_tasks",
+        invariants.task_ids_twice,
+        holds="A task id names one task, and is no id of a chunk.",
+        otherwise="remove union_tasks.parquet and materialize union_tasks again",
+    ),
+    there_are_training_tasks,
+    build_query_check(
+        "training_tasks_can_be_run",
+        "train_tasks",
+        invariants.UNFIT_TRAIN_TASKS,
+        holds="Every training task has a config, is no Windows task and has a demonstration.",
+        otherwise="remove train_tasks.parquet and materialize train_tasks again",
+    ),
+    build_check(
+        "replay_rows_can_be_read",
+        "replay_buffer",
+        invariants.unreadable_replay_rows,
+        holds="Every turn of every demonstration is an action in the row's dialect.",
+        otherwise="materialize replay_buffer again: what cannot be read becomes a reject",
+    ),
+    build_check(
+        "no_blob_is_missing",
+        "replay_buffer",
+        invariants.missing_images,
+        holds="Every image that a row refers to is in the store.",
+        otherwise="restore the blobs from a copy, or remove replay_buffer.parquet and materialize it again",
+    ),
+    build_query_check(
+        "few_records_are_rejected",
+        "replay_buffer",
+        invariants.SOURCES_OF_REJECTS,
+        holds=f"No source loses more than {invariants.MAX_REJECT_SHARE:.0%} of its records.",
+        otherwise="look at the table rejects: SELECT kind, reason, count(*) FROM rejects GROUP BY ALL",
+        warns=True,
+    ),
+    build_check(
+        "demonstrations_earn_their_reward",
+        "verified_replay",
+        invariants.false_demonstrations,
+        holds=f"At most {invariants.MAX_FAILED_SHARE:.0%} of the demonstrations that were carried out again failed.",
+        otherwise="set replay.require_verified, or drop the source that they come from",
+        warns=True,
+    ),
+    build_query_check(
+        "no_orphan_injection",
+        "gspo_phase2_checkpoint",
+        invariants.ORPHAN_INJECTIONS,
+        holds="The group and the replay row of every injection are there.",
+        otherwise="rows of the replay buffer that were injected once are gone: keep the sources they came from",
+        warns=True,
+    ),
+    build_query_check(
+        "episodes_have_their_steps",
+        "evaluations",
+        invariants.EPISODES_WITHOUT_THEIR_STEPS,
+        holds="Every episode has exactly the steps it counts, and no step is without an episode.",
+        otherwise="a part of the trajectory store was damaged or removed by hand: restore it from a copy",
+        warns=True,
+    ),
+]

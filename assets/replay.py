@@ -1,0 +1,85 @@
+"""Verified replay: what the demonstrations of the replay buffer really earn when they are carried out again."""
+
+from typing import Any
+
+import dagster as dg
+
+from assets.metadata import NUM_SHOWN, column_schema
+from osworld_pipeline.columns import REPLAY_VERIFICATIONS
+from osworld_pipeline.runs.code_version import code_version
+from osworld_pipeline.runs.verification_summary import (
+    MODULES,
+    VerificationSummary,
+    read_summary,
+    settled_summary,
+    verification_key,
+)
+from osworld_pipeline.tables.preview import markdown_table
+from resources.desktops import DesktopsResource
+from resources.launcher import LocalLauncher
+from resources.progress import ProgressResource
+from resources.state import RecipeResource, StateResource
+
+GROUP = "tables"
+
+
+@dg.asset(
+    group_name=GROUP,
+    kinds={"x11", "parquet"},
+    pool="desktops",
+    deps=["replay_buffer", "train_tasks"],
+    code_version=code_version(*MODULES),
+)
+def verified_replay(
+    context: dg.AssetExecutionContext,
+    state: StateResource,
+    recipe: RecipeResource,
+    desktops: DesktopsResource,
+    launcher: LocalLauncher,
+    progress: ProgressResource,
+) -> dg.MaterializeResult:
+    """Demonstrations are carried out again on real desktops and graded; what is known already is not done twice."""
+    settings, folder = recipe.load(), state.dir()
+    if settings.replay.verify == "none":
+        return dg.MaterializeResult(metadata={"skipped": 'the recipe says replay.verify = "none"'})
+    key = verification_key(folder, settings, desktops=desktops.identity())
+    summary = settled_summary(folder, key)
+    if summary is None:
+        with desktops.serve(folder, settings) as servers:
+            job = {
+                "recipe": settings.model_dump(mode="json"),
+                "state_root": str(folder.root),
+                "servers": servers.as_job(),
+                "key": key,
+            }
+            launcher.launch(context, "verify_replay", job, progress.listener(context, "verified replay"), state=folder)
+        summary = read_summary(folder)
+    assert summary is not None, "the verification ended well and left no summary"
+    return dg.MaterializeResult(metadata=summary_metadata(summary), data_version=dg.DataVersion(summary.digest))
+
+
+def summary_metadata(summary: VerificationSummary) -> dict[str, Any]:
+    failed = [
+        (one.task_id, one.row_id, one.source, ", ".join(f"{reward:g}" for reward in one.earned), one.error)
+        for one in summary.failed[:NUM_SHOWN]
+    ]
+    reasons = [(reason, len(rows), rows[0]) for reason, rows in summary.unplayable.items()]
+    return {
+        "dagster/row_count": summary.num_verified + summary.num_failed,
+        "dagster/column_schema": column_schema(REPLAY_VERIFICATIONS),
+        "rows": summary.num_rows,
+        "demonstrations": summary.num_demonstrations,
+        "chosen": summary.num_chosen,
+        "verified": summary.num_verified,
+        "failed": summary.num_failed,
+        "without a verdict": summary.num_open,
+        "faults": summary.num_faults,
+        "not verifiable": summary.num_unplayable,
+        "failed ones": dg.MetadataValue.md(markdown_table(("task", "row", "source", "earned", "refused"), failed)),
+        "reasons": dg.MetadataValue.md(markdown_table(("reason", "rows", "the first"), reasons)),
+        "coverage": summary.coverage,
+        "verified coverage": summary.verified_coverage,
+    }
+
+
+ASSETS = [verified_replay]

@@ -1,0 +1,26 @@
+"""Upkeep of the trajectory store: its small parts merged into large sorted files."""
+
+from dataclasses import asdict
+
+import dagster as dg
+
+from osworld_pipeline.runs.code_version import code_version
+from osworld_pipeline.runs.upkeep import compact_store
+from resources.state import StateResource
+
+GROUP = "upkeep"
+
+
+@dg.asset(
+    group_name=GROUP,
+    kinds={"parquet"},
+    pool="upkeep",
+    deps=["gspo_phase2_checkpoint", "evaluations", "verified_replay"],
+    code_version=code_version("osworld_pipeline.runs.upkeep", "osworld_pipeline.trajectories"),
+)
+def compacted_trajectories(context: dg.AssetExecutionContext, state: StateResource) -> dg.MaterializeResult:
+    """Small parts of episodes, steps and groups become few large files; readers and writers need not stop."""
+    return dg.MaterializeResult(metadata=asdict(compact_store(state.dir())))
+
+
+ASSETS = [compacted_trajectories]

@@ -1,0 +1,189 @@
+"""`export` and `cookbook`: the store's rows for other programs, and the questions that people really ask of it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from osworld_pipeline.cli.pipeline import StateOption
+
+if TYPE_CHECKING:
+    from osworld_pipeline.datasets.exporters.selection import OnProgress, Selection
+
+exports = typer.Typer(help="Write the store's rows in the form of another program.", no_args_is_help=True)
+
+Output = Annotated[Path, typer.Argument(help="The folder to make.")]
+Checkpoints = Annotated[list[str] | None, typer.Option("--checkpoint", help="Only episodes of this one; repeatable.")]
+Where = Annotated[str | None, typer.Option(help="Only rows for which this SQL condition holds.")]
+MinReward = Annotated[float | None, typer.Option(help="Only rows whose raw task reward is at least this.")]
+Licences = Annotated[str | None, typer.Option("--licence-only", help="Only rows of these licences, with commas.")]
+Replace = Annotated[bool, typer.Option("--replace", help="Write an earlier export at OUTPUT anew.")]
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(exports, name="export")
+    app.command()(cookbook)
+
+
+@exports.command()
+def slime(
+    output: Output,
+    state: StateOption = Path("var"),
+    checkpoint: Checkpoints = None,
+    where: Where = None,
+    min_reward: MinReward = None,
+    licence_only: Licences = None,
+    online: Annotated[bool, typer.Option("--online", help="Add the successes of training, as chat turns.")] = False,
+    system_prompt: Annotated[str, typer.Option(help="Of online rows: full or short.")] = "full",
+    dialect: Annotated[str, typer.Option(help="Of online rows: whose system prompt.")] = "slime",
+    replace: Replace = False,
+) -> None:
+    """Slime-OSWorld's replay JSONL and task Parquets; --where is over the `replay` view."""
+    from osworld_pipeline.agent.dialects import load_dialect
+    from osworld_pipeline.datasets.exporters.slime import export_slime
+    from osworld_pipeline.domain.state import StateDir
+
+    try:
+        prompt = load_dialect(dialect).system_prompt(system_prompt)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    with _progress_bar() as on_progress:
+        done = export_slime(
+            StateDir(state.resolve()),
+            output,
+            system_prompt=prompt,
+            selection=_selection(checkpoint, where, min_reward, licence_only),
+            with_online=online,
+            replace=replace,
+            on_progress=on_progress,
+        )
+    print(
+        f"{output}: {done.num_demonstrations:,} demonstrations, {done.num_online:,} online successes, "
+        f"{done.num_images:,} images; {done.num_tasks:,} tasks, {done.num_train_tasks:,} to train on"
+    )
+
+
+@exports.command("osworld-results")
+def osworld_results(
+    output: Output,
+    state: StateOption = Path("var"),
+    checkpoint: Checkpoints = None,
+    where: Where = None,
+    min_reward: MinReward = None,
+    replace: Replace = False,
+) -> None:
+    """OSWorld's result folders of evaluation episodes; --where is over the `evals` view."""
+    from osworld_pipeline.datasets.exporters.osworld_results import export_osworld_results
+    from osworld_pipeline.domain.state import StateDir
+
+    with _progress_bar() as on_progress:
+        done = export_osworld_results(
+            StateDir(state.resolve()),
+            output,
+            selection=_selection(checkpoint, where, min_reward, None),
+            replace=replace,
+            on_progress=on_progress,
+        )
+    print(
+        f"{output}: {done.num_episodes:,} episodes of {len(done.models):,} models, {done.num_successes:,} successes of "
+        f"{done.num_results:,} results, {done.num_faults:,} faults without a result, {done.num_screenshots:,} "
+        "screenshots"
+    )
+
+
+@exports.command()
+def huggingface(
+    output: Output,
+    state: StateOption = Path("var"),
+    config: Annotated[list[str] | None, typer.Option(help="steps, episodes or replay; repeatable, else all.")] = None,
+    checkpoint: Checkpoints = None,
+    purpose: Annotated[list[str] | None, typer.Option(help="Only episodes of this purpose; repeatable.")] = None,
+    where: Where = None,
+    min_reward: MinReward = None,
+    licence_only: Licences = None,
+    own_licence: Annotated[str | None, typer.Option(help="Of the episodes this pipeline made itself.")] = None,
+    max_shard_mb: Annotated[int, typer.Option(min=1, help="A file grows no larger than about this.")] = 500,
+    replace: Replace = False,
+) -> None:
+    """A Hugging Face dataset (Parquet with images, and a card); --where is over `episodes`, or over `replay`."""
+    from osworld_pipeline.datasets.exporters.huggingface import CONFIGS, export_huggingface
+    from osworld_pipeline.domain.state import StateDir
+
+    with _progress_bar() as on_progress:
+        done = export_huggingface(
+            StateDir(state.resolve()),
+            output,
+            selection=_selection(checkpoint, where, min_reward, licence_only, purpose),
+            configs=config or CONFIGS,
+            own_licence=own_licence,
+            max_shard_bytes=max_shard_mb * 1_000_000,
+            replace=replace,
+            on_progress=on_progress,
+        )
+    rows = ", ".join(f"{number:,} {name}" for name, number in done.num_rows.items())
+    print(f"{output}: {rows}; {done.num_images:,} images, {sum(done.num_shards.values()):,} files")
+    if done.num_unknown_licence:
+        print(f"The licence of {done.num_unknown_licence:,} rows is unknown: {output / 'README.md'} says of which.")
+
+
+def cookbook(
+    name: Annotated[str | None, typer.Argument(help="The question to ask; without one, all are listed.")] = None,
+    output: Annotated[str, typer.Option("--format", help="table, json or csv.")] = "table",
+    show_sql: Annotated[bool, typer.Option("--sql", help="Show the query and do not run it.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="The whole cookbook as a page.")] = False,
+    state: StateOption = Path("var"),
+) -> None:
+    """Questions that people ask of the store: list them, or ask one."""
+    from osworld_pipeline.domain.state import StateDir
+    from osworld_pipeline.tables.cookbook import COOKBOOK, find_question, render_cookbook
+    from osworld_pipeline.tables.format import render
+    from osworld_pipeline.tables.query import run_query
+
+    if markdown:
+        print(render_cookbook(), end="")
+        return
+    if name is None:
+        width = max(len(question.name) for question in COOKBOOK)
+        for question in COOKBOOK:
+            print(f"{question.name:<{width}}  {question.question}")
+        return
+    question = find_question(name)
+    print(question.sql if show_sql else render(run_query(StateDir(state.resolve()), question.sql), output))
+
+
+def _selection(
+    checkpoints: list[str] | None,
+    where: str | None,
+    min_reward: float | None,
+    licences: str | None,
+    purposes: list[str] | None = None,
+) -> "Selection":
+    from osworld_pipeline.datasets.exporters.selection import Selection
+
+    names = [name.strip() for name in (licences or "").split(",")]
+    return Selection(
+        checkpoints=tuple(checkpoints or ()),
+        purposes=tuple(purposes or ()),
+        min_reward=min_reward,
+        licences=tuple(name for name in names if name),
+        where=where,
+    )
+
+
+@contextmanager
+def _progress_bar() -> Iterator["OnProgress"]:
+    """A bar on standard error, gone at the end; nothing where that is no terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("rows"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        bar = progress.add_task("rows", total=None)
+
+        def on_progress(done: int, total: int) -> None:
+            progress.update(bar, completed=done, total=total)
+
+        yield on_progress

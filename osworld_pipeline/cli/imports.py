@@ -1,0 +1,117 @@
+"""`fetch` and `import`: raw sources from a hub of datasets, and demonstrations made elsewhere."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from osworld_pipeline.cli.pipeline import StateOption
+
+if TYPE_CHECKING:
+    from osworld_pipeline.datasets.importers.lines import OnProgress
+
+SHOWN_REJECTS = 20
+
+
+class Kind(StrEnum):
+    OSWORLD_RESULTS = "osworld-results"
+    AGENTNET = "agentnet"
+    SLIME_REPLAY = "slime-replay"
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(fetch)
+    app.command(name="import")(import_)
+
+
+def fetch(
+    requests: Annotated[
+        list[str], typer.Argument(help="Each SOURCE=ORG/NAME, and then @REVISION and :FILE where wanted.")
+    ],
+    hf_root: Annotated[Path | None, typer.Option(help="The datasets folder; the state's own where not named.")] = None,
+    state: StateOption = Path("var"),
+) -> None:
+    """Download raw sources from Hugging Face dataset ids, pinned in sources.lock.json."""
+    from osworld_pipeline.datasets.hub import Fetched, fetch_sources, parse_request
+    from osworld_pipeline.domain.state import StateDir
+
+    def tell(fetched: Fetched) -> None:
+        lock = fetched.lock
+        how = "was there" if fetched.was_there else "fetched"
+        print(
+            f"{lock.source}: {how}, {lock.repo_id}@{lock.revision[:12]}, {lock.num_bytes:,} bytes, "
+            f"licence {lock.licence or 'not told'}: {fetched.path}"
+        )
+
+    root = hf_root.resolve() if hf_root else StateDir(state.resolve()).datasets
+    fetch_sources([parse_request(text) for text in requests], root, on_fetched=tell)
+
+
+def import_(
+    kind: Annotated[Kind, typer.Argument(help="What it is.")],
+    path: Annotated[Path, typer.Argument(help="The JSONL file, or the folder.")],
+    name: Annotated[str, typer.Option(help="Of the import, and of its rows' source: letters, digits and _.")],
+    licence: Annotated[str, typer.Option(help="What the data's owner allows; kept with every row.")],
+    revision: Annotated[str, typer.Option(help="Of the origin: a commit, a date, a version.")] = "",
+    quality_rank: Annotated[int, typer.Option(help="Of two equal demonstrations the higher rank stays.")] = -1,
+    images: Annotated[Path | None, typer.Option(help="agentnet: the screenshots, if not images/ beside.")] = None,
+    osworld_path: Annotated[
+        Path | None, typer.Option(help="osworld-results: the checkout its tasks are of; else the state's own tree.")
+    ] = None,
+    state: StateOption = Path("var"),
+) -> None:
+    """Import demonstrations made elsewhere; importing the same name again replaces it whole."""
+    from osworld_pipeline.datasets.importers import ImportOptions
+    from osworld_pipeline.datasets.importers.agentnet import import_agentnet
+    from osworld_pipeline.datasets.importers.osworld_results import import_osworld_results
+    from osworld_pipeline.datasets.importers.slime_replay import import_slime_replay
+    from osworld_pipeline.domain.state import StateDir
+    from osworld_pipeline.tables.catalog import rebuild_catalog
+
+    place = StateDir(state.resolve())
+    options = ImportOptions(name=name, licence=licence, revision=revision, quality_rank=quality_rank)
+    with _progress_bar(kind) as on_progress:
+        if kind is Kind.AGENTNET:
+            summary = import_agentnet(place, path, options, images=images, on_progress=on_progress)
+        elif kind is Kind.OSWORLD_RESULTS:
+            summary = import_osworld_results(place, path, options, osworld_path=osworld_path, on_progress=on_progress)
+        else:
+            summary = import_slime_replay(place, path, options, on_progress=on_progress)
+    if summary.num_episodes:
+        rebuild_catalog(place)
+    folder = place.imports / name
+    _print_rejects(folder)
+    kinds = ", ".join(f"{count} {kind}" for kind, count in summary.num_rejects_by_kind.items())
+    print(
+        f"{summary.num_demonstrations} demonstrations, {summary.num_episodes} episodes, {summary.num_tasks} tasks, "
+        f"{summary.num_rejects} rejects{f' ({kinds})' if kinds else ''}: {folder}"
+    )
+
+
+def _print_rejects(folder: Path) -> None:
+    import orjson
+
+    from osworld_pipeline.datasets.imports import REJECTS
+
+    console = Console()
+    with (folder / REJECTS).open("rb") as file:
+        for number, line in enumerate(file):
+            if number == SHOWN_REJECTS:
+                console.print(f"and more in {folder / REJECTS}", highlight=False, markup=False, soft_wrap=True)
+                break
+            reject = orjson.loads(line)
+            text = f"not used: {reject['path']}:{reject['line']}: {reject['reason']}"
+            console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+@contextmanager
+def _progress_bar(kind: Kind) -> Iterator["OnProgress"]:
+    columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task(f"importing {kind}", total=None)
+        yield lambda done, total: progress.update(bar, completed=done, total=total or None)

@@ -1,0 +1,40 @@
+"""`tasks`: train and test splits of an OSWorld tree."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+SHOWN_REJECTS = 20
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(tasks)
+
+
+def tasks(
+    osworld_path: Annotated[Path, typer.Option(help="An OSWorld checkout.")],
+    output_dir: Annotated[Path, typer.Option(help="Where the splits are written.")],
+    domains: Annotated[str, typer.Option(help="Comma-separated; all that are there where none is named.")] = "",
+    test_ratio: Annotated[float, typer.Option(help="Share of the test half, close to it by hash.")] = 0.2,
+    seed: Annotated[int, typer.Option(help="Another seed, another split.")] = 42,
+) -> None:
+    """Split an OSWorld tree into train.parquet and test.parquet, stable by task id."""
+    from osworld_pipeline.datasets.task_split import split_tasks, write_split
+
+    names = [name.strip().strip("/") for name in domains.split(",") if name.strip()]
+    split = split_tasks(osworld_path.resolve(), domains=names, test_ratio=test_ratio, seed=seed)
+    write_split(split, output_dir.resolve())
+    console = Console()
+    table = Table("domain", "train", "test")
+    for domain in split.domains:
+        table.add_row(domain, *(str(sum(task.domain == domain for task in half)) for half in (split.train, split.test)))
+    table.add_row("all", str(len(split.train)), str(len(split.test)), style="bold")
+    console.print(table)
+    for reject in split.rejects[:SHOWN_REJECTS]:
+        console.print(f"not used: {reject.path}: {reject.reason}", highlight=False, markup=False, soft_wrap=True)
+    print(
+        f"{len(split.train)} train and {len(split.test)} test tasks, {len(split.rejects)} files not used: {output_dir}"
+    )

@@ -1,0 +1,78 @@
+"""The columns of every table, in Arrow's types. Trajectory parts, small tables, the catalog and its views are all made
+from this one definition, so that a column exists in one place and old parts can be read beside new ones."""
+
+from collections.abc import Mapping
+
+import pyarrow as pa
+
+from osworld_pipeline.columns.fields import MESSAGES, NUMBERS, RUN_IDS, TEXT, TEXTS, doc_of, unit_of
+from osworld_pipeline.columns.owned import CHECKPOINTS, RAW_COUNTS, REJECTS, REPLAY_BUFFER, UNION_TASKS
+from osworld_pipeline.columns.parts import (
+    BOOKKEEPING,
+    EPISODES,
+    INJECTIONS,
+    REPLAY_VERIFICATIONS,
+    ROLLOUT_GROUPS,
+    STEPS,
+)
+
+__all__ = [
+    "BOOKKEEPING", "CHECKPOINTS", "EPISODES", "INJECTIONS", "MESSAGES", "NUMBERS", "OWNED_TABLES", "PART_TABLES",
+    "RAW_COUNTS", "REJECTS", "REPLAY_BUFFER", "REPLAY_VERIFICATIONS", "ROLLOUT_GROUPS", "RUN_IDS", "SCHEMA_KEY",
+    "SCHEMA_VERSION", "STEPS", "TEXT", "TEXTS", "UNION_TASKS", "conform", "doc_of", "is_newer", "marked", "stored",
+    "unit_of",
+]  # fmt: skip
+
+SCHEMA_VERSION = 2
+"""In the key-value metadata of every Parquet file we write; one more when a column is added or widened. Columns are
+never renamed, removed or narrowed. A file of an older version reads with NULL for what it lacks; a file of a newer one
+reads without the columns we do not know, and is never rewritten (compacted) by us."""
+SCHEMA_KEY = b"osworld_schema_version"
+
+PART_TABLES: Mapping[str, pa.Schema] = {
+    "episodes": EPISODES,
+    "steps": STEPS,
+    "rollout_groups": ROLLOUT_GROUPS,
+    "injections": INJECTIONS,
+    "replay_verifications": REPLAY_VERIFICATIONS,
+}
+"""Append-only, many writers: one folder of Parquet parts each."""
+
+OWNED_TABLES: Mapping[str, pa.Schema] = {
+    "union_tasks": UNION_TASKS,
+    "replay_buffer": REPLAY_BUFFER,
+    "train_tasks": UNION_TASKS,
+    "rejects": REJECTS,
+    "raw_counts": RAW_COUNTS,
+    "checkpoints": CHECKPOINTS,
+}
+"""Small, one owner: one Parquet file each."""
+
+
+def stored(table: str) -> pa.Schema:
+    """The columns of a part's file: the table's own and the bookkeeping."""
+    return pa.schema([*PART_TABLES[table], *BOOKKEEPING])
+
+
+def marked(table: pa.Table) -> pa.Table:
+    """`table` with the schema's version as its only metadata: docs of columns are not repeated in every file."""
+    plain = pa.schema([pa.field(field.name, field.type) for field in table.schema])
+    return table.cast(plain).replace_schema_metadata({SCHEMA_KEY: str(SCHEMA_VERSION).encode()})
+
+
+def is_newer(metadata: Mapping[bytes, bytes] | None) -> bool:
+    """Whether a file with this key-value metadata was written by a newer program than this one."""
+    version = (metadata or {}).get(SCHEMA_KEY, b"0")
+    return not version.isdigit() or int(version) > SCHEMA_VERSION
+
+
+def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """`table` with exactly the columns of `schema`: what an older writer did not know is null, what we do not know is
+    left out."""
+    columns = [
+        table.column(field.name).cast(field.type)
+        if field.name in table.column_names
+        else pa.nulls(table.num_rows, field.type)
+        for field in schema
+    ]
+    return pa.Table.from_arrays(columns, schema=schema)

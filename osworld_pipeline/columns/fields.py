@@ -1,0 +1,36 @@
+"""Arrow's types of our columns, and a column with what it says: `doc` and `unit` travel in the field's metadata."""
+
+import pyarrow as pa
+
+TEXT = pa.string()
+TEXTS = pa.list_(pa.string())
+FLAG = pa.bool_()
+INT32 = pa.int32()
+INT64 = pa.int64()
+FLOAT = pa.float64()
+NUMBERS = pa.map_(pa.string(), pa.float64())
+RUN_IDS = pa.map_(pa.string(), pa.string())
+MESSAGES = pa.list_(
+    pa.struct([("role", TEXT), ("content", pa.list_(pa.struct([("type", TEXT), ("text", TEXT)])))]),
+)
+SECONDS, UNIX_TIME, PIXELS, NUM_BYTES, TOKENS, SHARE, NATS = (
+    "s",
+    "s since 1970",
+    "px",
+    "bytes",
+    "tokens",
+    "0..1",
+    "nats",
+)
+
+
+def column(name: str, kind: pa.DataType, doc: str, unit: str = "") -> pa.Field:
+    return pa.field(name, kind, metadata={"doc": doc, "unit": unit})
+
+
+def doc_of(field: pa.Field) -> str:
+    return (field.metadata or {}).get(b"doc", b"").decode()
+
+
+def unit_of(field: pa.Field) -> str:
+    return (field.metadata or {}).get(b"unit", b"").decode()

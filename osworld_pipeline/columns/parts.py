@@ -1,0 +1,175 @@
+"""The columns of the trajectory parts: episodes and their steps, groups and their injections, verifications."""
+
+import pyarrow as pa
+
+from osworld_pipeline.columns.fields import (
+    FLAG,
+    FLOAT,
+    INT32,
+    INT64,
+    NATS,
+    NUM_BYTES,
+    NUMBERS,
+    PIXELS,
+    RUN_IDS,
+    SECONDS,
+    SHARE,
+    TEXT,
+    TEXTS,
+    TOKENS,
+    UNIX_TIME,
+    column,
+)
+
+EPISODES = pa.schema(
+    [
+        column("episode_id", TEXT, "Deterministic (stage, update, group, sample, attempt): a rerun replaces."),
+        column("task_id", TEXT, "The task that was attempted."),
+        column("task_digest", TEXT, "SHA-256 of the task's config."),
+        column("purpose", TEXT, "train, evaluate, demonstrate or import."),
+        column("checkpoint_id", TEXT, "Whose policy played it."),
+        column("stage_key", TEXT, "Key of the stage run: the checkpoint being trained, or the evaluation's key."),
+        column("update", INT32, "The update that its group trains; -1 outside training."),
+        column("group_id", TEXT, "Its rollout group; NULL outside training."),
+        column("seed", INT64, "Tells apart attempts at one task under one policy."),
+        column("attempt", INT32, "0, and one more for each attempt after a fault."),
+        column("outcome", TEXT, "success, failure, truncated, timeout, env_fault, policy_fault or grader_fault."),
+        column("error", TEXT, "One sentence where the outcome is a fault or a timeout."),
+        column("is_valid", FLAG, "The outcome is success, failure or truncated: it counts in a denominator."),
+        column("is_success", FLAG, "The outcome is success."),
+        column("task_reward", FLOAT, "The grader's word; NULL where there is none, never 0 for a fault.", SHARE),
+        column("partial_reward", FLOAT, "Weighted sum of the partial terms.", SHARE),
+        column("penalty", FLOAT, "Sum of the penalties.", SHARE),
+        column("shaped_reward", FLOAT, "What trains: task plus partial less penalties, clamped.", SHARE),
+        column("num_steps", INT32, "Rows of `steps` it has."),
+        column("max_turns", INT32, "Its step budget; 0 where nobody said."),
+        column("engine", TEXT, "The policy engine: transformers, sglang, ..."),
+        column("temperature", FLOAT, "Of the sampling."),
+        column("top_p", FLOAT, "Of the sampling.", SHARE),
+        column("max_new_tokens", INT32, "Limit of one response.", TOKENS),
+        column("stop", TEXTS, "A response ends after the first of these."),
+        column("sampling_seed", INT64, "Of the sampling."),
+        column("replica_id", TEXT, "The desktop it ran on."),
+        column("provider", TEXT, "What made the desktop: local, qemu, ..."),
+        column("image_digest", TEXT, "Of the desktop's image."),
+        column("grader_version", TEXT, "Of the evaluators."),
+        column("processor_digest", TEXT, "Of tokenizer, image processor and chat template."),
+        column("source_dataset", TEXT, "Of an imported episode: the import's name."),
+        column("licence", TEXT, "Of an imported episode."),
+        column("started_at", FLOAT, "When it began.", UNIX_TIME),
+        column("times_s", NUMBERS, "By part: reset, model, step, evaluate, total.", SECONDS),
+        column("reward_parts", NUMBERS, "The terms of partial_reward and of penalty, by name.", SHARE),
+        column("run_ids", RUN_IDS, "Of Dagster and MLflow, by system."),
+        column("token_ids", pa.list_(pa.int32()), "The whole sequence as the sampler saw it, placeholders expanded."),
+        column("response_mask", pa.list_(pa.int8()), "1 where the policy sampled the token; aligned with token_ids."),
+        column(
+            "sampled_logprobs", pa.list_(pa.float64()), "Of each token at temperature 1; 0.0 outside the mask.", NATS
+        ),
+    ]
+)
+
+STEPS = pa.schema(
+    [
+        column("episode_id", TEXT, "Its episode."),
+        column("step_index", INT32, "From 0, in the order played."),
+        column("task_id", TEXT, "Of the episode."),
+        column("checkpoint_id", TEXT, "Of the episode."),
+        column("purpose", TEXT, "Of the episode."),
+        column("update", INT32, "Of the episode."),
+        column("screenshot_sha256", TEXT, "The blob with the exact bytes that the model saw."),
+        column("screenshot_width", INT32, "Of what the model saw.", PIXELS),
+        column("screenshot_height", INT32, "Of what the model saw.", PIXELS),
+        column("screenshot_format", TEXT, "png, jpeg or webp."),
+        column("screenshot_num_bytes", INT64, "Size of the blob.", NUM_BYTES),
+        column("observation_text", TEXT, "What the model read beside the screenshot."),
+        column("response_text", TEXT, "What the model said."),
+        column("action", TEXT, "The parsed arguments as canonical JSON; NULL where nothing could be parsed."),
+        column("command", TEXT, "What went to the desktop: a pyautogui call, or WAIT, DONE, FAIL."),
+        column("policy_version", INT32, "Updates behind the weights that sampled this turn."),
+        column("prompt_num_tokens", INT32, "Of this turn's prompt.", TOKENS),
+        column("response_num_tokens", INT32, "Of this turn's response.", TOKENS),
+        column("model_s", FLOAT, "Time the engine took.", SECONDS),
+        column("step_s", FLOAT, "Time the desktop took.", SECONDS),
+        column("action_type", TEXT, "left_click, type, key, scroll, wait, terminate, unknown, ..."),
+        column("action_parsed", FLAG, "The response held an action."),
+        column("action_executed", FLAG, "The desktop carried it out."),
+        column("action_error", TEXT, "Why it did not."),
+        column("target_element", TEXT, "What the action named."),
+        column("fallback_used", FLAG, "Only the fallback parser understood it."),
+        column("coordinate_x", INT64, "Where the action pointed; clamped to 64 bits.", PIXELS),
+        column("coordinate_y", INT64, "Where the action pointed; clamped to 64 bits.", PIXELS),
+        column("a11y_grounded", FLAG, "The target was named in the accessibility tree before."),
+        column("screen_diff", FLOAT, "Mean absolute difference of 64x64 greyscale pictures.", SHARE),
+        column("screen_changed", FLAG, "screen_diff reached the threshold."),
+        column("screen_hash", TEXT, "Of the small greyscale picture."),
+        column("a11y_delta", FLOAT, "Relative change of the tree's length.", SHARE),
+        column("a11y_changed", FLAG, "The accessibility tree changed."),
+        column("terminal_changed", FLAG, "The terminal's text changed."),
+    ]
+)
+
+ROLLOUT_GROUPS = pa.schema(
+    [
+        column("group_id", TEXT, "Sibling episodes of one task in one update."),
+        column("task_id", TEXT, "Their task."),
+        column("checkpoint_id", TEXT, "Whose policy played them."),
+        column("stage_key", TEXT, "The checkpoint being trained."),
+        column("update", INT32, "The update that they train."),
+        column("num_episodes", INT32, "Siblings, faults included."),
+        column("num_valid", INT32, "Siblings that count."),
+        column("num_successes", INT32, "Siblings that succeeded."),
+        column("episode_ids", TEXTS, "The siblings."),
+        column("outcomes", TEXTS, "Aligned with episode_ids."),
+        column("task_rewards", pa.list_(pa.float64()), "Aligned with episode_ids; NULL for a fault.", SHARE),
+        column("shaped_rewards", pa.list_(pa.float64()), "Aligned with episode_ids; NULL for a fault.", SHARE),
+        column("replay_row_id", TEXT, "The row of `replay` that joined; NULL where none did."),
+    ]
+)
+
+INJECTIONS = pa.schema(
+    [
+        column("injection_id", TEXT, "One replay row in one group."),
+        column("group_id", TEXT, "The group that it joined."),
+        column("row_id", TEXT, "The row of `replay`."),
+        column("task_id", TEXT, "Of both."),
+        column("source_dataset", TEXT, "Where the row came from; online for an episode."),
+        column("reward", FLOAT, "It counted with this reward.", SHARE),
+        column("advantage", FLOAT, "And with this advantage, in the group's standard deviations."),
+        column("weight", FLOAT, "Factor on its loss."),
+        column("kind", TEXT, "demonstration or episode."),
+        column("strategy", TEXT, "How it was chosen among its task's rows."),
+        column("verified_reward", FLOAT, "What re-executing it had earned by then; NULL where untried.", SHARE),
+        column("stage_key", TEXT, "Of the group."),
+        column("update", INT32, "Of the group."),
+    ]
+)
+
+REPLAY_VERIFICATIONS = pa.schema(
+    [
+        column("verification_id", TEXT, "One re-execution: deterministic (row, attempt)."),
+        column("row_id", TEXT, "The row of `replay`."),
+        column("task_id", TEXT, "Its task."),
+        column("task_digest", TEXT, "SHA-256 of the task's config."),
+        column("outcome", TEXT, "success or failure by the grader's word; else what fault."),
+        column("reward", FLOAT, "The grader's word; NULL where there is none.", SHARE),
+        column("error", TEXT, "One sentence where it is a fault."),
+        column("num_steps", INT32, "Actions carried out."),
+        column("replica_id", TEXT, "The desktop it ran on."),
+        column("provider", TEXT, "What made the desktop."),
+        column("image_digest", TEXT, "Of the desktop's image."),
+        column("grader_version", TEXT, "Of the evaluators."),
+        column("started_at", FLOAT, "When it began.", UNIX_TIME),
+        column("duration_s", FLOAT, "How long it took.", SECONDS),
+    ]
+)
+
+BOOKKEEPING = pa.schema(
+    [
+        column("part", TEXT, "The part that the row was written in."),
+        column(
+            "part_version", INT64, "Orders the writings of a part: milliseconds << 20, plus the compaction's number."
+        ),
+        column("part_digest", TEXT, "Ties detail rows to head rows in files from before part_version."),
+    ]
+)
+"""In the files, after a table's own columns; no view shows them."""

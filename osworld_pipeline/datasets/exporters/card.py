@@ -1,0 +1,139 @@
+"""The card of an exported dataset: front matter for the hub, then what a reader must know before using the rows."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from osworld_pipeline.columns import EPISODES, REPLAY_BUFFER, STEPS, doc_of, unit_of
+
+_SCHEMAS = {"steps": STEPS, "episodes": EPISODES, "replay": REPLAY_BUFFER}
+_ADDED = {
+    "screenshot": "The exact bytes that the model saw before it acted.",
+    "images": "In the order of their placeholders in `messages`.",
+    "image_sha256s": "SHA-256 of each of the images.",
+    "instruction": "What the agent was asked.",
+    "domain": "Of the task.",
+    "licence": "Of the row's source; NULL where nobody told.",
+    "kind": "`demonstration`: chat turns of a dataset or an import.",
+    "verified_reward": "What executing its actions again earned at best; NULL where that was not tried. A share 0..1.",
+    "verified_at": "When. In seconds since 1970.",
+    "num_verifications": "How often that was tried.",
+    "episode_id": "The attempt; the key of `episodes`.",
+    "checkpoint_id": "The policy that acted.",
+    "recorded_at": "NULL for demonstrations.",
+}
+_ABOUT = {
+    "steps": "One row for each turn of an episode: the screenshot the model saw, its words, the action, what it did.",
+    "episodes": "One row for each attempt at a task, with the sampled tokens; its turns are the rows of `steps` with "
+    "the same `episode_id`.",
+    "replay": "One row for each demonstration: chat turns, and the images in the order of their placeholders.",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LicenceCount:
+    """Rows of one source under one licence."""
+
+    source: str
+    licence: str | None
+    """None where nobody told."""
+    num_rows: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """What the card tells; every mapping is by config."""
+
+    num_rows: Mapping[str, int]
+    shards: Mapping[str, Sequence[str]]
+    """The files; a config without rows has none, and is not named to the library."""
+    columns: Mapping[str, pa.Schema]
+    licences: Mapping[str, Sequence[LicenceCount]]
+    checkpoints: Sequence[tuple[Any, ...]]
+    """Id, stage, parent, recipe digest, data digest, weights digest."""
+
+
+def render_card(card: Card) -> str:
+    """The card as Markdown with YAML front matter."""
+    parts = [_front_matter(card), "# Desktop agent trajectories\n", _configs(card), _licences(card)]
+    return "\n".join([*parts, _checkpoints(card), _columns(card)])
+
+
+def _front_matter(card: Card) -> str:
+    known = sorted({row.licence for rows in card.licences.values() for row in rows if row.licence})
+    is_complete = all(row.licence for rows in card.licences.values() for row in rows)
+    lines = ["---", "license:"]
+    # JSON strings are YAML strings.
+    lines += [f"- {json.dumps(name)}" for name in [*known, *([] if is_complete and known else ["unknown"])]]
+    lines += ["configs:"]
+    for index, name in enumerate(card.shards):
+        lines += [f"- config_name: {name}", "  data_files:", "  - split: train", f"    path: data/{name}-*.parquet"]
+        lines += ["  default: true"] if index == 0 else []
+    return "\n".join([*lines, "---", ""])
+
+
+def _configs(card: Card) -> str:
+    rows = [
+        f"| `{name}` | {card.num_rows[name]:,} | {len(card.shards[name])} | {_ABOUT[name]} |" for name in card.shards
+    ]
+    return "\n".join(["| config | rows | files | what a row is |", "|---|---|---|---|", *rows, ""])
+
+
+def _licences(card: Card) -> str:
+    lines = ["## Licences\n", "| config | source | licence | rows |", "|---|---|---|---|"]
+    unknown = 0
+    for name, counts in card.licences.items():
+        for row in counts:
+            unknown += 0 if row.licence else row.num_rows
+            lines.append(
+                f"| `{name}` | {_cell(row.source)} | {_cell(row.licence or '**unknown**')} | {row.num_rows:,} |"
+            )
+    if unknown:
+        lines.append(
+            f"\n**The licence of {unknown:,} rows is unknown** (the sources above so marked): ask those who made them "
+            "before you publish or train on these rows."
+        )
+    return "\n".join([*lines, ""])
+
+
+def _checkpoints(card: Card) -> str:
+    if not card.checkpoints:
+        return "## Checkpoints\n\nNo row was made by a checkpoint.\n"
+    lines = [
+        "## Checkpoints\n",
+        "| checkpoint | stage | parent | recipe | data | weights |",
+        "|---|---|---|---|---|---|",
+    ]
+    lines += ["| " + " | ".join(_cell(value) for value in row) + " |" for row in card.checkpoints]
+    return "\n".join([*lines, ""])
+
+
+def _columns(card: Card) -> str:
+    lines = ["## Columns"]
+    for name, schema in card.columns.items():
+        lines += [f"\n### {name}\n", "| column | type | meaning |", "|---|---|---|"]
+        lines += [f"| `{field.name}` | `{_type(field.type)}` | {_cell(_meaning(name, field))} |" for field in schema]
+    return "\n".join([*lines, ""])
+
+
+def _type(kind: pa.DataType) -> str:
+    text = str(kind).replace("struct<bytes: binary, path: string>", "image")
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _meaning(config: str, field: pa.Field) -> str:
+    if field.name in _ADDED:
+        return _ADDED[field.name]
+    schema = _SCHEMAS[config] if field.name in _SCHEMAS[config].names else EPISODES
+    if field.name not in schema.names:
+        return ""
+    known = schema.field(field.name)
+    unit = unit_of(known)
+    return doc_of(known) + (f" In {unit}." if unit else "")
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else " ".join(str(value).split()).replace("|", "\\|")

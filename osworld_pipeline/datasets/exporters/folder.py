@@ -1,0 +1,108 @@
+"""An export's folder: filled beside its place, synced, and put there by one rename; what is there already is kept
+unless the caller asked to replace an earlier export."""
+
+import ctypes
+import errno
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from osworld_pipeline.durable import HOST
+from osworld_pipeline.errors import StoreError
+
+MANIFEST = "export.json"
+"""In the root of every export: what it is. Only a folder that has one is ever replaced."""
+_TEMP = re.compile(r"\.(?P<host>[A-Za-z0-9-]+)\.(?P<pid>\d+)\.[0-9a-f]{32}\.export")
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+
+
+@contextmanager
+def export_folder(target: Path, *, replace: bool) -> Iterator[Path]:
+    """Yields an empty folder to fill; at the end it is `target`, or it is gone where anything failed.
+
+    Raises:
+        StoreError: there is something at `target` that may not be replaced, or the file system refused.
+    """
+    target = target.absolute()
+    _refuse_existing(target, replace=replace)
+    temp = target.parent / f".{HOST}.{os.getpid()}.{uuid4().hex}.export"
+    try:
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            remove_stale_exports(target.parent)
+            temp.mkdir()
+            yield temp
+            # One call for all: an export may hold a million files.
+            os.sync()
+            _refuse_existing(target, replace=replace)
+            _put(temp, target)
+        except OSError as error:
+            raise StoreError(
+                f"cannot write the export {target}: {error.strerror or error}; mend that and run again, "
+                "nothing half-written is left"
+            ) from error
+    finally:
+        shutil.rmtree(temp, ignore_errors=True)
+
+
+def write_manifest(folder: Path, kind: str, content: Mapping[str, Any]) -> None:
+    text = json.dumps({"kind": kind, **content}, ensure_ascii=False, indent=2, sort_keys=True)
+    (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
+
+
+def remove_stale_exports(parent: Path) -> int:
+    """Removes what killed exporters of this host left in `parent`; never what a living one is writing."""
+    removed = 0
+    for path in parent.glob(".*.export"):
+        match = _TEMP.fullmatch(path.name)
+        if match and match["host"] == HOST and not Path(f"/proc/{match['pid']}").exists():
+            shutil.rmtree(path, ignore_errors=True)
+            removed += 1
+    return removed
+
+
+def folder_name(text: str) -> str:
+    """`text` as the name of one folder: what a file system or a shell could take amiss becomes an underscore."""
+    name = re.sub(r"[^A-Za-z0-9._@+=-]", "_", text)[:180]
+    return f"_{name}" if not name.strip("._") or name.startswith(".") else name
+
+
+def _refuse_existing(target: Path, *, replace: bool) -> None:
+    if not target.is_symlink() and (not target.exists() or (target.is_dir() and not any(target.iterdir()))):
+        return
+    if not replace:
+        raise StoreError(f"{target} is there already: choose another folder, or add --replace to write it anew")
+    if target.is_symlink() or not (target / MANIFEST).is_file():
+        raise StoreError(f"{target} is no earlier export (it has no {MANIFEST}): remove it yourself, or choose another")
+
+
+def _put(temp: Path, target: Path) -> None:
+    """Afterwards `temp` is gone, or is what was at `target` before."""
+    if not target.exists() or not any(target.iterdir()):
+        os.rename(temp, target)
+    elif not _exchange(temp, target):
+        # For a moment there is neither.
+        old = temp.with_name(f".{HOST}.{os.getpid()}.{uuid4().hex}.export")
+        os.rename(target, old)
+        os.rename(temp, target)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Swaps two folders in one call; False where this system cannot."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        return False
+    if rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):
+        return False
+    raise OSError(code, os.strerror(code))

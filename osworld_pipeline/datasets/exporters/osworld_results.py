@@ -1,0 +1,205 @@
+"""Exports evaluation episodes as OSWorld's own result tree:
+`<action_space>/<observation_type>/<model>/<domain>/<task_id>/{result.txt, traj.jsonl, step_<n>_<timestamp>.png}`.
+
+OSWorld's runner saves at step n the screen AFTER action n; a step of ours holds the screen the model saw BEFORE its
+action. So `step_<n>` is the screenshot of our next step, and `step_0` is the screen before the first action, which the
+runner never saves and a reader of traj.jsonl never meets. After the last action there is no screenshot, unless that
+action was DONE or FAIL: these touch nothing, so the screen is still the one the model saw.
+"""
+
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import orjson
+from PIL import Image
+
+from osworld_pipeline.datasets.exporters.folder import export_folder, folder_name, write_manifest
+from osworld_pipeline.datasets.exporters.selection import (
+    EPISODES_A_BATCH,
+    OnProgress,
+    Selection,
+    count,
+    export_views,
+    steps_of,
+    stream,
+)
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.trajectories import BlobStore
+
+ACTION_SPACE = "pyautogui"
+RESULT_FILE = "result.txt"
+TRAJECTORY_FILE = "traj.jsonl"
+_TIMESTAMP = "%Y%m%d@%H%M%S%f"
+_ENDS = {"DONE": "done", "FAIL": "fail"}
+# OSWorld's tree holds one attempt at a task; the seeds of a task become models of their own, in the order of the seeds.
+_ATTEMPTS = """
+SELECT v.*, e.times_s['reset'] AS reset_s,
+       row_number() OVER (PARTITION BY v.checkpoint_id, v.task_id ORDER BY v.seed, v.episode_id) AS run,
+       coalesce(o.has_tree, false) AS has_tree, c.recipe_digest, c.weights_digest
+FROM ({chosen}) v JOIN episodes e USING (episode_id)
+LEFT JOIN (
+    SELECT checkpoint_id, bool_or(contains(observation_text, '[Accessibility Tree]' || chr(10))) AS has_tree
+    FROM steps WHERE purpose = 'evaluate' AND step_index = 0 GROUP BY checkpoint_id
+) o ON o.checkpoint_id = v.checkpoint_id
+LEFT JOIN checkpoints c ON c.checkpoint_id = v.checkpoint_id
+ORDER BY v.checkpoint_id, v.task_id, run
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResultsExport:
+    """What was written."""
+
+    num_episodes: int
+    num_results: int
+    """Episodes with a grader's word, so with a result.txt."""
+    num_faults: int
+    """Episodes without one: no result.txt, which OSWorld's scripts take for unfinished and never for 0."""
+    num_successes: int
+    num_screenshots: int
+    models: tuple[str, ...]
+
+
+def export_osworld_results(
+    state: StateDir,
+    target: Path,
+    *,
+    selection: Selection | None = None,
+    replace: bool = False,
+    on_progress: OnProgress | None = None,
+) -> ResultsExport:
+    """Writes the tree into a new folder `target`; `selection` is over the `evals` view.
+
+    Raises:
+        TableError: a table cannot be read, or a filter is bad SQL.
+        StoreError: `target` is taken, an image is missing, or the file system refused.
+    """
+    selection = selection or Selection()
+    chosen = selection.over("evals", reward="reward", checkpoint="checkpoint_id")
+    blobs = BlobStore(state.blobs)
+    models: dict[str, None] = {}
+    counts = dict.fromkeys(("num_episodes", "num_results", "num_successes", "num_screenshots"), 0)
+    with export_views(state) as connection, export_folder(target, replace=replace) as folder:
+        total = count(connection, chosen, of="evals")
+        for batch in stream(connection, _ATTEMPTS.format(chosen=chosen), batch_rows=EPISODES_A_BATCH):
+            rows = batch.to_pylist()
+            steps = steps_of(connection, [row["episode_id"] for row in rows])
+            for row in rows:
+                model = folder / ACTION_SPACE / _observation_type(row) / folder_name(_model(row))
+                if str(model) not in models:
+                    models[str(model)] = None
+                    _write_arguments(model, row)
+                place = model / folder_name(_domain(row)) / folder_name(row["task_id"])
+                counts["num_screenshots"] += _write_episode(place, row, steps[row["episode_id"]], blobs)
+                counts["num_episodes"] += 1
+                counts["num_results"] += row["is_valid"]
+                counts["num_successes"] += bool(row["success"])
+                if on_progress is not None:
+                    on_progress(counts["num_episodes"], total)
+        result = ResultsExport(
+            **counts,
+            num_faults=counts["num_episodes"] - counts["num_results"],
+            models=tuple(Path(model).name for model in models),
+        )
+        write_manifest(folder, "osworld-results", {"selection": selection.as_json(), "counts": asdict(result)})
+    return result
+
+
+def _model(row: Mapping[str, Any]) -> str:
+    return row["checkpoint_id"] if row["run"] == 1 else f"{row['checkpoint_id']}_run{row['run']}"
+
+
+def _observation_type(row: Mapping[str, Any]) -> str:
+    return "screenshot_a11y_tree" if row["has_tree"] else "screenshot"
+
+
+def _domain(row: Mapping[str, Any]) -> str:
+    return row["domain"] or row["family"]
+
+
+def _write_arguments(model: Path, row: Mapping[str, Any]) -> None:
+    """`args.json`, where OSWorld's runner keeps the settings of a run."""
+    model.mkdir(parents=True)
+    arguments = {
+        "action_space": ACTION_SPACE,
+        "observation_type": _observation_type(row),
+        "model": model.name,
+        "max_steps": row["max_turns"],
+        "temperature": row["temperature"],
+        **{name: row[name] for name in ("checkpoint_id", "stage", "recipe_digest", "weights_digest", "run")},
+        **{name: row[name] for name in ("engine", "provider", "image_digest", "grader_version", "stage_key")},
+    }
+    (model / "args.json").write_text(json.dumps(arguments, ensure_ascii=False, indent=4), encoding="utf-8")
+
+
+def _write_episode(place: Path, row: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], blobs: BlobStore) -> int:
+    """Writes one task's folder; returns the number of its screenshots."""
+    place.mkdir(parents=True)
+    num_screenshots = 0
+    # When the runner would have looked: after the reset, then after each action.
+    clock_s = (row["started_at"] or 0.0) + (row["reset_s"] or 0.0)
+    if steps:
+        _write_png(place / f"step_0_{_timestamp(clock_s)}.png", blobs.read(steps[0]["screenshot_sha256"]))
+        num_screenshots += 1
+    with (place / TRAJECTORY_FILE).open("wb") as sink:
+        for index, step in enumerate(steps):
+            clock_s += (step["model_s"] or 0.0) + (step["step_s"] or 0.0)
+            stamp = _timestamp(clock_s)
+            seen_after = _seen_after(steps, index)
+            name = f"step_{index + 1}_{stamp}.png" if seen_after else None
+            if seen_after and name:
+                _write_png(place / name, blobs.read(seen_after["screenshot_sha256"]))
+                num_screenshots += 1
+            sink.write(orjson.dumps(_row(step, index, stamp, name), option=orjson.OPT_APPEND_NEWLINE))
+    if row["is_valid"]:
+        (place / RESULT_FILE).write_text(f"{row['reward']}\n", encoding="utf-8")
+    facts = {name: row[name] for name in ("episode_id", "task_id", "seed", "attempt", "outcome", "error", "reward")}
+    (place / "episode.json").write_text(json.dumps(facts, ensure_ascii=False, indent=2), encoding="utf-8")
+    return num_screenshots
+
+
+def _seen_after(steps: Sequence[Mapping[str, Any]], index: int) -> Mapping[str, Any] | None:
+    """The step whose screenshot shows the screen after action `index`; None where nobody looked."""
+    if index + 1 < len(steps):
+        return steps[index + 1]
+    return steps[index] if steps[index]["command"] in _ENDS else None
+
+
+def _row(step: Mapping[str, Any], index: int, stamp: str, screenshot_file: str | None) -> dict[str, Any]:
+    end = _ENDS.get(step["command"] or "")
+    return {
+        "step_num": index + 1,
+        "action_timestamp": stamp,
+        "action": step["command"],
+        "response": step["response_text"],
+        # As OSWorld's step answers: the grader speaks once, at the end, in result.txt.
+        "reward": 0,
+        "done": end is not None,
+        "info": ({end: True} if end else {})
+        | {
+            "model_action": None if step["action"] is None else json.loads(step["action"]),
+            "action_error": step["action_error"],
+            "fallback_used": step["fallback_used"],
+            "policy_version": step["policy_version"],
+        },
+        "screenshot_file": screenshot_file,
+    }
+
+
+def _timestamp(clock_s: float) -> str:
+    return datetime.fromtimestamp(clock_s, UTC).strftime(_TIMESTAMP)
+
+
+def _write_png(path: Path, data: bytes) -> None:
+    """The exact bytes where they are a PNG; another format is written as the PNG of the same pixels."""
+    if not data.startswith(b"\x89PNG"):
+        sink = io.BytesIO()
+        with Image.open(io.BytesIO(data)) as image:
+            image.save(sink, format="PNG")
+        data = sink.getvalue()
+    path.write_bytes(data)

@@ -1,0 +1,244 @@
+"""Raw sources from Hugging Face dataset ids: each file is pinned to a commit, checked against the lock beside it, and
+put where the union build looks for it, whole or not at all.
+
+The token is the hub client's own affair (its login or its environment variable); nothing here reads or prints one.
+"""
+
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from osworld_pipeline.datasets.source_lock import LOCK_FILE, SourceLock, read_source_lock, write_source_lock
+from osworld_pipeline.datasets.sources import REPLAY_SOURCES, TASK_SOURCES, Source
+from osworld_pipeline.durable import locked
+from osworld_pipeline.errors import DatasetError, DependencyError, StoreError
+
+if TYPE_CHECKING:
+    from huggingface_hub import DatasetInfo
+
+HUB_SOURCES = {source.name: source for source in (*REPLAY_SOURCES, *TASK_SOURCES) if source.kind != "task_tree"}
+"""What can be fetched: sources that are one file."""
+STAGING = ".fetch"
+"""Downloads grow here, so that a broken one is taken up again; removed when the file is in place."""
+TIMEOUT_S = 30.0
+"""Of one answer of the hub's."""
+LOCK_TIMEOUT_S = 10.0
+_REQUEST = re.compile(
+    r"(?P<source>\w+)=(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[^:\s]+))?(?::(?P<file>\S+))?", re.ASCII
+)
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FetchRequest:
+    source: Source
+    repo_id: str
+    revision: str = "main"
+    """A branch, tag or commit."""
+    filename: str = ""
+    """In the repository; where it is not named, the one file with the source's own name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fetched:
+    lock: SourceLock
+    path: Path
+    was_there: bool
+    """The very file was in place already, and nothing was downloaded."""
+
+
+def parse_request(text: str) -> FetchRequest:
+    """`SOURCE=ORG/NAME[@REVISION][:FILE]`. Raises DatasetError."""
+    match = _REQUEST.fullmatch(text)
+    if match is None:
+        raise DatasetError(f"cannot read '{text}': a source to fetch is written SOURCE=ORG/NAME[@REVISION][:FILE]")
+    if match["source"] not in HUB_SOURCES:
+        raise DatasetError(f"no source named '{match['source']}'; there are: {', '.join(HUB_SOURCES)}")
+    return FetchRequest(
+        source=HUB_SOURCES[match["source"]],
+        repo_id=match["repo"],
+        revision=match["revision"] or "main",
+        filename=match["file"] or "",
+    )
+
+
+def fetch_sources(
+    requests: Sequence[FetchRequest],
+    datasets_root: Path,
+    *,
+    endpoint: str | None = None,
+    on_fetched: Callable[[Fetched], None] | None = None,
+) -> tuple[Fetched, ...]:
+    """Downloads what is not there yet and locks each file as soon as it is in place.
+
+    Raises:
+        DependencyError: huggingface_hub is not installed.
+        DatasetError: the hub cannot be reached or refuses, no such dataset, revision or file, or a content that is not
+            the one locked under the same revision.
+        StoreError: the file system refused, or another fetch is at work there.
+    """
+    results: list[Fetched] = []
+    with locked(datasets_root / f"{STAGING}.lock", timeout_s=LOCK_TIMEOUT_S, error=DatasetError, what="fetching here"):
+        for request in requests:
+            result = _fetch(request, datasets_root, endpoint)
+            locks = {**read_source_lock(datasets_root), request.source.name: result.lock}
+            write_source_lock(datasets_root, locks)
+            results.append(result)
+            if on_fetched is not None:
+                on_fetched(result)
+    return tuple(results)
+
+
+def _fetch(request: FetchRequest, root: Path, endpoint: str | None) -> Fetched:
+    known = read_source_lock(root).get(request.source.name)
+    path = root / request.source.path
+    if known is not None and _is_pinned(request, known) and path.is_file() and _sha256(path) == known.sha256:
+        return Fetched(lock=known, path=path, was_there=True)
+    info = _ask(request, lambda hub: hub.HfApi(endpoint=endpoint).dataset_info(
+        request.repo_id, revision=request.revision, timeout=TIMEOUT_S, files_metadata=False
+    ))  # fmt: skip
+    filename, revision = _filename(request, info), str(info.sha)
+    is_same = known is not None and (known.repo_id, known.filename, known.revision) == (
+        request.repo_id,
+        filename,
+        revision,
+    )
+    if known is not None and is_same and path.is_file() and _sha256(path) == known.sha256:
+        return Fetched(lock=known, path=path, was_there=True)
+    staging = root / STAGING / request.source.name / revision
+    downloaded = _ask(request, lambda hub: _download(hub, request, filename, revision, staging, endpoint))
+    sha256 = _sha256(downloaded)
+    if known is not None and is_same and known.sha256 != sha256:
+        shutil.rmtree(root / STAGING / request.source.name, ignore_errors=True)
+        raise DatasetError(
+            f"{request.repo_id} now gives another {filename} under the same revision {revision} (sha256 {sha256[:12]}, "
+            f"locked {known.sha256[:12]}): find out why; '{request.source.name}' out of {LOCK_FILE} takes it"
+        )
+    lock = SourceLock(
+        source=request.source.name,
+        repo_id=request.repo_id,
+        filename=filename,
+        revision=revision,
+        requested=request.revision,
+        sha256=sha256,
+        num_bytes=downloaded.stat().st_size,
+        licence=_licence(info),
+    )
+    _ask(request, lambda _: _put(downloaded, path))
+    shutil.rmtree(root / STAGING / request.source.name, ignore_errors=True)
+    with suppress(OSError):
+        (root / STAGING).rmdir()  # unless another source's download waits there
+    return Fetched(lock=lock, path=path, was_there=False)
+
+
+def _download(
+    hub: Any, request: FetchRequest, filename: str, revision: str, staging: Path, endpoint: str | None
+) -> Path:
+    """The file in the staging folder. What an earlier process left half done is taken up where it ended; the etag in
+    its name says that it is of the same content."""
+    from huggingface_hub.file_download import http_get
+
+    url = hub.hf_hub_url(request.repo_id, filename, repo_type="dataset", revision=revision, endpoint=endpoint)
+    found = hub.get_hf_file_metadata(url, timeout=TIMEOUT_S, endpoint=endpoint)
+    staging.mkdir(parents=True, exist_ok=True)
+    part = staging / hashlib.sha256(f"{filename} {found.etag}".encode()).hexdigest()
+    with part.open("ab") as file:
+        if found.size is not None and file.tell() > found.size:
+            file.truncate(0)
+        http_get(url, file, resume_size=file.tell(), headers=hub.utils.build_hf_headers(), expected_size=found.size)
+    return part
+
+
+def _is_pinned(request: FetchRequest, known: SourceLock) -> bool:
+    """A commit that is locked needs no question to the hub."""
+    return (
+        _COMMIT.fullmatch(request.revision) is not None
+        and (known.repo_id, known.revision) == (request.repo_id, request.revision)
+        and request.filename in ("", known.filename)
+    )
+
+
+def _filename(request: FetchRequest, info: "DatasetInfo") -> str:
+    files = [sibling.rfilename for sibling in info.siblings or ()]
+    if request.filename:
+        if request.filename in files:
+            return request.filename
+        raise DatasetError(f"no file {request.filename} in {request.repo_id}; there are: {_some(files)}")
+    name = PurePosixPath(request.source.path).name
+    found = [file for file in files if PurePosixPath(file).name == name]
+    if name in found or len(found) == 1:
+        return name if name in found else found[0]
+    raise DatasetError(
+        f"{len(found) or 'no'} files named {name} in {request.repo_id}: say which one with "
+        f"{request.source.name}={request.repo_id}:FILE; there are: {_some(files)}"
+    )
+
+
+def _some(files: Sequence[str]) -> str:
+    return ", ".join(files[:10]) + (f" and {len(files) - 10} more" if len(files) > 10 else "") or "none"
+
+
+def _licence(info: "DatasetInfo") -> str:
+    card = info.card_data.to_dict() if info.card_data is not None else {}
+    told = card.get("license_name") or card.get("license") or ""
+    if isinstance(told, list):
+        return ", ".join(map(str, told))
+    return str(told) or next(
+        (tag.removeprefix("license:") for tag in info.tags or () if tag.startswith("license:")), ""
+    )
+
+
+def _put(downloaded: Path, path: Path) -> None:
+    """The download is on the same file system, so it takes its place at once."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with downloaded.open("rb") as file:
+        os.fsync(file.fileno())
+    os.replace(downloaded, path)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _ask(request: FetchRequest, call: Callable[[Any], Any]) -> Any:
+    """Every way in which the hub can fail, as one sentence. Its own messages name no token."""
+    try:
+        import huggingface_hub
+        from huggingface_hub import errors
+    except ImportError as error:
+        raise DependencyError("fetching needs huggingface_hub: install the extra 'pipeline'") from error
+
+    what = f"{request.source.name} from {request.repo_id}@{request.revision}"
+    by_hand = f"or put the file at {request.source.path} by hand"
+    try:
+        return call(huggingface_hub)
+    except errors.GatedRepoError as error:
+        raise DatasetError(f"cannot fetch {what}: access must be granted on the dataset's page, then log in") from error
+    except errors.RevisionNotFoundError as error:
+        raise DatasetError(f"cannot fetch {what}: there is no such revision; name a branch, tag or commit") from error
+    except errors.RepositoryNotFoundError as error:
+        raise DatasetError(
+            f"cannot fetch {what}: no such dataset, or it is private; check the name, or log in to the hub"
+        ) from error
+    except errors.HfHubHTTPError as error:
+        status = error.response.status_code if error.response is not None else "no"
+        raise DatasetError(
+            f"cannot fetch {what}: the hub answered with status {status}; try again, {by_hand}"
+        ) from error
+    except (errors.HFValidationError, errors.FileMetadataError) as error:
+        raise DatasetError(f"cannot fetch {what}: {str(error).splitlines()[0][:200]}; mend that, {by_hand}") from error
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno is not None and not isinstance(error, ConnectionError):
+            raise StoreError(f"cannot write {what}: {error.strerror}; mend that and fetch again") from error
+        # The client brings an HTTP library of its own choice, whose errors share no base class with it.
+        raise DatasetError(
+            f"cannot fetch {what}: the hub cannot be reached ({type(error).__name__}); check the network and "
+            f"HF_HUB_OFFLINE, {by_hand}"
+        ) from error

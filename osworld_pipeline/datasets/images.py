@@ -1,0 +1,147 @@
+"""Images of demonstrations: base64, data URIs, or paths beside the source. They are proven whole by their structure;
+the pixels are not decoded, which costs a hundred times more.
+
+What that proves: of a PNG every byte (each chunk's checksum, up to IEND), of a JPEG that its segments follow each other
+and that it ends, of a WebP that all its bytes are there. What it does not: that a compressed stream of a JPEG or WebP
+is free of damage in its middle.
+"""
+
+import binascii
+import re
+import zlib
+from pathlib import Path
+
+from pybase64 import b64decode
+
+from osworld_pipeline.errors import DatasetError
+
+MAX_IMAGE_PIXELS = 100_000_000
+MAX_IMAGE_BYTES = 256 * 2**20
+_DATA_URI = re.compile(r"data:image/[a-z0-9.+-]+;base64,", re.IGNORECASE)
+_PATH = re.compile(r"[^\x00]{1,1024}\.(?:png|jpe?g|webp)", re.IGNORECASE)
+_PNG = b"\x89PNG\r\n\x1a\n"
+# Start-of-frame markers, which tell the size; C4, C8 and CC are something else.
+_JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_JPEG_ALONE = frozenset((0x01, *range(0xD0, 0xD8)))
+
+
+def load_image(text: str, folder: Path) -> tuple[bytes, str]:
+    """The bytes of an image of a record, and the suffix of its format; a path counts from `folder` and stays in it.
+
+    Raises:
+        DatasetError: none of the three, not there, not PNG, JPEG or WebP, too large, or damaged.
+    """
+    if len(text) <= 1024 and _PATH.fullmatch(text):
+        data = _read(text, folder)
+        return data, prove_image(data)
+    return decode_image(text)
+
+
+def decode_image(text: str) -> tuple[bytes, str]:
+    """The bytes of a base64 string or data URI, and the suffix for their format. Raises DatasetError as above."""
+    match = _DATA_URI.match(text[:64])
+    encoded = text[match.end() :] if match else text
+    try:
+        data = b64decode(encoded, validate=True)
+    except (binascii.Error, ValueError):
+        try:
+            data = b64decode("".join(encoded.split()), validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise DatasetError(f"not base64: {error}") from error
+    return data, prove_image(data)
+
+
+def prove_image(data: bytes) -> str:
+    """png, jpeg or webp, of an image that is whole as far as its structure tells. Raises DatasetError."""
+    try:
+        if data.startswith(_PNG):
+            suffix, size = "png", _png_size(data)
+        elif data.startswith(b"\xff\xd8\xff"):
+            suffix, size = "jpeg", _jpeg_size(data)
+        elif data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+            suffix, size = "webp", _webp_size(data)
+        else:
+            raise DatasetError("neither PNG, JPEG nor WebP")
+    except IndexError as error:
+        raise DatasetError("a damaged image: it ends too early") from error
+    width, height = size
+    if width * height > MAX_IMAGE_PIXELS:
+        raise DatasetError(f"{width}x{height} pixels are more than a screenshot has")
+    if not width or not height:
+        raise DatasetError("a damaged image: it has no pixels")
+    return suffix
+
+
+def _read(text: str, folder: Path) -> bytes:
+    try:
+        root = folder.resolve()
+        path = (root / text).resolve()
+        if not path.is_relative_to(root):
+            raise DatasetError(f"the path {text!r} leads out of the source's folder")
+        if path.stat().st_size > MAX_IMAGE_BYTES:
+            raise DatasetError(f"{text!r} is larger than {MAX_IMAGE_BYTES // 2**20} MiB")
+        if not path.is_file():
+            raise DatasetError(f"{text!r} is no file")
+        return path.read_bytes()
+    except (OSError, ValueError, RuntimeError) as error:
+        why = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise DatasetError(f"cannot read {text!r}: {why}") from error
+
+
+def _number(data: bytes, start: int, length: int, *, little: bool = False) -> int:
+    if start + length > len(data):
+        raise IndexError
+    return int.from_bytes(data[start : start + length], "little" if little else "big")
+
+
+def _png_size(data: bytes) -> tuple[int, int]:
+    view, place, size = memoryview(data), len(_PNG), (0, 0)
+    while True:
+        length = _number(data, place, 4)
+        kind = data[place + 4 : place + 8]
+        end = place + 8 + length
+        if zlib.crc32(view[place + 4 : end]) != _number(data, end, 4):
+            raise DatasetError(f"a damaged image: a wrong checksum in its PNG chunk at byte {place}")
+        if place == len(_PNG):
+            if kind != b"IHDR" or length != 13:
+                raise DatasetError("a damaged image: a PNG without its header")
+            size = _number(data, place + 8, 4), _number(data, place + 12, 4)
+        if kind == b"IEND":
+            return size
+        place = end + 4
+
+
+def _jpeg_size(data: bytes) -> tuple[int, int]:
+    place, size = 2, (0, 0)
+    while True:
+        if data[place] != 0xFF:
+            raise DatasetError(f"a damaged image: no JPEG segment at byte {place}")
+        while data[place] == 0xFF:
+            place += 1
+        marker = data[place]
+        place += 1
+        if marker == 0xDA:
+            break
+        if marker in _JPEG_ALONE:
+            continue
+        length = _number(data, place, 2)
+        if marker in _JPEG_FRAMES:
+            size = _number(data, place + 5, 2), _number(data, place + 3, 2)
+        place += max(length, 2)
+    if data.rfind(b"\xff\xd9", place) < 0:
+        raise DatasetError("a damaged image: the JPEG has no end")
+    return size
+
+
+def _webp_size(data: bytes) -> tuple[int, int]:
+    if len(data) < _number(data, 4, 4, little=True) + 8:
+        raise DatasetError("a damaged image: the WebP is cut")
+    kind = data[12:16]
+    if kind == b"VP8X":
+        return _number(data, 24, 3, little=True) + 1, _number(data, 27, 3, little=True) + 1
+    if kind == b"VP8L":
+        bits = _number(data, 21, 4, little=True)
+        return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+    if kind == b"VP8 ":
+        return _number(data, 26, 2, little=True) & 0x3FFF, _number(data, 28, 2, little=True) & 0x3FFF
+    raise DatasetError("a damaged image: a WebP without picture")

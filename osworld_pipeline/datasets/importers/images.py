@@ -1,0 +1,81 @@
+"""Images of an origin: proven whole as the union build proves them, and kept as the exact bytes they are."""
+
+import io
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from PIL import Image, UnidentifiedImageError
+
+from osworld_pipeline.datasets.images import MAX_IMAGE_BYTES
+from osworld_pipeline.datasets.images import prove_image as prove_structure
+from osworld_pipeline.domain.digest import digest_bytes
+from osworld_pipeline.errors import DatasetError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProvenImage:
+    data: bytes | None
+    """None for a file of its own, which is read again where it is needed."""
+    suffix: str
+    width: int
+    height: int
+    sha256: str
+    num_bytes: int
+    path: Path | None = None
+
+    @property
+    def name(self) -> str:
+        """Its place in an import's folder."""
+        return f"images/{self.sha256}.{self.suffix}"
+
+    def read(self) -> bytes:
+        if self.data is not None:
+            return self.data
+        assert self.path is not None, self
+        return self.path.read_bytes()
+
+
+def prove_image(data: bytes, *, path: Path | None = None) -> ProvenImage:
+    """Raises DatasetError: not a PNG, JPEG or WebP, too large, or damaged as far as its structure tells."""
+    suffix = prove_structure(data)
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            width, height = image.size
+    except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise DatasetError(f"a damaged image: {error}") from error
+    return ProvenImage(
+        data=data if path is None else None,
+        suffix=suffix,
+        width=width,
+        height=height,
+        sha256=digest_bytes(data),
+        num_bytes=len(data),
+        path=path,
+    )
+
+
+def read_image(folder: Path, name: object) -> ProvenImage:
+    """An image that a record names, inside `folder` or below it.
+
+    Raises:
+        DatasetError: no name, a path out of the folder, no such file, or no image.
+    """
+    if not isinstance(name, str) or not name:
+        raise DatasetError("no image is named")
+    relative = PurePosixPath(name.replace("\\", "/"))
+    if relative.is_absolute() or ".." in relative.parts:
+        raise DatasetError(f"the image '{name[:80]}' is not inside its folder")
+    path = folder / relative
+    try:
+        # A link may lead anywhere (a hub's cache is all links): what it leads to must be an image.
+        path = path.resolve(strict=True)
+        if path.stat().st_size > MAX_IMAGE_BYTES:
+            raise DatasetError(f"the image '{name[:80]}' is larger than {MAX_IMAGE_BYTES // 2**20} MiB")
+        data = path.read_bytes()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise DatasetError(f"the image '{name[:80]}' cannot be read: {reason}") from error
+    try:
+        return prove_image(data, path=path)
+    except DatasetError as error:
+        raise DatasetError(f"the image '{name[:80]}' is {error}") from error

@@ -1,0 +1,216 @@
+"""OSWorld's result folders: every attempt becomes an episode of the trajectory store, and every success that our
+dialect can say becomes a demonstration.
+
+An attempt without a grader's word is a fault, never a zero.
+"""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import orjson
+
+from osworld_pipeline.datasets.importers.calls import Pointer, ToPixels, actions_of, read_code
+from osworld_pipeline.datasets.importers.folder import (
+    ImportOptions,
+    ImportSummary,
+    ImportWriter,
+    open_import,
+    publish,
+)
+from osworld_pipeline.datasets.importers.images import ProvenImage
+from osworld_pipeline.datasets.importers.lines import OnProgress
+from osworld_pipeline.datasets.importers.results_episode import SUCCESS_THRESHOLD, StepActions, attempt_episode
+from osworld_pipeline.datasets.importers.results_reader import ResultAttempt, find_attempts, plain, read_attempt
+from osworld_pipeline.datasets.importers.turns import Conversation
+from osworld_pipeline.datasets.rejects import BadRecord
+from osworld_pipeline.domain.episode import Episode
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.domain.task import Task
+from osworld_pipeline.errors import ActionParseError, DatasetError
+from osworld_pipeline.trajectories import TrajectoryStore
+
+IMPORTER = "osworld-results"
+EPISODES_PER_PART = 32
+
+
+def import_osworld_results(
+    state: StateDir,
+    path: Path,
+    options: ImportOptions,
+    *,
+    osworld_path: Path | None = None,
+    on_progress: OnProgress | None = None,
+) -> ImportSummary:
+    """`path`: the results, from any level of their tree on; `osworld_path`: the checkout whose tasks they are of, for
+    instructions and configs (the state's own tree where none is named).
+
+    Raises:
+        DatasetError: no attempts there, bad options, or another import at work.
+        StoreError: the file system refused.
+    """
+    root = path.resolve()
+    folders = find_attempts(root)
+    tasks = (osworld_path or state.osworld_repo) / "evaluation_examples" / "examples"
+    with open_import(state, importer=IMPORTER, origin=plain(str(path)), options=options) as writer:
+        episodes = _StagedEpisodes(writer)
+        for number, folder in enumerate(folders, 1):
+            _import_attempt(writer, episodes, folder, root, tasks)
+            if on_progress is not None:
+                on_progress(number, len(folders))
+        parts = episodes.finish()
+        summary = writer.finish(num_episodes=episodes.num_episodes)
+        episodes.publish(TrajectoryStore(state), parts)
+        publish(state, writer)
+    return summary
+
+
+class _StagedEpisodes:
+    """Episodes in a store of their own inside the hidden folder, until the whole import is known to be good."""
+
+    def __init__(self, writer: ImportWriter) -> None:
+        self._prefix = f"import-{writer.options.name}-"
+        self._root = writer.folder / "staged"
+        self._store = TrajectoryStore(StateDir(self._root))
+        self._waiting: list[Episode] = []
+        self._parts: list[str] = []
+        self._images: dict[str, tuple[Path, str]] = {}
+        self.num_episodes = 0
+
+    def add(self, episode: Episode, screens: Sequence[ProvenImage]) -> None:
+        for screen in screens:
+            assert screen.path is not None, screen
+            self._images[screen.sha256] = (screen.path, screen.suffix)
+        self._waiting.append(episode)
+        self.num_episodes += 1
+        if len(self._waiting) == EPISODES_PER_PART:
+            self._flush()
+
+    def finish(self) -> list[str]:
+        if self._waiting:
+            self._flush()
+        return self._parts
+
+    def publish(self, store: TrajectoryStore, parts: Sequence[str]) -> None:
+        """Images first, which nobody sees, then the parts, which are few and small. A part that only an older import
+        of that name had is written again as empty."""
+        for path, suffix in self._images.values():
+            store.write_blob(path.read_bytes(), suffix=suffix)
+        for part in parts:
+            store.write_episodes(part, self._store.read_episodes(part))
+        for part in set(store.existing_parts("episodes", self._prefix)) - set(parts):
+            store.write_episodes(part, [])
+        shutil.rmtree(self._root, ignore_errors=True)
+
+    def _flush(self) -> None:
+        part = f"{self._prefix}{len(self._parts):05d}"
+        self._store.write_episodes(part, self._waiting)
+        self._parts.append(part)
+        self._waiting = []
+
+
+def _import_attempt(writer: ImportWriter, episodes: _StagedEpisodes, folder: Path, root: Path, tasks: Path) -> None:
+    relative = plain(folder.relative_to(root).as_posix())
+    try:
+        attempt = read_attempt(folder)
+    except DatasetError as error:
+        writer.add_reject(
+            BadRecord(kind="malformed", reason=str(error)), path=relative, line=0, task_id=plain(folder.name)
+        )
+        return
+    task = _find_task(tasks, attempt)
+    actions = _actions(attempt)
+    screens = [step.screen for step in attempt.steps if step.screen is not None]
+    episodes.add(attempt_episode(attempt, task, actions, relative=relative, options=writer.options), screens)
+    if attempt.num_earlier_rows:
+        reason = f"{attempt.num_earlier_rows} rows of an earlier run in the same file, which has no result of its own"
+        writer.add_reject(BadRecord(kind="malformed", reason=reason), path=relative, line=1, task_id=attempt.task_id)
+    if task is not None:
+        writer.add_task(
+            task_id=task.task_id, instruction=task.instruction, domain=task.domain, config=task.config or None
+        )
+    if attempt.score is None or attempt.score < SUCCESS_THRESHOLD:
+        return
+    try:
+        conversation = _conversation(attempt, task, actions)
+    except BadRecord as bad:
+        writer.add_reject(bad, path=relative, line=0, task_id=attempt.task_id)
+        return
+    for screen in screens:
+        writer.add_image(screen)
+    writer.add_demonstration(
+        task_id=attempt.task_id,
+        messages=conversation.messages,
+        images=conversation.images,
+        reward=attempt.score,
+        source_path=relative,
+        source_line=0,
+        extra={"engine": attempt.model},
+    )
+
+
+def _find_task(tasks: Path, attempt: ResultAttempt) -> Task | None:
+    """The attempt's task by its file; with its instruction alone where it cannot be scored."""
+    path = tasks / attempt.domain / f"{attempt.task_id}.json"
+    if not path.is_file():
+        path = next((found for found in tasks.glob("*/*.json") if found.stem == attempt.task_id), path)
+    try:
+        config = orjson.loads(path.read_bytes())
+    except (OSError, orjson.JSONDecodeError):
+        return None
+    instruction = config.get("instruction") if isinstance(config, dict) else None
+    if not isinstance(instruction, str) or not instruction.strip():
+        return None
+    return Task(task_id=attempt.task_id, instruction=instruction, domain=attempt.domain, config=config)
+
+
+def _actions(attempt: ResultAttempt) -> list[StepActions]:
+    """Of each step its actions, or why they cannot be said."""
+    sizes = [(step.screen.width, step.screen.height) for step in attempt.steps if step.screen is not None]
+    pointer = Pointer()
+    found: list[StepActions] = []
+    for step in attempt.steps:
+        size = (step.screen.width, step.screen.height) if step.screen else sizes[0] if sizes else None
+        try:
+            found.append(StepActions(actions=tuple(actions_of(read_code(step.action), _on_screen(size), pointer))))
+        except ActionParseError as error:
+            found.append(StepActions(problem=str(error)))
+            pointer = Pointer()
+    return found
+
+
+def _on_screen(size: tuple[int, int] | None) -> ToPixels:
+    def to_pixels(x: float, y: float) -> tuple[int, int]:
+        point = round(x), round(y)
+        if min(point) < 0 or (size is not None and (point[0] >= size[0] or point[1] >= size[1])):
+            on = f"of {size[0]}x{size[1]}" if size else "at all"
+            raise ActionParseError(f"the point ({x:g}, {y:g}) is on no screen {on}")
+        return point
+
+    return to_pixels
+
+
+def _conversation(attempt: ResultAttempt, task: Task | None, actions: Sequence[StepActions]) -> Conversation:
+    """Raises BadRecord: an unknown task, steps that are missing, a screen that is, or an action that cannot be said."""
+    if task is None:
+        raise BadRecord(
+            kind="bad_task",
+            reason=f"no instruction is known for task {attempt.task_id}: name the OSWorld checkout it is of",
+        )
+    if attempt.problems:
+        raise BadRecord(kind="malformed", reason=f"not the whole attempt: {attempt.problems[0]}")
+    conversation = Conversation(task=task)
+    for step, found in zip(attempt.steps, actions, strict=True):
+        if step.screen_problem:
+            raise BadRecord(kind="bad_image", reason=f"step {step.number}: {step.screen_problem}")
+        if found.problem:
+            raise BadRecord(kind="dropped_parse", reason=f"step {step.number}: {found.problem}")
+        image = step.screen.name if step.screen is not None else None
+        conversation.add_step(image, found.actions, said=_words(step.response))
+    return conversation
+
+
+def _words(response: str) -> str:
+    """What the model said beside its code; nothing where it only wrote code."""
+    outside = "".join(response.split("```")[::2]).strip()
+    return "" if "pyautogui." in outside or outside in ("WAIT", "DONE", "FAIL") else outside

@@ -1,0 +1,209 @@
+"""One attempt of an OSWorld result folder as it stands on disk: traj.jsonl, result.txt and screenshots, in whatever
+state the run left them."""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from osworld_pipeline.datasets.importers.images import ProvenImage, read_image
+from osworld_pipeline.datasets.importers.lines import read_lines
+from osworld_pipeline.errors import DatasetError
+
+TRAJECTORY, RESULT, ARGUMENTS = "traj.jsonl", "result.txt", "args.json"
+_FIRST_SCREEN = re.compile(r"(step_0(_.*)?|step_reset(_.*)?|initial.*)\.(png|jpe?g)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResultStep:
+    number: int
+    """As recorded; several actions of one answer share it."""
+    action: str
+    """pyautogui code, or WAIT, DONE, FAIL; another action space's action as JSON."""
+    response: str
+    screen: ProvenImage | None
+    """Before the action: OSWorld records the screen after each action, so this is the file of the step before, and of
+    the first step only a run that kept its first screen has one."""
+    screen_problem: str
+    """Why there is no screen; empty where there is one, or where none was recorded."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResultAttempt:
+    folder: Path
+    task_id: str
+    domain: str
+    model: str
+    steps: tuple[ResultStep, ...]
+    score: float | None
+    """The grader's word; None where there is none."""
+    score_problem: str
+    """Why there is no score; empty where there is one."""
+    has_ended: bool
+    """The run went to its end: the model ended it, or its last row says done."""
+    log_error: str
+    """What the harness wrote instead of a step, such as a time limit."""
+    problems: tuple[str, ...]
+    """Lines that cannot be read, and gaps in the numbers: with any of them the steps are not the whole attempt."""
+    num_earlier_rows: int
+    """Of runs before the last one: a run started again appends to the same file, and the result is the last one's."""
+    started_at: float
+    settings: Mapping[str, Any]
+    """The run's args.json, where it kept one."""
+
+
+def find_attempts(root: Path) -> list[Path]:
+    """Folders with a trajectory or a result, by path.
+
+    Raises:
+        DatasetError: there is none.
+    """
+    found = {path.parent for name in (TRAJECTORY, RESULT) for path in root.rglob(name)}
+    if not found:
+        raise DatasetError(
+            f"no {TRAJECTORY} or {RESULT} in {root}: give a folder laid out as "
+            "<action_space>/<observation_type>/<model>/<domain>/<task_id>/"
+        )
+    return sorted(found)
+
+
+def read_attempt(folder: Path) -> ResultAttempt:
+    """Raises DatasetError: no trajectory, or none that holds a step."""
+    rows, problems = _rows(folder)
+    log_error = next((str(row["Error"]) for row in rows if "Error" in row and "action" not in row), "")
+    rows, num_earlier = _last_run([row for row in rows if "action" in row])
+    if not rows:
+        raise DatasetError(f"{TRAJECTORY} holds no step" + (f": {log_error}" if log_error else ""))
+    numbers = [_number(row) for row in rows]
+    gaps = [f"step {after} follows step {before}" for before, after in pairwise(numbers) if after > before + 1]
+    if numbers[0] > 1:
+        gaps.insert(0, f"the first step is number {numbers[0]}")
+    score, score_problem = _score(folder / RESULT)
+    last = rows[-1]
+    return ResultAttempt(
+        folder=folder,
+        task_id=plain(folder.name),
+        domain=plain(folder.parent.name),
+        model=plain(folder.parent.parent.name),
+        steps=tuple(_steps(folder, rows)),
+        score=score,
+        score_problem=score_problem,
+        has_ended=last.get("done") is True or _action(last) in ("DONE", "FAIL"),
+        log_error=log_error,
+        problems=(*problems, *gaps),
+        num_earlier_rows=num_earlier,
+        started_at=_timestamp(rows[0].get("action_timestamp")),
+        settings=_settings(folder),
+    )
+
+
+def plain(name: str) -> str:
+    """A file's name as text that any table holds; bytes that are no UTF-8 become `?`."""
+    return name.encode("utf-8", "replace").decode()
+
+
+def _rows(folder: Path) -> tuple[list[Mapping[str, Any]], list[str]]:
+    path = folder / TRAJECTORY
+    if not path.is_file():
+        raise DatasetError(f"a {RESULT} without a {TRAJECTORY}")
+    rows: list[Mapping[str, Any]] = []
+    problems: list[str] = []
+    for line in read_lines(path):
+        if line.record is None:
+            problems.append(f"line {line.number} of {TRAJECTORY} is {line.reason}")
+        else:
+            rows.append(line.record)
+    return rows, problems
+
+
+def _last_run(rows: list[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], int]:
+    """Numbers that go back begin another run."""
+    start = 0
+    for index in range(1, len(rows)):
+        if _number(rows[index]) < _number(rows[index - 1]):
+            start = index
+    return rows[start:], start
+
+
+def _number(row: Mapping[str, Any]) -> int:
+    number = row.get("step_num", row.get("step"))
+    return number if isinstance(number, int) and not isinstance(number, bool) else 1
+
+
+def _steps(folder: Path, rows: list[Mapping[str, Any]]) -> list[ResultStep]:
+    first = sorted(path.name for path in folder.iterdir() if _FIRST_SCREEN.fullmatch(path.name))
+    name: Any = first[0] if first else None
+    steps: list[ResultStep] = []
+    for index, row in enumerate(rows):
+        screen, problem = None, ""
+        if index or name is not None:
+            try:
+                screen = read_image(folder, name)
+            except DatasetError as error:
+                problem = str(error)
+        steps.append(
+            ResultStep(
+                number=_number(row),
+                action=_action(row),
+                response=_text(row.get("response")),
+                screen=screen,
+                screen_problem=problem,
+            )
+        )
+        name = row.get("screenshot_file")
+    return steps
+
+
+def _action(row: Mapping[str, Any]) -> str:
+    """A plain text; some agents wrap the code or the special action in an object."""
+    action = row.get("action")
+    if isinstance(action, dict):
+        kind = action.get("action_type")
+        wrapped = next((action[key] for key in ("command", "code") if isinstance(action.get(key), str)), None)
+        return wrapped or (kind if kind in ("WAIT", "DONE", "FAIL") else _text(action))
+    return _text(action)
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else orjson.dumps(value).decode()
+
+
+def _score(path: Path) -> tuple[float | None, str]:
+    if not path.is_file():
+        return None, f"no {RESULT}"
+    try:
+        text = path.read_bytes()[:200].decode("utf-8", "replace").strip()
+        score = {"True": 1.0, "False": 0.0}[text] if text in ("True", "False") else float(text)
+    except (OSError, ValueError) as error:
+        return None, f"{RESULT} holds no number ({error})"
+    if not math.isfinite(score) or not 0.0 <= score <= 1.0:
+        return None, f"{RESULT} holds {text[:40]}, which is no score from 0 to 1"
+    return score, ""
+
+
+def _timestamp(value: Any) -> float:
+    """Unix time of `20240102@030405`, taken as UTC; 0 where it is none."""
+    for form in ("%Y%m%d@%H%M%S", "%Y%m%d@%H%M%S%f"):
+        try:
+            return datetime.strptime(str(value), form).replace(tzinfo=UTC).timestamp()
+        except ValueError:
+            continue
+    return 0.0
+
+
+def _settings(folder: Path) -> Mapping[str, Any]:
+    """OSWorld's runs write their arguments beside the domains."""
+    path = folder.parent.parent / ARGUMENTS
+    try:
+        settings = orjson.loads(path.read_bytes())
+    except (OSError, orjson.JSONDecodeError):
+        return {}
+    return settings if isinstance(settings, dict) else {}

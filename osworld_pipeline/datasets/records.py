@@ -1,0 +1,104 @@
+"""What a record of a raw source may be: JSON of any dialect that is read, its task id, turns, images and reward."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from osworld_pipeline.datasets.rejects import BadRecord
+
+
+def read_json(text: bytes | str) -> Any:
+    """A JSON value, also one with NaN, which only Python's reader takes.
+
+    Raises:
+        BadRecord: not JSON, or half a character of a pair, which no table and no UTF-8 file can hold.
+    """
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        return _read_leniently(text, error)
+
+
+def read_exactly(text: bytes | str) -> Any:
+    """As read_json, with integers of any size as they stand; slower. Raises BadRecord."""
+    return _read_leniently(text, None)
+
+
+def _read_leniently(text: bytes | str, error: orjson.JSONDecodeError | None) -> Any:
+    try:
+        value = json.loads(text)
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise BadRecord("it holds half a character (a lone surrogate)") from None
+    except (ValueError, RecursionError) as problem:
+        raise BadRecord(f"not JSON: {error or problem}") from None
+    return value
+
+
+def read_object(text: bytes | str) -> dict[str, Any]:
+    """Raises BadRecord where the text is no JSON object."""
+    record = read_json(text)
+    if not isinstance(record, dict):
+        raise BadRecord("not a JSON object")
+    return record
+
+
+def task_id_of(record: Mapping[str, Any]) -> str:
+    """Raises BadRecord where there is none, or none that is text."""
+    metadata = record.get("metadata")
+    if isinstance(metadata, str):
+        try:
+            metadata = orjson.loads(metadata)
+        except orjson.JSONDecodeError:
+            metadata = None
+    nested = metadata if isinstance(metadata, dict) else {}
+    for found in (record.get("task_id"), record.get("id"), nested.get("task_id"), nested.get("id")):
+        if found is None or found == "":
+            continue
+        if not isinstance(found, str):
+            raise BadRecord(f"the task id is not text but {type(found).__name__}")
+        return found
+    raise BadRecord("no task id at task_id, id, metadata.task_id or metadata.id")
+
+
+def messages_of(record: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """Raises BadRecord where there are none, or they are no objects."""
+    found = record.get("messages") or record.get("conversations")
+    if not found:
+        raise BadRecord("no messages at messages or conversations")
+    if not isinstance(found, list) or not all(isinstance(message, dict) for message in found):
+        raise BadRecord("the messages are not a list of objects")
+    return found
+
+
+def images_of(record: Mapping[str, Any]) -> Sequence[str]:
+    found = record.get("images") or []
+    if not isinstance(found, list) or not all(isinstance(image, str) for image in found):
+        raise BadRecord("the images are not a list of texts")
+    return found
+
+
+def reward_of(record: Mapping[str, Any]) -> float | None:
+    """None where the record does not say. Raises BadRecord where it says no number."""
+    found = record.get("reward")
+    if found is None:
+        return None
+    if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
+        raise BadRecord("the reward is not a number")
+    return float(found)
+
+
+def config_of(found: Any) -> dict[str, Any] | None:
+    """A config is a JSON string, or an object; an empty one says nothing. Raises BadRecord."""
+    if found is None or found in ("", "{}"):
+        return None
+    try:
+        config = read_exactly(found) if isinstance(found, str) else found
+    except BadRecord as bad:
+        raise BadRecord(f"the task_config is {bad.reason}") from None
+    if not isinstance(config, dict):
+        raise BadRecord("the task_config is not a JSON object")
+    return config or None

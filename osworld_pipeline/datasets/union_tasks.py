@@ -1,0 +1,153 @@
+"""The tasks of the union: every base id seen anywhere, the config it gets, and whether it can be trained on."""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from osworld_pipeline.datasets.raw import RawTask, Reject, read_tasks_at
+from osworld_pipeline.datasets.sources import Source
+from osworld_pipeline.domain.digest import canonical_json
+from osworld_pipeline.domain.task import Task
+from osworld_pipeline.errors import TaskError
+
+_WINDOWS_SNAPSHOTS = ("excel", "word", "powerpoint")
+# As they stand in JSON, where a backslash is two.
+_WINDOWS_PATHS = ("C:\\\\", "C:/", "\\\\Users\\\\")
+
+
+@dataclass(kw_only=True)
+class TaskConfigs:
+    """Configs by base id. Of several distill configs the first wins, of several files of the tree the last."""
+
+    distill: dict[str, RawTask] = field(default_factory=dict)
+    tree: dict[str, RawTask] = field(default_factory=dict)
+    imported: dict[str, RawTask] = field(default_factory=dict)
+    task_ids: set[str] = field(default_factory=set)
+    """Seen in a source of tasks other than the tree."""
+    num_records: Counter[str] = field(default_factory=Counter)
+    rejects: list[Reject] = field(default_factory=list)
+
+    def read(self, source: Source, path: Path, *, is_import: bool = False) -> None:
+        """Takes in one source; rejects are kept in `rejects`."""
+        for item in read_tasks_at(source, path):
+            if isinstance(item, Reject):
+                self.rejects.append(item)
+                continue
+            self.num_records[source.name] += 1
+            if source.kind == "task_tree":
+                self._put_tree_task(item)
+                continue
+            self.task_ids.add(item.base_id)
+            if is_import:
+                self.imported.setdefault(item.base_id, item)
+            elif item.config is not None:
+                self.distill.setdefault(item.base_id, item)
+
+    def _put_tree_task(self, item: RawTask) -> None:
+        earlier = self.tree.get(item.base_id)
+        if earlier is not None:
+            same = "with the same content" if earlier.config == item.config else "with another content"
+            self.rejects.append(
+                _reject(earlier, "duplicate_task", f"{item.path} has the same id, {same}, and stands later in order")
+            )
+        self.tree[item.base_id] = item
+
+    def chosen(self, task_id: str) -> tuple[RawTask | None, str]:
+        for configs, name in (
+            (self.distill, "distill_data"), (self.tree, "osworld_repo"), (self.imported, "import"),
+        ):  # fmt: skip
+            if task_id in configs:
+                return configs[task_id], name
+        return None, "missing"
+
+
+@dataclass(kw_only=True)
+class UnionTasks:
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    train: list[dict[str, Any]] = field(default_factory=list)
+    rejects: list[Reject] = field(default_factory=list)
+    """Tasks whose config nothing can run."""
+
+
+def join_tasks(task_ids: Iterable[str], configs: TaskConfigs, replay_ids: set[str], *, is_artefact: bool) -> UnionTasks:
+    """The rows by task id. An artefact's `task_config` keeps the config's own order of keys and takes in a config
+    without an evaluator, as Slime-OSWorld does; the table's is canonical, and its training tasks can all be scored."""
+    union = UnionTasks()
+    for task_id in sorted(task_ids):
+        task, source = configs.chosen(task_id)
+        row, config = _row(task_id, task, source, configs, is_artefact=is_artefact)
+        union.rows.append(row)
+        if task is None or config is None:
+            continue
+        problem = _problem(config)
+        if problem is not None:
+            union.rejects.append(_reject(task, "bad_task", problem))
+        is_usable = problem is None or (is_artefact and "evaluator" not in config)
+        if is_usable and row["platform"] != "windows" and task_id in replay_ids:
+            union.train.append(row)
+    return union
+
+
+def _row(
+    task_id: str, task: RawTask | None, source: str, configs: TaskConfigs, *, is_artefact: bool
+) -> tuple[dict[str, Any], Mapping[str, Any] | None]:
+    config = None if task is None or task.config is None else {**task.config, "id": task_id}
+    config_domain = _config_domain(config or {})
+    text = "{}" if config is None else _ordered_json(config) if is_artefact else canonical_json(config)
+    instruction = (config or {}).get("instruction")
+    row = {
+        "task_id": task_id,
+        "prompt": task_id,
+        "domain": config_domain if is_artefact else _domain(task_id, config_domain, configs),
+        "instruction": instruction if isinstance(instruction, str) else task.instruction if task else "",
+        "task_config": text,
+        "task_config_source": source,
+        "has_task_config": config is not None,
+        "platform": "unknown" if config is None else "windows" if is_windows(config) else "ubuntu",
+    }
+    return (row if is_artefact else {**row, "config_domain": config_domain}), config
+
+
+def is_windows(config: Mapping[str, Any]) -> bool:
+    """By the snapshot, or by a path of Windows anywhere in keys or values."""
+    if str(config.get("snapshot", "")).lower() in _WINDOWS_SNAPSHOTS:
+        return True
+    text = json.dumps(config)
+    return any(path in text for path in _WINDOWS_PATHS)
+
+
+def _ordered_json(config: Mapping[str, Any]) -> str:
+    return json.dumps(config, ensure_ascii=False)
+
+
+def _config_domain(config: Mapping[str, Any]) -> str:
+    """What the config itself says: its domain, else its first related app."""
+    apps = config.get("related_apps")
+    first_app = apps[0] if isinstance(apps, list) and apps else ""
+    return next((name for name in (config.get("domain"), first_app) if isinstance(name, str) and name), "")
+
+
+def _domain(task_id: str, config_domain: str, configs: TaskConfigs) -> str:
+    """The better of what is known: the config's own word, the source's, OSWorld's folder, the first related app."""
+    task, _ = configs.chosen(task_id)
+    own = task.config.get("domain") if task is not None and task.config is not None else None
+    in_tree = configs.tree.get(task_id)
+    candidates = (own, task.domain if task else "", in_tree.domain if in_tree and task else "", config_domain)
+    return next((name for name in candidates if isinstance(name, str) and name), "")
+
+
+def _problem(config: Mapping[str, Any]) -> str | None:
+    try:
+        Task.from_config(config)
+    except TaskError as error:
+        return str(error)
+    return None
+
+
+def _reject(task: RawTask, kind: str, reason: str) -> Reject:
+    return Reject(
+        source=task.source, path=task.path, line_no=task.line_no, kind=kind, reason=reason, task_id=task.base_id
+    )

@@ -1,0 +1,64 @@
+"""A worker of the union build: reads blocks that its parent names over a socket, until the socket closes. It ends with
+its parent, whose death closes the socket."""
+
+import os
+import signal
+import sys
+from importlib.abc import MetaPathFinder
+from multiprocessing.connection import Connection
+
+from osworld_pipeline.datasets.union_blocks import BlockReader
+from osworld_pipeline.datasets.union_forms import ROWS_FOLLOW, Setup
+from osworld_pipeline.errors import PipelineError
+
+
+class _WithoutPandas(MetaPathFinder):
+    """Arrow would import pandas, where there is one, only to ask whether a list is a series of its: a second and 60 MB
+    for each worker."""
+
+    def find_spec(self, fullname: str, path: object, target: object = None) -> None:
+        if fullname == "pandas":
+            raise ModuleNotFoundError("a worker of the union build has no use for pandas", name=fullname)
+
+
+def main(descriptor: int) -> None:
+    sys.meta_path.insert(0, _WithoutPandas())
+    # Ctrl-C reaches the whole terminal; when to end is the parent's to say.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    connection = Connection(descriptor)
+    try:
+        setup: Setup = connection.recv()
+        output = None if setup.output is None else os.open(setup.output, os.O_WRONLY)
+        reader = BlockReader(setup)
+        while True:
+            block, origin = connection.recv()
+            connection.send(reader.read(block, origin))
+            del block
+            kept, first_line = connection.recv()
+            try:
+                payload: bytes | PipelineError = reader.write(kept, first_line)
+            except PipelineError as error:
+                payload = error
+            if isinstance(payload, PipelineError):
+                connection.send(payload)
+            elif output is not None:
+                connection.send(len(payload))
+                connection.send(_write(output, payload, connection.recv()))
+            else:
+                connection.send(ROWS_FOLLOW)
+                connection.send_bytes(payload)
+            del payload
+    except (EOFError, ConnectionError, BrokenPipeError):
+        return
+
+
+def _write(output: int, payload: bytes, offset: int) -> OSError | None:
+    """Writes at `offset`, where nobody else does; the error is the parent's to explain."""
+    rest = memoryview(payload)
+    try:
+        while rest:
+            num_bytes = os.pwrite(output, rest, offset)
+            offset, rest = offset + num_bytes, rest[num_bytes:]
+    except OSError as error:
+        return OSError(error.errno, error.strerror)
+    return None

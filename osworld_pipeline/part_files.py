@@ -1,0 +1,156 @@
+"""Which files hold the trajectories at one moment: the names of parts, the compaction's manifest, and a snapshot of
+both that a reader takes before it reads, so that all tables of one query are of the same moment.
+
+Every file is written once and never changed. `episodes/<part>~<version>.parquet` (a head) is committed by its rename;
+its details, `steps/<part>~<version>.parquet`, were there before. `compacted.json` lists the files that compaction made
+and the heads that they replace; its rename commits a compaction. Whatever a snapshot may name is deleted only after a
+grace period.
+"""
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import orjson
+
+from osworld_pipeline.errors import StoreError
+
+DETAIL_OF: Mapping[str, str | None] = {
+    "episodes": "steps",
+    "rollout_groups": "injections",
+    "replay_verifications": None,
+}
+"""The head tables; a head's commit is its details' commit."""
+HEAD_OF: Mapping[str, str] = {detail: head for head, detail in DETAIL_OF.items() if detail}
+KEY_OF: Mapping[str, str] = {
+    "episodes": "episode_id",
+    "rollout_groups": "group_id",
+    "replay_verifications": "verification_id",
+}
+COMPACTED = "compacted"
+MANIFEST = "compacted.json"
+INCOMING = "incoming"
+SEED = "_seed.parquet"
+VERSION_SHIFT = 20
+_NAME = re.compile(r"(?P<part>[A-Za-z0-9][A-Za-z0-9._-]*)~(?P<version>[0-9a-f]{16})-[0-9a-f]{6}\.parquet")
+_LEGACY = re.compile(r"(?P<part>[A-Za-z0-9][A-Za-z0-9._-]*)\.parquet")
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class PartFile:
+    """A head's file, and by the same name its details'."""
+
+    part: str
+    version: int
+    """0 in a file from before versions: its rows name their details' digest instead."""
+    name: str
+
+    @classmethod
+    def parse(cls, name: str) -> "PartFile | None":
+        if found := _NAME.fullmatch(name):
+            return cls(part=found["part"], version=int(found["version"], 16), name=name)
+        if found := _LEGACY.fullmatch(name):
+            return cls(part=found["part"], version=0, name=name)
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What compaction has made of the parts so far."""
+
+    generation: int = 0
+    files: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By head table: names below `compacted/`, each with details of the same name."""
+    retired: Mapping[str, float] = field(default_factory=dict)
+    """Heads that compacted files replace, as `<table>/<name>` or `<table>/compacted/<name>`, and when (Unix time)."""
+
+    @classmethod
+    def read(cls, root: Path) -> "Manifest":
+        """Raises StoreError where it is damaged."""
+        path = root / MANIFEST
+        try:
+            found = orjson.loads(path.read_bytes())
+            return cls(
+                generation=int(found["generation"]),
+                files={table: tuple(names) for table, names in found["files"].items()},
+                retired=dict(found["retired"]),
+            )
+        except FileNotFoundError:
+            return cls()
+        except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
+            raise StoreError(f"{path} is damaged ({error}): restore it from a copy") from error
+
+    def to_bytes(self) -> bytes:
+        return orjson.dumps({"generation": self.generation, "files": self.files, "retired": self.retired})
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadFiles:
+    """The files that hold the rows of a head table, and of its details, at one moment."""
+
+    compacted: tuple[str, ...]
+    """Names below `compacted/`; their rows count unless the part is among `small`."""
+    small: tuple[PartFile, ...]
+    """The newest writing of each part that no compaction has taken in."""
+    superseded: tuple[PartFile, ...]
+    """Older writings of those."""
+
+    @property
+    def rewritten(self) -> frozenset[str]:
+        return frozenset(file.part for file in self.small)
+
+    @property
+    def versioned(self) -> tuple[PartFile, ...]:
+        return tuple(file for file in self.small if file.version)
+
+    @property
+    def legacy(self) -> tuple[PartFile, ...]:
+        return tuple(file for file in self.small if not file.version)
+
+
+def take_snapshot(root: Path, head: str) -> HeadFiles:
+    """The files of `head` as of now; each stays for the grace period at least.
+
+    The manifest is read before the folder is listed: what a later compaction replaces is still listed then.
+
+    Raises:
+        StoreError: the manifest is damaged.
+    """
+    manifest = Manifest.read(root)
+    newest: dict[str, PartFile] = {}
+    superseded: list[PartFile] = []
+    for name in list_names(root / head):
+        file = PartFile.parse(name)
+        if file is None or f"{head}/{name}" in manifest.retired:
+            continue
+        known = newest.setdefault(file.part, file)
+        if known is not file:
+            older, newer = sorted((known, file))
+            superseded.append(older)
+            newest[file.part] = newer
+    return HeadFiles(
+        compacted=manifest.files.get(head, ()),
+        small=tuple(newest[part] for part in sorted(newest)),
+        superseded=tuple(superseded),
+    )
+
+
+def legacy_details(root: Path, detail: str, heads: Iterable[PartFile]) -> list[str]:
+    """Names of the details that heads from before versions may mean: `<part>.<digest>.parquet`."""
+    parts = {file.part for file in heads}
+    if not parts:
+        return []
+    pattern = re.compile(r"(.+)\.[0-9a-f]{12}\.parquet")
+    matches = (pattern.fullmatch(name) for name in list_names(root / detail))
+    return sorted(match[0] for match in matches if match and match[1] in parts)
+
+
+def list_names(folder: Path) -> list[str]:
+    """Names of the files in a folder, in no order; none where there is no folder."""
+    try:
+        with os.scandir(folder) as entries:
+            return [entry.name for entry in entries if entry.is_file()]
+    except FileNotFoundError:
+        return []

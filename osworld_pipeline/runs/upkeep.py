@@ -1,0 +1,102 @@
+"""Upkeep of a state folder beside running work: compaction of small parts, garbage collection, and the check that no
+image is missing."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.trajectories import BlobStore
+from osworld_pipeline.trajectories.compaction import (
+    RETIRED_GRACE_S,
+    CompactionSummary,
+    compact_parts,
+    exclusive,
+    remove_retired,
+)
+from osworld_pipeline.trajectories.garbage import (
+    missing_images,
+    remove_part_files,
+    stale_part_files,
+    unused_images,
+)
+
+GRACE_S = 86_400.0
+"""An update's screenshots are stored while it runs, its rows at its end: no update may take longer than this."""
+
+
+def compact_store(
+    state: StateDir,
+    *,
+    min_parts: int = 8,
+    target_bytes: int = 64 << 20,
+    retired_grace_s: float = RETIRED_GRACE_S,
+    on_progress: Callable[[str, int, int], None] | None = None,
+) -> CompactionSummary:
+    """Makes few large files of many small parts; safe beside writers and readers. Raises StoreError."""
+    return compact_parts(
+        state.trajectories,
+        min_parts=min_parts,
+        target_bytes=target_bytes,
+        retired_grace_s=retired_grace_s,
+        on_progress=on_progress,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GarbageSummary:
+    """What was removed, or would be."""
+
+    num_images: int
+    image_bytes: int
+    num_part_files: int
+    part_bytes: int
+    num_retired: int
+    """Files that a compaction had replaced, details not counted."""
+
+
+def collect_garbage(
+    state: StateDir,
+    *,
+    grace_s: float = GRACE_S,
+    retired_grace_s: float = RETIRED_GRACE_S,
+    is_dry_run: bool = False,
+) -> GarbageSummary:
+    """Removes the images that no row of any table names and that nobody wrote within `grace_s`, the writings of parts
+    that were replaced more than `retired_grace_s` ago, and what killed writers left; safe beside writers and readers.
+
+    Raises:
+        StoreError: other upkeep is running, or a file cannot be read, so that what it refers to is unknown.
+    """
+    with exclusive(state.trajectories):
+        num_retired = 0 if is_dry_run else remove_retired(state.trajectories, grace_s=retired_grace_s)
+        stale = stale_part_files(state.trajectories, retired_grace_s=retired_grace_s, grace_s=grace_s)
+        if not is_dry_run:
+            remove_part_files(stale.paths)
+        blobs = BlobStore(state.blobs)
+        before = time.time() - grace_s
+        images = unused_images(blobs, _folders(state), grace_s=grace_s)
+        num_images, image_bytes = len(images.paths), images.num_bytes
+        if not is_dry_run:
+            num_images, image_bytes = blobs.remove_unused(images.paths, before=before)
+    return GarbageSummary(
+        num_images=num_images,
+        image_bytes=image_bytes,
+        num_part_files=len(stale.paths),
+        part_bytes=stale.num_bytes,
+        num_retired=num_retired,
+    )
+
+
+def missing_blobs(state: StateDir) -> Mapping[str, Path]:
+    """SHA-256 of each image that a row of any table names and that is not in the store, with a file that names it.
+
+    Raises:
+        StoreError: a file cannot be read.
+    """
+    return missing_images(BlobStore(state.blobs), _folders(state))
+
+
+def _folders(state: StateDir) -> tuple[Path, ...]:
+    return state.tables, state.trajectories

@@ -1,0 +1,218 @@
+"""Replay rows out of the tables: the demonstrations that may be trained on, some of them by their ids, and how many
+tasks they cover. Messages are read a few rows at a time, so memory holds what is asked for and never the table."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from osworld_pipeline.columns import REPLAY_BUFFER, conform
+from osworld_pipeline.domain.replay import ReplayRow, base_task_id
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.errors import TableError
+from osworld_pipeline.recipes.schema import ReplaySection
+from osworld_pipeline.tables.catalog import first_line
+from osworld_pipeline.tables.owned import table_path
+from osworld_pipeline.tables.views import create_part_views, pin_snapshot
+
+SUCCESS_THRESHOLD = 0.5
+TABLE = "replay_buffer"
+BATCH_ROWS = 256
+"""Rows whose messages are in memory at once while the table is read."""
+COLUMN_BATCH_ROWS = 8192
+_ROW_COLUMNS = ("row_id", "task_id", "original_task_id", "source_dataset", "reward", "messages", "images")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayCoverage:
+    """For how many tasks there is a demonstration that counts, by exact id or as a chunk of the base id."""
+
+    num_tasks: int
+    missing: tuple[str, ...]
+    """Tasks without any demonstration whose stored reward reaches the threshold."""
+    unverified: tuple[str, ...]
+    """Tasks without one that also earned the threshold when it was executed again; holds all of `missing`."""
+
+    @property
+    def share(self) -> float:
+        """0 for no tasks."""
+        return (self.num_tasks - len(self.missing)) / self.num_tasks if self.num_tasks else 0.0
+
+    @property
+    def verified_share(self) -> float:
+        """0 for no tasks."""
+        return (self.num_tasks - len(self.unverified)) / self.num_tasks if self.num_tasks else 0.0
+
+
+def load_replay_rows(
+    state: StateDir, *, min_reward: float = SUCCESS_THRESHOLD, require_verified: bool = False
+) -> list[ReplayRow]:
+    """The demonstrations that were successes, in the order of the table; read from its file, never locked.
+
+    With `require_verified` only those that earned `min_reward` when they were executed again.
+
+    Raises:
+        TableError: the replay buffer has not been built, or a table's file is damaged.
+    """
+    verified = verified_rewards(state)
+    rows: list[ReplayRow] = []
+    with _opened(state) as file:
+        if file is None or file.metadata.num_rows == 0:
+            raise TableError(f"the replay buffer in {state.tables} is empty: materialize replay_buffer first")
+        for batch in file.iter_batches(BATCH_ROWS, columns=list(_ROW_COLUMNS)):
+            for row in batch.to_pylist():
+                earned = verified.get(row["row_id"])
+                if row["reward"] >= min_reward and (not require_verified or _reaches(earned, min_reward)):
+                    rows.append(_replay_row(row, earned))
+    return rows
+
+
+def read_replay_rows(state: StateDir, row_ids: Collection[str]) -> dict[str, ReplayRow]:
+    """Those demonstrations of these ids that the table holds, with their messages; what was verified is not told.
+
+    Raises:
+        TableError: the table's file is damaged.
+    """
+    wanted, found = set(row_ids), dict[str, ReplayRow]()
+    with _opened(state) as file:
+        if file is None:
+            return found
+        for group in range(file.num_row_groups):
+            ids = file.read_row_group(group, columns=["row_id"]).column("row_id").to_pylist()
+            num_left = len(wanted.intersection(ids))
+            batches = file.iter_batches(BATCH_ROWS, row_groups=[group], columns=list(_ROW_COLUMNS))
+            while num_left:
+                batch = next(batches)
+                for index, row_id in enumerate(batch.column("row_id").to_pylist()):
+                    if row_id in wanted:
+                        (row,) = batch.slice(index, 1).to_pylist()
+                        found[row_id] = _replay_row(row, None)
+                        num_left -= 1
+    return found
+
+
+def read_replay_columns(state: StateDir, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Some columns of the replay buffer and no others, some thousands of rows at a time; none without a table.
+
+    Raises:
+        TableError: the table's file is damaged.
+    """
+    schema = replay_schema(names)
+    with _opened(state) as file:
+        if file is not None:
+            present = [name for name in names if name in file.schema_arrow.names]
+            for batch in file.iter_batches(COLUMN_BATCH_ROWS, columns=present):
+                yield from conform(pa.Table.from_batches([batch]), schema).to_batches()
+
+
+def replay_schema(names: Sequence[str]) -> pa.Schema:
+    """These columns of the replay buffer."""
+    return pa.schema([REPLAY_BUFFER.field(name) for name in names])
+
+
+def verified_rewards(state: StateDir) -> dict[str, float]:
+    """What demonstrations really earned, by row id: the best grader's word; one that met only faults is absent.
+
+    Raises:
+        TableError: the tables cannot be read.
+    """
+    if not (state.trajectories / "replay_verifications").is_dir():
+        return {}
+    sql = "SELECT row_id, max(reward) FROM replay_verifications WHERE outcome IN ('success', 'failure') GROUP BY row_id"
+    with part_views(state) as views:
+        return {row_id: reward for row_id, reward in views.execute(sql).fetchall() if reward is not None}
+
+
+def replay_coverage(state: StateDir, task_ids: Sequence[str], section: ReplaySection) -> ReplayCoverage:
+    """How far the demonstrations go for these tasks, with and without verification, whatever `section` requires.
+
+    Raises:
+        TableError: the tables cannot be read.
+    """
+    verified = verified_rewards(state)
+    known, proven = _Ids(set(), set()), _Ids(set(), set())
+    for batch in read_replay_columns(state, ("row_id", "task_id", "original_task_id", "reward")):
+        for row in batch.to_pylist():
+            if row["reward"] >= section.threshold:
+                known.add(row)
+                if _reaches(verified.get(row["row_id"]), section.threshold):
+                    proven.add(row)
+    return ReplayCoverage(
+        num_tasks=len(task_ids),
+        missing=tuple(task_id for task_id in task_ids if not known.covers(task_id)),
+        unverified=tuple(task_id for task_id in task_ids if not proven.covers(task_id)),
+    )
+
+
+class _Ids(NamedTuple):
+    exact: set[str]
+    base: set[str]
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        self.exact.add(row["original_task_id"])
+        self.base.add(row["task_id"])
+
+    def covers(self, task_id: str) -> bool:
+        return task_id in self.exact or base_task_id(task_id) in self.base
+
+
+@contextmanager
+def part_views(state: StateDir) -> Iterator[duckdb.DuckDBPyConnection]:
+    """The views over the trajectory parts as of now, and nothing of the small tables, which may be large.
+
+    Raises:
+        TableError: a part cannot be read, or a query is refused.
+    """
+    with duckdb.connect(":memory:") as connection, parts_explained(state):
+        create_part_views(connection, state)
+        pin_snapshot(connection, state)
+        yield connection
+
+
+@contextmanager
+def parts_explained(state: StateDir) -> Iterator[None]:
+    """Whatever DuckDB says of the trajectory parts, as a TableError."""
+    try:
+        yield
+    except duckdb.Error as error:
+        raise TableError(f"cannot read the trajectories in {state.trajectories}: {first_line(error)}") from error
+
+
+@contextmanager
+def _opened(state: StateDir) -> Iterator[pq.ParquetFile | None]:
+    path = table_path(state, TABLE)
+    try:
+        with pq.ParquetFile(path) as file:
+            yield file
+    except FileNotFoundError:
+        yield None
+    except pa.ArrowException as error:
+        raise TableError(f"{path} is damaged ({error}): remove it and materialize {TABLE} again") from error
+
+
+def _reaches(reward: float | None, threshold: float) -> bool:
+    return reward is not None and reward >= threshold
+
+
+def _replay_row(row: Mapping[str, Any], verified_reward: float | None) -> ReplayRow:
+    return ReplayRow(
+        row_id=row["row_id"],
+        task_id=row["task_id"],
+        original_task_id=row["original_task_id"],
+        source_dataset=row["source_dataset"],
+        reward=row["reward"],
+        messages=tuple(
+            {"role": message["role"], "content": [_part(part) for part in message["content"]]}
+            for message in row["messages"]
+        ),
+        image_sha256s=tuple(row["images"]),
+        verified_reward=verified_reward,
+    )
+
+
+def _part(part: Mapping[str, Any]) -> dict[str, str]:
+    return {"type": "image"} if part["type"] == "image" else {"type": "text", "text": part["text"]}

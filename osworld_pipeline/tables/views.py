@@ -1,0 +1,184 @@
+"""The views over the trajectory parts, as SQL that reads a snapshot's files where its variables are set, and
+whatever the folders hold where they are not (a notebook that opens the catalog by itself)."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from osworld_pipeline.columns import PART_TABLES, marked, stored
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.durable import write_parquet
+from osworld_pipeline.part_files import (
+    COMPACTED,
+    DETAIL_OF,
+    HEAD_OF,
+    KEY_OF,
+    SEED,
+    legacy_details,
+    take_snapshot,
+)
+
+TASKS = """
+CREATE VIEW tasks AS
+SELECT *, task_id IN (SELECT task_id FROM train_tasks) AS is_train FROM union_tasks
+"""
+REPLAY = """
+CREATE VIEW replay AS
+WITH proven AS (
+    SELECT row_id, max(reward) AS verified_reward, max(started_at) FILTER (reward IS NOT NULL) AS verified_at,
+           count(*) AS num_verifications
+    FROM replay_verifications GROUP BY row_id
+)
+SELECT
+    r.row_id, 'demonstration' AS kind, r.task_id, r.original_task_id, r.source_dataset, r.quality_rank, r.reward,
+    r.is_reward_assumed, r.num_steps, r.messages, r.images, r.dialect, r.action_types, r.licence, r.source_path,
+    r.source_line, NULL::VARCHAR AS episode_id, NULL::VARCHAR AS checkpoint_id, NULL::DOUBLE AS recorded_at,
+    v.verified_reward, v.verified_at, coalesce(v.num_verifications, 0) AS num_verifications
+FROM replay_buffer r LEFT JOIN proven v USING (row_id)
+UNION ALL BY NAME
+SELECT
+    e.episode_id AS row_id, 'episode' AS kind, e.task_id, e.task_id AS original_task_id, 'online' AS source_dataset,
+    e.task_reward AS reward, false AS is_reward_assumed, e.num_steps, e.episode_id, e.checkpoint_id,
+    e.started_at AS recorded_at, e.task_reward AS verified_reward, e.started_at AS verified_at,
+    0 AS num_verifications
+FROM episodes e WHERE e.purpose = 'train' AND e.is_valid AND e.is_success
+"""
+# A fault has no success and no reward (NULL), so that an average over `success` has the right denominator.
+# Task ids of a built-in suite read <suite>-<family>-<number>; other tasks are told apart by their domain.
+EVALS = """
+CREATE VIEW evals AS
+SELECT
+    e.checkpoint_id, c.stage, e.task_id, e.seed,
+    coalesce(nullif(regexp_extract(e.task_id, '-([a-z0-9_]+)-[0-9]+$', 1), ''), nullif(t.domain, ''), 'unknown')
+        AS family,
+    coalesce(nullif(regexp_extract(e.task_id, '^(.+)-[a-z0-9_]+-[0-9]+$', 1), ''), 'osworld') AS suite,
+    t.domain, t.instruction, e.outcome,
+    CASE WHEN e.is_valid THEN e.task_reward END AS reward,
+    CASE WHEN e.is_valid THEN e.is_success END AS success,
+    e.is_valid, CASE WHEN e.is_valid THEN e.shaped_reward END AS shaped_reward,
+    e.num_steps AS turns, e.max_turns, e.attempt, e.episode_id, e.stage_key, e.engine, e.temperature,
+    e.provider, e.image_digest, e.grader_version, e.error, e.started_at
+FROM episodes e
+LEFT JOIN union_tasks t ON t.task_id = e.task_id
+LEFT JOIN checkpoints c ON c.checkpoint_id = e.checkpoint_id
+WHERE e.purpose = 'evaluate'
+QUALIFY row_number() OVER (
+    PARTITION BY e.checkpoint_id, e.task_id, e.seed ORDER BY e.started_at DESC, e.attempt DESC, e.episode_id DESC
+) = 1
+"""
+DERIVED: Mapping[str, str] = {"tasks": TASKS, "replay": REPLAY, "evals": EVALS}
+
+
+def create_part_views(connection: duckdb.DuckDBPyConnection, state: StateDir) -> None:
+    """Views named as PART_TABLES; creating them reads no part."""
+    seed_tables(state)
+    set_variables(connection, {name: [] for name in _VARIABLES}, state)
+    for table in PART_TABLES:
+        connection.execute(f"CREATE VIEW {table} AS {_view(state, table)}")
+
+
+def pin_snapshot(connection: duckdb.DuckDBPyConnection, state: StateDir) -> None:
+    """From here on the views of `connection` read the files of this moment, in all queries. Raises StoreError."""
+    lists: dict[str, Sequence[str]] = {}
+    for head, detail in DETAIL_OF.items():
+        files = take_snapshot(state.trajectories, head)
+        for table in filter(None, (head, detail)):
+            lists[f"{table}_compacted"] = [f"{COMPACTED}/{name}" for name in files.compacted]
+            lists[f"{table}_small"] = [file.name for file in files.versioned]
+        lists[f"{head}_rewritten"] = sorted(files.rewritten)
+        lists[f"{head}_any"] = [file.name for file in files.legacy]
+        if detail is not None:
+            lists[f"{detail}_any"] = legacy_details(state.trajectories, detail, files.legacy)
+    set_variables(connection, lists, state)
+
+
+def set_variables(connection: duckdb.DuckDBPyConnection, lists: Mapping[str, Sequence[str]], state: StateDir) -> None:
+    for name, values in lists.items():
+        table, _, kind = name.rpartition("_")
+        if kind != "rewritten":
+            folder = _folder(state, table)
+            values = [f"{folder}/{file}" for file in (SEED, *values)]
+        quoted = ", ".join("'" + value.replace("'", "''") + "'" for value in values)
+        connection.execute(f"SET VARIABLE osworld_{name} = [{quoted}]::VARCHAR[]")
+
+
+def seed_tables(state: StateDir) -> None:
+    """A file without rows beside the parts: an empty glob is an error, and missing columns of older parts become NULL
+    beside it. Raises StoreError."""
+    for table in PART_TABLES:
+        schema = stored(table)
+        for folder in (state.trajectories / table, state.trajectories / table / COMPACTED):
+            path = folder / SEED
+            if not path.is_file() or _columns_of(path) != schema.names:
+                write_parquet(path, marked(schema.empty_table()))
+
+
+_VARIABLES = tuple(
+    f"{table}_{kind}"
+    for table in PART_TABLES
+    for kind in ("compacted", "small", "any", *(("rewritten",) if table in DETAIL_OF else ()))
+)
+
+
+def _view(state: StateDir, table: str) -> str:
+    """What compaction made, but parts written again since; parts of their own; and files of which only their rows tell
+    whether they count: those from before versions, or all where no snapshot was taken."""
+    columns = ", ".join(
+        f'CAST(p."{field.name}" AS {_sql_type(field.type)}) AS "{field.name}"' for field in PART_TABLES[table]
+    )
+    head = HEAD_OF.get(table, table)
+    rewritten = f"SELECT unnest(coalesce(getvariable('osworld_{head}_rewritten'), []::VARCHAR[])) AS part"
+    return (  # our own names
+        f"SELECT {columns} FROM {_scan(state, table, 'compacted', ())} p ANTI JOIN ({rewritten}) USING (part)"  # noqa: S608
+        f" UNION ALL SELECT {columns} FROM {_scan(state, table, 'small', ())} p"
+        f" UNION ALL SELECT {columns} FROM {_newest(state, table)}"
+    )
+
+
+def _newest(state: StateDir, table: str) -> str:
+    head = HEAD_OF.get(table, table)
+    patterns = ("*.parquet", f"{COMPACTED}/*.parquet")
+    part = "coalesce(part, regexp_extract(filename, '([^/~]+)[.]parquet$', 1))"
+    heads = (  # our own names
+        f"(SELECT *, coalesce(part_version, 0) AS version FROM {_scan(state, head, 'any', patterns)}"  # noqa: S608
+        f" QUALIFY version = max(version) OVER (PARTITION BY {part}))"
+    )
+    if head == table:
+        return f"{heads} p"
+    key = KEY_OF[head]
+    # The heads come first, so that their folder is listed first: what they refer to is there by then.
+    return (
+        f"{heads} h JOIN {_scan(state, table, 'any', patterns)} p ON p.{key} = h.{key}"
+        " AND coalesce(p.part_version, 0) = h.version AND p.part_digest IS NOT DISTINCT FROM h.part_digest"
+    )
+
+
+def _scan(state: StateDir, table: str, kind: str, patterns: Sequence[str]) -> str:
+    folder = _folder(state, table).replace("'", "''")
+    globs = ", ".join(f"'{folder}/{pattern}'" for pattern in patterns or (SEED,))
+    options = "union_by_name = true" + (", filename = true" if kind == "any" else "")
+    return f"read_parquet(coalesce(getvariable('osworld_{table}_{kind}'), [{globs}]), {options})"
+
+
+def _folder(state: StateDir, table: str) -> str:
+    return str((state.trajectories / table).resolve())
+
+
+def _sql_type(kind: pa.DataType) -> str:
+    if pa.types.is_map(kind):
+        return f"MAP({_sql_type(kind.key_type)}, {_sql_type(kind.item_type)})"
+    if pa.types.is_list(kind):
+        return f"{_sql_type(kind.value_type)}[]"
+    names = {pa.string(): "VARCHAR", pa.bool_(): "BOOLEAN", pa.float64(): "DOUBLE"}
+    names |= {pa.int8(): "TINYINT", pa.int32(): "INTEGER", pa.int64(): "BIGINT"}
+    return names[kind]
+
+
+def _columns_of(path: Path) -> list[str]:
+    try:
+        return pq.read_schema(path).names
+    except (pa.ArrowException, OSError):
+        return []

@@ -1,0 +1,313 @@
+"""Compaction: many small parts become few large files, sorted by id, beside writers and readers.
+
+New files are written first; the manifest's rename commits them and retires what they replace. A retired file stays for
+a grace period, for the queries that have listed it. A kill leaves files that no manifest names, for garbage collection.
+"""
+
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from osworld_pipeline.columns import is_newer, marked, stored
+from osworld_pipeline.durable import locked, remove_stale_temps, replacing, write_file
+from osworld_pipeline.errors import StoreError
+from osworld_pipeline.part_files import (
+    COMPACTED,
+    DETAIL_OF,
+    INCOMING,
+    KEY_OF,
+    MANIFEST,
+    VERSION_SHIFT,
+    HeadFiles,
+    Manifest,
+    PartFile,
+    list_names,
+    take_snapshot,
+)
+from osworld_pipeline.trajectories.reading import compute, details_path, read_part_table
+
+LOCK_TIMEOUT_S = 2.0
+RETIRED_GRACE_S = 600.0
+HEAD_ROWS, DETAIL_ROWS = 4_000, 20_000
+"""Rows of a row group: what a look-up of one episode reads, against what a scan of all gains by larger ones."""
+_GENERATIONS = (1 << VERSION_SHIFT) - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompactionSummary:
+    num_parts: int = 0
+    """Small parts that were taken in."""
+    num_merged: int = 0
+    """Compacted files that were too small, or held rows written again since, and were taken in too."""
+    num_written: int = 0
+    """Compacted files made, details not counted."""
+    num_rows: int = 0
+    """Of the head tables."""
+    num_newer: int = 0
+    """Parts left alone because a newer program wrote them."""
+    num_removed: int = 0
+    """Files deleted that an earlier compaction had retired."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Unit:
+    """What compaction takes in as a whole: a small part, or an earlier compacted file."""
+
+    head: Path
+    detail: Path | None
+    part: PartFile | None
+    num_bytes: int
+
+    @property
+    def retires(self) -> str:
+        table = self.head.parent
+        return (
+            f"{table.parent.name}/{COMPACTED}/{self.head.name}"
+            if self.part is None
+            else f"{table.name}/{self.head.name}"
+        )
+
+
+def compact_parts(
+    root: Path,
+    *,
+    min_parts: int = 8,
+    target_bytes: int = 64 << 20,
+    retired_grace_s: float = RETIRED_GRACE_S,
+    on_progress: Callable[[str, int, int], None] | None = None,
+) -> CompactionSummary:
+    """Takes in the small parts of each head table that has at least `min_parts` of them; files grow to `target_bytes`
+    (compressed, head and details). `on_progress`: table, parts done, parts in all.
+
+    Raises:
+        StoreError: another compaction or collection runs, a file is damaged, or the file system refused.
+    """
+    with exclusive(root):
+        remove_stale_temps(root / INCOMING)
+        summary = CompactionSummary(num_removed=remove_retired(root, grace_s=retired_grace_s))
+        for head in DETAIL_OF:
+            summary = _plus(summary, _compact_table(root, head, min_parts, target_bytes, on_progress))
+        return summary
+
+
+def exclusive(root: Path) -> AbstractContextManager[None]:
+    """Held by whoever changes the manifest or deletes files."""
+    return locked(
+        root / "upkeep.lock", timeout_s=LOCK_TIMEOUT_S, error=StoreError, what="the upkeep of the trajectories"
+    )
+
+
+def remove_retired(root: Path, *, grace_s: float) -> int:
+    """Deletes what was retired longer than `grace_s` ago; the caller holds `exclusive`."""
+    manifest = Manifest.read(root)
+    due = [name for name, when in manifest.retired.items() if when <= time.time() - grace_s]
+    for name in due:
+        path = root / name
+        head = name.partition("/")[0]
+        for detail in _detail_files(root, head, path):
+            detail.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
+    # Only after the files: a name that is forgotten while its file is there would count again.
+    if due:
+        kept = {name: when for name, when in manifest.retired.items() if name not in set(due)}
+        _commit(root, Manifest(generation=manifest.generation, files=manifest.files, retired=kept))
+    return len(due)
+
+
+def _detail_files(root: Path, head: str, path: Path) -> Iterator[Path]:
+    detail = DETAIL_OF[head]
+    if detail is None:
+        return
+    if path.parent.name == COMPACTED:
+        yield root / detail / COMPACTED / path.name
+        return
+    file = PartFile.parse(path.name)
+    if file and file.version:
+        yield root / detail / file.name
+    elif file and path.is_file():
+        found = details_path(root, head, file, read_part_table(path, head, columns=["part_digest"]))
+        if found is not None:
+            yield found
+
+
+def _compact_table(
+    root: Path,
+    head: str,
+    min_parts: int,
+    target_bytes: int,
+    on_progress: Callable[[str, int, int], None] | None,
+) -> CompactionSummary:
+    manifest = Manifest.read(root)
+    files = take_snapshot(root, head)
+    small, num_newer = _small_units(root, head, files)
+    stale = _overridden(root, head, files)
+    if len(small) < max(1, min_parts) and not stale:
+        return CompactionSummary(num_newer=num_newer)
+    merged = [
+        unit
+        for unit in (_compacted_unit(root, head, name) for name in files.compacted)
+        if unit.head.name in stale or unit.num_bytes < target_bytes // 2
+    ]
+    generation = 1 + max(manifest.generation, _last_generation(root, head))
+    taken = {unit.part.part for unit in small if unit.part}
+    hidden = files.rewritten
+    written: list[str] = []
+    num_done = num_rows = 0
+    for number, batch in enumerate(_batches([*merged, *small], target_bytes)):
+        name = f"g{generation:06d}-{number:04d}-{secrets.token_hex(3)}.parquet"
+        num_rows += _write_compacted(root, head, batch, name, generation, hidden)
+        written.append(name)
+        num_done += sum(unit.part is not None for unit in batch)
+        if on_progress:
+            on_progress(head, num_done, len(small))
+    now = time.time()
+    gone = [unit.retires for unit in (*merged, *small)]
+    gone += [f"{head}/{file.name}" for file in files.superseded if file.part in taken]
+    kept = [name for name in files.compacted if name not in {unit.head.name for unit in merged}]
+    _commit(
+        root,
+        Manifest(
+            generation=generation,
+            files={**manifest.files, head: (*kept, *written)},
+            retired={**manifest.retired, **dict.fromkeys(gone, now)},
+        ),
+    )
+    return CompactionSummary(
+        num_parts=len(small), num_merged=len(merged), num_written=len(written), num_rows=num_rows, num_newer=num_newer
+    )
+
+
+def _small_units(root: Path, head: str, files: HeadFiles) -> tuple[list[_Unit], int]:
+    """The small parts in the order of their names, which is nearly that of their rows' ids; and how many are newer."""
+    units: list[_Unit] = []
+    num_newer = 0
+    for file in files.small:
+        path = root / head / file.name
+        detail = None
+        if not file.version:
+            detail = details_path(root, head, file, read_part_table(path, head, columns=["part_digest"]))
+        elif (table := DETAIL_OF[head]) is not None:
+            detail = root / table / file.name
+        if any(is_newer(_metadata(found)) for found in (path, detail) if found is not None):
+            num_newer += 1
+            continue
+        num_bytes = path.stat().st_size + (detail.stat().st_size if detail else 0)
+        units.append(_Unit(head=path, detail=detail, part=file, num_bytes=num_bytes))
+    return units, num_newer
+
+
+def _metadata(path: Path) -> Mapping[bytes, bytes] | None:
+    try:
+        return pq.read_metadata(path).metadata
+    except FileNotFoundError as error:
+        raise StoreError(f"{path} is gone: restore it from a copy, or run its stage again") from error
+    except (pa.ArrowException, OSError) as error:
+        raise StoreError(f"{path} is damaged ({error}): remove it and run its stage again") from error
+
+
+def _compacted_unit(root: Path, head: str, name: str) -> _Unit:
+    path = root / head / COMPACTED / name
+    detail = next(_detail_files(root, head, path), None)
+    num_bytes = sum(found.stat().st_size for found in (path, detail) if found is not None)
+    return _Unit(head=path, detail=detail, part=None, num_bytes=num_bytes)
+
+
+def _overridden(root: Path, head: str, files: HeadFiles) -> set[str]:
+    """Compacted files with rows of parts that were written again since."""
+    rewritten = pa.array(sorted(files.rewritten), pa.string())
+    if len(rewritten) == 0:
+        return set()
+    return {
+        name
+        for name in files.compacted
+        if compute.any(
+            compute.is_in(read_part_table(root / head / COMPACTED / name, head, columns=["part"])["part"], rewritten)
+        ).as_py()
+    }
+
+
+def _batches(units: Sequence[_Unit], target_bytes: int) -> Iterator[list[_Unit]]:
+    batch: list[_Unit] = []
+    num_bytes = 0
+    for unit in units:
+        if batch and num_bytes + unit.num_bytes > target_bytes:
+            yield batch
+            batch, num_bytes = [], 0
+        batch.append(unit)
+        num_bytes += unit.num_bytes
+    if batch:
+        yield batch
+
+
+def _write_compacted(
+    root: Path, head: str, batch: Sequence[_Unit], name: str, generation: int, hidden: Iterable[str]
+) -> int:
+    detail = DETAIL_OF[head]
+    gone = pa.array(sorted(hidden), pa.string())
+    key = KEY_OF[head]
+    if detail is not None:
+        tables = [_taken(unit.detail, detail, unit.part, generation, gone) for unit in batch if unit.detail]
+        order = [(key, "ascending"), ("step_index" if detail == "steps" else "injection_id", "ascending")]
+        table = pa.concat_tables([stored(detail).empty_table(), *tables]).sort_by(order)
+        _write_sorted(root / detail / COMPACTED / name, table, root / INCOMING, DETAIL_ROWS, key)
+    tables = [_taken(unit.head, head, unit.part, generation, gone) for unit in batch]
+    table = pa.concat_tables(tables).sort_by([(key, "ascending")])
+    _write_sorted(root / head / COMPACTED / name, table, root / INCOMING, HEAD_ROWS, key)
+    return table.num_rows
+
+
+def _taken(path: Path, table: str, part: PartFile | None, generation: int, hidden: pa.Array) -> pa.Table:
+    """The rows of a file as they are to be stored: of an earlier compacted file those not written again since."""
+    rows = read_part_table(path, table)
+    schema = stored(table)
+    if part is None:
+        rows = rows.filter(compute.invert(compute.is_in(rows["part"], hidden)))
+    elif not part.version:
+        for column, value in (("part", part.part), ("part_version", 0), ("part_digest", None)):
+            index = schema.get_field_index(column)
+            field = schema.field(index)
+            rows = rows.set_column(index, field, pa.array([value] * rows.num_rows, field.type))
+    # The copy counts as newer than what it was made from, and as older than the part's next writing.
+    index = schema.get_field_index("part_version")
+    base = compute.bit_wise_and(rows["part_version"], ~_GENERATIONS)
+    return rows.set_column(index, schema.field(index), compute.add(base, generation & _GENERATIONS))
+
+
+def _write_sorted(path: Path, table: pa.Table, temp_folder: Path, num_rows: int, key: str) -> None:
+    table = marked(table)
+    with replacing(path, temp_folder=temp_folder) as temp:
+        pq.write_table(
+            table,
+            temp,
+            compression="zstd",
+            row_group_size=num_rows,
+            write_statistics=[key, "part", *_narrow(table.schema)],  # pyright: ignore[reportArgumentType]
+            write_page_index=True,
+        )
+
+
+def _narrow(schema: pa.Schema) -> list[str]:
+    """Columns whose smallest and largest value say something; long text would only swell the footer."""
+    return [field.name for field in schema if not pa.types.is_nested(field.type) and not pa.types.is_string(field.type)]
+
+
+def _last_generation(root: Path, head: str) -> int:
+    """Of the files that are there, those of killed compactions too."""
+    numbers = (name[1:7] for name in list_names(root / head / COMPACTED) if name.startswith("g"))
+    return max((int(number) for number in numbers if number.isdigit()), default=0)
+
+
+def _commit(root: Path, manifest: Manifest) -> None:
+    write_file(root / MANIFEST, manifest.to_bytes(), temp_folder=root / INCOMING)
+
+
+def _plus(one: CompactionSummary, other: CompactionSummary) -> CompactionSummary:
+    return CompactionSummary(
+        **{name: getattr(one, name) + getattr(other, name) for name in CompactionSummary.__dataclass_fields__}
+    )

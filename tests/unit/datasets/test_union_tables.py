@@ -1,0 +1,178 @@
+"""The tables beyond spec 01's rules: imports as further sources, provenance, and rows that stay what they are."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from raw_samples import SOURCES, config, image_bytes, put_lines, put_task, record
+
+from osworld_pipeline.datasets.source_lock import SourceLock, write_source_lock
+from osworld_pipeline.datasets.union import build_union_tables
+from osworld_pipeline.datasets.union_sinks import GROUP_ROWS
+from osworld_pipeline.domain.digest import canonical_json, digest_bytes, digest_json
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.tables.owned import read_table, table_path
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> StateDir:
+    return StateDir(tmp_path)
+
+
+def put_import(state: StateDir, name: str, **changes: Any) -> Path:
+    folder = state.imports / name
+    (folder / "images").mkdir(parents=True)
+    (folder / "images" / "1.png").write_bytes(image_bytes(7))
+    place = {"images": ["images/1.png"] * 2, "source_path": "raw.jsonl", "source_line": 40}
+    task = {"task_id": "i1", "instruction": "Go.", "domain": "vlc", "task_config": json.dumps(config("i1"))}
+    bare = {"task_id": "i2", "instruction": "Look.", "domain": "gimp", "task_config": None}
+    reject = {"path": "raw.jsonl", "line": 3, "kind": "bad_step", "reason": "no such key", "task_id": "i9"}
+    manifest = {"name": name, "importer": "x", "licence": "mit", "revision": "r1", "quality_rank": -1} | changes
+    files = {
+        "demonstrations.jsonl": [record("i1", **place), record("t1", **place)],
+        "tasks.jsonl": [task, bare],
+        "rejects.jsonl": [reject],
+        "source.json": [manifest],
+    }
+    for file, rows in files.items():
+        (folder / file).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def rows_of(state: StateDir, name: str) -> list[dict[str, Any]]:
+    return read_table(state, name).to_pylist()
+
+
+def test_an_import_is_one_more_source_with_its_licence_rank_and_places(state: StateDir) -> None:
+    put_import(state, "agentnet")
+    put_lines(state, "bc_sft", [record("t1")])
+    put_task(state, config("t1"))
+    summary = build_union_tables(state, system_prompt="p")
+    first, second = rows_of(state, "replay_buffer")
+    assert (first["task_id"], first["source_dataset"], first["licence"]) == ("t1", "bc_sft", None)
+    assert (second["task_id"], second["source_dataset"], second["licence"]) == ("i1", "agentnet", "mit")
+    assert (second["quality_rank"], second["source_path"], second["source_line"]) == (-1, "raw.jsonl", 40)
+    assert second["images"] == [digest_bytes(image_bytes(7))] * 2
+    assert (second["dialect"], second["action_types"]) == ("slime", ["type", "terminate"])
+    assert summary.num_duplicates == 1
+    tasks = {row["task_id"]: row for row in rows_of(state, "union_tasks")}
+    assert (tasks["i1"]["task_config_source"], tasks["i1"]["has_task_config"]) == ("import", True)
+    i2 = tasks["i2"]
+    assert (i2["task_config_source"], i2["has_task_config"], i2["instruction"], i2["domain"]) == (
+        "import", False, "Look.", "gimp",
+    )  # fmt: skip
+    assert {row["task_id"] for row in rows_of(state, "train_tasks")} == {"i1", "t1"}
+    assert [(row["source_dataset"], row["source_line"], row["kind"]) for row in rows_of(state, "rejects")] == [
+        ("agentnet", 3, "bad_step")
+    ]
+    counts = {row["source_dataset"]: row for row in rows_of(state, "raw_counts")}
+    assert (counts["agentnet"]["licence"], counts["agentnet"]["revision"]) == ("mit", "r1")
+    assert (counts["agentnet"]["num_records"], counts["agentnet"]["num_rejects"]) == (2, 1)
+
+
+def test_an_import_of_a_better_rank_drives_out_an_equal_demonstration(state: StateDir) -> None:
+    put_import(state, "verified", quality_rank=9)
+    put_lines(state, "sft_curated_final", [record("t1")])
+    build_union_tables(state, system_prompt="p")
+    assert {row["source_dataset"] for row in rows_of(state, "replay_buffer")} == {"verified"}
+
+
+def test_an_import_without_a_good_manifest_is_a_reject_and_a_half_written_one_is_none(state: StateDir) -> None:
+    (put_import(state, "broken") / "source.json").write_text('{"licence": 7}')
+    put_import(state, "half").rename(state.imports / ".half.tmp")
+    build_union_tables(state, system_prompt="p")
+    (reject,) = rows_of(state, "rejects")
+    assert (reject["source_dataset"], reject["kind"]) == ("broken", "unreadable")
+    assert rows_of(state, "replay_buffer") == []
+
+
+def test_licence_and_revision_of_a_downloaded_source_stand_in_its_rows(state: StateDir) -> None:
+    source = put_lines(state, "bc_sft", [record()])
+    lock = SourceLock(
+        source="bc_sft", repo_id="a/b", filename="x", revision="f" * 40, requested="main",
+        sha256="0" * 64, num_bytes=1, licence="apache-2.0",
+    )  # fmt: skip
+    write_source_lock(state.datasets, {"bc_sft": lock})
+    build_union_tables(state, system_prompt="p")
+    assert rows_of(state, "replay_buffer")[0]["licence"] == "apache-2.0"
+    counts = {row["source_dataset"]: row for row in rows_of(state, "raw_counts")}
+    assert (counts["bc_sft"]["licence"], counts["bc_sft"]["revision"]) == ("apache-2.0", "f" * 40)
+    assert counts["bc_sft"]["num_bytes"] == source.locate(state).stat().st_size
+    assert len(counts["bc_sft"]["sha256"]) == 64
+    assert counts["sft_clean"]["sha256"] is None
+
+
+def test_the_config_domain_is_the_config_s_word_and_the_domain_the_better_one(state: StateDir) -> None:
+    put_task(state, config("t1", related_apps=["libreoffice"]), domain="libreoffice_calc")
+    build_union_tables(state, system_prompt="p")
+    (row,) = rows_of(state, "union_tasks")
+    assert (row["domain"], row["config_domain"]) == ("libreoffice_calc", "libreoffice")
+
+
+def test_a_record_that_cannot_be_used_still_names_its_task(state: StateDir) -> None:
+    put_lines(state, "bc_sft", [record("t1_chunk3", messages=...), record("t2", images=["x"])])
+    build_union_tables(state, system_prompt="p")
+    assert [row["task_id"] for row in rows_of(state, "union_tasks")] == ["t1", "t2"]
+    assert [row["task_id"] for row in rows_of(state, "rejects")] == ["t1_chunk3", "t2"]
+
+
+def test_the_replay_table_is_written_in_row_groups(state: StateDir) -> None:
+    put_lines(state, "sft_curated_final", [record(f"t{index}", images=[], messages=[
+        {"role": "user", "content": str(index)}, record()["messages"][4],
+    ]) for index in range(GROUP_ROWS + 5)])  # fmt: skip
+    other = put_lines(state, "sft_clean", [])
+    other.locate(state).write_text(json.dumps(record("last")))
+    build_union_tables(state, system_prompt="p")
+    file = pq.ParquetFile(table_path(state, "replay_buffer"))
+    assert file.metadata.num_rows == GROUP_ROWS + 6
+    assert file.metadata.num_row_groups == 2
+
+
+MESSAGE = st.fixed_dictionaries(
+    {
+        "role": st.sampled_from(["user", "assistant"]),
+        "content": st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": st.text()}), max_size=3),
+    }
+)
+
+
+@given(st.text(), st.lists(MESSAGE, max_size=3))
+def test_the_fast_digest_of_a_row_is_the_canonical_one(task_id: str, messages: list) -> None:
+    value = {"task_id": task_id, "messages": messages}
+    fast = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+    assert fast == canonical_json(value).encode()
+    assert digest_bytes(fast) == digest_json(value)
+
+
+def test_a_folder_or_a_loop_in_place_of_a_source_is_no_source(state: StateDir) -> None:
+    path = SOURCES["bc_sft"].locate(state)
+    path.mkdir(parents=True)
+    put_lines(state, "sft_clean", [record()])
+    loop = SOURCES["sft_hybrid"].locate(state)
+    loop.parent.mkdir(parents=True)
+    loop.symlink_to(loop)
+    build_union_tables(state, system_prompt="p")
+    assert len(rows_of(state, "replay_buffer")) == 1
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+def test_a_compressed_source_is_read_like_a_plain_one_and_beside_one_it_is_told(state: StateDir, suffix: str) -> None:
+    plain = put_lines(state, "bc_sft", [record("t1"), "{", record("t2")])
+    build_union_tables(state, system_prompt="p")
+    expected = [rows_of(state, name) for name in ("replay_buffer", "rejects")]
+    data = plain.locate(state).read_bytes()
+    packed = gzip.compress(data) if suffix == ".gz" else pa.Codec("zstd").compress(data, asbytes=True)
+    plain.locate(state).with_name(plain.locate(state).name + suffix).write_bytes(packed)
+    build_union_tables(state, system_prompt="p")
+    assert rows_of(state, "replay_buffer") == expected[0]
+    assert [row["kind"] for row in rows_of(state, "rejects")] == ["duplicate_file", "malformed"]
+    plain.locate(state).unlink()
+    build_union_tables(state, system_prompt="p")
+    assert [rows_of(state, name) for name in ("replay_buffer", "rejects")] == expected
