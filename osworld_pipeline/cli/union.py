@@ -35,7 +35,9 @@ def union(
 ) -> None:
     """Merge the raw sources into task tables, one replay file, its statistics, and a list of what could not be used."""
     from osworld_pipeline.datasets.artefacts import REJECTS_FILE, write_union_artefacts
+    from osworld_pipeline.datasets.without_pandas import forbid_pandas
 
+    forbid_pandas()
     console = Console(stderr=True)
     prompt = _prompt(system_prompt, dialect)
     with _progress(console) as on_progress:

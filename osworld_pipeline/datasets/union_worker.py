@@ -3,26 +3,16 @@ its parent, whose death closes the socket."""
 
 import os
 import signal
-import sys
-from importlib.abc import MetaPathFinder
 from multiprocessing.connection import Connection
 
 from osworld_pipeline.datasets.union_blocks import BlockReader
 from osworld_pipeline.datasets.union_forms import ROWS_FOLLOW, Setup
+from osworld_pipeline.datasets.without_pandas import forbid_pandas
 from osworld_pipeline.errors import PipelineError
 
 
-class _WithoutPandas(MetaPathFinder):
-    """Arrow would import pandas, where there is one, only to ask whether a list is a series of its: a second and 60 MB
-    for each worker."""
-
-    def find_spec(self, fullname: str, path: object, target: object = None) -> None:
-        if fullname == "pandas":
-            raise ModuleNotFoundError("a worker of the union build has no use for pandas", name=fullname)
-
-
 def main(descriptor: int) -> None:
-    sys.meta_path.insert(0, _WithoutPandas())
+    forbid_pandas()
     # Ctrl-C reaches the whole terminal; when to end is the parent's to say.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection = Connection(descriptor)

@@ -51,6 +51,8 @@ class TrajectoryStore:
     def __init__(self, state: StateDir) -> None:
         self.root = state.trajectories
         self.blobs = BlobStore(state.blobs)
+        # The first list that Arrow is given makes it import pandas: now, and not in the middle of the first append.
+        pa.array([0])
         self.blobs.remove_stale_temps()
         remove_stale_temps(self.root / INCOMING)
 
