@@ -172,7 +172,9 @@ def _actions(attempt: ResultAttempt) -> list[StepActions]:
     for step in attempt.steps:
         size = (step.screen.width, step.screen.height) if step.screen else sizes[0] if sizes else None
         try:
-            found.append(StepActions(actions=tuple(actions_of(read_code(step.action), _on_screen(size), pointer))))
+            found.append(
+                StepActions(actions=tuple(actions_of(read_code(step.image_action), _on_screen(size), pointer)))
+            )
         except ActionParseError as error:
             found.append(StepActions(problem=str(error)))
             pointer = Pointer()

@@ -12,9 +12,10 @@ from typing import Any
 
 import orjson
 
+from osworld_pipeline.agent.dialects.slime_actions import normalise_action, to_command
 from osworld_pipeline.datasets.importers.images import ProvenImage, read_image
 from osworld_pipeline.datasets.importers.lines import read_lines
-from osworld_pipeline.errors import DatasetError
+from osworld_pipeline.errors import ActionParseError, DatasetError
 
 TRAJECTORY, RESULT, ARGUMENTS = "traj.jsonl", "result.txt", "args.json"
 _FIRST_SCREEN = re.compile(r"(step_0(_.*)?|step_reset(_.*)?|initial.*)\.(png|jpe?g)", re.IGNORECASE)
@@ -26,6 +27,9 @@ class ResultStep:
     """As recorded; several actions of one answer share it."""
     action: str
     """pyautogui code, or WAIT, DONE, FAIL; another action space's action as JSON."""
+    image_action: str
+    """The same with points in pixels of its image: another text only where our own export wrote down both, because
+    the screen was made smaller for the model."""
     response: str
     screen: ProvenImage | None
     """Before the action: OSWorld records the screen after each action, so this is the file of the step before, and of
@@ -151,6 +155,7 @@ def _steps(folder: Path, rows: list[Mapping[str, Any]]) -> list[ResultStep]:
             ResultStep(
                 number=_number(row),
                 action=_action(row),
+                image_action=_image_action(row) or _action(row),
                 response=_text(row.get("response")),
                 screen=screen,
                 screen_problem=problem,
@@ -168,6 +173,15 @@ def _action(row: Mapping[str, Any]) -> str:
         wrapped = next((action[key] for key in ("command", "code") if isinstance(action.get(key), str)), None)
         return wrapped or (kind if kind in ("WAIT", "DONE", "FAIL") else _text(action))
     return _text(action)
+
+
+def _image_action(row: Mapping[str, Any]) -> str | None:
+    info = row.get("info")
+    own = info.get("model_action") if isinstance(info, dict) else None
+    try:
+        return to_command(normalise_action(own)) if isinstance(own, dict) else None
+    except ActionParseError:
+        return None
 
 
 def _text(value: Any) -> str:

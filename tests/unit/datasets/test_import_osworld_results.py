@@ -80,6 +80,18 @@ def test_a_step_sees_the_screen_that_the_step_before_left(state: StateDir, resul
     assert (state.imports / "theirs" / "images" / f"{shades[1]}.png").read_bytes() == png(1)
 
 
+def test_an_export_of_ours_from_a_smaller_image_is_read_in_that_images_pixels(state: StateDir, results: Path) -> None:
+    put_task(state.osworld_repo, "solved")
+    folder = put_attempt(results, "solved", ["pyautogui.click(30, 40)", "DONE"])
+    first, *rest = (folder / "traj.jsonl").read_text().splitlines()
+    row = json.loads(first) | {"info": {"model_action": {"action": "left_click", "coordinate": [3, 4]}}}
+    (folder / "traj.jsonl").write_text("\n".join([json.dumps(row), *rest]))
+    import_osworld_results(state, results, OPTIONS)
+    said = demonstrations(state)["solved"]["messages"][2]["content"][-1]["text"]
+    assert load_dialect("slime").parse_strict(said).arguments == {"action": "left_click", "coordinate": [3, 4]}
+    assert episodes(state)["solved"].steps[0].command == "pyautogui.click(30, 40)"
+
+
 def test_a_run_without_its_first_screen_has_a_first_turn_of_words_alone(state: StateDir, results: Path) -> None:
     put_task(state.osworld_repo, "solved")
     put_attempt(results, "solved", [CLICK, "DONE"], first_screen=False)
