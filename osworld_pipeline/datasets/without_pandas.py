@@ -1,5 +1,5 @@
-"""Arrow imports pandas, where there is one, only to ask whether a list is a series of its: half a second and 60 MB for a
-program that never has a series."""
+"""Arrow imports pandas, where there is one, only to ask whether a list is a series of its: half a second and 60 MB, for
+a program that never has a series."""
 
 import sys
 from importlib.abc import MetaPathFinder
