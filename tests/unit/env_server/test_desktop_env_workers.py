@@ -342,6 +342,9 @@ async def test_grader_whose_guest_is_gone_is_no_reward(graders: OSWorldGraders, 
 
 
 async def test_cancelled_grading_ends_its_process(graders: OSWorldGraders, desktop: DesktopEnvDesktop) -> None:
+    # The first grading of all starts what the others are forked from.
+    with pytest.raises(EvaluatorError):
+        await grade(graders, desktop.guest, task_of("crash"))
     before = below(os.getpid())
     grading = asyncio.create_task(grade(graders, desktop.guest, task_of("hang")))
     start = time.monotonic()
