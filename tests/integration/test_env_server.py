@@ -199,7 +199,7 @@ def test_term_while_the_desktops_start_leaves_nothing(images: Path, tmp_path: Pa
         time.sleep(delay_s)
         children = processes_below(process.pid)
         process.send_signal(signal.SIGTERM)
-        process.wait(20)
+        process.wait(90)
         time.sleep(0.2)
         assert [pid for pid in children if is_running(pid)] == []
 
