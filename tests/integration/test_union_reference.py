@@ -121,7 +121,7 @@ env = module.OSWorldEnvWrapper(module.OSWorldEnvConfig(), task_config={})
 def judge(text):
     try:
         found = env._parse_action(text)
-    except Exception:
+    except Exception:  # a crash of theirs is no verdict; on a clean turn None fails the comparison
         return None
     return found["action_type"] != "unknown" or found["fallback_used"]
 json.dump([judge(text) for text in json.load(sys.stdin)], sys.stdout)
