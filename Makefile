@@ -47,7 +47,7 @@ mlflow: setup-python ## MLflow's UI on http://127.0.0.1:5000
 	@$(BIN)/mlflow ui --backend-store-uri sqlite:///var/mlflow/mlflow.db --port 5000
 
 constraints: setup-python ## resolve the pinned versions anew
-	@$(BIN)/uv pip compile pyproject.toml --extra server --extra pipeline --extra train --extra dev --universal \
+	@$(BIN)/uv pip compile pyproject.toml --extra server --extra pipeline --extra train --extra lora --extra ray --extra dev --universal \
 	  --python-version 3.11 --no-header --no-annotate --no-emit-find-links --no-emit-index-url --quiet --upgrade -o constraints.txt
 
 clean: ## remove the state of this machine: var/ and caches, not .venv

@@ -1,15 +1,19 @@
-"""Checkpoints: a base model, SFT on demonstrations, GSPO phase 1 (explore) and phase 2 (stabilise)."""
+"""Checkpoints: a base model, SFT on demonstrations, the flywheel, GSPO phase 1 (explore) and phase 2 (stabilise)."""
 
+from dataclasses import asdict
 from pathlib import Path
 
 import dagster as dg
 
-from assets.stage import StageServices, checkpoint_result, run_stage
+from assets.stage import StageServices, checkpoint_result, run_stage, try_stage
 from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.runs.flywheel_plan import FlywheelResult, Round, walk_flywheel
 from osworld_pipeline.runs.stages import training_data_digest
 from osworld_pipeline.tables.checkpoints import read_checkpoint_row, read_checkpoints
+from osworld_pipeline.tables.preview import markdown_table
 from resources.desktops import DesktopsResource
-from resources.launcher import LocalLauncher
+from resources.launcher import Launcher
 from resources.progress import ProgressResource
 from resources.state import RecipeResource, StateResource
 from resources.tracking import TrackingResource
@@ -31,7 +35,7 @@ def base_checkpoint(
     context: dg.AssetExecutionContext,
     state: StateResource,
     recipe: RecipeResource,
-    launcher: LocalLauncher,
+    launcher: Launcher,
     tracking: TrackingResource,
     progress: ProgressResource,
 ) -> dg.MaterializeResult:
@@ -55,7 +59,7 @@ def sft_checkpoint(
     context: dg.AssetExecutionContext,
     state: StateResource,
     recipe: RecipeResource,
-    launcher: LocalLauncher,
+    launcher: Launcher,
     tracking: TrackingResource,
     progress: ProgressResource,
 ) -> dg.MaterializeResult:
@@ -65,9 +69,59 @@ def sft_checkpoint(
     checkpoint = run_stage(
         context, services, stage=Stage.SFT, program="train_sft", recipe=settings, state=folder,
         parent=parent_of(context, "base_checkpoint", state),
-        data_digest=training_data_digest(folder, ["replay_buffer"], replay=settings.replay),
+        data_digest=training_data_digest(folder, ["replay_buffer"], replay=settings.replay, sft=settings.sft),
     )  # fmt: skip
     return checkpoint_result(checkpoint, folder)
+
+
+@dg.asset(
+    group_name=GROUP,
+    kinds={"huggingface", "pytorch", "x11"},
+    pool="trainer",
+    deps=["sft_checkpoint", "replay_buffer", "train_tasks", "verified_replay"],
+)
+def flywheel_checkpoint(
+    context: dg.AssetExecutionContext,
+    state: StateResource,
+    recipe: RecipeResource,
+    desktops: DesktopsResource,
+    launcher: Launcher,
+    tracking: TrackingResource,
+    progress: ProgressResource,
+) -> dg.MaterializeResult:
+    """Rollouts, those with enough raw task reward kept, SFT on them, and again while success rises. Each round is a
+    checkpoint of its own; without a round, or where none was better, this stands for the SFT checkpoint itself."""
+    settings, folder = recipe.load(), state.dir()
+    services = StageServices(launcher=launcher, tracking=tracking, progress=progress)
+    sft = parent_of(context, "sft_checkpoint", state)
+    tables = ["replay_buffer", "train_tasks"] if settings.flywheel.with_demonstrations else ["train_tasks"]
+    data_digest = training_data_digest(folder, tables, replay=settings.replay, sft=settings.sft)
+
+    def run_round(one: Round) -> None:
+        try_stage(
+            context, services, stage=Stage.FLYWHEEL, program="flywheel", recipe=settings, state=folder,
+            parent=one.parent, data_digest=data_digest, desktops=desktops,
+            more={"previous": asdict(one.previous) if one.previous else None},
+        )  # fmt: skip
+
+    result = walk_flywheel(folder, settings, sft, data_digest=data_digest, run_round=run_round)
+    return flywheel_result(result, folder)
+
+
+def flywheel_result(result: FlywheelResult, state: StateDir) -> dg.MaterializeResult:
+    shown = checkpoint_result(result.checkpoint, state)
+    rows = [
+        (one.number, one.parent.checkpoint_id, f"{one.measured.success_rate:.1%}", one.measured.num_kept,
+         one.measured.num_valid, one.checkpoint.checkpoint_id if one.checkpoint else "none")
+        for one in result.rounds if one.measured
+    ]  # fmt: skip
+    columns = ("round", "rolled out", "success", "kept", "graded", "made")
+    about = {
+        "rounds": len(result.rounds),
+        "by round": dg.MetadataValue.md(markdown_table(columns, rows)),
+        "stopped": result.stopped or ("all rounds were run" if rows else "the recipe has no round"),
+    }
+    return dg.MaterializeResult(metadata={**(shown.metadata or {}), **about}, data_version=shown.data_version)
 
 
 def build_gspo_asset(stage: Stage, parent_asset: str, description: str) -> dg.AssetsDefinition:
@@ -84,7 +138,7 @@ def build_gspo_asset(stage: Stage, parent_asset: str, description: str) -> dg.As
         state: StateResource,
         recipe: RecipeResource,
         desktops: DesktopsResource,
-        launcher: LocalLauncher,
+        launcher: Launcher,
         tracking: TrackingResource,
         progress: ProgressResource,
     ) -> dg.MaterializeResult:
@@ -101,13 +155,15 @@ def build_gspo_asset(stage: Stage, parent_asset: str, description: str) -> dg.As
 
 
 gspo_phase1_checkpoint = build_gspo_asset(
-    Stage.GSPO_PHASE1, "sft_checkpoint", "GSPO at a higher temperature: explore, replay joining groups that all fail."
+    Stage.GSPO_PHASE1,
+    "flywheel_checkpoint",
+    "GSPO at a higher temperature: explore, replay joining groups that all fail.",
 )
 gspo_phase2_checkpoint = build_gspo_asset(
     Stage.GSPO_PHASE2, "gspo_phase1_checkpoint", "GSPO at a lower temperature: stabilise."
 )
 
-ASSETS = [base_checkpoint, sft_checkpoint, gspo_phase1_checkpoint, gspo_phase2_checkpoint]
+ASSETS = [base_checkpoint, sft_checkpoint, flywheel_checkpoint, gspo_phase1_checkpoint, gspo_phase2_checkpoint]
 
 
 @dg.asset_check(asset="gspo_phase2_checkpoint", description="Every checkpoint but the base has a parent that is there.")

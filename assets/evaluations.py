@@ -16,13 +16,19 @@ from osworld_pipeline.runs.evaluation_plan import plan_evaluation
 from osworld_pipeline.runs.report import make_report
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from resources.desktops import DesktopsResource
-from resources.launcher import LocalLauncher
+from resources.launcher import Launcher
 from resources.progress import ProgressResource
 from resources.state import RecipeResource, StateResource
 from resources.tracking import TrackingResource
 
 GROUP = "evaluation"
-CHECKPOINT_ASSETS = ["base_checkpoint", "sft_checkpoint", "gspo_phase1_checkpoint", "gspo_phase2_checkpoint"]
+CHECKPOINT_ASSETS = [
+    "base_checkpoint",
+    "sft_checkpoint",
+    "flywheel_checkpoint",
+    "gspo_phase1_checkpoint",
+    "gspo_phase2_checkpoint",
+]
 
 
 @dg.asset(group_name=GROUP, kinds={"x11", "mlflow"}, pool="trainer", deps=CHECKPOINT_ASSETS)
@@ -31,13 +37,13 @@ def evaluations(
     state: StateResource,
     recipe: RecipeResource,
     desktops: DesktopsResource,
-    launcher: LocalLauncher,
+    launcher: Launcher,
     tracking: TrackingResource,
     progress: ProgressResource,
 ) -> dg.MaterializeResult:
     """Held-out success of each checkpoint; a rerun runs only what is missing or ended in a fault."""
     settings, folder = recipe.load(), state.dir()
-    checkpoints = [parent_of(context, asset, state) for asset in CHECKPOINT_ASSETS]
+    checkpoints = _distinct_checkpoints(context, state)
     with ExitStack() as runs:
         pending: list[tuple[Checkpoint, StageRun]] = []
         for checkpoint in checkpoints:
@@ -72,9 +78,15 @@ def evaluation_report(
 ) -> dg.MaterializeResult:
     """One self-contained HTML page: scores with intervals, curves, what the best episodes saw."""
     folder = state.dir()
-    ids = [parent_of(context, asset, state).checkpoint_id for asset in CHECKPOINT_ASSETS]
+    ids = [checkpoint.checkpoint_id for checkpoint in _distinct_checkpoints(context, state)]
     path = make_report(folder, recipe.load(), checkpoint_ids=ids, tracking_uri=tracking.resolve(folder))
     return dg.MaterializeResult(metadata={"report": dg.MetadataValue.path(str(path))})
+
+
+def _distinct_checkpoints(context: dg.AssetExecutionContext, state: StateResource) -> list[Checkpoint]:
+    """A flywheel without a round stands for the SFT checkpoint, which is evaluated once."""
+    found = [parent_of(context, asset, state) for asset in CHECKPOINT_ASSETS]
+    return list({checkpoint.checkpoint_id: checkpoint for checkpoint in found}.values())
 
 
 def evaluation_job(

@@ -6,10 +6,11 @@ from assets.metadata import reject_metadata
 from osworld_pipeline.datasets.raw import REPLAY_SOURCES, TASK_SOURCES, Source
 from osworld_pipeline.runs.code_version import code_version
 from osworld_pipeline.runs.record_sources import read_recording, recording_key
+from osworld_pipeline.runs.replay_import import sync_replay_import
 from osworld_pipeline.runs.source_summaries import READERS, look_at_imports, look_at_source
 from osworld_pipeline.tables.preview import markdown_table
 from resources.desktops import DesktopsResource
-from resources.launcher import LocalLauncher
+from resources.launcher import Launcher
 from resources.progress import ProgressResource
 from resources.state import RecipeResource, StateResource
 
@@ -37,7 +38,7 @@ def demonstrations(
     state: StateResource,
     recipe: RecipeResource,
     desktops: DesktopsResource,
-    launcher: LocalLauncher,
+    launcher: Launcher,
     progress: ProgressResource,
 ) -> dg.MaterializeResult:
     """Oracles solve the training tasks on real desktops; what they saw and said becomes the raw sources."""
@@ -88,8 +89,10 @@ def build_raw_asset(source: Source) -> dg.AssetsDefinition:
 
 
 @dg.asset(group_name=GROUP, kinds={"json"})
-def imports(context: dg.AssetExecutionContext, state: StateResource) -> dg.MaterializeResult:
-    """Demonstrations of others, brought in by `osworld-pipeline import`; each with its licence and revision."""
+def imports(context: dg.AssetExecutionContext, state: StateResource, recipe: RecipeResource) -> dg.MaterializeResult:
+    """Demonstrations of others, brought in by `osworld-pipeline import` or the recipe's replay.import_file; each with
+    its licence and revision."""
+    sync_replay_import(state.dir(), recipe.load().replay.import_file)
     found = look_at_imports(state.dir())
     columns = ("name", "importer", "demonstrations", "tasks", "rejects", "licence", "revision", "origin")
     return dg.MaterializeResult(

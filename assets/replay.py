@@ -16,7 +16,7 @@ from osworld_pipeline.runs.verification_summary import (
 )
 from osworld_pipeline.tables.preview import markdown_table
 from resources.desktops import DesktopsResource
-from resources.launcher import LocalLauncher
+from resources.launcher import Launcher
 from resources.progress import ProgressResource
 from resources.state import RecipeResource, StateResource
 
@@ -35,14 +35,14 @@ def verified_replay(
     state: StateResource,
     recipe: RecipeResource,
     desktops: DesktopsResource,
-    launcher: LocalLauncher,
+    launcher: Launcher,
     progress: ProgressResource,
 ) -> dg.MaterializeResult:
     """Demonstrations are carried out again on real desktops and graded; what is known already is not done twice."""
     settings, folder = recipe.load(), state.dir()
     if settings.replay.verify == "none":
         return dg.MaterializeResult(metadata={"skipped": 'the recipe says replay.verify = "none"'})
-    key = verification_key(folder, settings, desktops=desktops.identity())
+    key = verification_key(folder, settings, desktops=desktops.identity(settings))
     summary = settled_summary(folder, key)
     if summary is None:
         with desktops.serve(folder, settings) as servers:

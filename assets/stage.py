@@ -10,11 +10,12 @@ import dagster as dg
 from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.recipes import Recipe
+from osworld_pipeline.recipes.load import source_lines
 from osworld_pipeline.runs.stages import read_checkpoint, stage_checkpoint_id, stage_params
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.checkpoints import upsert_checkpoint
 from resources.desktops import DesktopsResource
-from resources.launcher import LocalLauncher
+from resources.launcher import Launcher
 from resources.progress import ProgressResource
 from resources.tracking import TrackingResource
 
@@ -23,7 +24,7 @@ from resources.tracking import TrackingResource
 class StageServices:
     """What every training asset needs of Dagster's resources."""
 
-    launcher: LocalLauncher
+    launcher: Launcher
     tracking: TrackingResource
     progress: ProgressResource
 
@@ -41,6 +42,28 @@ def run_stage(
     desktops: DesktopsResource | None = None,
 ) -> Checkpoint:
     """Makes the checkpoint of `stage`, or finds it: its id says whether anything that matters has changed."""
+    checkpoint = try_stage(
+        context, services, stage=stage, program=program, recipe=recipe, state=state, parent=parent,
+        data_digest=data_digest, desktops=desktops,
+    )  # fmt: skip
+    assert checkpoint is not None, f"{program} ended well and left no checkpoint"
+    return checkpoint
+
+
+def try_stage(
+    context: dg.AssetExecutionContext,
+    services: StageServices,
+    *,
+    stage: Stage,
+    program: str,
+    recipe: Recipe,
+    state: StateDir,
+    parent: Checkpoint | None,
+    data_digest: str,
+    desktops: DesktopsResource | None = None,
+    more: Mapping[str, Any] | None = None,
+) -> Checkpoint | None:
+    """As run_stage, of a program that may find that there is nothing to train on; `more` joins its job."""
     parent_id = parent.checkpoint_id if parent else None
     checkpoint_id = stage_checkpoint_id(stage, recipe, parent_id=parent_id, data_digest=data_digest)
     params = stage_params(stage, recipe)
@@ -51,7 +74,10 @@ def run_stage(
         "checkpoint_id": checkpoint_id,
         "parent": {"checkpoint_id": parent.checkpoint_id, "path": parent.path} if parent else None,
         "data_digest": data_digest,
+        **(more or {}),
     }
+    for line in source_lines(recipe):
+        context.log.info(f"recipe {recipe.name}, {line}")
     checkpoint = read_checkpoint(state, checkpoint_id)
     if checkpoint is None or services.tracking.run_id_of(state, checkpoint_id) is None:
         flat = {**params, "parent_checkpoint_id": parent_id, "data_digest": data_digest}
@@ -67,13 +93,21 @@ def run_stage(
             if checkpoint is None:
                 with desktops.serve(state, recipe) if desktops else nullcontext() as servers:
                     job["servers"] = servers.as_job() if servers else None
-                    services.launcher.launch(context, program, job, on_message, state=state)
+                    services.launcher.launch(
+                        context, program, job, on_message, state=state, num_processes=_num_processes(stage, recipe)
+                    )
                 checkpoint = read_checkpoint(state, checkpoint_id)
-                assert checkpoint is not None, f"{program} ended well and left no checkpoint {checkpoint_id}"
-            run.log_checkpoint(checkpoint, folder=state.root / checkpoint.path)
-    upsert_checkpoint(state, checkpoint)
+            if checkpoint is not None:
+                run.log_checkpoint(checkpoint, folder=state.root / checkpoint.path)
+    if checkpoint is not None:
+        upsert_checkpoint(state, checkpoint)
     rebuild_catalog(state)
     return checkpoint
+
+
+def _num_processes(stage: Stage, recipe: Recipe) -> int:
+    """The base is made, not trained."""
+    return 1 if stage is Stage.BASE else recipe.trainer.num_processes
 
 
 def checkpoint_result(checkpoint: Checkpoint, state: StateDir) -> dg.MaterializeResult:

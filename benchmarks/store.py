@@ -158,6 +158,11 @@ def _episode_columns(ids: list[str], part: int, rng: np.random.Generator) -> dic
         "token_ids": [rng.integers(0, 150_000, 400).tolist() for _ in range(count)],
         "response_mask": [[0, 1] * 200] * count,
         "sampled_logprobs": [np.round(rng.random(400), 4).tolist() for _ in range(count)],
+        "context_mode": "append",
+        "policy_versions": [[-1, part] * 200] * count,
+        "sequence_lengths": [[400]] * count,
+        "sequence_image_counts": [[STEPS_AN_EPISODE]] * count,
+        "image_steps": [list(range(STEPS_AN_EPISODE))] * count,
     }  # fmt: skip
 
 

@@ -12,7 +12,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from osworld_pipeline.domain.episode import Episode, EpisodePurpose, Outcome, Reward, SamplingParams, Step, StepSignals
+from osworld_pipeline.domain.episode import (
+    Episode,
+    EpisodePurpose,
+    Outcome,
+    Reward,
+    SamplingParams,
+    Step,
+    StepSignals,
+    TokenSequence,
+)
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import PipelineError
 from osworld_pipeline.runs.upkeep import collect_garbage, compact_store
@@ -45,8 +54,13 @@ def storm_episode(episode_id: str, num_steps: int) -> Episode:
     return Episode(
         episode_id=episode_id, task_id=f"t{hash(episode_id) % 50}", task_digest="d", purpose=EpisodePurpose.TRAIN,
         checkpoint_id="c", engine="none", sampling=SamplingParams(temperature=0.8), outcome=Outcome.SUCCESS,
-        reward=Reward(task=1.0, shaped=1.0), steps=steps, token_ids=(1, 2, 3), response_mask=(0, 1, 1),
-        sampled_logprobs=(0.0, -0.5, -0.25),
+        reward=Reward(task=1.0, shaped=1.0), steps=steps,
+        sequences=(
+            TokenSequence(
+                token_ids=(1, 2, 3), response_mask=(0, 1, 1), sampled_logprobs=(0.0, -0.5, -0.25),
+                policy_versions=(-1, 1, 1), image_steps=tuple(range(num_steps)),
+            ),
+        ),
     )  # fmt: skip
 
 

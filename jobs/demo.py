@@ -20,9 +20,11 @@ from assets.evaluations import CHECKPOINT_ASSETS
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import DependencyError, PipelineError, StoreError
 from osworld_pipeline.evaluation.scores import read_scores
-from osworld_pipeline.recipes import Recipe, load_recipe
+from osworld_pipeline.recipes import Recipe
+from osworld_pipeline.recipes.load import source_lines
 from osworld_pipeline.runs.evaluation_plan import plan_evaluation
 from resources.progress import ProgressLine
+from resources.state import RecipeResource
 
 JOB = "train_and_evaluate"
 DEMO_PID_TAG = "osworld/demo_pid"
@@ -67,13 +69,13 @@ class Bars:
         return True
 
 
-def run_demo(defs: dg.Definitions, *, recipe_name: str, state_root: Path, console: Console) -> int:
-    """Runs everything; a second run continues where the first ended. Returns the exit status.
+def run_demo(defs: dg.Definitions, *, source: RecipeResource, state_root: Path, console: Console) -> int:
+    """Runs everything by the recipe of `source`; a second run continues where the first ended. Returns the exit status.
 
     Raises:
         PipelineError: before anything starts: a bad recipe, no disk space, another demo at work.
     """
-    recipe = load_recipe(recipe_name)
+    recipe = source.load()
     state = StateDir(state_root.resolve())
     _need_disk(state)
     with _only_demo(state):
@@ -83,7 +85,9 @@ def run_demo(defs: dg.Definitions, *, recipe_name: str, state_root: Path, consol
             f"[bold]osworld-pipeline demo[/]: recipe [cyan]{recipe.name}[/], state in [cyan]{state_root}[/]",
             highlight=False,
         )
-        error = _run_job(defs, instance, recipe_name, state_root, console)
+        for line in source_lines(recipe):
+            console.print(f"  {escape(line)}", highlight=False)
+        error = _run_job(defs, instance, source, state_root, console)
         checkpoint_ids = _latest_checkpoints(instance)
         instance.dispose()
     if error:
@@ -96,7 +100,7 @@ def run_demo(defs: dg.Definitions, *, recipe_name: str, state_root: Path, consol
 
 
 def _run_job(
-    defs: dg.Definitions, instance: dg.DagsterInstance, recipe_name: str, state_root: Path, console: Console
+    defs: dg.Definitions, instance: dg.DagsterInstance, source: RecipeResource, state_root: Path, console: Console
 ) -> str | None:
     """Runs the job with bars; the sentence of the first failed step, or None."""
     run_id = str(uuid4())
@@ -120,7 +124,7 @@ def _run_job(
                 run_config={
                     "loggers": {"console": {"config": {"log_level": "CRITICAL"}}},
                     "resources": {
-                        "recipe": {"config": {"name": recipe_name}},
+                        "recipe": {"config": source.model_dump()},
                         "state": {"config": {"path": str(state_root)}},
                     },
                 },
@@ -153,7 +157,7 @@ def _latest_checkpoints(instance: dg.DagsterInstance) -> list[str]:
         event = instance.get_latest_materialization_event(dg.AssetKey(asset))
         if event is not None and event.asset_materialization is not None:
             ids.append(str(event.asset_materialization.metadata["checkpoint_id"].value))
-    return ids
+    return list(dict.fromkeys(ids))  # a flywheel without a round stands for the SFT checkpoint
 
 
 def _show_scores(state: StateDir, recipe: Recipe, checkpoint_ids: list[str], console: Console) -> None:

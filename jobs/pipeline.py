@@ -9,8 +9,8 @@ UPKEEP = dg.AssetSelection.groups("upkeep")
 train_and_evaluate = dg.define_asset_job(
     "train_and_evaluate",
     selection=dg.AssetSelection.all() - UPKEEP,
-    description="The whole road: raw datasets, union tables, verified replay, SFT, GSPO phases 1 and 2, evaluations, "
-    "report.",
+    description="The whole road: raw datasets, union tables, verified replay, SFT, flywheel, GSPO phases 1 and 2, "
+    "evaluations, report.",
     tags={"dagster/max_retries": "0"},
 )
 
@@ -18,6 +18,14 @@ build_tables = dg.define_asset_job(
     "build_tables",
     selection=dg.AssetSelection.groups("raw", "tables"),
     description="Raw datasets to union tables and verified replay, without training.",
+    tags={"dagster/max_retries": "0"},
+)
+
+run_flywheel = dg.define_asset_job(
+    "run_flywheel",
+    selection=dg.AssetSelection.assets("flywheel_checkpoint"),
+    description="Rounds of rollouts and SFT on those that succeeded, from the SFT checkpoint there is; resumes episode "
+    "by episode.",
     tags={"dagster/max_retries": "0"},
 )
 
@@ -45,6 +53,7 @@ compact_trajectories = dg.define_asset_job(
 JOBS = [
     train_and_evaluate,
     build_tables,
+    run_flywheel,
     evaluate_checkpoints,
     verify_replay,
     compact_trajectories,

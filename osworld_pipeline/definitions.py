@@ -1,14 +1,20 @@
 """Puts assets, jobs and resources together: the one code location. Imports neither torch nor transformers."""
 
+import os
+
 import dagster as dg
 
 from assets import checkpoints, checks, evaluations, raw, replay, tables, upkeep
 from jobs.pipeline import JOBS
+from osworld_pipeline.recipes.environment import own_variables
 from resources.desktops import DesktopsResource
-from resources.launcher import LocalLauncher
+from resources.launcher import Launcher
 from resources.progress import ProgressResource
 from resources.state import RecipeResource, StateResource
 from resources.tracking import TrackingResource
+
+environment = own_variables(os.environ)
+"""Read once, here; the library is given it."""
 
 defs = dg.Definitions(
     assets=[
@@ -23,10 +29,10 @@ defs = dg.Definitions(
     jobs=JOBS,
     resources={
         "state": StateResource(),
-        "recipe": RecipeResource(),
+        "recipe": RecipeResource(environment=environment),
         "desktops": DesktopsResource(),
         "tracking": TrackingResource(),
-        "launcher": LocalLauncher(),
+        "launcher": Launcher(),
         "progress": ProgressResource(),
     },
     executor=dg.in_process_executor,

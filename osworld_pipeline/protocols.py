@@ -1,15 +1,16 @@
 """The seams: what a rollout needs of a desktop, a policy engine and a store. Fakes for unit tests live in tests/."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Literal, Protocol
 
 from osworld_pipeline.domain.episode import Episode, SamplingParams
 from osworld_pipeline.domain.group import RolloutGroup
 from osworld_pipeline.domain.observation import Observation
 from osworld_pipeline.domain.replay import Injection
 from osworld_pipeline.domain.task import Task
+from osworld_pipeline.domain.trajectory import Trajectory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,39 +43,98 @@ class Desktop(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ChatTurn:
+    """One turn of a conversation, for engines that take words instead of token ids."""
+
+    role: Literal["system", "user", "assistant"]
+    text: str
+    images: tuple[bytes, ...] = ()
+    """Encoded images, shown before the text."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class GenerateRequest:
-    token_ids: tuple[int, ...]
-    """The whole prompt, image placeholders expanded."""
-    images: tuple[bytes, ...]
-    """Encoded images in placeholder order."""
     sampling: SamplingParams
+    token_ids: tuple[int, ...] = ()
+    """The whole prompt, image placeholders expanded; empty for an engine that takes turns."""
+    images: tuple[bytes, ...] = ()
+    """Encoded images in placeholder order."""
+    turns: tuple[ChatTurn, ...] = ()
+    """The same prompt as a conversation; filled for an engine that takes turns."""
+    episode_id: str = ""
+    """Requests of one episode in `append` mode extend each other: an engine may keep what it computed for the last.
+    Empty: nothing is kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateResult:
-    token_ids: tuple[int, ...]
-    """Sampled ids only, the end-of-turn token included where it was sampled."""
-    logprobs: tuple[float, ...]
-    """log p of each sampled token under the unscaled logits (temperature 1, no top-p): what a trainer recomputes."""
     text: str
     policy_version: int
+    """Of the weights that sampled the first token."""
     finish_reason: str
     """stop | length."""
+    token_ids: tuple[int, ...] = ()
+    """Sampled ids only, the end-of-turn token included where it was sampled; empty from an engine of words."""
+    logprobs: tuple[float, ...] = ()
+    """log p of each sampled token under the unscaled logits (temperature 1, no top-p): what a trainer recomputes."""
+    policy_versions: tuple[int, ...] = ()
+    """Of each sampled token; empty where all are `policy_version`."""
+    prompt_num_tokens: int = 0
+    """As an engine of words was billed for; 0 where it does not say, and from an engine of ids."""
+    response_num_tokens: int = 0
+    """Likewise."""
 
 
 class PolicyEngine(Protocol):
-    """Raises EngineError on failure or timeout."""
+    """Raises EngineError on failure or timeout, after the retries that its own budget allows."""
 
     name: str
+    takes_turns: bool
+    """It wants `GenerateRequest.turns` and answers words alone: no ids, no log-probabilities, so no training."""
 
     @property
     def policy_version(self) -> int: ...
 
     async def generate(self, request: GenerateRequest) -> GenerateResult: ...
 
-    async def load_weights(self, path: Path, *, policy_version: int) -> None: ...
+    async def load_weights(self, path: Path, *, policy_version: int) -> None:
+        """Weights of a checkpoint folder; requests that wait or run meanwhile survive it."""
+        ...
+
+    async def forget(self, episode_id: str) -> None:
+        """The episode is over: whatever was kept for it may go. Never raises."""
+        ...
+
+    async def health(self) -> None:
+        """Raises EngineError, which says what to do, where the engine cannot answer."""
+        ...
 
     async def close(self) -> None: ...
+
+
+class PolicyTrainer(Protocol):
+    """Optimises a policy on what was rolled out. Every method blocks: call it in a thread."""
+
+    num_updates: int
+    """Updates behind the weights."""
+
+    def update(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
+        """One update; returns its metrics. The weights do not change where nothing can be learned.
+
+        Raises:
+            TrainingError: trainer and sampler disagree, a loss is not finite, a trajectory is malformed.
+        """
+        ...
+
+    def save(self, folder: Path, documents: Mapping[str, Any]) -> None:
+        """A checkpoint to `folder`, whole or not at all; `documents` are JSON files laid beside the weights.
+
+        Raises:
+            StoreError: the file system refused.
+        """
+        ...
+
+    def close(self) -> None: ...
 
 
 class EpisodeSink(Protocol):

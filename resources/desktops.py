@@ -12,20 +12,24 @@ from osworld_pipeline.runs.embedded_server import EnvServers, embedded_env_serve
 
 
 class DesktopsResource(dg.ConfigurableResource):
-    """Env servers that give desktops. Without URLs, one with local desktops runs as long as an asset needs it."""
+    """Env servers that give desktops. Without URLs, here or in the recipe (desktop.server_urls), one with local
+    desktops runs as long as an asset needs it."""
 
-    urls: list[str] = Field(default_factory=list, description="Base URLs of env servers; empty starts one here.")
+    urls: list[str] = Field(
+        default_factory=list, description="Base URLs of env servers; they win over the recipe's desktop.server_urls."
+    )
     token: str | None = Field(default=None, description="Bearer token of the remote servers; give it as an EnvVar.")
 
-    def identity(self) -> str | None:
+    def identity(self, recipe: Recipe) -> str | None:
         """What the embedded desktops and graders are made from; None of remote ones, which must be asked."""
-        return None if self.urls else embedded_identity()
+        return None if self.urls or recipe.desktop.server_urls else embedded_identity()
 
     @contextmanager
     def serve(self, state: StateDir, recipe: Recipe) -> Iterator[EnvServers]:
         desktop = recipe.desktop
-        if self.urls:
-            yield EnvServers(urls=tuple(self.urls), token=self.token, num_replicas=desktop.num_replicas)
+        urls = tuple(self.urls) or desktop.server_urls
+        if urls:
+            yield EnvServers(urls=urls, token=self.token, num_replicas=desktop.num_replicas)
             return
         with embedded_env_server(
             state,

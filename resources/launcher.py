@@ -1,41 +1,24 @@
-"""Runs a program of `osworld_pipeline.runs` in a process group of its own and listens to it through Dagster Pipes.
+"""Where the programs of `osworld_pipeline.runs` run: on this machine, or on a Ray cluster; chosen by configuration."""
 
-The group gets TERM and, after a grace, KILL whenever the step ends early; the child also asks the kernel to be told
-when its parent dies. A cancelled step is not retried.
-"""
-
-import contextlib
-import json
-import os
-import signal
-import subprocess
-import sys
-import time
-import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import dagster as dg
-from dagster import DagsterExecutionInterruptedError
 from pydantic import Field
 
 from osworld_pipeline.domain.state import StateDir
+from resources.local_launcher import LocalLauncher
+from resources.ray_launcher import RayLauncher
 
 Message = Mapping[str, Any]
-POLL_S = 0.2
-PROGRAM_ENV = {
-    "TQDM_DISABLE": "1",  # bars of libraries would only fill the log
-    "TRANSFORMERS_VERBOSITY": "error",
-    "TOKENIZERS_PARALLELISM": "false",
-    "OMP_WAIT_POLICY": "PASSIVE",  # OpenMP threads that spin while they wait starve the desktops of a busy machine
-}
 
 
-class LocalLauncher(dg.ConfigurableResource):
-    """Starts programs on this machine."""
+class Launcher(dg.ConfigurableResource):
+    """Starts programs and listens to them. In a run's configuration: `launcher: {config: {on: {ray: {...}}}}`."""
 
-    grace_s: float = Field(default=20.0, description="Seconds between TERM and KILL; longer than saving a checkpoint.")
+    on: LocalLauncher | RayLauncher = Field(
+        default=LocalLauncher(), discriminator="kind", description="`local`: this machine; `ray`: a Ray cluster."
+    )
 
     def launch(
         self,
@@ -45,96 +28,12 @@ class LocalLauncher(dg.ConfigurableResource):
         on_message: Callable[[Message], None],
         *,
         state: StateDir,
+        num_processes: int = 1,
     ) -> dict[str, Any]:
-        """Runs `program` to its end; `on_message` hears all but the last message, its output goes to a log file.
+        """Runs `program` to its end, as `num_processes` ranks; `on_message` hears all but the last message, its output
+        goes to a log file.
 
-        Returns the program's result. Raises dg.Failure with the program's own sentence when it fails.
+        Returns the program's result. Raises dg.Failure with the program's own sentence when it fails, and without a
+        retry when the step is cancelled: by then nothing of the program is left.
         """
-        state.logs.mkdir(parents=True, exist_ok=True)
-        log_path = state.logs / f"{program}.log"
-        with _open_session(context) as session, log_path.open("ab") as log:
-            context.log.info(f"{program} writes to {log_path}")
-            process = subprocess.Popen(
-                [sys.executable, "-m", "osworld_pipeline.runs", program],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                env={**os.environ, **PROGRAM_ENV, **session.get_bootstrap_env_vars()},  # passed on, not read
-            )
-            final: dict[str, Any] = {}
-            try:
-                assert process.stdin is not None
-                process.stdin.write(json.dumps({**job, "parent_pid": os.getpid()}).encode())
-                process.stdin.close()
-                self._listen(process, session, on_message, final)
-            except BaseException as error:
-                self._stop_group(context, process, type(error).__name__)
-                if isinstance(error, DagsterExecutionInterruptedError):
-                    raise dg.Failure(f"{program} was cancelled", allow_retries=False) from error
-                raise
-            self._kill_group(process)
-        if process.returncode == 0 and final.get("kind") == "result":
-            return dict(final["result"])
-        sentence = final.get("message") or f"{program} ended with status {process.returncode}; see {log_path}"
-        raise dg.Failure(str(sentence), allow_retries=bool(final.get("retryable", False)))
-
-    def _listen(
-        self,
-        process: subprocess.Popen[bytes],
-        session: dg.PipesSession,
-        on_message: Callable[[Message], None],
-        final: dict[str, Any],
-    ) -> None:
-        num_seen = 0
-        while True:
-            has_ended = process.poll() is not None
-            messages = list(session.get_custom_messages())
-            if has_ended and not _is_final(messages):
-                time.sleep(2 * POLL_S)  # the reader thread may be a moment behind the process
-                messages = list(session.get_custom_messages())
-            for message in messages[num_seen:]:
-                if message.get("kind") in ("result", "error"):
-                    final.update(message)
-                else:
-                    on_message(message)
-            num_seen = len(messages)
-            if has_ended:
-                return
-            time.sleep(POLL_S)
-
-    def _stop_group(self, context: dg.AssetExecutionContext, process: subprocess.Popen[bytes], why: str) -> None:
-        if process.poll() is None:
-            context.log.info(f"{why}: asking process group {process.pid} to stop")
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(self.grace_s)
-            except subprocess.TimeoutExpired:
-                context.log.warning(f"process group {process.pid} did not stop in {self.grace_s:.0f} s: killing it")
-        self._kill_group(process)
-
-    def _kill_group(self, process: subprocess.Popen[bytes]) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-@contextmanager
-def _open_session(context: dg.AssetExecutionContext) -> Iterator[dg.PipesSession]:
-    with warnings.catch_warnings():
-        # Dagster warns of a preview feature of its own that nobody here asked for.
-        warnings.simplefilter("ignore", dg.PreviewWarning)
-        session = dg.open_pipes_session(
-            context=context,
-            context_injector=dg.PipesEnvContextInjector(),
-            message_reader=dg.PipesTempFileMessageReader(include_stdio_in_messages=False),
-        )
-        opened = session.__enter__()
-    try:
-        yield opened
-    finally:
-        session.__exit__(None, None, None)
-
-
-def _is_final(messages: list[Any]) -> bool:
-    return bool(messages) and messages[-1].get("kind") in ("result", "error")
+        return self.on.launch(context, program, job, on_message, state=state, num_processes=num_processes)

@@ -53,7 +53,9 @@ class ProgressResource(dg.ConfigurableResource):
 
     def hear(self, context: dg.AssetExecutionContext, stage: str, message: Mapping[str, Any]) -> None:
         """A program's message: `{"kind": "progress", "done", "total", "note"}`, which may name a `stage` of its own, or
-        `{"kind": "warning", "message"}`."""
+        `{"kind": "warning", "message"}`, or `{"kind": "reward", "message"}`."""
+        if message["kind"] == "reward":
+            context.log.info(f"{stage}: {message['message']}")
         if message["kind"] == "warning":
             context.log.warning(f"{stage}: {message['message']}")
         if message["kind"] == "progress":

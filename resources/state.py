@@ -19,9 +19,17 @@ class StateResource(dg.ConfigurableResource):
 
 
 class RecipeResource(dg.ConfigurableResource):
-    """The recipe of a run, by name or by path of a TOML file."""
+    """The recipe of a run, by name or by path of a TOML file, and what goes before or after it (docs/recipes.md)."""
 
     name: str = Field(default="demo", description="Name of a shipped recipe, or the path of a .toml file.")
+    settings: list[str] = Field(
+        default_factory=list, description="key=value each, as agent.max_turns=4; they win over the recipe's file."
+    )
+    smoke: bool = Field(default=False, description="Run the recipe at smoke size: a tiny model, two updates.")
+    environment: dict[str, str] = Field(
+        default_factory=dict, description="Slime-OSWorld's variables; the recipe's file wins over them."
+    )
 
     def load(self) -> Recipe:
-        return load_recipe(self.name)
+        """Raises RecipeError."""
+        return load_recipe(self.name, environ=self.environment, settings=self.settings, is_smoke=self.smoke)

@@ -2,7 +2,17 @@
 
 from hypothesis import strategies as st
 
-from osworld_pipeline.domain.episode import Episode, EpisodePurpose, Outcome, Reward, SamplingParams, Step, StepSignals
+from osworld_pipeline.domain.episode import (
+    ContextMode,
+    Episode,
+    EpisodePurpose,
+    Outcome,
+    Reward,
+    SamplingParams,
+    Step,
+    StepSignals,
+    TokenSequence,
+)
 
 
 def make_step(index: int = 0, *, sha256: str = "a" * 64, **changes) -> Step:
@@ -27,7 +37,21 @@ def make_step(index: int = 0, *, sha256: str = "a" * 64, **changes) -> Step:
     return Step(**(fields | changes))
 
 
+def make_sequence(num_tokens: int = 3, *, num_images: int = 2, **changes) -> TokenSequence:
+    """A token of a prompt, then sampled ones by version 7; the first screenshots stand in it."""
+    num_sampled = num_tokens - 1
+    fields = {
+        "token_ids": tuple(range(1, num_tokens + 1)),
+        "response_mask": (0, *(1,) * num_sampled),
+        "sampled_logprobs": (0.0, *(-0.5 / (index + 1) for index in range(num_sampled))),
+        "policy_versions": (-1, *(7,) * num_sampled),
+        "image_steps": tuple(range(num_images)),
+    }
+    return TokenSequence(**(fields | changes))
+
+
 def make_episode(episode_id: str = "e0", *, num_steps: int = 2, **changes) -> Episode:
+    steps = changes.setdefault("steps", tuple(make_step(index) for index in range(num_steps)))
     fields = {
         "episode_id": episode_id,
         "task_id": "desktop-basics-rename_folder-0001",
@@ -38,10 +62,7 @@ def make_episode(episode_id: str = "e0", *, num_steps: int = 2, **changes) -> Ep
         "sampling": SamplingParams(temperature=0.8),
         "outcome": Outcome.SUCCESS,
         "reward": Reward(task=1.0, partial=0.5, penalty=0.1, shaped=1.0, parts={"efficiency": 0.5}),
-        "steps": tuple(make_step(index) for index in range(num_steps)),
-        "token_ids": (1, 2, 3),
-        "response_mask": (0, 1, 1),
-        "sampled_logprobs": (0.0, -0.5, -0.25),
+        "sequences": (make_sequence(num_images=len(steps)),),
         "times_s": {"reset": 0.5, "total": 3.0},
         "run_ids": {"dagster": "run-1"},
         "max_turns": 5,
@@ -77,6 +98,20 @@ SIGNALS = st.builds(
 
 
 @st.composite
+def sequences(draw: st.DrawFn) -> TokenSequence:
+    token = st.tuples(st.integers(0, 2**31 - 1), st.sampled_from([0, 1]), FLOATS, INT32)
+    tokens = draw(st.lists(token, min_size=1, max_size=5))
+    token_ids, mask, logprobs, versions = zip(*tokens, strict=True)
+    return TokenSequence(
+        token_ids=token_ids,
+        response_mask=mask,
+        sampled_logprobs=logprobs,
+        policy_versions=versions,
+        image_steps=tuple(draw(st.lists(st.integers(0, 2**31 - 1), max_size=3))),
+    )
+
+
+@st.composite
 def episodes(draw: st.DrawFn, episode_id: str) -> Episode:
     steps = tuple(
         make_step(
@@ -92,7 +127,6 @@ def episodes(draw: st.DrawFn, episode_id: str) -> Episode:
         )
         for index in range(draw(st.integers(0, 3)))
     )
-    tokens = draw(st.lists(st.tuples(st.integers(0, 2**31 - 1), st.sampled_from([0, 1]), FLOATS), max_size=5))
     return make_episode(
         episode_id,
         task_id=draw(TEXT),
@@ -101,9 +135,9 @@ def episodes(draw: st.DrawFn, episode_id: str) -> Episode:
         error=draw(st.none() | TEXT),
         reward=draw(st.none() | st.builds(Reward, task=FLOATS, partial=FLOATS, penalty=FLOATS, shaped=FLOATS)),
         steps=steps,
-        token_ids=tuple(token for token, _, _ in tokens),
-        response_mask=tuple(mask for _, mask, _ in tokens),
-        sampled_logprobs=tuple(logprob for _, _, logprob in tokens),
+        context_mode=draw(st.sampled_from(ContextMode)),
+        sequences=tuple(draw(st.lists(sequences(), max_size=3))),
+        earlier_faults=tuple(draw(st.lists(TEXT, max_size=2))),
         group_id=draw(st.none() | TEXT),
         seed=draw(st.integers(-(2**63), 2**63 - 1)),
         times_s=draw(st.dictionaries(TEXT, FLOATS, max_size=3)),

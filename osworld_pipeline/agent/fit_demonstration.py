@@ -1,65 +1,127 @@
-"""A demonstration for a model that sees at most so many pixels: images too large, or with sides no patch divides, are
-resized as a live screenshot is, and the points of the turns that answer them move with them.
+"""A demonstration for a model that sees at most so many pixels and writes in its own dialect: images too large, or with
+sides no patch divides, are resized as a live screenshot is, and the turns that answer them are said again where their
+points move or the dialect is another.
 
 This is done when a demonstration is rendered, not when it is imported: the stored images stay exact, and each recipe
-has its own limit.
+has its own limit, dialect and coordinates.
 """
 
 import io
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from PIL import Image, UnidentifiedImageError
 
+from osworld_pipeline.agent.coordinates import Size, from_screen, to_screen
 from osworld_pipeline.agent.dialects import Dialect
-from osworld_pipeline.agent.images import ModelImage, fit_size, prepare_screenshot
+from osworld_pipeline.agent.dialects.actions import Arguments, at_pointer, first_point, last_point, move_points
+from osworld_pipeline.agent.images import fit_size, prepare_screenshot
 from osworld_pipeline.agent.observation_text import assistant_message
-
-POINT_KEYS = ("coordinate", "end_coordinate")
+from osworld_pipeline.errors import ActionParseError
 
 
 def fit_demonstration(
-    messages: Sequence[Mapping[str, Any]], images: Sequence[bytes], *, dialect: Dialect, max_pixels: int
+    messages: Sequence[Mapping[str, Any]],
+    images: Sequence[bytes],
+    *,
+    dialect: Dialect,
+    max_pixels: int,
+    target: Dialect | None = None,
 ) -> tuple[list[Mapping[str, Any]], list[bytes]]:
-    """Turns and images as `render_demonstration` takes them. A turn whose image fits, or that names no point, stays as
-    it is to the letter.
+    """Turns and images as `render_demonstration` takes them, said in `target` (the same dialect where there is none).
+    In the same dialect a turn whose image fits, or that names no point, stays as it is to the letter.
 
     Raises:
-        ValueError: bytes that are no image, or placeholders and images that differ in number.
+        ValueError: bytes that are no image, placeholders and images that differ in number, or a turn that cannot be
+            said in the other dialect.
     """
-    # Most images fit, which their header tells without decoding them.
-    prepared = [None if _fits(image, max_pixels) else prepare_screenshot(image, max_pixels) for image in images]
+    translator = _Translator(dialect, target or dialect)
+    fitted_images = [_fit(image, max_pixels) for image in images]
     fitted: list[Mapping[str, Any]] = []
     num_seen = 0
     for message in messages:
         if message["role"] == "assistant":
             # A turn is about the newest image before it.
-            image = prepared[num_seen - 1] if num_seen else None
-            message = message if image is None else _moved(message, image, dialect)
+            message = translator.translate(message, fitted_images[num_seen - 1] if num_seen else None)
         else:
             num_seen += sum(part["type"] == "image" for part in message["content"])
-            if num_seen > len(prepared):
+            if num_seen > len(images):
                 break
         fitted.append(message)
-    if num_seen != len(prepared):
-        raise ValueError(f"a conversation whose image placeholders are not its {len(prepared)} images")
-    return fitted, [data if image is None else image.data for data, image in zip(images, prepared, strict=True)]
+    if num_seen != len(images):
+        raise ValueError(f"a conversation whose image placeholders are not its {len(images)} images")
+    return fitted, [image.data for image in fitted_images]
 
 
-def _fits(data: bytes, max_pixels: int) -> bool:
+@dataclass(frozen=True, kw_only=True)
+class _FittedImage:
+    data: bytes
+    size: Size
+    stored: Size
+    """Before it was fitted: what recorded points are about."""
+
+
+def _fit(data: bytes, max_pixels: int) -> _FittedImage:
+    # Most images fit, which their header tells without decoding them.
     try:
         with Image.open(io.BytesIO(data)) as image:
-            return fit_size(*image.size, max_pixels) == image.size
+            stored = image.size
     except (UnidentifiedImageError, OSError, Image.DecompressionBombError) as error:
         raise ValueError(f"a screenshot of {len(data)} bytes is no image: {error}") from error
+    if fit_size(*stored, max_pixels) == stored:
+        return _FittedImage(data=data, size=stored, stored=stored)
+    prepared = prepare_screenshot(data, max_pixels)
+    return _FittedImage(data=prepared.data, size=(prepared.width, prepared.height), stored=stored)
 
 
-def _moved(message: Mapping[str, Any], image: ModelImage, dialect: Dialect) -> Mapping[str, Any]:
-    turn = dialect.parse("".join(part["text"] for part in message["content"] if part["type"] == "text"))
-    arguments = dict(turn.arguments or {})
-    points = [key for key in POINT_KEYS if key in arguments]
-    if not points:
-        return message
-    for key in points:
-        arguments[key] = list(image.from_screen(*arguments[key]))
-    return assistant_message(dialect.format(turn.description, arguments))
+class _Translator:
+    """Says turns of one demonstration again, in order."""
+
+    def __init__(self, source: Dialect, target: Dialect) -> None:
+        self._source = source
+        self._target = target
+        self._pointer: list[int | float] | None = None
+        """Where the last action left it, as the target counts."""
+
+    def translate(self, message: Mapping[str, Any], image: _FittedImage | None) -> Mapping[str, Any]:
+        same = self._source == self._target
+        if same and (image is None or image.size == image.stored or self._source.coordinate_space != "model_pixels"):
+            return message
+        text = "".join(part["text"] for part in message["content"] if part["type"] == "text")
+        turn = self._source.parse(text)
+        if turn.arguments is None:
+            if same:
+                return message
+            raise ValueError(f"a turn cannot be read in the dialect {self._source.name}: {turn.error}")
+        if first_point(turn.arguments) is None:
+            arguments = turn.arguments
+            if same:
+                return message
+        elif image is None:
+            raise ValueError("a turn points at an image that it does not have")
+        else:
+            arguments = self._moved(turn.arguments, image)
+        said = self._say(turn.description, arguments)
+        self._pointer = last_point(arguments) or self._pointer
+        return assistant_message(said)
+
+    def _moved(self, arguments: Arguments, image: _FittedImage) -> dict[str, Any]:
+        def move(x: float, y: float) -> tuple[float, float]:
+            pixel = to_screen(x, y, space=self._source.coordinate_space, image=image.stored, screen=image.stored)
+            return from_screen(*pixel, space=self._target.coordinate_space, image=image.size, screen=image.stored)
+
+        return move_points(arguments, move)
+
+    def _say(self, description: str, arguments: Arguments) -> str:
+        """In a dialect that must name the place of a scroll or the start of a drag, that is where the pointer is."""
+        forms = [arguments]
+        if self._pointer is not None and self._source != self._target:
+            forms.append(at_pointer(arguments, self._pointer))
+        problem = None
+        for form in forms:
+            try:
+                return self._target.format(description, form)
+            except ActionParseError as error:
+                problem = error
+        raise ValueError(f"a turn cannot be said in the dialect {self._target.name}: {problem}") from problem

@@ -122,3 +122,25 @@ def check_placeholders(
                 f"sequence {sequence_index}: image {image_index} has {end - start} placeholders where its pixels make "
                 f"{expected} tokens"
             )
+
+
+def rope_positions(processor: Any, token_ids: Sequence[int], grids: Sequence[np.ndarray]) -> np.ndarray:
+    """(3, T): each token's place in time, height and width, as Qwen3-VL counts them. Text moves all three on by one; an
+    image spreads over height and width and then takes the longer of its sides. Placeholders and grids must agree
+    (`check_placeholders`)."""
+    merge = processor.image_processor.merge_size
+    ids = np.asarray(token_ids, dtype=np.int64)
+    positions = np.empty((3, len(ids)), dtype=np.int64)
+    starts = np.flatnonzero(np.diff(ids == processor.image_token_id, prepend=False, append=False))[::2]
+    done = place = 0
+    for start, grid in zip(starts, grids, strict=True):
+        positions[:, done:start] = place + np.arange(start - done)
+        place += start - done
+        height, width = int(grid[1]) // merge, int(grid[2]) // merge
+        done = start + height * width
+        positions[0, start:done] = place
+        positions[1, start:done] = place + np.repeat(np.arange(height), width)
+        positions[2, start:done] = place + np.tile(np.arange(width), height)
+        place += max(height, width)
+    positions[:, done:] = place + np.arange(len(ids) - done)
+    return positions

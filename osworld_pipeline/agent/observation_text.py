@@ -47,6 +47,31 @@ def observation_text(
     return "\n".join(f"[{heading}]\n{body}" for heading, body in parts)
 
 
+SCREENSHOT_LEFT_OUT = "[Screenshot left out]"
+"""Stands for the screenshot in the text-only ablation; the screenshot itself is stored with its step all the same."""
+_RESULT = "[Last Action Result]"
+_OF_ONE_TURN = ("[Accessibility Tree]", "[Terminal Output]", _RESULT, SCREENSHOT_LEFT_OUT)
+"""Headings of what only the turn itself is about."""
+
+
+def without_screenshot(text: str) -> str:
+    """The user turn's text for a model that is not shown the screenshot."""
+    return f"{text}\n{SCREENSHOT_LEFT_OUT}" if text else SCREENSHOT_LEFT_OUT
+
+
+def task_part(text: str) -> str:
+    """Of the first turn's text what stays true: domain hint and task."""
+    lines = text.split("\n")
+    end = next((index for index, line in enumerate(lines) if line in _OF_ONE_TURN), len(lines))
+    return "\n".join(lines[:end])
+
+
+def result_part(text: str) -> str:
+    """What a turn's text says of the action before it, in one line; empty where it says nothing."""
+    _, heading, result = text.rpartition(f"{_RESULT}\n")
+    return result.removesuffix(f"\n{SCREENSHOT_LEFT_OUT}").split("\n")[0] if heading else ""
+
+
 def cut_text(text: str, max_length: int) -> str:
     """At most `max_length` characters of the text, and a mark where it was cut."""
     return text if len(text) <= max_length else f"{text[:max_length]}\n... (truncated)"
@@ -61,9 +86,9 @@ def system_message(text: str) -> dict[str, Any]:
     return {"role": "system", "content": [{"type": "text", "text": text}]}
 
 
-def user_message(text: str) -> dict[str, Any]:
+def user_message(text: str, *, num_images: int = 1) -> dict[str, Any]:
     """An observation as a chat turn: the screenshot, then the text where there is any."""
-    content: list[dict[str, Any]] = [{"type": "image"}]
+    content: list[dict[str, Any]] = [{"type": "image"} for _ in range(num_images)]
     if text:
         content.append({"type": "text", "text": text})
     return {"role": "user", "content": content}

@@ -6,6 +6,7 @@ torchvision is absent a subclass without that part takes its place; files and to
 
 import functools
 import importlib.util
+import json
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,17 @@ PLACEHOLDERS = {
     "vision_start_token": "<|vision_start|>",
     "vision_end_token": "<|vision_end|>",
 }
+VIDEO_FILE = "video_preprocessor_config.json"
+VIDEO_SETTINGS = {
+    "video_processor_type": "Qwen3VLVideoProcessor",
+    "patch_size": 16,
+    "temporal_patch_size": 2,
+    "merge_size": 2,
+    "size": {"longest_edge": 786_432, "shortest_edge": 131_072},
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+}
+"""The published model's, for a checkpoint that is made from nothing."""
 
 
 @functools.cache
@@ -34,6 +46,13 @@ def image_only_processor_class() -> type[Any]:
                 setattr(self, name, token)
                 setattr(self, f"{name}_id", tokenizer.convert_tokens_to_ids(token))
             ProcessorMixin.__init__(self, image_processor, tokenizer, chat_template=chat_template)
+            self.video_settings = json.dumps(VIDEO_SETTINGS, indent=2)
+
+        def save_pretrained(self, save_directory: Any, *arguments: Any, **options: Any) -> Any:
+            saved = super().save_pretrained(save_directory, *arguments, **options)
+            # A server loads the stock class, which wants its video part where no video is ever shown.
+            (Path(save_directory) / VIDEO_FILE).write_text(self.video_settings)
+            return saved
 
     return Qwen3VLProcessor
 
@@ -54,7 +73,7 @@ def load_processor(path: Path | str) -> Any:
     folder = Path(path)
     if not folder.is_dir():
         raise StoreError(f"no checkpoint folder at {folder}: make or download the checkpoint first")
-    if importlib.util.find_spec("torchvision") is not None and (folder / "video_preprocessor_config.json").is_file():
+    if importlib.util.find_spec("torchvision") is not None and (folder / VIDEO_FILE).is_file():
         from transformers import Qwen3VLProcessor
 
         loader: Any = Qwen3VLProcessor
@@ -70,7 +89,10 @@ def load_processor(path: Path | str) -> Any:
             tokenizer = AutoTokenizer.from_pretrained(folder)
             image_processor = Qwen2VLImageProcessorPil.from_pretrained(folder)
             template = parts["chat_template"] or getattr(tokenizer, "chat_template", None)
-            return loader(image_processor=image_processor, tokenizer=tokenizer, chat_template=template)
+            processor = loader(image_processor=image_processor, tokenizer=tokenizer, chat_template=template)
+            if (folder / VIDEO_FILE).is_file():
+                processor.video_settings = (folder / VIDEO_FILE).read_text()
+            return processor
         return loader.from_pretrained(folder)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise StoreError(

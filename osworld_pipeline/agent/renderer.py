@@ -101,72 +101,6 @@ class Renderer:
         return token_id
 
 
-class AppendContext:
-    """One episode as one growing sequence: turns are appended, nothing before them ever changes."""
-
-    def __init__(self, renderer: Renderer, system_message: Mapping[str, Any]) -> None:
-        self._renderer = renderer
-        self._token_ids: list[int] = renderer.turn(system_message)
-        self._mask: list[int] = [0] * len(self._token_ids)
-        self._logprobs: list[float] = [0.0] * len(self._token_ids)
-        self._images: list[bytes] = []
-
-    @property
-    def token_ids(self) -> tuple[int, ...]:
-        return tuple(self._token_ids)
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self._token_ids)
-
-    @property
-    def response_mask(self) -> tuple[int, ...]:
-        return tuple(self._mask)
-
-    @property
-    def sampled_logprobs(self) -> tuple[float, ...]:
-        return tuple(self._logprobs)
-
-    @property
-    def images(self) -> tuple[bytes, ...]:
-        return tuple(self._images)
-
-    def observation_ids(self, message: Mapping[str, Any], *, width: int, height: int) -> list[int]:
-        """What an observation would append: the end of the response before it, the user turn, and the opening of the
-        assistant's."""
-        ids: list[int] = []
-        if self._mask[-1]:
-            if self._token_ids[-1] != self._renderer.im_end_id:
-                # Sampling stopped at a stop string; the closing token is ours, so it is outside the mask.
-                ids.append(self._renderer.im_end_id)
-            ids += self._renderer.newline_ids
-        ids += self._renderer.turn(message, [(width, height)])
-        ids += self._renderer.generation_prompt
-        return ids
-
-    def add_observation(self, message: Mapping[str, Any], image: bytes, *, width: int, height: int) -> None:
-        ids = self.observation_ids(message, width=width, height=height)
-        self._extend(ids, mask=0, logprobs=[0.0] * len(ids))
-        self._images.append(image)
-
-    def add_response(self, token_ids: Sequence[int], logprobs: Sequence[float]) -> None:
-        """Appends the sampler's own ids.
-
-        Raises:
-            ValueError: no ids, ids and log-probabilities that differ in number, or an image placeholder among the ids.
-        """
-        if not token_ids or len(token_ids) != len(logprobs):
-            raise ValueError(f"a response of {len(token_ids)} tokens with {len(logprobs)} log-probabilities")
-        if self._renderer.image_id in token_ids:
-            raise ValueError("the response holds an image placeholder, for which there is no image")
-        self._extend(token_ids, mask=1, logprobs=logprobs)
-
-    def _extend(self, token_ids: Sequence[int], *, mask: int, logprobs: Sequence[float]) -> None:
-        self._token_ids += token_ids
-        self._mask += [mask] * len(token_ids)
-        self._logprobs += logprobs
-
-
 def render_demonstration(
     renderer: Renderer,
     messages: Sequence[Mapping[str, Any]],
@@ -181,7 +115,7 @@ def render_demonstration(
     Raises:
         ValueError: images and placeholders differ in number, or not even the first assistant turn fits.
     """
-    sizes = [_size(image) for image in images]
+    sizes = [image_size(image) for image in images]
     token_ids: list[int] = []
     mask: list[int] = []
     num_images = num_turns = 0
@@ -215,6 +149,6 @@ def render_demonstration(
     )
 
 
-def _size(image: bytes) -> tuple[int, int]:
+def image_size(image: bytes) -> tuple[int, int]:
     with Image.open(io.BytesIO(image)) as opened:
         return opened.size

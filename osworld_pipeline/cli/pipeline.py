@@ -17,13 +17,20 @@ def register(app: typer.Typer) -> None:
 
 def demo(
     recipe: Annotated[str, typer.Option(help="A shipped recipe by name, or a .toml file.")] = "demo",
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="key=value, as agent.max_turns=4; wins over the recipe. May be given often."),
+    ] = None,
+    smoke: Annotated[bool, typer.Option("--smoke", help="The recipe's road at the smallest size.")] = False,
     state: StateOption = Path("var"),
 ) -> None:
     """Materialize every asset on this machine, then print success rates on held-out tasks."""
     from jobs.demo import run_demo
-    from osworld_pipeline.definitions import defs
+    from osworld_pipeline.definitions import defs, environment
+    from resources.state import RecipeResource
 
-    sys.exit(run_demo(defs, recipe_name=recipe, state_root=state, console=Console()))
+    source = RecipeResource(name=recipe, settings=settings or [], smoke=smoke, environment=environment)
+    sys.exit(run_demo(defs, source=source, state_root=state, console=Console()))
 
 
 def query(

@@ -79,7 +79,7 @@ RAW_COUNTS = pa.schema(
 CHECKPOINTS = pa.schema(
     [
         column("checkpoint_id", TEXT, "Stage and a digest of what made it."),
-        column("stage", TEXT, "base, sft, gspo_phase1, gspo_phase2."),
+        column("stage", TEXT, "base, sft, flywheel, gspo_phase1, gspo_phase2."),
         column("parent_id", TEXT, "The checkpoint that it was trained from; NULL for a base."),
         column("path", TEXT, "Of the weights, below the state folder."),
         column("num_updates", INT32, "Updates behind the weights."),

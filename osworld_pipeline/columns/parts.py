@@ -60,11 +60,17 @@ EPISODES = pa.schema(
         column("times_s", NUMBERS, "By part: reset, model, step, evaluate, total.", SECONDS),
         column("reward_parts", NUMBERS, "The terms of partial_reward and of penalty, by name.", SHARE),
         column("run_ids", RUN_IDS, "Of Dagster and MLflow, by system."),
-        column("token_ids", pa.list_(pa.int32()), "The whole sequence as the sampler saw it, placeholders expanded."),
+        column("context_mode", TEXT, "append: one growing sequence; window: each turn is a sequence; NULL: append."),
+        column("earlier_faults", TEXTS, "How the attempts before this one ended."),
+        column("token_ids", pa.list_(pa.int32()), "Its sequences, one after the other, placeholders expanded."),
         column("response_mask", pa.list_(pa.int8()), "1 where the policy sampled the token; aligned with token_ids."),
         column(
             "sampled_logprobs", pa.list_(pa.float64()), "Of each token at temperature 1; 0.0 outside the mask.", NATS
         ),
+        column("policy_versions", pa.list_(pa.int32()), "Updates behind what sampled each token; -1 outside the mask."),
+        column("sequence_lengths", pa.list_(pa.int32()), "Where token_ids is to be cut; NULL: one sequence.", TOKENS),
+        column("sequence_image_counts", pa.list_(pa.int32()), "Images of each sequence."),
+        column("image_steps", pa.list_(pa.int32()), "Whose screenshots they are, one sequence after the other."),
     ]
 )
 
@@ -123,6 +129,13 @@ ROLLOUT_GROUPS = pa.schema(
         column("task_rewards", pa.list_(pa.float64()), "Aligned with episode_ids; NULL for a fault.", SHARE),
         column("shaped_rewards", pa.list_(pa.float64()), "Aligned with episode_ids; NULL for a fault.", SHARE),
         column("replay_row_id", TEXT, "The row of `replay` that joined; NULL where none did."),
+        column(
+            "fate",
+            TEXT,
+            "trained, zero_variance, too_few_valid, stale or not_kept; NULL in groups older than this column.",
+        ),
+        column("reason", TEXT, "One sentence where it was not trained on."),
+        column("oldest_policy_version", INT32, "Updates behind the oldest weights that sampled a turn of it."),
     ]
 )
 

@@ -8,6 +8,8 @@ from enum import StrEnum
 class Stage(StrEnum):
     BASE = "base"
     SFT = "sft"
+    FLYWHEEL = "flywheel"
+    """A round of it; each is a checkpoint of its own."""
     GSPO_PHASE1 = "gspo_phase1"
     GSPO_PHASE2 = "gspo_phase2"
 

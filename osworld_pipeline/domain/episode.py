@@ -79,7 +79,7 @@ class Step:
     """What went to the desktop: a pyautogui call, or WAIT, DONE, FAIL."""
     signals: StepSignals
     policy_version: int
-    """Weight version that sampled this turn: the number of updates behind it."""
+    """Weight version that began this turn: the number of updates behind it."""
     prompt_num_tokens: int
     response_num_tokens: int
     model_s: float
@@ -98,6 +98,31 @@ class Reward:
     """The terms of `partial` (each 0..1, before its weight) and of `penalty`, by name."""
 
 
+class ContextMode(StrEnum):
+    """What of an episode the policy has before it when it answers."""
+
+    APPEND = "append"
+    """Everything: the episode is one growing sequence."""
+    WINDOW = "window"
+    """The task and the last screenshots: each turn is a sequence of its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenSequence:
+    """One forward pass as the sampler saw it: a whole episode in `append` mode, one turn in `window` mode."""
+
+    token_ids: tuple[int, ...]
+    """Image placeholders expanded."""
+    response_mask: tuple[int, ...]
+    """1 where the policy sampled the token."""
+    sampled_logprobs: tuple[float, ...]
+    """Aligned with token_ids, 0.0 outside the mask; of the raw logits (temperature 1, no top-p)."""
+    policy_versions: tuple[int, ...]
+    """Aligned with token_ids: updates behind the weights that sampled the token; -1 outside the mask."""
+    image_steps: tuple[int, ...]
+    """Whose steps' screenshots stand at the placeholders, in order."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Episode:
     episode_id: str
@@ -114,15 +139,14 @@ class Episode:
     reward: Reward | None = None
     """None exactly where there is no grader's word: timeouts and faults."""
     steps: tuple[Step, ...] = ()
-    token_ids: tuple[int, ...] = ()
-    """The whole `append` sequence as the sampler saw it, image placeholders expanded."""
-    response_mask: tuple[int, ...] = ()
-    """1 where the policy sampled the token."""
-    sampled_logprobs: tuple[float, ...] = ()
-    """Aligned with token_ids; 0.0 outside the mask. Under the sampling temperature 1 distribution (raw logits)."""
+    context_mode: ContextMode = ContextMode.APPEND
+    sequences: tuple[TokenSequence, ...] = ()
+    """What the sampler saw and said; empty where the engine deals in text alone."""
     group_id: str | None = None
     seed: int = 0
     attempt: int = 0
+    earlier_faults: tuple[str, ...] = ()
+    """How the attempts before this one ended, one sentence each, the replica named."""
     replica_id: str = ""
     provider: str = ""
     image_digest: str = ""
@@ -148,3 +172,13 @@ class Episode:
     @property
     def is_success(self) -> bool:
         return self.outcome is Outcome.SUCCESS
+
+    @property
+    def num_tokens(self) -> int:
+        """Of all sequences; in `window` mode what stands in several windows counts in each."""
+        return sum(len(sequence.token_ids) for sequence in self.sequences)
+
+    @property
+    def oldest_policy_version(self) -> int | None:
+        """Of the weights that sampled any of its turns; None before the first."""
+        return min((step.policy_version for step in self.steps), default=None)

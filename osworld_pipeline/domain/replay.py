@@ -33,6 +33,8 @@ class ReplayRow:
     reward: float
     messages: tuple[dict, ...] = ()
     """Chat turns, content always a list of {type: text|image}; none for an episode."""
+    dialect: str = "slime"
+    """What its turns are written in."""
     image_sha256s: tuple[str, ...] = ()
     """Blobs in placeholder order."""
     kind: ReplayKind = "demonstration"

@@ -60,6 +60,11 @@ class StateDir:
         return self.root / "logs"
 
     @property
+    def launches(self) -> Path:
+        """Mailboxes between launchers and programs on other machines; empty when none runs."""
+        return self.root / "launches"
+
+    @property
     def desktops(self) -> Path:
         """Base image and replicas of the local provider."""
         return self.root / "desktops"

@@ -1,23 +1,61 @@
-"""A trajectory: an episode, a demonstration or a replay row as the trainer sees it: tokens, mask, images, advantage."""
+"""A trajectory: a sequence of an episode, a demonstration or a replay row as the trainer sees it."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from typing import overload
+
+
+class LazyImages(Sequence[bytes]):
+    """Images read one by one, by SHA-256, when somebody looks at them; they equal any sequence of the same bytes."""
+
+    def __init__(self, read: Callable[[str], bytes], sha256s: Iterable[str]) -> None:
+        self._read = read
+        self.sha256s = tuple(sha256s)
+
+    def __len__(self) -> int:
+        return len(self.sha256s)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return map(self._read, self.sha256s)
+
+    @overload
+    def __getitem__(self, index: int) -> bytes: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[bytes]: ...
+    def __getitem__(self, index: int | slice) -> bytes | Sequence[bytes]:
+        if isinstance(index, slice):
+            return LazyImages(self._read, self.sha256s[index])
+        return self._read(self.sha256s[index])
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, LazyImages):
+            return self.sha256s == other.sha256s
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(self.sha256s)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trajectory:
     trajectory_id: str
-    """The episode's id, or `replay:<row digest>`, or `demo:<row digest>`."""
+    """The episode's id (`<episode>#<turn>` in `window` mode), or `replay:<row digest>`, or `demo:<row digest>`,
+    with the turn likewise."""
     task_id: str
     token_ids: tuple[int, ...]
     """Prompt and response ids in the order the sampler saw them, image placeholders expanded."""
     response_mask: tuple[int, ...]
     """1 where the loss applies: tokens the policy sampled (or the demonstrator wrote)."""
-    images: tuple[bytes, ...]
-    """Encoded images, exactly as the model saw them, in placeholder order."""
+    images: Sequence[bytes]
+    """Encoded images, exactly as the model saw them, in placeholder order; often read only when they are needed."""
     sampled_logprobs: tuple[float, ...] | None = None
     """Aligned with token_ids; None for replay and demonstrations."""
+    policy_versions: tuple[int, ...] | None = None
+    """Aligned with token_ids, -1 outside the mask: updates behind the weights that sampled each token."""
     advantage: float = 0.0
     weight: float = 1.0
+    """Of its term in the loss; the sequences of one episode share a weight of 1."""
     is_replay: bool = False
 
     def __post_init__(self) -> None:
@@ -27,3 +65,18 @@ class Trajectory:
             )
         if self.sampled_logprobs is not None and len(self.sampled_logprobs) != len(self.token_ids):
             raise ValueError(f"{self.trajectory_id}: sampled_logprobs and token_ids differ in length")
+
+
+def with_held_images(trajectories: Iterable[Trajectory]) -> tuple[Trajectory, ...]:
+    """The same with their images in memory, each distinct one once, ready to travel to another process."""
+    held: dict[str, bytes] = {}
+
+    def hold(images: Sequence[bytes]) -> tuple[bytes, ...]:
+        if isinstance(images, LazyImages):
+            return tuple(
+                held[key] if key in held else held.setdefault(key, images[index])
+                for index, key in enumerate(images.sha256s)
+            )
+        return tuple(held.setdefault(sha256(image).hexdigest(), image) for image in images)
+
+    return tuple(replace(trajectory, images=hold(trajectory.images)) for trajectory in trajectories)

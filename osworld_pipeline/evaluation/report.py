@@ -27,7 +27,13 @@ REPORT_FILE = "report.html"
 THUMBNAIL_WIDTH = 300
 MAX_FILMSTRIPS = 6
 MAX_FRAMES = 12
-STAGE_NAMES = {"base": "Base", "sft": "SFT", "gspo_phase1": "GSPO phase 1", "gspo_phase2": "GSPO phase 2"}
+STAGE_NAMES = {
+    "base": "Base",
+    "sft": "SFT",
+    "flywheel": "Flywheel",
+    "gspo_phase1": "GSPO phase 1",
+    "gspo_phase2": "GSPO phase 2",
+}
 
 
 @dataclass(frozen=True, kw_only=True)

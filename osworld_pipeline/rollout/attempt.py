@@ -2,13 +2,18 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from enum import StrEnum
+from functools import partial
 
+from osworld_pipeline.agent.context import EpisodeContext, open_context
 from osworld_pipeline.agent.dialects import Dialect, ParsedTurn
+from osworld_pipeline.agent.dialects.actions import ends_episode
+from osworld_pipeline.agent.dialects.commands import split_command
 from osworld_pipeline.agent.images import ModelImage, prepare_screenshot
-from osworld_pipeline.agent.observation_text import LastAction, observation_text, system_message, user_message
-from osworld_pipeline.agent.renderer import AppendContext, Renderer
+from osworld_pipeline.agent.observation_text import LastAction, observation_text
+from osworld_pipeline.agent.renderer import Renderer
 from osworld_pipeline.domain.digest import digest_bytes
 from osworld_pipeline.domain.episode import SamplingParams, Step
 from osworld_pipeline.domain.observation import Observation
@@ -21,7 +26,7 @@ from osworld_pipeline.errors import (
     RecipeError,
     ReplicaError,
 )
-from osworld_pipeline.protocols import Desktop, DesktopInfo, EpisodeSink, GenerateRequest, GenerateResult, PolicyEngine
+from osworld_pipeline.protocols import Desktop, DesktopInfo, EpisodeSink, GenerateResult, PolicyEngine
 from osworld_pipeline.recipes.schema import AgentSection
 from osworld_pipeline.rollout.signals import step_signals
 
@@ -52,29 +57,38 @@ class Attempt:
         desktop: Desktop,
         *,
         engine: PolicyEngine,
-        renderer: Renderer,
+        renderer: Renderer | None,
         sink: EpisodeSink,
         dialect: Dialect,
         agent: AgentSection,
         sampling: SamplingParams,
+        episode_id: str,
         pause_s: float,
         diff_threshold: float,
     ) -> None:
         self.steps: list[Step] = []
-        self.context: AppendContext | None = None
+        self.context: EpisodeContext = open_context(
+            agent,
+            renderer,
+            dialect.system_prompt(agent.system_prompt),
+            max_new_tokens=sampling.max_new_tokens,
+            takes_turns=engine.takes_turns,
+        )
         self.desktop_info: DesktopInfo | None = None
         self.times_s: dict[str, float] = {"reset": 0.0, "model": 0.0, "step": 0.0, "evaluate": 0.0}
         self._task = task
         self._desktop = desktop
         self._engine = engine
-        self._renderer = renderer
         self._sink = sink
         self._dialect = dialect
         self._agent = agent
         self._sampling = sampling
+        self._episode_id = episode_id
         self._pause_s = pause_s
         self._diff_threshold = diff_threshold
         self._observation: Observation | None = None
+        self._measuring: asyncio.Task[Step] | None = None
+        """The last step while its signals are measured, which the next turn need not wait for."""
         self._last_action: LastAction | None = None
 
     async def reset(self) -> None:
@@ -98,6 +112,8 @@ class Attempt:
                         return stop
         except TimeoutError as error:
             raise LimitReachedError(f"the episode took longer than {episode_timeout_s:g} s") from error
+        finally:
+            await self._finish_step()
         return Stop.TURN_LIMIT
 
     async def score(self) -> float:
@@ -108,7 +124,10 @@ class Attempt:
             self.times_s["evaluate"] = time.monotonic() - started
 
     async def close(self) -> None:
-        await self._desktop.close()
+        try:
+            await self._desktop.close()
+        finally:
+            await self._engine.forget(self._episode_id)
 
     async def _limited_turn(self, step_index: int, turn_timeout_s: float) -> Stop | None:
         try:
@@ -120,7 +139,7 @@ class Attempt:
     async def _turn(self, step_index: int) -> Stop | None:
         before = self._observation
         assert before is not None, "reset comes first"
-        image = await asyncio.to_thread(self._store_image, before)
+        image = await asyncio.to_thread(self._prepare_image, before)
         text = observation_text(
             before,
             self._task,
@@ -128,21 +147,58 @@ class Attempt:
             last_action=self._last_action,
             a11y_max_length=self._agent.a11y_max_length,
         )
-        if not self._add_to_context(text, image):
+        if not self._add_to_context(text, image, is_first=step_index == 0):
             return Stop.CONTEXT_LIMIT
-        prompt_num_tokens = self._context.num_tokens
+        prompt_num_tokens = self.context.num_prompt_tokens
+        # Image and signals are the disk's and other threads' business while the model thinks.
+        storing = asyncio.ensure_future(asyncio.to_thread(self._store_image, image))
         started = time.monotonic()
         try:
             result = await self._sample(step_index)
         finally:
             model_s = time.monotonic() - started
             self.times_s["model"] += model_s
+            await asyncio.shield(storing)
+        await self._finish_step()
         turn = self._dialect.parse(result.text)
-        command = None if turn.arguments is None else self._dialect.to_command(turn.arguments, image.to_screen)
+        command = None
+        if turn.arguments is not None:
+            scale = partial(image.to_screen, space=self._dialect.coordinate_space)
+            command = self._dialect.to_command(turn.arguments, scale)
         started = time.monotonic()
         after, error, fault = await self._act(turn, command, before)
         step_s = time.monotonic() - started
         self.times_s["step"] += step_s
+        step = partial(
+            Step,
+            step_index=step_index,
+            screenshot_sha256=image.sha256,
+            screenshot_width=image.width,
+            screenshot_height=image.height,
+            screenshot_format=image.format,
+            screenshot_num_bytes=len(image.data),
+            observation_text=text,
+            response_text=result.text,
+            action=turn.arguments,
+            command=command,
+            policy_version=result.policy_version,
+            prompt_num_tokens=prompt_num_tokens,
+            response_num_tokens=len(result.token_ids),
+            model_s=model_s,
+            step_s=step_s,
+        )
+        self._measuring = asyncio.create_task(self._measure(step, turn, before, after, error))
+        if fault is not None:
+            raise fault
+        self._observation = after
+        self._last_action = LastAction(error=error)
+        ended = error is None and turn.arguments is not None and ends_episode(turn.arguments)
+        return Stop.TERMINATED if ended else None
+
+    async def _measure(
+        self, step: Callable[..., Step], turn: ParsedTurn, before: Observation, after: Observation, error: str | None
+    ) -> Step:
+        """Raises ReplicaError where the desktop sent what is no image."""
         signals = await asyncio.to_thread(
             step_signals,
             turn,
@@ -152,75 +208,40 @@ class Attempt:
             error=error,
             diff_threshold=self._diff_threshold,
         )
-        self.steps.append(
-            Step(
-                step_index=step_index,
-                screenshot_sha256=image.sha256,
-                screenshot_width=image.width,
-                screenshot_height=image.height,
-                screenshot_format=image.format,
-                screenshot_num_bytes=len(image.data),
-                observation_text=text,
-                response_text=result.text,
-                action=turn.arguments,
-                command=command,
-                signals=signals,
-                policy_version=result.policy_version,
-                prompt_num_tokens=prompt_num_tokens,
-                response_num_tokens=len(result.token_ids),
-                model_s=model_s,
-                step_s=step_s,
-            )
-        )
-        if fault is not None:
-            raise fault
-        self._observation = after
-        self._last_action = LastAction(error=error)
-        return Stop.TERMINATED if error is None and command in ("DONE", "FAIL") else None
+        return step(signals=signals)
 
-    @property
-    def _context(self) -> AppendContext:
-        assert self.context is not None, "the first observation opens the context"
-        return self.context
+    async def _finish_step(self) -> None:
+        """Adds the step that is being measured, where one is. Raises as `_measure`."""
+        if self._measuring is not None:
+            step = await asyncio.shield(self._measuring)
+            self._measuring = None
+            self.steps.append(step)
 
-    def _store_image(self, observation: Observation) -> ModelImage:
+    def _prepare_image(self, observation: Observation) -> ModelImage:
         try:
-            image = prepare_screenshot(observation.screenshot, self._agent.max_pixels)
+            return prepare_screenshot(observation.screenshot, self._agent.max_pixels)
         except ValueError as error:
             raise ReplicaError(str(error)) from error
-        self._sink.write_blob(image.data, suffix=f".{image.format}")
-        return image
 
-    def _add_to_context(self, text: str, image: ModelImage) -> bool:
+    def _store_image(self, image: ModelImage) -> None:
+        self._sink.write_blob(image.data, suffix=f".{image.format}")
+
+    def _add_to_context(self, text: str, image: ModelImage, *, is_first: bool) -> bool:
         """False where the observation and a whole response would not fit any more; nothing is added then."""
-        is_first = self.context is None
-        if self.context is None:
-            prompt = system_message(self._dialect.system_prompt(self._agent.system_prompt))
-            self.context = AppendContext(self._renderer, prompt)
-        message = user_message(text)
-        ids = self.context.observation_ids(message, width=image.width, height=image.height)
-        needed = self.context.num_tokens + len(ids) + self._sampling.max_new_tokens
-        if needed > self._agent.max_context_tokens:
-            if is_first:
-                raise RecipeError(
-                    f"task {self._task.task_id}: the first turn needs {needed} tokens, response included; "
-                    f"raise agent.max_context_tokens ({self._agent.max_context_tokens}) or lower agent.max_pixels"
-                )
-            return False
-        self.context.add_observation(message, image.data, width=image.width, height=image.height)
-        return True
+        excess = self.context.add_observation(text, image)
+        if excess is not None and is_first:
+            raise RecipeError(
+                f"task {self._task.task_id}: the first turn, response included, is {excess} tokens longer than the "
+                f"context; raise agent.max_context_tokens ({self._agent.max_context_tokens}) or lower agent.max_pixels"
+            )
+        return excess is None
 
     async def _sample(self, step_index: int) -> GenerateResult:
         """One response, its ids appended as sampled. Each turn has a seed of its own."""
-        result = await self._engine.generate(
-            GenerateRequest(
-                token_ids=self._context.token_ids,
-                images=self._context.images,
-                sampling=replace(self._sampling, seed=derive_seed(self._sampling.seed, step_index)),
-            )
-        )
+        sampling = replace(self._sampling, seed=derive_seed(self._sampling.seed, step_index))
+        result = await self._engine.generate(self.context.request(sampling, episode_id=self._episode_id))
         try:
-            self._context.add_response(result.token_ids, result.logprobs)
+            self.context.add_response(result)
         except ValueError as error:
             raise EngineError(f"turn {step_index} of task {self._task.task_id}: {error}") from error
         return result
@@ -236,7 +257,10 @@ class Attempt:
         if command is None:
             return before, turn.error or "no action found in the response", None
         try:
-            return await self._desktop.act(command, pause_s=self._pause_s), None, None
+            after = before
+            for part in split_command(command):
+                after = await self._desktop.act(part, pause_s=self._pause_s)
+            return after, None, None
         except ActionParseError as error:
             return before, str(error), None
         except (EnvServerError, ReplicaError) as error:

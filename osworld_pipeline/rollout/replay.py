@@ -22,15 +22,15 @@ from osworld_pipeline.tables.replay_candidates import ReplayCandidate, ReplayCan
 PREFETCHED_GROUPS = 256
 """Groups whose first choices are read together, and so how many rows' messages are in memory at once."""
 
-Render = Callable[[RolloutGroup, ReplayRow], Trajectory]
-"""A row as a trajectory for that group; raises one of UNUSABLE where it cannot be used."""
+Render = Callable[[RolloutGroup, ReplayRow], list[Trajectory]]
+"""A row as trajectories for that group; raises one of UNUSABLE where it cannot be used."""
 UNUSABLE = (ValueError, StoreError, ActionParseError)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServedGroup:
     row: ReplayRow
-    trajectory: Trajectory
+    trajectories: list[Trajectory]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,8 +112,11 @@ class ReplayBuffer:
         """The share of these tasks that could be served now; 0 for none."""
         return len(self._candidates.find(task_ids)) / len(set(task_ids)) if task_ids else 0.0
 
-    def serve(self, groups: Sequence[RolloutGroup], *, update: int, render: Render) -> Served:
+    def serve(
+        self, groups: Sequence[RolloutGroup], *, update: int, render: Render, num_served_before: int = 0
+    ) -> Served:
         """Chooses for the groups of an update of which every raw task reward is under the threshold.
+        `num_served_before`: groups of the same update that were served in earlier calls.
 
         A group without a valid episode gets none: there is nothing whose failure a row would stand beside. The draw of
         a group depends on the tables, the seed, the update and its id, on nothing else.
@@ -122,7 +125,8 @@ class ReplayBuffer:
             TableError: the tables cannot be read.
         """
         failed = [group for group in groups if self._has_failed(group)]
-        limit = len(failed) if self._section.max_injections is None else self._section.max_injections
+        most = self._section.max_injections
+        limit = len(failed) if most is None else max(0, most - num_served_before)
         served: dict[str, ServedGroup] = {}
         skipped: list[SkippedRow] = []
         if failed and limit:
@@ -176,7 +180,7 @@ class ReplayBuffer:
             try:
                 if row is None:
                     raise StoreError(f"replay row {candidate.row_id} is no longer in the replay buffer")
-                return ServedGroup(row=row, trajectory=render(group, row))
+                return ServedGroup(row=row, trajectories=render(group, row))
             except UNUSABLE as error:
                 skipped.append(SkippedRow(group_id=group.group_id, row_id=candidate.row_id, reason=str(error)))
         return None

@@ -1,9 +1,16 @@
-"""The shaped reward of spec 01: the grader's word, plus a share of partial credit, minus penalties, held in 0..1.
+"""The reward that trains, made of the grader's word and of how the episode went, in 0..1:
 
-shaped = clamp(task + alpha * partial - penalties, 0, 1)
+slime    clamp(task + alpha * partial - penalties, 0, 1), which is spec 01's
+bounded  task, where it reaches the threshold; else base + (threshold - base) * min(alpha, 1) * process, and always
+         below the threshold. base: task where partial_tasks, else 0; process: clamp(partial - penalties, 0, 1)
+none     task
+
+`bounded` never gives a failure what any success earns, and never less for a better grader's word. Every one of them is
+a function of what was recorded: nothing is drawn.
 """
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 
 from osworld_pipeline.domain.episode import Reward, StepSignals
@@ -21,8 +28,32 @@ def shape_reward(
     partial = partial_score(terms, section=section, has_a11y_tree=has_a11y_tree)
     penalties = penalty_terms(steps)
     penalty = sum(penalties.values())
-    shaped = min(1.0, max(0.0, task_reward + section.alpha * partial - penalty))
+    shaped = _SHAPINGS[section.shaping](task_reward, partial, penalty, section)
     return Reward(task=task_reward, partial=partial, penalty=penalty, shaped=shaped, parts=terms | penalties)
+
+
+def _slime(task: float, partial: float, penalty: float, section: RewardSection) -> float:
+    return _clamp(task + section.alpha * partial - penalty)
+
+
+def _bounded(task: float, partial: float, penalty: float, section: RewardSection) -> float:
+    threshold = section.success_threshold
+    if task >= threshold:
+        return task
+    base = max(0.0, task) if section.partial_tasks else 0.0
+    share = min(section.alpha, 1.0) * _clamp(partial - penalty)
+    return min(base + (threshold - base) * share, math.nextafter(threshold, 0.0))
+
+
+def _none(task: float, partial: float, penalty: float, section: RewardSection) -> float:
+    return task
+
+
+_SHAPINGS = {"slime": _slime, "bounded": _bounded, "none": _none}
+
+
+def _clamp(value: float) -> float:
+    return min(1.0, max(0.0, value))
 
 
 def partial_terms(steps: Sequence[StepSignals], *, max_steps: int, complexity: str) -> dict[str, float]:

@@ -3,13 +3,13 @@ policy, a desktop and a grader becomes an outcome, and a fault is never a zero r
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from osworld_pipeline.agent.dialects import load_dialect
 from osworld_pipeline.agent.renderer import Renderer
-from osworld_pipeline.domain.episode import Episode, EpisodePurpose, Outcome, Reward, SamplingParams
+from osworld_pipeline.domain.episode import ContextMode, Episode, EpisodePurpose, Outcome, Reward, SamplingParams
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.errors import (
     EngineError,
@@ -23,11 +23,10 @@ from osworld_pipeline.errors import (
 from osworld_pipeline.protocols import Desktop, EpisodeSink, PolicyEngine
 from osworld_pipeline.recipes.schema import AgentSection, DesktopSection, RewardSection
 from osworld_pipeline.rollout.attempt import Attempt, LimitReachedError, Stop
+from osworld_pipeline.rollout.env_answers import UnreachableError
 from osworld_pipeline.rollout.reward import shape_reward
 
 Result = TypeVar("Result")
-SUCCESS_REWARD = 0.5
-"""From this raw task reward on an episode is a success; the reward itself is kept as the grader gave it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,8 +66,22 @@ class EpisodeTools:
 
     desktop_factory: Callable[[], Desktop]
     engine: PolicyEngine
-    renderer: Renderer
+    renderer: Renderer | None
+    """None where the engine deals in words."""
     sink: EpisodeSink
+
+
+RunEpisode = Callable[[Task, EpisodePlan], Awaitable[Episode]]
+"""Runs one episode somewhere, in this process or another. Raises what `run_episode` does."""
+
+
+def episode_runner(tools: EpisodeTools, settings: EpisodeSettings) -> RunEpisode:
+    """In this process, with these tools."""
+
+    async def run(task: Task, plan: EpisodePlan) -> Episode:
+        return await run_episode(task, plan, tools=tools, settings=settings)
+
+    return run
 
 
 async def run_episode(task: Task, plan: EpisodePlan, *, tools: EpisodeTools, settings: EpisodeSettings) -> Episode:
@@ -78,8 +91,8 @@ async def run_episode(task: Task, plan: EpisodePlan, *, tools: EpisodeTools, set
         RecipeError: the recipe's context is too small for a first turn.
         StoreError: a screenshot could not be stored. Both end the run: more episodes would not help.
     """
-    dialect = load_dialect(settings.agent.dialect)
-    attempt_index = 0
+    dialect = load_dialect(settings.agent.dialect, settings.agent.coordinate_space)
+    earlier_faults: list[str] = []
     while True:
         started_at = time.time()
         attempt = Attempt(
@@ -91,15 +104,17 @@ async def run_episode(task: Task, plan: EpisodePlan, *, tools: EpisodeTools, set
             dialect=dialect,
             agent=settings.agent,
             sampling=plan.sampling,
+            episode_id=f"{plan.episode_id}-a{len(earlier_faults)}",
             pause_s=settings.desktop.pause_s,
             diff_threshold=settings.reward.screen_diff_threshold,
         )
         ending = await _run_attempt(attempt, settings)
-        if not ending.is_worth_retrying or attempt_index + 1 >= settings.max_env_attempts:
+        if not ending.is_worth_retrying or len(earlier_faults) + 1 >= settings.max_env_attempts:
             return _record(
-                task, plan, attempt, ending, tools, settings, attempt_index=attempt_index, started_at=started_at
+                task, plan, attempt, ending, tools, settings, earlier_faults=earlier_faults, started_at=started_at
             )
-        attempt_index += 1
+        replica = f" on {attempt.desktop_info.replica_id}" if attempt.desktop_info else ""
+        earlier_faults.append(f"{ending.outcome}{replica}: {ending.error}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,8 +149,10 @@ async def _run_attempt(attempt: Attempt, settings: EpisodeSettings) -> _Ending:
         return _graded(attempt, stop, task_reward, settings)
     except tuple(kind for kind, _ in _OUTCOMES) as error:
         outcome = next(outcome for kind, outcome in _OUTCOMES if isinstance(error, kind))
-        # A server that is full or refuses us says the same to the next try; a dead replica has a living neighbour.
-        retry = isinstance(error, ReplicaError | SetupError)
+        # A server that is full or refuses us says the same to the next try; a dead replica has a living neighbour, and
+        # so may a server that died under an episode.
+        has_died = isinstance(error, UnreachableError) and attempt.desktop_info is not None
+        retry = isinstance(error, ReplicaError | SetupError) or has_died
         return _Ending(outcome=outcome, error=str(error) or type(error).__name__, is_worth_retrying=retry)
     finally:
         await attempt.close()
@@ -153,7 +170,7 @@ async def _limited(
 
 
 def _graded(attempt: Attempt, stop: Stop, task_reward: float, settings: EpisodeSettings) -> _Ending:
-    if task_reward >= SUCCESS_REWARD:
+    if task_reward >= settings.reward.success_threshold:
         outcome = Outcome.SUCCESS
     elif stop is Stop.TERMINATED:
         outcome = Outcome.FAILURE
@@ -177,7 +194,7 @@ def _record(
     tools: EpisodeTools,
     settings: EpisodeSettings,
     *,
-    attempt_index: int,
+    earlier_faults: Sequence[str],
     started_at: float,
 ) -> Episode:
     info = attempt.desktop_info
@@ -188,7 +205,7 @@ def _record(
         purpose=plan.purpose,
         checkpoint_id=plan.checkpoint_id,
         engine=tools.engine.name,
-        processor_digest=tools.renderer.processor_digest,
+        processor_digest=tools.renderer.processor_digest if tools.renderer else "",
         sampling=plan.sampling,
         outcome=ending.outcome,
         error=ending.error,
@@ -196,7 +213,10 @@ def _record(
         steps=tuple(attempt.steps),
         group_id=plan.group_id,
         seed=plan.seed,
-        attempt=attempt_index,
+        attempt=len(earlier_faults),
+        earlier_faults=tuple(earlier_faults),
+        context_mode=ContextMode(settings.agent.context_mode),
+        sequences=attempt.context.sequences,
         stage_key=plan.stage_key,
         update=plan.update,
         max_turns=settings.max_turns,
@@ -211,12 +231,5 @@ def _record(
             provider=info.provider,
             image_digest=info.image_digest,
             grader_version=info.grader_version,
-        )
-    if attempt.context is not None:
-        episode = replace(
-            episode,
-            token_ids=attempt.context.token_ids,
-            response_mask=attempt.context.response_mask,
-            sampled_logprobs=attempt.context.sampled_logprobs,
         )
     return episode

@@ -7,14 +7,23 @@ from dataclasses import dataclass, field, replace
 from osworld_pipeline.domain.episode import Episode, EpisodePurpose, Outcome, SamplingParams
 from osworld_pipeline.domain.group import RolloutGroup
 from osworld_pipeline.domain.task import Task
-from osworld_pipeline.errors import EnvServerError
+from osworld_pipeline.errors import EngineError, EnvServerError
 from osworld_pipeline.rollout.attempt import derive_seed
-from osworld_pipeline.rollout.run_episode import EpisodePlan, EpisodeSettings, EpisodeTools, run_episode
+from osworld_pipeline.rollout.run_episode import (
+    EpisodePlan,
+    EpisodeSettings,
+    EpisodeTools,
+    RunEpisode,
+    episode_runner,
+)
+
+OnEpisode = Callable[[Episode], None]
+"""Hears of each episode as it ends; what it raises ends the run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupPlan:
-    """What the groups of one update (or of one evaluation) have in common."""
+    """What the groups of one update have in common."""
 
     stage_key: str
     update: int
@@ -24,30 +33,60 @@ class GroupPlan:
     """Its seed is the base from which every episode's own is derived."""
     purpose: EpisodePurpose = EpisodePurpose.TRAIN
     run_ids: Mapping[str, str] = field(default_factory=dict)
+    min_valid: int = 2
+    """A group with fewer valid episodes has its faulty ones run again."""
+    max_resamples: int = 0
+    """How often."""
 
 
 def group_id_of(stage_key: str, update: int, group_index: int) -> str:
     return f"{stage_key}-u{update:04d}-g{group_index:02d}"
 
 
-def episode_id_of(stage_key: str, update: int, group_index: int, sample_index: int) -> str:
-    return f"{group_id_of(stage_key, update, group_index)}-s{sample_index:02d}"
+def plan_episode(plan: GroupPlan, group_id: str, sample_index: int, *, resample: int = 0) -> EpisodePlan:
+    """Ids and seed depend on the plan and the group's name alone, so that a rerun samples the same episodes.
 
-
-def plan_episode(plan: GroupPlan, group_index: int, sample_index: int) -> EpisodePlan:
-    """Ids and seed depend on the plan alone, so that a rerun samples the same episodes."""
-    episode_id = episode_id_of(plan.stage_key, plan.update, group_index, sample_index)
+    `resample`: how often this member has been run before, all faults.
+    """
+    episode_id = f"{group_id}-s{sample_index:02d}" + (f"-r{resample}" if resample else "")
     seed = derive_seed(plan.sampling.seed, episode_id)
     return EpisodePlan(
         episode_id=episode_id,
         purpose=plan.purpose,
         checkpoint_id=plan.checkpoint_id,
         sampling=replace(plan.sampling, seed=seed),
-        group_id=group_id_of(plan.stage_key, plan.update, group_index),
+        group_id=group_id,
         seed=seed,
         stage_key=plan.stage_key,
         update=plan.update,
         run_ids=plan.run_ids,
+    )
+
+
+async def run_group(task: Task, plan: GroupPlan, group_id: str, *, run_one: RunEpisode) -> RolloutGroup:
+    """`plan.group_size` episodes of the task side by side. Where faults leave fewer than `plan.min_valid`, the faulty
+    members are run again, at most `plan.max_resamples` times. All that ran stay in the group, in the order planned;
+    `valid_episodes` leaves the faulty ones out.
+
+    Raises:
+        RecipeError, StoreError: as run_episode; the other episodes are cancelled and give their desktops back.
+    """
+    episodes: list[Episode] = []
+    missing = list(range(plan.group_size))
+    for resample in range(plan.max_resamples + 1):
+        planned = [(task, plan_episode(plan, group_id, sample, resample=resample)) for sample in missing]
+        ended = await gather_episodes(planned, run_one)
+        episodes += ended
+        num_valid = sum(episode.outcome.is_valid for episode in episodes)
+        if num_valid >= plan.min_valid:
+            break
+        missing = [sample for sample, episode in zip(missing, ended, strict=True) if not episode.outcome.is_valid]
+    return RolloutGroup(
+        group_id=group_id,
+        task_id=task.task_id,
+        stage_key=plan.stage_key,
+        update=plan.update,
+        episodes=tuple(episodes),
     )
 
 
@@ -57,30 +96,29 @@ async def run_groups(
     *,
     tools: EpisodeTools,
     settings: EpisodeSettings,
-    on_episode: Callable[[Episode], None] | None = None,
+    on_episode: OnEpisode | None = None,
 ) -> tuple[RolloutGroup, ...]:
-    """A group of `plan.group_size` episodes for each task, in the order of the tasks. Faulty episodes stay in their
-    group, where `valid_episodes` leaves them out.
+    """A group for each task, in the order of the tasks, at most one episode for each replica at a time.
 
     Raises:
-        RecipeError, StoreError: as run_episode; the other episodes are cancelled and give their desktops back.
+        RecipeError, StoreError: as run_group.
     """
-    planned = [
-        (task, plan_episode(plan, group_index, sample_index))
-        for group_index, task in enumerate(tasks)
-        for sample_index in range(plan.group_size)
-    ]
-    episodes = await run_episodes(planned, tools=tools, settings=settings, on_episode=on_episode)
-    return tuple(
-        RolloutGroup(
-            group_id=group_id_of(plan.stage_key, plan.update, group_index),
-            task_id=task.task_id,
-            stage_key=plan.stage_key,
-            update=plan.update,
-            episodes=episodes[group_index * plan.group_size : (group_index + 1) * plan.group_size],
-        )
-        for group_index, task in enumerate(tasks)
-    )
+    run_one = in_turn(episode_runner(tools, settings), settings.desktop.num_replicas, on_episode=on_episode)
+    named = [(task, group_id_of(plan.stage_key, plan.update, index)) for index, task in enumerate(tasks)]
+    return await gather_groups([(task, plan, group_id) for task, group_id in named], run_one)
+
+
+async def gather_groups(
+    planned: Sequence[tuple[Task, GroupPlan, str]], run_one: RunEpisode
+) -> tuple[RolloutGroup, ...]:
+    """Groups side by side, in the order planned. Raises as run_group."""
+    try:
+        async with asyncio.TaskGroup() as running:
+            jobs = [running.create_task(run_group(*group, run_one=run_one)) for group in planned]
+    except BaseExceptionGroup as failures:
+        # One cause ended the run; the others are its echo.
+        raise failures.exceptions[0] from failures
+    return tuple(job.result() for job in jobs)
 
 
 async def run_episodes(
@@ -88,32 +126,56 @@ async def run_episodes(
     *,
     tools: EpisodeTools,
     settings: EpisodeSettings,
-    on_episode: Callable[[Episode], None] | None = None,
+    on_episode: OnEpisode | None = None,
 ) -> tuple[Episode, ...]:
-    """Episodes in the order planned, at most one for each replica at a time; `on_episode` hears of each as it ends."""
-    free_replicas = asyncio.Semaphore(settings.desktop.num_replicas)
+    """Episodes in the order planned, at most one for each replica at a time."""
+    run_one = in_turn(episode_runner(tools, settings), settings.desktop.num_replicas, on_episode=on_episode)
+    return await gather_episodes(planned, run_one)
 
-    async def run_one(task: Task, plan: EpisodePlan) -> Episode:
-        async with free_replicas:
-            episode = await run_episode(task, plan, tools=tools, settings=settings)
+
+async def gather_episodes(planned: Sequence[tuple[Task, EpisodePlan]], run_one: RunEpisode) -> tuple[Episode, ...]:
+    """Episodes side by side, in the order planned; the first error cancels the others and is raised as itself."""
+    try:
+        async with asyncio.TaskGroup() as running:
+            jobs = [running.create_task(_as_coroutine(run_one, *one)) for one in planned]
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from failures
+    return tuple(job.result() for job in jobs)
+
+
+def in_turn(run_one: RunEpisode, num_slots: int, *, on_episode: OnEpisode | None = None) -> RunEpisode:
+    """At most `num_slots` episodes at a time, first come first served; across all callers of what is returned."""
+    slots = asyncio.Semaphore(num_slots)
+
+    async def run(task: Task, plan: EpisodePlan) -> Episode:
+        async with slots:
+            episode = await run_one(task, plan)
         if on_episode is not None:
             on_episode(episode)
         return episode
 
-    try:
-        async with asyncio.TaskGroup() as running:
-            jobs = [running.create_task(run_one(task, plan)) for task, plan in planned]
-    except BaseExceptionGroup as group:
-        # One cause ended the run; the others are its echo.
-        raise group.exceptions[0] from group
-    return tuple(job.result() for job in jobs)
+    return run
 
 
-def require_desktops(episodes: Sequence[Episode]) -> None:
-    """For a caller that cannot go on without a single episode.
+def require_services(episodes: Sequence[Episode]) -> None:
+    """For a caller that cannot go on without a single episode: a desktop is one, and a policy is the other.
 
     Raises:
-        EnvServerError: every episode ended in an env_fault; says how the first one did.
+        EnvServerError, EngineError: every episode ended in a fault of the environment or of the policy engine; of which
+            more did, and how the first one of them.
     """
-    if episodes and all(episode.outcome is Outcome.ENV_FAULT for episode in episodes):
-        raise EnvServerError(f"all {len(episodes)} episodes ended in an env_fault; the first: {episodes[0].error}")
+    if not episodes or not all(one.outcome in (Outcome.ENV_FAULT, Outcome.POLICY_FAULT) for one in episodes):
+        return
+    env_faults = [one for one in episodes if one.outcome is Outcome.ENV_FAULT]
+    policy_faults = [one for one in episodes if one.outcome is Outcome.POLICY_FAULT]
+    faults, error = (
+        (env_faults, EnvServerError) if len(env_faults) >= len(policy_faults) else (policy_faults, EngineError)
+    )
+    count = f"all {len(episodes)}" if len(faults) == len(episodes) else f"{len(faults)} of {len(episodes)}"
+    others = "" if len(faults) == len(episodes) else ", the others in the other kind of fault"
+    article = "an" if error is EnvServerError else "a"
+    raise error(f"{count} episodes ended in {article} {faults[0].outcome}{others}; the first: {faults[0].error}")
+
+
+async def _as_coroutine(run_one: RunEpisode, task: Task, plan: EpisodePlan) -> Episode:
+    return await run_one(task, plan)

@@ -7,6 +7,7 @@ import numpy as np
 from PIL import Image
 
 from osworld_pipeline.agent.dialects import ParsedTurn
+from osworld_pipeline.agent.dialects.actions import first_point
 from osworld_pipeline.domain.digest import digest_bytes
 from osworld_pipeline.domain.episode import StepSignals
 from osworld_pipeline.domain.observation import Observation
@@ -63,8 +64,7 @@ def step_signals(
     diff = screen_diff(before.screenshot, after.screenshot)
     target = target_element(turn.description)
     tree_before, tree_after = before.accessibility_tree or "", after.accessibility_tree or ""
-    arguments = turn.arguments or {}
-    point = arguments.get("coordinate") or arguments.get("end_coordinate")
+    point = None if turn.arguments is None else first_point(turn.arguments)
     return StepSignals(
         action_type=turn.action_type,
         action_parsed=turn.is_parsed,
@@ -72,7 +72,7 @@ def step_signals(
         action_error=error,
         target_element=target,
         fallback_used=turn.fallback_used,
-        coordinate=(point[0], point[1]) if point else None,
+        coordinate=None if point is None else (_whole(point[0]), _whole(point[1])),
         a11y_grounded=target is not None and target.lower() in tree_before.lower(),
         screen_diff=diff,
         screen_changed=diff >= diff_threshold,
@@ -81,3 +81,8 @@ def step_signals(
         a11y_changed=tree_before != tree_after,
         terminal_changed=(before.terminal or "") != (after.terminal or ""),
     )
+
+
+def _whole(coordinate: int | float) -> int:
+    """A share of a side counts in thousandths, since the column is a whole number."""
+    return coordinate if isinstance(coordinate, int) else round(1000 * coordinate)

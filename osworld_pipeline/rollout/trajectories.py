@@ -3,81 +3,87 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from osworld_pipeline.agent.dialects import load_dialect
-from osworld_pipeline.agent.fit_demonstration import fit_demonstration
-from osworld_pipeline.agent.renderer import Renderer, render_demonstration
-from osworld_pipeline.domain.episode import Episode
+from osworld_pipeline.agent.demonstration import render_for_agent
+from osworld_pipeline.agent.renderer import Renderer
+from osworld_pipeline.domain.episode import ContextMode, Episode
 from osworld_pipeline.domain.replay import ReplayRow
-from osworld_pipeline.domain.trajectory import Trajectory
+from osworld_pipeline.domain.trajectory import LazyImages, Trajectory
+from osworld_pipeline.recipes.schema import AgentSection
 
 ReadBlob = Callable[[str], bytes]
 """An image's bytes by SHA-256; raises StoreError."""
 
 
-def episode_trajectory(
+def episode_trajectories(
     episode: Episode, read_blob: ReadBlob, *, advantage: float = 0.0, weight: float = 1.0
-) -> Trajectory:
-    """A valid episode as a sequence, its screenshots read back by hash.
+) -> list[Trajectory]:
+    """A valid episode as its sequences, screenshots read back by hash when they are needed. They share the advantage,
+    and `weight` is dealt out evenly among them, so that an episode counts once in either context mode.
 
     Raises:
         ValueError: the episode ended in a fault or a timeout, or holds no sampled token.
     """
     if not episode.outcome.is_valid:
         raise ValueError(f"episode {episode.episode_id} ended in {episode.outcome}: it is not trained on")
-    if not any(episode.response_mask):
+    if not any(any(sequence.response_mask) for sequence in episode.sequences):
         raise ValueError(f"episode {episode.episode_id} holds no sampled token")
-    return Trajectory(
-        trajectory_id=episode.episode_id,
-        task_id=episode.task_id,
-        token_ids=episode.token_ids,
-        response_mask=episode.response_mask,
-        images=tuple(read_blob(step.screenshot_sha256) for step in episode.steps),
-        sampled_logprobs=episode.sampled_logprobs,
-        advantage=advantage,
-        weight=weight,
-    )
+    is_one = episode.context_mode is ContextMode.APPEND
+    return [
+        Trajectory(
+            trajectory_id=episode.episode_id if is_one else f"{episode.episode_id}#{index}",
+            task_id=episode.task_id,
+            token_ids=sequence.token_ids,
+            response_mask=sequence.response_mask,
+            images=LazyImages(read_blob, (episode.steps[step].screenshot_sha256 for step in sequence.image_steps)),
+            sampled_logprobs=sequence.sampled_logprobs,
+            policy_versions=sequence.policy_versions,
+            advantage=advantage,
+            weight=weight / len(episode.sequences),
+        )
+        for index, sequence in enumerate(episode.sequences)
+    ]
 
 
-def replay_trajectory(
+def replay_trajectories(
     row: ReplayRow,
     read_blob: ReadBlob,
     renderer: Renderer,
     *,
-    max_tokens: int | None = None,
-    max_pixels: int | None = None,
-    dialect: str = "slime",
+    agent: AgentSection,
     advantage: float = 0.0,
     weight: float = 1.0,
     is_replay: bool = True,
-) -> Trajectory:
-    """A replay row (or, with `is_replay=False`, a demonstration for SFT) in the layout episodes have. With `max_pixels`
-    its images are resized as live screenshots are, and the points of its turns with them.
+) -> list[Trajectory]:
+    """A replay row (or, with `is_replay=False`, a demonstration for SFT) as the agent's own episodes are: in its
+    dialect, at its size of image, and in its context mode, in which `weight` is dealt out among its sequences.
 
     Raises:
-        ValueError: placeholders and images disagree, an image is damaged, or nothing fits within `max_tokens`; names
-            the row.
+        ValueError: placeholders and images disagree, an image is damaged, a turn cannot be said in the agent's dialect,
+            or nothing fits the context; names the row.
         StoreError: an image is missing.
     """
     try:
-        messages, images = row.messages, [read_blob(sha256) for sha256 in row.image_sha256s]
-        if max_pixels is not None:
-            messages, images = fit_demonstration(messages, images, dialect=load_dialect(dialect), max_pixels=max_pixels)
-        rendered = render_demonstration(renderer, messages, images, max_tokens=max_tokens)
+        images = [read_blob(sha256) for sha256 in row.image_sha256s]
+        rendered = render_for_agent(renderer, row.messages, images, agent=agent, dialect=row.dialect)
     except (ValueError, OSError) as error:
         raise ValueError(f"replay row {row.row_id[:12]} of task {row.task_id}: {error}") from error
-    return Trajectory(
-        trajectory_id=f"{'replay' if is_replay else 'demo'}:{row.row_id}",
-        task_id=row.task_id,
-        token_ids=rendered.token_ids,
-        response_mask=rendered.mask,
-        images=rendered.images,
-        advantage=advantage,
-        weight=weight,
-        is_replay=is_replay,
-    )
+    name = f"{'replay' if is_replay else 'demo'}:{row.row_id}"
+    return [
+        Trajectory(
+            trajectory_id=f"{name}#{index}" if agent.context_mode == ContextMode.WINDOW else name,
+            task_id=row.task_id,
+            token_ids=part.token_ids,
+            response_mask=part.mask,
+            images=part.images,
+            advantage=advantage,
+            weight=weight / len(rendered),
+            is_replay=is_replay,
+        )
+        for index, part in enumerate(rendered)
+    ]
 
 
-def online_replay_trajectory(
+def online_replay_trajectories(
     row: ReplayRow,
     episode: Episode,
     read_blob: ReadBlob,
@@ -86,7 +92,7 @@ def online_replay_trajectory(
     processor_digest: str,
     advantage: float = 0.0,
     weight: float = 1.0,
-) -> Trajectory:
+) -> list[Trajectory]:
     """A recorded success as its own sampled tokens, injected again.
 
     The log-probabilities that were sampled with them belong to an older policy, so they are left out: as for every
@@ -98,14 +104,20 @@ def online_replay_trajectory(
     """
     if episode.processor_digest and episode.processor_digest != processor_digest:
         raise ValueError(f"episode {episode.episode_id} holds tokens of another processor ({episode.processor_digest})")
-    if len(episode.token_ids) > max_tokens:
-        raise ValueError(
-            f"episode {episode.episode_id} has {len(episode.token_ids)} tokens, more than the context of {max_tokens}"
+    longest = max((len(sequence.token_ids) for sequence in episode.sequences), default=0)
+    if longest > max_tokens:
+        raise ValueError(f"episode {episode.episode_id} has {longest} tokens, more than the context of {max_tokens}")
+    trajectories = episode_trajectories(episode, read_blob, advantage=advantage, weight=weight)
+    for screenshot in dict.fromkeys(step.screenshot_sha256 for step in episode.steps):
+        read_blob(screenshot)  # one that is missing must be known now, not in the middle of an update
+    return [
+        replace(
+            trajectory,
+            trajectory_id=trajectory.trajectory_id.replace(episode.episode_id, f"replay:{row.row_id}", 1),
+            task_id=row.task_id,
+            sampled_logprobs=None,
+            policy_versions=None,
+            is_replay=True,
         )
-    return replace(
-        episode_trajectory(episode, read_blob, advantage=advantage, weight=weight),
-        trajectory_id=f"replay:{row.row_id}",
-        task_id=row.task_id,
-        sampled_logprobs=None,
-        is_replay=True,
-    )
+        for trajectory in trajectories
+    ]

@@ -6,19 +6,26 @@ Exit status: 0 done; 2 an error that a retry cannot mend; 3 one that it may; 143
 
 import importlib
 import json
+import os
 import signal
+import stat
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
 from osworld_pipeline.errors import EngineError, EnvServerError, PipelineError, ReplicaError
 from osworld_pipeline.runs.parent import die_with_parent
 
-PROGRAMS = ("record_sources", "make_base", "train_sft", "train_gspo", "evaluate", "verify_replay")
+PROGRAMS = ("record_sources", "make_base", "train_sft", "train_gspo", "flywheel", "evaluate", "verify_replay")
 EXIT_FATAL, EXIT_RETRYABLE, EXIT_STOPPED = 2, 3, 143
 RETRYABLE = (EnvServerError, ReplicaError, EngineError)
 REPORT_TO_STDOUT = "--print"
+RANK_OF = "--rank-of"
+"""Followed by the pid of the torchrun that started this rank."""
+
+Report = Callable[[dict[str, Any]], None]
 
 
 class Stopped(BaseException):
@@ -26,25 +33,50 @@ class Stopped(BaseException):
 
 
 def main(argv: list[str]) -> int:
-    if not argv or argv[0] not in PROGRAMS:
+    if not argv or program_module(argv[0]) is None:
         print(f"usage: python -m osworld_pipeline.runs {{{'|'.join(PROGRAMS)}}} < job.json", file=sys.stderr)
         return EXIT_FATAL
-    job = json.loads(sys.stdin.read())
-    signal.signal(signal.SIGTERM, _stop)
-    if "parent_pid" in job:
+    job = read_job()
+    signal.signal(signal.SIGTERM, stop)
+    if RANK_OF in argv:
+        # A rank that waits in a collective hears no signal but KILL; checkpoints are whole or absent all the same.
+        die_with_parent(signal.SIGKILL, parent_pid=int(argv[argv.index(RANK_OF) + 1]))
+        if os.environ["RANK"] != "0":
+            return run_program(argv[0], job, leave_last_words)
+    elif "parent_pid" in job:
         die_with_parent(signal.SIGTERM, parent_pid=job["parent_pid"])
     if REPORT_TO_STDOUT in argv:
-        return _run(argv[0], job, lambda message: print(json.dumps(message), flush=True))
+        return run_program(argv[0], job, lambda message: print(json.dumps(message), flush=True))
     from dagster_pipes import open_dagster_pipes
 
     with open_dagster_pipes() as pipes:
-        return _run(argv[0], job, pipes.report_custom_message)
+
+        def report(message: dict[str, Any]) -> None:
+            leave_last_words(message)
+            pipes.report_custom_message(message)
+
+        return run_program(argv[0], job, report)
 
 
-def _run(program: str, job: dict[str, Any], report: Callable[[dict[str, Any]], None]) -> int:
-    """Reports `{"kind": "result"|"error", ...}` as its last message."""
+def program_module(program: str) -> str | None:
+    """Where its `main(job, report)` is; None where there is no such program. A dotted name is a module of one's own."""
+    if program in PROGRAMS:
+        return f"osworld_pipeline.runs.{program}"
+    return program if "." in program else None
+
+
+def read_job() -> dict[str, Any]:
+    """From stdin. Ranks share one: where it is a file, each reads it from its beginning."""
+    status = os.fstat(0)
+    if stat.S_ISREG(status.st_mode):
+        return json.loads(os.pread(0, status.st_size, 0))
+    return json.loads(sys.stdin.read())
+
+
+def run_program(program: str, job: dict[str, Any], report: Report) -> int:
+    """Reports `{"kind": "result"|"error", ...}` as its last message; returns the exit status."""
     try:
-        result = importlib.import_module(f"osworld_pipeline.runs.{program}").main(job, report)
+        result = importlib.import_module(str(program_module(program))).main(job, report)
     except PipelineError as error:
         retryable = isinstance(error, RETRYABLE)
         report({"kind": "error", "type": type(error).__name__, "message": str(error), "retryable": retryable})
@@ -57,7 +89,15 @@ def _run(program: str, job: dict[str, Any], report: Callable[[dict[str, Any]], N
     return 0
 
 
-def _stop(signum: int, frame: FrameType | None) -> None:
+def leave_last_words(message: Mapping[str, Any]) -> None:
+    """How a rank failed, into the file that torchrun gave it; all that any rank but 0 reports."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if message["kind"] == "error" and path:
+        with open(path, "w") as file:
+            json.dump({**message, "timestamp": time.time()}, file)
+
+
+def stop(signum: int, frame: FrameType | None) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise Stopped
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,36 +11,47 @@ from osworld_pipeline.domain.episode import Episode
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.recipes import Recipe
-from osworld_pipeline.rollout.run_episode import EpisodePlan, run_episode
-from osworld_pipeline.rollout.run_group import require_desktops
+from osworld_pipeline.rollout.run_episode import EpisodePlan, episode_runner
+from osworld_pipeline.rollout.run_group import gather_episodes, in_turn, require_services
 from osworld_pipeline.runs.embedded_server import EnvServers
 from osworld_pipeline.runs.evaluation_plan import plan_evaluation
-from osworld_pipeline.runs.rollout_session import RolloutSession, episode_settings, rollout_session
+from osworld_pipeline.runs.rollout_session import RolloutSession, episode_settings, num_slots, rollout_session
 
 Report = Callable[[Mapping[str, Any]], None]
 
 
 def main(job: dict[str, Any], report: Report) -> dict[str, Any]:
-    """`job`: recipe, state_root, servers, checkpoints [{checkpoint_id, stage, path, run_ids}]."""
+    """`job`: recipe, state_root, servers, checkpoints [{checkpoint_id, stage, path, run_ids}]; optionally engine_token.
+    A path is below the state folder or absolute; it may be missing where the engine is an endpoint that has weights of
+    its own."""
     recipe = Recipe.model_validate(job["recipe"])
     state = StateDir(Path(job["state_root"]))
     servers = EnvServers.from_job(job["servers"])
-    return asyncio.run(_evaluate_all(job["checkpoints"], report, recipe, state, servers))
+    evaluation = _Evaluation(
+        recipe=recipe, state=state, servers=servers, engine_token=job.get("engine_token"), report=report
+    )
+    return asyncio.run(_evaluate_all(job["checkpoints"], evaluation))
 
 
-async def _evaluate_all(
-    checkpoints: Sequence[Mapping[str, Any]], report: Report, recipe: Recipe, state: StateDir, servers: EnvServers
-) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True)
+class _Evaluation:
+    """What all checkpoints of a job share."""
+
+    recipe: Recipe
+    state: StateDir
+    servers: EnvServers
+    engine_token: str | None
+    report: Report
+
+
+async def _evaluate_all(checkpoints: Sequence[Mapping[str, Any]], evaluation: _Evaluation) -> dict[str, Any]:
     """One after the other; the figures of each by checkpoint id."""
-    return {entry["checkpoint_id"]: await _evaluate(entry, report, recipe, state, servers) for entry in checkpoints}
+    return {entry["checkpoint_id"]: await _evaluate(entry, evaluation) for entry in checkpoints}
 
 
-async def _evaluate(
-    entry: Mapping[str, Any], report: Report, recipe: Recipe, state: StateDir, servers: EnvServers
-) -> dict[str, Any]:
-    from osworld_pipeline.training.model import load_policy
-
-    folder = state.root / entry["path"]
+async def _evaluate(entry: Mapping[str, Any], evaluation: _Evaluation) -> dict[str, Any]:
+    recipe, state = evaluation.recipe, evaluation.state
+    folder = state.root / entry["path"] if entry.get("path") else None
     plan = plan_evaluation(recipe, entry["checkpoint_id"], entry["run_ids"])
     finished = plan.finished(state)
     missing = [planned for part, planned in plan.episodes.items() if part not in finished]
@@ -48,19 +60,20 @@ async def _evaluate(
     def tell() -> None:
         note = f"{sum(episode.is_success for episode in episodes)} successes"
         done = {"done": len(episodes), "total": len(plan.episodes), "note": note}
-        report({"kind": "progress", "stage": f"evaluate {entry['stage']}", **done})
+        evaluation.report({"kind": "progress", "stage": f"evaluate {entry['stage']}", **done})
 
     tell()
     if missing:
         async with rollout_session(
             recipe=recipe,
             state=state,
-            servers=servers,
-            model=load_policy(folder, recipe.model, is_frozen=True),
-            processor=load_processor(folder),
+            servers=evaluation.servers,
             client_id=entry["checkpoint_id"],
+            folder=folder,
+            processor=None if folder is None else await asyncio.to_thread(load_processor, folder),
+            engine_token=evaluation.engine_token,
         ) as session:
-            await _run(missing, session, recipe, episodes, tell)
+            await _run(missing, session, evaluation, episodes, tell)
     return {
         "num_episodes": len(episodes),
         "num_reused": len(finished),
@@ -72,27 +85,20 @@ async def _evaluate(
 async def _run(
     missing: Sequence[tuple[Task, EpisodePlan]],
     session: RolloutSession,
-    recipe: Recipe,
+    evaluation: _Evaluation,
     episodes: list[Episode],
     tell: Callable[[], None],
 ) -> None:
-    """Runs and stores the episodes, as many at a time as there are replicas; adds them to `episodes`."""
-    settings = episode_settings(recipe, max_turns=recipe.evaluation.max_turns)
-    free_replicas = asyncio.Semaphore(recipe.desktop.num_replicas)
-    ran: list[Episode] = []
+    """Runs and stores the episodes, as many at a time as may be; adds them to `episodes`."""
+    recipe = evaluation.recipe
+    run_one = episode_runner(session.tools, episode_settings(recipe, max_turns=recipe.evaluation.max_turns))
 
-    async def run_one(task: Task, plan: EpisodePlan) -> None:
-        async with free_replicas:
-            episode = await run_episode(task, plan, tools=session.tools, settings=settings)
-            await asyncio.to_thread(session.store.write_episodes, plan.episode_id, [episode])
-        ran.append(episode)
+    async def run_and_store(task: Task, plan: EpisodePlan) -> Episode:
+        episode = await run_one(task, plan)
+        await asyncio.to_thread(session.store.write_episodes, plan.episode_id, [episode])
         episodes.append(episode)
         tell()
+        return episode
 
-    try:
-        async with asyncio.TaskGroup() as group:
-            for task, plan in missing:
-                group.create_task(run_one(task, plan))
-    except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from errors
-    require_desktops(ran)
+    ran = await gather_episodes(missing, in_turn(run_and_store, num_slots(recipe, evaluation.servers)))
+    require_services(ran)

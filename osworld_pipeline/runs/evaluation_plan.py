@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from osworld_pipeline.domain.episode import Episode, EpisodePurpose, SamplingParams
+from osworld_pipeline.domain.episode import Episode, EpisodePurpose
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.rollout.run_episode import EpisodePlan
+from osworld_pipeline.runs.rollout_session import sampling_params
 from osworld_pipeline.runs.stages import evaluation_key, recipe_suite
 from osworld_pipeline.trajectories import TrajectoryStore
 
@@ -41,11 +42,7 @@ def plan_evaluation(recipe: Recipe, checkpoint_id: str, run_ids: Mapping[str, st
                 episode_id=f"{stage_key}-{item.task.task_id}-s{seed}",
                 purpose=EpisodePurpose.EVALUATE,
                 checkpoint_id=checkpoint_id,
-                sampling=SamplingParams(
-                    temperature=recipe.evaluation.temperature,
-                    max_new_tokens=recipe.agent.max_response_tokens,
-                    seed=seed,
-                ),
+                sampling=sampling_params(recipe, temperature=recipe.evaluation.temperature, seed=seed),
                 seed=seed,
                 stage_key=stage_key,
                 run_ids=dict(run_ids or {}),

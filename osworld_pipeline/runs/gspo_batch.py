@@ -1,42 +1,32 @@
 """From scored groups to what one update trains on: replay joins failed groups; advantages, trajectories, records."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from osworld_pipeline.agent.renderer import Renderer
 from osworld_pipeline.domain.episode import Episode
-from osworld_pipeline.domain.group import RolloutGroup
+from osworld_pipeline.domain.group import GroupFate, RolloutGroup
 from osworld_pipeline.domain.replay import Injection, ReplayRow
 from osworld_pipeline.domain.trajectory import Trajectory
 from osworld_pipeline.recipes.schema import AgentSection, ReplaySection
-from osworld_pipeline.rollout.replay import ReplayBuffer, ReplayStats, ServedGroup, SkippedRow
-from osworld_pipeline.rollout.trajectories import episode_trajectory, online_replay_trajectory, replay_trajectory
-from osworld_pipeline.training.advantage import group_advantages
-
-
-@dataclass(frozen=True, kw_only=True)
-class GspoBatch:
-    trajectories: tuple[Trajectory, ...]
-    """Those with an advantage; a group without variance gives none."""
-    groups: tuple[RolloutGroup, ...]
-    """With the replay row that joined them."""
-    injections: tuple[Injection, ...]
-    num_zero_variance: int
-    replay: ReplayStats
-    skipped: tuple[SkippedRow, ...]
-    """Replay rows that were drawn and could not be used."""
+from osworld_pipeline.rollout.batch import GspoBatch
+from osworld_pipeline.rollout.replay import ReplayBuffer, ServedGroup
+from osworld_pipeline.rollout.trajectories import episode_trajectories, online_replay_trajectories, replay_trajectories
+from osworld_pipeline.training.advantage import Estimator, group_advantages
+from osworld_pipeline.training.fits import check_length
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowRenderer:
-    """A replay row as a trajectory for the group it joins; its advantage is not known yet."""
+    """A replay row as trajectories for the group it joins; their advantage is not known yet."""
 
     agent: AgentSection
     renderer: Renderer
     read_blob: Callable[[str], bytes]
     find_episode: Callable[[str], Episode]
 
-    def __call__(self, group: RolloutGroup, row: ReplayRow) -> Trajectory:
+    def __call__(self, group: RolloutGroup, row: ReplayRow) -> list[Trajectory]:
         """
         Raises:
             ValueError: the row cannot be trained on here; says why.
@@ -44,18 +34,11 @@ class RowRenderer:
         """
         max_tokens = self.agent.max_context_tokens
         if not row.is_online:
-            return replay_trajectory(
-                row,
-                self.read_blob,
-                self.renderer,
-                max_tokens=max_tokens,
-                max_pixels=self.agent.max_pixels,
-                dialect=self.agent.dialect,
-            )
+            return replay_trajectories(row, self.read_blob, self.renderer, agent=self.agent)
         episode = self.find_episode(row.row_id)
         if any(other.task_digest != episode.task_digest for other in group.episodes):
             raise ValueError(f"episode {row.row_id} solved task {row.task_id} as it was before its config changed")
-        return online_replay_trajectory(
+        return online_replay_trajectories(
             row, episode, self.read_blob, max_tokens=max_tokens, processor_digest=self.renderer.processor_digest
         )
 
@@ -66,37 +49,98 @@ def build_batch(
     update: int,
     replay: ReplayBuffer,
     settings: ReplaySection,
-    render_row: Callable[[RolloutGroup, ReplayRow], Trajectory],
+    render_row: Callable[[RolloutGroup, ReplayRow], list[Trajectory]],
     read_blob: Callable[[str], bytes],
+    estimator: Estimator = "mean_std",
+    min_valid: int = 2,
+    num_served_before: int = 0,
 ) -> GspoBatch:
-    """Shaped rewards decide advantages; raw task rewards alone decide whether replay joins."""
-    served = replay.serve(groups, update=update, render=render_row)
+    """Shaped rewards decide advantages; raw task rewards alone decide whether replay joins. A group with fewer than
+    `min_valid` valid episodes is dropped before either. `num_served_before`: as ReplayBuffer.serve's."""
+    complete = [group for group in groups if len(group.valid_episodes) >= min_valid]
+    served = replay.serve(complete, update=update, render=render_row, num_served_before=num_served_before)
     trajectories: list[Trajectory] = []
-    joined: list[RolloutGroup] = []
+    judged: list[RolloutGroup] = []
     injections: list[Injection] = []
-    num_zero_variance = 0
     for group in groups:
         one = served.groups.get(group.group_id)
-        group = replace(group, replay=one.row if one else None)
-        advantages = group_advantages(group)
-        joined.append(group if advantages.has_signal else replace(group, replay=None))
-        if not advantages.has_signal:
-            num_zero_variance += 1
+        if len(group.valid_episodes) < min_valid:
+            judged.append(replace(group, fate=GroupFate.TOO_FEW_VALID, reason=_too_few(group, min_valid)))
             continue
+        joined = replace(group, replay=one.row if one else None)
+        advantages = group_advantages(joined, estimator)
+        if not advantages.has_signal:
+            reason = (
+                f"all {len(group.valid_episodes)} valid episodes earned the same, and no replay row tells them apart"
+            )
+            judged.append(replace(group, fate=GroupFate.ZERO_VARIANCE, reason=reason))
+            continue
+        judged.append(joined)
         for episode, advantage in zip(group.valid_episodes, advantages.episodes, strict=True):
-            if advantage and any(episode.response_mask):
-                trajectories.append(episode_trajectory(episode, read_blob, advantage=advantage))
+            if advantage and episode.sequences:
+                trajectories += episode_trajectories(episode, read_blob, advantage=advantage)
         if one is not None and advantages.replay is not None:
-            trajectories.append(replace(one.trajectory, advantage=advantages.replay, weight=settings.weight))
+            trajectories += [
+                replace(part, advantage=advantages.replay, weight=settings.weight * part.weight)
+                for part in one.trajectories
+            ]
             injections.append(_injection(group, one, advantages.replay, settings))
     return GspoBatch(
         trajectories=tuple(trajectories),
-        groups=tuple(joined),
+        groups=tuple(judged),
         injections=tuple(injections),
-        num_zero_variance=num_zero_variance,
         replay=served.stats,
         skipped=served.skipped,
     )
+
+
+class GroupJudge:
+    """Implements rollout.collector.Judge for a stage: `build_batch`, an update's injections counted over all calls."""
+
+    def __init__(
+        self,
+        *,
+        replay: ReplayBuffer,
+        settings: ReplaySection,
+        render_row: Callable[[RolloutGroup, ReplayRow], list[Trajectory]],
+        read_blob: Callable[[str], bytes],
+        estimator: Estimator,
+        min_valid: int,
+        max_tokens: int,
+    ) -> None:
+        """`max_tokens`: of a sequence; a longer one is refused here, and not in the middle of an update."""
+        self._replay = replay
+        self._settings = settings
+        self._render_row = render_row
+        self._read_blob = read_blob
+        self._estimator: Estimator = estimator
+        self._min_valid = min_valid
+        self._max_tokens = max_tokens
+        self._num_served: Counter[int] = Counter()
+
+    def __call__(self, groups: Sequence[RolloutGroup], *, update: int) -> GspoBatch:
+        """Raises TableError, StoreError; TrainingError for a sequence that is too long."""
+        batch = build_batch(
+            groups,
+            update=update,
+            replay=self._replay,
+            settings=self._settings,
+            render_row=self._render_row,
+            read_blob=self._read_blob,
+            estimator=self._estimator,
+            min_valid=self._min_valid,
+            num_served_before=self._num_served[update],
+        )
+        for trajectory in batch.trajectories:
+            check_length(trajectory, max_tokens=self._max_tokens)
+        self._num_served[update] += len(batch.injections)
+        return batch
+
+
+def _too_few(group: RolloutGroup, min_valid: int) -> str:
+    faults = [f"{one.outcome}: {one.error}" for one in group.episodes if not one.outcome.is_valid]
+    first = f"; the last fault was {faults[-1]}" if faults else ""
+    return f"{len(group.valid_episodes)} of {len(group.episodes)} episodes are valid, {min_valid} are needed{first}"
 
 
 def _injection(group: RolloutGroup, served: ServedGroup, advantage: float, settings: ReplaySection) -> Injection:

@@ -1,15 +1,19 @@
 """Makes the base checkpoint: a tiny random Qwen3-VL in the state folder, or a card that points to a published one."""
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from osworld_pipeline.agent.dialects import load_dialect
+from osworld_pipeline.agent.coordinates import Size, from_screen
+from osworld_pipeline.agent.dialects import Dialect, load_dialect
+from osworld_pipeline.agent.dialects.actions import Arguments, move_points
 from osworld_pipeline.agent.observation_text import LastAction, observation_text
 from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
 from osworld_pipeline.domain.observation import Observation
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.errors import DependencyError
+from osworld_pipeline.errors import ActionParseError, DependencyError
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.recipes.schema import PretrainedModelSection, TinyModelSection
 from osworld_pipeline.runs.stages import CARD, checkpoint_card, read_checkpoint, recipe_suite, stage_recipe_digest
@@ -99,7 +103,8 @@ def resolve_pretrained(model: PretrainedModelSection) -> Path:
 
 def tokenizer_corpus(recipe: Recipe) -> Iterator[str]:
     """What a model reads and writes in the suite's training tasks, turn by turn."""
-    dialect = load_dialect(recipe.agent.dialect)
+    dialect = load_dialect(recipe.agent.dialect, recipe.agent.coordinate_space)
+    screen = (recipe.desktop.screen_width, recipe.desktop.screen_height)
     for kind in ("short", recipe.agent.system_prompt):
         yield f"system\n{dialect.system_prompt(kind)}"
     for item in recipe_suite(recipe).train:
@@ -112,7 +117,14 @@ def tokenizer_corpus(recipe: Recipe) -> Iterator[str]:
                 a11y_max_length=0,
             )
             yield f"user\n{text}"
-            yield f"assistant\n{dialect.format(step.description, step.arguments)}"
+            yield from _said(dialect, step.description, step.arguments, screen)
     for x in range(0, NUMBERS_UP_TO, 16):
         arguments = {"action": "left_click", "coordinate": [x, NUMBERS_UP_TO - x]}
-        yield f"assistant\n{dialect.format(f'Click at {x}', arguments)}"
+        yield from _said(dialect, f"Click at {x}", arguments, (NUMBERS_UP_TO + 1, NUMBERS_UP_TO + 1))
+
+
+def _said(dialect: Dialect, description: str, arguments: Arguments, screen: Size) -> Iterator[str]:
+    """The turn, where the dialect can say it."""
+    move = partial(from_screen, space=dialect.coordinate_space, image=screen, screen=screen)
+    with suppress(ActionParseError):
+        yield f"assistant\n{dialect.format(description, move_points(arguments, move))}"

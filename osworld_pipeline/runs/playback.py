@@ -6,11 +6,15 @@ import io
 import time
 from collections.abc import Awaitable
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from PIL import Image, UnidentifiedImageError
 
+from osworld_pipeline.agent.coordinates import to_screen
 from osworld_pipeline.agent.dialects import load_dialect
+from osworld_pipeline.agent.dialects.actions import ends_episode
+from osworld_pipeline.agent.dialects.commands import split_command
 from osworld_pipeline.domain.episode import Outcome
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.errors import (
@@ -126,24 +130,23 @@ class _Attempt:
         for index, turn in enumerate(self._playback.turns):
             command = command_on_screen(turn, screen)
             try:
-                await self._desktop.act(command, pause_s=self._pause_s)
+                for part in split_command(command):
+                    await self._desktop.act(part, pause_s=self._pause_s)
             except ActionParseError as error:
                 self.refused = self.refused or f"the desktop refused action {index}: {error}"
                 continue
             self.num_steps += 1
-            if turn.arguments.get("action") == "terminate":
+            if ends_episode(turn.arguments):
                 return
 
 
 def command_on_screen(turn: PlayedTurn, screen: tuple[int, int]) -> str:
     """The turn's command, its points moved from the image they were written for to a screen of (width, height)."""
     dialect = load_dialect(turn.dialect)
-    width, height = turn.image_size or screen
-
-    def to_screen(x: float, y: float) -> tuple[int, int]:
-        return min(round(x * screen[0] / width), screen[0] - 1), min(round(y * screen[1] / height), screen[1] - 1)
-
-    return dialect.to_command(turn.arguments, to_screen)
+    image = turn.image_size or screen
+    return dialect.to_command(
+        turn.arguments, partial(to_screen, space=dialect.coordinate_space, image=image, screen=screen)
+    )
 
 
 def _size_of(screenshot: bytes) -> tuple[int, int]:

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from PIL import Image, UnidentifiedImageError
 
 from osworld_pipeline.agent.dialects import Dialect, load_dialect
+from osworld_pipeline.agent.dialects.actions import ends_episode, first_point
 from osworld_pipeline.columns import OWNED_TABLES, conform
 from osworld_pipeline.domain.digest import digest_json
 from osworld_pipeline.domain.replay import base_task_id
@@ -32,7 +33,6 @@ _COLUMNS = (
     *("row_id", "task_id", "original_task_id", "source_dataset", "source_path", "source_line", "reward"),
     *("dialect", "messages", "images"),
 )
-_POINTS = ("coordinate", "end_coordinate", "start_coordinate")
 
 NO_TASK = "its task is no training task: it has no config that can be run"
 NOT_CLAIMED = "it does not claim to be a success"
@@ -99,7 +99,7 @@ class _Row:
 
     @property
     def ends_episode(self) -> bool:
-        return bool(self.turns) and self.turns[-1].arguments.get("action") == "terminate"
+        return bool(self.turns) and ends_episode(self.turns[-1].arguments)
 
 
 class _Unplayable(Exception):
@@ -201,7 +201,7 @@ def _turns(
         if turn.arguments is None:
             raise _Unplayable(f"a turn cannot be read in the dialect {dialect.name}")
         size = None
-        if any(key in turn.arguments for key in _POINTS) and dialect.coordinate_space == "model_pixels":
+        if first_point(turn.arguments) is not None and dialect.coordinate_space == "model_pixels":
             if not 0 < num_images <= len(images):
                 raise _Unplayable("it points at an image that it does not have")
             size = _image_size(blobs, images[num_images - 1])

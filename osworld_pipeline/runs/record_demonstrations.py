@@ -1,12 +1,12 @@
 """Drives the suite's oracles on real desktops and keeps what the grader calls solved as demonstrations, in the very
-form a model will see: the same screenshots, observation text and dialect as in a rollout."""
+form a rollout has: the same screenshots and observation text, in the dialect in which demonstrations are stored."""
 
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from osworld_pipeline.agent.dialects import load_dialect
+from osworld_pipeline.agent.dialects import STORED_DIALECT, load_dialect
 from osworld_pipeline.agent.images import ModelImage, prepare_screenshot
 from osworld_pipeline.agent.observation_text import (
     LastAction,
@@ -66,7 +66,7 @@ async def play_episode(
     task: Task, steps: Sequence[OracleStep], *, desktop: Desktop, agent: AgentSection, pause_s: float
 ) -> Demonstration:
     """One episode of scripted steps on a desktop not reset yet, with the reward it earned. Closes the desktop."""
-    dialect = load_dialect(agent.dialect)
+    dialect = load_dialect(STORED_DIALECT)
     messages: list[dict[str, Any]] = []
     images: list[bytes] = []
     try:

@@ -16,7 +16,7 @@ from osworld_pipeline.rollout.env_client import EnvClient, EnvTimeouts
 from osworld_pipeline.runs.embedded_server import EnvServers
 from osworld_pipeline.runs.record_demonstrations import Recording, RecordProgress, record
 from osworld_pipeline.runs.rollout_session import env_config
-from osworld_pipeline.runs.stages import recipe_suite
+from osworld_pipeline.runs.stages import NOT_LEARNED, recipe_suite
 
 MARKER = "recording.json"
 """Written last: where it stands, the sources are whole and it says what they were made from."""
@@ -69,7 +69,7 @@ def read_recording(state: StateDir) -> RecordedSources | None:
 
 def recording_key(recipe: Recipe) -> str:
     """Digest of all that decides what a recording shows."""
-    desktop = recipe.desktop.model_dump(mode="json", exclude={"num_replicas", "pause_s"})
+    desktop = recipe.desktop.model_dump(mode="json", exclude={"pause_s", *NOT_LEARNED["desktop"]})
     agent = recipe.agent.model_dump(mode="json", include={"dialect", "max_pixels", "a11y_max_length", "system_prompt"})
     return digest_json({"suite": recipe_suite(recipe).digest, "desktop": desktop, "agent": agent})
 
@@ -84,7 +84,7 @@ async def _record(recipe: Recipe, servers: EnvServers, report: Callable[[Mapping
         token=servers.token,
         client_id="demonstrations",
         env_config=env_config(recipe),
-        timeouts=EnvTimeouts(request_s=recipe.gspo.turn_timeout_s),
+        timeouts=EnvTimeouts(request_s=recipe.env_request_timeout_s),
     )
     async with client:
         await client.health()

@@ -1,30 +1,36 @@
-"""What a program needs to run episodes: a model in process, connections to env servers, the trajectory store."""
+"""What a program needs to run episodes: the policy engine its recipe names, connections to env servers, the store."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+from osworld_pipeline.agent.dialects import load_dialect
 from osworld_pipeline.agent.model_inputs import PixelCache
 from osworld_pipeline.agent.renderer import Renderer
+from osworld_pipeline.domain.episode import SamplingParams
 from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.errors import RecipeError
+from osworld_pipeline.protocols import PolicyEngine
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.rollout.env_client import EnvClient, EnvTimeouts
 from osworld_pipeline.rollout.run_episode import EpisodeSettings, EpisodeTools
+from osworld_pipeline.rollout.utilisation import BusyMeter, MeteredEngine, Utilisation
 from osworld_pipeline.runs.embedded_server import EnvServers
 from osworld_pipeline.trajectories.store import TrajectoryStore
 from osworld_pipeline.wire import EnvConfig
-
-if TYPE_CHECKING:
-    from osworld_pipeline.rollout.engines.transformers import TransformersEngine
 
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutSession:
     tools: EpisodeTools
-    engine: "TransformersEngine"
+    engine: PolicyEngine
+    """The one behind `tools.engine`, which only measures it."""
     store: TrajectoryStore
-    renderer: Renderer
+    renderer: Renderer | None
+    """None for an engine of words that came without a processor."""
+    utilisation: Utilisation
 
 
 @asynccontextmanager
@@ -33,43 +39,104 @@ async def rollout_session(
     recipe: Recipe,
     state: StateDir,
     servers: EnvServers,
-    model: Any,
-    processor: Any,
     client_id: str,
+    folder: Path | None = None,
+    model: Any = None,
+    processor: Any = None,
     policy_version: int = 0,
     cache: PixelCache | None = None,
+    engine_token: str | None = None,
 ) -> AsyncIterator[RolloutSession]:
-    """Opens the session and checks that every env server answers.
+    """Opens the session and checks that the engine and every env server answer.
+
+    `folder`: a checkpoint, which the engine loads; or `model`, which an engine in this process samples from as it is.
+    An engine of words needs neither, nor a processor.
 
     Raises:
-        EnvServerError: one does not; names it.
+        EnvServerError, EngineError: one does not answer; names it.
+        RecipeError: there is no policy to sample from.
     """
+    renderer = None if processor is None else Renderer(processor)
+    store = TrajectoryStore(state)
+    async with AsyncExitStack() as stack:
+        engine = _open_engine(
+            recipe, folder=folder, model=model, processor=processor, version=policy_version, cache=cache,
+            token=engine_token,
+        )  # fmt: skip
+        stack.push_async_callback(engine.close)
+        client = EnvClient(
+            servers.urls,
+            token=servers.token,
+            client_id=client_id,
+            env_config=env_config(recipe),
+            timeouts=EnvTimeouts(request_s=recipe.env_request_timeout_s),
+        )
+        stack.push_async_callback(client.close)
+        await client.health()
+        await engine.health()
+        if recipe.engine.kind == "sglang" and folder is not None:
+            await engine.load_weights(folder, policy_version=policy_version)
+        utilisation = Utilisation(environments=BusyMeter(max(1, servers.num_replicas)))
+        tools = EpisodeTools(
+            desktop_factory=client.desktop,
+            engine=MeteredEngine(engine, utilisation.engine),
+            renderer=renderer,
+            sink=store,
+        )
+        yield RolloutSession(tools=tools, engine=engine, store=store, renderer=renderer, utilisation=utilisation)
+
+
+def _open_engine(
+    recipe: Recipe,
+    *,
+    folder: Path | None,
+    model: Any,
+    processor: Any,
+    version: int,
+    cache: PixelCache | None,
+    token: str | None,
+) -> PolicyEngine:
+    section = recipe.engine
+    if section.kind == "openai":
+        from osworld_pipeline.rollout.engines.openai import OpenAiEngine
+
+        return OpenAiEngine(section.urls[0], section=section, token=token)
+    if processor is None or (model is None and folder is None):
+        raise RecipeError(f"engine.kind {section.kind} samples from a checkpoint, and there is none")
+    if section.kind == "sglang":
+        from osworld_pipeline.rollout.engines.sglang import SglangEngine
+
+        return SglangEngine(
+            section.urls, renderer=Renderer(processor), section=section, policy_version=version, token=token
+        )
     from osworld_pipeline.rollout.engines.transformers import TransformersEngine
 
-    renderer = Renderer(processor)
-    store = TrajectoryStore(state)
-    engine = TransformersEngine(
-        model,
+    return TransformersEngine(
+        model if model is not None else _load(recipe, folder),
         processor,
-        policy_version=policy_version,
+        device=_device(model),
+        policy_version=version,
         timeout_s=recipe.gspo.turn_timeout_s,
-        max_batch=max(1, recipe.desktop.num_replicas),
+        max_batch=section.max_batch,
+        reuse_kv_cache=section.reuse_kv_cache,
         cache=cache,
     )
-    client = EnvClient(
-        servers.urls,
-        token=servers.token,
-        client_id=client_id,
-        env_config=env_config(recipe),
-        timeouts=EnvTimeouts(request_s=recipe.gspo.turn_timeout_s),
-    )
-    try:
-        await client.health()
-        tools = EpisodeTools(desktop_factory=client.desktop, engine=engine, renderer=renderer, sink=store)
-        yield RolloutSession(tools=tools, engine=engine, store=store, renderer=renderer)
-    finally:
-        await engine.close()
-        await client.close()
+
+
+def _load(recipe: Recipe, folder: Path | None) -> Any:
+    from osworld_pipeline.training.model import load_policy
+
+    assert folder is not None, "a model or a folder was asked for above"
+    return load_policy(folder, recipe.model, device=_device(None), is_frozen=True)
+
+
+def _device(model: Any) -> Any:
+    """Where the model is, or where one of our own would go."""
+    import torch
+
+    if model is not None:
+        return next(model.parameters()).device
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
 def env_config(recipe: Recipe) -> EnvConfig:
@@ -92,3 +159,19 @@ def episode_settings(recipe: Recipe, *, max_turns: int) -> EpisodeSettings:
         turn_timeout_s=recipe.gspo.turn_timeout_s,
         max_env_attempts=recipe.gspo.max_env_attempts,
     )
+
+
+def sampling_params(recipe: Recipe, *, temperature: float, top_p: float = 1.0, seed: int) -> SamplingParams:
+    """How an episode is sampled: responses end where its dialect's do."""
+    return SamplingParams(
+        temperature=temperature,
+        top_p=top_p,
+        max_new_tokens=recipe.agent.max_response_tokens,
+        stop=load_dialect(recipe.agent.dialect, recipe.agent.coordinate_space).stop,
+        seed=seed,
+    )
+
+
+def num_slots(recipe: Recipe, servers: EnvServers) -> int:
+    """Episodes in flight."""
+    return recipe.rollout.max_concurrent_episodes or max(1, servers.num_replicas)

@@ -1,7 +1,7 @@
 """Names of stages: a checkpoint's id is a digest of all that makes it, so a rerun finds what is already there."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -10,41 +10,62 @@ from osworld_pipeline.domain.digest import digest_json
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.evaluation.suites import Suite, build_suite
 from osworld_pipeline.recipes import Recipe
-from osworld_pipeline.recipes.schema import ReplaySection
+from osworld_pipeline.recipes.schema import ReplaySection, SftSection
 from osworld_pipeline.tables.owned import read_table
 from osworld_pipeline.tables.replay import read_replay_columns, verified_rewards
+from osworld_pipeline.training.demonstrations import choose_demonstrations
 
 CARD = "checkpoint.json"
 
 DIGEST_LENGTH = 12
 
+_GSPO = ("gspo", "replay", "rollout", "trainer", "agent", "reward", "desktop")
 SECTIONS: dict[Stage, tuple[str, ...]] = {
     Stage.BASE: ("model",),
-    Stage.SFT: ("sft", "agent"),
-    Stage.GSPO_PHASE1: ("gspo", "replay", "agent", "reward", "desktop"),
-    Stage.GSPO_PHASE2: ("gspo", "replay", "agent", "reward", "desktop"),
+    Stage.SFT: ("sft", "trainer", "agent"),
+    Stage.FLYWHEEL: ("flywheel", "sft", "trainer", "agent", "desktop"),
+    Stage.GSPO_PHASE1: _GSPO,
+    Stage.GSPO_PHASE2: _GSPO,
 }
 """What of a recipe a stage's weights depend on, beside the parent and the data."""
 
 REPLAY_COLUMNS = ("row_id", "original_task_id", "quality_rank", "reward", "images")
 """Of a replay row; its id is a digest of task and messages."""
 
-NOT_IN_DESKTOP = ("num_replicas",)
-"""How many desktops work changes how long it takes, not what is learned."""
-
-NOT_IN_REPLAY = ("verify", "verification_sample", "num_verification_attempts")
-"""How much is verified, and how, changes what is known of the demonstrations; where that decides what is learned, the
-digest of the data says so."""
+NOT_LEARNED: Mapping[str, tuple[str, ...]] = {
+    # Where desktops are and how many of them work: how long it takes.
+    "desktop": ("num_replicas", "server_urls", "request_timeout_s"),
+    # How weights are held and saved: how long it takes, and what can be resumed.
+    "trainer": (
+        "max_tokens_per_batch",
+        "batching",
+        "activation_checkpointing",
+        "num_processes",
+        "cpu_offload",
+        "context_parallel",
+        "num_threads",
+        "save_every",
+        "keep_last",
+        "keep_every",
+    ),
+    "sft": ("save_every",),
+    "gspo": ("micro_batch_size",),
+    "rollout": ("max_concurrent_episodes", "reported_rewards"),
+    # How much is verified, and how, changes what is known of the demonstrations; where that decides what is learned,
+    # the digest of the data says so, as of what is imported.
+    "replay": ("verify", "verification_sample", "num_verification_attempts", "import_file"),
+    # How far the flywheel goes on: a round is the same round, whether or not another follows.
+    "flywheel": ("num_rounds", "min_gain"),
+}
+"""Keys that change what a run costs and not what is learned, so that they are in no id."""
 
 
 def stage_params(stage: Stage, recipe: Recipe) -> dict[str, Any]:
     """The sections of `recipe` that decide what `stage` makes; also its MLflow parameters."""
     dumped = recipe.model_dump(mode="json")
-    params = {name: dict(dumped[name]) for name in SECTIONS[stage]}
-    for name in NOT_IN_DESKTOP:
-        params.get("desktop", {}).pop(name, None)
-    for name in NOT_IN_REPLAY:
-        params.get("replay", {}).pop(name, None)
+    params = {name: _learned(name, dumped[name]) for name in SECTIONS[stage]}
+    if stage is Stage.FLYWHEEL:
+        params["sft"].pop("num_updates")  # a round has its own
     other = {Stage.GSPO_PHASE1: "phase2", Stage.GSPO_PHASE2: "phase1"}.get(stage)
     if other is not None:
         params["gspo"].pop(other)
@@ -65,8 +86,13 @@ def stage_checkpoint_id(stage: Stage, recipe: Recipe, *, parent_id: str | None, 
 def evaluation_key(recipe: Recipe, *, suite_digest: str) -> str:
     """Digest of all that makes two evaluations comparable, apart from the checkpoint."""
     dumped = recipe.model_dump(mode="json")
-    desktop = {name: value for name, value in dumped["desktop"].items() if name not in NOT_IN_DESKTOP}
-    parts = {"evaluation": dumped["evaluation"], "agent": dumped["agent"], "desktop": desktop, "suite": suite_digest}
+    parts = {
+        "evaluation": dumped["evaluation"],
+        "agent": dumped["agent"],
+        "desktop": _learned("desktop", dumped["desktop"]),
+        "success_threshold": recipe.reward.success_threshold,
+        "suite": suite_digest,
+    }
     return digest_json(parts)[:DIGEST_LENGTH]
 
 
@@ -82,17 +108,20 @@ def recipe_suite(recipe: Recipe) -> Suite:
     )
 
 
-def training_data_digest(state: StateDir, tables: Sequence[str], *, replay: ReplaySection | None = None) -> str:
+def training_data_digest(
+    state: StateDir, tables: Sequence[str], *, replay: ReplaySection | None = None, sft: SftSection | None = None
+) -> str:
     """Digest of what the named tables hold, whatever order their rows are in.
 
     With the `replay` section of a recipe, of the replay buffer only what that lets be trained on: a change of what was
-    verified is then another digest just where it changes what is learned.
+    verified is then another digest just where it changes what is learned. With its `sft` section, only the
+    demonstrations that SFT chooses of these.
     """
     tasks = ("task_id", "task_config")
     content: dict[str, Any] = {}
     for name in tables:
         if name == "replay_buffer":
-            content[name] = sorted(_replay_rows(state, replay))
+            content[name] = sorted(_replay_rows(state, replay, sft))
         else:
             content[name] = sorted(zip(*_columns(state, name, tasks), strict=True))
     return digest_json(content)
@@ -122,7 +151,11 @@ def checkpoint_card(checkpoint: Checkpoint) -> dict[str, Any]:
     return {**asdict(checkpoint), "stage": str(checkpoint.stage)}
 
 
-def _replay_rows(state: StateDir, section: ReplaySection | None) -> list[tuple[str, ...]]:
+def _learned(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name not in NOT_LEARNED.get(section, ())}
+
+
+def _replay_rows(state: StateDir, section: ReplaySection | None, sft: SftSection | None) -> list[tuple[str, ...]]:
     rows = [row for batch in read_replay_columns(state, REPLAY_COLUMNS) for row in batch.to_pylist()]
     if section is not None:
         verified = verified_rewards(state) if section.require_verified else None
@@ -132,6 +165,9 @@ def _replay_rows(state: StateDir, section: ReplaySection | None) -> list[tuple[s
             if row["reward"] >= section.threshold
             and (verified is None or verified.get(row["row_id"], -1.0) >= section.threshold)
         ]
+    if sft is not None:
+        chosen = choose_demonstrations([(row["row_id"], row["original_task_id"]) for row in rows], sft)
+        rows = [row for row in rows if row["row_id"] in chosen]
     return [tuple(str(row[name]) for name in REPLAY_COLUMNS) for row in rows]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from osworld_pipeline.agent.dialects import load_dialect
+from osworld_pipeline.agent.dialects import STORED_DIALECT, load_dialect
 from osworld_pipeline.datasets.sources import REPLAY_SOURCES, TASK_SOURCES
 from osworld_pipeline.datasets.union import build_union_tables
 from osworld_pipeline.domain.digest import digest_bytes, digest_json
@@ -58,8 +58,8 @@ def ensure_union(state: StateDir, recipe: Recipe, *, on_progress: Callable[..., 
     Raises:
         DatasetError, StoreError: as build_union_tables.
     """
-    system_prompt = load_dialect(recipe.agent.dialect).system_prompt(recipe.agent.system_prompt)
-    key = _key(state, system_prompt, recipe.agent.dialect)
+    system_prompt = load_dialect(STORED_DIALECT).system_prompt(recipe.agent.system_prompt)
+    key = _key(state, system_prompt, STORED_DIALECT)
     note = state.tables / NOTE
     known = _read(note)
     if (
@@ -69,9 +69,7 @@ def ensure_union(state: StateDir, recipe: Recipe, *, on_progress: Callable[..., 
     ):
         return known
     note.unlink(missing_ok=True)
-    summary = build_union_tables(
-        state, system_prompt=system_prompt, dialect=recipe.agent.dialect, on_progress=on_progress
-    )
+    summary = build_union_tables(state, system_prompt=system_prompt, dialect=STORED_DIALECT, on_progress=on_progress)
     built = UnionBuild(
         key=key,
         tables={name: _built(state, name) for name in TABLES},

@@ -53,7 +53,7 @@ async def _verify(
         token=servers.token,
         client_id="verify_replay",
         env_config=env_config(recipe),
-        timeouts=EnvTimeouts(request_s=recipe.gspo.turn_timeout_s),
+        timeouts=EnvTimeouts(request_s=recipe.env_request_timeout_s),
     )
     async with client:
         await client.health()

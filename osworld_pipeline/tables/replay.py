@@ -24,7 +24,7 @@ TABLE = "replay_buffer"
 BATCH_ROWS = 256
 """Rows whose messages are in memory at once while the table is read."""
 COLUMN_BATCH_ROWS = 8192
-_ROW_COLUMNS = ("row_id", "task_id", "original_task_id", "source_dataset", "reward", "messages", "images")
+_ROW_COLUMNS = ("row_id", "task_id", "original_task_id", "source_dataset", "reward", "messages", "dialect", "images")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,6 +209,7 @@ def _replay_row(row: Mapping[str, Any], verified_reward: float | None) -> Replay
             {"role": message["role"], "content": [_part(part) for part in message["content"]]}
             for message in row["messages"]
         ),
+        dialect=row["dialect"] or "slime",
         image_sha256s=tuple(row["images"]),
         verified_reward=verified_reward,
     )

@@ -3,11 +3,13 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from osworld_pipeline.domain.group import RolloutGroup
 
+Estimator = Literal["mean_std", "mean", "leave_one_out"]
 STD_FLOOR = 1e-6
-"""Below this the rewards are equal up to rounding, and dividing by it would make noise into a signal."""
+"""Below this the rewards are equal up to rounding: what is left is noise, and no estimator makes it a signal."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,27 +24,39 @@ class GroupAdvantages:
         return any(self.episodes) or bool(self.replay)
 
 
-def compute_advantages(rewards: Sequence[float]) -> tuple[float, ...]:
-    """A_i = (r_i - mean) / (std + 1e-6), std with n - 1 in its denominator.
+def compute_advantages(rewards: Sequence[float], estimator: Estimator = "mean_std") -> tuple[float, ...]:
+    """
+        mean_std       A_i = (r_i - mean) / (std + 1e-6), std with n - 1 in its denominator
+                       (GRPO, arXiv 2402.03300)
+        mean           A_i = r_i - mean (Dr. GRPO, arXiv 2503.20783): hard and easy tasks, whose rewards hardly vary,
+                       are not blown up
+        leave_one_out  A_i = r_i - mean of the others = n / (n - 1) (r_i - mean) (RLOO, arXiv 2402.14740): a baseline
+                       that does not depend on the sample, so no bias
 
     All zeros for a group of one, or where std is under 1e-6: a group whose members did equally well teaches nothing.
+
+    Raises:
+        ValueError: a reward is not finite.
     """
     count = len(rewards)
+    if not all(map(math.isfinite, rewards)):
+        raise ValueError(f"rewards must be finite, these are {list(rewards)}")
     if count < 2:
         return (0.0,) * count
     mean = math.fsum(rewards) / count
     std = math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / (count - 1))
     if std < STD_FLOOR:
         return (0.0,) * count
-    return tuple((reward - mean) / (std + STD_FLOOR) for reward in rewards)
+    scale = {"mean_std": 1 / (std + STD_FLOOR), "mean": 1.0, "leave_one_out": count / (count - 1)}[estimator]
+    return tuple((reward - mean) * scale for reward in rewards)
 
 
-def group_advantages(group: RolloutGroup) -> GroupAdvantages:
+def group_advantages(group: RolloutGroup, estimator: Estimator = "mean_std") -> GroupAdvantages:
     """Advantages over the shaped rewards of the valid episodes; a replay row joins as one more sample with its stored
     reward. Faults and timeouts are no samples.
 
     Raises:
-        ValueError: a valid episode without a reward.
+        ValueError: a valid episode without a reward, or a reward that is not finite.
     """
     rewards: list[float] = []
     for episode in group.valid_episodes:
@@ -50,6 +64,6 @@ def group_advantages(group: RolloutGroup) -> GroupAdvantages:
             raise ValueError(f"episode {episode.episode_id} ended in {episode.outcome} and has no reward")
         rewards.append(episode.reward.shaped)
     if group.replay is None:
-        return GroupAdvantages(episodes=compute_advantages(rewards), replay=None)
-    *own, replay = compute_advantages([*rewards, group.replay.reward])
+        return GroupAdvantages(episodes=compute_advantages(rewards, estimator), replay=None)
+    *own, replay = compute_advantages([*rewards, group.replay.reward], estimator)
     return GroupAdvantages(episodes=tuple(own), replay=replay)

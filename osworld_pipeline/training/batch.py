@@ -1,34 +1,40 @@
-"""Trajectories as the tensors of one forward pass, right-padded, each distinct image once.
+"""Trajectories as the tensors of one forward pass, each distinct image once: right-padded, or packed into one row.
 
-Shapes: B sequences, T tokens of the longest, I images in the text, U distinct images, P patches of these.
+Shapes: B sequences, T tokens of the longest, R rows and L positions of a row (B and T where padded; 1 and all tokens
+where packed), I images in the text, U distinct images, P patches of these.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from osworld_pipeline.agent.model_inputs import PixelCache, check_placeholders
+from osworld_pipeline.agent.model_inputs import PixelCache, check_placeholders, rope_positions
 from osworld_pipeline.domain.digest import digest_bytes
-from osworld_pipeline.domain.trajectory import Trajectory
+from osworld_pipeline.domain.trajectory import LazyImages, Trajectory
 from osworld_pipeline.errors import TrainingError
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    input_ids_BT: torch.Tensor
-    attention_mask_BT: torch.Tensor
-    image_mask_BT: torch.Tensor
-    """Integer: 1 on image placeholders, as the model's mm_token_type_ids."""
+    input_ids_RL: torch.Tensor
+    position_ids_3RL: torch.Tensor
+    """Time, height and width of each token in its own sequence."""
+    response_mask_RL: torch.Tensor
+    """Boolean, laid out as the ids are."""
     response_mask_BT: torch.Tensor
-    """Boolean."""
+    """The same by sequence, as the losses want it."""
+    packed_lengths: tuple[int, ...] | None
+    """Of the sequences in the one row; None where padded."""
     pixel_values: torch.Tensor | None
     """(P, values of a patch) of the distinct images."""
     image_grid_U3: torch.Tensor | None
     image_index_I: tuple[int, ...]
     """Which distinct image stands at each run of placeholders, in the order of the text."""
+    num_tokens: int
+    """Without padding."""
 
     @property
     def num_response_tokens(self) -> int:
@@ -41,6 +47,7 @@ def build_batch(
     *,
     cache: PixelCache | None = None,
     device: torch.device | str = "cpu",
+    is_packed: bool = False,
 ) -> Batch:
     """Checks placeholders, images and masks against each other on the way.
 
@@ -48,43 +55,66 @@ def build_batch(
         TrainingError: a trajectory whose images and placeholders disagree, or that has nothing to learn from; names it.
     """
     cache = cache or PixelCache()
-    length = max(len(trajectory.token_ids) for trajectory in trajectories)
-    shape = (len(trajectories), length)
-    input_ids = np.full(shape, processor.tokenizer.pad_token_id, dtype=np.int64)
-    attention_mask = np.zeros(shape, dtype=np.int64)
-    response_mask = np.zeros(shape, dtype=bool)
-    distinct: dict[str, int] = {}
-    pixels: list[np.ndarray] = []
-    grids: list[np.ndarray] = []
-    image_index: list[int] = []
+    images = _Images(processor, cache)
+    lengths = tuple(len(trajectory.token_ids) for trajectory in trajectories)
+    positions: list[np.ndarray] = []
     for row, trajectory in enumerate(trajectories):
-        num_tokens = len(trajectory.token_ids)
-        input_ids[row, :num_tokens] = trajectory.token_ids
-        attention_mask[row, :num_tokens] = 1
-        response_mask[row, :num_tokens] = trajectory.response_mask
-        first = len(image_index)
-        for image in trajectory.images:
-            key = digest_bytes(image)
-            if key not in distinct:
-                distinct[key] = len(pixels)
-                patches, grid = cache.pixel_values(processor, image)
-                pixels.append(patches)
-                grids.append(grid)
-            image_index.append(distinct[key])
-        _check(processor, row, trajectory, [grids[index] for index in image_index[first:]])
+        grids = images.add(trajectory.images)
+        _check(processor, row, trajectory, grids)
+        positions.append(rope_positions(processor, trajectory.token_ids, grids))
+    rows = [np.asarray(trajectory.token_ids, dtype=np.int64) for trajectory in trajectories]
+    masks = [np.asarray(trajectory.response_mask, dtype=bool) for trajectory in trajectories]
+    lay_out = _packed if is_packed else _padded
 
     def tensor(array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(device)
 
     return Batch(
-        input_ids_BT=tensor(input_ids),
-        attention_mask_BT=tensor(attention_mask),
-        image_mask_BT=tensor((input_ids == processor.image_token_id).astype(np.int64)),
-        response_mask_BT=tensor(response_mask),
-        pixel_values=tensor(np.concatenate(pixels)) if pixels else None,
-        image_grid_U3=tensor(np.stack(grids)) if grids else None,
-        image_index_I=tuple(image_index),
+        input_ids_RL=tensor(lay_out(rows, processor.tokenizer.pad_token_id)),
+        position_ids_3RL=tensor(np.stack([lay_out([part[axis] for part in positions], 0) for axis in range(3)])),
+        response_mask_RL=tensor(lay_out(masks, False)),
+        response_mask_BT=tensor(_padded(masks, False)),
+        packed_lengths=lengths if is_packed else None,
+        pixel_values=tensor(np.concatenate(images.pixels)) if images.pixels else None,
+        image_grid_U3=tensor(np.stack(images.grids)) if images.grids else None,
+        image_index_I=tuple(images.index),
+        num_tokens=sum(lengths),
     )
+
+
+class _Images:
+    """The distinct images of a batch, in the order in which they first come."""
+
+    def __init__(self, processor: Any, cache: PixelCache) -> None:
+        self._processor, self._cache = processor, cache
+        self._known: dict[str, int] = {}
+        self.pixels: list[np.ndarray] = []
+        self.grids: list[np.ndarray] = []
+        self.index: list[int] = []
+
+    def add(self, images: Sequence[bytes]) -> list[np.ndarray]:
+        """A trajectory's images; returns their grids."""
+        first = len(self.index)
+        keys = images.sha256s if isinstance(images, LazyImages) else [digest_bytes(image) for image in images]
+        for position, key in enumerate(keys):
+            if key not in self._known:
+                self._known[key] = len(self.pixels)
+                patches, grid = self._cache.pixel_values(self._processor, images[position])
+                self.pixels.append(patches)
+                self.grids.append(grid)
+            self.index.append(self._known[key])
+        return [self.grids[index] for index in self.index[first:]]
+
+
+def _padded(rows: Sequence[np.ndarray], fill: int) -> np.ndarray:
+    padded = np.full((len(rows), max(map(len, rows))), fill, dtype=rows[0].dtype)
+    for index, row in enumerate(rows):
+        padded[index, : len(row)] = row
+    return padded
+
+
+def _packed(rows: Sequence[np.ndarray], fill: int) -> np.ndarray:
+    return np.concatenate(rows)[None]
 
 
 def _check(processor: Any, row: int, trajectory: Trajectory, grids: Sequence[np.ndarray]) -> None:
@@ -97,18 +127,3 @@ def _check(processor: Any, row: int, trajectory: Trajectory, grids: Sequence[np.
         check_placeholders(processor, row, trajectory.token_ids, grids)
     except ValueError as error:
         raise TrainingError(f"trajectory {trajectory.trajectory_id}: {error}") from error
-
-
-def split_by_size(
-    trajectories: Sequence[Trajectory], *, max_tokens: int, max_sequences: int | None = None
-) -> Iterator[list[Trajectory]]:
-    """Micro-batches of similar length: each holds at most `max_tokens` tokens with its padding, or one sequence."""
-    part: list[Trajectory] = []
-    for trajectory in sorted(trajectories, key=lambda item: (len(item.token_ids), item.trajectory_id)):
-        is_full = len(trajectory.token_ids) * (len(part) + 1) > max_tokens or len(part) == max_sequences
-        if part and is_full:
-            yield part
-            part = []
-        part.append(trajectory)
-    if part:
-        yield part

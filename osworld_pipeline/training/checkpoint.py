@@ -2,6 +2,10 @@
 
 checkpoints/<checkpoint_id>/                      finished
 checkpoints/<checkpoint_id>.partial/update-0100/  to resume from: 100 updates are behind it
+    model*.safetensors, config and processor files    plain Hugging Face format, LoRA merged
+    optimizer/                                        torch's distributed checkpoint, of any number of ranks
+    adapter/                                          LoRA alone
+    trainer_state.json, manifest.json
 """
 
 import errno
@@ -10,25 +14,31 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from pickle import UnpicklingError
-from typing import Any
+from typing import Any, Protocol
 from uuid import uuid4
 
 import torch
 from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
+from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
+from osworld_pipeline.training.manifest import MANIFEST_FILE, build_manifest
 
-OPTIMIZER_FILE = "optimizer.pt"
+OPTIMIZER_FOLDER = "optimizer"
 STATE_FILE = "trainer_state.json"
-NUM_PARTIALS_KEPT = 2
 FULL_DISK_BYTES = 4 << 20
 _PARTIAL = re.compile(r"^update-(\d+)$")
 _WRITING = ".writing-"
+_REPLACED = re.compile(r"^\.writing-(?P<name>.+)-[0-9a-f]{32}-old$")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,10 +55,9 @@ class TrainerState:
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Of the last update."""
     extra: Mapping[str, Any] = field(default_factory=dict)
-
-
-Documents = Callable[[Path], Mapping[str, Any]]
-"""JSON files to lay beside the weights, by name; gets the folder with the weights already in it."""
+    """Whatever the caller needs to go on."""
+    code_version: str = ""
+    """Of the program that trained; empty where nobody said."""
 
 
 def final_dir(state: StateDir, checkpoint_id: str) -> Path:
@@ -59,34 +68,34 @@ def partials_dir(state: StateDir, checkpoint_id: str) -> Path:
     return state.checkpoints / f"{checkpoint_id}.partial"
 
 
-def save_checkpoint(
-    folder: Path,
-    *,
-    model: Any,
-    processor: Any,
-    optimizer: Any | None,
-    trainer_state: TrainerState,
-    documents: Documents | None = None,
-) -> None:
-    """Writes a checkpoint to `folder`, replacing what is there. `optimizer` has a state_dict.
+Documents = Callable[[Path], Mapping[str, Any]]
+"""JSON files to lay beside the weights, by name; gets the folder with the weights already in it."""
 
-    Raises:
-        StoreError: the file system refused; nothing half-written is left.
-    """
 
-    def fill(temp: Path) -> None:
-        model.save_pretrained(temp)
-        processor.save_pretrained(temp)
-        if optimizer is not None:
-            torch.save({"optimizer": optimizer.state_dict(), "torch_rng": torch.get_rng_state()}, temp / OPTIMIZER_FILE)
-        write_json(temp / STATE_FILE, asdict(trainer_state))
-        for name, document in (documents(temp) if documents else {}).items():
-            write_json(temp / name, document)
+class Saves(Protocol):
+    """A trainer, as far as checkpoints are concerned."""
 
-    write_folder(folder, fill)
+    def save(self, folder: Path, documents: Mapping[str, Any] | Documents) -> None:
+        """The whole folder or nothing. Raises StoreError."""
+        ...
+
+
+def write_documents(folder: Path, documents: Mapping[str, Any] | Documents) -> None:
+    """The JSON files of a checkpoint whose weights lie in `folder`, and last its manifest."""
+    contents = documents if isinstance(documents, Mapping) else documents(folder)
+    for name, document in contents.items():
+        write_json(folder / name, document)
+    write_json(folder / MANIFEST_FILE, build_manifest(folder, contents.get(STATE_FILE, {})))
 
 
 def write_folder(folder: Path, fill: Callable[[Path], None]) -> None:
+    """`writing_folder` for a function that fills it. Raises StoreError."""
+    with writing_folder(folder) as temp:
+        fill(temp)
+
+
+@contextmanager
+def writing_folder(folder: Path) -> Iterator[Path]:
     """A folder that is whole or absent: filled beside its place, synced, renamed.
 
     Raises:
@@ -95,7 +104,7 @@ def write_folder(folder: Path, fill: Callable[[Path], None]) -> None:
     temp = folder.parent / f"{_WRITING}{folder.name}-{uuid4().hex}"
     try:
         temp.mkdir(parents=True)
-        fill(temp)
+        yield temp
         for path in sorted(temp.rglob("*")):
             _sync(path)
         _sync(temp)
@@ -104,14 +113,14 @@ def write_folder(folder: Path, fill: Callable[[Path], None]) -> None:
             os.replace(folder, temp.with_name(f"{temp.name}-old"))
         os.replace(temp, folder)
         _sync(folder.parent)
-    except (OSError, RuntimeError, SafetensorError) as error:
+    except (OSError, RuntimeError, SafetensorError, CheckpointException) as error:
         raise _store_error(folder, error) from error
     finally:
         shutil.rmtree(temp, ignore_errors=True)
         shutil.rmtree(temp.with_name(f"{temp.name}-old"), ignore_errors=True)
 
 
-def _store_error(folder: Path, error: Exception) -> StoreError:
+def _store_error(folder: Path, error: BaseException) -> StoreError:
     # safetensors and torch.save report a full disk as errors of their own, the latter without naming the cause.
     is_full = (
         getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
@@ -120,38 +129,41 @@ def _store_error(folder: Path, error: Exception) -> StoreError:
     )
     if is_full:
         return StoreError(f"no disk space left to write {folder}: free some space there and run again; it will resume")
-    return StoreError(f"cannot write the checkpoint {folder}: {str(error).splitlines()[0]}")
+    return StoreError(f"cannot write the checkpoint {folder}: {_reason(error)}")
 
 
-def save_partial(state: StateDir, trainer_state: TrainerState, *, model: Any, processor: Any, optimizer: Any) -> Path:
-    """A checkpoint to resume from; only the last two are kept. Raises StoreError."""
+def _reason(error: BaseException) -> str:
+    """One line; torch's distributed checkpoint wraps what happened on each rank."""
+    if isinstance(error, CheckpointException):
+        error = next((failure for failure, _ in error.failures.values()), error)
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def save_partial(
+    state: StateDir, trainer: Saves, trainer_state: TrainerState, *, keep_last: int = 2, keep_every: int = 0
+) -> Path:
+    """A checkpoint to resume from. The newest `keep_last` are kept, and those whose number of updates `keep_every`
+    divides. Raises StoreError."""
     parent = partials_dir(state, trainer_state.checkpoint_id)
     folder = parent / f"update-{trainer_state.num_updates:04d}"
-    save_checkpoint(folder, model=model, processor=processor, optimizer=optimizer, trainer_state=trainer_state)
-    for _, old in _partials(parent)[:-NUM_PARTIALS_KEPT]:
-        shutil.rmtree(old, ignore_errors=True)
+    trainer.save(folder, {STATE_FILE: asdict(trainer_state)})
+    for num_updates, old in _partials(parent)[:-keep_last]:
+        if not keep_every or num_updates % keep_every:
+            shutil.rmtree(old, ignore_errors=True)
     return folder
 
 
 def save_final(
-    state: StateDir,
-    trainer_state: TrainerState,
-    *,
-    model: Any,
-    processor: Any,
-    optimizer: Any | None,
-    documents: Documents | None = None,
+    state: StateDir, trainer: Saves, trainer_state: TrainerState, *, documents: Documents | None = None
 ) -> Path:
     """The stage's result; its partial checkpoints go. Raises StoreError."""
     folder = final_dir(state, trainer_state.checkpoint_id)
-    save_checkpoint(
-        folder,
-        model=model,
-        processor=processor,
-        optimizer=optimizer,
-        trainer_state=trainer_state,
-        documents=documents,
-    )
+
+    def all_documents(temp: Path) -> Mapping[str, Any]:
+        return {STATE_FILE: asdict(trainer_state), **(documents(temp) if documents else {})}
+
+    trainer.save(folder, all_documents)
     shutil.rmtree(partials_dir(state, trainer_state.checkpoint_id), ignore_errors=True)
     return folder
 
@@ -170,13 +182,18 @@ def _partials(parent: Path) -> list[tuple[int, Path]]:
 
 
 def remove_stale_writes(state: StateDir, checkpoint_id: str) -> int:
-    """Removes what a killed trainer of this stage left half-written. Call it behind the stage's fence."""
+    """Removes what a killed trainer of this stage left half-written, and puts back what it was about to replace. Call
+    it behind the stage's fence."""
     stale = [
         *state.checkpoints.glob(f"{_WRITING}{checkpoint_id}-*"),
         *partials_dir(state, checkpoint_id).glob(f"{_WRITING}*"),
     ]
     for path in stale:
-        shutil.rmtree(path, ignore_errors=True)
+        replaced = _REPLACED.match(path.name)
+        if replaced and not (place := path.with_name(replaced["name"])).exists():
+            os.replace(path, place)
+        else:
+            shutil.rmtree(path, ignore_errors=True)
     return len(stale)
 
 
@@ -189,16 +206,46 @@ def read_trainer_state(folder: Path) -> TrainerState:
         raise StoreError(f"{path} cannot be read ({error}): remove {folder} and run the stage again") from error
 
 
-def load_optimizer(folder: Path, optimizer: Any) -> None:
-    """Optimiser and random state of a checkpoint, as they were. Raises StoreError."""
-    path = folder / OPTIMIZER_FILE
+def load_weights_into(model: Any, folder: Path) -> None:
+    """The weights of a Hugging Face folder into a model of the same shape, in place. Raises StoreError."""
     try:
-        saved = torch.load(path, map_location="cpu", weights_only=True)
-        optimizer.load_state_dict(saved["optimizer"])
-    except (OSError, RuntimeError, ValueError, KeyError, EOFError, UnpicklingError) as error:
-        reason = str(error).splitlines()[0]
-        raise StoreError(f"{path} cannot be read ({reason}): remove {folder} and run the stage again") from error
-    torch.set_rng_state(saved["torch_rng"])
+        weights: dict[str, torch.Tensor] = {}
+        for path in sorted(folder.glob("model*.safetensors")):
+            weights |= load_file(path)
+        missing, unexpected = model.load_state_dict(weights, strict=False)
+    except (OSError, RuntimeError, SafetensorError) as error:
+        raise StoreError(f"the weights in {folder} cannot be loaded: {str(error).splitlines()[0]}") from error
+    tied = set(getattr(model, "_tied_weights_keys", None) or ())
+    if unexpected or not weights or set(missing) - tied:
+        wrong = sorted({*unexpected, *(set(missing) - tied)})[:3] or ["model.safetensors is missing"]
+        raise StoreError(f"the weights in {folder} are of another model: {', '.join(wrong)}")
+
+
+def save_optimizer(folder: Path, state: dict[str, torch.Tensor]) -> None:
+    """What every rank holds of the optimiser's tensors; all ranks call it with the same folder."""
+    with _quiet():
+        save_distributed(state, checkpoint_id=folder / OPTIMIZER_FOLDER)
+
+
+def load_optimizer(folder: Path, state: dict[str, torch.Tensor]) -> None:
+    """Reads a checkpoint's optimiser into these tensors, whatever the number of ranks that wrote it. Raises
+    StoreError."""
+    path = folder / OPTIMIZER_FOLDER
+    try:
+        with _quiet():
+            load_distributed(state, checkpoint_id=path)
+    except (OSError, RuntimeError, ValueError, KeyError, CheckpointException) as error:
+        raise StoreError(
+            f"{path} cannot be read ({_reason(error)}): remove {folder} and run the stage again"
+        ) from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """A single process is what we mean, not a mistake to warn of."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+        yield
 
 
 def weights_digest(folder: Path) -> str:

@@ -1,11 +1,12 @@
 """The losses as pure functions of numbers: no configuration, no logging, no device.
 
 Shapes: B sequences, T tokens, N tokens picked out of a batch, D hidden size. Masks are 1 on response tokens; only
-there do values count. Each sequence has at least one.
+there do values count, and elsewhere they may be anything, infinities included. Each sequence has at least one.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -13,7 +14,14 @@ from torch.utils.checkpoint import checkpoint
 MAX_CHUNK_LOGITS = 1 << 26
 """Logits held in float32 at once (256 MB); a vocabulary of 150,000 would otherwise need gigabytes."""
 MAX_TOKEN_KL = 10.0
-"""`low_var_kl` is cut here: one token that the reference finds 1e10 times likelier must not be the whole update."""
+"""k3 is cut here: one token that the reference finds 1e10 times likelier must not be the whole update."""
+MAX_LOG_RATIO = 20.0
+"""Log ratios are cut here on both sides before their exponential, so that no value or gradient overflows; a cut one has
+no gradient. A policy that moved by a factor of 5e8 is broken, and the clip fraction says so."""
+
+Algorithm = Literal["gspo", "grpo"]
+LengthNorm = Literal["sequence_mean", "token_mean", "constant"]
+KlEstimator = Literal["k1", "k2", "k3"]
 
 
 def token_logprobs(
@@ -49,8 +57,7 @@ def token_logprobs(
 
 def masked_mean_B(values_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
     """Mean over each sequence's response tokens."""
-    mask_BT = mask_BT.to(values_BT.dtype)
-    return (values_BT * mask_BT).sum(-1) / mask_BT.sum(-1)
+    return _response_only(values_BT, mask_BT).sum(-1) / mask_BT.sum(-1)
 
 
 def sft_loss(logprobs_BT: torch.Tensor, mask_BT: torch.Tensor, *, num_tokens: int | None = None) -> torch.Tensor:
@@ -59,68 +66,163 @@ def sft_loss(logprobs_BT: torch.Tensor, mask_BT: torch.Tensor, *, num_tokens: in
     `num_tokens`: those of the whole batch where this is a part of it, so that the parts' losses and gradients add up to
     the batch's.
     """
-    total = -(logprobs_BT * mask_BT.to(logprobs_BT.dtype)).sum()
+    total = -_response_only(logprobs_BT, mask_BT).sum()
     return total / (int(mask_BT.sum()) if num_tokens is None else num_tokens)
 
 
+def token_kl(logprobs: torch.Tensor, ref_logprobs: torch.Tensor, estimator: KlEstimator) -> torch.Tensor:
+    """Schulman's estimators of KL(policy || reference) at tokens that the policy sampled (joschu.net/blog/kl-approx),
+    with d = ref - logp:
+
+        k1 = -d                no bias, much variance, negative at times
+        k2 = d^2 / 2           little bias, little variance
+        k3 = exp(d) - d - 1    no bias, little variance, never negative; cut at 10
+
+    Used as a loss, it is their gradients that count, and on fresh samples these mean in expectation: k1 nothing but
+    noise (it is that of logp, whose mean is 0); k2 the gradient of KL(policy || reference), the divergence that
+    is usually meant; k3 that of KL(reference || policy), which is GRPO's choice.
+    """
+    diff = ref_logprobs - logprobs
+    if estimator == "k1":
+        return -diff
+    if estimator == "k2":
+        return 0.5 * diff.square()
+    return (_safe_exp(diff) - diff - 1.0).clamp(max=MAX_TOKEN_KL)
+
+
 @dataclass(frozen=True, kw_only=True)
-class GspoLoss:
+class PolicyLoss:
     """The loss with gradient, and each sequence's figures without."""
 
     loss: torch.Tensor
     ratio_B: torch.Tensor
-    is_clipped_B: torch.Tensor
-    """Where the clipped term is the smaller one, so that the policy gets no gradient."""
+    """New to old policy; for grpo the mean over tokens."""
+    clipped_B: torch.Tensor
+    """Share of the ratios whose clipped term is the smaller one, so that the policy gets no gradient: 0 or 1 for gspo,
+    a share of the tokens for grpo."""
     kl_B: torch.Tensor
+    """Mean over tokens; zeros without a reference."""
     entropy_B: torch.Tensor
+    """Mean over tokens; zeros where it was not asked for."""
+    importance_B: torch.Tensor
+    """Truncated importance weight; for grpo the mean over tokens; ones without a cap."""
 
 
-def gspo_loss(
+def policy_loss(
     logprobs_BT: torch.Tensor,
     old_logprobs_BT: torch.Tensor,
     advantages_B: torch.Tensor,
     mask_BT: torch.Tensor,
     *,
+    algorithm: Algorithm,
     clip_low: float,
     clip_high: float,
+    length_norm: LengthNorm = "sequence_mean",
+    max_response_tokens: int | None = None,
     ref_logprobs_BT: torch.Tensor | None = None,
     kl_coef: float = 0.0,
+    kl_estimator: KlEstimator = "k3",
     entropy_BT: torch.Tensor | None = None,
     entropy_coef: float = 0.0,
+    sampler_logprobs_BT: torch.Tensor | None = None,
+    importance_cap: float | None = None,
     weights_B: torch.Tensor | None = None,
     num_sequences: int | None = None,
-) -> GspoLoss:
-    """Group sequence policy optimisation.
+    num_tokens: int | None = None,
+) -> PolicyLoss:
+    """Clipped policy optimisation, y_i the response tokens of sequence i:
 
-        s_i  = exp(mean over response tokens of (logp - old_logp))
-        kl_i = mean over response tokens of min(exp(ref - logp) - (ref - logp) - 1, 10)
-        loss = 1/n sum_i w_i (-min(s_i A_i, clip(s_i, 1 - clip_low, 1 + clip_high) A_i)
-                              + kl_coef kl_i - entropy_coef H_i)
+        gspo  s_i   = exp(mean over t of (logp - old_logp))   one ratio a sequence (arXiv 2507.18071)
+        grpo  s_i,t = exp(logp - old_logp)                    one a token (arXiv 2402.03300)
+        term  = -c min(s A_i, clip(s, 1 - clip_low, 1 + clip_high) A_i)
+        l_i   = mean over t of (term + kl_coef kl - entropy_coef H)
 
-    n is B, or `num_sequences` where this is a part of a larger batch; parts then add up to it. w_i is 1 where no
-    weights are given; n counts sequences, not weights, so a replay weight of 0.5 halves that sequence's pull.
+        sequence_mean  loss = 1/n sum_i w_i l_i               (GRPO, GSPO)
+        token_mean     loss = 1/N sum_i w_i |y_i| l_i         (DAPO, arXiv 2503.14476)
+        constant       loss = 1/(n L) sum_i w_i |y_i| l_i     (Dr. GRPO, arXiv 2503.20783), L = max_response_tokens
+
+    n is B and N the sum of |y_i|, or `num_sequences` and `num_tokens` of the larger batch that this is a part of; parts
+    then add up to it. w_i is 1 where no weights are given; neither n nor N counts weights, so a replay weight of 0.5
+    halves that sequence's pull.
+
+    c is 1, or with `importance_cap` the truncated importance weight min(exp(old_logp - sampler_logp), cap), without
+    gradient (Ionides 2008, Journal of Computational and Graphical Statistics 17(2)); the old log-probabilities are then
+    the trainer's own. For gspo its exponent is the mean over t, so that c s_i is GSPO's ratio of the new policy to the
+    sampler; for grpo each token has its own.
+
+    Raises:
+        ValueError: what a choice needs is not given.
     """
-    mask_BT = mask_BT.to(logprobs_BT.dtype)
-    ratio_B = torch.exp(masked_mean_B(logprobs_BT - old_logprobs_BT, mask_BT))
-    free_B = ratio_B * advantages_B
-    clipped_B = ratio_B.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages_B
-    term_B = -torch.minimum(free_B, clipped_B)
-    kl_B = torch.zeros_like(ratio_B)
+    _check_given(length_norm, max_response_tokens, importance_cap, sampler_logprobs_BT)
+
+    def per_ratio(values_BT: torch.Tensor) -> torch.Tensor:
+        """(B, 1) for gspo, (B, T) for grpo."""
+        return masked_mean_B(values_BT, mask_BT)[:, None] if algorithm == "gspo" else _response_only(values_BT, mask_BT)
+
+    def per_sequence(values: torch.Tensor) -> torch.Tensor:
+        return values[:, 0] if algorithm == "gspo" else masked_mean_B(values, mask_BT)
+
+    ratio = _safe_exp(per_ratio(logprobs_BT - old_logprobs_BT))
+    free = ratio * advantages_B[:, None]
+    clipped = ratio.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages_B[:, None]
+    importance = torch.ones_like(ratio)
+    if importance_cap is not None and sampler_logprobs_BT is not None:
+        importance = _safe_exp(per_ratio(old_logprobs_BT - sampler_logprobs_BT)).clamp(max=importance_cap).detach()
+    loss_B = per_sequence(-importance * torch.minimum(free, clipped))
+    kl_B = entropy_B = torch.zeros_like(loss_B)
     if ref_logprobs_BT is not None:
-        # Outside the mask both are whatever they are: the difference is zeroed before the exponential.
-        diff_BT = (ref_logprobs_BT - logprobs_BT) * mask_BT
-        kl_B = masked_mean_B((torch.exp(diff_BT) - diff_BT - 1.0).clamp(max=MAX_TOKEN_KL), mask_BT)
-        term_B = term_B + kl_coef * kl_B
-    entropy_B = torch.zeros_like(ratio_B)
+        # Outside the mask both may be anything: they are zeroed before the exponential.
+        own_BT, ref_BT = _response_only(logprobs_BT, mask_BT), _response_only(ref_logprobs_BT, mask_BT)
+        kl_B = masked_mean_B(token_kl(own_BT, ref_BT, kl_estimator), mask_BT)
+        loss_B = loss_B + kl_coef * kl_B
     if entropy_BT is not None:
         entropy_B = masked_mean_B(entropy_BT, mask_BT)
-        term_B = term_B - entropy_coef * entropy_B
+        loss_B = loss_B - entropy_coef * entropy_B
     if weights_B is not None:
-        term_B = term_B * weights_B
-    return GspoLoss(
-        loss=term_B.sum() / (len(term_B) if num_sequences is None else num_sequences),
-        ratio_B=ratio_B.detach(),
-        is_clipped_B=(clipped_B < free_B).detach(),
+        loss_B = loss_B * weights_B
+    return PolicyLoss(
+        loss=_normalised(loss_B, mask_BT, length_norm, num_sequences, num_tokens, max_response_tokens),
+        ratio_B=per_sequence(ratio).detach(),
+        clipped_B=per_sequence((clipped < free).to(ratio.dtype)).detach(),
         kl_B=kl_B.detach(),
         entropy_B=entropy_B.detach(),
+        importance_B=per_sequence(importance),
     )
+
+
+def _check_given(
+    length_norm: LengthNorm,
+    max_response_tokens: int | None,
+    importance_cap: float | None,
+    sampler_logprobs_BT: torch.Tensor | None,
+) -> None:
+    if length_norm == "constant" and max_response_tokens is None:
+        raise ValueError("length_norm constant divides by max_response_tokens: give it")
+    if importance_cap is not None and sampler_logprobs_BT is None:
+        raise ValueError("importance_cap weighs the trainer against the sampler: give sampler_logprobs_BT")
+
+
+def _normalised(
+    loss_B: torch.Tensor,
+    mask_BT: torch.Tensor,
+    length_norm: LengthNorm,
+    num_sequences: int | None,
+    num_tokens: int | None,
+    max_response_tokens: int | None,
+) -> torch.Tensor:
+    count = len(loss_B) if num_sequences is None else num_sequences
+    if length_norm == "sequence_mean":
+        return loss_B.sum() / count
+    lengths_B = mask_BT.sum(-1)
+    if length_norm == "token_mean":
+        return (loss_B * lengths_B).sum() / (int(lengths_B.sum()) if num_tokens is None else num_tokens)
+    return (loss_B * lengths_B).sum() / (count * (max_response_tokens or 1))
+
+
+def _response_only(values_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
+    """Zeros elsewhere, in values and gradients: a product with the mask would make a NaN of an infinity."""
+    return torch.where(mask_BT.bool(), values_BT, 0.0)
+
+
+def _safe_exp(log_ratio: torch.Tensor) -> torch.Tensor:
+    return torch.exp(log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))

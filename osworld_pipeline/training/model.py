@@ -37,7 +37,6 @@ def load_model(
     dtype: str | torch.dtype = "float32",
     device: str | torch.device = "cpu",
     is_frozen: bool = False,
-    gradient_checkpointing: bool = False,
 ) -> Qwen3VLForConditionalGeneration:
     """The model of a checkpoint folder. A frozen one takes no gradients.
 
@@ -59,9 +58,6 @@ def load_model(
     model.eval()  # Qwen3-VL has no dropout: training and sampling compute the same function
     if is_frozen:
         model.requires_grad_(False)
-    elif gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        model.train()  # checkpointing is skipped in eval mode
     return model
 
 
@@ -77,13 +73,10 @@ def load_policy(
     device: str | torch.device | None = None,
     is_frozen: bool = False,
 ) -> Qwen3VLForConditionalGeneration:
-    """`load_model` in the precision of the recipe's model, on the default device; a published one recomputes its
-    activations in the backward pass. Raises StoreError."""
-    is_large = isinstance(section, PretrainedModelSection)
+    """`load_model` in the precision of the recipe's model, on the default device. Raises StoreError."""
     return load_model(
         path,
         dtype=section.dtype if isinstance(section, PretrainedModelSection) else "float32",
         device=default_device() if device is None else device,
         is_frozen=is_frozen,
-        gradient_checkpointing=is_large and not is_frozen,
     )

@@ -1,16 +1,17 @@
 """AdamW whose own weights are float32 whatever the model's are.
 
 In bfloat16 a weight near 0.01 moves in steps of about 4e-5; a learning rate of 5e-7 would round to nothing. So each
-low-precision parameter has a float32 master that collects gradients and takes the step; the model gets a copy.
+low-precision parameter has a float32 master that collects gradients and takes the step; the model gets a copy. Where
+the model is sharded, so are masters and moments.
 """
 
 import math
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 
 from osworld_pipeline.errors import TrainingError
+from osworld_pipeline.training.sharding import whole
 
 
 class MasterAdamW:
@@ -18,13 +19,16 @@ class MasterAdamW:
 
     def __init__(
         self,
-        parameters: Iterable[torch.nn.Parameter],
+        parameters: Iterable[tuple[str, torch.nn.Parameter]],
         *,
         learning_rate: float,
         betas: tuple[float, float],
         weight_decay: float,
     ) -> None:
-        self._params = [param for param in parameters if param.requires_grad]
+        """`parameters` by name; those without gradients are left out."""
+        named = [(name, param) for name, param in parameters if param.requires_grad]
+        self._names = [name for name, _ in named]
+        self._params = [param for _, param in named]
         self._masters: list[torch.Tensor] = [
             param if param.dtype == torch.float32 else param.detach().float() for param in self._params
         ]
@@ -46,39 +50,46 @@ class MasterAdamW:
             param.grad = None
 
     def step(self, *, max_grad_norm: float) -> float:
-        """Clips, steps, clears; returns the norm before clipping.
+        """Clips, steps, clears; returns the norm before clipping, over all shards.
 
         Raises:
             TrainingError: a gradient is not finite; the weights are as they were.
         """
-        norm = float(torch.nn.utils.clip_grad_norm_(self._masters, max_grad_norm))
+        norm = float(whole(torch.nn.utils.clip_grad_norm_(self._masters, max_grad_norm)))
         if not math.isfinite(norm):
             raise TrainingError(
                 f"the gradient norm is {norm}: the weights are left as they were, lower the learning rate"
             )
         self._adamw.step()
         self.zero_grad()
-        with torch.no_grad():
-            for param, master in zip(self._params, self._masters, strict=True):
-                if master is not param:
-                    param.copy_(master)
+        self._copy_masters()
         return norm
 
     def zero_grad(self) -> None:
         for param, master in zip(self._params, self._masters, strict=True):
             param.grad = master.grad = None
 
-    def state_dict(self) -> dict[str, Any]:
-        """Masters are in it where they are more than the model's weights."""
-        masters = [
-            None if master is param else master for param, master in zip(self._params, self._masters, strict=True)
-        ]
-        return {"adamw": self._adamw.state_dict(), "masters": masters}
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """The very tensors in use, by kind and parameter: moments, step counts, and masters where they are more than
+        the model's weights. Read a saved state into them, then call `restored`."""
+        state: dict[str, torch.Tensor] = {}
+        for name, param, master in zip(self._names, self._params, self._masters, strict=True):
+            held = self._adamw.state[master]
+            if not held:
+                held["step"] = torch.zeros((), dtype=torch.float32, device=master.device)
+                held["exp_avg"] = torch.zeros_like(master, requires_grad=False)
+                held["exp_avg_sq"] = torch.zeros_like(master, requires_grad=False)
+            state |= {f"{kind}/{name}": tensor for kind, tensor in held.items()}
+            if master is not param:
+                state[f"master/{name}"] = master
+        return state
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._adamw.load_state_dict(state["adamw"])
-        with torch.no_grad():
-            for param, master, saved in zip(self._params, self._masters, state["masters"], strict=True):
-                if saved is not None:
-                    master.copy_(saved)
-                    param.copy_(master)
+    def restored(self) -> None:
+        """The model's weights follow the masters."""
+        self._copy_masters()
+
+    @torch.no_grad()
+    def _copy_masters(self) -> None:
+        for param, master in zip(self._params, self._masters, strict=True):
+            if master is not param:
+                param.copy_(master)

@@ -1,20 +1,27 @@
 """The trainer's forward pass: log-probabilities (and entropies) of a batch's response tokens.
 
-Shapes: B sequences, T tokens, N response tokens of the batch, D hidden size.
+Shapes: B sequences, T tokens, R rows and L positions of the batch's layout, N response tokens, D hidden size.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MethodType
 from typing import Any
 
 import torch
+from torch.distributed.fsdp import FSDPModule
 
 from osworld_pipeline.agent.model_inputs import PixelCache
 from osworld_pipeline.domain.trajectory import Trajectory
-from osworld_pipeline.training.batch import Batch, build_batch, split_by_size
+from osworld_pipeline.training.batch import Batch, build_batch
+from osworld_pipeline.training.dealing import deal
 from osworld_pipeline.training.loss import token_logprobs
+from osworld_pipeline.training.ranks import Ranks
 
-MICRO_BATCH_TOKENS = 16_384
+MAX_TOKENS = 16_384
+"""Of a pass, where nobody says."""
+FORWARD_METHOD = "response_logprobs"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,22 +34,33 @@ class Scores:
 
 def score_responses(model: Any, batch: Batch, *, with_entropy: bool = False) -> Scores:
     """One forward pass; logits are made at response tokens only."""
-    hidden_BTD = _hidden_states(model, batch)
+    logprobs_N, entropy_N = getattr(model, FORWARD_METHOD, MethodType(response_logprobs, model))(batch, with_entropy)
     mask_BT = batch.response_mask_BT
-    # The hidden state at t - 1 predicts the token at t.
-    hidden_ND = hidden_BTD[:, :-1][mask_BT[:, 1:]]
-    logprobs_N, entropy_N = token_logprobs(
-        hidden_ND,
-        batch.input_ids_BT[mask_BT],
-        model.lm_head,
-        vocab_size=model.config.text_config.vocab_size,
-        with_entropy=with_entropy,
-    )
     zeros_BT = torch.zeros(mask_BT.shape, dtype=logprobs_N.dtype, device=logprobs_N.device)
     return Scores(
         logprobs_BT=zeros_BT.masked_scatter(mask_BT, logprobs_N),
         entropy_BT=zeros_BT.masked_scatter(mask_BT, entropy_N),
     )
+
+
+def add_forward_method(model: Any) -> None:
+    """Gives a model the method that a sharded one must be run by."""
+    setattr(model, FORWARD_METHOD, MethodType(response_logprobs, model))
+
+
+def response_logprobs(model: Any, batch: Batch, with_entropy: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of the N response tokens, sequence by sequence."""
+    hidden_RLD = _hidden_states(model, batch)
+    mask_RL = batch.response_mask_RL
+    # The hidden state at t - 1 predicts the token at t; no sequence begins with a response.
+    logprobs_N, entropy_N = token_logprobs(
+        hidden_RLD[:, :-1][mask_RL[:, 1:]],
+        batch.input_ids_RL[mask_RL],
+        model.lm_head,
+        vocab_size=model.config.text_config.vocab_size,
+        with_entropy=with_entropy,
+    )
+    return logprobs_N.clone(), entropy_N.clone()  # FSDP2 hooks what it returns, and cannot hook views
 
 
 def _hidden_states(model: Any, batch: Batch) -> torch.Tensor:
@@ -52,23 +70,22 @@ def _hidden_states(model: Any, batch: Batch) -> torch.Tensor:
     out changes nothing and halves the attention's work.
     """
     core = model.model
-    if batch.pixel_values is None or batch.image_grid_U3 is None:
-        return core(input_ids=batch.input_ids_BT, use_cache=False).last_hidden_state
-    grid_I3 = batch.image_grid_U3[list(batch.image_index_I)]
-    position_ids, _ = core.get_rope_index(
-        batch.input_ids_BT, batch.image_mask_BT, image_grid_thw=grid_I3, attention_mask=batch.attention_mask_BT
-    )
+    extra: dict[str, Any] = {}
+    if batch.packed_lengths is not None:
+        extra["packed_lengths"] = batch.packed_lengths
+    if batch.pixel_values is not None:
+        extra["mm_encoder_outputs"] = {"image": _image_features(core, batch)}
     return core(
-        input_ids=batch.input_ids_BT,
-        position_ids=position_ids,
-        mm_encoder_outputs={"image": _image_features(core, batch)},
-        use_cache=False,
+        input_ids=batch.input_ids_RL, position_ids=batch.position_ids_3RL, use_cache=False, **extra
     ).last_hidden_state
 
 
 def _image_features(core: Any, batch: Batch) -> Any:
-    """Each distinct image is encoded once and repeated where it stands again."""
-    features = core.get_image_features(batch.pixel_values, batch.image_grid_U3, return_dict=True)
+    """Each distinct image is encoded once and repeated where it stands again; a frozen tower keeps nothing for a
+    backward pass."""
+    is_trained = any(param.requires_grad for param in core.visual.parameters())
+    with torch.set_grad_enabled(is_trained and torch.is_grad_enabled()):
+        features = core.get_image_features(batch.pixel_values, batch.image_grid_U3, return_dict=True)
     features.pooler_output = [features.pooler_output[index] for index in batch.image_index_I]
     features.deepstack_features = [
         [layer[index] for index in batch.image_index_I] for layer in features.deepstack_features
@@ -82,25 +99,47 @@ def device_of(model: Any) -> torch.device:
 
 @torch.no_grad()
 def score_trajectories(
-    model: Any, processor: Any, trajectories: Sequence[Trajectory], *, cache: PixelCache | None = None
-) -> list[torch.Tensor]:
-    """Log-probabilities of each trajectory's tokens, aligned with its token_ids, on the CPU; no gradients."""
-    by_id: dict[int, torch.Tensor] = {}
-    index_of = {id(trajectory): index for index, trajectory in enumerate(trajectories)}
-    for part, batch in micro_batches(model, processor, trajectories, cache=cache):
-        logprobs_BT = score_responses(model, batch).logprobs_BT.cpu()
-        for row, trajectory in enumerate(part):
-            by_id[index_of[id(trajectory)]] = logprobs_BT[row, : len(trajectory.token_ids)]
-    return [by_id[index] for index in range(len(trajectories))]
-
-
-def micro_batches(
     model: Any,
     processor: Any,
     trajectories: Sequence[Trajectory],
     *,
     cache: PixelCache | None = None,
-    max_sequences: int | None = None,
-) -> Iterator[tuple[list[Trajectory], Batch]]:
-    for part in split_by_size(trajectories, max_tokens=MICRO_BATCH_TOKENS, max_sequences=max_sequences):
-        yield part, build_batch(processor, part, cache=cache, device=device_of(model))
+    max_tokens: int = MAX_TOKENS,
+    is_packed: bool = False,
+    ranks: Ranks | None = None,
+) -> list[torch.Tensor]:
+    """Log-probabilities of each trajectory's tokens, aligned with its token_ids, on the CPU; no gradients. The ranks
+    share the work, and each gets all of it.
+
+    Raises:
+        TrainingError: a malformed trajectory, or one of more than `max_tokens`; names it.
+    """
+    ranks = ranks or Ranks.alone(device_of(model))
+    index_of = {id(trajectory): index for index, trajectory in enumerate(trajectories)}
+    own: dict[int, torch.Tensor] = {}
+    for shares in deal(trajectories, num_ranks=ranks.world_size, max_tokens=max_tokens, is_packed=is_packed):
+        share = shares[ranks.rank]
+        batch = build_batch(processor, share.trajectories, cache=cache, device=ranks.device, is_packed=is_packed)
+        logprobs_BT = score_responses(model, batch).logprobs_BT.cpu()
+        if not share.is_dummy:
+            for row, trajectory in enumerate(share.trajectories):
+                own[index_of[id(trajectory)]] = logprobs_BT[row, : len(trajectory.token_ids)]
+    if isinstance(model, FSDPModule):
+        model.reshard()
+    everyones = {index: row for part in ranks.gather(own) for index, row in part.items()}
+    return [everyones[index] for index in range(len(trajectories))]
+
+
+@contextmanager
+def training_mode(model: Any, *, dropout_seed: int | None = None) -> Iterator[None]:
+    """Recomputing activations, and dropout where there is any, belong to passes with gradients alone. Dropout follows
+    from the seed, so there is no random state to save."""
+    model.train()
+    is_cuda = device_of(model).type == "cuda"
+    try:
+        with torch.random.fork_rng(devices=[device_of(model)] if is_cuda else [], enabled=dropout_seed is not None):
+            if dropout_seed is not None:
+                torch.manual_seed(dropout_seed)
+            yield
+    finally:
+        model.eval()

@@ -2,16 +2,20 @@
 
 import math
 import random
+import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from osworld_pipeline.agent.model_inputs import PixelCache
 from osworld_pipeline.domain.trajectory import Trajectory
 from osworld_pipeline.errors import TrainingError
-from osworld_pipeline.recipes.schema import SftSection
+from osworld_pipeline.recipes.schema import SftSection, TrainerSection
 from osworld_pipeline.training.loss import sft_loss
 from osworld_pipeline.training.optimizer import MasterAdamW
-from osworld_pipeline.training.score import micro_batches, score_responses
+from osworld_pipeline.training.ranked import RankedTrainer
+from osworld_pipeline.training.ranks import Ranks
+from osworld_pipeline.training.score import score_responses
 
 BETAS = (0.9, 0.98)
 
@@ -41,65 +45,81 @@ def learning_rate_at(settings: SftSection, update: int) -> float:
     return settings.learning_rate * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
-class SftTrainer:
+class SftTrainer(RankedTrainer):
+    """`update` takes the batch of that update; `batch_indices` chooses it."""
+
     def __init__(
         self,
         model: Any,
         processor: Any,
         settings: SftSection,
-        trajectories: Sequence[Trajectory],
         *,
+        section: TrainerSection | None = None,
+        ranks: Ranks | None = None,
+        num_updates: int = 0,
         cache: PixelCache | None = None,
+        base_folder: Path | None = None,
     ) -> None:
-        """`trajectories` are read by index when their turn comes; their order is part of what a seed repeats."""
-        if not trajectories:
-            raise TrainingError("no demonstrations to train on: the replay buffer is empty, build it first")
-        self.model = model
-        self.processor = processor
-        self.optimizer = MasterAdamW(
-            model.parameters(),
+        optimizer = MasterAdamW(
+            model.named_parameters(),
             learning_rate=settings.learning_rate,
             betas=BETAS,
             weight_decay=settings.weight_decay,
         )
-        self._settings = settings
-        self._trajectories = trajectories
-        self._cache = cache or PixelCache()
-
-    def update(self, update: int) -> dict[str, float]:
-        """One optimiser step on the batch of that index; returns its metrics.
-
-        Raises:
-            TrainingError: loss or gradient not finite, or a malformed trajectory.
-        """
-        settings = self._settings
-        chosen = batch_indices(
-            num_examples=len(self._trajectories), batch_size=settings.batch_size, seed=settings.seed, update=update
+        super().__init__(
+            model,
+            processor,
+            optimizer,
+            section=section,
+            ranks=ranks,
+            num_updates=num_updates,
+            cache=cache,
+            base_folder=base_folder,
         )
-        trajectories = [self._trajectories[index] for index in chosen]
-        num_tokens = sum(sum(trajectory.response_mask) for trajectory in trajectories)
-        learning_rate = learning_rate_at(settings, update)
+        self._settings = settings
+
+    def _update(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
+        if not trajectories:
+            raise TrainingError("no demonstrations to train on: the replay buffer is empty, build it first")
+        started = time.monotonic()
+        num_tokens = sum(len(trajectory.token_ids) for trajectory in trajectories)
+        num_response_tokens = sum(sum(trajectory.response_mask) for trajectory in trajectories)
+        learning_rate = learning_rate_at(self._settings, self.num_updates)
         self.optimizer.set_learning_rate(learning_rate)
-        total = 0.0
         try:
-            for _, batch in micro_batches(self.model, self.processor, trajectories, cache=self._cache):
-                scores = score_responses(self.model, batch)
-                loss = sft_loss(scores.logprobs_BT, batch.response_mask_BT, num_tokens=num_tokens)
-                loss.backward()
-                self.optimizer.collect_gradients()
-                total += float(loss.detach())
-            if not math.isfinite(total):
+            loss, num_positions = self._accumulate(trajectories, num_response_tokens)
+            if not math.isfinite(loss):
                 raise TrainingError(
-                    f"update {update}: the loss is {total}; weights are left as they were, lower sft.learning_rate"
+                    f"update {self.num_updates}: the loss is {loss}; weights are left as they were, lower "
+                    "sft.learning_rate"
                 )
-            grad_norm = self.optimizer.step(max_grad_norm=settings.max_grad_norm)
+            grad_norm = self.optimizer.step(max_grad_norm=self._settings.max_grad_norm)
         finally:
             self.optimizer.zero_grad()
         return {
-            "loss": total,
+            "loss": loss,
             "learning_rate": learning_rate,
             "grad_norm": grad_norm,
             "num_trajectories": float(len(trajectories)),
-            "num_tokens": float(sum(len(trajectory.token_ids) for trajectory in trajectories)),
-            "num_response_tokens": float(num_tokens),
+            "num_tokens": float(num_tokens),
+            "num_response_tokens": float(num_response_tokens),
+            "tokens_per_s": num_tokens / (time.monotonic() - started),
+            "padding_share": 1 - num_tokens / num_positions,
         }
+
+    def _accumulate(self, trajectories: Sequence[Trajectory], num_response_tokens: int) -> tuple[float, float]:
+        """Gradients of all passes; returns the loss and the positions computed, over all ranks."""
+        loss, num_positions = 0.0, 0
+        with self._training(seed=self._settings.seed):
+            for share, batch in self._passes(trajectories, max_sequences=None):
+                scores = score_responses(self.model, batch)
+                part = sft_loss(scores.logprobs_BT, batch.response_mask_BT, num_tokens=num_response_tokens)
+                if share.is_dummy:
+                    part = part * 0.0
+                part.backward()
+                self.optimizer.collect_gradients()
+                if not share.is_dummy:
+                    loss += float(part.detach())
+                    num_positions += batch.input_ids_RL.numel()
+        sums = self.ranks.gather((loss, num_positions))
+        return sum(one for one, _ in sums), sum(positions for _, positions in sums)

@@ -6,7 +6,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from osworld_pipeline.domain.digest import canonical_json
-from osworld_pipeline.domain.episode import Episode, EpisodePurpose, Outcome, Reward, SamplingParams, Step, StepSignals
+from osworld_pipeline.domain.episode import (
+    ContextMode,
+    Episode,
+    EpisodePurpose,
+    Outcome,
+    Reward,
+    SamplingParams,
+    Step,
+    StepSignals,
+    TokenSequence,
+)
 from osworld_pipeline.domain.group import RolloutGroup
 from osworld_pipeline.domain.replay import Injection, ReplayVerification
 
@@ -89,11 +99,10 @@ def episode_row(episode: Episode) -> Row:
         "sampling_seed": sampling.seed,
         "times_s": list(episode.times_s.items()),
         "run_ids": list(episode.run_ids.items()),
-        "token_ids": list(episode.token_ids),
-        "response_mask": list(episode.response_mask),
-        "sampled_logprobs": list(episode.sampled_logprobs),
+        "context_mode": str(episode.context_mode),
+        "earlier_faults": list(episode.earlier_faults),
     }
-    return _clean(row)
+    return _clean(row | _sequence_columns(episode.sequences))
 
 
 def step_rows(episode: Episode) -> list[Row]:
@@ -116,6 +125,43 @@ def step_rows(episode: Episode) -> list[Row]:
     return rows
 
 
+def _sequence_columns(sequences: Sequence[TokenSequence]) -> Row:
+    """One flat list a column; lengths say where to cut."""
+    flat = ("token_ids", "response_mask", "sampled_logprobs", "policy_versions", "image_steps")
+    return {name: [value for sequence in sequences for value in getattr(sequence, name)] for name in flat} | {
+        "sequence_lengths": [len(sequence.token_ids) for sequence in sequences],
+        "sequence_image_counts": [len(sequence.image_steps) for sequence in sequences],
+    }
+
+
+def _sequences_from(row: Mapping[str, Any], steps: Sequence[Step]) -> tuple[TokenSequence, ...]:
+    token_ids, mask, logprobs = row["token_ids"], row["response_mask"], row["sampled_logprobs"]
+    lengths, counts = row["sequence_lengths"], row["sequence_image_counts"]
+    versions, image_steps = row["policy_versions"], row["image_steps"]
+    if lengths is None:
+        # A part from before windows: one sequence, every screenshot in it, and versions known by turn.
+        lengths, counts = ([len(token_ids)], [len(steps)]) if token_ids else ([], [])
+        sampled_by = iter([step.policy_version for step in steps for _ in range(step.response_num_tokens or 0)])
+        # Tokens of no recorded step are of a turn that a fault cut off: nothing trains on them.
+        versions = [next(sampled_by, -1) if sampled else -1 for sampled in mask]
+        image_steps = list(range(len(steps)))
+    sequences: list[TokenSequence] = []
+    start = first_image = 0
+    for length, count in zip(lengths, counts, strict=True):
+        end, last_image = start + length, first_image + count
+        sequences.append(
+            TokenSequence(
+                token_ids=tuple(token_ids[start:end]),
+                response_mask=tuple(mask[start:end]),
+                sampled_logprobs=tuple(logprobs[start:end]),
+                policy_versions=tuple(versions[start:end]),
+                image_steps=tuple(image_steps[first_image:last_image]),
+            )
+        )
+        start, first_image = end, last_image
+    return tuple(sequences)
+
+
 def group_row(group: RolloutGroup) -> Row:
     episodes = group.episodes
     return {
@@ -132,6 +178,9 @@ def group_row(group: RolloutGroup) -> Row:
         "task_rewards": [episode.reward.task if episode.reward else None for episode in episodes],
         "shaped_rewards": [episode.reward.shaped if episode.reward else None for episode in episodes],
         "replay_row_id": group.replay.row_id if group.replay else None,
+        "fate": str(group.fate),
+        "reason": group.reason,
+        "oldest_policy_version": group.oldest_policy_version,
     }
 
 
@@ -161,6 +210,7 @@ def verification_row(verification: ReplayVerification) -> Row:
 def episode_from(row: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> Episode:
     """The inverse of `episode_row` and `step_rows`; `steps` in any order."""
     has_reward = row["task_reward"] is not None
+    played = tuple(_step_from(step) for step in sorted(steps, key=lambda step: step["step_index"]))
     # What an older part does not know is null there.
     fields = {name: row[name] for name in _EPISODE_FIELDS}
     fields["max_turns"] = fields["max_turns"] or 0
@@ -185,10 +235,10 @@ def episode_from(row: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> 
             stop=tuple(row["stop"]),
             seed=row["sampling_seed"],
         ),
-        steps=tuple(_step_from(step) for step in sorted(steps, key=lambda step: step["step_index"])),
-        token_ids=tuple(row["token_ids"]),
-        response_mask=tuple(row["response_mask"]),
-        sampled_logprobs=tuple(row["sampled_logprobs"]),
+        steps=played,
+        context_mode=ContextMode(row["context_mode"] or ContextMode.APPEND),
+        earlier_faults=tuple(row["earlier_faults"] or ()),
+        sequences=_sequences_from(row, played),
         times_s=dict(row["times_s"]),
         run_ids=dict(row["run_ids"]),
     )

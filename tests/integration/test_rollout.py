@@ -10,7 +10,7 @@ import pytest
 import torch
 from env_server_process import RunningServer, running_env_server
 
-from osworld_pipeline.agent.dialects import SlimeDialect
+from osworld_pipeline.agent.dialects import load_dialect
 from osworld_pipeline.agent.model_inputs import build_model_inputs
 from osworld_pipeline.agent.processor import load_processor
 from osworld_pipeline.agent.renderer import Renderer
@@ -24,14 +24,14 @@ from osworld_pipeline.rollout.engines.transformers import TransformersEngine
 from osworld_pipeline.rollout.env_client import EnvClient
 from osworld_pipeline.rollout.run_episode import EpisodeSettings, EpisodeTools
 from osworld_pipeline.rollout.run_group import GroupPlan, run_groups
-from osworld_pipeline.rollout.trajectories import episode_trajectory
+from osworld_pipeline.rollout.trajectories import episode_trajectories
 from osworld_pipeline.trajectories.store import TrajectoryStore
 from osworld_pipeline.wire import EnvConfig
 
 pytestmark = [pytest.mark.desktop, pytest.mark.slow]
 
 SCREEN = (512, 320)
-DIALECT = SlimeDialect()
+DIALECT = load_dialect("slime")
 SETTINGS = EpisodeSettings(
     agent=AgentSection(max_response_tokens=32, max_context_tokens=2048, max_pixels=163_840, system_prompt="short"),
     desktop=DesktopSection(num_replicas=2, screen_width=512, screen_height=320, pause_s=0.3, require_a11y_tree=False),
@@ -68,6 +68,7 @@ class OraclePolicy:
     """Knows each task by its instruction and answers with its oracle's steps, one a turn."""
 
     name = "oracle"
+    takes_turns = False
     policy_version = 0
 
     def __init__(self, renderer: Renderer, tasks: list[SuiteTask]) -> None:
@@ -85,6 +86,10 @@ class OraclePolicy:
         )
 
     async def load_weights(self, path: Path, *, policy_version: int) -> None: ...
+
+    async def forget(self, episode_id: str) -> None: ...
+
+    async def health(self) -> None: ...
 
     async def close(self) -> None: ...
 
@@ -131,11 +136,11 @@ async def test_an_episode_of_a_tiny_model_holds_the_tokens_and_logprobs_a_traine
     (group,) = await run_groups([task.task], PLAN, tools=tools, settings=SETTINGS)
     await engine.close()
     assert len(group.valid_episodes) == 2
-    assert group.episodes[0].token_ids != group.episodes[1].token_ids
+    assert group.episodes[0].sequences != group.episodes[1].sequences
     for episode in group.episodes:
         assert len(episode.steps) == 3
         assert episode.reward is not None
-        trajectory = episode_trajectory(episode, store.read_blob)
+        (trajectory,) = episode_trajectories(episode, store.read_blob)
         inputs = build_model_inputs(processor, [(trajectory.token_ids, trajectory.images)])
         with torch.no_grad():
             logits_TV = model(**{name: torch.from_numpy(array) for name, array in inputs.items()}).logits[0]

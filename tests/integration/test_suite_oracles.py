@@ -9,7 +9,7 @@ import pytest
 from osworld_pipeline.datasets.demonstrations import Demonstration
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.evaluation.suites import FAMILIES, OracleStep, SuiteTask, build_suite
-from osworld_pipeline.recipes.schema import load_recipe
+from osworld_pipeline.recipes import load_recipe
 from osworld_pipeline.rollout.env_client import EnvClient
 from osworld_pipeline.runs.embedded_server import EnvServers, embedded_env_server
 from osworld_pipeline.runs.record_demonstrations import play_episode, record

@@ -7,12 +7,12 @@ import pytest
 import torch
 from PIL import Image
 
-from osworld_pipeline.agent.observation_text import system_message, user_message
+from osworld_pipeline.agent.context import AppendContext
+from osworld_pipeline.agent.images import prepare_screenshot
 from osworld_pipeline.agent.processor import load_processor
-from osworld_pipeline.agent.renderer import AppendContext, Renderer
+from osworld_pipeline.agent.renderer import Renderer
 from osworld_pipeline.domain.episode import SamplingParams
 from osworld_pipeline.domain.trajectory import Trajectory
-from osworld_pipeline.protocols import GenerateRequest
 from osworld_pipeline.recipes.schema import GspoSharedSection, TinyModelSection
 from osworld_pipeline.rollout.engines.transformers import TransformersEngine
 from osworld_pipeline.training.advantage import compute_advantages
@@ -35,24 +35,24 @@ def picture(shade: int) -> bytes:
 
 async def sample_episode(engine: TransformersEngine, renderer: Renderer, name: str, seed: int) -> Trajectory:
     """Two turns of a few tokens, each after a picture, as a rollout would record them."""
-    context = AppendContext(renderer, system_message("You operate a computer."))
+    context = AppendContext(renderer, "You operate a computer.", max_tokens=512, max_new_tokens=4)
+    images: tuple[bytes, ...] = ()
     for turn in range(NUM_TURNS):
-        context.add_observation(user_message(f"[Task]\nGo {turn}"), picture(60 * turn), width=64, height=64)
-        result = await engine.generate(
-            GenerateRequest(
-                token_ids=context.token_ids,
-                images=context.images,
-                sampling=SamplingParams(temperature=1.0, top_p=1.0, max_new_tokens=4, seed=seed * 10 + turn),
-            )
-        )
-        context.add_response(result.token_ids, result.logprobs)
+        image = prepare_screenshot(picture(60 * turn), 64 * 64)
+        assert context.add_observation(f"[Task]\nGo {turn}", image) is None
+        sampling = SamplingParams(temperature=1.0, top_p=1.0, max_new_tokens=4, seed=seed * 10 + turn)
+        request = context.request(sampling, episode_id=name)
+        images = request.images
+        context.add_response(await engine.generate(request))
+    (sequence,) = context.sequences
     return Trajectory(
         trajectory_id=name,
         task_id="task",
-        token_ids=context.token_ids,
-        response_mask=context.response_mask,
-        images=context.images,
-        sampled_logprobs=context.sampled_logprobs,
+        token_ids=sequence.token_ids,
+        response_mask=sequence.response_mask,
+        images=images,
+        sampled_logprobs=sequence.sampled_logprobs,
+        policy_versions=sequence.policy_versions,
     )
 
 
@@ -85,9 +85,9 @@ async def test_reward_rises_and_trainer_and_sampler_agree_at_every_update(tmp_pa
                 [
                     Trajectory(**{**vars(episode), "advantage": advantage})
                     for episode, advantage in zip(episodes, compute_advantages(rewards), strict=True)
-                ],
-                update=update,
+                ]
             )
+            assert trainer.num_updates == update + 1
             assert metrics["trainer_sampler_logprob_diff"] < 1e-4
             engine.mark_updated(policy_version=update + 1)
     finally:

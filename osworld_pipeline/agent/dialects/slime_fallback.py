@@ -4,11 +4,14 @@ import json
 import re
 from typing import Any
 
-from osworld_pipeline.agent.dialects.slime_actions import KEY_ALIASES, KEY_NAMES, normalise_action, normalise_key
+from osworld_pipeline.agent.coordinates import CoordinateSpace
+from osworld_pipeline.agent.dialects.keys import KEY_ALIASES, KEY_NAMES, normalise_key
+from osworld_pipeline.agent.dialects.slime_actions import normalise_action
 from osworld_pipeline.errors import ActionParseError
 
 _ACTION = re.compile(r'"action"\s*:\s*"(\w+)"')
 _POINT = re.compile(r"[\[(]\s*(\d{1,5})\s*,\s*(\d{1,5})\s*[\])]")
+_UNIT_POINT = re.compile(r"[\[(]\s*([01](?:\.\d{0,9})?|\.\d{1,9})\s*,\s*([01](?:\.\d{0,9})?|\.\d{1,9})\s*[\])]")
 _QUOTED_TEXT = re.compile(r"\btype\b[^\"'\n]{0,40}(?:\"([^\"\n]+)\"|'([^'\n]+)')", re.IGNORECASE)
 _JSON_TEXT = re.compile(r'"text"\s*:\s*"((?:[^"\\]|\\.)+)"')
 _JSON_KEYS = re.compile(r'"keys"\s*:\s*\[([^\]]*)\]?')
@@ -18,29 +21,29 @@ _NUMBER = re.compile(r'"amount"\s*:\s*(\d{1,3})')
 _STATUS = re.compile(r'"status"\s*:\s*"(success|failure)"')
 
 
-def guess_action(text: str) -> dict[str, Any] | None:
+def guess_action(text: str, space: CoordinateSpace = "model_pixels") -> dict[str, Any] | None:
     """An action in normal form, or None where the words suggest none."""
     # Words inside a tool call are its arguments, no second thought: a fragment that names its action is judged alone.
     guesses = (_json_fragment,) if _ACTION.search(text) else (_wait, _click, _typing, _key, _scrolling)
     for guess in guesses:
-        raw = guess(text)
+        raw = guess(text, space)
         if raw is None:
             continue
         try:
-            return normalise_action(raw)
+            return normalise_action(raw, space)
         except ActionParseError:
             continue
     return None
 
 
-def _json_fragment(text: str) -> dict[str, Any] | None:
+def _json_fragment(text: str, space: CoordinateSpace) -> dict[str, Any] | None:
     """Cut or broken JSON that still names its action and holds what that action needs."""
     match = _ACTION.search(text)
     if match is None:
         return None
     raw: dict[str, Any] = {"action": match.group(1)}
-    if point := _POINT.search(text):
-        raw["coordinate"] = raw["end_coordinate"] = [int(point.group(1)), int(point.group(2))]
+    if point := _point(text, space):
+        raw["coordinate"] = raw["end_coordinate"] = point
     if quoted := _JSON_TEXT.search(text):
         try:
             raw["text"] = json.loads(f'"{quoted.group(1)}"', strict=False)
@@ -60,12 +63,17 @@ def _json_fragment(text: str) -> dict[str, Any] | None:
     return raw
 
 
-def _wait(text: str) -> dict[str, Any] | None:
+def _point(text: str, space: CoordinateSpace) -> list[float] | None:
+    match = (_UNIT_POINT if space == "unit" else _POINT).search(text)
+    return [float(match.group(1)), float(match.group(2))] if match else None
+
+
+def _wait(text: str, space: CoordinateSpace) -> dict[str, Any] | None:
     return {"action": "wait"} if re.search(r"\bwait\b", text, re.IGNORECASE) else None
 
 
-def _click(text: str) -> dict[str, Any] | None:
-    point = _POINT.search(text)
+def _click(text: str, space: CoordinateSpace) -> dict[str, Any] | None:
+    point = _point(text, space)
     if point is None or not re.search(r"click|double|right", text, re.IGNORECASE):
         return None
     action = "left_click"
@@ -73,15 +81,15 @@ def _click(text: str) -> dict[str, Any] | None:
         action = "double_click"
     elif re.search(r"\bright\b|right_click", text, re.IGNORECASE):
         action = "right_click"
-    return {"action": action, "coordinate": [int(point.group(1)), int(point.group(2))]}
+    return {"action": action, "coordinate": point}
 
 
-def _typing(text: str) -> dict[str, Any] | None:
+def _typing(text: str, space: CoordinateSpace) -> dict[str, Any] | None:
     match = _QUOTED_TEXT.search(text)
     return {"action": "type", "text": match.group(1) or match.group(2)} if match else None
 
 
-def _key(text: str) -> dict[str, Any] | None:
+def _key(text: str, space: CoordinateSpace) -> dict[str, Any] | None:
     match = _PRESS.search(text)
     if match is None:
         return None
@@ -95,6 +103,6 @@ def _key(text: str) -> dict[str, Any] | None:
         return None
 
 
-def _scrolling(text: str) -> dict[str, Any] | None:
+def _scrolling(text: str, space: CoordinateSpace) -> dict[str, Any] | None:
     match = _SCROLL.search(text)
     return {"action": "scroll", "direction": match.group(1).lower(), "amount": 3} if match else None

@@ -12,7 +12,8 @@ from typing import Any
 
 import orjson
 
-from osworld_pipeline.agent.dialects.slime_actions import normalise_action, to_command
+from osworld_pipeline.agent.dialects.commands import to_command
+from osworld_pipeline.agent.dialects.slime_actions import normalise_action
 from osworld_pipeline.datasets.importers.images import ProvenImage, read_image
 from osworld_pipeline.datasets.importers.lines import read_lines
 from osworld_pipeline.errors import ActionParseError, DatasetError

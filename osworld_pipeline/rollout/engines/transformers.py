@@ -1,50 +1,38 @@
-"""Samples in process with transformers: requests that wait together are generated together, left-padded.
+"""Samples in process with transformers, in a thread of its own: requests that wait together are answered together, and
+in `append` mode an episode's keys and values are kept between its turns, so that a turn costs its new tokens alone.
 
 The reported log-probabilities are those of the raw logits. Temperature, top-p and a short list of ids that may never be
-sampled (image placeholders, rows of the embedding beyond the vocabulary) shape the choice alone.
-
-Shapes: B requests in a batch, T prompt tokens of the longest, V vocabulary.
+sampled (image placeholders, rows of the embedding beyond the vocabulary) shape the choice alone. In float32 on a CPU a
+response is the same, to the bit, whatever else is in its batch; elsewhere to rounding.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
-from osworld_pipeline.agent.model_inputs import PixelCache, build_model_inputs
+from osworld_pipeline.agent.model_inputs import PixelCache, check_placeholders
 from osworld_pipeline.agent.renderer import Renderer
-from osworld_pipeline.domain.episode import SamplingParams
 from osworld_pipeline.errors import EngineError
 from osworld_pipeline.protocols import GenerateRequest, GenerateResult
+from osworld_pipeline.rollout.engines.transformers_cache import KeptEpisodes
+from osworld_pipeline.rollout.engines.transformers_sampler import Progress, Row, Sampler, generation_error
+from osworld_pipeline.rollout.engines.transformers_weights import check_state, copy_state, read_weights
 
 Result = TypeVar("Result")
-MIN_BATCH_WAIT_S = 0.005
-"""How long the first request of a batch waits for others."""
-
-
-@dataclass(kw_only=True)
-class _Waiting:
-    request: GenerateRequest
-    future: "asyncio.Future[GenerateResult]"
-
-
-@dataclass(kw_only=True)
-class _Row:
-    """One request while it is being sampled."""
-
-    sampling: SamplingParams
-    generator: torch.Generator
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    finish_reason: str = ""
+NUM_ENCODERS = 2
+"""Threads that turn images into patches, outside the event loop and the engine's thread."""
+CPU_KV_BYTES = 1 << 30
+CLOSE_TIMEOUT_S = 10.0
 
 
 class TransformersEngine:
     name = "transformers"
+    takes_turns = False
 
     def __init__(
         self,
@@ -56,217 +44,233 @@ class TransformersEngine:
         max_batch: int = 16,
         timeout_s: float = 120.0,
         num_threads: int = 1,
+        reuse_kv_cache: bool = True,
+        kv_cache_bytes: int | None = None,
         cache: PixelCache | None = None,
     ) -> None:
-        """Use it from one event loop. `model` may be the trainer's own object: nothing is sampled while
-        `load_weights` or a trainer's update runs, as long as the trainer awaits its rollouts first.
+        """Use it from one event loop. `model` may be the trainer's own object as long as the trainer awaits its
+        rollouts before an update and calls `mark_updated` after it; or a copy, kept up to date by `load_state`.
 
-        `num_threads`: of torch while it samples. Desktops share the machine, and threads that spin for a busy core
-        make a token take a hundred times as long; a small model gains nothing from the second thread.
+        `num_threads`: of torch in the engine's thread. Desktops share the machine, and threads that spin for a busy
+        core make a token take a hundred times as long; a small model gains nothing from the second thread.
+        `kv_cache_bytes`: of all that is kept between turns, the least recently used going first; None for 1 GiB on a
+        CPU and a quarter of an accelerator's free memory.
         """
-        self._model = model
         self._processor = processor
-        self._renderer = Renderer(processor)
-        self._device = torch.device(device)
-        self._version = policy_version
-        self._max_batch = max_batch
+        self._model = model
         self._timeout_s = timeout_s
-        self._num_threads = num_threads
+        self._version = policy_version
         self._cache = cache or PixelCache()
-        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
-        self._queue: asyncio.Queue[_Waiting] = asyncio.Queue()
-        self._worker: asyncio.Task[None] | None = None
+        device = torch.device(device)
+        max_bytes = _default_kv_bytes(device) if kv_cache_bytes is None else kv_cache_bytes
+        self._kept = KeptEpisodes(max_bytes=max_bytes) if reuse_kv_cache else None
+        self._sampler = Sampler(
+            model,
+            Renderer(processor),
+            device=device,
+            policy_version=policy_version,
+            max_batch=max_batch,
+            kept=self._kept,
+        )
+        self._executor = ThreadPoolExecutor(
+            max_workers=1, thread_name_prefix="engine", initializer=_set_own_threads, initargs=(num_threads,)
+        )
+        self._encoders = ThreadPoolExecutor(max_workers=NUM_ENCODERS, thread_name_prefix="images")
+        self._inbox: list[Row | Callable[[], None]] = []
+        self._is_draining = False
         self._is_closed = False
-        self._eos_ids = frozenset({self._renderer.im_end_id, processor.tokenizer.pad_token_id})
-        self._banned_V = self._banned_ids()
+        self._lock = threading.Lock()
+        """Of the three above it."""
+        self._open: set[Future[Any]] = set()
 
     @property
     def policy_version(self) -> int:
         return self._version
 
+    @property
+    def num_kept_bytes(self) -> int:
+        """Of keys and values between turns."""
+        return 0 if self._kept is None else self._kept.num_bytes
+
     def mark_updated(self, *, policy_version: int) -> None:
         """The weights of `model` were changed in place by whoever trains it."""
         self._version = policy_version
+        self._post(lambda: self._sampler.forget_weights(policy_version=policy_version))
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
-        if self._is_closed:
-            raise EngineError("the transformers engine is closed")
+        self._check_open()
         try:
             async with asyncio.timeout(self._timeout_s):
-                # Checked alone first: one malformed request must not fail the batch it would join.
-                await asyncio.to_thread(self._check, request)
-                waiting = _Waiting(request=request, future=asyncio.get_running_loop().create_future())
-                self._queue.put_nowait(waiting)
-                if self._worker is None or self._worker.done():
-                    self._worker = asyncio.create_task(self._serve())
-                return await waiting.future
+                future: Future[GenerateResult] = Future()
+                row = await asyncio.get_running_loop().run_in_executor(self._encoders, self._prepare, request, future)
+                return await self._answer(row, future)
         except TimeoutError as error:
             raise EngineError(f"the transformers engine gave no response within {self._timeout_s:g} s") from error
 
     async def load_weights(self, path: Path, *, policy_version: int) -> None:
-        """Weights of a checkpoint folder into the model in place, between two batches."""
-        await self._in_engine_thread(lambda: self._load(path))
+        """Weights of a checkpoint folder into the model in place. They are read while sampling goes on."""
+        self._check_open()
+        await self.load_state(await asyncio.to_thread(read_weights, path), policy_version=policy_version, source=path)
+
+    async def load_state(
+        self, state_dict: Mapping[str, torch.Tensor], *, policy_version: int, source: Path | str = "a state dict"
+    ) -> None:
+        """Copies weights into the model in place, between two tokens; responses in flight are continued by the new
+        weights, and say so token by token. The tensors must not change before this returns.
+
+        Raises:
+            EngineError: a tensor is missing or of another shape, and then nothing was changed; names it and `source`.
+        """
+        self._check_open()
+        try:
+            tensors = check_state(self._model, state_dict)
+        except ValueError as error:
+            raise EngineError(f"cannot load the weights at {source}: {error}") from error
+        future: Future[None] = Future()
+
+        def load() -> None:
+            copy_state(self._model, tensors)
+            self._sampler.forget_weights(policy_version=policy_version)
+            _settle(future, None)
+
+        await self._answer(load, future)
         self._version = policy_version
 
+    async def forget(self, episode_id: str) -> None:
+        if self._kept is not None:
+            self._kept.forget(episode_id)
+
+    async def health(self) -> None:
+        self._check_open()
+
     async def close(self) -> None:
-        self._is_closed = True
-        if self._worker is not None:
-            self._worker.cancel()
-            await asyncio.gather(self._worker, return_exceptions=True)
-        while not self._queue.empty():
-            waiting = self._queue.get_nowait()
-            if not waiting.future.done():
-                waiting.future.set_exception(EngineError("the transformers engine was closed"))
-        self._executor.shutdown(wait=False, cancel_futures=True)
-
-    async def _serve(self) -> None:
-        while True:
-            batch = [await self._queue.get()]
-            await asyncio.sleep(MIN_BATCH_WAIT_S)
-            while len(batch) < self._max_batch and not self._queue.empty():
-                batch.append(self._queue.get_nowait())
-            # Whoever gave up waiting (a timeout, a cancelled episode) needs no answer.
-            batch = [waiting for waiting in batch if not waiting.future.done()]
-            if batch:
-                await self._answer(batch)
-
-    async def _answer(self, batch: list[_Waiting]) -> None:
-        requests = [waiting.request for waiting in batch]
+        with self._lock:
+            self._is_closed = True
+        for future in list(self._open):
+            _settle(future, EngineError("the transformers engine was closed"))
+        self._encoders.shutdown(wait=False, cancel_futures=True)
+        stopped = asyncio.to_thread(self._executor.shutdown, wait=True, cancel_futures=True)
         try:
-            results = await self._in_engine_thread(lambda: self._generate(requests))
-        except asyncio.CancelledError:
-            for waiting in batch:
-                if not waiting.future.done():
-                    waiting.future.set_exception(EngineError("the transformers engine was closed"))
-            raise
-        except (RuntimeError, ValueError, IndexError, MemoryError) as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            for waiting in batch:
-                if not waiting.future.done():
-                    waiting.future.set_exception(EngineError(f"generation failed: {reason}"))
-            return
-        for waiting, result in zip(batch, results, strict=True):
-            if not waiting.future.done():
-                waiting.future.set_result(result)
+            await asyncio.wait_for(stopped, CLOSE_TIMEOUT_S)
+        except TimeoutError:
+            return  # the thread ends with the forward pass that holds it
+        if self._kept is not None:
+            self._kept.clear()
 
-    async def _in_engine_thread(self, function: Callable[[], Result]) -> Result:
-        return await asyncio.get_running_loop().run_in_executor(self._executor, function)
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise EngineError("the transformers engine is closed")
 
-    def _check(self, request: GenerateRequest) -> None:
+    async def _answer(self, item: Row | Callable[[], None], future: "Future[Result]") -> Result:
+        self._open.add(future)
         try:
-            build_model_inputs(self._processor, [(request.token_ids, request.images)], cache=self._cache)
-        except ValueError as error:
-            raise EngineError(f"the request is malformed: {error}") from error
-
-    def _load(self, path: Path) -> None:
-        try:
-            fresh = type(self._model).from_pretrained(path, dtype=self._model.dtype)
-            self._model.load_state_dict(fresh.state_dict())
-        except (OSError, RuntimeError, ValueError) as error:
-            raise EngineError(f"cannot load the weights at {path}: {str(error).splitlines()[0]}") from error
-
-    def _banned_ids(self) -> torch.Tensor:
-        config = self._model.config
-        banned_V = torch.zeros(config.text_config.vocab_size, dtype=torch.bool)
-        banned_V[len(self._processor.tokenizer) :] = True
-        banned_V[[config.image_token_id, config.video_token_id]] = True
-        return banned_V
-
-    def _generate(self, requests: Sequence[GenerateRequest]) -> list[GenerateResult]:
-        was_training = self._model.training
-        num_threads = torch.get_num_threads()
-        self._model.eval()
-        torch.set_num_threads(self._num_threads)
-        try:
-            with torch.inference_mode():
-                rows = self._sample(requests)
+            self._post(item)
+            return await asyncio.wrap_future(future)
         finally:
-            torch.set_num_threads(num_threads)
-            self._model.train(was_training)
-        return [
-            GenerateResult(
-                token_ids=tuple(row.token_ids),
-                logprobs=tuple(row.logprobs),
-                text=self._renderer.decode_response(row.token_ids),
-                policy_version=self._version,
-                finish_reason=row.finish_reason,
-            )
-            for row in rows
-        ]
+            self._open.discard(future)
 
-    def _sample(self, requests: Sequence[GenerateRequest]) -> list[_Row]:
-        arrays = build_model_inputs(
-            self._processor,
-            [(request.token_ids, request.images) for request in requests],
-            padding_side="left",
-            cache=self._cache,
+    def _prepare(self, request: GenerateRequest, future: "Future[GenerateResult]") -> Row:
+        """Checked alone, so that a malformed request fails no other."""
+        kept = self._kept.find(request) if self._kept is not None and request.episode_id else None
+        num_known = 0 if kept is None else len(kept.images)
+        known = () if kept is None else kept.grids
+        try:
+            encoded = [self._cache.pixel_values(self._processor, image) for image in request.images[num_known:]]
+            grids = (*known, *(grid for _, grid in encoded))
+            check_placeholders(self._processor, 0, request.token_ids, grids)
+            self._check_ids(request)
+        except (ValueError, OSError) as error:
+            raise EngineError(f"the request is malformed: {error}") from error
+        return Row(
+            request=request,
+            future=future,
+            grids=grids,
+            pixels=[*[None] * num_known, *(patches for patches, _ in encoded)],
+            generator=torch.Generator().manual_seed(request.sampling.seed),
         )
-        inputs = {name: torch.from_numpy(array).to(self._device) for name, array in arrays.items()}
-        attention_BT = inputs["attention_mask"]
-        # Positions are computed here, not by forward: there they hang on state that the last call left in the model.
-        positions_3BT, deltas_B1 = self._model.model.get_rope_index(
-            inputs["input_ids"],
-            mm_token_type_ids=inputs.pop("mm_token_type_ids"),
-            image_grid_thw=inputs.get("image_grid_thw"),
-            attention_mask=attention_BT,
-        )
-        rows = [
-            _Row(sampling=request.sampling, generator=torch.Generator().manual_seed(request.sampling.seed))
-            for request in requests
-        ]
-        outputs = self._model(**inputs, position_ids=positions_3BT, use_cache=True, logits_to_keep=1)
-        for _ in range(max(row.sampling.max_new_tokens for row in rows)):
-            next_B = self._choose(rows, outputs.logits[:, -1].float().cpu())
-            if all(row.finish_reason for row in rows):
-                break
-            next_position_B1 = attention_BT.sum(dim=1, keepdim=True) + deltas_B1
-            attention_BT = torch.cat([attention_BT, attention_BT.new_ones(len(rows), 1)], dim=1)
-            outputs = self._model(
-                input_ids=next_B[:, None].to(self._device),
-                attention_mask=attention_BT,
-                position_ids=next_position_B1.expand(3, -1, -1),
-                past_key_values=outputs.past_key_values,
-                use_cache=True,
-            )
-        return rows
 
-    def _choose(self, rows: Sequence[_Row], logits_BV: torch.Tensor) -> torch.Tensor:
-        """Samples one token for each row that still runs; finished rows are fed their end and ignored."""
-        next_B = torch.full((len(rows),), self._renderer.im_end_id, dtype=torch.long)
-        logprobs_BV = torch.log_softmax(logits_BV, dim=-1)
-        for index, row in enumerate(rows):
-            if row.finish_reason:
-                continue
-            token_id = choose_token(
-                logits_BV[index].masked_fill(self._banned_V, -torch.inf), row.sampling, row.generator
-            )
-            next_B[index] = token_id
-            row.token_ids.append(token_id)
-            row.logprobs.append(float(logprobs_BV[index, token_id]))
-            if token_id in self._eos_ids or self._ends_at_stop(row):
-                row.finish_reason = "stop"
-            elif len(row.token_ids) >= row.sampling.max_new_tokens:
-                row.finish_reason = "length"
-        return next_B
+    def _check_ids(self, request: GenerateRequest) -> None:
+        """An id outside the embedding ends a whole process on an accelerator."""
+        vocab_size = self._model.config.text_config.vocab_size
+        if not 0 <= min(request.token_ids) <= max(request.token_ids) < vocab_size:
+            raise ValueError(f"a token id is outside the vocabulary of {vocab_size}")
 
-    def _ends_at_stop(self, row: _Row) -> bool:
-        stops = row.sampling.stop
-        if not stops:
-            return False
-        # A token is at least one byte, so a stop string of n bytes lies within the last n tokens.
-        window = max(len(stop.encode()) for stop in stops)
-        tail = self._renderer.decode_response(row.token_ids[-window:])
-        return any(stop in tail for stop in stops)
+    def _complete(self, row: Row) -> None:
+        """What was kept of the row's episode is gone: its prompt is read whole, so all pixels are needed."""
+        try:
+            row.pixels = [self._cache.pixel_values(self._processor, image)[0] for image in row.request.images]
+            self._post(row)
+        except Exception as error:  # noqa: BLE001 - nobody reads this thread's future: the row must hear of it
+            _settle(row.future, generation_error(error))
+
+    def _post(self, item: Row | Callable[[], None]) -> None:
+        with self._lock:
+            self._check_open()
+            self._inbox.append(item)
+            if self._is_draining:
+                return
+            self._is_draining = True
+            self._executor.submit(self._drain)
+
+    def _take(self) -> list[Row | Callable[[], None]] | None:
+        """What came in; None where there is nothing left to do."""
+        with self._lock:
+            items, self._inbox = self._inbox, []
+            if self._is_closed or (not items and self._sampler.is_idle):
+                self._is_draining = False
+                return None
+            return items
+
+    def _drain(self) -> None:
+        """In the engine's thread, until nobody waits."""
+        while (items := self._take()) is not None:
+            try:
+                for item in items:
+                    if isinstance(item, Row):
+                        self._sampler.add(item)
+                    else:
+                        item()
+                progress = self._sampler.advance()
+            except Exception as error:  # noqa: BLE001 - whoever waits must hear of a bug, and the next be answered
+                progress = self._sampler.fail_all(generation_error(error))
+                for item in items:
+                    if isinstance(item, Row):
+                        _settle(item.future, generation_error(error))
+            self._deliver(progress)
+
+    def _deliver(self, progress: Progress) -> None:
+        for row, result in progress.done:
+            _settle(row.future, result)
+        for row in progress.unprepared:
+            try:
+                self._encoders.submit(self._complete, row)
+            except RuntimeError:  # it is closed
+                _settle(row.future, EngineError("the transformers engine was closed"))
 
 
-def choose_token(logits_V: torch.Tensor, sampling: SamplingParams, generator: torch.Generator) -> int:
-    """Greedy at temperature 0; else a sample of the smallest set of tokens whose probability reaches top_p."""
-    if sampling.temperature <= 0:
-        return int(logits_V.argmax())
-    probs_V = torch.softmax(logits_V / sampling.temperature, dim=-1)
-    if sampling.top_p < 1:
-        sorted_V, order_V = probs_V.sort(descending=True, stable=True)
-        # A token stays while the probability before it is below top_p: the first always does.
-        kept_V = sorted_V.cumsum(dim=-1) - sorted_V < sampling.top_p
-        probs_V = torch.zeros_like(probs_V).scatter(0, order_V, sorted_V * kept_V)
-    return int(torch.multinomial(probs_V, 1, generator=generator))
+def _settle(future: "Future[Any]", result: Any) -> None:
+    """Whoever gave up waiting (a timeout, a cancelled episode) needs no answer."""
+    try:
+        if isinstance(result, BaseException):
+            future.set_exception(result)
+        else:
+            future.set_result(result)
+    except InvalidStateError:
+        pass
+
+
+def _set_own_threads(num_threads: int) -> None:
+    """In this thread alone. Torch also notes the number for threads that are yet to come, so a last word from another
+    thread puts that right: a trainer's thread must not inherit the engine's."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    restoring = threading.Thread(target=torch.set_num_threads, args=(before,))
+    restoring.start()
+    restoring.join()
+
+
+def _default_kv_bytes(device: torch.device) -> int:
+    if device.type != "cuda":
+        return CPU_KV_BYTES
+    num_free, _ = torch.cuda.mem_get_info(device)
+    return num_free // 4

@@ -78,3 +78,31 @@ def test_placeholders_and_images_must_agree(num_images: int) -> None:
         fit_demonstration(
             [user_message("a"), turn(CLICK)], [png(64, 64)] * num_images, dialect=DIALECT, max_pixels=LIMIT
         )
+
+
+@pytest.mark.parametrize("space", ["unit", "thousand"])
+@pytest.mark.parametrize("name", ["slime", "pyautogui", "calls"])
+def test_points_of_other_coordinates_move_to_the_same_place(name: str, space: str) -> None:
+    target = load_dialect(name, space)
+    messages = [user_message("a"), turn(CLICK, words="Click there")]
+    fitted, _ = fit_demonstration(messages, [png(1920, 1080)], dialect=DIALECT, max_pixels=LIMIT, target=target)
+    said = target.parse_strict(fitted[1]["content"][0]["text"])
+    assert said.arguments == {"action": "left_click", "coordinate": [0.5, 0.5] if space == "unit" else [500, 500]}
+    assert said.description == "Click there"
+    back, _ = fit_demonstration(fitted, [png(1920, 1080)], dialect=target, max_pixels=LIMIT, target=DIALECT)
+    assert action_of(back[1]) == {"action": "left_click", "coordinate": [656, 368]}
+
+
+def test_relative_coordinates_stay_to_the_letter_whatever_the_size() -> None:
+    unit = load_dialect("slime@unit")
+    messages = [
+        user_message("a"),
+        assistant_message(unit.format("x", {"action": "left_click", "coordinate": [0.3, 1]})),
+    ]
+    fitted, _ = fit_demonstration(messages, [png(1920, 1080)], dialect=unit, max_pixels=LIMIT)
+    assert fitted == messages
+
+
+def test_a_turn_without_an_image_to_point_at_cannot_be_translated() -> None:
+    with pytest.raises(ValueError, match="points at an image that it does not have"):
+        fit_demonstration([turn(CLICK)], [], dialect=DIALECT, max_pixels=LIMIT, target=load_dialect("calls"))

@@ -1,7 +1,7 @@
 """Turns as ids equal the chat template's, whatever a desktop shows; model inputs agree, or say where they do not."""
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +9,23 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from osworld_pipeline.agent.context import AppendContext
+from osworld_pipeline.agent.images import prepare_screenshot
 from osworld_pipeline.agent.model_inputs import PixelCache, build_model_inputs
 from osworld_pipeline.agent.observation_text import assistant_message, system_message, user_message
 from osworld_pipeline.agent.processor import load_processor
-from osworld_pipeline.agent.renderer import AppendContext, Renderer, render_demonstration
+from osworld_pipeline.agent.renderer import Renderer, render_demonstration
+from osworld_pipeline.domain.episode import SamplingParams, TokenSequence
 from osworld_pipeline.errors import StoreError
+from osworld_pipeline.protocols import GenerateRequest, GenerateResult
 
 Noise = Callable[[int, int, int], bytes]
 CALL = 'Action: go\n<tool_call>{"name":"computer_use","arguments":{"action":"wait"}}</tool_call>'
+PROMPT = "You operate a computer."
+TASK = "[Task]\nRename the folder é to 42.\n"
 MESSAGES = [
-    system_message("You operate a computer."),
-    user_message("[Task]\nRename the folder é to 42.\n"),
+    system_message(PROMPT),
+    user_message(TASK),
     assistant_message(CALL),
     user_message(""),
     assistant_message("Action: stop"),
@@ -63,27 +69,80 @@ def test_the_mask_covers_the_assistants_words_and_the_end_of_its_turns(processor
     assert processor.tokenizer.decode(masked) == f"{CALL}<|im_end|>Action: stop<|im_end|>"
 
 
+def context_of(renderer: Renderer, *, max_tokens: int = 1000, max_new_tokens: int = 100) -> AppendContext:
+    return AppendContext(renderer, PROMPT, max_tokens=max_tokens, max_new_tokens=max_new_tokens)
+
+
+def observe(context: AppendContext, text: str, image: bytes) -> int | None:
+    return context.add_observation(text, prepare_screenshot(image, 1_000_000))
+
+
+def request_of(context: AppendContext) -> GenerateRequest:
+    return context.request(SamplingParams(temperature=1.0), episode_id="e")
+
+
+def only_sequence(context: AppendContext) -> TokenSequence:
+    (sequence,) = context.sequences
+    return sequence
+
+
+def response_of(token_ids: Sequence[int], logprobs: Sequence[float], *, policy_version: int = 0) -> GenerateResult:
+    return GenerateResult(
+        text="", policy_version=policy_version, finish_reason="stop", token_ids=tuple(token_ids),
+        logprobs=tuple(logprobs),
+    )  # fmt: skip
+
+
 def test_an_episode_and_its_demonstration_have_the_same_ids(processor: Any, images: list[bytes]) -> None:
     renderer = Renderer(processor)
-    context = AppendContext(renderer, MESSAGES[0])
-    context.add_observation(MESSAGES[1], images[0], width=96, height=64)
-    first_prompt = context.token_ids
+    context = context_of(renderer)
+    assert observe(context, TASK, images[0]) is None
+    first_prompt = request_of(context).token_ids
     reference = template_inputs(processor, MESSAGES[:2], images[:1], add_generation_prompt=True)
     assert first_prompt == tuple(reference["input_ids"][0])
     # Sampling stopped at </tool_call>: the turn is closed by us, outside the mask.
     response = renderer.encode(CALL)
-    context.add_response(response, [-0.5] * len(response))
-    context.add_observation(MESSAGES[3], images[1], width=64, height=128)
+    context.add_response(response_of(response, [-0.5] * len(response), policy_version=4))
+    assert observe(context, "", images[1]) is None
     # Here the sampler emitted the end of the turn itself.
     last = [*renderer.encode("Action: stop"), renderer.im_end_id]
-    context.add_response(last, [-0.25] * len(last))
+    context.add_response(response_of(last, [-0.25] * len(last), policy_version=5))
     rendered = render_demonstration(renderer, MESSAGES, images)
-    assert context.token_ids + renderer.newline_ids == rendered.token_ids
-    assert context.images == rendered.images
-    assert sum(context.response_mask) == len(response) + len(last) == sum(rendered.mask) - 1
-    logprobs = np.array(context.sampled_logprobs)
-    assert set(logprobs[np.array(context.response_mask) == 1]) == {-0.5, -0.25}
-    assert set(logprobs[np.array(context.response_mask) == 0]) == {0.0}
+    sequence = only_sequence(context)
+    assert sequence.token_ids + tuple(renderer.newline_ids) == rendered.token_ids
+    assert request_of(context).images == rendered.images
+    assert sequence.image_steps == (0, 1)
+    assert sum(sequence.response_mask) == len(response) + len(last) == sum(rendered.mask) - 1
+    logprobs, versions = np.array(sequence.sampled_logprobs), np.array(sequence.policy_versions)
+    assert set(logprobs[np.array(sequence.response_mask) == 1]) == {-0.5, -0.25}
+    assert set(logprobs[np.array(sequence.response_mask) == 0]) == {0.0}
+    assert set(versions[np.array(sequence.response_mask) == 0]) == {-1}
+    assert set(versions[logprobs == -0.5]) == {4}
+    assert set(versions[logprobs == -0.25]) == {5}
+
+
+def test_a_sampled_opening_of_an_image_is_no_image(processor: Any, images: list[bytes]) -> None:
+    renderer = Renderer(processor)
+    context = context_of(renderer)
+    observe(context, TASK, images[0])
+    context.add_response(response_of([renderer.vision_start_id], [-1.0]))
+    assert only_sequence(context).image_steps == (0,)
+
+
+def test_an_observation_that_does_not_fit_with_a_whole_response_adds_nothing_and_says_by_how_much(
+    processor: Any, images: list[bytes]
+) -> None:
+    renderer = Renderer(processor)
+    roomy = context_of(renderer)
+    observe(roomy, TASK, images[0])
+    needed = roomy.num_prompt_tokens + 100
+    exact = context_of(renderer, max_tokens=needed)
+    assert observe(exact, TASK, images[0]) is None
+    tight = context_of(renderer, max_tokens=needed - 3)
+    before = request_of(tight)
+    assert observe(tight, TASK, images[0]) == 3
+    assert request_of(tight) == before
+    assert tight.sequences == ()
 
 
 def test_special_tokens_on_a_screen_are_only_characters(processor: Any) -> None:
@@ -118,14 +177,15 @@ def test_too_few_and_too_many_images_are_refused(processor: Any, images: list[by
 
 def test_a_response_with_an_image_placeholder_is_refused(processor: Any, images: list[bytes]) -> None:
     renderer = Renderer(processor)
-    context = AppendContext(renderer, MESSAGES[0])
-    context.add_observation(MESSAGES[1], images[0], width=96, height=64)
-    before = context.token_ids
+    context = context_of(renderer)
+    assert observe(context, TASK, images[0]) is None
+    before = request_of(context)
     with pytest.raises(ValueError, match="image placeholder"):
-        context.add_response([renderer.image_id], [0.0])
+        context.add_response(response_of([renderer.image_id], [0.0]))
     with pytest.raises(ValueError, match="1 tokens with 2 log-probabilities"):
-        context.add_response([5], [0.0, 0.0])
-    assert context.token_ids == before
+        context.add_response(response_of([5], [0.0, 0.0]))
+    assert request_of(context) == before
+    assert context.sequences == ()
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

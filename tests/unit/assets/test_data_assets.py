@@ -24,7 +24,7 @@ from osworld_pipeline.runs.verification_summary import (
     write_summary,
 )
 from resources.desktops import DesktopsResource
-from resources.launcher import LocalLauncher
+from resources.launcher import Launcher
 from resources.progress import ProgressResource
 from resources.state import RecipeResource, StateResource
 
@@ -49,7 +49,7 @@ def materialize(state: StateDir, assets: list[Any], recipe: str = "smoke") -> di
             "state": StateResource(path=str(state.root)),
             "recipe": RecipeResource(name=recipe),
             "desktops": NoDesktops(),
-            "launcher": LocalLauncher(),
+            "launcher": Launcher(),
             "progress": ProgressResource(),
         },
     )
@@ -113,7 +113,7 @@ def test_a_settled_verification_asks_for_no_desktop_and_shows_what_failed(state:
     failed = FailedDemonstration(
         row_id="r1", task_id="t1", source="bc_sft: a.jsonl:1", earned=(0.0, 0.25), error="the desktop refused action 0"
     )
-    key = verification_key(state, RECIPE, desktops=DesktopsResource().identity())
+    key = verification_key(state, RECIPE, desktops=DesktopsResource().identity(RECIPE))
     summary = VerificationSummary(
         num_rows=4, num_demonstrations=3, num_chosen=3, num_verified=2, num_failed=1, num_open=0, num_faults=1,
         num_tasks=2, coverage=1.0, verified_coverage=0.5, failed=(failed,), unplayable={"no task": ("r4",)},
@@ -149,8 +149,8 @@ def test_another_grader_image_recipe_or_row_is_another_verification(state: State
 
 
 def test_desktops_of_another_machine_have_no_identity_here() -> None:
-    assert DesktopsResource(urls=["http://desktops.example:8100"]).identity() is None
-    assert DesktopsResource().identity()
+    assert DesktopsResource(urls=["http://desktops.example:8100"]).identity(RECIPE) is None
+    assert DesktopsResource().identity(RECIPE)
 
 
 def test_imports_are_shown_with_their_licence(state: StateDir) -> None:

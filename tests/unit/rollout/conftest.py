@@ -65,10 +65,12 @@ class FakeEngine:
     """Answers with the given texts in turn, then with the last one for ever; an exception is raised, a float slept."""
 
     name = "fake"
+    takes_turns = False
     policy_version = 3
 
     def __init__(self, renderer: Renderer, answers: Sequence[str | Exception | float]) -> None:
         self.requests: list[GenerateRequest] = []
+        self.forgotten: list[str] = []
         self._renderer = renderer
         self._answers = answers
 
@@ -91,6 +93,11 @@ class FakeEngine:
 
     async def load_weights(self, path: Path, *, policy_version: int) -> None:
         raise AssertionError("no rollout loads weights")
+
+    async def forget(self, episode_id: str) -> None:
+        self.forgotten.append(episode_id)
+
+    async def health(self) -> None: ...
 
     async def close(self) -> None: ...
 

@@ -1,21 +1,24 @@
 """From scored groups to what an update trains on: raw rewards call replay in, shaped rewards make the advantages."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from episode_samples import make_sequence
 from replay_samples import make_row, write_rows
 
 from osworld_pipeline.agent.observation_text import assistant_message, system_message, user_message
 from osworld_pipeline.agent.renderer import Renderer
 from osworld_pipeline.domain.digest import digest_bytes
 from osworld_pipeline.domain.episode import Episode, EpisodePurpose, Outcome, Reward, SamplingParams
-from osworld_pipeline.domain.group import RolloutGroup
+from osworld_pipeline.domain.group import GroupFate, RolloutGroup
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
 from osworld_pipeline.recipes import load_recipe
+from osworld_pipeline.rollout.batch import GspoBatch
 from osworld_pipeline.rollout.replay import ReplayBuffer
-from osworld_pipeline.runs.gspo_batch import GspoBatch, RowRenderer, build_batch
+from osworld_pipeline.runs.gspo_batch import GroupJudge, RowRenderer, build_batch
 
 RECIPE = load_recipe("smoke")
 
@@ -31,9 +34,7 @@ def episode(name: str, *, task_reward: float, shaped: float, outcome: Outcome = 
         sampling=SamplingParams(temperature=1.0),
         outcome=outcome,
         reward=Reward(task=task_reward, shaped=shaped) if outcome.is_valid else None,
-        token_ids=(5, 6, 7),
-        response_mask=(0, 1, 1),
-        sampled_logprobs=(0.0, -1.0, -2.0),
+        sequences=(make_sequence(token_ids=(5, 6, 7), sampled_logprobs=(0.0, -1.0, -2.0), num_images=0),),
     )
 
 
@@ -98,15 +99,26 @@ def test_group_of_equal_successes_trains_nothing_and_is_counted(batch_of: Callab
     successes = [episode(name, task_reward=1, shaped=1.0, outcome=Outcome.SUCCESS) for name in "ab"]
     batch = batch_of(*successes)
     assert batch.trajectories == ()
-    assert batch.num_zero_variance == 1
+    assert batch.num_groups(GroupFate.ZERO_VARIANCE) == 1
     assert len(batch.groups) == 1, "the group is recorded all the same"
 
 
-def test_fault_is_no_sample_and_group_of_faults_gets_no_replay(batch_of: Callable[..., GspoBatch]) -> None:
+def test_a_group_with_too_few_valid_episodes_is_dropped_with_the_reason_and_gets_no_replay(
+    batch_of: Callable[..., GspoBatch],
+) -> None:
+    fault = replace(episode("a", task_reward=0, shaped=0, outcome=Outcome.ENV_FAULT), error="the desktop died")
+    for others in ((replace(fault, episode_id="b"),), (episode("b", task_reward=0, shaped=0.3),)):
+        batch = batch_of(fault, *others)
+        assert (batch.trajectories, batch.injections) == ((), ())
+        (group,) = batch.groups
+        assert (group.fate, group.replay) == (GroupFate.TOO_FEW_VALID, None)
+        assert "episodes are valid, 2 are needed; the last fault was env_fault: the desktop died" in group.reason
+
+
+def test_a_fault_is_no_sample(batch_of: Callable[..., GspoBatch]) -> None:
     fault = episode("a", task_reward=0, shaped=0, outcome=Outcome.ENV_FAULT)
-    assert batch_of(fault, fault).trajectories == ()
-    batch = batch_of(fault, episode("b", task_reward=0, shaped=0.3))
-    assert [trajectory.trajectory_id for trajectory in batch.trajectories] == ["b", "replay:row-of-the-buffer"]
+    batch = batch_of(fault, episode("b", task_reward=0, shaped=0.3), episode("c", task_reward=0, shaped=0.1))
+    assert [trajectory.trajectory_id for trajectory in batch.trajectories] == ["b", "c", "replay:row-of-the-buffer"]
 
 
 def test_a_row_whose_image_is_missing_is_skipped_and_the_group_trains_on_its_own(
@@ -124,6 +136,35 @@ def test_a_row_whose_image_is_missing_is_skipped_and_the_group_trains_on_its_own
 
 
 def test_a_row_whose_image_is_damaged_is_skipped(batch_of: Callable[..., GspoBatch]) -> None:
-    failure = episode("a", task_reward=0, shaped=0.1)
-    batch = batch_of(failure, read_blob=lambda _: b"no image at all")
+    failures = [episode(name, task_reward=0, shaped=0.1) for name in "ab"]
+    batch = batch_of(*failures, read_blob=lambda _: b"no image at all")
     assert [skipped.row_id for skipped in batch.skipped] == ["row-of-the-buffer"]
+
+
+def test_injections_of_an_update_are_limited_over_all_the_groups_that_are_judged_for_it(
+    tmp_path: Path, renderer: Renderer, noise_png: Callable[[int, int, int], bytes]
+) -> None:
+    image, state = noise_png(64, 64, 1), StateDir(tmp_path)
+    turns = (system_message("s"), user_message("u"), assistant_message("Action: a"))
+    write_rows(state, make_row("row", messages=list(turns), images=[digest_bytes(image)]))
+    section = RECIPE.replay.model_copy(update={"max_injections": 1})
+    failures = tuple(episode(name, task_reward=0, shaped=0.1) for name in "ab")
+    with ReplayBuffer(state, section) as replay:
+        judge = GroupJudge(
+            replay=replay,
+            settings=section,
+            render_row=RowRenderer(
+                agent=RECIPE.agent, renderer=renderer, read_blob=lambda _: image, find_episode=lambda _: failures[0]
+            ),
+            read_blob=lambda _: image,
+            estimator="mean_std",
+            min_valid=2,
+            max_tokens=4096,
+        )
+        batches = [
+            judge([RolloutGroup(group_id=name, task_id="t", stage_key="k", update=0, episodes=failures)], update=update)
+            for name, update in (("g0", 0), ("g1", 0), ("g2", 1))
+        ]
+    assert [len(batch.injections) for batch in batches] == [1, 0, 1]
+    fates = [batch.groups[0].fate for batch in batches]
+    assert fates == [GroupFate.TRAINED, GroupFate.ZERO_VARIANCE, GroupFate.TRAINED]

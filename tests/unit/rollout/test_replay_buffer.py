@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from episode_samples import make_sequence
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from replay_samples import (
@@ -17,18 +18,19 @@ from replay_samples import (
     write_verifications,
 )
 
+from osworld_pipeline.agent.dialects import load_dialect
 from osworld_pipeline.agent.observation_text import assistant_message, system_message, user_message
 from osworld_pipeline.agent.renderer import Renderer, render_demonstration
 from osworld_pipeline.domain.digest import digest_bytes
-from osworld_pipeline.domain.episode import Outcome
+from osworld_pipeline.domain.episode import Outcome, TokenSequence
 from osworld_pipeline.domain.group import RolloutGroup
 from osworld_pipeline.domain.replay import ReplayRow, base_task_id
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.domain.trajectory import Trajectory
 from osworld_pipeline.errors import StoreError, TableError
-from osworld_pipeline.recipes.schema import ReplaySection
+from osworld_pipeline.recipes.schema import AgentSection, ReplaySection
 from osworld_pipeline.rollout.replay import ReplayBuffer, Served
-from osworld_pipeline.rollout.trajectories import episode_trajectory, replay_trajectory
+from osworld_pipeline.rollout.trajectories import episode_trajectories, replay_trajectories
 from osworld_pipeline.tables.owned import table_path
 
 
@@ -37,8 +39,8 @@ def state(tmp_path: Path) -> StateDir:
     return StateDir(tmp_path)
 
 
-def plain(group: RolloutGroup, row: ReplayRow) -> Trajectory:
-    return Trajectory(trajectory_id=row.row_id, task_id=row.task_id, token_ids=(1,), response_mask=(1,), images=())
+def plain(group: RolloutGroup, row: ReplayRow) -> list[Trajectory]:
+    return [Trajectory(trajectory_id=row.row_id, task_id=row.task_id, token_ids=(1,), response_mask=(1,), images=())]
 
 
 @contextmanager
@@ -168,7 +170,7 @@ def test_the_choice_depends_on_seed_update_and_group_alone(state: StateDir) -> N
 
 
 def test_a_row_that_cannot_be_used_is_skipped_with_its_reason_and_the_next_is_tried(state: StateDir) -> None:
-    def render(group: RolloutGroup, row: ReplayRow) -> Trajectory:
+    def render(group: RolloutGroup, row: ReplayRow) -> list[Trajectory]:
         if row.row_id == "broken":
             raise StoreError("image abc is missing")
         if row.row_id == "long":
@@ -186,7 +188,7 @@ def test_a_row_that_cannot_be_used_is_skipped_with_its_reason_and_the_next_is_tr
 
 
 def test_a_group_whose_rows_are_all_unusable_goes_without_and_takes_no_place_of_the_limit(state: StateDir) -> None:
-    def render(group: RolloutGroup, row: ReplayRow) -> Trajectory:
+    def render(group: RolloutGroup, row: ReplayRow) -> list[Trajectory]:
         if row.task_id == "t":
             raise ValueError("broken")
         return plain(group, row)
@@ -305,28 +307,31 @@ def test_a_replay_row_becomes_a_trajectory_in_the_layout_of_episodes(
     image = noise_png(64, 32, 0)
     sha256 = digest_bytes(image)
     replay = replay_row("abc", image_sha256s=(sha256,))
-    trajectory = replay_trajectory(replay, {sha256: image}.__getitem__, renderer, advantage=1.5, weight=0.5)
-    rendered = render_demonstration(renderer, replay.messages, [image])
+    agent, read_blob = AgentSection(system_prompt="short"), {sha256: image}.__getitem__
+    (trajectory,) = replay_trajectories(replay, read_blob, renderer, agent=agent, advantage=1.5, weight=0.5)
+    prompt = system_message(load_dialect("slime").system_prompt("short"))
+    rendered = render_demonstration(renderer, (prompt, *replay.messages[1:]), [image])
     assert (trajectory.trajectory_id, trajectory.task_id) == ("replay:abc", "t")
     assert (trajectory.token_ids, trajectory.response_mask) == (rendered.token_ids, rendered.mask)
     assert trajectory.images == (image,)
     assert (trajectory.is_replay, trajectory.sampled_logprobs) == (True, None)
     assert (trajectory.advantage, trajectory.weight) == (1.5, 0.5)
-    demonstration = replay_trajectory(replay, {sha256: image}.__getitem__, renderer, is_replay=False)
+    (demonstration,) = replay_trajectories(replay, read_blob, renderer, agent=agent, is_replay=False)
     assert (demonstration.trajectory_id, demonstration.is_replay) == ("demo:abc", False)
 
 
 def test_a_broken_replay_row_is_named(renderer: Renderer) -> None:
-    with pytest.raises(ValueError, match="replay row abc of task t: a user turn has more image placeholders"):
-        replay_trajectory(replay_row("abc"), {}.__getitem__, renderer)
+    with pytest.raises(ValueError, match="replay row abc of task t: a conversation whose image placeholders"):
+        replay_trajectories(replay_row("abc"), {}.__getitem__, renderer, agent=AgentSection())
 
 
 @pytest.mark.parametrize("outcome", [Outcome.TIMEOUT, Outcome.ENV_FAULT, Outcome.POLICY_FAULT, Outcome.GRADER_FAULT])
 def test_a_fault_is_never_made_a_trajectory(outcome: Outcome) -> None:
     with pytest.raises(ValueError, match="it is not trained on"):
-        episode_trajectory(rollout("e", None, outcome=outcome), {}.__getitem__)
+        episode_trajectories(rollout("e", None, outcome=outcome), {}.__getitem__)
 
 
-def test_an_episode_without_sampled_tokens_is_never_made_a_trajectory() -> None:
+@pytest.mark.parametrize("sequences", [(), (make_sequence(response_mask=(0, 0, 0)),)])
+def test_an_episode_without_sampled_tokens_is_never_made_a_trajectory(sequences: tuple[TokenSequence, ...]) -> None:
     with pytest.raises(ValueError, match="holds no sampled token"):
-        episode_trajectory(rollout("e", token_ids=(), response_mask=(), sampled_logprobs=()), {}.__getitem__)
+        episode_trajectories(rollout("e", sequences=sequences), {}.__getitem__)

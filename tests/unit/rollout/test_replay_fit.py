@@ -11,14 +11,15 @@ from osworld_pipeline.agent.observation_text import assistant_message, system_me
 from osworld_pipeline.agent.renderer import Renderer
 from osworld_pipeline.domain.digest import digest_bytes
 from osworld_pipeline.domain.replay import ReplayRow
-from osworld_pipeline.rollout.trajectories import replay_trajectory
+from osworld_pipeline.recipes.schema import AgentSection
+from osworld_pipeline.rollout.trajectories import replay_trajectories
 
 
-@pytest.mark.parametrize(("max_pixels", "size", "point"), [(None, (128, 64), "[100,50]"), (2048, (64, 32), "[50,25]")])
+@pytest.mark.parametrize(("max_pixels", "size", "point"), [(8192, (128, 64), "[100,50]"), (2048, (64, 32), "[50,25]")])
 def test_points_move_with_the_image_that_trains(
     processor,
     noise_png: Callable[[int, int, int], bytes],
-    max_pixels: int | None,
+    max_pixels: int,
     size: tuple[int, int],
     point: str,
 ) -> None:
@@ -33,6 +34,27 @@ def test_points_move_with_the_image_that_trains(
         messages=(system_message("s"), user_message("u"), assistant_message(words)),
         image_sha256s=(digest_bytes(image),),
     )
-    trajectory = replay_trajectory(row, lambda _: image, Renderer(processor), max_pixels=max_pixels)
+    agent = AgentSection(max_pixels=max_pixels, system_prompt="short")
+    (trajectory,) = replay_trajectories(row, lambda _: image, Renderer(processor), agent=agent)
     assert Image.open(io.BytesIO(trajectory.images[0])).size == size
     assert point in processor.tokenizer.decode(trajectory.token_ids).replace(" ", "")
+
+
+def test_in_window_mode_the_answers_of_a_row_share_its_weight(
+    processor, noise_png: Callable[[int, int, int], bytes]
+) -> None:
+    image = noise_png(64, 32, 0)
+    words = load_dialect("slime").format("Wait", {"action": "wait"})
+    row = ReplayRow(
+        row_id="abc",
+        task_id="t",
+        original_task_id="t",
+        source_dataset="theirs",
+        reward=1.0,
+        messages=(system_message("s"), *(user_message("u"), assistant_message(words)) * 2),
+        image_sha256s=(digest_bytes(image),) * 2,
+    )
+    agent = AgentSection(context_mode="window", window_screenshots=1, system_prompt="short")
+    parts = replay_trajectories(row, lambda _: image, Renderer(processor), agent=agent, advantage=2.0, weight=0.5)
+    assert [part.trajectory_id for part in parts] == ["replay:abc#0", "replay:abc#1"]
+    assert [(part.weight, part.advantage, len(part.images)) for part in parts] == [(0.25, 2.0, 1)] * 2

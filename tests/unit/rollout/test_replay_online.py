@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from episode_samples import make_step
+from episode_samples import make_sequence, make_step
 from replay_samples import failed_group, group_of, make_row, rollout, write_rows
 
 from osworld_pipeline.agent.renderer import Renderer
@@ -16,8 +16,9 @@ from osworld_pipeline.domain.replay import ReplayRow
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.domain.trajectory import Trajectory
 from osworld_pipeline.recipes.schema import AgentSection, ReplaySection
+from osworld_pipeline.rollout.batch import GspoBatch
 from osworld_pipeline.rollout.replay import ReplayBuffer
-from osworld_pipeline.runs.gspo_batch import GspoBatch, RowRenderer, build_batch
+from osworld_pipeline.runs.gspo_batch import RowRenderer, build_batch
 from osworld_pipeline.runs.upkeep import compact_store
 from osworld_pipeline.tables.catalog import fresh_views
 from osworld_pipeline.trajectories import TrajectoryStore
@@ -35,8 +36,8 @@ def state(tmp_path: Path) -> StateDir:
     return StateDir(tmp_path)
 
 
-def plain(group: RolloutGroup, row: ReplayRow) -> Trajectory:
-    return Trajectory(trajectory_id=row.row_id, task_id=row.task_id, token_ids=(1,), response_mask=(1,), images=())
+def plain(group: RolloutGroup, row: ReplayRow) -> list[Trajectory]:
+    return [Trajectory(trajectory_id=row.row_id, task_id=row.task_id, token_ids=(1,), response_mask=(1,), images=())]
 
 
 def possible_rows(
@@ -132,6 +133,7 @@ def train(state: StateDir, renderer: Renderer) -> Callable[..., GspoBatch]:
                 settings=ONLINE,
                 render_row=render_row,
                 read_blob=store.read_blob,
+                min_valid=1,
             )
         part = f"stage-u{number:04d}"
         store.write_episodes(part, [episode for group in groups for episode in group.episodes])
@@ -158,8 +160,10 @@ def test_a_success_of_one_update_joins_a_later_one_and_sql_walks_back_to_its_pix
     second = train(1, group_of(replace(lost, episode_id="lost-again", update=1), group_id="h", update=1))
     (own, replayed) = second.trajectories
     assert (replayed.trajectory_id, replayed.is_replay) == ("replay:won", True)
-    assert replayed.token_ids == success.token_ids
-    assert replayed.sampled_logprobs is None, "the trainer takes its own: these are of an older policy"
+    assert (replayed.token_ids,) == tuple(sequence.token_ids for sequence in success.sequences)
+    assert (replayed.sampled_logprobs, replayed.policy_versions) == (None, None), (
+        "the trainer takes its own: these are of an older policy"
+    )
     assert len(replayed.images) == 2
     # Rewards 0 and 1: mean 1/2, standard deviation 1 / sqrt(2).
     assert (own.advantage, replayed.advantage) == pytest.approx((-0.7071, 0.7071), 1e-3)
@@ -177,10 +181,10 @@ def test_a_success_of_one_update_joins_a_later_one_and_sql_walks_back_to_its_pix
     ("changes", "reason"),
     [
         ({"processor_digest": "another"}, "tokens of another processor"),
-        ({"token_ids": (1,) * 600, "response_mask": (1,) * 600, "sampled_logprobs": (0.0,) * 600}, "600 tokens, more"),
-        ({"steps": (make_step(0, sha256="e" * 64),)}, "e" * 64),
+        ({"sequences": (make_sequence(600),)}, "600 tokens, more"),
+        ({"steps": (make_step(0, sha256="e" * 64), make_step(1))}, "e" * 64),
         ({"task_digest": "x" * 64}, "before its config changed"),
-        ({"token_ids": (), "response_mask": (), "sampled_logprobs": ()}, "holds no sampled token"),
+        ({"sequences": ()}, "holds no sampled token"),
     ],
 )
 def test_a_success_that_cannot_be_used_is_skipped_with_its_reason(

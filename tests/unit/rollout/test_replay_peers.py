@@ -51,8 +51,8 @@ def osgym_buffer() -> Any:
     return names["ReplayBuffer"]
 
 
-def plain(group: RolloutGroup, row: ReplayRow) -> Trajectory:
-    return Trajectory(trajectory_id=row.row_id, task_id=row.task_id, token_ids=(1,), response_mask=(1,), images=())
+def plain(group: RolloutGroup, row: ReplayRow) -> list[Trajectory]:
+    return [Trajectory(trajectory_id=row.row_id, task_id=row.task_id, token_ids=(1,), response_mask=(1,), images=())]
 
 
 @pytest.mark.parametrize("seed", range(4))

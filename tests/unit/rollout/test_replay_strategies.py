@@ -136,8 +136,8 @@ def test_priority_grows_with_failures_and_is_even_for_an_unknown_task() -> None:
     assert failure_priority(RecentGroups(num_groups=8, num_failed=0)) == pytest.approx(0.1)
 
 
-def plain(group: RolloutGroup, row: ReplayRow) -> Trajectory:
-    return Trajectory(trajectory_id=row.row_id, task_id=row.task_id, token_ids=(1,), response_mask=(1,), images=())
+def plain(group: RolloutGroup, row: ReplayRow) -> list[Trajectory]:
+    return [Trajectory(trajectory_id=row.row_id, task_id=row.task_id, token_ids=(1,), response_mask=(1,), images=())]
 
 
 def served_rows(state: StateDir, num_groups: int = 900, **section) -> Counter[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from osworld_pipeline.agent.dialects import SlimeDialect
+from osworld_pipeline.agent.dialects import load_dialect
 from osworld_pipeline.agent.model_inputs import build_model_inputs
 from osworld_pipeline.agent.renderer import Renderer
 from osworld_pipeline.domain.episode import Outcome
@@ -22,10 +22,10 @@ from osworld_pipeline.errors import (
     SetupError,
 )
 from osworld_pipeline.rollout.run_episode import EpisodePlan, EpisodeSettings, EpisodeTools, run_episode
-from osworld_pipeline.rollout.trajectories import episode_trajectory
+from osworld_pipeline.rollout.trajectories import episode_trajectories
 
 Tools = Callable[..., EpisodeTools]
-DIALECT = SlimeDialect()
+DIALECT = load_dialect("slime")
 TYPE = DIALECT.format("Type the command", {"action": "type", "text": "mv alpha bravo\n"})
 DONE = DIALECT.format("Finish", {"action": "terminate", "status": "success"})
 GIVE_UP = DIALECT.format("Give up", {"action": "terminate", "status": "failure"})
@@ -58,18 +58,21 @@ async def test_the_kept_tokens_are_the_prompts_the_engine_saw_and_the_responses_
     episode = await run_episode(task, plan, tools=tools, settings=settings)
     requests = tools.engine.requests  # type: ignore[attr-defined]
     done_ids = tuple(renderer.encode(DONE))
-    assert episode.token_ids == requests[1].token_ids + done_ids
+    (sequence,) = episode.sequences
+    assert sequence.token_ids == requests[1].token_ids + done_ids
     assert requests[1].token_ids[: len(requests[0].token_ids)] == requests[0].token_ids
-    assert sum(episode.response_mask) == len(renderer.encode(TYPE)) + len(done_ids)
+    assert sum(sequence.response_mask) == len(renderer.encode(TYPE)) + len(done_ids)
     assert requests[0].sampling.seed != requests[1].sampling.seed
     assert [step.prompt_num_tokens for step in episode.steps] == [len(request.token_ids) for request in requests]
-    trajectory = episode_trajectory(episode, tools.sink.blobs.__getitem__)  # type: ignore[attr-defined]
+    (trajectory,) = episode_trajectories(episode, tools.sink.blobs.__getitem__)  # type: ignore[attr-defined]
     assert trajectory.images == requests[1].images
     build_model_inputs(renderer.processor, [(trajectory.token_ids, trajectory.images)])
     assert trajectory.sampled_logprobs is not None
     assert {
         logprob for logprob, flag in zip(trajectory.sampled_logprobs, trajectory.response_mask, strict=True) if flag
     } == {-0.5}
+    assert sequence.policy_versions == tuple(3 if flag else -1 for flag in sequence.response_mask)
+    assert sequence.image_steps == (0, 1)
 
 
 async def test_giving_up_is_a_failure_with_the_graders_word(
@@ -102,14 +105,14 @@ async def test_a_full_context_truncates_before_the_observation_that_does_not_fit
 ) -> None:
     tools = make_tools([fake_desktop(reward=0.0)], [TYPE])
     whole = await run_episode(task, plan, tools=tools, settings=settings)
-    limit = len(whole.token_ids) - 1
+    limit = whole.num_tokens - 1
     tight = replace(settings, agent=settings.agent.model_copy(update={"max_context_tokens": limit}))
     tools = make_tools([fake_desktop(reward=0.0)], [TYPE])
     episode = await run_episode(task, plan, tools=tools, settings=tight)
     assert episode.outcome is Outcome.TRUNCATED
     assert 0 < len(episode.steps) < 3
-    assert len(episode.token_ids) <= limit
-    episode_trajectory(episode, tools.sink.blobs.__getitem__)  # type: ignore[attr-defined]
+    assert episode.num_tokens <= limit
+    episode_trajectories(episode, tools.sink.blobs.__getitem__)  # type: ignore[attr-defined]
 
 
 async def test_a_context_too_small_for_a_first_turn_is_the_recipes_error(
@@ -117,7 +120,7 @@ async def test_a_context_too_small_for_a_first_turn_is_the_recipes_error(
 ) -> None:
     desktop = fake_desktop()
     tight = replace(settings, agent=settings.agent.model_copy(update={"max_context_tokens": 100}))
-    with pytest.raises(RecipeError, match="the first turn needs"):
+    with pytest.raises(RecipeError, match=r"the first turn, response included, is \d+ tokens longer than the context"):
         await run_episode(task, plan, tools=make_tools([desktop], [DONE]), settings=tight)
     assert desktop.is_closed
 
@@ -189,6 +192,30 @@ async def test_a_dead_replica_is_replaced_and_the_attempt_is_kept(
     assert dead.is_closed
 
 
+async def test_how_the_attempts_before_it_ended_is_kept_with_the_episode(
+    task: Task, plan: EpisodePlan, settings: EpisodeSettings, make_tools: Tools, fake_desktop: Any
+) -> None:
+    broken = fake_desktop(faults={"reset": SetupError("no such file")})
+    dead = fake_desktop(faults={"act": ReplicaError("gone")}, replica_id="r1")
+    tools = make_tools([broken, dead, fake_desktop(replica_id="r2")], [DONE])
+    episode = await run_episode(task, plan, tools=tools, settings=settings)
+    assert (episode.outcome, episode.error, episode.attempt) == (Outcome.SUCCESS, None, 2)
+    assert episode.earlier_faults == ("env_fault: no such file", "env_fault on r1: gone")
+    assert tools.engine.forgotten == ["e1-a0", "e1-a1", "e1-a2"]  # type: ignore[attr-defined]
+
+
+async def test_a_prompt_that_was_never_answered_is_not_kept(
+    task: Task, plan: EpisodePlan, settings: EpisodeSettings, make_tools: Tools, fake_desktop: Any, renderer: Renderer
+) -> None:
+    tools = make_tools([fake_desktop()], [TYPE, EngineError("out of memory")])
+    episode = await run_episode(task, plan, tools=tools, settings=settings)
+    (first, _) = tools.engine.requests  # type: ignore[attr-defined]
+    assert (episode.outcome, len(episode.steps)) == (Outcome.POLICY_FAULT, 1)
+    (sequence,) = episode.sequences
+    assert sequence.token_ids == first.token_ids + tuple(renderer.encode(TYPE))
+    assert sequence.image_steps == (0,)
+
+
 async def test_a_slow_turn_is_a_timeout(
     task: Task, plan: EpisodePlan, settings: EpisodeSettings, make_tools: Tools, fake_desktop: Any
 ) -> None:
@@ -214,8 +241,11 @@ async def test_a_sampled_image_placeholder_is_a_policy_fault(
 
     class PlaceholderEngine:
         name = "fake"
+        takes_turns = False
         policy_version = 0
         load_weights = engine.load_weights
+        forget = engine.forget
+        health = engine.health
         close = engine.close
 
         async def generate(self, request: Any) -> Any:

@@ -1,21 +1,30 @@
 """Groups: deterministic names and seeds, never more desktops at once than there are, faults apart from valid ones."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from group_samples import make_ended
 
-from osworld_pipeline.agent.dialects import SlimeDialect
-from osworld_pipeline.domain.episode import SamplingParams
+from osworld_pipeline.agent.dialects import load_dialect
+from osworld_pipeline.domain.episode import Episode, Outcome, SamplingParams
 from osworld_pipeline.domain.task import Task
-from osworld_pipeline.errors import EnvServerError, NoCapacityError, RecipeError
-from osworld_pipeline.rollout.run_episode import EpisodeSettings, EpisodeTools
-from osworld_pipeline.rollout.run_group import GroupPlan, plan_episode, require_desktops, run_groups
+from osworld_pipeline.errors import EngineError, EnvServerError, NoCapacityError, RecipeError
+from osworld_pipeline.rollout.run_episode import EpisodePlan, EpisodeSettings, EpisodeTools, RunEpisode
+from osworld_pipeline.rollout.run_group import (
+    GroupPlan,
+    in_turn,
+    plan_episode,
+    require_services,
+    run_group,
+    run_groups,
+)
 
 Tools = Callable[..., EpisodeTools]
-DONE = SlimeDialect().format("Finish", {"action": "terminate", "status": "success"})
+DONE = load_dialect("slime").format("Finish", {"action": "terminate", "status": "success"})
 
 
 @pytest.fixture
@@ -23,14 +32,16 @@ def group_plan(sampling: SamplingParams) -> GroupPlan:
     return GroupPlan(stage_key="gspo", update=2, group_size=3, checkpoint_id="c", sampling=sampling)
 
 
-def test_ids_and_seeds_depend_on_the_plan_alone(group_plan: GroupPlan) -> None:
-    first = plan_episode(group_plan, 1, 2)
+def test_ids_and_seeds_depend_on_the_plan_and_the_groups_name_alone(group_plan: GroupPlan) -> None:
+    first = plan_episode(group_plan, "gspo-u0002-g01", 2)
     assert (first.episode_id, first.group_id) == ("gspo-u0002-g01-s02", "gspo-u0002-g01")
-    assert plan_episode(group_plan, 1, 2) == first
-    seeds = {plan_episode(group_plan, group, sample).seed for group in range(4) for sample in range(3)}
-    assert len(seeds) == 12
+    assert plan_episode(group_plan, "gspo-u0002-g01", 2) == first
+    again = plan_episode(group_plan, "gspo-u0002-g01", 2, resample=1)
+    assert (again.episode_id, again.group_id) == ("gspo-u0002-g01-s02-r1", "gspo-u0002-g01")
+    seeds = {plan_episode(group_plan, f"g{group}", sample).seed for group in range(4) for sample in range(3)}
+    assert len({*seeds, again.seed}) == 13
     reseeded = replace(group_plan, sampling=replace(group_plan.sampling, seed=8))
-    assert plan_episode(reseeded, 1, 2).seed != first.seed
+    assert plan_episode(reseeded, "gspo-u0002-g01", 2).seed != first.seed
 
 
 async def test_a_group_holds_its_episodes_in_order_and_leaves_faults_out_of_the_valid_ones(
@@ -49,7 +60,7 @@ async def test_a_group_holds_its_episodes_in_order_and_leaves_faults_out_of_the_
     assert ids == [f"gspo-u0002-g{group:02d}-s{sample:02d}" for group in range(2) for sample in range(3)]
     assert sorted(heard) == ids
     assert [len(group.valid_episodes) for group in groups] == [2, 3]
-    require_desktops(groups[0].episodes)
+    require_services(groups[0].episodes)
 
 
 async def test_no_more_episodes_run_at_once_than_there_are_replicas(
@@ -90,4 +101,73 @@ async def test_a_run_without_a_single_desktop_says_so(
     desktops = [fake_desktop(faults={"reset": EnvServerError("no env server answers at x")}) for _ in range(3)]
     (group,) = await run_groups([task], group_plan, tools=make_tools(desktops, [DONE]), settings=settings)
     with pytest.raises(EnvServerError, match="all 3 episodes ended in an env_fault; the first: no env server answers"):
-        require_desktops(group.episodes)
+        require_services(group.episodes)
+
+
+def test_a_run_without_a_policy_engine_says_so_and_one_valid_episode_is_enough_to_go_on() -> None:
+    faults = [make_ended(f"e{index}", outcome=Outcome.POLICY_FAULT) for index in range(3)]
+    with pytest.raises(EngineError, match="all 3 episodes ended in a policy_fault; the first: it was a policy_fault"):
+        require_services(faults)
+    mixed = [*faults, make_ended("e3", outcome=Outcome.ENV_FAULT)]
+    with pytest.raises(EngineError, match="3 of 4 episodes ended in a policy_fault, the others in the other kind"):
+        require_services(mixed)
+    require_services([*mixed, make_ended("e4")])
+    require_services([*mixed, make_ended("e4", outcome=Outcome.TIMEOUT)])
+    require_services([])
+
+
+def scripted(ends: dict[str, Outcome], heard: list[str]) -> RunEpisode:
+    """Episodes end as `ends` says of their ids; all others fail at their task."""
+
+    async def run(task: Task, plan: EpisodePlan) -> Episode:
+        heard.append(plan.episode_id)
+        await asyncio.sleep(0)
+        return make_ended(plan.episode_id, outcome=ends.get(plan.episode_id, Outcome.FAILURE))
+
+    return run
+
+
+async def test_faulty_members_run_again_under_names_of_their_own_until_enough_are_valid(
+    task: Task, group_plan: GroupPlan
+) -> None:
+    ends = {"g-s00": Outcome.ENV_FAULT, "g-s02": Outcome.POLICY_FAULT, "g-s02-r1": Outcome.TIMEOUT}
+    plan, heard = replace(group_plan, max_resamples=3), list[str]()
+    group = await run_group(task, plan, "g", run_one=scripted(ends, heard))
+    assert heard == ["g-s00", "g-s01", "g-s02", "g-s00-r1", "g-s02-r1"]
+    assert [episode.episode_id for episode in group.episodes] == heard, "what was faulty stays on record"
+    assert [episode.episode_id for episode in group.valid_episodes] == ["g-s01", "g-s00-r1"]
+
+
+async def test_a_group_that_faults_again_and_again_ends_with_what_it_has(task: Task, group_plan: GroupPlan) -> None:
+    heard: list[str] = []
+    ends = {f"g-s{sample:02d}{again}": Outcome.ENV_FAULT for sample in range(3) for again in ("", "-r1", "-r2")}
+    group = await run_group(task, replace(group_plan, max_resamples=2), "g", run_one=scripted(ends, heard))
+    assert len(heard) == len(set(heard)) == 9
+    assert group.valid_episodes == ()
+
+
+async def test_a_group_with_enough_valid_episodes_is_not_run_again(task: Task, group_plan: GroupPlan) -> None:
+    heard: list[str] = []
+    ends = {"g-s00": Outcome.ENV_FAULT}
+    await run_group(task, replace(group_plan, max_resamples=2), "g", run_one=scripted(ends, heard))
+    assert heard == ["g-s00", "g-s01", "g-s02"]
+
+
+async def test_hundreds_of_episodes_are_in_flight_in_one_loop_and_none_is_left_behind(
+    group_plan: GroupPlan, task: Task
+) -> None:
+    in_flight = most = 0
+
+    async def run(task: Task, plan: EpisodePlan) -> Episode:
+        nonlocal in_flight, most
+        in_flight += 1
+        most = max(most, in_flight)
+        await asyncio.sleep(0.2)
+        in_flight -= 1
+        return make_ended(plan.episode_id)
+
+    started = time.monotonic()
+    await run_group(task, replace(group_plan, group_size=300), "g", run_one=in_turn(run, 300))
+    assert most == 300
+    assert time.monotonic() - started < 5.0
+    assert len(asyncio.all_tasks()) == 1

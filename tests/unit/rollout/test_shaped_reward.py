@@ -1,5 +1,7 @@
 """The shaped reward, term by term, against numbers worked by hand."""
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -150,3 +152,58 @@ def test_the_shaped_reward_stays_within_0_and_1(steps: list[StepSignals], task: 
     assert 0.0 <= reward.shaped <= 1.0
     assert 0.0 <= reward.partial <= 1.0 + 1e-9
     assert reward.task == task
+
+
+episodes = st.lists(st.sampled_from([CLICK, TYPE, KEY, WAIT, DONE, UNKNOWN]), max_size=30)
+bounded_sections = st.builds(
+    RewardSection,
+    shaping=st.just("bounded"),
+    alpha=st.floats(0, 3),
+    success_threshold=st.floats(0.01, 1),
+    partial_tasks=st.booleans(),
+    action_executed=st.floats(0, 5),
+)
+
+
+def shaped(task: float, steps: list[StepSignals], section: RewardSection) -> float:
+    return shape_reward(task, steps, max_steps=8, section=section, has_a11y_tree=True).shaped
+
+
+@given(section=bounded_sections, failed=episodes, solved=episodes, task=st.floats(0, 1), success=st.floats(0, 1))
+def test_bounded_shaping_gives_no_failure_what_any_success_earns(
+    section: RewardSection, failed: list[StepSignals], solved: list[StepSignals], task: float, success: float
+) -> None:
+    threshold = section.success_threshold
+    failure = shaped(min(task, math.nextafter(threshold, 0)), failed, section)
+    assert 0 <= failure < threshold <= shaped(max(success, threshold), solved, section)
+
+
+@given(section=bounded_sections, steps=episodes, tasks=st.lists(st.floats(0, 1), min_size=2, max_size=2))
+def test_bounded_shaping_never_pays_less_for_a_better_graders_word(
+    section: RewardSection, steps: list[StepSignals], tasks: list[float]
+) -> None:
+    worse, better = sorted(tasks)
+    assert shaped(worse, steps, section) <= shaped(better, steps, section) + 1e-12
+
+
+@given(section=bounded_sections, steps=episodes, task=st.floats(0, 1))
+def test_shaping_draws_nothing(section: RewardSection, steps: list[StepSignals], task: float) -> None:
+    assert shaped(task, steps, section) == shaped(task, list(steps), section.model_copy())
+
+
+def test_bounded_shaping_by_hand() -> None:
+    # One executed step of one weight: process 1, of which alpha 0.4 counts in the room below the threshold 0.5.
+    weights = only(action_executed=1.0).model_dump()
+    section = RewardSection(**{**weights, "shaping": "bounded", "alpha": 0.4})
+    assert shaped(0.0, [TYPE], section) == pytest.approx(0.5 * 0.4)
+    assert shaped(0.25, [TYPE], section) == pytest.approx(0.5 * 0.4)
+    assert shaped(0.75, [TYPE], section) == 0.75
+    kept = section.model_copy(update={"partial_tasks": True})
+    assert shaped(0.25, [TYPE], kept) == pytest.approx(0.25 + 0.25 * 0.4)
+    # Nothing parsed, or ten repeats of one click: a process score below 0 counts as 0.
+    assert shaped(0.0, [UNKNOWN], section) == 0.0
+
+
+def test_no_shaping_leaves_the_graders_word() -> None:
+    section = RewardSection(shaping="none")
+    assert [shaped(task, [CLICK] * 9, section) for task in (0.0, 0.3, 1.0)] == [0.0, 0.3, 1.0]

@@ -5,14 +5,14 @@ import io
 import pytest
 from PIL import Image
 
-from osworld_pipeline.agent.dialects import ParsedTurn, SlimeDialect
+from osworld_pipeline.agent.dialects import ParsedTurn, load_dialect
 from osworld_pipeline.domain.digest import digest_bytes
 from osworld_pipeline.domain.episode import StepSignals
 from osworld_pipeline.domain.observation import Observation
 from osworld_pipeline.errors import ReplicaError
 from osworld_pipeline.rollout.signals import screen_diff, step_signals, target_element
 
-DIALECT = SlimeDialect()
+DIALECT = load_dialect("slime")
 CLICK_OK = DIALECT.parse(DIALECT.format('Click "OK"', {"action": "left_click", "coordinate": [5, 6]}))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from engine_samples import Noise, engine_model, largest_difference
 from transformers import Qwen3VLForConditionalGeneration
 
 from osworld_pipeline.agent.model_inputs import build_model_inputs
@@ -16,21 +17,15 @@ from osworld_pipeline.agent.renderer import Renderer
 from osworld_pipeline.domain.episode import SamplingParams
 from osworld_pipeline.errors import EngineError
 from osworld_pipeline.protocols import GenerateRequest, GenerateResult
-from osworld_pipeline.rollout.engines.transformers import TransformersEngine, choose_token
+from osworld_pipeline.rollout.engines.transformers import TransformersEngine
+from osworld_pipeline.rollout.engines.transformers_choice import StopCheck, choose_tokens
 
-Noise = Callable[[int, int, int], bytes]
 MakeRequest = Callable[..., GenerateRequest]
 
 
 @pytest.fixture
 def model(tiny_folder: Path) -> Any:
-    model = Qwen3VLForConditionalGeneration.from_pretrained(tiny_folder).eval()
-    # Fresh weights give nearly equal logits; larger ones make choices, and errors, visible.
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.mul_(4)
-    return model
+    return engine_model(tiny_folder)
 
 
 @pytest.fixture
@@ -54,19 +49,6 @@ def make_request(renderer: Renderer, noise_png: Noise) -> MakeRequest:
         )
 
     return make
-
-
-def largest_difference(model: Any, processor: Any, request: GenerateRequest, result: GenerateResult) -> float:
-    """Between the reported log-probabilities and a plain forward pass over the whole sequence."""
-    inputs = build_model_inputs(processor, [((*request.token_ids, *result.token_ids), request.images)])
-    with torch.no_grad():
-        logits_TV = model(**{name: torch.from_numpy(array) for name, array in inputs.items()}).logits[0]
-    logprobs_TV = torch.log_softmax(logits_TV, dim=-1)
-    start = len(request.token_ids) - 1
-    return max(
-        abs(float(logprobs_TV[start + index, token]) - logprob)
-        for index, (token, logprob) in enumerate(zip(result.token_ids, result.logprobs, strict=True))
-    )
 
 
 async def test_logprobs_of_an_unequal_batch_with_images_match_a_trainers_forward(
@@ -203,17 +185,45 @@ async def test_generation_leaves_the_model_in_the_mode_it_was_in(
 
 
 def test_top_p_keeps_the_smallest_set_that_reaches_it() -> None:
-    logits_V = torch.log(torch.tensor([0.5, 0.3, 0.15, 0.05]))
+    logits_V = torch.log(torch.tensor([0.15, 0.5, 0.05, 0.3]))
 
-    def chosen(top_p: float) -> set[int]:
-        generator = torch.Generator().manual_seed(0)
-        sampling = SamplingParams(temperature=1.0, top_p=top_p)
-        return {choose_token(logits_V, sampling, generator) for _ in range(300)}
+    def chosen(top_p: float) -> list[int]:
+        chances = [0.0, 0.15, 0.3, 0.45, 0.6, 0.67, 0.75, 0.9, 0.99]
+        samplings = [SamplingParams(temperature=1.0, top_p=top_p)] * len(chances)
+        ids, _ = choose_tokens(logits_V.expand(len(chances), -1), samplings, chances, torch.zeros(4, dtype=torch.bool))
+        return sorted(set(ids))
 
-    assert chosen(0.4) == {0}
-    assert chosen(0.7) == {0, 1}
-    assert chosen(0.9) == {0, 1, 2}
-    assert chosen(1.0) == {0, 1, 2, 3}
+    assert chosen(0.4) == [1]
+    assert chosen(0.7) == [1, 3]
+    assert chosen(0.9) == [0, 1, 3]
+    assert chosen(1.0) == [0, 1, 2, 3]
+
+
+def test_chances_spread_evenly_choose_tokens_as_often_as_they_are_likely() -> None:
+    logits_V = torch.tensor([0.0, 1.0, 2.0, 9.0])
+    chances = [(index + 0.5) / 1000 for index in range(1000)]
+    banned_V = torch.tensor([False, False, False, True])
+    samplings = [SamplingParams(temperature=0.5)] * 1000
+    ids, logprobs = choose_tokens(logits_V.expand(1000, -1), samplings, chances, banned_V)
+    expected = torch.softmax(logits_V[:3] / 0.5, dim=-1)
+    assert [ids.count(token) / 1000 for token in range(4)] == pytest.approx([*expected.tolist(), 0.0], abs=2e-3)
+    assert logprobs[0] == pytest.approx(float(torch.log_softmax(logits_V, dim=-1)[ids[0]]))
+
+
+def test_the_highest_chance_never_chooses_a_banned_or_impossible_token() -> None:
+    logits_1V = torch.tensor([[1.0, 2.0, -torch.inf, 5.0]])
+    banned_V = torch.tensor([False, False, False, True])
+    highest = 1 - 2**-24
+    ids, _ = choose_tokens(logits_1V, [SamplingParams(temperature=1.0)], [highest], banned_V)
+    assert ids == [1]
+
+
+def test_a_stop_string_is_seen_wherever_tokens_part_it(renderer: Renderer) -> None:
+    check = StopCheck(renderer)
+    for stop in ("</tool_call>", "\nuser", "schön", "end."):
+        ids = renderer.encode(f"some text {stop}")
+        found = [check.is_complete(ids[: length + 1], (stop, "never this")) for length in range(len(ids))]
+        assert found == [False] * (len(ids) - 1) + [True]
 
 
 async def test_generation_gives_torchs_threads_back(engine: TransformersEngine, make_request: MakeRequest) -> None:

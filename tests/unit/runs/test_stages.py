@@ -1,21 +1,14 @@
 """Ids of stages: they change with what changes a result, and with nothing else."""
 
-from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from osworld_pipeline.domain.checkpoint import Stage
-from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.domain.task import Task
 from osworld_pipeline.errors import RecipeError
-from osworld_pipeline.recipes import Recipe, load_recipe, recipe_names
-from osworld_pipeline.recipes.schema import parse_recipe
-from osworld_pipeline.runs.embedded_server import EnvServers
+from osworld_pipeline.recipes import Recipe, load_recipe, parse_recipe, recipe_names
 from osworld_pipeline.runs.evaluation_plan import plan_evaluation
 from osworld_pipeline.runs.stages import stage_checkpoint_id, stage_params
-from osworld_pipeline.runs.train_gspo import GspoJob, choose_tasks
 
 RECIPE = load_recipe("smoke")
 
@@ -75,32 +68,6 @@ def test_unknown_key_of_a_recipe_is_refused_by_name() -> None:
 def test_contradiction_in_a_recipe_is_refused_on_load() -> None:
     with pytest.raises(ValueError, match="max_response_tokens must be smaller"):
         changed(agent={"max_response_tokens": 4096, "max_context_tokens": 1536})
-
-
-def gspo_job(tasks_per_update: int) -> GspoJob:
-    recipe = changed(gspo={"tasks_per_update": tasks_per_update})
-    return GspoJob(
-        recipe=recipe,
-        phase=recipe.gspo.phase1,
-        stage=Stage.GSPO_PHASE1,
-        state=StateDir(Path("nowhere")),
-        checkpoint_id="gspo_phase1-x",
-        parent_id="sft-x",
-        parent_folder=Path("nowhere"),
-        data_digest="d",
-        servers=EnvServers(urls=("http://127.0.0.1:1",), token=None, num_replicas=1),
-        run_ids={},
-    )
-
-
-def test_every_task_is_drawn_once_before_any_comes_again() -> None:
-    config = {"instruction": "Do it.", "evaluator": {"func": "exact_match"}}
-    tasks = [Task.from_config({"id": f"t{index}", **config}) for index in range(7)]
-    job = gspo_job(tasks_per_update=3)
-    drawn = [task.task_id for update in range(7) for task in choose_tasks(tasks, job, update)]
-    assert Counter(drawn[:7]) == Counter(task.task_id for task in tasks)
-    assert set(Counter(drawn).values()) == {3}
-    assert drawn[:3] == [task.task_id for task in choose_tasks(tasks, job, 0)], "a resumed update draws the same"
 
 
 def test_an_evaluation_has_one_episode_for_each_heldout_task_and_seed() -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from osworld_pipeline.domain.episode import Episode, EpisodePurpose, Outcome, Reward, SamplingParams
 from osworld_pipeline.domain.group import RolloutGroup
 from osworld_pipeline.domain.replay import ReplayRow
-from osworld_pipeline.training.advantage import compute_advantages, group_advantages
+from osworld_pipeline.training.advantage import Estimator, compute_advantages, group_advantages
 
 
 def episode(number: int, outcome: Outcome, shaped: float | None) -> Episode:
@@ -98,3 +98,45 @@ def test_a_failed_group_without_replay_has_no_signal():
 def test_a_valid_episode_without_a_reward_is_refused():
     with pytest.raises(ValueError, match="e0 ended in failure and has no reward"):
         group_advantages(group([episode(0, Outcome.FAILURE, None)]))
+
+
+# Rewards 1, 0, 0, 0: mean 1/4, deviations 3/4 and -1/4, std 1/2. Leaving one out: 1 - 0, and 0 - 1/3 for the others.
+@pytest.mark.parametrize(
+    ("estimator", "expected"),
+    [
+        ("mean_std", [1.5, -0.5, -0.5, -0.5]),
+        ("mean", [0.75, -0.25, -0.25, -0.25]),
+        ("leave_one_out", [1.0, -1 / 3, -1 / 3, -1 / 3]),
+    ],
+)
+def test_each_estimator_by_hand(estimator: Estimator, expected: list[float]):
+    assert compute_advantages([1.0, 0.0, 0.0, 0.0], estimator) == pytest.approx(expected, abs=1e-5)
+
+
+@given(st.lists(st.floats(0, 1), min_size=2, max_size=8))
+def test_leave_one_out_is_each_reward_minus_the_mean_of_the_others(rewards: list[float]):
+    advantages = compute_advantages(rewards, "leave_one_out")
+    for index, advantage in enumerate(advantages):
+        others = rewards[:index] + rewards[index + 1 :]
+        assert advantage == pytest.approx(rewards[index] - math.fsum(others) / len(others), abs=3e-6)
+
+
+@pytest.mark.parametrize("estimator", ["mean_std", "mean", "leave_one_out"])
+@given(reward=st.floats(0, 1), noise=st.lists(st.floats(0, 1e-7), min_size=2, max_size=8))
+def test_no_estimator_makes_noise_into_a_signal(estimator: Estimator, reward: float, noise: list[float]):
+    assert compute_advantages([reward + one for one in noise], estimator) == (0.0,) * len(noise)
+
+
+@pytest.mark.parametrize(("estimator", "own", "replayed"), [("mean", -1 / 3, 2 / 3), ("leave_one_out", -0.5, 1.0)])
+def test_replay_is_one_more_sample_for_every_estimator(estimator: Estimator, own: float, replayed: float):
+    # Rewards 0, 0 and the row's 1: mean 1/3; the others' means are 1/2, 1/2 and 0.
+    failed = [episode(0, Outcome.FAILURE, 0.0), episode(1, Outcome.FAILURE, 0.0)]
+    result = group_advantages(group(failed, 1.0), estimator)
+    assert result.episodes == pytest.approx([own, own])
+    assert result.replay == pytest.approx(replayed)
+
+
+@pytest.mark.parametrize("reward", [math.nan, math.inf])
+def test_a_reward_that_is_not_finite_is_refused(reward: float):
+    with pytest.raises(ValueError, match="rewards must be finite"):
+        compute_advantages([0.0, reward])

@@ -1,4 +1,5 @@
 import errno
+import json
 import os
 import shutil
 import signal
@@ -19,7 +20,6 @@ from osworld_pipeline.recipes.schema import SftSection
 from osworld_pipeline.training.checkpoint import (
     TrainerState,
     latest_complete,
-    load_optimizer,
     partials_dir,
     read_trainer_state,
     remove_stale_writes,
@@ -27,8 +27,10 @@ from osworld_pipeline.training.checkpoint import (
     save_partial,
     weights_digest,
     write_folder,
+    writing_folder,
 )
 from osworld_pipeline.training.fence import stage_fence
+from osworld_pipeline.training.manifest import verify_checkpoint
 from osworld_pipeline.training.model import load_model
 from osworld_pipeline.training.sft import SftTrainer
 
@@ -47,36 +49,11 @@ def trainer_state(num_updates: int) -> TrainerState:
 
 
 def make_trainer(folder: Path) -> SftTrainer:
-    processor = load_processor(folder)
-    trajectories = [conversation(processor, number, num_turns=1) for number in range(4)]
-    return SftTrainer(load_model(folder), processor, SETTINGS, trajectories)
+    return SftTrainer(load_model(folder), load_processor(folder), SETTINGS)
 
 
-def save(state: StateDir, trainer: SftTrainer, num_updates: int) -> Path:
-    return save_partial(
-        state,
-        trainer_state(num_updates),
-        model=trainer.model,
-        processor=trainer.processor,
-        optimizer=trainer.optimizer,
-    )
-
-
-def test_a_resumed_run_makes_the_weights_of_an_uninterrupted_one(tmp_path: Path, tiny_folder: Path):
-    whole = make_trainer(tiny_folder)
-    for update in range(4):
-        whole.update(update)
-    state = StateDir(tmp_path)
-    first = make_trainer(tiny_folder)
-    for update in range(2):
-        first.update(update)
-    folder = save(state, first, 2)
-    resumed = make_trainer(folder)
-    load_optimizer(folder, resumed.optimizer)
-    for update in range(read_trainer_state(folder).num_updates, 4):
-        resumed.update(update)
-    pairs = zip(whole.model.parameters(), resumed.model.parameters(), strict=True)
-    assert all(torch.equal(expected, got) for expected, got in pairs)
+def save(state: StateDir, trainer: SftTrainer, num_updates: int, *, keep_last: int = 2, keep_every: int = 0) -> Path:
+    return save_partial(state, trainer, trainer_state(num_updates), keep_last=keep_last, keep_every=keep_every)
 
 
 def test_the_newest_partial_checkpoint_is_found_and_two_are_kept(tmp_path: Path, tiny_folder: Path):
@@ -91,22 +68,77 @@ def test_the_newest_partial_checkpoint_is_found_and_two_are_kept(tmp_path: Path,
     assert read_trainer_state(newest) == trainer_state(10)
 
 
+def test_milestones_are_kept_beside_the_newest(tmp_path: Path, tiny_folder: Path):
+    state, trainer = StateDir(tmp_path), make_trainer(tiny_folder)
+    for num_updates in (3, 4, 6, 7, 8):
+        save(state, trainer, num_updates, keep_last=1, keep_every=3)
+    kept = sorted(path.name for path in partials_dir(state, "sft-1").iterdir())
+    assert kept == ["update-0003", "update-0006", "update-0008"]
+
+
+def test_the_manifest_tells_where_a_checkpoint_comes_from(tmp_path: Path, tiny_folder: Path):
+    folder = save(StateDir(tmp_path), make_trainer(tiny_folder), 2)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert (manifest["checkpoint_id"], manifest["parent_id"], manifest["num_updates"]) == ("sft-1", "base-1", 2)
+    assert (manifest["recipe"], manifest["data_digest"]) == ({"name": "tiny"}, "d")
+    files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert set(manifest["files"]) == files - {"manifest.json"}
+    weights = sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+    assert manifest["files"]["model.safetensors"]["sha256"] == weights
+
+
+@pytest.mark.slow
+def test_a_trainer_killed_at_any_moment_leaves_a_whole_checkpoint(tmp_path: Path, tiny_folder: Path):
+    program = (
+        "import sys; from pathlib import Path\n"
+        "from test_checkpoint import StateDir, make_trainer, save\n"
+        "trainer, state = make_trainer(Path(sys.argv[1])), StateDir(Path(sys.argv[2]))\n"
+        "for number in range(2, 10_000):\n"
+        "    save(state, trainer, number // 2)\n"  # every other save replaces what is there
+        "    print(number, flush=True)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    state = StateDir(tmp_path)
+    for attempt in range(2):
+        arguments = [sys.executable, "-c", program, str(tiny_folder), str(tmp_path)]
+        child = subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, text=True)
+        assert child.stdout is not None
+        for _ in range(2 + attempt):
+            assert child.stdout.readline()
+        time.sleep(0.017 * attempt)
+        child.kill()
+        child.communicate(timeout=10)
+        remove_stale_writes(state, "sft-1")
+        newest = latest_complete(state, "sft-1")
+        assert newest is not None
+        verify_checkpoint(newest, is_required=True)
+        assert not list(partials_dir(state, "sft-1").glob(".*"))
+
+
+def test_what_was_being_replaced_when_the_trainer_was_killed_comes_back(tmp_path: Path):
+    state = StateDir(tmp_path)
+    parent = partials_dir(state, "sft-1")
+    replaced = parent / f".writing-update-0002-{'a' * 32}-old"
+    replaced.mkdir(parents=True)
+    (replaced / "trainer_state.json").write_text("{}")
+    assert remove_stale_writes(state, "sft-1") == 1
+    assert latest_complete(state, "sft-1") == parent / "update-0002"
+
+
 def test_a_final_checkpoint_stands_alone(tmp_path: Path, tiny_folder: Path):
     state, trainer = StateDir(tmp_path), make_trainer(tiny_folder)
     save(state, trainer, 2)
     folder = save_final(
         state,
+        trainer,
         trainer_state(6),
-        model=trainer.model,
-        processor=trainer.processor,
-        optimizer=trainer.optimizer,
         documents=lambda temp: {"checkpoint.json": {"weights_digest": weights_digest(temp)}},
     )
     assert folder == state.checkpoints / "sft-1"
     assert [path.name for path in state.checkpoints.iterdir()] == ["sft-1"]
     names = {path.name for path in folder.iterdir()}
     assert {"model.safetensors", "config.json", "tokenizer.json", "chat_template.jinja"} <= names
-    assert {"processor_config.json", "optimizer.pt", "trainer_state.json", "checkpoint.json"} <= names
+    assert {"processor_config.json", "optimizer", "manifest.json", "trainer_state.json", "checkpoint.json"} <= names
     assert sha256((folder / "model.safetensors").read_bytes()).hexdigest() in (folder / "checkpoint.json").read_text()
     load_model(folder)
 
@@ -114,7 +146,7 @@ def test_a_final_checkpoint_stands_alone(tmp_path: Path, tiny_folder: Path):
 def test_saving_again_replaces_the_folder(tmp_path: Path, tiny_folder: Path):
     state, trainer = StateDir(tmp_path), make_trainer(tiny_folder)
     save(state, trainer, 2)
-    trainer.update(0)
+    trainer.update([conversation(trainer.processor, 1)])
     folder = save(state, trainer, 2)
     assert torch.equal(load_model(folder).lm_head.weight, trainer.model.lm_head.weight)
     assert [path.name for path in folder.parent.iterdir()] == ["update-0002"]
@@ -138,7 +170,8 @@ def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path):
 
 def test_a_killed_save_leaves_the_old_checkpoint_and_its_rest_is_swept(tmp_path: Path):
     state = StateDir(tmp_path)
-    write_folder(state.checkpoints / "sft-1", lambda temp: (temp / "weights").write_text("old") and None)
+    with writing_folder(state.checkpoints / "sft-1") as temp:
+        (temp / "weights").write_text("old")
     program = (
         "import sys, time; from pathlib import Path\n"
         "from osworld_pipeline.training.checkpoint import write_folder\n"
@@ -165,16 +198,10 @@ def test_what_another_stage_is_writing_is_not_swept(tmp_path: Path):
     assert remove_stale_writes(state, "sft-2") == 0
 
 
-def test_a_damaged_partial_says_what_to_remove(tmp_path: Path, tiny_folder: Path):
-    state, trainer = StateDir(tmp_path), make_trainer(tiny_folder)
-    folder = save(state, trainer, 2)
-    (folder / "optimizer.pt").write_bytes(b"not a file of torch")
-    with pytest.raises(
-        StoreError, match=r"optimizer.pt cannot be read .* remove .*update-0002 and run the stage again"
-    ):
-        load_optimizer(folder, trainer.optimizer)
+def test_a_damaged_trainer_state_says_what_to_remove(tmp_path: Path, tiny_folder: Path):
+    folder = save(StateDir(tmp_path), make_trainer(tiny_folder), 2)
     (folder / "trainer_state.json").write_text("{")
-    with pytest.raises(StoreError, match=r"trainer_state.json cannot be read"):
+    with pytest.raises(StoreError, match=r"trainer_state.json cannot be read .* remove .*update-0002 and run"):
         read_trainer_state(folder)
 
 

@@ -2,12 +2,16 @@ from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from training_samples import conversation, picture
 
 from osworld_pipeline.agent.model_inputs import build_model_inputs
 from osworld_pipeline.domain.trajectory import Trajectory
 from osworld_pipeline.errors import TrainingError
-from osworld_pipeline.training.batch import build_batch, split_by_size
+from osworld_pipeline.training.batch import build_batch
+from osworld_pipeline.training.dealing import deal, split_by_size
+from osworld_pipeline.training.packing import use_packed_attention
 from osworld_pipeline.training.score import score_responses, score_trajectories
 
 
@@ -117,6 +121,83 @@ def test_micro_batches_hold_every_trajectory_once_within_the_limit(processor):
         assert len(part) == 1 or len(part) * max(len(item.token_ids) for item in part) <= limit
 
 
-def test_one_sequence_above_the_limit_is_a_part_of_its_own(processor):
-    trajectories = [conversation(processor, number) for number in range(2)]
-    assert [len(part) for part in split_by_size(trajectories, max_tokens=1)] == [1, 1]
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_a_trajectory_longer_than_the_budget_is_refused_by_name(processor, is_packed: bool):
+    short, long = conversation(processor, 1, num_turns=1), conversation(processor, 2, num_turns=3)
+    limit = len(long.token_ids) - 1
+    with pytest.raises(TrainingError, match=rf"t2 has {limit + 1} tokens, more than the {limit} of a forward pass"):
+        deal([short, long], max_tokens=limit, is_packed=is_packed)
+
+
+def test_packed_scores_equal_padded_ones(model, processor):
+    trajectories = [conversation(processor, number, num_turns=turns) for number, turns in ((1, 3), (2, 1), (9, 2))]
+    trajectories.append(text_only(processor, "text"))
+    padded = score_trajectories(model, processor, trajectories)
+    use_packed_attention(model)
+    packed = score_trajectories(model, processor, trajectories, is_packed=True)
+    for one, other in zip(packed, padded, strict=True):
+        assert torch.allclose(one, other, atol=1e-5)
+
+
+def test_packed_gradients_equal_padded_ones(model, processor):
+    trajectories = [conversation(processor, number, num_turns=turns) for number, turns in ((1, 2), (2, 1))]
+
+    def gradient(is_packed: bool) -> torch.Tensor:
+        model.zero_grad()
+        batch = build_batch(processor, trajectories, is_packed=is_packed)
+        assert batch.input_ids_RL.shape[0] == (1 if is_packed else 2)
+        score_responses(model, batch).logprobs_BT.sum().backward()
+        return torch.cat([param.grad.flatten() for param in model.parameters() if param.grad is not None])
+
+    padded = gradient(False)
+    use_packed_attention(model)
+    assert torch.allclose(gradient(True), padded, atol=1e-4, rtol=1e-3)
+
+
+def test_what_stands_before_it_in_a_packed_row_changes_nothing(model, processor):
+    use_packed_attention(model)
+    second = conversation(processor, 2)
+    rows = [
+        score_responses(model, build_batch(processor, [conversation(processor, number), second], is_packed=True))
+        for number in (1, 7)
+    ]
+    assert torch.allclose(rows[0].logprobs_BT[1], rows[1].logprobs_BT[1], atol=1e-6)
+    assert not torch.allclose(rows[0].logprobs_BT[0], rows[1].logprobs_BT[0], atol=1e-3)
+
+
+def test_a_packed_row_is_filled_before_the_next_begins(processor):
+    trajectories = [conversation(processor, number, num_turns=number % 3 + 1) for number in range(6)]
+    lengths = [len(trajectory.token_ids) for trajectory in trajectories]
+    limit = max(lengths) + min(lengths)
+    parts = split_by_size(trajectories, max_tokens=limit, is_packed=True)
+    assert sorted(item.trajectory_id for part in parts for item in part) == [f"t{number}" for number in range(6)]
+    assert all(sum(len(item.token_ids) for item in part) <= limit for part in parts)
+    assert len(parts) < len(split_by_size(trajectories, max_tokens=limit))
+
+
+@given(
+    sizes=st.lists(st.tuples(st.integers(2, 60), st.booleans()), max_size=25),
+    num_ranks=st.integers(1, 5),
+    is_packed=st.booleans(),
+)
+def test_every_rank_makes_as_many_passes_and_every_trajectory_counts_once(
+    sizes: list[tuple[int, bool]], num_ranks: int, is_packed: bool
+):
+    trajectories = [
+        Trajectory(
+            trajectory_id=f"t{index}",
+            task_id="t",
+            token_ids=(1,) * length,
+            response_mask=(0,) + (1,) * (length - 1),
+            images=(b"x",) * has_image,
+        )
+        for index, (length, has_image) in enumerate(sizes)
+    ]
+    rounds = deal(trajectories, num_ranks=num_ranks, max_tokens=64, max_sequences=4, is_packed=is_packed)
+    assert all(len(shares) == num_ranks for shares in rounds)
+    counted = [
+        item.trajectory_id for shares in rounds for one in shares if not one.is_dummy for item in one.trajectories
+    ]
+    assert sorted(counted) == sorted(item.trajectory_id for item in trajectories)
+    for shares in rounds:
+        assert len({bool(item.images) for share in shares for item in share.trajectories}) == 1

@@ -16,6 +16,11 @@ from osworld_pipeline.training.sft import SftTrainer, batch_indices, learning_ra
 SETTINGS = SftSection(num_updates=30, batch_size=3, learning_rate=3e-3, warmup_updates=3)
 
 
+def batch_of(trajectories: list[Trajectory], update: int) -> list[Trajectory]:
+    chosen = batch_indices(num_examples=len(trajectories), batch_size=SETTINGS.batch_size, seed=0, update=update)
+    return [trajectories[index] for index in chosen]
+
+
 @given(
     num_examples=st.integers(1, 20), batch_size=st.integers(1, 9), seed=st.integers(0, 99), num_epochs=st.integers(1, 4)
 )
@@ -53,15 +58,15 @@ def test_a_run_of_one_update_has_a_learning_rate():
 
 def test_a_few_updates_teach_the_demonstrations(model, processor):
     trajectories = [conversation(processor, number) for number in range(4)]
-    trainer = SftTrainer(model, processor, SETTINGS, trajectories)
-    losses = [trainer.update(update)["loss"] for update in range(30)]
+    trainer = SftTrainer(model, processor, SETTINGS)
+    losses = [trainer.update(batch_of(trajectories, update))["loss"] for update in range(30)]
     assert losses[0] > 5.0
     assert losses[-1] < 2.0
 
 
 def test_only_the_demonstrators_tokens_carry_the_loss(model, processor):
     trajectories = [conversation(processor, number, num_turns=number + 1) for number in range(3)]
-    metrics = SftTrainer(load_model(model.name_or_path), processor, SETTINGS, trajectories).update(0)
+    metrics = SftTrainer(load_model(model.name_or_path), processor, SETTINGS).update(trajectories)
     rows = score_trajectories(model, processor, trajectories)
     num_tokens = sum(sum(trajectory.response_mask) for trajectory in trajectories)
     assert metrics["num_response_tokens"] == num_tokens
@@ -73,33 +78,33 @@ def test_the_same_seed_gives_the_same_weights(tiny_folder, processor):
     results = []
     for _ in range(2):
         model = load_model(tiny_folder)
-        trainer = SftTrainer(model, processor, SETTINGS, trajectories)
+        trainer = SftTrainer(model, processor, SETTINGS)
         for update in range(3):
-            trainer.update(update)
+            trainer.update(batch_of(trajectories, update))
         results.append(torch.cat([param.detach().flatten() for param in model.parameters()]))
     assert torch.equal(*results)
 
 
 def test_a_learning_rate_that_wrecks_the_model_stops_the_run(model, processor):
     wild = SftSection(num_updates=50, batch_size=2, learning_rate=1e30, warmup_updates=0, max_grad_norm=1e30)
-    trainer = SftTrainer(model, processor, wild, [conversation(processor, number) for number in range(2)])
-    trainer.update(0)
+    trajectories = [conversation(processor, number) for number in range(2)]
+    trainer = SftTrainer(model, processor, wild)
+    trainer.update(trajectories)
     with pytest.raises(TrainingError, match=r"the (loss|gradient norm) is (nan|inf)"):
-        trainer.update(1)
+        trainer.update(trajectories)
 
 
 def test_no_demonstrations_are_an_error(model, processor):
     with pytest.raises(TrainingError, match="no demonstrations to train on"):
-        SftTrainer(model, processor, SETTINGS, [])
+        SftTrainer(model, processor, SETTINGS).update([])
 
 
 def test_rows_that_cannot_be_rendered_are_left_out_and_counted():
-    def render(row: ReplayRow) -> Trajectory:
+    def render(row: ReplayRow) -> list[Trajectory]:
         if row.row_id == "b":
             raise ValueError("row b is too long")
-        return Trajectory(
-            trajectory_id=f"demo:{row.row_id}", task_id="t", token_ids=(1, 2), response_mask=(0, 1), images=()
-        )
+        trajectory_id = f"demo:{row.row_id}"
+        return [Trajectory(trajectory_id=trajectory_id, task_id="t", token_ids=(1, 2), response_mask=(0, 1), images=())]
 
     rows = [
         ReplayRow(
@@ -114,5 +119,5 @@ def test_rows_that_cannot_be_rendered_are_left_out_and_counted():
         for row_id in "cba"
     ]
     demonstrations = DemonstrationSet(rows, render)
-    assert [item.trajectory_id for item in demonstrations] == ["demo:a", "demo:c"]
+    assert [item.trajectory_id for example in demonstrations for item in example] == ["demo:a", "demo:c"]
     assert demonstrations.skipped == ["row b is too long"]

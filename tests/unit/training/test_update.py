@@ -45,7 +45,7 @@ def mean_logprob(model, processor, trajectory: Trajectory) -> float:
 def test_good_sequences_become_likelier_and_bad_ones_less_likely(model, processor):
     trajectories = sampled(model, processor, [1.0, -1.0])
     before = [mean_logprob(model, processor, trajectory) for trajectory in trajectories]
-    metrics = GspoTrainer(model, processor, settings(learning_rate=1e-4)).update(trajectories, update=0)
+    metrics = GspoTrainer(model, processor, settings(learning_rate=1e-4)).update(trajectories)
     after = [mean_logprob(model, processor, trajectory) for trajectory in trajectories]
     assert after[0] - before[0] > after[1] - before[1]
     assert metrics["ratio_mean"] == pytest.approx(1.0, abs=1e-5)
@@ -57,7 +57,7 @@ def test_good_sequences_become_likelier_and_bad_ones_less_likely(model, processo
 
 
 def test_trainer_and_sampler_agree_to_rounding_on_the_same_weights(model, processor):
-    metrics = GspoTrainer(model, processor, SETTINGS).update(sampled(model, processor), update=0)
+    metrics = GspoTrainer(model, processor, SETTINGS).update(sampled(model, processor))
     assert metrics["trainer_sampler_logprob_diff"] < 1e-5
 
 
@@ -68,7 +68,7 @@ def test_a_sampler_with_other_weights_is_an_error_and_nothing_is_trained(model, 
             param.add_(0.05 * torch.randn(param.shape, generator=torch.Generator().manual_seed(3)))
     before = weights(model)
     with pytest.raises(TrainingError, match=r"update 7: the trainer's log-probabilities .* more than 0.02 \(worst: t"):
-        GspoTrainer(model, processor, SETTINGS).update(trajectories, update=7)
+        GspoTrainer(model, processor, SETTINGS, num_updates=7).update(trajectories)
     assert torch.equal(before, weights(model))
 
 
@@ -76,14 +76,33 @@ def test_a_sampler_that_saw_other_pictures_is_an_error(model, processor):
     trajectories = sampled(model, processor)
     swapped = [replace(item, images=tuple(reversed(item.images))) for item in trajectories]
     with pytest.raises(TrainingError, match="same tokens and images"):
-        GspoTrainer(model, processor, settings(max_logprob_diff=1e-5)).update(swapped, update=0)
+        GspoTrainer(model, processor, settings(max_logprob_diff=1e-5)).update(swapped)
+
+
+def test_tokens_of_older_weights_are_not_held_against_these(model, processor):
+    trajectories = sampled(model, processor)
+    stale = replace(
+        trajectories[0],
+        sampled_logprobs=tuple(value - 1.0 for value in trajectories[0].sampled_logprobs or ()),
+        policy_versions=(3,) * len(trajectories[0].token_ids),
+    )
+    fresh = [replace(item, policy_versions=(5,) * len(item.token_ids)) for item in trajectories[1:]]
+    aged = replace(stale, policy_versions=(5,) * len(stale.token_ids))
+    with pytest.raises(TrainingError, match="worst: t0 with 1"):
+        GspoTrainer(model, processor, SETTINGS, num_updates=5).update([aged, *fresh])
+    metrics = GspoTrainer(model, processor, SETTINGS, num_updates=5).update([stale, *fresh])
+    assert metrics["trainer_sampler_logprob_diff"] < 1e-5
+    assert metrics["trainer_sampler_logprob_diff_stale"] == pytest.approx(1.0, abs=1e-5)
+    assert metrics["staleness_max"] == 2.0
+    num_stale, num_all = sum(stale.response_mask), metrics["num_response_tokens"]
+    assert metrics["staleness_mean"] == pytest.approx(2 * num_stale / num_all)
 
 
 def test_log_probabilities_that_are_not_numbers_are_an_error(model, processor):
     first, *rest = sampled(model, processor)
     broken = replace(first, sampled_logprobs=(math.nan,) * len(first.token_ids))
     with pytest.raises(TrainingError, match="differ from the sampler's by nan"):
-        GspoTrainer(model, processor, SETTINGS).update([broken, *rest], update=0)
+        GspoTrainer(model, processor, SETTINGS).update([broken, *rest])
 
 
 @pytest.mark.parametrize("micro_batch_size", [1, 2, 3])
@@ -98,7 +117,7 @@ def test_micro_batches_give_the_big_batchs_figures(tiny_folder, processor, micro
             settings(micro_batch_size=size, entropy_coef=0.01, kl_coef=0.1),
             reference=load_model(tiny_folder, is_frozen=True),
         )
-        return trainer.update(trajectories, update=0)
+        return trainer.update(trajectories)
 
     big, small = metrics_of(4), metrics_of(micro_batch_size)
     assert small["grad_norm"] == pytest.approx(big["grad_norm"], rel=1e-4)
@@ -115,7 +134,7 @@ def test_accumulated_gradient_equals_the_big_batchs_element_by_element(tiny_fold
                 lambda param, name=name: parts.update({name: param.grad.detach().clone()})
             )
         trainer = GspoTrainer(model, processor, settings(micro_batch_size=size, entropy_coef=0.01))
-        trainer.update(sampled(model, processor), update=0)
+        trainer.update(sampled(model, processor))
         return torch.cat([parts[name].flatten() for name in sorted(parts)])
 
     big = gradient(4)
@@ -131,7 +150,7 @@ def test_advantages_that_are_all_zero_change_nothing_and_say_so(model, processor
         reference=load_model(tiny_folder, is_frozen=True),
     )
     before = weights(model)
-    metrics = trainer.update(sampled(model, processor, [0.0, 0.0]), update=0)
+    metrics = trainer.update(sampled(model, processor, [0.0, 0.0]))
     assert torch.equal(before, weights(model))
     assert metrics["is_skipped"] == 1.0
     assert metrics["num_trajectories"] == 2.0
@@ -140,13 +159,13 @@ def test_advantages_that_are_all_zero_change_nothing_and_say_so(model, processor
 
 
 def test_an_update_without_trajectories_says_so(model, processor):
-    assert GspoTrainer(model, processor, SETTINGS).update([], update=0)["is_skipped"] == 1.0
+    assert GspoTrainer(model, processor, SETTINGS).update([])["is_skipped"] == 1.0
 
 
 def test_replay_starts_at_a_ratio_of_one_and_is_learned(model, processor):
     replay = replace(conversation(processor, 5), advantage=1.0, is_replay=True, trajectory_id="replay:x")
     before = mean_logprob(model, processor, replay)
-    metrics = GspoTrainer(model, processor, SETTINGS).update([replay], update=0)
+    metrics = GspoTrainer(model, processor, SETTINGS).update([replay])
     assert metrics["ratio_mean"] == pytest.approx(1.0, abs=1e-6)
     assert metrics["num_replay"] == 1.0
     assert metrics["trainer_sampler_logprob_diff"] == 0.0
@@ -156,7 +175,7 @@ def test_replay_starts_at_a_ratio_of_one_and_is_learned(model, processor):
 def test_a_replay_weight_of_zero_takes_the_sequence_out(model, processor):
     replay = replace(conversation(processor, 5), advantage=1.0, is_replay=True, weight=0.0)
     before = weights(model)
-    assert GspoTrainer(model, processor, SETTINGS).update([replay], update=0)["is_skipped"] == 1.0
+    assert GspoTrainer(model, processor, SETTINGS).update([replay])["is_skipped"] == 1.0
     assert torch.equal(before, weights(model))
 
 
@@ -165,13 +184,13 @@ def test_a_weight_halves_the_gradient(tiny_folder, processor):
     for weight in (1.0, 0.5):
         model = load_model(tiny_folder)
         replay = replace(conversation(processor, 5), advantage=1.0, is_replay=True, weight=weight)
-        norms.append(GspoTrainer(model, processor, SETTINGS).update([replay], update=0)["grad_norm"])
+        norms.append(GspoTrainer(model, processor, SETTINGS).update([replay])["grad_norm"])
     assert norms[1] == pytest.approx(norms[0] / 2, rel=1e-5)
 
 
 def test_later_steps_of_an_update_are_held_by_the_clip(model, processor):
     narrow = settings(clip_low=1e-4, clip_high=1e-4, epochs_per_update=3)
-    metrics = GspoTrainer(model, processor, narrow).update(sampled(model, processor), update=0)
+    metrics = GspoTrainer(model, processor, narrow).update(sampled(model, processor))
     # The first pass is at ratio one; a step of 1e-3 leaves so narrow a clip at once.
     assert metrics["num_optimizer_steps"] == 3.0
     assert 0.2 < metrics["clip_fraction"] <= 2 / 3
@@ -179,7 +198,7 @@ def test_later_steps_of_an_update_are_held_by_the_clip(model, processor):
 
 def test_minibatches_make_a_step_each_and_those_without_advantage_none(model, processor):
     metrics = GspoTrainer(model, processor, settings(minibatches_per_update=2)).update(
-        sampled(model, processor, [1.0, 0.0]), update=0
+        sampled(model, processor, [1.0, 0.0])
     )
     assert metrics["num_optimizer_steps"] == 1.0
 
@@ -195,7 +214,7 @@ def test_kl_pulls_towards_the_reference(tiny_folder, processor):
             reference=reference,
         )
         trajectories = sampled(model, processor, [1.0, -1.0])
-        trainer.update(trajectories, update=0)
+        trainer.update(trajectories)
         own = [mean_logprob(model, processor, item) for item in trajectories]
         theirs = [mean_logprob(reference, processor, item) for item in trajectories]
         return sum(abs(a - b) for a, b in zip(own, theirs, strict=True))
@@ -206,9 +225,7 @@ def test_kl_pulls_towards_the_reference(tiny_folder, processor):
 def test_the_reference_is_not_trained(model, processor, tiny_folder):
     reference = load_model(tiny_folder, is_frozen=True)
     before = weights(reference)
-    GspoTrainer(model, processor, settings(kl_coef=0.1), reference=reference).update(
-        sampled(model, processor), update=0
-    )
+    GspoTrainer(model, processor, settings(kl_coef=0.1), reference=reference).update(sampled(model, processor))
     assert torch.equal(before, weights(reference))
 
 
@@ -222,7 +239,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_leaves_the_weights(model, p
     trajectories[2] = replace(trajectories[2], advantage=math.inf)
     before = weights(model)
     with pytest.raises(TrainingError, match=r"update 3: the loss is -?(inf|nan)"):
-        GspoTrainer(model, processor, SETTINGS).update(trajectories, update=3)
+        GspoTrainer(model, processor, SETTINGS, num_updates=3).update(trajectories)
     assert torch.equal(before, weights(model))
     assert all(param.grad is None for param in model.parameters())
 
@@ -232,8 +249,8 @@ def test_the_order_of_arrival_changes_nothing(tiny_folder, processor):
     for is_reversed in (False, True):
         model = load_model(tiny_folder)
         trajectories = sampled(model, processor)
-        GspoTrainer(model, processor, settings(minibatches_per_update=2), seed=4).update(
-            trajectories[::-1] if is_reversed else trajectories, update=1
+        GspoTrainer(model, processor, settings(minibatches_per_update=2), seed=4, num_updates=1).update(
+            trajectories[::-1] if is_reversed else trajectories
         )
         results.append(weights(model))
     assert torch.allclose(results[0], results[1], atol=1e-6)

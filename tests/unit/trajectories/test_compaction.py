@@ -12,6 +12,7 @@ from episode_samples import make_episode, make_step
 
 from osworld_pipeline.columns import PART_TABLES, SCHEMA_KEY, SCHEMA_VERSION
 from osworld_pipeline.domain.digest import digest_bytes
+from osworld_pipeline.domain.episode import ContextMode
 from osworld_pipeline.domain.group import RolloutGroup
 from osworld_pipeline.domain.replay import Injection
 from osworld_pipeline.domain.state import StateDir
@@ -128,9 +129,14 @@ def test_files_grow_to_the_target_and_are_sorted_by_id(state: StateDir, store: T
     assert len(ids) == 13
 
 
-def write_as_before_versions(state: StateDir, part: str, episode_id: str) -> None:
+def write_as_before_versions(state: StateDir, part: str, episode_id: str, **changes) -> None:
     """As the schema was: fewer columns, a narrower type, a digest for a version."""
-    head = PART_TABLES["episodes"].empty_table().drop_columns(["processor_digest", "reward_parts", "source_dataset"])
+    head = PART_TABLES["episodes"].empty_table().drop_columns(
+        [
+            "processor_digest", "reward_parts", "source_dataset", "context_mode", "earlier_faults", "policy_versions",
+            "sequence_lengths", "sequence_image_counts", "image_steps",
+        ]
+    )  # fmt: skip
     head = head.append_column("part_digest", pa.array([], pa.string()))
     steps = PART_TABLES["steps"].empty_table().drop_columns(["screenshot_num_bytes"])
     steps = steps.append_column("part_digest", pa.array([], pa.string()))
@@ -139,9 +145,12 @@ def write_as_before_versions(state: StateDir, part: str, episode_id: str) -> Non
         "episode_id": episode_id, "task_id": "t", "purpose": "train", "outcome": "success", "num_steps": 1,
         "stop": [], "token_ids": [], "response_mask": [], "sampled_logprobs": [], "times_s": [], "run_ids": [],
         "is_valid": True, "is_success": True, "temperature": 1.0, "top_p": 1.0, "max_new_tokens": 4,
-        "sampling_seed": 0, "part_digest": "0123456789ab",
+        "sampling_seed": 0, "part_digest": "0123456789ab", "attempt": 0,
+    } | changes  # fmt: skip
+    step = {
+        "episode_id": episode_id, "step_index": 0, "coordinate_x": 7, "coordinate_y": 8, "policy_version": 7,
+        "response_num_tokens": 2,
     }  # fmt: skip
-    step = {"episode_id": episode_id, "step_index": 0, "coordinate_x": 7, "coordinate_y": 8}
     root = state.trajectories
     for digest in ("0123456789ab", "aaaaaaaaaaaa"):  # the second is what a killed writer left
         table = pa.Table.from_pylist([step | {"part_digest": digest}], schema=narrow)
@@ -164,6 +173,21 @@ def test_parts_from_before_versions_read_are_replaced_and_compacted(state: State
     assert store.read_episodes("older")[0].processor_digest == ""
     assert collect_garbage(state, retired_grace_s=0, grace_s=-1).num_part_files > 0
     assert part_files(state) == []
+
+
+def test_an_episode_from_before_windows_reads_as_one_sequence_with_every_screenshot(
+    state: StateDir, store: TrajectoryStore
+) -> None:
+    tokens = {"token_ids": [5, 6, 7, 8], "response_mask": [0, 1, 0, 1], "sampled_logprobs": [0.0, -1.0, 0.0, -2.0]}
+    write_as_before_versions(state, "old", "old-e0", **tokens)
+    write_as_before_versions(state, "wordless", "wordless-e0")
+    (old,), (wordless,) = store.read_episodes("old"), store.read_episodes("wordless")
+    (sequence,) = old.sequences
+    assert (sequence.token_ids, sequence.response_mask) == ((5, 6, 7, 8), (0, 1, 0, 1))
+    assert (sequence.sampled_logprobs, sequence.image_steps) == ((0.0, -1.0, 0.0, -2.0), (0,))
+    assert sequence.policy_versions == (-1, 7, -1, 7), "of the turns that sampled them"
+    assert (old.context_mode, old.earlier_faults, old.attempt) == (ContextMode.APPEND, (), 0)
+    assert wordless.sequences == ()
 
 
 def test_a_part_of_a_newer_program_reads_and_is_left_alone(state: StateDir, store: TrajectoryStore) -> None:

@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from episode_samples import episodes, make_episode, make_step
+from episode_samples import episodes, make_episode, make_sequence, make_step
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from osworld_pipeline.domain.episode import Outcome, Reward, StepSignals
+from osworld_pipeline.domain.episode import ContextMode, Outcome, Reward, StepSignals
 from osworld_pipeline.domain.group import RolloutGroup
 from osworld_pipeline.domain.replay import Injection, ReplayRow, ReplayVerification
 from osworld_pipeline.domain.state import StateDir
@@ -43,6 +43,19 @@ def test_arbitrary_episodes_come_back_as_they_were_written(tmp_path: Path, data:
     store = TrajectoryStore(StateDir(tmp_path))
     store.write_episodes("part", written)
     assert store.read_episodes("part") == tuple(written)
+
+
+def test_an_episode_of_windows_comes_back_window_by_window(state: StateDir) -> None:
+    windows = (
+        make_sequence(3, image_steps=(0,)),
+        make_sequence(5, image_steps=(0, 1), policy_versions=(-1, 7, 7, 8, 8)),
+    )
+    episode = make_episode("e1", context_mode=ContextMode.WINDOW, sequences=windows, earlier_faults=("env_fault: x",))
+    store = TrajectoryStore(state)
+    store.write_episodes("a", [episode])
+    assert store.read_episodes("a") == (episode,)
+    columns = "context_mode, sequence_lengths, sequence_image_counts, image_steps, len(token_ids), earlier_faults"
+    assert ask(state, f"SELECT {columns} FROM episodes") == [("window", [3, 5], [1, 2], [0, 0, 1], 8, ["env_fault: x"])]
 
 
 def test_the_views_show_the_rows_of_all_parts(state: StateDir) -> None:

@@ -1,0 +1,296 @@
+"""`python -m benchmarks.bench_learning [dense|sparse|all]`: does it learn? The whole road on real desktops over several
+seeds: held-out success of SFT and of both GSPO phases, paired, with a picture; and replay against no replay.
+
+`dense` runs the recipe `learning`; `sparse` runs `learning_sparse`, whose SFT solves few tasks, with and without
+replay. A run that was stopped goes on where it ended.
+"""
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks.learning_picture import RewardCurve, draw_learning
+from benchmarks.processes import BenchmarkError
+from benchmarks.spread import Spread, machine, print_table, verdict
+from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
+from osworld_pipeline.domain.digest import digest_json
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.errors import PipelineError
+from osworld_pipeline.evaluation.comparison import Comparison, compare_paired
+from osworld_pipeline.evaluation.scores import read_evals
+from osworld_pipeline.recipes import Recipe, load_recipe
+from osworld_pipeline.runs.evaluation_plan import plan_evaluation
+from osworld_pipeline.runs.stages import stage_recipe_digest
+from osworld_pipeline.tables.checkpoints import read_checkpoints
+from osworld_pipeline.tables.query import run_query
+
+STAGES = (Stage.SFT, Stage.GSPO_PHASE1, Stage.GSPO_PHASE2)
+RUN_TIMEOUT_S = 2 * 3600
+MAX_SEED_MINUTES = 45
+MIN_GAIN = 0.15
+SFT_RANGE = (0.10, 0.60)
+TIMINGS = "timings.json"
+REPOSITORY = Path(__file__).parents[1]
+
+Rewards = Mapping[str, list[float]]
+"""By task and seed of the run: 1 or 0 for each valid sample."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """One way of training, over all seeds."""
+
+    name: str
+    recipe: str
+    settings: tuple[str, ...] = ()
+    """What differs from the recipe, as `--set` takes it."""
+
+
+DENSE = Arm(name="gspo with replay", recipe="learning")
+SPARSE = Arm(name="replay", recipe="learning_sparse")
+SPARSE_ALONE = Arm(name="no replay", recipe="learning_sparse", settings=("replay.max_injections=0",))
+GREEDY = ("evaluation.temperature=0.0", "evaluation.seeds=[0]")
+SEEDED = ("model.seed", "sft.seed", "gspo.phase1.seed", "gspo.phase2.seed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeedRun:
+    """What one arm made of one seed."""
+
+    arm: Arm
+    seed: int
+    minutes: float
+    """From nothing to the sampled evaluation; what an arm before it in the same folder has made is not in it."""
+    sampled: Mapping[Stage, Rewards]
+    greedy: Mapping[Stage, Rewards]
+    num_faults: int
+    curve: RewardCurve
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = _parse(argv)
+    console = Console(width=max(150, Console().width))
+    about = machine()
+    console.print("  ".join(f"{name}: {value}" for name, value in about.items()))
+    results: dict[str, Any] = {"machine": about, "date": time.strftime("%Y-%m-%d")}
+    try:
+        if arguments.bench in ("dense", "all"):
+            results["dense"] = _dense(console, arguments)
+        if arguments.bench in ("sparse", "all"):
+            results["sparse"] = _sparse(console, arguments)
+    except (BenchmarkError, PipelineError) as error:
+        print(f"bench-learning: {error}", file=sys.stderr)
+        return 1
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(results, indent=1) + "\n")
+    return 0
+
+
+def _dense(console: Console, arguments: argparse.Namespace) -> dict[str, Any]:
+    runs = [run_seed(DENSE, seed, arguments.folder, console) for seed in arguments.seeds]
+    compared = compare_runs(runs)
+    print_runs(console, "Held-out success, SFT and GSPO", runs)
+    sft = compared.before
+    minutes = Spread.of(run.minutes for run in runs)
+    is_met = compared.difference >= MIN_GAIN and compared.is_better
+    console.print(
+        f"phase 2 above SFT, temperature 0.6: {_points(compared)}; "
+        f"bar +{MIN_GAIN:.0%} and an interval above 0: {verdict(is_met)}"
+    )
+    console.print(f"SFT at {sft:.1%}; bar 10% to 60%: {verdict(SFT_RANGE[0] <= sft <= SFT_RANGE[1])}")
+    console.print(
+        f"minutes a seed: {minutes.range_text()}; bar {MAX_SEED_MINUTES}: "
+        f"{verdict(minutes.values[-1] <= MAX_SEED_MINUTES)}"
+    )
+    picture = arguments.picture
+    draw_learning(picture, {DENSE.name: [run.curve for run in runs]}, title="Success while GSPO trains")
+    console.print(f"picture: {picture}")
+    return {"sft": sft, "gain": compared.difference, "low": compared.low, "high": compared.high, **_figures(runs)}
+
+
+def _sparse(console: Console, arguments: argparse.Namespace) -> dict[str, Any]:
+    arms = {
+        arm.name: [run_seed(arm, seed, arguments.folder, console) for seed in arguments.seeds]
+        for arm in (SPARSE, SPARSE_ALONE)
+    }
+    for name, runs in arms.items():
+        print_runs(console, f"Sparse split, {name}", runs)
+    gain = compare_paired(
+        _merged(arms[SPARSE_ALONE.name], Stage.GSPO_PHASE2), _merged(arms[SPARSE.name], Stage.GSPO_PHASE2)
+    )
+    console.print(f"replay above no replay after phase 2, temperature 0.6: {_points(gain)}")
+    picture = arguments.picture.with_stem(f"{arguments.picture.stem}-sparse")
+    curves = {name: [run.curve for run in runs] for name, runs in arms.items()}
+    draw_learning(picture, curves, title="Success on a sparse split, with replay and without")
+    console.print(f"picture: {picture}")
+    return {
+        "gain": gain.difference, "low": gain.low, "high": gain.high,
+        **{name: _figures(runs) for name, runs in arms.items()},
+    }  # fmt: skip
+
+
+def run_seed(arm: Arm, seed: int, folder: Path, console: Console) -> SeedRun:
+    """Runs the road twice over one state: with the recipe's evaluation, then, adding to it, a greedy one."""
+    state = StateDir((folder / f"{arm.recipe}-{seed}" / "state").resolve())
+    state.root.mkdir(parents=True, exist_ok=True)
+    seeded = (*arm.settings, *(f"{key}={seed}" for key in SEEDED))
+    sampled = load_recipe(arm.recipe, settings=seeded)
+    greedy = load_recipe(arm.recipe, settings=(*seeded, *GREEDY))
+    slug = arm.name.replace(" ", "_")
+    minutes = _timed_demo(state, slug, arm.recipe, seeded, console)
+    _timed_demo(state, f"{slug}_greedy", arm.recipe, (*seeded, *GREEDY), console)
+    checkpoints = _checkpoints(state, sampled)
+    rewards, num_faults = _rewards(state, sampled, checkpoints, seed)
+    return SeedRun(
+        arm=arm,
+        seed=seed,
+        minutes=minutes,
+        sampled=rewards,
+        greedy=_rewards(state, greedy, checkpoints, seed)[0],
+        num_faults=num_faults,
+        curve=_curve(state, checkpoints, rewards, seed),
+    )
+
+
+def _timed_demo(state: StateDir, name: str, recipe: str, settings: Sequence[str], console: Console) -> float:
+    """Minutes it took, summed over the runs it needed; a finished one is not run again."""
+    timings_path = state.root / TIMINGS
+    timings: dict[str, Any] = json.loads(timings_path.read_text()) if timings_path.is_file() else {}
+    asked = digest_json(load_recipe(recipe, settings=settings).model_dump(mode="json"))
+    if timings.get(f"{name} finished") == asked:
+        return timings[name]
+    # A Dagster instance of its own: a demo in the same one would take this run for a dead one's.
+    shutil.copyfile(REPOSITORY / "dagster.yaml", state.root.parent / "dagster.yaml")
+    command = [str(Path(sys.executable).parent / "osworld-pipeline"), "demo", "--recipe", recipe, "--state", "state"]
+    command += [word for setting in settings for word in ("--set", setting)]
+    console.print(f"{time.strftime('%H:%M')} {state.root.parent.name}: {name}", highlight=False)
+    started = time.monotonic()
+    log_path = state.root.parent / f"{name}.log"
+    with log_path.open("ab") as log:
+        ended = subprocess.run(
+            command, cwd=state.root.parent, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+            timeout=RUN_TIMEOUT_S, check=False,
+        )  # fmt: skip
+    timings[name] = timings.get(name, 0.0) + (time.monotonic() - started) / 60
+    if ended.returncode == 0:
+        timings[f"{name} finished"] = asked
+    timings_path.write_text(json.dumps(timings))
+    if ended.returncode:
+        raise BenchmarkError(f"{name} ended with status {ended.returncode}: see {log_path}")
+    return timings[name]
+
+
+def _checkpoints(state: StateDir, recipe: Recipe) -> dict[Stage, Checkpoint]:
+    """Those of the three stages that this recipe made, newest parent chain first found."""
+    made = {checkpoint.checkpoint_id: checkpoint for checkpoint in read_checkpoints(state)}
+    digest = stage_recipe_digest(Stage.GSPO_PHASE2, recipe)
+    last = [one for one in made.values() if one.stage is Stage.GSPO_PHASE2 and one.recipe_digest == digest]
+    if len(last) != 1:
+        raise BenchmarkError(f"{state.root} holds {len(last)} phase 2 checkpoints of this recipe, not one: remove it")
+    found: dict[Stage, Checkpoint] = {}
+    current: Checkpoint | None = last[0]
+    while current is not None:
+        found[current.stage] = current
+        current = made.get(current.parent_id or "")
+    return found
+
+
+def _rewards(
+    state: StateDir, recipe: Recipe, checkpoints: Mapping[Stage, Checkpoint], seed: int
+) -> tuple[dict[Stage, Rewards], int]:
+    found: dict[Stage, Rewards] = {}
+    num_faults = 0
+    for stage in STAGES:
+        key = plan_evaluation(recipe, checkpoints[stage].checkpoint_id).stage_key
+        rewards: dict[str, list[float]] = {}
+        for row in read_evals(state, stage_keys=[key]):
+            if row.is_valid:
+                rewards.setdefault(f"{seed}/{row.task_id}", []).append(float(bool(row.success)))
+            else:
+                num_faults += 1
+        if not rewards:
+            raise BenchmarkError(f"{state.root} holds no evaluation of {checkpoints[stage].checkpoint_id}")
+        found[stage] = rewards
+    return found, num_faults
+
+
+def _curve(
+    state: StateDir, checkpoints: Mapping[Stage, Checkpoint], sampled: Mapping[Stage, Rewards], seed: int
+) -> RewardCurve:
+    updates: list[float] = []
+    ends: list[int] = [0]
+    for stage in (Stage.GSPO_PHASE1, Stage.GSPO_PHASE2):
+        rows = run_query(
+            state,
+            "SELECT update, sum(num_successes)::DOUBLE / nullif(sum(num_valid), 0) FROM rollout_groups "
+            f"WHERE stage_key = '{checkpoints[stage].checkpoint_id}' GROUP BY 1 ORDER BY 1",
+        ).rows
+        updates += [float(value) for _, value in rows if value is not None]
+        ends.append(len(updates))
+    heldout = [(end, _rate(sampled[stage])) for end, stage in zip(ends, STAGES, strict=True)]
+    return RewardCurve(seed=seed, rollouts=updates, heldout=heldout)
+
+
+def compare_runs(runs: Sequence[SeedRun]) -> Comparison:
+    """Phase 2 against SFT, over the tasks of all seeds."""
+    return compare_paired(_merged(runs, Stage.SFT), _merged(runs, Stage.GSPO_PHASE2))
+
+
+def _merged(runs: Sequence[SeedRun], stage: Stage) -> Rewards:
+    return {task: rewards for run in runs for task, rewards in run.sampled[stage].items()}
+
+
+def print_runs(console: Console, title: str, runs: Sequence[SeedRun]) -> None:
+    rows = []
+    for run in runs:
+        sampled = [f"{_rate(run.sampled[stage]):.1%}" for stage in STAGES]
+        greedy = [f"{_rate(run.greedy[stage]):.1%}" for stage in STAGES]
+        rows.append((str(run.seed), *sampled, *greedy, f"{run.minutes:.1f}", str(run.num_faults)))
+    names = [str(stage) for stage in STAGES]
+    columns = ("seed", *(f"{name} T=0.6" for name in names), *(f"{name} greedy" for name in names), "minutes", "faults")
+    print_table(console, title, columns, rows)
+
+
+def _points(compared: Comparison) -> str:
+    return (
+        f"{compared.before:.1%} to {compared.after:.1%}, {100 * compared.difference:+.1f} points "
+        f"(95% {100 * compared.low:+.1f} to {100 * compared.high:+.1f}, {compared.num_tasks} tasks)"
+    )
+
+
+def _figures(runs: Sequence[SeedRun]) -> dict[str, Any]:
+    return {
+        "seeds": [run.seed for run in runs],
+        "minutes": [round(run.minutes, 2) for run in runs],
+        "sampled": [{str(stage): _rate(run.sampled[stage]) for stage in STAGES} for run in runs],
+        "greedy": [{str(stage): _rate(run.greedy[stage]) for stage in STAGES} for run in runs],
+        "faults": [run.num_faults for run in runs],
+    }
+
+
+def _rate(rewards: Rewards) -> float:
+    values = [sum(samples) / len(samples) for samples in rewards.values()]
+    return sum(values) / len(values)
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="bench-learning", description=__doc__)
+    parser.add_argument("bench", nargs="?", choices=("dense", "sparse", "all"), default="all")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--folder", type=Path, default=Path("var/bench-learning"), help="a state folder for each seed")
+    parser.add_argument("--picture", type=Path, default=Path("var/bench-learning/learning.png"))
+    parser.add_argument("--json", type=Path, metavar="FILE", help="gets every figure")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

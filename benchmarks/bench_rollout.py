@@ -1,0 +1,50 @@
+"""`python -m benchmarks.bench_rollout [loops|turns|engine|all]`: how busy environments are beside a batch-synchronous
+loop, what a turn takes beside desktop and model, and the transformers engine; several rounds each, with spread."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks.engine import run_engine
+from benchmarks.rollout_loops import run_loops
+from benchmarks.rollout_turns import run_turns
+from benchmarks.spread import machine
+from osworld_pipeline.errors import PipelineError
+
+BENCHES = {"loops": run_loops, "turns": run_turns, "engine": run_engine}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = _parse(argv)
+    console = Console(width=max(150, Console().width))
+    about = machine()
+    console.print("  ".join(f"{name}: {value}" for name, value in about.items()))
+    results: list[dict[str, Any]] = []
+    chosen = list(BENCHES) if arguments.bench == "all" else [arguments.bench]
+    try:
+        for bench in chosen:
+            console.print()
+            results += BENCHES[bench](console, rounds=arguments.rounds) or []
+    except PipelineError as error:
+        print(f"bench-rollout: {error}", file=sys.stderr)
+        return 1
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps({"machine": about, "results": results}, indent=1) + "\n")
+    return 0
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="bench-rollout", description=__doc__)
+    parser.add_argument("bench", nargs="?", choices=(*BENCHES, "all"), default="all")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="gets every figure")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,104 @@
+"""What a turn takes beside desktop and model: preparing the screenshot, the prompt, parsing, signals, storing."""
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks.rollout_stub import STUB_SAMPLING, TimedDesktop, TimedEngine, draw_screens, stub_tasks
+from benchmarks.spread import Spread, print_table, verdict
+from osworld_pipeline.agent.dialects import load_dialect
+from osworld_pipeline.agent.processor import load_processor
+from osworld_pipeline.agent.renderer import Renderer
+from osworld_pipeline.domain.episode import EpisodePurpose
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.recipes.schema import AgentSection, DesktopSection, RewardSection, TinyModelSection
+from osworld_pipeline.rollout.run_episode import EpisodePlan, EpisodeSettings, EpisodeTools, run_episode
+from osworld_pipeline.trajectories import TrajectoryStore
+
+BAR_MS = 10.0
+MODEL_S = 0.25
+"""A turn's own work beside the model's is hidden behind it where it can be, so the model takes its time here."""
+NUM_TURNS = 20
+SIZES = ((1280, 704), (1280, 720), (1920, 1080))
+"""The first needs no resize: its sides are divisible by 32. Of the others the model sees 1280x704 and 1312x736."""
+
+
+def run_turns(console: Console, *, rounds: int) -> list[dict[str, Any]]:
+    """Prints the overhead of a turn; returns its figures."""
+    rows: list[list[str]] = []
+    results: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="bench-rollout-") as scratch:
+        renderer = _renderer(Path(scratch) / "tiny")
+        for width, height in SIZES:
+            screens = draw_screens(width, height, NUM_TURNS)
+            state = StateDir(Path(scratch) / f"{width}x{height}")
+            overheads = [
+                overhead
+                for number in range(rounds)
+                for overhead in asyncio.run(_episode(state, renderer, screens, number))
+            ]
+            spread = Spread.of(overhead * 1000 for overhead in overheads)
+            p95 = spread.quantile(0.95)
+            met = verdict(spread.median <= BAR_MS)
+            kilobytes = sum(map(len, screens)) / len(screens) / 1000
+            rows.append([f"{width}x{height} PNG, {kilobytes:.0f} KB", spread.quartile_text(), f"{p95:.1f}", met])
+            results.append({"bench": "turns", "screen": f"{width}x{height}", "overhead_ms": spread.fields()})
+    title = f"Overhead of a turn, ms: all but desktop and model ({NUM_TURNS} turns, append context)"
+    print_table(console, title, ("screen", "p50 [p25..p75]", "p95", f"bar p50 <= {BAR_MS:g} ms"), rows)
+    console.print(
+        "A screen that must be resized is decoded and encoded again before the model can see it: that is the rest."
+    )
+    return results
+
+
+class _StampedEngine(TimedEngine):
+    """Notes when each turn's model began and ended."""
+
+    def __init__(self, text: str, token_ids: Sequence[int]) -> None:
+        super().__init__(text, token_ids, latency_s=MODEL_S)
+        self.began: list[float] = []
+        self.ended: list[float] = []
+
+    async def generate(self, request: Any) -> Any:
+        self.began.append(time.perf_counter())
+        result = await super().generate(request)
+        self.ended.append(time.perf_counter())
+        return result
+
+
+async def _episode(state: StateDir, renderer: Renderer, screens: Sequence[bytes], number: int) -> list[float]:
+    """Seconds between the end of one turn's model and the beginning of the next one's; the desktop takes none."""
+    text = load_dialect("slime").format("Wait", {"action": "wait", "time": 1})
+    engine = _StampedEngine(text, renderer.encode(text))
+    tools = EpisodeTools(
+        desktop_factory=lambda: TimedDesktop(screens), engine=engine, renderer=renderer, sink=TrajectoryStore(state)
+    )
+    settings = EpisodeSettings(
+        agent=AgentSection(
+            max_turns=NUM_TURNS, max_response_tokens=64, max_context_tokens=100_000, system_prompt="short"
+        ),
+        desktop=DesktopSection(pause_s=0.0, require_a11y_tree=False),
+        reward=RewardSection(),
+        max_turns=NUM_TURNS,
+    )
+    plan = EpisodePlan(
+        episode_id=f"e{number}", purpose=EpisodePurpose.TRAIN, checkpoint_id="stub", sampling=STUB_SAMPLING
+    )
+    episode = await run_episode(stub_tasks(1)[0], plan, tools=tools, settings=settings)
+    assert len(episode.steps) == NUM_TURNS, episode.error
+    return [began - ended for ended, began in zip(engine.ended, engine.began[1:], strict=False)]
+
+
+def _renderer(folder: Path) -> Renderer:
+    from osworld_pipeline.training.tiny_model import build_tiny_checkpoint
+
+    spec = TinyModelSection(
+        kind="tiny", hidden_size=64, num_layers=2, vision_hidden_size=48, vision_depth=1, vocab_size=512
+    )
+    build_tiny_checkpoint(folder, spec, ["Action: wait for the screen\n[Task]\nDo nothing."])
+    return Renderer(load_processor(folder))

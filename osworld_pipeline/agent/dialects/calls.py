@@ -1,0 +1,173 @@
+"""OSGym's dialect: `<|think_start|>...<|think_end|><|action_start|>click(100,100)<|action_end|>`, several calls joined
+by `&`. What is no call is an error, never a silent wait.
+
+Arguments stand unquoted between the parentheses. What is typed may hold commas, parentheses and `&` as well, so a call
+ends only where `)` is followed by nothing, or by `&` and another known call.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from osworld_pipeline.agent.coordinates import CoordinateSpace
+from osworld_pipeline.agent.dialects.actions import SEQUENCE, Arguments, Vocabulary, actions_in
+from osworld_pipeline.agent.dialects.base import Grammar, Reading
+from osworld_pipeline.agent.prompts import CALLS_PROMPTS
+from osworld_pipeline.errors import ActionParseError
+
+SCROLL_CLICKS = 50
+"""What OSGym's client scrolls for `up` and `down`."""
+MAX_DESCRIPTION_CHARS = 400
+_THINK = re.compile(r"<\|think_start\|>(.*?)(?:<\|think_end\|>|(?=<\|action_start\|>)|\Z)", re.DOTALL)
+_ACTION = re.compile(r"<\|action_start\|>(.*?)(?:<\|action_end\|>|\Z)", re.DOTALL)
+_ARTEFACTS = re.compile(r"(?:<\|im_end\|>|<\|endoftext\|>|</s>)\s*\Z")
+_NUMBER = re.compile(r"[+-]?(?:\d{1,6}(?:\.\d{1,9})?|\.\d{1,9})", re.ASCII)
+
+
+def describe(text: str) -> str:
+    """What is thought, in one line."""
+    match = _THINK.search(text)
+    return " ".join(match[1].split())[:MAX_DESCRIPTION_CHARS] if match else ""
+
+
+def read(text: str, space: CoordinateSpace) -> Reading:
+    text = _ARTEFACTS.sub("", text)
+    match = _ACTION.search(text)
+    body = match[1] if match else _THINK.sub("", text)
+    calls = [_read_call(part) for part in _joined(body.strip())]
+    return Reading(raw={"action": SEQUENCE, "actions": calls})
+
+
+def write(description: str, action: Arguments) -> str:
+    thought = re.sub(r"<\|[^>]*\|>|[<>|]", "", description)
+    calls = "&".join(_written(one) for one in actions_in(action))
+    return f"<|think_start|>{thought}<|think_end|><|action_start|>{calls}<|action_end|>"
+
+
+def _joined(text: str) -> list[str]:
+    """The calls one by one. What follows a `type(` and cannot be read as a call was typed, `&` and all."""
+    first, *others = _JOIN.split(text)
+    parts = [first]
+    for joint, piece in zip(others[::2], others[1::2], strict=True):
+        try:
+            _read_call(piece)
+        except ActionParseError:
+            if not parts[-1].startswith("type("):
+                raise
+            parts[-1] += joint + piece
+        else:
+            parts.append(piece)
+    return parts
+
+
+def _read_call(text: str) -> dict[str, Any]:
+    match = _CALL.fullmatch(text)
+    if match is None:
+        known = ", ".join(f"{name}()" for name in CALL_NAMES)
+        raise ActionParseError(f"{text[:80]!r} is no call; known: {known}")
+    name, body = match["name"], match["body"]
+    if name in _PLAIN:
+        if body.strip():
+            raise ActionParseError(f"{name}() takes no arguments, not {body[:40]!r}")
+        return dict(_PLAIN[name])
+    return _READERS[name](name, body)
+
+
+def _points(name: str, body: str, count: int) -> list[list[float]]:
+    values = [part.strip() for part in body.split(",")]
+    if len(values) != 2 * count or not all(_NUMBER.fullmatch(value) for value in values):
+        raise ActionParseError(f"{name}() takes {2 * count} numbers, not {body[:40]!r}")
+    numbers = [float(value) for value in values]
+    return [numbers[index : index + 2] for index in range(0, len(numbers), 2)]
+
+
+def _read_point(name: str, body: str) -> dict[str, Any]:
+    return {"action": _AT[name], "coordinate": _points(name, body, 1)[0]}
+
+
+def _read_drag(name: str, body: str) -> dict[str, Any]:
+    start, end = _points(name, body, 2)
+    return {"action": "left_click_drag", "start_coordinate": start, "end_coordinate": end}
+
+
+def _read_scroll(name: str, body: str) -> dict[str, Any]:
+    place, _, how = (part.strip() for part in body.rpartition(","))
+    amount = {"up": SCROLL_CLICKS, "down": -SCROLL_CLICKS}.get(how.lower())
+    if amount is None and re.fullmatch(r"[+-]?\d{1,6}", how, re.ASCII):
+        amount = int(how)
+    if not amount:
+        raise ActionParseError(f"scroll(x,y,up|down or an amount) is not {body[:40]!r}")
+    direction = "up" if amount > 0 else "down"
+    point = _points(name, place, 1)[0]
+    return {"action": "scroll", "coordinate": point, "direction": direction, "amount": abs(amount)}
+
+
+def _read_hotkey(name: str, body: str) -> dict[str, Any]:
+    return {"action": "key", "keys": [key.strip() for key in body.split(",")]}
+
+
+def _read_press(name: str, body: str) -> dict[str, Any]:
+    # press( ) is the space bar.
+    return {"action": "key", "keys": [body.strip() or body]}
+
+
+def _read_type(name: str, body: str) -> dict[str, Any]:
+    return {"action": "type", "text": body}
+
+
+def _written(one: Arguments) -> str:
+    action = one["action"]
+    point = ",".join(map(str, one.get("coordinate", ())))
+    for name, meaning in _AT.items():
+        if meaning == action:
+            return f"{name}({point})"
+    for name, meaning in _PLAIN.items():
+        if action != "wait" and meaning == one:
+            return f"{name}()"
+    if action == "wait":
+        return "wait()"
+    if action == "type":
+        return f"type({one['text']})"
+    if action == "key":
+        return f"press({one['keys'][0]})" if len(one["keys"]) == 1 else f"hotkey({','.join(one['keys'])})"
+    if action == "left_click_drag":
+        ends = (*one.get("start_coordinate", ()), *one["end_coordinate"])
+        return f"drag({','.join(map(str, ends))})"
+    assert action == "scroll", action
+    amount = one["amount"] if one["direction"] == "up" else -one["amount"]
+    how = one["direction"] if one["amount"] == SCROLL_CLICKS else amount
+    return f"scroll({point},{how})"
+
+
+_AT = {"click": "left_click", "left_double": "double_click", "right_single": "right_click", "move": "mouse_move"}
+_PLAIN: Mapping[str, dict[str, Any]] = {
+    "wait": {"action": "wait"},
+    "call_user": {"action": "terminate", "status": "failure"},
+    "finish": {"action": "terminate", "status": "success"},
+}
+_READERS: Mapping[str, Callable[[str, str], dict[str, Any]]] = {
+    **dict.fromkeys(_AT, _read_point),
+    "drag": _read_drag,
+    "scroll": _read_scroll,
+    "hotkey": _read_hotkey,
+    "press": _read_press,
+    "type": _read_type,
+}
+CALL_NAMES = (*_READERS, *_PLAIN)
+_NAMES = "|".join(CALL_NAMES)
+_CALL = re.compile(rf"(?P<name>{_NAMES})\((?P<body>.*)\)", re.DOTALL)
+_JOIN = re.compile(rf"((?<=\))\s*&\s*(?=(?:{_NAMES})\())")
+
+CALLS = Grammar(
+    name="calls",
+    stop=("<|action_end|>",),
+    coordinate_space="thousand",
+    vocabulary=Vocabulary(
+        names=frozenset({*_AT.values(), "left_click_drag", "type", "key", "scroll", "wait", "terminate"}),
+        takes_sequences=True,
+    ),
+    prompts=CALLS_PROMPTS,
+    describe=describe,
+    read=read,
+    write=write,
+)

@@ -1,0 +1,102 @@
+"""AReaL's dialect: a short plan, then one fenced block of pyautogui calls, or a line that says DONE, FAIL or WAIT.
+
+The last block that is not empty is the action, whatever its tag and even if it is never closed; code goes before such a
+line, but a DONE or FAIL that follows the code ends the task once the code has run.
+"""
+
+import re
+
+from osworld_pipeline.agent.coordinates import CoordinateSpace
+from osworld_pipeline.agent.dialects.actions import ACTION_NAMES, SEQUENCE, Arguments, Vocabulary, actions_in
+from osworld_pipeline.agent.dialects.base import Grammar, Reading
+from osworld_pipeline.agent.dialects.commands import to_command
+from osworld_pipeline.agent.dialects.pyautogui_calls import actions_of
+from osworld_pipeline.agent.prompts import PYAUTOGUI_PROMPTS
+from osworld_pipeline.domain.pyautogui import parse_pyautogui
+from osworld_pipeline.errors import ActionParseError
+
+MAX_DESCRIPTION_CHARS = 400
+_ARTEFACTS = re.compile(r"(?:<\|im_end\|>|<\|endoftext\|>|</s>)\s*\Z")
+_FENCE = re.compile(r"```")
+_TAG = re.compile(r"(?!(?:DONE|FAIL|WAIT)\b)[\w+-]*[ \t]*(?=\n|\Z)|(?:python3?|py|bash|sh|shell)\s+", re.IGNORECASE)
+"""What follows an opening fence and is no code: a word alone on its line, or a known one before code on the same."""
+_WORD = re.compile(r"^(?:[^\w\n]|_)*(DONE|FAIL|WAIT)(?:[^\w\n]|_)*$", re.IGNORECASE | re.MULTILINE)
+"""Alone on its line, whatever marks stand around it."""
+_SPECIAL = {
+    "WAIT": {"action": "wait"},
+    "DONE": {"action": "terminate", "status": "success"},
+    "FAIL": {"action": "terminate", "status": "failure"},
+}
+
+
+def describe(text: str) -> str:
+    """The plan before the code, in one line."""
+    plan = _WORD.sub("", text.split("```", 1)[0])
+    return " ".join(plan.split())[:MAX_DESCRIPTION_CHARS]
+
+
+def read(text: str, space: CoordinateSpace) -> Reading:
+    # Only the end is cleared of artefacts: what code types may look like one.
+    block, after = _last_block(_ARTEFACTS.sub("", text))
+    words = [match[1].upper() for match in _WORD.finditer(block)]
+    code = _WORD.sub("", block)
+    actions = actions_of(parse_pyautogui(code)) if code.strip() else []
+    words += [match[1].upper() for match in _WORD.finditer(after)]
+    if not actions:
+        if not words:
+            raise ActionParseError("no block of pyautogui calls and no DONE, FAIL or WAIT in the response")
+        return Reading(raw=_SPECIAL[words[-1]])
+    # Code goes before a word; that the task is over is heard once the code has run.
+    ending = [_SPECIAL[words[-1]]] if words and words[-1] != "WAIT" else []
+    return Reading(raw={"action": SEQUENCE, "actions": [*actions, *ending]})
+
+
+def write(description: str, action: Arguments) -> str:
+    plan = _WORD.sub("", description.replace("`", ""))
+    *_, last = actions_in(action)
+    before = f"{plan}\n" if plan else ""
+    if action["action"] == "terminate" or (action["action"] == "wait" and "seconds" not in action):
+        return f"{before}{to_command(action)}"
+    command = to_command(action)
+    if last["action"] == "terminate":
+        code, _, word = command.rpartition("\n")
+        return f"{before}```python\n{code}\n```\n{word}"
+    return f"{before}```python\n{command}\n```"
+
+
+def _last_block(text: str) -> tuple[str, str]:
+    """The last fenced block that is not empty, and the text after it; without a block, nothing and the whole text."""
+    block, after = "", text
+    position = 0
+    while (opening := _FENCE.search(text, position)) is not None:
+        start = opening.end()
+        tag = _TAG.match(text, start)
+        start = tag.end() if tag else start
+        end = _closing(text, start)
+        body = text[start : end if end >= 0 else len(text)]
+        position = end + 3 if end >= 0 else len(text)
+        if body.strip():
+            block, after = body, text[position:]
+    return block, after
+
+
+def _closing(text: str, start: int) -> int:
+    """Where the block ends: at a fence that begins a line, else, for a block of one line, at the first."""
+    line = re.compile(r"^[ \t]*```", re.MULTILINE).search(text, start)
+    newline = text.find("\n", start)
+    same_line = text.find("```", start, newline if newline >= 0 else len(text))
+    if same_line >= 0:
+        return same_line
+    return text.index("```", line.start()) if line else -1
+
+
+PYAUTOGUI = Grammar(
+    name="pyautogui",
+    stop=(),
+    coordinate_space="model_pixels",
+    vocabulary=Vocabulary(names=frozenset(ACTION_NAMES), takes_sequences=True, clicks_at_pointer=True),
+    prompts=PYAUTOGUI_PROMPTS,
+    describe=describe,
+    read=read,
+    write=write,
+)

@@ -1,0 +1,139 @@
+"""The dialect of the Windows example: a thought, then one tag: `<action>sendkey ctrl-s</action>`, `type`, `typeline`,
+`wait`, or `<done/>`. Keyboard only.
+
+`<fail/>` is ours: without it a task that cannot be done could not be told from one that is. A typed line break is an
+Enter. Quotes around a text are left out, quotes that belong to it stay; where a text begins or ends with what would be
+left out, or holds a tag, characters are written as &lt; &quot; and &amp;.
+"""
+
+import math
+import re
+from typing import Any
+
+from osworld_pipeline.agent.coordinates import CoordinateSpace
+from osworld_pipeline.agent.dialects.actions import Arguments, Vocabulary
+from osworld_pipeline.agent.dialects.base import Grammar, Reading
+from osworld_pipeline.agent.dialects.keys import key_from_qemu, key_to_qemu
+from osworld_pipeline.agent.prompts import SENDKEY_PROMPTS
+from osworld_pipeline.errors import ActionParseError
+
+MAX_WAIT_S = 10.0
+UNREAD_WAIT_S = 2.0
+"""Of a wait whose seconds are no number."""
+MAX_DESCRIPTION_CHARS = 400
+VERBS = ("sendkey", "type", "typeline", "wait")
+_ACTION = re.compile(r"<action>(.*?)</action>", re.DOTALL)
+_DONE = re.compile(r"<done\s*/?>")
+_FAIL = re.compile(r"<fail\s*/?>")
+_VERB = re.compile(r"\s*(\S+)(.*)", re.DOTALL)
+_TAG = re.compile(r"<(?=/?action>|done\s*/?>|fail\s*/?>)")
+_ENTITY = re.compile(r"&(?=(?:lt|quot|amp);)")
+_ENTITIES = {"&lt;": "<", "&quot;": '"', "&amp;": "&"}
+_READ_ENTITY = re.compile("|".join(_ENTITIES))
+
+
+def describe(text: str) -> str:
+    """The thought before the last tag, in one line."""
+    tags = [match.start() for match in re.finditer(r"<(?:action|done|fail)\b", text)]
+    thought = re.sub(r"<[^>]*>", " ", text[: tags[-1]] if tags else text)
+    return " ".join(thought.split())[:MAX_DESCRIPTION_CHARS]
+
+
+def read(text: str, space: CoordinateSpace) -> Reading:
+    # What ends the task beats any action in the same answer: that action is not run.
+    if _DONE.search(text):
+        return Reading(raw={"action": "terminate", "status": "success"})
+    if _FAIL.search(text):
+        return Reading(raw={"action": "terminate", "status": "failure"})
+    bodies = _ACTION.findall(text)
+    if not bodies:
+        problem = "the <action> tag is never closed" if "<action>" in text else "no <action> or <done/> tag"
+        raise ActionParseError(f"{problem} in the response")
+    match = _VERB.fullmatch(bodies[-1])
+    if match is None:
+        raise ActionParseError(f"an empty <action> tag; there are: {', '.join(VERBS)}")
+    verb, rest = match[1].lower(), match[2].strip()
+    if verb == "sendkey":
+        return Reading(raw={"action": "key", "keys": _read_keys(rest)})
+    if verb in ("type", "typeline"):
+        return Reading(raw={"action": "type", "text": _read_text(rest) + ("\n" if verb == "typeline" else "")})
+    if verb == "wait":
+        return Reading(raw=_read_wait(rest))
+    raise ActionParseError(f"unknown action '{verb[:40]}'; there are: {', '.join(VERBS)}")
+
+
+def write(description: str, action: Arguments) -> str:
+    thought = re.sub(r"[<>]", "", description)
+    before = f"{thought}\n" if thought else ""
+    if action["action"] == "terminate":
+        return f"{before}<{'done' if action['status'] == 'success' else 'fail'}/>"
+    return f"{before}<action>{_written(action)}</action>"
+
+
+def _read_keys(text: str) -> list[str]:
+    """A key or a chord; spaces join as hyphens do. Every part must be a key, so nothing else reaches a monitor."""
+    if any(not char.isprintable() for char in text):
+        raise ActionParseError("a key name holds a line break or a control character")
+    text = _READ_ENTITY.sub(lambda match: _ENTITIES[match[0]], text)
+    if len(text) == 1:
+        return [text]
+    return [key_from_qemu(part) for part in re.sub(r" +", "-", text).split("-")]
+
+
+def _read_text(text: str) -> str:
+    for quote in "\"'":
+        if len(text) >= 2 and text[0] == text[-1] == quote and quote not in text[1:-1]:
+            text = text[1:-1]
+            break
+    return _READ_ENTITY.sub(lambda match: _ENTITIES[match[0]], text)
+
+
+def _read_wait(text: str) -> dict[str, Any]:
+    if not text:
+        return {"action": "wait"}
+    try:
+        seconds = float(text.removesuffix("s"))
+    except ValueError:
+        seconds = math.nan
+    if math.isnan(seconds):
+        seconds = UNREAD_WAIT_S
+    return {"action": "wait", "seconds": min(max(seconds, 0.0), MAX_WAIT_S)}
+
+
+def _written(action: Arguments) -> str:
+    if action["action"] == "key":
+        keys = action["keys"]
+        return f"sendkey {_escaped(keys[0]) if len(keys) == 1 else '-'.join(map(_part_of_chord, keys))}"
+    if action["action"] == "wait":
+        return f"wait {action['seconds']:g}" if "seconds" in action else "wait"
+    text = action["text"]
+    if text.endswith("\n"):
+        return f"typeline {_quoted(text[:-1])}"
+    return f"type {_quoted(text)}"
+
+
+def _part_of_chord(key: str) -> str:
+    return _escaped(key_to_qemu(key))
+
+
+def _quoted(text: str) -> str:
+    escaped = _escaped(text)
+    if text == text.strip() and text[:1] not in ('"', "'") and text[-1:] not in ('"', "'"):
+        return escaped
+    return f'"{escaped.replace(chr(34), "&quot;")}"'
+
+
+def _escaped(text: str) -> str:
+    return _TAG.sub("&lt;", _ENTITY.sub("&amp;", text))
+
+
+SENDKEY = Grammar(
+    name="sendkey",
+    stop=("</action>", "<done/>", "<fail/>"),
+    coordinate_space="model_pixels",
+    vocabulary=Vocabulary(names=frozenset({"type", "key", "wait", "terminate"}), takes_sequences=False),
+    prompts=SENDKEY_PROMPTS,
+    describe=describe,
+    read=read,
+    write=write,
+)

@@ -1,0 +1,63 @@
+"""What the keys of a recipe may not say together, as data: refused on load, and listed in the documentation."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from osworld_pipeline.recipes.schema import Recipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contradiction:
+    sentence: str
+    """What must hold, and why or what to do where that is not plain."""
+    is_met: Callable[["Recipe"], bool]
+    """Whether a recipe contradicts itself so."""
+
+
+def first_contradiction(recipe: "Recipe") -> str | None:
+    return next((one.sentence for one in CONTRADICTIONS if one.is_met(recipe)), None)
+
+
+CONTRADICTIONS = (
+    Contradiction(
+        sentence="agent.max_response_tokens must be smaller than agent.max_context_tokens",
+        is_met=lambda recipe: recipe.agent.max_response_tokens >= recipe.agent.max_context_tokens,
+    ),
+    Contradiction(
+        sentence="gspo.minibatches_per_update exceeds the episodes of an update (group_size times tasks_per_update)",
+        is_met=lambda recipe: (
+            recipe.gspo.minibatches_per_update > recipe.gspo.group_size * recipe.gspo.tasks_per_update
+        ),
+    ),
+    Contradiction(
+        sentence="rollout.min_valid_episodes must not exceed gspo.group_size: no group could ever be complete",
+        is_met=lambda recipe: recipe.rollout.min_valid_episodes > recipe.gspo.group_size,
+    ),
+    Contradiction(
+        sentence='replay.require_verified needs replay.verify = "all"',
+        is_met=lambda recipe: recipe.replay.require_verified and recipe.replay.verify != "all",
+    ),
+    Contradiction(
+        sentence="trainer.max_tokens_per_batch must hold agent.max_context_tokens",
+        is_met=lambda recipe: recipe.trainer.max_tokens_per_batch < recipe.agent.max_context_tokens,
+    ),
+    Contradiction(
+        sentence="trainer.context_parallel must be 1: the image tokens of a vision model's sequence enter at places "
+        "that its ranks would each see only a part of; shorten agent.max_context_tokens or raise num_processes",
+        is_met=lambda recipe: recipe.trainer.context_parallel > 1,
+    ),
+    Contradiction(
+        sentence="trainer.lora trains adapters of the language model alone: trainer.train_vision must be false",
+        is_met=lambda recipe: recipe.trainer.lora is not None and recipe.trainer.train_vision,
+    ),
+    Contradiction(
+        sentence='engine.kind "sglang" and "openai" need engine.urls',
+        is_met=lambda recipe: recipe.engine.kind != "transformers" and not recipe.engine.urls,
+    ),
+    Contradiction(
+        sentence='engine.kind "openai" needs engine.model, the name of the model at that endpoint',
+        is_met=lambda recipe: recipe.engine.kind == "openai" and not recipe.engine.model,
+    ),
+)

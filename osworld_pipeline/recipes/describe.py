@@ -1,0 +1,168 @@
+"""docs/recipes.md, written from the schema: every key with type, default, bounds and meaning, the environment's
+variables, and what a recipe may not say. `python -m osworld_pipeline.recipes.describe > docs/recipes.md`"""
+
+import inspect
+import re
+import types
+from collections.abc import Iterator, Mapping
+from importlib import resources
+from typing import Any, Literal, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic.fields import FieldInfo
+
+from osworld_pipeline.recipes.contradictions import CONTRADICTIONS
+from osworld_pipeline.recipes.environment import VARIABLES
+from osworld_pipeline.recipes.load import recipe_names
+from osworld_pipeline.recipes.schema import Recipe
+from osworld_pipeline.recipes.section import Section
+
+HEAD = """# Recipes
+A run is one recipe: a TOML file under `osworld_pipeline/recipes/`, or any other by its path. This page is written from
+the schema (`python -m osworld_pipeline.recipes.describe > docs/recipes.md`).
+
+Of four sources the first that gives a key wins: the command line (`osworld-pipeline demo --recipe NAME --set
+agent.max_turns=4`, the value in TOML; an empty one returns to the default), the recipe's file, the environment, the
+default. Unknown keys are refused. The resolved recipe, with where each value came from, is saved beside every
+checkpoint (`trainer_state.json`) and told in the run's log. `--smoke` runs any recipe's road at a size that a laptop
+does in a minute or two: a tiny model, few tasks and updates; dialect, context, rollout mode, algorithm, reward, replay
+and adapters stay the recipe's own."""
+SIGNS = ((Ge, "ge", ">="), (Gt, "gt", ">"), (Le, "le", "<="), (Lt, "lt", "<"))
+
+
+def describe() -> str:
+    """The whole page, in Markdown."""
+    parts = [HEAD, _recipes(), "## Keys"]
+    parts += [_section_text(name, section) for name, section in sections()]
+    parts += [_variables(), _contradictions()]
+    return "\n\n".join(parts) + "\n"
+
+
+def sections() -> Iterator[tuple[str, type[Section]]]:
+    """Every table of a recipe by dotted name; two kinds of model share one name."""
+    yield from _sections_of(Recipe, "")
+
+
+def keys() -> Iterator[tuple[str, FieldInfo]]:
+    """Every key that is a value, by dotted name."""
+    for prefix, section in sections():
+        for name, field in section.model_fields.items():
+            if not list(_section_types(field.annotation)):
+                yield f"{prefix}.{name}", field
+
+
+def _sections_of(section: type[Section], prefix: str) -> Iterator[tuple[str, type[Section]]]:
+    for name, field in section.model_fields.items():
+        for below in _section_types(field.annotation):
+            dotted = f"{prefix}.{name}" if prefix else name
+            yield dotted, below
+            yield from _sections_of(below, dotted)
+
+
+def _section_types(annotation: Any) -> Iterator[type[Section]]:
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        yield annotation
+    elif get_origin(annotation) in (Union, types.UnionType):
+        for argument in get_args(annotation):
+            yield from _section_types(argument)
+
+
+def _section_text(name: str, section: type[Section]) -> str:
+    lines = [f"### [{name}]{_kind_of(section)}", _flat(inspect.getdoc(section) or ""), "", *_rows_head()]
+    variables = {variable.key: variable.name for variable in VARIABLES}
+    for key, field in section.model_fields.items():
+        if list(_section_types(field.annotation)):
+            continue
+        meaning = _flat(field.description or "")
+        if (variable := variables.get(f"{name}.{key}")) is not None:
+            meaning += f" (`{variable}`)"
+        lines.append(f"| `{key}` | {_type_text(field.annotation)} | {_default(field)} | {_bounds(field)} | {meaning} |")
+    return "\n".join(lines)
+
+
+def _kind_of(section: type[Section]) -> str:
+    """Where two tables share a name: which of them this is."""
+    kind = section.model_fields.get("kind")
+    if kind is None or not kind.is_required():
+        return ""
+    return f' with kind = "{get_args(kind.annotation)[0]}"'
+
+
+def _rows_head() -> list[str]:
+    return ["| key | type | default | bounds | meaning |", "|---|---|---|---|---|"]
+
+
+def _type_text(annotation: Any) -> str:
+    if annotation is type(None):
+        return "nothing"
+    if get_origin(annotation) is Literal:
+        return ", ".join(f"`{value}`" for value in get_args(annotation))
+    if get_origin(annotation) in (Union, types.UnionType):
+        return " or ".join(_type_text(argument) for argument in get_args(annotation))
+    if get_origin(annotation) is tuple:
+        return f"list of {_type_text(get_args(annotation)[0])}"
+    return {bool: "true or false", int: "whole number", float: "number", str: "text"}[annotation]
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "must be given"
+    value = field.get_default(call_default_factory=True)
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return ", ".join(f"`{item}`" for item in value) or "empty"
+    return "empty" if value == "" else f"`{value}`"
+
+
+def _bounds(field: FieldInfo) -> str:
+    found = [
+        f"{sign} {getattr(bound, name):g}"
+        for bound in field.metadata
+        for kind, name, sign in SIGNS
+        if isinstance(bound, kind)
+    ]
+    return ", ".join(found)
+
+
+def _recipes() -> str:
+    lines = ["## Shipped recipes", "| recipe | what it is |", "|---|---|"]
+    for name in recipe_names():
+        lines.append(f"| `{name}` | {head_comment(name)} |")
+    return "\n".join(lines)
+
+
+def head_comment(name: str) -> str:
+    """What a shipped recipe says of itself, in its first lines; empty where it says nothing."""
+    text = (resources.files("osworld_pipeline.recipes") / f"{name}.toml").read_text()
+    match = re.match(r"(?:#[^\n]*\n)+", text)
+    return _flat(re.sub(r"^# ?", "", match[0], flags=re.MULTILINE)) if match else ""
+
+
+def _variables() -> str:
+    lines = [
+        "## Environment",
+        "Slime-OSWorld's names. A bad value is refused by the variable's name, also where the file gives the key.",
+        "",
+        "| variable | key | holds | default | meaning |",
+        "|---|---|---|---|---|",
+    ]
+    fields: Mapping[str, FieldInfo] = dict(keys())
+    for one in VARIABLES:
+        key, default = (f"`{one.key}`", _default(fields[one.key])) if one.key else ("", "")
+        lines.append(f"| `{one.name}` | {key} | {one.kind} | {default} | {one.meaning} |")
+    return "\n".join(lines)
+
+
+def _contradictions() -> str:
+    return "\n".join(["## What no recipe may say", *(f"- {_flat(one.sentence)}" for one in CONTRADICTIONS)])
+
+
+def _flat(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    print(describe(), end="")

@@ -1,0 +1,182 @@
+"""From a name to a recipe: command line before file before environment before default, and every value says where it
+came from."""
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from pydantic import ValidationError
+
+from osworld_pipeline.errors import RecipeError
+from osworld_pipeline.recipes.environment import VARIABLES, read_variables, refuse_truncation
+from osworld_pipeline.recipes.schema import Recipe
+from osworld_pipeline.recipes.smoke import shrink
+
+FROM_FILE = "recipe file"
+FROM_COMMAND_LINE = "command line"
+FROM_SMOKE = "smoke size"
+OWN_KEYS = ("name", "sources")
+"""What no file and no setting gives."""
+NO_ENVIRONMENT: Mapping[str, str] = MappingProxyType({})
+_BARE_WORD = re.compile(r"[A-Za-z_][\w./:@-]*")
+_KEY = re.compile(r"[a-z_0-9]+(\.[a-z_0-9]+)*")
+
+
+def recipe_names() -> list[str]:
+    """Names of the recipes that ship with the package."""
+    folder = resources.files("osworld_pipeline.recipes")
+    return sorted(item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml"))
+
+
+def load_recipe(
+    name_or_path: str,
+    *,
+    environ: Mapping[str, str] = NO_ENVIRONMENT,
+    settings: Sequence[str] = (),
+    is_smoke: bool = False,
+) -> Recipe:
+    """A shipped recipe by name, or a TOML file by path (anything that ends in .toml).
+
+    `environ`: variables of environment.py. `settings`: `key=value` each, the value in TOML, a bare word, or nothing for
+    the default. `is_smoke`: the recipe's road at a size that a laptop runs in a minute or two.
+
+    Raises:
+        RecipeError: no such recipe, not TOML, an unknown key, a bad value, or a contradiction; names the key, and the
+            variable or setting that gave it.
+    """
+    name = Path(name_or_path).stem
+    return _resolve(_read_toml(_read(name_or_path), name), name, environ, settings, is_smoke)
+
+
+def parse_recipe(text: str, *, name: str) -> Recipe:
+    """A recipe from its TOML alone. Raises RecipeError."""
+    return _resolve(_read_toml(text, name), name, NO_ENVIRONMENT, (), is_smoke=False)
+
+
+def source_lines(recipe: Recipe) -> list[str]:
+    """What did not come from the recipe's file or the schema: one line for each source, its keys in order."""
+    by_source: dict[str, list[str]] = {}
+    dumped = recipe.model_dump(mode="json")
+    for key, source in sorted(recipe.sources.items()):
+        if source not in (FROM_FILE, FROM_SMOKE):
+            by_source.setdefault(source, []).append(f"{key} = {_get(dumped, key)!r}")
+    return [f"{source}: {', '.join(keys)}" for source, keys in sorted(by_source.items())]
+
+
+def _read(name_or_path: str) -> str:
+    if name_or_path.endswith(".toml"):
+        path = Path(name_or_path)
+        if not path.is_file():
+            raise RecipeError(f"no recipe at {path}")
+        return path.read_text()
+    if name_or_path not in recipe_names():
+        raise RecipeError(
+            f"no recipe named '{name_or_path}'; there are: {', '.join(recipe_names())}, or give a .toml file"
+        )
+    return (resources.files("osworld_pipeline.recipes") / f"{name_or_path}.toml").read_text()
+
+
+def _read_toml(text: str, name: str) -> dict[str, Any]:
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise RecipeError(f"recipe {name} is not TOML: {error}") from error
+    for key in OWN_KEYS:
+        if key in data:
+            raise RecipeError(f"recipe {name}: {key} is not for a file to give: remove it")
+    return data
+
+
+def _resolve(
+    data: dict[str, Any], name: str, environ: Mapping[str, str], settings: Sequence[str], is_smoke: bool
+) -> Recipe:
+    sources = {key: FROM_FILE for key, _ in _leaves(data)}
+    values = read_variables(environ)
+    for variable in VARIABLES:
+        if variable.name in values and variable.key is not None and variable.key not in sources:
+            _set(data, variable.key, values[variable.name])
+            sources[variable.key] = f"environment {variable.name}"
+    if is_smoke:
+        recipe = _validated(data, name, sources)
+        full = dict(_leaves(recipe.model_dump(mode="json")))
+        data = shrink(recipe).model_dump(mode="json", exclude=set(OWN_KEYS))
+        small = dict(_leaves(data))
+        sources = {key: source for key, source in sources.items() if key in small}
+        sources |= {key: FROM_SMOKE for key, value in small.items() if full.get(key) != value}
+    for setting in settings:
+        key, value = _parse_setting(setting)
+        for old in [old for old in sources if old == key or old.startswith(f"{key}.")]:
+            del sources[old]
+        if value is None:
+            _remove(data, key)
+            continue
+        _set(data, key, value)
+        sources |= {f"{key}.{leaf}" if leaf else key: FROM_COMMAND_LINE for leaf, _ in _leaves(value)}
+    recipe = _validated(data, name, sources)
+    refuse_truncation(recipe, values)
+    return recipe
+
+
+def _validated(data: Mapping[str, Any], name: str, sources: Mapping[str, str]) -> Recipe:
+    try:
+        return Recipe.model_validate({"name": name, "sources": sources, **data})
+    except ValidationError as error:
+        first = error.errors()[0]
+        # Between `model` and its key pydantic names the kind of model, which is no key.
+        parts = [str(part) for index, part in enumerate(first["loc"]) if (index, first["loc"][0]) != (1, "model")]
+        where = ".".join(parts)
+        source = sources.get(where, FROM_FILE)
+        given = "" if source == FROM_FILE else f" (from the {source})"
+        what = first["msg"].removeprefix("Value error, ")
+        raise RecipeError(f"recipe {name}: {where}{given}: {what}" if where else f"recipe {name}: {what}") from error
+
+
+def _parse_setting(setting: str) -> tuple[str, Any]:
+    key, equals, text = (part.strip() for part in setting.partition("="))
+    if not equals or not _KEY.fullmatch(key) or key in OWN_KEYS:
+        raise RecipeError(f"'{setting}' is no setting: write key=value, as agent.max_turns=4")
+    if not text:
+        return key, None
+    try:
+        return key, tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError as error:
+        if _BARE_WORD.fullmatch(text):
+            return key, text
+        raise RecipeError(f"the value of '{setting}' is not TOML ({error}): text with signs needs quotes") from error
+
+
+def _leaves(data: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Values by dotted key; a list is a value. Of something that is no table: itself, under `prefix`."""
+    if not isinstance(data, Mapping):
+        yield prefix, data
+        return
+    for key, value in data.items():
+        yield from _leaves(value, f"{prefix}.{key}" if prefix else key)
+
+
+def _get(data: Mapping[str, Any], key: str) -> Any:
+    value: Any = data
+    for part in key.split("."):
+        value = value[part]
+    return value
+
+
+def _set(data: dict[str, Any], key: str, value: Any) -> None:
+    *tables, last = key.split(".")
+    for table in tables:
+        below = data.get(table)
+        if not isinstance(below, dict):
+            below = data[table] = {}
+        data = below
+    data[last] = value
+
+
+def _remove(data: dict[str, Any], key: str) -> None:
+    *tables, last = key.split(".")
+    for table in tables:
+        data = data.get(table) or {}
+    data.pop(last, None)

@@ -1,0 +1,241 @@
+"""The sections that say how a policy is trained: model, trainer, SFT, GSPO, replay, flywheel. The docstring under a key
+is its documentation."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from osworld_pipeline.recipes.section import Section
+
+
+class TinyModelSection(Section):
+    """A Qwen3-VL of a few million parameters with random weights and a tokenizer of its own."""
+
+    kind: Literal["tiny"]
+    """This section is about a tiny model."""
+    hidden_size: int = 128
+    """Of the language model."""
+    num_layers: int = 4
+    """Of the language model."""
+    vision_hidden_size: int = 96
+    """Of the vision tower."""
+    vision_depth: int = 2
+    """Layers of the vision tower."""
+    vocab_size: int = 2048
+    """At most so many tokens; learned from what the suite's training tasks say."""
+    seed: int = 0
+    """Of the random weights."""
+
+
+class PretrainedModelSection(Section):
+    """A published Qwen3-VL: a local folder, or a hub id with its revision."""
+
+    kind: Literal["pretrained"]
+    """This section is about a published model."""
+    path: str
+    """A folder in Hugging Face format, or the model's id on its hub."""
+    revision: str | None = None
+    """Commit, branch or tag on the hub; None for its main branch."""
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """Of the weights in forward passes; the optimiser's copies are float32."""
+
+
+class LoraSection(Section):
+    """Low-rank adapters instead of full fine-tuning; needs the extra `lora`."""
+
+    rank: int = Field(default=16, ge=1)
+    """Of the two factors."""
+    alpha: float = Field(default=32.0, gt=0)
+    """The adapter's output is scaled by alpha / rank."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Of the adapter's input. Above 0 the trainer's log-probabilities are no longer the sampler's."""
+    target_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    """Names of the language model's linear layers that get one."""
+
+
+class TrainerSection(Section):
+    """How weights are held, moved and saved, in SFT and GSPO alike."""
+
+    max_tokens_per_batch: int = Field(default=16_384, ge=128)
+    """Token budget of one forward pass. A longer sequence is refused when it is collected, so it must not be below
+    agent.max_context_tokens."""
+    batching: Literal["padded", "packed"] = "padded"
+    """`packed`: sequences of a forward pass stand one after the other and do not see each other; no padding."""
+    train_vision: bool = False
+    """Whether the vision tower is trained; frozen, its outputs need no gradient and a sampler's cache stays right."""
+    activation_checkpointing: bool = True
+    """Computes activations again in the backward pass instead of keeping them."""
+    lora: LoraSection | None = None
+    """Absent: all weights are trained."""
+    num_processes: int = Field(default=1, ge=1)
+    """Ranks under torchrun; above 1 the weights are sharded by FSDP2."""
+    cpu_offload: bool = False
+    """Whether FSDP2 keeps sharded weights and optimiser state in host memory."""
+    context_parallel: int = Field(default=1, ge=1)
+    """Only 1: image tokens of one sequence cannot be split over ranks."""
+    num_threads: int = Field(default=0, ge=0)
+    """Of torch on a CPU; 0 for all cores."""
+    save_every: int = Field(default=1, ge=1)
+    """GSPO updates between two checkpoints to resume from; `sft.save_every` is SFT's."""
+    keep_last: int = Field(default=2, ge=1)
+    """Checkpoints to resume from that are kept."""
+    keep_every: int = Field(default=0, ge=0)
+    """Also keeps each checkpoint whose number of updates this divides; 0 for none."""
+
+
+class SftSection(Section):
+    """Supervised fine-tuning on demonstrations."""
+
+    num_updates: int = Field(ge=1)
+    """Optimiser steps."""
+    batch_size: int = Field(default=8, ge=1)
+    """Demonstrations of an update."""
+    demonstrations_per_task: int | None = Field(default=None, ge=1)
+    """At most so many of each base task, in the order of their row ids; None for all."""
+    task_share: float = Field(default=1.0, gt=0, le=1)
+    """Share of the tasks whose demonstrations are used, chosen by seed; the others are left to reinforcement."""
+    learning_rate: float = Field(gt=0)
+    """Peak, after the warm-up."""
+    warmup_updates: int = 20
+    """Updates of the linear warm-up."""
+    final_lr_fraction: float = Field(default=0.1, ge=0, le=1)
+    """Cosine decay ends at this share of the learning rate."""
+    weight_decay: float = 0.01
+    """AdamW's, on matrices only."""
+    max_grad_norm: float = 1.0
+    """Gradients are clipped to this norm."""
+    save_every: int = Field(default=100, ge=1)
+    """Updates between two checkpoints to resume from."""
+    seed: int = 0
+    """Of the order of the demonstrations."""
+
+
+class GspoSharedSection(Section):
+    """Spec 01's GSPO configuration; formulas in training/loss.py and training/advantage.py."""
+
+    algorithm: Literal["gspo", "grpo"] = "gspo"
+    """`gspo`: one ratio a sequence (arXiv 2507.18071); `grpo`: one a token (arXiv 2402.03300)."""
+    advantage: Literal["mean_std", "mean", "leave_one_out"] = "mean_std"
+    """Baseline and scale of a group's rewards: GRPO's, Dr. GRPO's (arXiv 2503.20783), or RLOO's (arXiv 2402.14740)."""
+    length_norm: Literal["sequence_mean", "token_mean", "constant"] = "sequence_mean"
+    """Of the loss: mean over a sequence's tokens and then over sequences (GRPO, GSPO), mean over all tokens of the
+    batch (DAPO, arXiv 2503.14476), or sum over tokens divided by max_response_tokens (Dr. GRPO). By tokens, gspo's one
+    term of a sequence counts once for each of its tokens."""
+    group_size: int = Field(default=4, ge=2)
+    """Episodes of a task in one group."""
+    tasks_per_update: int = Field(default=4, ge=1)
+    """Groups of an update."""
+    learning_rate: float = Field(default=5e-7, gt=0)
+    """AdamW's, constant."""
+    clip_low: float = Field(default=3.5e-4, gt=0)
+    """The ratio is clipped below 1 minus this."""
+    clip_high: float = Field(default=3.5e-4, gt=0)
+    """The ratio is clipped above 1 plus this."""
+    kl_coef: float = Field(default=0.01, ge=0)
+    """Weight of the divergence from the phase's parent; 0 needs no reference model."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """Schulman's estimators of the divergence, per token: k1 = log ratio, k2 = half its square, k3 = low variance."""
+    entropy_coef: float = Field(default=1e-4, ge=0)
+    """Weight of the entropy bonus."""
+    importance_cap: float | None = Field(default=None, gt=0)
+    """Truncated importance weights for what lies between sampler and trainer: min(trainer / sampler, cap) without
+    gradient, for gspo one a sequence (of its mean log-probabilities), for grpo one a token. None: the sampler's own
+    log-probabilities are the old ones."""
+    beta1: float = 0.9
+    """AdamW's."""
+    beta2: float = 0.98
+    """AdamW's."""
+    weight_decay: float = 0.0
+    """AdamW's, on matrices only."""
+    max_grad_norm: float = 0.5
+    """Gradients are clipped to this norm."""
+    micro_batch_size: int = Field(default=4, ge=1)
+    """At most so many sequences in one forward pass."""
+    epochs_per_update: int = Field(default=1, ge=1)
+    """Passes over a rollout batch; the clip matters from the second optimiser step on."""
+    minibatches_per_update: int = Field(default=2, ge=1)
+    """Optimiser steps of one pass."""
+    max_logprob_diff: float = Field(default=0.02, gt=0)
+    """Mean |trainer - sampler| log-probability, on tokens that the trainer's very weights sampled, above which an
+    update is an error (float32: about 1e-5)."""
+    max_env_attempts: int = Field(default=3, ge=1)
+    """Tries of one episode on fresh replicas before a fault is its outcome."""
+    episode_timeout_s: float = Field(default=900.0, gt=0)
+    """From the first observation to the last action."""
+    turn_timeout_s: float = Field(default=120.0, gt=0)
+    """Of one turn: model and desktop."""
+    top_p: float = Field(default=0.95, gt=0, le=1)
+    """Of the sampling."""
+
+
+class ReplaySection(Section):
+    """Which recorded success joins a group whose every raw reward is under the threshold (spec 01)."""
+
+    threshold: float = Field(default=0.5, gt=0, le=1)
+    """Raw task reward from which an episode counts as a success, of a group's and of a row's."""
+    per_task: int = Field(default=10, ge=1)
+    """Rows kept of each task id: the better source and then the earlier line first, in turn with the newest successes
+    where `include_online` is set."""
+    weight: float = Field(default=1.0, ge=0)
+    """Of an injected sequence in the loss."""
+    strategy: Literal["uniform", "newest", "shortest", "recent_failure", "diverse"] = "uniform"
+    """How a row is drawn among its task's (formulas in rollout/replay_strategies.py); `recent_failure` decides which
+    failed groups are served first."""
+    max_injections: int | None = Field(default=None, ge=0)
+    """Of an update; None for as many as there are failed groups."""
+    include_online: bool = False
+    """Whether successes of the phase's earlier updates, and of the stages before it, are rows too."""
+    require_verified: bool = False
+    """Whether a demonstration counts, for SFT too, only where re-executing it earned the threshold."""
+    num_verification_attempts: int = Field(default=2, ge=1)
+    """Re-executions of a demonstration before its failure is believed; faults do not count."""
+    verify: Literal["none", "sample", "all"] = "sample"
+    """Which demonstrations are re-executed: of every task one before any task's second."""
+    verification_sample: int = Field(default=16, ge=1)
+    """How many `sample` re-executes."""
+    import_file: str | None = None
+    """A replay file in spec 01's layout (osworld_replay_train.jsonl), imported as one more source of the union."""
+
+
+class GspoPhaseSection(Section):
+    """What the two phases do not share."""
+
+    num_updates: int = Field(ge=1)
+    """Updates of the phase."""
+    temperature: float = Field(gt=0)
+    """Of the sampling."""
+    seed: int = 0
+    """Of the choice of tasks, the sampling and the minibatches."""
+
+
+class GspoSection(GspoSharedSection):
+    """Two phases: the first explores, the second stabilises."""
+
+    phase1: GspoPhaseSection
+    """Explores."""
+    phase2: GspoPhaseSection
+    """Stabilises."""
+
+
+class FlywheelSection(Section):
+    """Spec 01's on-policy distillation: rollouts, those of enough raw task reward kept, SFT on them, and again."""
+
+    num_rounds: int = Field(default=0, ge=0)
+    """At most so many; 0 for no flywheel."""
+    samples_per_task: int = Field(default=4, ge=1)
+    """Episodes of each training task in a round."""
+    max_tasks: int | None = Field(default=None, ge=1)
+    """Training tasks of a round, chosen by seed; None for all."""
+    temperature: float = Field(default=0.8, gt=0)
+    """Of the sampling."""
+    threshold: float = Field(default=0.5, gt=0, le=1)
+    """Raw task reward from which an episode is kept; the shaped reward never decides."""
+    with_demonstrations: bool = True
+    """Whether the demonstrations (a teacher's trajectories) are trained on beside the kept episodes."""
+    num_updates: int = Field(default=100, ge=1)
+    """SFT updates of a round; the other settings are those of [sft]."""
+    min_gain: float = Field(default=0.0, ge=0, le=1)
+    """A round whose rollouts succeed no more often than the round before it, by more than this, trains nothing and is
+    the last; the checkpoint that measured best is the flywheel's."""
+    seed: int = 0
+    """Of the choice of tasks and the sampling."""

@@ -1,0 +1,181 @@
+"""Collects groups while the trainer updates: an update trains on the first that end.
+
+Staleness is bounded twice. With v updates behind the engine's weights, B groups an update and a bound of s, no more
+than (v + s + 1) B groups are begun, those that were dropped not counted: so a group begins with weights at most s
+updates older than those it trains, if groups end in the order in which they began. One that others overtook until its
+oldest token is older than that is dropped as stale and another begun in its place; the oldest that wait train first.
+An episode goes on with new weights that arrive in its middle: each token keeps the version that sampled it.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from osworld_pipeline.domain.group import GroupFate, RolloutGroup
+from osworld_pipeline.domain.task import Task
+from osworld_pipeline.errors import EngineError
+from osworld_pipeline.recipes.schema import RolloutSection
+from osworld_pipeline.rollout.batch import GspoBatch, assigned_to, merge_batches, without_training
+from osworld_pipeline.rollout.collector import Judge, RunGroup
+from osworld_pipeline.rollout.task_sampling import TaskSampler
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Ended:
+    serial: int
+    batch: GspoBatch
+    """Of one group."""
+
+    def staleness(self, update: int) -> int:
+        oldest = self.batch.groups[0].oldest_policy_version
+        return 0 if oldest is None else update - oldest
+
+
+class AsynchronousCollector:
+    def __init__(
+        self,
+        run_group: RunGroup,
+        judge: Judge,
+        sampler: TaskSampler,
+        *,
+        stage_key: str,
+        section: RolloutSection,
+        groups_per_update: int,
+        num_updates: int,
+        first_update: int = 0,
+        resumed: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`num_updates`: of the whole stage; no group is begun that none of them would train. `resumed`: the snapshot
+        that `first_update` goes on from."""
+        self._run_group = run_group
+        self._judge = judge
+        self._sampler = sampler
+        self._stage_key = stage_key
+        self._max_staleness = section.max_staleness
+        self._max_top_ups = section.max_top_ups if section.zero_variance == "top_up" else 0
+        self._groups_per_update = groups_per_update
+        self._num_updates = num_updates
+        self._update = first_update
+        self._num_admitted = first_update * groups_per_update
+        """Begun and not dropped, since the stage began."""
+        self._num_top_ups = 0
+        """In the update that is being collected."""
+        resumed = resumed or {"open": [], "next_serial": self._num_admitted}
+        self._open_serials: list[int] = list(resumed["open"])
+        self._next_serial: int = resumed["next_serial"]
+        self._running: dict[int, asyncio.Task[None]] = {}
+        self._waiting: list[_Ended] = []
+        self._dropped: list[_Ended] = []
+        self._judging = asyncio.Lock()
+        self._changed = asyncio.Event()
+        self._failure: BaseException | None = None
+
+    async def __aenter__(self) -> Self:
+        await asyncio.to_thread(self._sampler.look, self._update)
+        self._admit()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        running = list(self._running.values())
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+    async def collect(self, update: int) -> GspoBatch:
+        assert update == self._update, f"update {update} is collected while the engine is at {self._update}"
+        while True:
+            self._drop_stale()
+            if self._failure is not None:
+                raise self._failure
+            if len(self._waiting) >= self._groups_per_update:
+                break
+            assert self._running, "groups are awaited and none is running"
+            # Ends within a limit: every episode has one, and its end is a change.
+            self._changed.clear()
+            await self._changed.wait()
+        # The oldest first, and among those of one version the first that ended.
+        self._waiting.sort(key=lambda ended: -ended.staleness(update))
+        taken = self._waiting[: self._groups_per_update]
+        ended = [*taken, *self._dropped]
+        self._waiting, self._dropped = self._waiting[self._groups_per_update :], []
+        return assigned_to(merge_batches([one.batch for one in ended]), update)
+
+    async def advance(self, update: int) -> None:
+        await asyncio.to_thread(self._sampler.look, update)
+        self._update = update
+        self._num_top_ups = 0
+        self._admit()
+
+    def snapshot(self) -> Mapping[str, Any]:
+        """What has not been collected is begun again, under the same names."""
+        unfinished = [*self._running, *(ended.serial for ended in [*self._waiting, *self._dropped])]
+        return {"open": sorted({*unfinished, *self._open_serials}), "next_serial": self._next_serial}
+
+    def _admit(self) -> None:
+        """Begins as many groups as the bound lets."""
+        limit = min(self._update + self._max_staleness + 1, self._num_updates) * self._groups_per_update
+        while self._num_admitted < limit and self._failure is None:
+            self._num_admitted += 1
+            if self._open_serials:
+                serial = self._open_serials.pop(0)
+            else:
+                serial, self._next_serial = self._next_serial, self._next_serial + 1
+            task = asyncio.create_task(self._run(serial, self._sampler.task_of(serial)))
+            self._running[serial] = task
+            task.add_done_callback(lambda done, serial=serial: self._on_done(serial, done))
+
+    async def _run(self, serial: int, task: Task) -> None:
+        begun_at = self._update
+        group = await self._run_group(task, f"{self._stage_key}-g{serial:06d}", begun_at)
+        _require_version(group, begun_at)
+        async with self._judging:
+            batch = await asyncio.to_thread(self._judge, [group], update=self._update)
+        ended = _Ended(serial=serial, batch=batch)
+        if batch.groups[0].fate is not GroupFate.TRAINED and self._num_top_ups < self._max_top_ups:
+            self._num_top_ups += 1
+            self._drop([ended])
+        else:
+            self._waiting.append(ended)
+
+    def _on_done(self, serial: int, task: asyncio.Task[None]) -> None:
+        del self._running[serial]
+        if not task.cancelled() and task.exception() is not None:
+            self._failure = self._failure or task.exception()
+        self._changed.set()
+
+    def _drop(self, ended: Sequence[_Ended]) -> None:
+        """Recorded with the next update; another group begins for each."""
+        self._dropped += ended
+        self._num_admitted -= len(ended)
+        self._admit()
+
+    def _drop_stale(self) -> None:
+        stale = [ended for ended in self._waiting if self._is_stale(ended)]
+        self._waiting = [ended for ended in self._waiting if not self._is_stale(ended)]
+        if stale:
+            self._drop([self._as_stale(ended) for ended in stale])
+
+    def _is_stale(self, ended: _Ended) -> bool:
+        is_trained = ended.batch.groups[0].fate is GroupFate.TRAINED
+        return is_trained and ended.staleness(self._update) > self._max_staleness
+
+    def _as_stale(self, ended: _Ended) -> _Ended:
+        reason = (
+            f"its oldest token is {ended.staleness(self._update)} updates old, rollout.max_staleness is "
+            f"{self._max_staleness}"
+        )
+        return _Ended(serial=ended.serial, batch=without_training(ended.batch, GroupFate.STALE, reason))
+
+
+def _require_version(group: RolloutGroup, handed_over: int) -> None:
+    """An engine that stays behind would make every group stale, one after the other."""
+    oldest = group.oldest_policy_version
+    if oldest is not None and oldest < handed_over:
+        raise EngineError(
+            f"the engine sampled group {group.group_id} with the weights of update {oldest} after those of update "
+            f"{handed_over} had been handed to it: see that all its servers load weights, and run again"
+        )

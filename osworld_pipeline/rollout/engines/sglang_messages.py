@@ -1,0 +1,146 @@
+"""What is said to an sglang server's /generate, and what its answer is worth: read whole or refused.
+
+sglang expands image placeholders itself, so it is sent one for each image; the prompt that it then reports must be the
+very ids that were asked for.
+"""
+
+import base64
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from osworld_pipeline.agent.renderer import Renderer
+from osworld_pipeline.errors import EngineError
+from osworld_pipeline.protocols import GenerateRequest, GenerateResult
+from osworld_pipeline.rollout.engines.http_calls import TransientError
+
+SEED_RANGE = 2**31
+
+
+class UnknownWeightsError(TransientError):
+    """A server answered with weights that nobody here has loaded into it."""
+
+
+class UnusableTokenError(EngineError):
+    """The response holds an id for which there is no text or no picture; another sample may not."""
+
+
+def generate_body(request: GenerateRequest, renderer: Renderer, *, seed: int, **extra: Any) -> bytes:
+    """The JSON of a request.
+
+    Raises:
+        EngineError: images and runs of placeholders differ in number.
+    """
+    token_ids = one_placeholder_each(request.token_ids, renderer.image_id)
+    num_placeholders = token_ids.count(renderer.image_id)
+    if num_placeholders != len(request.images):
+        raise EngineError(
+            f"the request is malformed: {num_placeholders} runs of image placeholders and {len(request.images)} images"
+        )
+    sampling = request.sampling
+    body: dict[str, Any] = {
+        "input_ids": token_ids,
+        "sampling_params": {
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "max_new_tokens": sampling.max_new_tokens,
+            "stop": list(sampling.stop),
+            # A placeholder ends it too: the response is of no use, and the sooner that is known the better.
+            "stop_token_ids": sorted({renderer.im_end_id, renderer.tokenizer.pad_token_id, *placeholders(renderer)}),
+            "sampling_seed": seed % SEED_RANGE,
+            "no_stop_trim": True,
+            "skip_special_tokens": False,
+            "spaces_between_special_tokens": False,
+        },
+        "return_logprob": True,
+        "return_prompt_token_ids": True,
+        **extra,
+    }
+    if request.images:
+        body["image_data"] = [base64.b64encode(image).decode() for image in request.images]
+    return orjson.dumps(body)
+
+
+def one_placeholder_each(token_ids: Sequence[int], image_id: int) -> list[int]:
+    """Ids with each run of image placeholders as one."""
+    return [
+        token_id
+        for index, token_id in enumerate(token_ids)
+        if token_id != image_id or index == 0 or token_ids[index - 1] != image_id
+    ]
+
+
+def placeholders(renderer: Renderer) -> tuple[int, ...]:
+    video_id = renderer.processor.video_token_id
+    return (renderer.image_id,) if video_id is None else (renderer.image_id, video_id)
+
+
+def read_answer(
+    answer: Mapping[str, Any], request: GenerateRequest, renderer: Renderer, versions: Mapping[str, int]
+) -> GenerateResult:
+    """`versions`: the policy version behind each label that weights were loaded under.
+
+    Raises:
+        UnknownWeightsError, UnusableTokenError: as they say.
+        TransientError: the server aborted the request, or its answer is not whole.
+        EngineError: its prompt is not the one that was sent.
+    """
+    meta = answer.get("meta_info")
+    token_ids = answer.get("output_ids")
+    if not isinstance(meta, dict) or not isinstance(token_ids, list) or not token_ids:
+        raise TransientError("the server's answer holds no sampled tokens")
+    reason = (meta.get("finish_reason") or {}).get("type")
+    if reason not in ("stop", "length"):
+        message = (meta.get("finish_reason") or {}).get("message") or "no reason given"
+        raise TransientError(f"the server ended the request before its time ({reason}: {str(message)[:200]})")
+    logprobs = _logprobs(meta, token_ids)
+    _check_prompt(answer, meta, request)
+    token_versions = _policy_versions(meta, len(token_ids), versions)
+    refused = {*placeholders(renderer)}
+    for token_id in token_ids:
+        if token_id in refused or token_id >= len(renderer.tokenizer):
+            raise UnusableTokenError(f"the response holds the id {token_id}, a placeholder or outside the vocabulary")
+    return GenerateResult(
+        text=renderer.decode_response(token_ids),
+        token_ids=tuple(token_ids),
+        logprobs=logprobs,
+        policy_version=token_versions[0],
+        policy_versions=token_versions if len(set(token_versions)) > 1 else (),
+        finish_reason=reason,
+    )
+
+
+def _logprobs(meta: Mapping[str, Any], token_ids: Sequence[int]) -> tuple[float, ...]:
+    entries = meta.get("output_token_logprobs")
+    if not isinstance(entries, list) or [entry[1] for entry in entries] != token_ids:
+        raise TransientError("the server's log-probabilities do not belong to the tokens that it sampled")
+    logprobs = tuple(entry[0] for entry in entries)
+    if not all(isinstance(value, float | int) and math.isfinite(value) for value in logprobs):
+        raise TransientError("the server gave a log-probability that is not a finite number")
+    return logprobs
+
+
+def _check_prompt(answer: Mapping[str, Any], meta: Mapping[str, Any], request: GenerateRequest) -> None:
+    prompt = answer.get("prompt_token_ids")
+    is_same = prompt == list(request.token_ids) if prompt else meta.get("prompt_tokens") == len(request.token_ids)
+    if not is_same:
+        raise EngineError(
+            f"the server made another prompt of what it was sent ({meta.get('prompt_tokens')} tokens of "
+            f"{len(request.token_ids)}): does it hold the tokenizer and the image processor of this checkpoint?"
+        )
+
+
+def _policy_versions(meta: Mapping[str, Any], num_tokens: int, versions: Mapping[str, int]) -> tuple[int, ...]:
+    """Of each token: of the spans that the server reports, where it does, else of the weights it ended with."""
+    spans = meta.get("weight_versions") or [{"version": meta.get("weight_version"), "start": 0, "end": num_tokens}]
+    token_versions: list[int] = []
+    for span in spans:
+        label = str(span["version"])
+        if label not in versions:
+            raise UnknownWeightsError(f"the server answered with weights that were not loaded from here ({label})")
+        token_versions += [versions[label]] * (span["end"] - span["start"])
+    if len(token_versions) != num_tokens:
+        raise TransientError("the server's weight versions do not cover the tokens that it sampled")
+    return tuple(token_versions)

@@ -1,0 +1,113 @@
+"""Which share of the time environments, engine and trainer are busy, since the last look and since the start.
+
+Environments: replicas held by an episode / replicas. Engine: time with at least one request in it. Trainer: time in an
+update.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from osworld_pipeline.domain.episode import Episode
+from osworld_pipeline.domain.task import Task
+from osworld_pipeline.protocols import GenerateRequest, GenerateResult, PolicyEngine
+from osworld_pipeline.rollout.run_episode import EpisodePlan, RunEpisode
+
+Clock = Callable[[], float]
+"""Seconds from some start."""
+
+
+class BusyMeter:
+    """How many of `capacity` units are busy, summed over time. Use it from one event loop."""
+
+    def __init__(self, capacity: int, *, clock: Clock = time.monotonic) -> None:
+        self._capacity = capacity
+        self._clock = clock
+        self._num_busy = 0
+        self._started = self._changed = clock()
+        self._unit_s = 0.0
+        self._marked: tuple[float, float] = (self._started, 0.0)
+
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        """One more unit is busy in this block."""
+        self._change(1)
+        try:
+            yield
+        finally:
+            self._change(-1)
+
+    def shares(self) -> tuple[float, float]:
+        """0..1: since the last call of this, and since the start."""
+        self._change(0)
+        (marked_at, marked_s), self._marked = self._marked, (self._changed, self._unit_s)
+        return (
+            self._share(self._changed - marked_at, self._unit_s - marked_s),
+            self._share(self._changed - self._started, self._unit_s),
+        )
+
+    def _share(self, elapsed_s: float, unit_s: float) -> float:
+        return unit_s / (elapsed_s * self._capacity) if elapsed_s > 0 else 0.0
+
+    def _change(self, difference: int) -> None:
+        now = self._clock()
+        self._unit_s += (now - self._changed) * min(self._num_busy, self._capacity)
+        self._changed = now
+        self._num_busy += difference
+
+
+@dataclass(frozen=True, kw_only=True)
+class Utilisation:
+    environments: BusyMeter
+    engine: BusyMeter = field(default_factory=lambda: BusyMeter(1))
+    trainer: BusyMeter = field(default_factory=lambda: BusyMeter(1))
+
+    def metrics(self) -> dict[str, float]:
+        """`*_busy` since the last call, `*_busy_overall` since the start; 0..1."""
+        found: dict[str, float] = {}
+        for name in ("environments", "engine", "trainer"):
+            since_last, overall = getattr(self, name).shares()
+            found |= {f"{name}_busy": since_last, f"{name}_busy_overall": overall}
+        return found
+
+
+def metered(run_one: RunEpisode, meter: BusyMeter) -> RunEpisode:
+    """The same, with a unit of `meter` busy for as long as an episode runs."""
+
+    async def run(task: Task, plan: EpisodePlan) -> Episode:
+        with meter.busy():
+            return await run_one(task, plan)
+
+    return run
+
+
+class MeteredEngine:
+    """An engine as it is, with its meter running while it answers."""
+
+    def __init__(self, engine: PolicyEngine, meter: BusyMeter) -> None:
+        self.name = engine.name
+        self.takes_turns = engine.takes_turns
+        self._engine = engine
+        self._meter = meter
+
+    @property
+    def policy_version(self) -> int:
+        return self._engine.policy_version
+
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        with self._meter.busy():
+            return await self._engine.generate(request)
+
+    async def load_weights(self, path: Path, *, policy_version: int) -> None:
+        await self._engine.load_weights(path, policy_version=policy_version)
+
+    async def forget(self, episode_id: str) -> None:
+        await self._engine.forget(episode_id)
+
+    async def health(self) -> None:
+        await self._engine.health()
+
+    async def close(self) -> None:
+        await self._engine.close()

@@ -1,0 +1,144 @@
+"""What samples the policy of a GSPO phase, and how the trainer's weights get there: an engine of this program's own, or
+Ray actors with an engine each."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from osworld_pipeline.agent.model_inputs import PixelCache
+from osworld_pipeline.agent.renderer import Renderer
+from osworld_pipeline.errors import EngineError
+from osworld_pipeline.rollout.run_episode import RunEpisode, episode_runner
+from osworld_pipeline.rollout.utilisation import BusyMeter, Utilisation
+from osworld_pipeline.runs.gspo_job import GspoJob, ResumePoint
+from osworld_pipeline.runs.ray_rollouts import Weights, ray_rollouts
+from osworld_pipeline.runs.rollout_session import RolloutSession, episode_settings, rollout_session
+from osworld_pipeline.runs.weights import (
+    Handover,
+    InMemory,
+    InPlace,
+    ThroughFolder,
+    shares_model,
+    write_weights,
+)
+from osworld_pipeline.trajectories import TrajectoryStore
+
+if TYPE_CHECKING:
+    from osworld_pipeline.training.update import GspoTrainer
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseRollouts:
+    run_one: RunEpisode
+    handover: Handover
+    store: TrajectoryStore
+    renderer: Renderer
+    utilisation: Utilisation
+
+
+@asynccontextmanager
+async def open_rollouts(
+    job: GspoJob, trainer: "GspoTrainer", thread: ThreadPoolExecutor, point: ResumePoint, cache: PixelCache
+) -> AsyncIterator[PhaseRollouts]:
+    """Episodes with the weights of `point`, until the block ends. `thread`: where the trainer may be called.
+
+    Raises:
+        EnvServerError: an env server does not answer; names it.
+        EngineError: the engine does not, or says nothing that can be trained on.
+    """
+    if job.actors is not None:
+        async with _on_actors(job, trainer, thread, point) as rollouts:
+            yield rollouts
+        return
+    async with rollout_session(
+        recipe=job.recipe,
+        state=job.state,
+        servers=job.servers,
+        client_id=job.checkpoint_id,
+        folder=point.folder,
+        model=trainer.model if shares_model(job.recipe, trainer) else None,
+        processor=trainer.processor,
+        policy_version=point.num_updates,
+        cache=cache,
+        engine_token=job.engine_token,
+    ) as session:
+        settings = episode_settings(job.recipe, max_turns=job.recipe.agent.max_turns)
+        if session.engine.takes_turns or session.renderer is None:
+            raise EngineError(
+                f"the {session.engine.name} engine answers words without token ids and log-probabilities, so nothing "
+                "it says can be trained on: set engine.kind to transformers or sglang"
+            )
+        yield PhaseRollouts(
+            run_one=episode_runner(session.tools, settings),
+            handover=_open_handover(job, session, trainer, thread),
+            store=session.store,
+            renderer=session.renderer,
+            utilisation=session.utilisation,
+        )
+
+
+@asynccontextmanager
+async def _on_actors(
+    job: GspoJob, trainer: "GspoTrainer", thread: ThreadPoolExecutor, point: ResumePoint
+) -> AsyncIterator[PhaseRollouts]:
+    assert job.actors is not None, "asked for by the caller"
+    async with ray_rollouts(
+        job.recipe,
+        job.state,
+        job.servers,
+        Weights(folder=point.folder, policy_version=point.num_updates),
+        shape=job.actors,
+        client_id=job.checkpoint_id,
+        max_turns=job.recipe.agent.max_turns,
+        engine_token=job.engine_token,
+    ) as actors:
+
+        async def load(folder: Path, policy_version: int) -> None:
+            await actors.load_weights(Weights(folder=folder, policy_version=policy_version))
+
+        yield PhaseRollouts(
+            run_one=actors,
+            handover=_through_folder(job, trainer, thread, load),
+            store=TrajectoryStore(job.state),
+            renderer=Renderer(trainer.processor),
+            utilisation=Utilisation(environments=BusyMeter(max(1, job.servers.num_replicas))),
+        )
+
+
+def _open_handover(
+    job: GspoJob, session: RolloutSession, trainer: "GspoTrainer", thread: ThreadPoolExecutor
+) -> Handover:
+    if shares_model(job.recipe, trainer):
+        return InPlace(session.engine)
+    if job.recipe.engine.kind == "transformers":
+        return InMemory(session.engine, partial(in_thread, thread, trainer.weights))
+
+    async def load(folder: Path, policy_version: int) -> None:
+        await session.engine.load_weights(folder, policy_version=policy_version)
+
+    return _through_folder(job, trainer, thread, load)
+
+
+def _through_folder(
+    job: GspoJob,
+    trainer: "GspoTrainer",
+    thread: ThreadPoolExecutor,
+    load: Callable[[Path, int], Awaitable[None]],
+) -> Handover:
+    from osworld_pipeline.training.checkpoint import partials_dir
+
+    async def write(folder: Path) -> None:
+        await in_thread(thread, partial(write_weights, trainer, folder))
+
+    return ThroughFolder(load, write, partials_dir(job.state, job.checkpoint_id))
+
+
+async def in_thread(thread: ThreadPoolExecutor, work: Callable[[], Result]) -> Result:
+    return await asyncio.get_running_loop().run_in_executor(thread, work)

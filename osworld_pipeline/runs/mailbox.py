@@ -1,0 +1,211 @@
+"""A folder through which a launcher and a program on another machine talk: the job goes in, messages come out, and each
+side sees whether the other lives.
+
+It lies in the state folder, which all machines of a run share. A job may hold secrets: its file is this user's alone,
+and gone as soon as the program has read it.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.errors import StoreError
+
+Message = Mapping[str, Any]
+SEGMENT_BYTES = 256 << 10
+"""Messages go to numbered files of about this size; the reader removes what it has read, so the folder stays small."""
+WATCH_EVERY_S = 1.0
+STARTED: dict[str, Any] = {"kind": "started"}
+"""First message of a program, or of its rank 0: what it needs was free."""
+
+
+@dataclass(frozen=True)
+class Mailbox:
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    def put_job(self, job: Mapping[str, Any]) -> None:
+        """Raises StoreError."""
+        with _writing(self.folder):
+            descriptor = os.open(self._job, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "w") as file:
+                json.dump(job, file)
+
+    def take_job(self) -> dict[str, Any]:
+        """The job, which is then nowhere but in the caller's memory.
+
+        Raises:
+            StoreError: it is not there: another start of the same program took it, or its launcher has given up.
+        """
+        try:
+            job = json.loads(self._job.read_text())
+            self._job.unlink()
+        except FileNotFoundError as error:
+            raise StoreError(
+                f"there is no job in {self.folder}: its launcher has given up, or the state folder is not shared with "
+                "this machine"
+            ) from error
+        return job
+
+    def beat(self) -> None:
+        """The launcher lives. The content says so, not the time: clocks of machines differ. Raises StoreError."""
+        with _writing(self.folder):
+            (self.folder / "alive").write_text(str(time.monotonic_ns()))
+
+    def ask_to_stop(self) -> None:
+        """Raises StoreError."""
+        with _writing(self.folder):
+            (self.folder / "stop").touch()
+
+    @property
+    def is_asked_to_stop(self) -> bool:
+        return (self.folder / "stop").exists()
+
+    def read_beat(self) -> str:
+        with suppress(OSError):
+            return (self.folder / "alive").read_text()
+        return ""
+
+    def segment(self, number: int) -> Path:
+        return self.folder / f"messages-{number:06d}.jsonl"
+
+    def segments(self) -> list[int]:
+        return sorted(int(path.stem.removeprefix("messages-")) for path in self.folder.glob("messages-*.jsonl"))
+
+    @property
+    def _job(self) -> Path:
+        return self.folder / "job.json"
+
+
+@contextmanager
+def open_mailbox(state: StateDir, name: str) -> Iterator[Mailbox]:
+    """A new mailbox for as long as the launcher works with it; its lock tells other launchers so."""
+    folder, unlocked = state.launches / name, state.launches / f".{name}"
+    with _writing(folder):
+        unlocked.mkdir(parents=True, mode=0o700)
+        lock = (unlocked / "lock").open("w")
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        unlocked.rename(folder)  # nobody sees it before it is locked, and takes it for an orphan
+        try:
+            yield Mailbox(folder)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def orphaned_mailboxes(state: StateDir) -> list[Mailbox]:
+    """Those whose launcher is dead."""
+    found: list[Mailbox] = []
+    for path in sorted(state.launches.glob("[!.]*/lock")):
+        with suppress(OSError), path.open("r") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            found.append(Mailbox(path.parent))
+    return found
+
+
+def remove_orphan(mailbox: Mailbox) -> None:
+    shutil.rmtree(mailbox.folder, ignore_errors=True)
+
+
+class MessageWriter:
+    """For the program; used from any thread. A writer that starts anew goes on in a file of its own."""
+
+    def __init__(self, mailbox: Mailbox) -> None:
+        self._mailbox = mailbox
+        self._lock = threading.Lock()
+        self._number = max(mailbox.segments(), default=0) + 1
+
+    def report(self, message: Message) -> None:
+        """Raises StoreError where the folder cannot be written."""
+        line = json.dumps(message) + "\n"
+        with self._lock:
+            with _writing(self._mailbox.folder), self._mailbox.segment(self._number).open("a") as file:
+                file.write(line)
+                is_full = file.tell() >= SEGMENT_BYTES
+            self._number += is_full
+
+
+@dataclass(kw_only=True)
+class MessageReader:
+    """For the launcher. What it has read whole, it removes."""
+
+    mailbox: Mailbox
+    _number: int = 0
+    _offset: int = 0
+    _rest: bytes = field(default=b"", repr=False)
+
+    def read(self) -> list[dict[str, Any]]:
+        """The messages that came since the last call, in their order; a line that a killed writer left half is lost."""
+        messages: list[dict[str, Any]] = []
+        for number in [number for number in self.mailbox.segments() if number >= self._number]:
+            if number > self._number:
+                # Whoever wrote the segment before has gone on, or is dead: nothing is added to it.
+                messages += self._read_on()
+                self.mailbox.segment(self._number).unlink(missing_ok=True)
+                self._number, self._offset, self._rest = number, 0, b""
+            messages += self._read_on()
+        return messages
+
+    def _read_on(self) -> list[dict[str, Any]]:
+        try:
+            with self.mailbox.segment(self._number).open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        self._offset += len(data)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return [json.loads(line) for line in lines if line]
+
+
+@contextmanager
+def watched_launcher(
+    mailbox: Mailbox, *, lost_after_s: float, on_stop: Callable[[], None], on_lost: Callable[[], None]
+) -> Iterator[None]:
+    """Calls `on_stop` once when the launcher asks for it, `on_lost` once when it has been silent for `lost_after_s`.
+    Both in a thread of their own."""
+    is_over = threading.Event()
+
+    def watch() -> None:
+        last, since, is_stopped = mailbox.read_beat(), time.monotonic(), False
+        while not is_over.wait(WATCH_EVERY_S):
+            if not is_stopped and mailbox.is_asked_to_stop:
+                is_stopped = True
+                on_stop()
+            beat = mailbox.read_beat()
+            if beat != last and beat:
+                last, since = beat, time.monotonic()
+            elif time.monotonic() - since > lost_after_s:
+                on_lost()
+                return
+
+    thread = threading.Thread(target=watch, name="launcher-watch", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join(WATCH_EVERY_S + 1)
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(
+            f"the mailbox {folder} cannot be written ({error.strerror or error}): see that the state folder has space "
+            "and is writable on every machine of the run"
+        ) from error

@@ -1,0 +1,65 @@
+"""Starts the ranks of one program on this machine: torchrun, in a process that ends with its launcher and says in one
+sentence why a rank failed. Its stdin is the job's file, which every rank reads.
+"""
+
+import json
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from osworld_pipeline.runs.parent import die_with_parent
+
+EXIT_RETRYABLE, EXIT_STOPPED = 3, 143
+FAILURE = "failure.json"
+"""In the scratch folder: `{"kind": "error", "message", "retryable"}` of the rank that failed first."""
+
+
+def main(argv: list[str]) -> int:
+    """`argv`: program, number of ranks, pid of the launcher, scratch folder of the launcher's."""
+    program, num_ranks, parent_pid, scratch = argv[0], int(argv[1]), int(argv[2]), Path(argv[3])
+    die_with_parent(signal.SIGTERM, parent_pid=parent_pid)
+    # Without it torch gives every rank one thread, and with many it would give each all cores.
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // num_ranks)))
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import parse_args, run
+
+    command = ["--standalone", f"--nproc-per-node={num_ranks}", "--max-restarts=0", f"--log-dir={scratch / 'ranks'}"]
+    command += ["--module", "osworld_pipeline.runs", program, "--rank-of", str(os.getpid())]
+    try:
+        run(parse_args(command))
+    except ChildFailedError as error:
+        # One that was killed is the cause, and those that missed it say so at the same moment.
+        rank, failure = min(error.failures.items(), key=lambda item: (item[1].exitcode >= 0, item[1].timestamp))
+        words: dict[str, Any] = dict(failure.error_file_data)
+        if "retryable" not in words:
+            words = {"message": _unsaid(program, rank, num_ranks, failure.exitcode), "retryable": failure.exitcode < 0}
+        _write_failure(scratch, {"kind": "error", "message": words["message"], "retryable": words["retryable"]})
+        return failure.exitcode if failure.exitcode > 0 else EXIT_RETRYABLE
+    except SignalException:
+        return EXIT_STOPPED
+    finally:
+        if os.getppid() != parent_pid:
+            shutil.rmtree(scratch, ignore_errors=True)
+    return 0
+
+
+def _unsaid(program: str, rank: int, num_ranks: int, exit_code: int) -> str:
+    """For a rank that ended without a word."""
+    if exit_code < 0:
+        how = f"was killed by {signal.Signals(-exit_code).name} (out of memory?)"
+    else:
+        how = f"ended with status {exit_code}; its traceback is in the log"
+    return f"rank {rank} of the {num_ranks} of {program} {how}"
+
+
+def _write_failure(scratch: Path, failure: dict[str, Any]) -> None:
+    scratch.mkdir(parents=True, exist_ok=True)
+    (scratch / FAILURE).write_text(json.dumps(failure))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

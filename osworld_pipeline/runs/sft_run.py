@@ -1,0 +1,232 @@
+"""A stage of supervised fine-tuning, whatever its examples are: batches by seed, partial checkpoints, a final one.
+
+Killed at any moment and started again with the same job, it goes on from its newest partial checkpoint and ends with
+the weights that an uninterrupted run would have made.
+"""
+
+import math
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from osworld_pipeline.agent.model_inputs import PixelCache
+from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.recipes import Recipe
+from osworld_pipeline.recipes.schema import SftSection
+from osworld_pipeline.runs.stages import CARD, checkpoint_card, read_checkpoint, stage_recipe_digest
+from osworld_pipeline.training.demonstrations import Example
+
+if TYPE_CHECKING:
+    from osworld_pipeline.training.checkpoint import TrainerState
+    from osworld_pipeline.training.ranks import Ranks
+    from osworld_pipeline.training.sft import SftTrainer
+
+Report = Callable[[dict[str, Any]], None]
+REPORT_EVERY = 5
+"""Updates between two reports of metrics."""
+LOSS_WINDOW = 20
+"""The checkpoint's loss is the mean over this many last updates."""
+PIXEL_CACHE_BYTES = 2 << 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class SftJob:
+    recipe: Recipe
+    settings: SftSection
+    """The recipe's, or a variation of it: a round of the flywheel has its own number of updates."""
+    stage: Stage
+    state: StateDir
+    checkpoint_id: str
+    parent_id: str
+    parent_folder: Path
+    data_digest: str
+    run_ids: Mapping[str, str]
+    may_resume: bool = True
+    num_threads: int = 0
+    """Of torch on a CPU; 0 for all cores, dealt out among the ranks."""
+
+    @classmethod
+    def parse(cls, job: Mapping[str, Any]) -> "SftJob":
+        recipe = Recipe.model_validate(job["recipe"])
+        state = StateDir(Path(job["state_root"]))
+        return cls(
+            recipe=recipe,
+            settings=recipe.sft,
+            stage=Stage(job["stage"]),
+            state=state,
+            checkpoint_id=job["checkpoint_id"],
+            parent_id=job["parent"]["checkpoint_id"],
+            parent_folder=state.root / job["parent"]["path"],
+            data_digest=job["data_digest"],
+            run_ids=job.get("run_ids") or {},
+            may_resume=job.get("resume", True),
+            num_threads=job.get("num_threads") or recipe.trainer.num_threads,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Examples:
+    """What a stage trains on."""
+
+    items: Sequence[Example]
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Figures of their making, kept with the checkpoint."""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """How many there are of which kind, kept in the trainer's state."""
+
+
+MakeExamples = Callable[["SftTrainer"], Examples | None]
+"""Called once the trainer is open, on rank 0 alone; None where there is nothing to train on and the stage ends so."""
+
+
+def run_sft(job: SftJob, report: Report, make_examples: MakeExamples) -> Checkpoint | None:
+    """The stage's checkpoint, made or found; None where `make_examples` gave none, and on ranks other than 0.
+
+    Raises:
+        TrainingError: another trainer on this stage, a loss that is not finite, or another rank failed.
+        StoreError: the parent cannot be read, or the checkpoint not be written.
+    """
+    from osworld_pipeline.training.fence import stage_fence
+    from osworld_pipeline.training.ranks import open_ranks
+
+    with open_ranks() as ranks, stage_fence(job.state, job.checkpoint_id) if ranks.is_main else nullcontext():
+        checkpoint = ranks.broadcast(read_checkpoint(job.state, job.checkpoint_id) if ranks.is_main else None)
+        if checkpoint is None:
+            checkpoint = _train(job, ranks, report, make_examples)
+    if checkpoint is not None and ranks.is_main:
+        report({"kind": "checkpoint", "checkpoint_id": checkpoint.checkpoint_id, "path": checkpoint.path})
+    return checkpoint
+
+
+def _train(job: SftJob, ranks: "Ranks", report: Report, make_examples: MakeExamples) -> Checkpoint | None:
+    trainer = _open_trainer(job, ranks)
+    if not ranks.is_main:
+        trainer.follow()
+        return None
+    try:
+        examples = make_examples(trainer)
+        if examples is None:
+            return None
+        run = _Run(job=job, trainer=trainer, examples=examples)
+        if trainer.num_updates:
+            run.remember()
+        run.train(report)
+        return run.save()
+    finally:
+        trainer.close()
+
+
+def _open_trainer(job: SftJob, ranks: "Ranks") -> "SftTrainer":
+    """Over the parent, or the newest partial checkpoint."""
+    import torch
+
+    from osworld_pipeline.training import checkpoint as checkpoints
+    from osworld_pipeline.training.policy_trainer import open_sft_trainer
+
+    torch.set_num_threads(job.num_threads or max(1, len(os.sched_getaffinity(0)) // ranks.world_size))
+    torch.manual_seed(job.settings.seed)
+    resumed: Path | None = None
+    if ranks.is_main:
+        checkpoints.remove_stale_writes(job.state, job.checkpoint_id)
+        resumed = checkpoints.latest_complete(job.state, job.checkpoint_id) if job.may_resume else None
+    resumed = ranks.broadcast(resumed)
+    return open_sft_trainer(
+        resumed or job.parent_folder,
+        recipe=job.recipe.model_copy(update={"sft": job.settings}),
+        ranks=ranks,
+        num_updates=checkpoints.read_trainer_state(resumed).num_updates if resumed else 0,
+        cache=PixelCache(max_bytes=PIXEL_CACHE_BYTES),
+    )
+
+
+@dataclass(kw_only=True)
+class _Run:
+    job: SftJob
+    trainer: "SftTrainer"
+    examples: Examples
+    losses: deque[float] = field(default_factory=lambda: deque(maxlen=LOSS_WINDOW))
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        return {"loss": math.fsum(self.losses) / len(self.losses), **self.examples.metrics}
+
+    def remember(self) -> None:
+        """What the updates before a resumed run's first one left to it."""
+        from osworld_pipeline.training import checkpoint as checkpoints
+
+        resumed = checkpoints.latest_complete(self.job.state, self.job.checkpoint_id)
+        assert resumed is not None, f"{self.job.checkpoint_id} was resumed from nothing"
+        self.losses.extend(checkpoints.read_trainer_state(resumed).extra["losses"])
+
+    def train(self, report: Report) -> None:
+        from osworld_pipeline.training.checkpoint import save_partial
+
+        job, trainer, settings = self.job, self.trainer, self.job.settings
+        while trainer.num_updates < settings.num_updates:
+            started = time.monotonic()
+            metrics = trainer.update(self._batch(trainer.num_updates))
+            self.losses.append(metrics["loss"])
+            done, total = trainer.num_updates, settings.num_updates
+            if done % REPORT_EVERY == 0 or done == total:
+                metrics["update_s"] = time.monotonic() - started
+                report({"kind": "metrics", "update": done, "metrics": metrics})
+                report({"kind": "progress", "done": done, "total": total, "note": f"loss {metrics['loss']:.3f}"})
+            if done % settings.save_every == 0 and done < total:
+                kept = job.recipe.trainer
+                folder = save_partial(
+                    job.state, trainer, self._state(), keep_last=kept.keep_last, keep_every=kept.keep_every
+                )
+                report({"kind": "partial", "update": done, "path": str(folder.relative_to(job.state.root))})
+
+    def _batch(self, update: int) -> list[Any]:
+        from osworld_pipeline.training.sft import batch_indices
+
+        settings = self.job.settings
+        chosen = batch_indices(
+            num_examples=len(self.examples.items), batch_size=settings.batch_size, seed=settings.seed, update=update
+        )
+        return [trajectory for index in chosen for trajectory in self.examples.items[index]]
+
+    def _state(self) -> "TrainerState":
+        from osworld_pipeline.training.checkpoint import TrainerState
+
+        return TrainerState(
+            checkpoint_id=self.job.checkpoint_id,
+            parent_id=self.job.parent_id,
+            num_updates=self.trainer.num_updates,
+            recipe=self.job.recipe.model_dump(mode="json"),
+            data_digest=self.job.data_digest,
+            metrics=self.metrics,
+            extra={"losses": list(self.losses), **self.examples.counts},
+        )
+
+    def save(self) -> Checkpoint:
+        from osworld_pipeline.training import checkpoint as checkpoints
+
+        job = self.job
+        draft = Checkpoint(
+            checkpoint_id=job.checkpoint_id,
+            stage=job.stage,
+            parent_id=job.parent_id,
+            path=str(checkpoints.final_dir(job.state, job.checkpoint_id).relative_to(job.state.root)),
+            num_updates=self.trainer.num_updates,
+            recipe_digest=stage_recipe_digest(job.stage, job.recipe),
+            data_digest=job.data_digest,
+            weights_digest="",
+            metrics=self.metrics,
+            run_ids=job.run_ids,
+        )
+
+        def documents(folder: Path) -> Mapping[str, Any]:
+            return {CARD: checkpoint_card(replace(draft, weights_digest=checkpoints.weights_digest(folder)))}
+
+        checkpoints.save_final(job.state, self.trainer, self._state(), documents=documents)
+        saved = read_checkpoint(job.state, job.checkpoint_id)
+        assert saved is not None, f"{job.checkpoint_id} was saved and cannot be read"
+        return saved

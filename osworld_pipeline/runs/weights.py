@@ -1,0 +1,89 @@
+"""Hands what a trainer has learned to the engine that samples: in place, from memory to memory, or through a folder."""
+
+import asyncio
+import shutil
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from osworld_pipeline.recipes import Recipe
+
+ReadWeights = Callable[[], Awaitable[Mapping[str, Any]]]
+"""The trainer's weights, whole; they do not change before the trainer's next update."""
+WriteWeights = Callable[[Path], Awaitable[None]]
+"""The same to a folder. Raises StoreError."""
+LoadWeights = Callable[[Path, int], Awaitable[None]]
+"""A folder and its policy version into everything that samples. Raises EngineError."""
+PREFIX = "weights-"
+
+
+class Handover(Protocol):
+    async def __call__(self, policy_version: int, saved: Path | None) -> None:
+        """The engine samples with the trainer's weights from here on. `saved`: a checkpoint that holds just these.
+
+        Raises:
+            EngineError: the engine cannot load them.
+            StoreError: they cannot be written.
+        """
+        ...
+
+
+class InPlace:
+    """The engine samples from the trainer's own model; only while nothing is sampled does that change."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    async def __call__(self, policy_version: int, saved: Path | None) -> None:
+        self._engine.mark_updated(policy_version=policy_version)
+
+
+class InMemory:
+    """A copy in the same process; episodes that are under way go on."""
+
+    def __init__(self, engine: Any, read: ReadWeights) -> None:
+        self._engine = engine
+        self._read = read
+
+    async def __call__(self, policy_version: int, saved: Path | None) -> None:
+        await self._engine.load_state(await self._read(), policy_version=policy_version)
+
+
+class ThroughFolder:
+    """A folder that trainer and servers both see. The last one stays until the next is loaded, for a server that comes
+    back must find it."""
+
+    def __init__(self, load: LoadWeights, write: WriteWeights, parent: Path) -> None:
+        """`parent`: what a killed run left of such folders there goes."""
+        self._load = load
+        self._write = write
+        self._parent = parent
+        self._written: Path | None = None
+        for folder in parent.glob(f"{PREFIX}*"):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    async def __call__(self, policy_version: int, saved: Path | None) -> None:
+        folder = saved
+        if folder is None:
+            folder = self._parent / f"{PREFIX}{policy_version:04d}"
+            await self._write(folder)
+        await self._load(folder, policy_version)
+        if self._written is not None:
+            await asyncio.to_thread(shutil.rmtree, self._written, ignore_errors=True)
+        self._written = folder if saved is None else None
+
+
+def write_weights(trainer: Any, folder: Path) -> None:
+    """What an engine loads of a training.ranked.RankedTrainer, and no optimiser. Raises StoreError."""
+    from osworld_pipeline.training.checkpoint import writing_folder
+
+    weights = trainer.weights()
+    with writing_folder(folder) as temp:
+        trainer.model.save_pretrained(temp, state_dict=weights)
+        trainer.processor.save_pretrained(temp)
+
+
+def shares_model(recipe: Recipe, trainer: Any) -> bool:
+    """Whether the engine may sample from the trainer's own model: nothing trains while it samples."""
+    is_alone = recipe.rollout.mode == "synchronous" and recipe.engine.kind == "transformers"
+    return is_alone and trainer.shares_weights

@@ -1,0 +1,50 @@
+"""How the tasks fared lately, from the recorded groups of a training stage and of those it descends from."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import duckdb
+
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.errors import TableError
+from osworld_pipeline.tables.catalog import first_line
+from osworld_pipeline.tables.views import create_part_views, pin_snapshot
+
+_RECENT = """
+WITH last_groups AS (
+    SELECT task_id, num_valid, num_successes FROM rollout_groups
+    WHERE num_valid > 0 AND (list_contains($lineage, stage_key) OR (stage_key = $stage_key AND "update" < $update))
+    QUALIFY row_number() OVER (
+        PARTITION BY task_id ORDER BY coalesce(list_position($lineage, stage_key), 0), "update" DESC, group_id DESC
+    ) <= $num_groups
+)
+SELECT task_id, sum(num_valid)::INT, sum(num_successes)::INT FROM last_groups GROUP BY task_id
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecentEpisodes:
+    """Of a task's last groups; faults are no episodes here."""
+
+    num_valid: int = 0
+    num_successes: int = 0
+
+
+def recent_success(
+    state: StateDir, *, stage_key: str, lineage: Sequence[str], update: int, num_groups: int
+) -> Mapping[str, RecentEpisodes]:
+    """By task, over its last `num_groups` groups: those of the stage's updates before `update`, then those of the
+    stages in `lineage`, the nearest first. A task that is not among them was never tried.
+
+    Raises:
+        TableError: the tables cannot be read.
+    """
+    asked = {"stage_key": stage_key, "lineage": list(lineage), "update": update, "num_groups": num_groups}
+    try:
+        with duckdb.connect(":memory:") as views:
+            create_part_views(views, state)
+            pin_snapshot(views, state)
+            rows = views.execute(_RECENT, asked).fetchall()
+    except duckdb.Error as error:
+        raise TableError(f"cannot read the recorded groups of {state.root}: {first_line(error)}") from error
+    return {task_id: RecentEpisodes(num_valid=valid, num_successes=successes) for task_id, valid, successes in rows}

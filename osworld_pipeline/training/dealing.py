@@ -1,0 +1,106 @@
+"""Which trajectories go into which forward pass, and which rank runs it.
+
+Every rank makes the same number of passes, because each is an exchange of sharded weights among all of them; the
+passes of one round are of like size, so that nobody waits long.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from osworld_pipeline.domain.trajectory import Trajectory
+from osworld_pipeline.training.fits import check_length
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """What one rank runs in one round."""
+
+    trajectories: tuple[Trajectory, ...]
+    is_dummy: bool = False
+    """Another rank's work, run again for the exchanges alone: it counts for nothing."""
+
+
+def deal(
+    trajectories: Sequence[Trajectory],
+    *,
+    num_ranks: int = 1,
+    max_tokens: int,
+    max_sequences: int | None = None,
+    is_packed: bool = False,
+) -> list[list[Share]]:
+    """Rounds, each with a share for every rank. Passes with and without images never stand in one round, because only
+    the former use the vision tower.
+
+    Raises:
+        TrainingError: a trajectory of more than `max_tokens`; names it.
+    """
+    for trajectory in trajectories:
+        check_length(trajectory, max_tokens=max_tokens)
+    rounds: list[list[Share]] = []
+    for with_images in (True, False):
+        chosen = [item for item in trajectories if bool(len(item.images)) is with_images]
+        if num_ranks == 1:
+            parts = split_by_size(chosen, max_tokens=max_tokens, max_sequences=max_sequences, is_packed=is_packed)
+        else:
+            parts = _split_for_all(chosen, num_ranks, max_tokens, max_sequences, is_packed)
+        for start in range(0, len(parts), num_ranks):
+            shares = [Share(trajectories=tuple(part)) for part in parts[start : start + num_ranks]]
+            missing = num_ranks - len(shares)
+            # The smallest of the round's passes is the cheapest one to run for nothing.
+            shares += [Share(trajectories=shares[-1].trajectories, is_dummy=True)] * missing
+            rounds.append(shares)
+    return rounds
+
+
+def _split_for_all(
+    trajectories: Sequence[Trajectory], num_ranks: int, max_tokens: int, max_sequences: int | None, is_packed: bool
+) -> list[list[Trajectory]]:
+    """Parts small enough that every rank gets one, the largest first."""
+    if not trajectories:
+        return []
+    lengths = [len(trajectory.token_ids) for trajectory in trajectories]
+    share = max(max(lengths), -(-sum(lengths) // num_ranks))
+    parts = split_by_size(
+        trajectories, max_tokens=min(max_tokens, share), max_sequences=max_sequences, is_packed=is_packed
+    )
+    return sorted(parts, key=lambda part: -sum(len(item.token_ids) for item in part))
+
+
+def split_by_size(
+    trajectories: Sequence[Trajectory],
+    *,
+    max_tokens: int,
+    max_sequences: int | None = None,
+    is_packed: bool = False,
+) -> list[list[Trajectory]]:
+    """Parts of at most `max_tokens` tokens, with padding where they are padded. Padded parts hold sequences of similar
+    length; packed ones are filled with whatever still fits, the longest first."""
+    ordered = sorted(trajectories, key=lambda item: (len(item.token_ids), item.trajectory_id))
+    return (_fill if is_packed else _chop)(ordered, max_tokens, max_sequences or len(ordered))
+
+
+def _chop(ordered: Sequence[Trajectory], max_tokens: int, max_sequences: int) -> list[list[Trajectory]]:
+    parts: list[list[Trajectory]] = []
+    for trajectory in ordered:
+        last = parts[-1] if parts else []
+        if not last or len(last) == max_sequences or len(trajectory.token_ids) * (len(last) + 1) > max_tokens:
+            parts.append([trajectory])
+        else:
+            last.append(trajectory)
+    return parts
+
+
+def _fill(ordered: Sequence[Trajectory], max_tokens: int, max_sequences: int) -> list[list[Trajectory]]:
+    parts: list[list[Trajectory]] = []
+    room: list[int] = []
+    for trajectory in reversed(ordered):
+        num_tokens = len(trajectory.token_ids)
+        fitting = (index for index, free in enumerate(room) if free >= num_tokens and len(parts[index]) < max_sequences)
+        index = next(fitting, None)
+        if index is None:
+            parts.append([trajectory])
+            room.append(max_tokens - num_tokens)
+        else:
+            parts[index].append(trajectory)
+            room[index] -= num_tokens
+    return parts

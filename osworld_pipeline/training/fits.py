@@ -1,0 +1,22 @@
+"""Whether a sequence fits the trainer, asked where it is collected. Imports no torch."""
+
+from osworld_pipeline.domain.trajectory import Trajectory
+from osworld_pipeline.errors import TrainingError
+from osworld_pipeline.recipes import Recipe
+
+
+def check_fits(trajectory: Trajectory, recipe: Recipe) -> None:
+    """
+    Raises:
+        TrainingError: the trajectory is longer than one forward pass may be; names it.
+    """
+    check_length(trajectory, max_tokens=recipe.trainer.max_tokens_per_batch)
+
+
+def check_length(trajectory: Trajectory, *, max_tokens: int) -> None:
+    num_tokens = len(trajectory.token_ids)
+    if num_tokens > max_tokens:
+        raise TrainingError(
+            f"trajectory {trajectory.trajectory_id} has {num_tokens} tokens, more than the {max_tokens} of a forward "
+            "pass: raise trainer.max_tokens_per_batch or lower agent.max_context_tokens"
+        )

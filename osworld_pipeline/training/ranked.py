@@ -1,0 +1,198 @@
+"""A trainer whose work is done by all ranks together: rank 0 is called, the others follow what it announces."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from osworld_pipeline.agent.model_inputs import PixelCache
+from osworld_pipeline.domain.trajectory import Trajectory, with_held_images
+from osworld_pipeline.errors import PipelineError, TrainingError
+from osworld_pipeline.recipes.schema import TrainerSection
+from osworld_pipeline.training import lora
+from osworld_pipeline.training.batch import Batch, build_batch
+from osworld_pipeline.training.checkpoint import Documents, save_optimizer, write_documents, writing_folder
+from osworld_pipeline.training.dealing import Share, deal
+from osworld_pipeline.training.optimizer import MasterAdamW
+from osworld_pipeline.training.ranks import Ranks
+from osworld_pipeline.training.score import device_of, score_trajectories, training_mode
+from osworld_pipeline.training.sharding import gather_weights
+
+
+class RankedTrainer:
+    """Implements protocols.PolicyTrainer. On rank 0 call `update`, `save`, `save_weights`, `weights` and `close`; on
+    any other rank call `follow`."""
+
+    def __init__(
+        self,
+        model: Any,
+        processor: Any,
+        optimizer: MasterAdamW,
+        *,
+        section: TrainerSection | None,
+        ranks: Ranks | None,
+        num_updates: int,
+        cache: PixelCache | None,
+        base_folder: Path | None,
+    ) -> None:
+        """`base_folder`: of the frozen weights under LoRA's adapters."""
+        self.model = model
+        self.processor = processor
+        self.optimizer = optimizer
+        self.num_updates = num_updates
+        self.ranks = ranks or Ranks.alone(device_of(model))
+        self._section = section or TrainerSection()
+        self._cache = cache or PixelCache()
+        self._base_folder = base_folder
+
+    @property
+    def shares_weights(self) -> bool:
+        """Whether `model` is whole and plain, so that an engine in this process may sample from it as it is."""
+        return self.ranks.is_alone and self._section.lora is None
+
+    def update(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
+        """One update on rank 0's trajectories; returns its metrics.
+
+        Raises:
+            TrainingError: trainer and sampler disagree, a loss or gradient is not finite, a trajectory is malformed, or
+                another rank failed.
+        """
+        with self._together("update"):
+            metrics = self._update(self._shared(trajectories))
+            self.num_updates += 1
+            return metrics
+
+    def save(self, folder: Path, documents: Mapping[str, Any] | Documents) -> None:
+        """A checkpoint to `folder`, whole or not at all. Raises StoreError."""
+        with self._together("save"):
+            weights = gather_weights(self.model)
+            if self.ranks.is_main:
+                with writing_folder(folder) as temp:
+                    self.ranks.broadcast(temp)
+                    save_optimizer(temp, self.optimizer.state_dict())
+                    self._save_weights(temp, folder, weights)
+                    self.processor.save_pretrained(temp)
+                    write_documents(temp, documents)
+            else:
+                save_optimizer(self.ranks.broadcast(), self.optimizer.state_dict())
+            self.ranks.gather(None)
+
+    def save_weights(self, folder: Path) -> None:
+        """The weights and the processor alone, for an engine to load. Raises StoreError."""
+        with self._together("save_weights"):
+            weights = gather_weights(self.model)
+            if self.ranks.is_main:
+                with writing_folder(folder) as temp:
+                    self.model.save_pretrained(temp, state_dict=self._merged(weights))
+                    self.processor.save_pretrained(temp)
+            self.ranks.gather(None)
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The policy's weights whole, adapters merged, as an engine loads them; on rank 0. Where `shares_weights` they
+        are the model's own tensors, else copies in host memory."""
+        with self._together("weights"):
+            return self._merged(gather_weights(self.model))
+
+    def close(self) -> None:
+        with self._together("close"):
+            pass
+
+    def follow(self) -> None:
+        """On ranks other than 0: carries out what rank 0 announces, until it closes."""
+        while True:
+            command = self.ranks.next_command()
+            if command == "update":
+                self.update(())
+            elif command == "save":
+                self.save(Path(), {})
+            elif command == "save_weights":
+                self.save_weights(Path())
+            elif command == "weights":
+                self.weights()
+            else:
+                return
+
+    def _update(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
+        raise NotImplementedError
+
+    def _passes(
+        self, trajectories: Sequence[Trajectory], *, max_sequences: int | None
+    ) -> Iterator[tuple[Share, Batch]]:
+        """This rank's forward passes, their images loaded when their turn comes."""
+        rounds = deal(
+            trajectories,
+            num_ranks=self.ranks.world_size,
+            max_tokens=self._section.max_tokens_per_batch,
+            max_sequences=max_sequences,
+            is_packed=self._is_packed,
+        )
+        for shares in rounds:
+            share = shares[self.ranks.rank]
+            yield share, self._batch(share.trajectories)
+
+    @contextmanager
+    def _training(self, *, seed: int) -> Iterator[None]:
+        has_dropout = self._section.lora is not None and self._section.lora.dropout > 0
+        dropout_seed = seed * 1_000_003 + self.num_updates * 1_009 + self.ranks.rank
+        with training_mode(self.model, dropout_seed=dropout_seed if has_dropout else None):
+            yield
+
+    def _batch(self, trajectories: Sequence[Trajectory]) -> Batch:
+        return build_batch(
+            self.processor, trajectories, cache=self._cache, device=self.ranks.device, is_packed=self._is_packed
+        )
+
+    def _score(self, model: Any, trajectories: Sequence[Trajectory], *, without_adapters: bool = False) -> list[Any]:
+        with lora.without_adapters(model) if without_adapters else nullcontext():
+            return score_trajectories(
+                model,
+                self.processor,
+                trajectories,
+                cache=self._cache,
+                max_tokens=self._section.max_tokens_per_batch,
+                is_packed=self._is_packed,
+                ranks=self.ranks,
+            )
+
+    @property
+    def _is_packed(self) -> bool:
+        return self._section.batching == "packed"
+
+    def _shared(self, trajectories: Sequence[Trajectory]) -> tuple[Trajectory, ...]:
+        """Rank 0's trajectories on every rank; each distinct image travels once."""
+        if self.ranks.is_alone:
+            return tuple(trajectories)
+        return self.ranks.broadcast(with_held_images(trajectories) if self.ranks.is_main else None)
+
+    def _save_weights(self, temp: Path, folder: Path, weights: dict[str, torch.Tensor]) -> None:
+        section = self._section.lora
+        if section is not None and self._base_folder is not None:
+            lora.save_adapter(
+                temp / lora.FOLDER,
+                weights,
+                section,
+                base_folder=self._base_folder,
+                place=folder / lora.FOLDER,
+            )
+        self.model.save_pretrained(temp, state_dict=self._merged(weights))
+
+    def _merged(self, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return lora.merged_weights(weights, self._section.lora) if self._section.lora else weights
+
+    @contextmanager
+    def _together(self, command: str) -> Iterator[None]:
+        """All ranks do this; where one fails, it leaves word and the others end too."""
+        if self.ranks.is_main:
+            self.ranks.send_command(command)
+        try:
+            yield
+        except PipelineError as error:
+            self.ranks.report_error(str(error))
+            raise
+        except BaseException as error:
+            if isinstance(error, RuntimeError) and self.ranks.is_lost(error):
+                raise TrainingError(self.ranks.explain(error, command)) from error
+            self.ranks.report_error(f"{type(error).__name__}: {error}")
+            raise

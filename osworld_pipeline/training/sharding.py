@@ -1,0 +1,66 @@
+"""FSDP2: the weights lie in shards on all ranks and come together layer by layer when a pass needs them."""
+
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
+from torch.distributed.tensor import DTensor
+
+from osworld_pipeline.errors import TrainingError
+from osworld_pipeline.training.ranks import Ranks
+
+
+def shard_model(model: Any, ranks: Ranks, *, forward_method: str, cpu_offload: bool = False) -> None:
+    """Shards a model in place, layer by layer; a single process keeps it whole. `forward_method` is the model's method
+    that runs a pass.
+
+    Gradients are summed over the ranks in float32, so each rank's loss is its share of the whole.
+
+    Raises:
+        TrainingError: `cpu_offload` without ranks to shard over.
+    """
+    if ranks.is_alone:
+        if cpu_offload:
+            raise TrainingError("trainer.cpu_offload shards the weights: set trainer.num_processes to 2 or more")
+        return
+    is_cuda = ranks.device.type == "cuda"
+    options: dict[str, Any] = {
+        "mesh": init_device_mesh(ranks.device.type, (ranks.world_size,)),
+        "mp_policy": MixedPrecisionPolicy(reduce_dtype=torch.float32),
+        # Without an accelerator host memory is all there is.
+        "offload_policy": CPUOffloadPolicy() if cpu_offload and is_cuda else OffloadPolicy(),
+    }
+    for layer in [*model.model.visual.blocks, *model.model.language_model.layers]:
+        fully_shard(layer, **options)
+    fully_shard(model, **options)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)  # gloo cannot scale on the way
+    register_fsdp_forward_method(model, forward_method)
+
+
+def gather_weights(model: Any) -> dict[str, torch.Tensor]:
+    """All weights whole, under their names: on rank 0, in host memory; on other ranks nothing. A model that was never
+    sharded gives its own tensors."""
+    if not isinstance(model, FSDPModule):
+        return model.state_dict()
+    whole_model: Any = model
+    gathered: Any = get_model_state_dict(whole_model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    # Tied weights come under both their names here; a whole model's save writes them once.
+    names = {name for name, _ in whole_model.named_parameters()} | {name for name, _ in whole_model.named_buffers()}
+    return {name: tensor for name, tensor in gathered.items() if name in names}
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of all ranks' shards; every rank must ask."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -1,0 +1,166 @@
+"""Runs a program of `osworld_pipeline.runs` in a process group of its own and listens to it through Dagster Pipes.
+
+The group gets TERM and, after a grace, KILL whenever the step ends early; the child also asks the kernel to be told
+when its parent dies. A cancelled step is not retried. Several ranks are started by torchrun, which hands TERM on to
+them; when it is killed, the kernel kills them.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, Literal
+
+import dagster as dg
+from dagster import DagsterExecutionInterruptedError
+from pydantic import Field
+
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.runs.ranks import FAILURE
+
+Message = Mapping[str, Any]
+POLL_S = 0.2
+PROGRAM_ENV = {
+    "TQDM_DISABLE": "1",  # bars of libraries would only fill the log
+    "TRANSFORMERS_VERBOSITY": "error",
+    "TOKENIZERS_PARALLELISM": "false",
+    "OMP_WAIT_POLICY": "PASSIVE",  # OpenMP threads that spin while they wait starve the desktops of a busy machine
+}
+
+
+class LocalLauncher(dg.Config):
+    """Starts programs on this machine."""
+
+    kind: Literal["local"] = "local"
+    grace_s: float = Field(default=20.0, description="Seconds between TERM and KILL; longer than saving a checkpoint.")
+
+    def launch(
+        self,
+        context: dg.AssetExecutionContext,
+        program: str,
+        job: Mapping[str, Any],
+        on_message: Callable[[Message], None],
+        *,
+        state: StateDir,
+        num_processes: int = 1,
+    ) -> dict[str, Any]:
+        """As Launcher.launch."""
+        state.logs.mkdir(parents=True, exist_ok=True)
+        log_path = state.logs / f"{program}.log"
+        with (
+            _open_session(context) as session,
+            tempfile.TemporaryDirectory(prefix="ranks-") if num_processes > 1 else nullcontext("") as scratch,
+            log_path.open("ab") as log,
+            _job_file(job) as stdin,
+        ):
+            context.log.info(f"{program} writes to {log_path}")
+            process = subprocess.Popen(
+                _command(program, num_processes, Path(scratch)),
+                stdin=stdin,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env={**os.environ, **PROGRAM_ENV, **session.get_bootstrap_env_vars()},  # passed on, not read
+            )
+            final: dict[str, Any] = {}
+            try:
+                self._listen(process, session, on_message, final)
+            except BaseException as error:
+                self._stop_group(context, process, type(error).__name__)
+                if isinstance(error, DagsterExecutionInterruptedError):
+                    raise dg.Failure(f"{program} was cancelled", allow_retries=False) from error
+                raise
+            self._kill_group(process)
+            failure = Path(scratch, FAILURE)
+            if (
+                num_processes > 1 and failure.exists()
+            ):  # the word of the rank that failed first; rank 0 knows only that it was told to stop
+                final = json.loads(failure.read_text())
+        if process.returncode == 0 and final.get("kind") == "result":
+            return dict(final["result"])
+        sentence = final.get("message") or f"{program} ended with status {process.returncode}; see {log_path}"
+        raise dg.Failure(str(sentence), allow_retries=bool(final.get("retryable", False)))
+
+    def _listen(
+        self,
+        process: subprocess.Popen[bytes],
+        session: dg.PipesSession,
+        on_message: Callable[[Message], None],
+        final: dict[str, Any],
+    ) -> None:
+        num_seen = 0
+        while True:
+            has_ended = process.poll() is not None
+            messages = list(session.get_custom_messages())
+            if has_ended and not _is_final(messages):
+                time.sleep(2 * POLL_S)  # the reader thread may be a moment behind the process
+                messages = list(session.get_custom_messages())
+            for message in messages[num_seen:]:
+                if message.get("kind") in ("result", "error"):
+                    final.update(message)
+                else:
+                    on_message(message)
+            num_seen = len(messages)
+            if has_ended:
+                return
+            time.sleep(POLL_S)
+
+    def _stop_group(self, context: dg.AssetExecutionContext, process: subprocess.Popen[bytes], why: str) -> None:
+        if process.poll() is None:
+            context.log.info(f"{why}: asking process group {process.pid} to stop")
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(self.grace_s)
+            except subprocess.TimeoutExpired:
+                context.log.warning(f"process group {process.pid} did not stop in {self.grace_s:.0f} s: killing it")
+        self._kill_group(process)
+
+    def _kill_group(self, process: subprocess.Popen[bytes]) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _command(program: str, num_processes: int, scratch: Path) -> list[str]:
+    if num_processes == 1:
+        return [sys.executable, "-m", "osworld_pipeline.runs", program]
+    ranks = [program, str(num_processes), str(os.getpid()), str(scratch)]
+    return [sys.executable, "-m", "osworld_pipeline.runs.ranks", *ranks]
+
+
+@contextmanager
+def _job_file(job: Mapping[str, Any]) -> Iterator[int]:
+    """A file without a name: jobs hold secrets, and every rank reads its own from the start."""
+    with tempfile.TemporaryFile() as file:
+        file.write(json.dumps({**job, "parent_pid": os.getpid()}).encode())
+        file.flush()
+        yield file.fileno()
+
+
+@contextmanager
+def _open_session(context: dg.AssetExecutionContext) -> Iterator[dg.PipesSession]:
+    with warnings.catch_warnings():
+        # Dagster warns of a preview feature of its own that nobody here asked for.
+        warnings.simplefilter("ignore", dg.PreviewWarning)
+        session = dg.open_pipes_session(
+            context=context,
+            context_injector=dg.PipesEnvContextInjector(),
+            message_reader=dg.PipesTempFileMessageReader(include_stdio_in_messages=False),
+        )
+        opened = session.__enter__()
+    try:
+        yield opened
+    finally:
+        session.__exit__(None, None, None)
+
+
+def _is_final(messages: list[Any]) -> bool:
+    return bool(messages) and messages[-1].get("kind") in ("result", "error")

@@ -1,0 +1,226 @@
+"""Runs a program of `osworld_pipeline.runs` as a Ray job and listens to it through a mailbox in the state folder.
+
+The job is asked to stop and, after a grace, stopped whenever the step ends early; it also ends by itself when it has
+not heard of its launcher for a while. A cancelled step is not retried; a job that was lost may be.
+"""
+
+import contextlib
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+from uuid import uuid4
+
+import dagster as dg
+from dagster import DagsterExecutionInterruptedError
+from pydantic import Field
+
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.errors import EnvServerError, PipelineError
+from osworld_pipeline.runs.local_ray import RayCluster, local_ray
+from osworld_pipeline.runs.mailbox import Mailbox, MessageReader, open_mailbox, orphaned_mailboxes, remove_orphan
+from osworld_pipeline.runs.ray_jobs import RayJobs
+from resources.local_launcher import PROGRAM_ENV
+
+Message = Mapping[str, Any]
+JOB_ENV = {**PROGRAM_ENV, "RAY_TRAIN_V2_ENABLED": "1", "RAY_CHDIR_TO_TRIAL_DIR": "0"}
+"""A Ray started here gives it to all; on a cluster it goes with the job, whose workers then start a little slower."""
+POLL_S = 0.2
+STATUS_EVERY_S = 2.0
+STOP_TIMEOUT_S = 30.0
+LAST_WORDS_S = 2.0
+"""A shared file system may show the last message a moment after Ray knows of the end."""
+
+
+class RayLauncher(dg.Config):
+    """Programs as jobs of a Ray cluster whose machines share the state folder and have this package installed."""
+
+    kind: Literal["ray"] = "ray"
+    address: str | None = Field(
+        default=None,
+        description="The dashboard's URL, such as http://head:8265; none starts a Ray here for each program.",
+    )
+    token: str | None = Field(default=None, description="The cluster's authentication token; give it as an EnvVar.")
+    python: str | None = Field(
+        default=None, description="Python on the cluster; none for `python`, or this one where Ray is started here."
+    )
+    cpus_per_rank: float = Field(default=1.0, gt=0, description="Of a training rank, as Ray counts them.")
+    gpus_per_rank: float = Field(default=0.0, ge=0, description="Of a training rank; 0 trains on CPUs over gloo.")
+    num_rollout_actors: int = Field(
+        default=0, ge=0, description="Ray actors that run the episodes of GSPO; 0 runs them in the trainer's program."
+    )
+    cpus_per_rollout_actor: float = Field(default=1.0, gt=0, description="Of one actor.")
+    gpus_per_rollout_actor: float = Field(default=0.0, ge=0, description="Of one actor.")
+    grace_s: float = Field(default=20.0, description="Seconds between asking and stopping; longer than a checkpoint.")
+    start_timeout_s: float = Field(
+        default=600.0, description="Seconds a program may wait for machines, CPUs and GPUs before it is given up."
+    )
+    lost_after_s: float = Field(
+        default=60.0, description="Seconds of silence after which job and launcher take each other for dead."
+    )
+
+    def launch(
+        self,
+        context: dg.AssetExecutionContext,
+        program: str,
+        job: Mapping[str, Any],
+        on_message: Callable[[Message], None],
+        *,
+        state: StateDir,
+        num_processes: int = 1,
+    ) -> dict[str, Any]:
+        """As Launcher.launch."""
+        state.logs.mkdir(parents=True, exist_ok=True)
+        log_path = state.logs / f"{program}.log"
+        name = f"{program}-{uuid4().hex[:12]}"
+        final: dict[str, Any] = {}
+        try:
+            with (
+                self._open_cluster(state, num_processes) as cluster,
+                RayJobs(cluster) as jobs,
+                open_mailbox(state, name) as mailbox,
+            ):
+                _stop_orphans(context, state, jobs)
+                mailbox.put_job({**job, "ray": self._wanted()})
+                mailbox.beat()
+                run = _Run(self, context, jobs, mailbox, program, on_message, final)
+                arguments = [program, str(mailbox.folder), str(num_processes), str(self.lost_after_s), str(log_path)]
+                try:
+                    jobs.submit(
+                        name,
+                        shlex.join([self._python(), "-m", "osworld_pipeline.runs.ray_job", *arguments]),
+                        env_vars={} if self.address is None else JOB_ENV,
+                        metadata={"program": program, "dagster_run_id": context.run.run_id},
+                    )
+                    context.log.info(f"{program} is job {name} of the Ray at {jobs.url} and writes to {log_path}")
+                    lost = run.listen()
+                except BaseException as error:
+                    run.stop(type(error).__name__)
+                    raise
+        except DagsterExecutionInterruptedError as error:
+            raise dg.Failure(f"{program} was cancelled", allow_retries=False) from error
+        except PipelineError as error:
+            raise dg.Failure(str(error), allow_retries=isinstance(error, EnvServerError)) from error
+        if final.get("kind") == "result":
+            return dict(final["result"])
+        if final:
+            raise dg.Failure(str(final["message"]), allow_retries=bool(final.get("retryable", False)))
+        raise dg.Failure(f"{lost}; see {log_path}", allow_retries=True)
+
+    @contextmanager
+    def _open_cluster(self, state: StateDir, num_processes: int) -> Iterator[RayCluster]:
+        if self.address is not None:
+            yield RayCluster(url=self.address, token=self.token)
+            return
+        # Ray's CPUs are a count, not a claim: what is asked for must fit, however few this machine has.
+        wanted = num_processes * self.cpus_per_rank + self.num_rollout_actors * self.cpus_per_rollout_actor
+        num_cpus = max(len(os.sched_getaffinity(0)), int(wanted) + 1)
+        with local_ray(state.logs / "ray.log", num_cpus=num_cpus, env_vars=JOB_ENV) as cluster:
+            yield cluster
+
+    def _python(self) -> str:
+        return self.python or (sys.executable if self.address is None else "python")
+
+    def _wanted(self) -> dict[str, Any]:
+        return {
+            "cpus_per_rank": self.cpus_per_rank,
+            "gpus_per_rank": self.gpus_per_rank,
+            "num_rollout_actors": self.num_rollout_actors,
+            "cpus_per_rollout_actor": self.cpus_per_rollout_actor,
+            "gpus_per_rollout_actor": self.gpus_per_rollout_actor,
+            "start_timeout_s": self.start_timeout_s,
+        }
+
+
+@dataclass
+class _Run:
+    """A submitted job, as its launcher sees it."""
+
+    settings: RayLauncher
+    context: dg.AssetExecutionContext
+    jobs: RayJobs
+    mailbox: Mailbox
+    program: str
+    on_message: Callable[[Message], None]
+    final: dict[str, Any]
+    has_started: bool = False
+    reader: MessageReader = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.reader = MessageReader(mailbox=self.mailbox)
+
+    def listen(self) -> str:
+        """Until the job has ended; how it ended, in Ray's words. Raises EnvServerError where it does not start, or the
+        cluster is lost."""
+        started, last_answer, next_status = time.monotonic(), time.monotonic(), 0.0
+        while True:
+            self._hear()
+            now = time.monotonic()
+            if now >= next_status:
+                self.mailbox.beat()
+                next_status = now + STATUS_EVERY_S
+                try:
+                    status = self.jobs.status(self.mailbox.name)
+                    last_answer = now
+                    if status.has_ended:
+                        return self._last_words(f"{self.program} ended as {status.status}: {status.message}")
+                except EnvServerError:
+                    if now - last_answer > self.settings.lost_after_s:
+                        raise
+            if not self.has_started and now - started > self.settings.start_timeout_s:
+                raise EnvServerError(
+                    f"{self.program} did not start within {self.settings.start_timeout_s:g} s: see at {self.jobs.url} "
+                    "that the cluster has the CPUs and GPUs it asks for"
+                )
+            time.sleep(POLL_S)
+
+    def stop(self, why: str) -> None:
+        """Asks, waits for the grace, stops; says so where the job may still be there. Never raises PipelineError."""
+        name = self.mailbox.name
+        try:
+            if self.jobs.status(name).has_ended:
+                return
+            self.context.log.info(f"{why}: asking Ray job {name} to stop")
+            self.mailbox.ask_to_stop()
+            if self.jobs.wait(name, timeout_s=self.settings.grace_s):
+                return
+            self.context.log.warning(f"Ray job {name} did not stop in {self.settings.grace_s:.0f} s: ending it")
+            if self.jobs.stop(name, timeout_s=STOP_TIMEOUT_S):
+                return
+            reason = f"it still ran {STOP_TIMEOUT_S:.0f} s later"
+        except PipelineError as error:
+            reason = str(error)
+        self.context.log.error(
+            f"Ray job {name} could not be seen to end ({reason}); without its launcher it ends by itself within "
+            f"{self.settings.lost_after_s:.0f} s"
+        )
+
+    def _last_words(self, ending: str) -> str:
+        deadline = time.monotonic() + LAST_WORDS_S
+        while not self.final and time.monotonic() < deadline:
+            self._hear()
+            time.sleep(POLL_S)
+        self._hear()
+        return ending
+
+    def _hear(self) -> None:
+        for message in self.reader.read():
+            self.has_started = True
+            if message["kind"] in ("result", "error"):
+                self.final.clear()
+                self.final.update(message)
+            elif message["kind"] != "started":
+                self.on_message(message)
+
+
+def _stop_orphans(context: dg.AssetExecutionContext, state: StateDir, jobs: RayJobs) -> None:
+    """Jobs whose launcher was killed would hold what the next one needs."""
+    for mailbox in orphaned_mailboxes(state):
+        context.log.warning(f"Ray job {mailbox.name} has lost its launcher: ending it")
+        with contextlib.suppress(EnvServerError):  # then it ends by itself
+            jobs.stop(mailbox.name, timeout_s=STOP_TIMEOUT_S)
+        remove_orphan(mailbox)

@@ -1,0 +1,42 @@
+"""sglang's own server, made to import on a CPU. scripts/sglang-cpu runs it with the settings that it needs.
+
+sglang spawns its other processes by running this file's head again, so what is declared there holds in all of them.
+"""
+
+import contextlib
+import importlib.util
+from pathlib import Path
+
+import torch  # noqa: TID253 - another environment than the pipeline's
+
+
+def declare_torchvision_operators() -> None:
+    """torchvision from a package index is built for CUDA: its operators do not load beside a CPU's torch, and its
+    import fails where they are not even declared."""
+    spec = importlib.util.find_spec("torchvision")
+    folders = (spec.submodule_search_locations if spec else None) or []
+    for library in [library for folder in folders for library in Path(folder).glob("_C*.so")]:
+        with contextlib.suppress(OSError):
+            torch.ops.load_library(str(library))
+            return
+    operators = torch.library.Library("torchvision", "DEF")
+    for name in ("nms", "qnms"):
+        operators.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    # A library that is collected takes its operators with it.
+    declare_torchvision_operators.kept = operators  # type: ignore[attr-defined]
+
+
+declare_torchvision_operators()
+
+if __name__ == "__main__":
+    import os
+    import sys
+
+    from sglang.launch_server import run_server
+    from sglang.srt.server_args import prepare_server_args
+    from sglang.srt.utils import kill_process_tree
+
+    try:
+        run_server(prepare_server_args(sys.argv[1:]))
+    finally:
+        kill_process_tree(os.getpid(), include_parent=False)

@@ -1,0 +1,57 @@
+"""Launches one program as a Dagster step does, in a process of its own that tests may kill.
+
+`python launch_process.py REQUEST.json`: {on, program, job, state_root, num_processes}. Prints messages as JSON
+lines, at the end {"kind": "returned", "result"} or {"kind": "failed", "message", "allow_retries"}.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+
+from osworld_pipeline.domain.state import StateDir
+from resources.launcher import Launcher
+
+
+def launch(request: dict[str, Any]) -> dict[str, Any]:
+    """The last line, as a dict; the others are printed."""
+    outcome: dict[str, Any] = {}
+
+    def say(message: Any) -> None:
+        print(json.dumps(dict(message)), flush=True)
+
+    @dg.asset
+    def launched(context: dg.AssetExecutionContext, launcher: Launcher) -> None:
+        try:
+            result = launcher.launch(
+                context,
+                request["program"],
+                request["job"],
+                say,
+                state=StateDir(Path(request["state_root"])),
+                num_processes=request["num_processes"],
+            )
+            outcome.update({"kind": "returned", "result": result})
+        except dg.Failure as failure:
+            outcome.update(
+                {"kind": "failed", "message": failure.description, "allow_retries": bool(failure.allow_retries)}
+            )
+            raise
+
+    with dg.DagsterInstance.ephemeral() as instance:
+        job = dg.Definitions(assets=[launched], resources={"launcher": Launcher()})
+        job.resolve_implicit_global_asset_job_def().execute_in_process(
+            instance=instance,
+            raise_on_error=False,
+            run_config={
+                "loggers": {"console": {"config": {"log_level": "CRITICAL"}}},
+                "resources": {"launcher": {"config": {"on": request["on"]}}},
+            },
+        )
+    return outcome
+
+
+if __name__ == "__main__":
+    print(json.dumps(launch(json.loads(Path(sys.argv[1]).read_text()))), flush=True)

@@ -1,0 +1,52 @@
+"""A program for tests of the launchers; `job["act"]` says what it does. Its processes are told by `job["mark"]`, which
+it takes for its name."""
+
+import ctypes
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from osworld_pipeline.errors import EngineError, TrainingError
+
+PR_SET_NAME = 15
+Report = Callable[[dict[str, Any]], None]
+
+
+def main(job: dict[str, Any], report: Report) -> dict[str, Any]:
+    ctypes.CDLL("libc.so.6").prctl(PR_SET_NAME, job["mark"].encode())
+    rank = os.environ.get("RANK", "0")
+    report({"kind": "progress", "done": 1, "total": 2, "note": "begun", "pid": os.getpid()})
+    if job["act"] == "sum":
+        report({"kind": "progress", "done": 2, "total": 2, "note": "done"})
+        return {"sum": sum(job["numbers"]), "secret": job.get("secret")}
+    if job["act"] == "sum_of_ranks":
+        return sum_of_ranks()
+    if job["act"] == "fail" and rank == job.get("rank", "0"):
+        raise TrainingError("the loss is not finite")
+    if job["act"] == "fault" and rank == job.get("rank", "0"):
+        raise EngineError("the server is gone")
+    wait(clean_up=job.get("clean_up"))
+    return {}
+
+
+def sum_of_ranks() -> dict[str, Any]:
+    import torch
+    import torch.distributed as dist
+
+    from osworld_pipeline.training.ranks import open_ranks
+
+    with open_ranks() as ranks:
+        total = torch.tensor([float(ranks.rank + 1)])
+        dist.all_reduce(total)
+        return {"sum": float(total), "world_size": ranks.world_size}
+
+
+def wait(*, clean_up: str | None) -> None:
+    """For a minute; where it is told to stop meanwhile, it says so in the file `clean_up`."""
+    try:
+        time.sleep(60)
+    finally:
+        if clean_up:
+            with open(f"{clean_up}-{os.environ.get('RANK', '0')}", "w") as file:
+                file.write("clean")

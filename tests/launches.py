@@ -1,0 +1,85 @@
+"""For tests of the launchers: start one in a process of its own, see which processes are left."""
+
+import contextlib
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+TESTS = Path(__file__).resolve().parent
+PATIENCE_S = 240.0
+_numbers = itertools.count()
+
+
+def new_mark() -> str:
+    """A name for the processes of one program; a kernel keeps 15 characters."""
+    return f"mark{os.getpid()}-{next(_numbers)}"[-15:]
+
+
+def marked(mark: str) -> list[int]:
+    """Living processes with a thread of that name."""
+    found = set()
+    for comm in Path("/proc").glob("[0-9]*/task/*/comm"):
+        with contextlib.suppress(OSError):
+            if comm.read_text().strip() == mark and "\nState:\tZ" not in (comm.parent / "status").read_text():
+                found.add(int(comm.parts[2]))
+    return sorted(found)
+
+
+def wait_until(is_so: Callable[[], Any], what: str, *, limit_s: float = PATIENCE_S) -> Any:
+    deadline = time.monotonic() + limit_s
+    while not (answer := is_so()):
+        assert time.monotonic() < deadline, f"not within {limit_s:.0f} s: {what}"
+        time.sleep(0.05)
+    return answer
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"}
+
+
+def start_launch(folder: Path, on: dict[str, Any], program: str, job: dict[str, Any], *, num_processes: int = 1) -> Any:
+    """The launcher as a Dagster step in a process of its own; its state lies in `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    request = folder / "request.json"
+    request.write_text(
+        json.dumps(
+            {"on": on, "program": program, "job": job, "state_root": str(folder), "num_processes": num_processes}
+        )
+    )
+    return subprocess.Popen(
+        [sys.executable, str(TESTS / "launch_process.py"), str(request)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env=environment(),
+    )
+
+
+def finish(launch: subprocess.Popen[str]) -> list[dict[str, Any]]:
+    """Everything it said, the outcome last."""
+    try:
+        output, errors = launch.communicate(timeout=PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        launch.kill()
+        output, errors = launch.communicate(timeout=PATIENCE_S)
+    assert launch.returncode == 0, f"{errors}\n{output}"
+    return [json.loads(line) for line in output.splitlines()]
+
+
+def cancel(launch: subprocess.Popen[str]) -> dict[str, Any]:
+    """As Dagster cancels a run; returns the outcome."""
+    launch.send_signal(signal.SIGINT)
+    return finish(launch)[-1]
+
+
+def kill(launch: subprocess.Popen[str]) -> None:
+    launch.kill()
+    launch.communicate(timeout=PATIENCE_S)

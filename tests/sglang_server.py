@@ -1,0 +1,96 @@
+"""A real sglang server on a CPU, where one is installed (scripts/setup-sglang)."""
+
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+REPOSITORY = Path(__file__).parents[1]
+START_TIMEOUT_S = 600.0
+"""45 s where nothing else runs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SglangProcess:
+    url: str
+    process: subprocess.Popen[bytes]
+
+    def kill(self) -> None:
+        """At once, with everything it started."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(30)
+
+
+@contextmanager
+def running_sglang(checkpoint: Path, *, env: Mapping[str, str] | None = None) -> Iterator[str]:
+    """The address of a server that is up; `env` adds to its settings. Skips where there is no sglang."""
+    with sglang_process(checkpoint, env=env) as server:
+        yield server.url
+
+
+@contextmanager
+def sglang_process(
+    checkpoint: Path, *, env: Mapping[str, str] | None = None, port: int | None = None
+) -> Iterator[SglangProcess]:
+    """As `running_sglang`, with the process at hand."""
+    folder = Path(os.environ.get("OSWORLD_SGLANG", REPOSITORY / "var" / "sglang"))
+    if not (folder / "bin" / "python").exists():
+        pytest.skip(f"no sglang at {folder} (scripts/setup-sglang, or name it in OSWORLD_SGLANG)")
+    port = port or _free_port()
+    url = f"http://127.0.0.1:{port}"
+    # The signal reaches the server when these tests are killed, and the server's own processes follow it.
+    command = ["setpriv", "--pdeathsig", "TERM", str(REPOSITORY / "scripts" / "sglang-cpu"), str(checkpoint)]
+    with tempfile.TemporaryDirectory(prefix="sglang-") as logs:
+        log = Path(logs) / "log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [*command, "--port", str(port), "--log-level", "warning"],
+                env={**os.environ, "SGLANG_ENV": str(folder), **(env or {})},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        try:
+            _wait_until_up(url, process, log)
+            yield SglangProcess(url=url, process=process)
+        finally:
+            _end(process)
+
+
+def _wait_until_up(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        with suppress(httpx.HTTPError):
+            if httpx.get(f"{url}/ready", timeout=5, trust_env=False).status_code == httpx.codes.OK:
+                return
+        if process.poll() is not None:
+            break
+        time.sleep(0.5)
+    raise RuntimeError(f"sglang did not come up: {log.read_text(errors='replace')[-3000:]}")
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    for number, patience_s in ((signal.SIGTERM, 15), (signal.SIGKILL, 30)):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(patience_s)
+    # The leader is gone; what it left of its group goes too.
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,91 @@
+"""Every key is documented, every shipped recipe loads and says what it is, and the page is what the schema says."""
+
+from pathlib import Path
+
+import pytest
+
+from osworld_pipeline.recipes import load_recipe, recipe_names
+from osworld_pipeline.recipes.contradictions import CONTRADICTIONS
+from osworld_pipeline.recipes.describe import describe, head_comment, keys, sections
+from osworld_pipeline.recipes.environment import VARIABLES
+from osworld_pipeline.recipes.load import FROM_SMOKE
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "recipes.md"
+EXPECTED = {
+    "areal_full",
+    "areal_smoke_text",
+    "demo",
+    "qwen3vl_4b",
+    "qwen3vl_4b_async",
+    "qwen3vl_4b_grpo",
+    "qwen3vl_4b_lora",
+    "smoke",
+    "windows_keyboard",
+}
+KEPT_AT_SMOKE_SIZE = (
+    ("agent", ("dialect", "coordinate_space", "context_mode", "window_screenshots", "show_screenshots")),
+    ("rollout", ("mode", "max_staleness", "zero_variance", "task_sampling")),
+    ("gspo", ("algorithm", "advantage", "length_norm", "kl_coef", "kl_estimator", "importance_cap")),
+    ("replay", ("strategy", "include_online", "weight", "verify")),
+    ("trainer", ("batching", "train_vision")),
+)
+
+
+def test_the_page_is_what_the_schema_says() -> None:
+    assert PAGE.read_text() == describe(), "python -m osworld_pipeline.recipes.describe > docs/recipes.md"
+
+
+def test_no_key_and_no_section_lacks_its_documentation() -> None:
+    assert [name for name, field in keys() if not (field.description or "").strip()] == []
+    assert [name for name, section in sections() if not (section.__doc__ or "").strip()] == []
+    assert len(dict(keys())) > 120
+
+
+def test_every_variable_fills_a_key_there_is() -> None:
+    assert {one.key for one in VARIABLES if one.key} <= set(dict(keys()))
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED | set(recipe_names())))
+def test_shipped_recipe_loads_and_says_what_it_is(name: str) -> None:
+    assert load_recipe(name).name == name
+    assert len(head_comment(name)) > 60
+
+
+@pytest.mark.parametrize("name", sorted(recipe_names()))
+def test_recipe_at_smoke_size_is_small_and_keeps_what_it_is_about(name: str) -> None:
+    full, small = load_recipe(name), load_recipe(name, is_smoke=True)
+    assert small.model.kind == "tiny"
+    assert small.engine.kind == "transformers"
+    assert small.desktop.server_urls == ()
+    assert small.gspo.phase1.num_updates <= 2
+    assert small.trainer.num_processes <= 2
+    for section, names in KEPT_AT_SMOKE_SIZE:
+        for key in names:
+            assert getattr(getattr(small, section), key) == getattr(getattr(full, section), key), key
+    assert (small.trainer.lora is None) == (full.trainer.lora is None)
+    assert small.reward == full.reward
+    assert small.sources["gspo.group_size"] == FROM_SMOKE or full.gspo.group_size == 2
+    assert "model.path" not in small.sources, "what is gone came from nowhere"
+
+
+def test_a_setting_wins_over_the_smoke_size() -> None:
+    small = load_recipe("qwen3vl_4b", is_smoke=True, settings=["gspo.phase1.num_updates=5"])
+    assert small.gspo.phase1.num_updates == 5
+
+
+@pytest.mark.parametrize("contradiction", CONTRADICTIONS, ids=lambda one: one.sentence[:40])
+def test_every_contradiction_can_be_met_and_no_shipped_recipe_meets_one(contradiction) -> None:
+    recipe = load_recipe("demo")
+    bad = {
+        "agent": {"max_response_tokens": 9000, "max_context_tokens": 20_000},
+        "gspo": {"minibatches_per_update": 99},
+        "rollout": {"min_valid_episodes": 99},
+        "replay": {"require_verified": True},
+        "trainer": {"context_parallel": 2, "lora": object(), "train_vision": True},
+        "engine": {"kind": "openai"},
+    }
+    sections_ = {name: getattr(recipe, name).model_copy(update=values) for name, values in bad.items()}
+    if "max_response_tokens" in contradiction.sentence:
+        sections_["agent"] = recipe.agent.model_copy(update={"max_response_tokens": recipe.agent.max_context_tokens})
+    assert contradiction.is_met(recipe.model_copy(update=sections_))
+    assert not any(contradiction.is_met(load_recipe(name)) for name in recipe_names())

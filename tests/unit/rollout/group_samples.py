@@ -1,0 +1,105 @@
+"""Groups and tasks for the collectors' tests: episodes without a desktop, their ends told in a word each."""
+
+from collections.abc import Sequence
+
+from osworld_pipeline.domain.episode import (
+    Episode,
+    EpisodePurpose,
+    Outcome,
+    Reward,
+    SamplingParams,
+    Step,
+    StepSignals,
+    TokenSequence,
+)
+from osworld_pipeline.domain.group import GroupFate, RolloutGroup
+from osworld_pipeline.domain.task import Task
+from osworld_pipeline.domain.trajectory import Trajectory
+from osworld_pipeline.rollout.batch import GspoBatch
+from osworld_pipeline.rollout.replay import ReplayStats
+
+SAMPLING = SamplingParams(temperature=0.8, seed=3)
+
+
+def make_tasks(count: int) -> list[Task]:
+    config = {"instruction": "Do it.", "evaluator": {"func": "exact_match"}}
+    return [Task.from_config({"id": f"t{index}", **config}) for index in range(count)]
+
+
+def make_step(version: int) -> Step:
+    return Step(
+        step_index=0,
+        screenshot_sha256="a" * 64,
+        screenshot_width=32,
+        screenshot_height=32,
+        screenshot_format="png",
+        screenshot_num_bytes=10,
+        observation_text="o",
+        response_text="r",
+        action=None,
+        command=None,
+        signals=StepSignals(action_type="wait", action_parsed=True, action_executed=True),
+        policy_version=version,
+        prompt_num_tokens=1,
+        response_num_tokens=2,
+        model_s=0.0,
+        step_s=0.0,
+    )
+
+
+def make_ended(
+    episode_id: str = "e", *, outcome: Outcome = Outcome.FAILURE, shaped: float = 0.0, versions: Sequence[int] = (0,)
+) -> Episode:
+    """An episode that ended so, with one turn for each of `versions`."""
+    return Episode(
+        episode_id=episode_id,
+        task_id="t0",
+        task_digest="d",
+        purpose=EpisodePurpose.TRAIN,
+        checkpoint_id="c",
+        engine="fake",
+        sampling=SAMPLING,
+        outcome=outcome,
+        error=None if outcome.is_valid else f"it was a {outcome}",
+        reward=Reward(task=float(outcome is Outcome.SUCCESS), shaped=shaped) if outcome.is_valid else None,
+        steps=tuple(make_step(version) for version in versions),
+        sequences=(
+            TokenSequence(
+                token_ids=(1, *range(2, 2 + len(versions))),
+                response_mask=(0, *(1 for _ in versions)),
+                sampled_logprobs=(0.0, *(-1.0 for _ in versions)),
+                policy_versions=(-1, *versions),
+                image_steps=(),
+            ),
+        ),
+    )
+
+
+def make_group(group_id: str, task: Task, update: int, episodes: Sequence[Episode]) -> RolloutGroup:
+    return RolloutGroup(group_id=group_id, task_id=task.task_id, stage_key="s", update=update, episodes=tuple(episodes))
+
+
+def judge_by_rewards(groups: Sequence[RolloutGroup], *, update: int) -> GspoBatch:
+    """Trained where two valid episodes earned differently; a trajectory for each of them."""
+    judged, trajectories = [], []
+    for group in groups:
+        rewards = {one.reward.shaped for one in group.valid_episodes if one.reward is not None}
+        fate = GroupFate.TRAINED if len(rewards) > 1 else GroupFate.ZERO_VARIANCE
+        fate = fate if len(group.valid_episodes) > 1 else GroupFate.TOO_FEW_VALID
+        judged.append(
+            RolloutGroup(**{**vars(group), "fate": fate, "reason": "" if fate is GroupFate.TRAINED else "so"})
+        )
+        if fate is GroupFate.TRAINED:
+            trajectories += [
+                Trajectory(
+                    trajectory_id=one.episode_id,
+                    task_id=one.task_id,
+                    token_ids=one.sequences[0].token_ids,
+                    response_mask=one.sequences[0].response_mask,
+                    policy_versions=one.sequences[0].policy_versions,
+                    images=(),
+                    advantage=1.0,
+                )
+                for one in group.valid_episodes
+            ]
+    return GspoBatch(groups=tuple(judged), trajectories=tuple(trajectories), replay=ReplayStats(num_checks=len(groups)))

@@ -1,0 +1,199 @@
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_policy_server import Answer
+from sglang_samples import REPLY, Start, engine_of, fake_servers, text_request, write_vision_bias
+
+from osworld_pipeline.agent.renderer import Renderer
+from osworld_pipeline.errors import EngineError
+
+
+@pytest.fixture(scope="module")
+def renderer(processor: Any) -> Renderer:
+    return Renderer(processor)
+
+
+@pytest.fixture
+def start(renderer: Renderer) -> Iterator[Start]:
+    with fake_servers(renderer) as make:
+        yield make
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    folder = tmp_path / "checkpoints" / "one"
+    write_vision_bias(folder)
+    return folder
+
+
+async def test_weights_reach_every_server_between_a_pause_and_its_end(
+    renderer: Renderer, start: Start, checkpoint: Path
+) -> None:
+    fakes = [start(), start()]
+    async with engine_of(renderer, *fakes, vision_may_change=False) as engine:
+        await engine.load_weights(checkpoint, policy_version=3)
+        assert engine.policy_version == 3
+        result = await engine.generate(text_request(renderer))
+    assert result.policy_version == 3
+    for fake in fakes:
+        assert fake.paths()[:3] == ["/pause_generation", "/update_weights_from_disk", "/continue_generation"]
+        assert fake.requests("/pause_generation") == [{"mode": "retract"}]
+        update = fake.requests("/update_weights_from_disk")[0]
+        assert update["model_path"] == str(checkpoint)
+        assert update["weight_version"].startswith("3-")
+    assert fakes[0].label == fakes[1].label
+
+
+async def test_a_server_that_fails_an_update_samples_nothing_until_it_holds_it(
+    renderer: Renderer, start: Start, checkpoint: Path
+) -> None:
+    good, bad = start(), start(reply=(50,))
+    async with engine_of(renderer, good, bad, vision_may_change=False) as engine:
+        bad.instead["/update_weights_from_disk"] = [
+            Answer(status=400, body=b'{"success": false, "message": "no space left"}')
+        ]
+        await engine.load_weights(checkpoint, policy_version=4)
+        assert bad.paths().count("/continue_generation") == 1
+        assert bad.label == "default"
+        seen = [await engine.generate(text_request(renderer)) for _ in range(4)]
+        assert {result.token_ids for result in seen} == {REPLY}
+        await asyncio.sleep(1.1)
+        later = [await engine.generate(text_request(renderer)) for _ in range(20)]
+    assert bad.label == good.label
+    assert {result.token_ids for result in later} == {REPLY, (50,)}
+    assert {result.policy_version for result in later} == {4}
+
+
+async def test_weights_that_no_server_takes_leave_the_engine_with_the_old_ones(
+    renderer: Renderer, start: Start, checkpoint: Path
+) -> None:
+    fake = start()
+    async with engine_of(renderer, fake, vision_may_change=False) as engine:
+        await engine.load_weights(checkpoint, policy_version=1)
+        fake.instead["/update_weights_from_disk"] = [Answer(status=400, body=b'{"success": false, "message": "torn"}')]
+        with pytest.raises(EngineError, match=r"were not loaded: .*torn"):
+            await engine.load_weights(checkpoint, policy_version=2)
+        assert engine.policy_version == 1
+        assert (await engine.generate(text_request(renderer))).policy_version == 1
+
+
+async def test_a_server_started_anew_is_given_the_weights_of_the_moment(
+    renderer: Renderer, start: Start, checkpoint: Path
+) -> None:
+    fake = start()
+    async with engine_of(renderer, fake, vision_may_change=False) as engine:
+        await engine.load_weights(checkpoint, policy_version=6)
+        fake.label, fake.model_path = "default", "/checkpoint"
+        fake.instead["/generate"] = [Answer(is_dropped=True)]
+        result = await engine.generate(text_request(renderer))
+    assert result.policy_version == 6
+    assert fake.label.startswith("6-")
+
+
+async def test_a_response_from_unknown_weights_is_never_used(renderer: Renderer, start: Start) -> None:
+    fake = start()
+    async with engine_of(renderer, fake, retry_budget_s=0.3) as engine:
+        await engine.health()
+        await engine.generate(text_request(renderer))
+        fake.knows_label = False
+        with pytest.raises(EngineError, match="weights that were not loaded from here"):
+            await engine.generate(text_request(renderer))
+
+
+async def test_each_token_says_which_weights_sampled_it(renderer: Renderer, start: Start, checkpoint: Path) -> None:
+    fake = start()
+    async with engine_of(renderer, fake, vision_may_change=False) as engine:
+        await engine.load_weights(checkpoint, policy_version=1)
+        first = fake.label
+        await engine.load_weights(checkpoint, policy_version=2)
+        fake.spans = ((first, 0, 2), (fake.label, 2, 3))
+        result = await engine.generate(text_request(renderer))
+    assert result.policy_version == 1
+    assert result.policy_versions == (1, 1, 2)
+
+
+async def test_a_server_paused_for_an_update_goes_on_when_the_update_is_cancelled(
+    renderer: Renderer, start: Start, checkpoint: Path
+) -> None:
+    fake = start()
+    fake.instead["/update_weights_from_disk"] = [Answer(is_silent=True)]
+    async with engine_of(renderer, fake, vision_may_change=False) as engine:
+        task = asyncio.create_task(engine.load_weights(checkpoint, policy_version=1))
+        await asyncio.to_thread(fake.wait_for, "/update_weights_from_disk")
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert fake.paths()[-1] == "/continue_generation"
+
+
+async def test_servers_with_different_weights_are_not_sampled_as_one(renderer: Renderer, start: Start) -> None:
+    fakes = [start(), start(label="other")]
+    async with engine_of(renderer, *fakes) as engine:
+        await engine.health()
+        results = [await engine.generate(text_request(renderer)) for _ in range(8)]
+    assert {result.policy_version for result in results} == {0}
+    used = [fake for fake in fakes if any("token_ids_logprob" not in body for body in fake.requests("/generate"))]
+    assert len(used) == 1
+
+
+async def test_health_refuses_servers_of_different_models(renderer: Renderer, start: Start) -> None:
+    async with engine_of(renderer, start(), start(model_type="llava")) as engine:
+        with pytest.raises(EngineError, match="serves another model"):
+            await engine.health()
+
+
+async def test_health_refuses_log_probabilities_after_temperature(renderer: Renderer, start: Start) -> None:
+    async with engine_of(renderer, start(scales_logprobs=True)) as engine:
+        with pytest.raises(EngineError, match="SGLANG_RETURN_ORIGINAL_LOGPROB=1"):
+            await engine.health()
+
+
+async def test_health_waits_for_a_server_that_is_coming_up(renderer: Renderer, start: Start) -> None:
+    fake = start()
+    fake.instead["/model_info"] = [Answer(status=503)] * 2
+    async with engine_of(renderer, fake) as engine:
+        await engine.health()
+    assert fake.paths().count("/model_info") == 3
+
+
+async def test_a_server_that_keeps_stale_images_is_refused_at_the_first_update(
+    renderer: Renderer, start: Start, checkpoint: Path
+) -> None:
+    fake = start(keeps_stale_images=True)
+    async with engine_of(renderer, fake) as engine:
+        with pytest.raises(EngineError, match="SGLANG_VLM_CACHE_SIZE_MB=0"):
+            await engine.load_weights(checkpoint, policy_version=1)
+    assert fake.model_path == str(checkpoint)
+    assert [folder.name for folder in checkpoint.parent.iterdir()] == ["one"]
+
+
+async def test_a_server_without_stale_images_is_checked_once(
+    renderer: Renderer, start: Start, checkpoint: Path
+) -> None:
+    fake = start()
+    async with engine_of(renderer, fake) as engine:
+        await engine.load_weights(checkpoint, policy_version=1)
+        assert fake.num_loads == 2
+        await engine.load_weights(checkpoint, policy_version=2)
+        assert fake.num_loads == 3
+    assert [folder.name for folder in checkpoint.parent.iterdir()] == ["one"]
+
+
+async def test_a_frozen_vision_tower_needs_no_check(renderer: Renderer, start: Start, checkpoint: Path) -> None:
+    fake = start(keeps_stale_images=True)
+    async with engine_of(renderer, fake, vision_may_change=False) as engine:
+        await engine.load_weights(checkpoint, policy_version=1)
+    assert fake.num_loads == 1
+
+
+async def test_a_router_gives_way_to_its_servers(renderer: Renderer, start: Start, checkpoint: Path) -> None:
+    workers = [start(), start()]
+    router = start(workers=tuple(worker.url for worker in workers))
+    async with engine_of(renderer, router, vision_may_change=False) as engine:
+        await engine.health()
+        await engine.load_weights(checkpoint, policy_version=1)
+    assert router.paths() == ["/workers"]
+    assert [worker.num_loads for worker in workers] == [1, 1]

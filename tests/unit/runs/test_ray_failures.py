@@ -1,0 +1,51 @@
+"""What a launcher is told when ranks under Ray fail, and what a job says of rollout actors. No Ray is started."""
+
+import pickle
+
+import pytest
+
+from osworld_pipeline.runs.ray_actor import ActorShape
+from osworld_pipeline.runs.ray_train import RankFailedError, explain_failure
+
+pytest.importorskip("ray", reason="Ray is not installed (extra `ray`)")
+
+
+class GroupFailedError(Exception):
+    def __init__(self, worker_failures: dict[int, Exception]) -> None:
+        super().__init__("training failed")
+        self.worker_failures = worker_failures
+
+
+def test_a_ranks_own_word_is_the_message():
+    message = explain_failure("train_sft", 2, GroupFailedError({1: RankFailedError("the loss is not finite", False)}))
+    assert (message["message"], message["retryable"]) == ("the loss is not finite", False)
+
+
+def test_a_rank_that_died_comes_before_those_that_missed_it():
+    from ray.exceptions import ActorDiedError
+
+    failures = {0: RankFailedError("rank 0 lost another rank", False), 1: ActorDiedError()}
+    message = explain_failure("train_sft", 2, GroupFailedError(failures))
+    assert message["message"].startswith("rank 1 of the 2 of train_sft failed without a word of its own")
+    assert message["retryable"] is True
+
+
+def test_a_bug_is_not_tried_again():
+    message = explain_failure("train_sft", 2, GroupFailedError({0: ZeroDivisionError("division by zero")}))
+    assert "division by zero" in message["message"]
+    assert message["retryable"] is False
+
+
+def test_a_failure_without_ranks_names_the_program():
+    message = explain_failure("train_sft", 2, RuntimeError("no controller"))
+    assert message["message"] == "the ranks of train_sft failed without a word of its own (no controller)"
+
+
+def test_a_ranks_word_survives_the_way_to_the_driver():
+    error = pickle.loads(pickle.dumps(RankFailedError("gone", True)))
+    assert (error.message, error.retryable) == ("gone", True)
+
+
+def test_a_job_without_rollout_actors_has_no_shape():
+    assert ActorShape.of_job({}) is None
+    assert ActorShape.of_job({"ray": {"num_rollout_actors": 0}}) is None

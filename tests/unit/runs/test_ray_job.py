@@ -1,0 +1,80 @@
+"""The entrypoint of a Ray job, which with one process needs no Ray: it obeys its launcher and outlives it by little."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from osworld_pipeline.runs.mailbox import Mailbox, MessageReader
+
+TESTS = Path(__file__).resolve().parents[2]
+PATIENCE_S = 60.0
+
+
+def start_job(folder: Path, job: dict[str, Any], *, lost_after_s: float) -> tuple[subprocess.Popen[bytes], Mailbox]:
+    mailbox = Mailbox(folder / "mailbox")
+    mailbox.folder.mkdir()
+    mailbox.put_job({"mark": "ray-job", **job})
+    mailbox.beat()
+    arguments = ["launched.program", str(mailbox.folder), "1", str(lost_after_s), str(folder / "program.log")]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "osworld_pipeline.runs.ray_job", *arguments],
+        env={**os.environ, "PYTHONPATH": str(TESTS)},
+        start_new_session=True,
+    )
+    return process, mailbox
+
+
+def messages_until_end(process: subprocess.Popen[bytes], mailbox: Mailbox) -> list[dict[str, Any]]:
+    process.wait(PATIENCE_S)
+    return MessageReader(mailbox=mailbox).read()
+
+
+def test_a_job_begins_with_a_word_and_ends_with_its_result(tmp_path: Path):
+    process, mailbox = start_job(tmp_path, {"act": "sum", "numbers": [1, 2]}, lost_after_s=60)
+    messages = messages_until_end(process, mailbox)
+    assert process.returncode == 0
+    assert messages[0] == {"kind": "started"}
+    assert messages[-1] == {"kind": "result", "result": {"sum": 3, "secret": None}}
+
+
+@pytest.mark.parametrize(("act", "status", "retryable"), [("fail", 2, False), ("fault", 3, True)])
+def test_a_failure_says_whether_it_may_be_tried_again(tmp_path: Path, act: str, status: int, retryable: bool):
+    process, mailbox = start_job(tmp_path, {"act": act}, lost_after_s=60)
+    last = messages_until_end(process, mailbox)[-1]
+    assert process.returncode == status
+    assert (last["kind"], last["retryable"]) == ("error", retryable)
+
+
+def test_a_job_that_is_asked_to_stop_unwinds(tmp_path: Path):
+    process, mailbox = start_job(tmp_path, {"act": "wait", "clean_up": str(tmp_path / "clean")}, lost_after_s=60)
+    mailbox.ask_to_stop()
+    last = messages_until_end(process, mailbox)[-1]
+    assert process.returncode == 143
+    assert last["type"] == "Stopped"
+    assert (tmp_path / "clean-0").exists()
+
+
+def test_a_job_whose_launcher_is_silent_unwinds_and_takes_the_mailbox_along(tmp_path: Path):
+    process, mailbox = start_job(tmp_path, {"act": "wait", "clean_up": str(tmp_path / "clean")}, lost_after_s=2)
+    process.wait(PATIENCE_S)
+    assert process.returncode == 143
+    assert (tmp_path / "clean-0").exists()
+    assert not mailbox.folder.exists()
+
+
+def test_a_job_that_another_start_has_taken_is_an_error(tmp_path: Path):
+    process, mailbox = start_job(tmp_path, {"act": "sum", "numbers": []}, lost_after_s=60)
+    process.wait(PATIENCE_S)
+    arguments = ["launched.program", str(mailbox.folder), "1", "60", str(tmp_path / "program.log")]
+    again = subprocess.run(
+        [sys.executable, "-m", "osworld_pipeline.runs.ray_job", *arguments],
+        capture_output=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert again.returncode == 2
+    assert b"there is no job" in again.stderr

@@ -1,0 +1,103 @@
+"""The launcher's side of Ray's Jobs, against a server that answers as Ray does."""
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from osworld_pipeline.errors import EnvServerError
+from osworld_pipeline.runs.local_ray import RayCluster
+from osworld_pipeline.runs.ray_jobs import RayJobs
+
+
+class FakeRay:
+    """Knows what was submitted; a job runs until it is stopped."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[str, dict[str, Any]] = {}
+        fake = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                job = fake.jobs.get(self.path.split("/")[3])
+                self.answer(200 if job else 404, job or {})
+
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
+                if self.headers.get("Authorization") != "Bearer right":
+                    return self.answer(401, {})
+                parts = self.path.strip("/").split("/")
+                if parts[-1] == "stop" and parts[2] in fake.jobs:
+                    fake.jobs[parts[2]]["status"] = "STOPPED"
+                    return self.answer(200, {"stopped": True})
+                if parts[-1] == "stop":
+                    return self.answer(404, {})
+                if body["entrypoint"] == "broken":
+                    return self.answer(500, {"error": "no space"})
+                fake.jobs[body["submission_id"]] = {**body, "status": "RUNNING", "message": "going\non"}
+                return self.answer(200, {})
+
+            def answer(self, status: int, body: dict[str, Any]) -> None:
+                data = json.dumps(body).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, format: str, *args: Any) -> None:
+                """Nothing is said."""
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+
+
+@pytest.fixture
+def ray() -> Iterator[FakeRay]:
+    fake = FakeRay()
+    thread = threading.Thread(target=fake.server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield fake
+    fake.server.shutdown()
+    fake.server.server_close()
+    thread.join()
+
+
+def jobs_of(ray: FakeRay, token: str = "right") -> RayJobs:
+    return RayJobs(RayCluster(url=ray.url, token=token))
+
+
+def test_a_job_runs_until_it_is_stopped(ray: FakeRay):
+    with jobs_of(ray) as jobs:
+        jobs.submit("a", "python -m x", env_vars={"A": "1"}, metadata={"program": "x"})
+        status = jobs.status("a")
+        assert (status.status, status.message, status.has_ended) == ("RUNNING", "going", False)
+        assert not jobs.wait("a", timeout_s=0.1)
+        assert jobs.stop("a", timeout_s=5)
+        assert jobs.status("a").has_ended
+    assert ray.jobs["a"]["runtime_env"] == {"env_vars": {"A": "1"}}
+
+
+def test_a_job_that_the_cluster_does_not_know_has_ended(ray: FakeRay):
+    with jobs_of(ray) as jobs:
+        assert jobs.status("b").has_ended
+        assert jobs.stop("b", timeout_s=1)
+
+
+def test_a_refused_token_is_named_without_telling_it(ray: FakeRay):
+    with jobs_of(ray, "wrong-9173") as jobs, pytest.raises(EnvServerError, match="refuses") as refusal:
+        jobs.submit("a", "python", env_vars={}, metadata={})
+    assert "wrong-9173" not in str(refusal.value)
+
+
+def test_a_refused_job_says_what_the_cluster_said(ray: FakeRay):
+    with jobs_of(ray) as jobs, pytest.raises(EnvServerError, match="no space"):
+        jobs.submit("a", "broken", env_vars={}, metadata={})
+
+
+def test_a_cluster_that_is_not_there_is_one_sentence():
+    with RayJobs(RayCluster(url="http://127.0.0.1:1", token=None)) as jobs, pytest.raises(EnvServerError) as failure:
+        jobs.status("a")
+    assert "does not answer" in str(failure.value)

@@ -1,0 +1,50 @@
+"""What a recipe's rollouts need is refused before anything runs where it is not there."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.errors import EnvServerError, RecipeError
+from osworld_pipeline.recipes import Recipe, load_recipe
+from osworld_pipeline.runs.embedded_server import EnvServers
+from osworld_pipeline.runs.rollout_session import num_slots, rollout_session, sampling_params
+
+NOWHERE = EnvServers(urls=("http://127.0.0.1:9",), token=None, num_replicas=3)
+
+
+def recipe_of(**sections: dict[str, Any]) -> Recipe:
+    fields = load_recipe("smoke").model_dump(mode="json")
+    for name, changes in sections.items():
+        fields[name] |= changes
+    return Recipe.model_validate(fields)
+
+
+@pytest.mark.parametrize("dialect", ["slime", "pyautogui", "sendkey", "calls"])
+def test_responses_end_where_their_dialect_says(dialect: str) -> None:
+    from osworld_pipeline.agent.dialects import load_dialect
+
+    params = sampling_params(recipe_of(agent={"dialect": dialect}), temperature=0.7, top_p=0.9, seed=5)
+    assert params.stop == load_dialect(dialect).stop
+    assert (params.temperature, params.top_p, params.seed, params.max_new_tokens) == (0.7, 0.9, 5, 32)
+
+
+def test_as_many_episodes_are_in_flight_as_there_are_desktops_or_as_the_recipe_says() -> None:
+    assert num_slots(recipe_of(), NOWHERE) == 3
+    assert num_slots(recipe_of(rollout={"max_concurrent_episodes": 64}), NOWHERE) == 64
+
+
+async def test_an_engine_that_samples_from_a_checkpoint_is_refused_without_one(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="transformers samples from a checkpoint, and there is none"):
+        async with rollout_session(recipe=recipe_of(), state=StateDir(tmp_path), servers=NOWHERE, client_id="c"):
+            raise AssertionError("it was opened")
+
+
+async def test_an_env_server_that_is_not_there_is_named_and_nothing_is_left_open(tmp_path: Path) -> None:
+    recipe = recipe_of(engine={"kind": "openai", "urls": ["http://127.0.0.1:9/v1"], "model": "m"})
+    with pytest.raises(EnvServerError, match="no env server answers at"):
+        async with rollout_session(recipe=recipe, state=StateDir(tmp_path), servers=NOWHERE, client_id="c"):
+            raise AssertionError("it was opened")
+    assert len(asyncio.all_tasks()) == 1

@@ -1,0 +1,127 @@
+"""How weights get from the trainer to what samples: no copy too many, no folder left, no engine without the newest."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from osworld_pipeline.errors import EngineError
+from osworld_pipeline.recipes import Recipe, load_recipe
+from osworld_pipeline.runs.weights import InMemory, InPlace, ThroughFolder, shares_model, write_weights
+
+
+class Recorder:
+    """An engine that notes what it is given."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, int]] = []
+        self.error: Exception | None = None
+
+    def mark_updated(self, *, policy_version: int) -> None:
+        self.calls.append(("in place", policy_version))
+
+    async def load_state(self, state: Any, *, policy_version: int) -> None:
+        self.calls.append((state, policy_version))
+
+    async def load(self, folder: Path, policy_version: int) -> None:
+        if self.error is not None:
+            raise self.error
+        assert (folder / "weights").is_file(), "a server reads what is there"
+        self.calls.append((folder.name, policy_version))
+
+
+async def write(folder: Path) -> None:
+    make_folder(folder)
+
+
+def make_folder(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "weights").write_text("w")
+
+
+def folders(parent: Path) -> list[str]:
+    return sorted(path.name for path in parent.iterdir())
+
+
+async def test_a_shared_model_is_only_marked_and_a_copy_gets_the_weights() -> None:
+    engine = Recorder()
+    await InPlace(engine)(3, None)
+
+    async def read() -> dict[str, int]:
+        return {"w": 1}
+
+    await InMemory(engine, read)(4, Path("saved"))
+    assert engine.calls == [("in place", 3), ({"w": 1}, 4)]
+
+
+async def test_a_folder_stays_until_the_next_one_is_loaded_and_a_checkpoint_needs_no_second_copy(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "weights-0007").mkdir()
+    engine = Recorder()
+    handover = ThroughFolder(engine.load, write, tmp_path)
+    assert folders(tmp_path) == [], "what a killed run left is gone"
+    await handover(1, None)
+    assert folders(tmp_path) == ["weights-0001"]
+    await handover(2, None)
+    assert folders(tmp_path) == ["weights-0002"]
+    saved = tmp_path / "update-0003"
+    await write(saved)
+    await handover(3, saved)
+    assert folders(tmp_path) == ["update-0003"]
+    await handover(4, None)
+    assert folders(tmp_path) == ["update-0003", "weights-0004"]
+    assert engine.calls == [("weights-0001", 1), ("weights-0002", 2), ("update-0003", 3), ("weights-0004", 4)]
+
+
+async def test_weights_that_an_engine_refuses_end_the_run_and_those_before_them_stay(tmp_path: Path) -> None:
+    engine = Recorder()
+    handover = ThroughFolder(engine.load, write, tmp_path)
+    await handover(1, None)
+    engine.error = EngineError("no server took the weights")
+    with pytest.raises(EngineError, match="no server took the weights"):
+        await handover(2, None)
+    assert "weights-0001" in folders(tmp_path)
+
+
+def test_an_engine_shares_the_trainers_model_only_where_nothing_trains_while_it_samples() -> None:
+    def recipe_of(**sections: dict[str, Any]) -> Recipe:
+        fields = load_recipe("smoke").model_dump(mode="json")
+        for name, changes in sections.items():
+            fields[name] |= changes
+        return Recipe.model_validate(fields)
+
+    class Trainer:
+        shares_weights = True
+
+    class Sharded:
+        shares_weights = False
+
+    assert shares_model(recipe_of(), Trainer())
+    assert not shares_model(recipe_of(), Sharded())
+    assert not shares_model(recipe_of(rollout={"mode": "asynchronous"}), Trainer())
+    assert not shares_model(recipe_of(engine={"kind": "sglang", "urls": ["http://127.0.0.1:1"]}), Trainer())
+
+
+def test_what_is_written_for_a_server_is_the_trainers_model_and_no_optimiser(
+    tmp_path: Path, tiny_folder: Path, processor: Any
+) -> None:
+    from osworld_pipeline.training.model import load_model
+
+    model: Any = load_model(tiny_folder)
+
+    class Trainer:
+        def __init__(self) -> None:
+            self.model, self.processor = model, processor
+
+        def weights(self) -> dict[str, torch.Tensor]:
+            return {name: tensor + 1 for name, tensor in model.state_dict().items()}
+
+    write_weights(Trainer(), tmp_path / "weights-0001")
+    names = folders(tmp_path / "weights-0001")
+    assert "model.safetensors" in names
+    assert "config.json" in names
+    assert not [name for name in names if "optim" in name]
+    loaded = load_model(tmp_path / "weights-0001").state_dict()
+    assert all(torch.equal(loaded[name], tensor + 1) for name, tensor in model.state_dict().items())

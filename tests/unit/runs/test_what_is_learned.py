@@ -1,0 +1,136 @@
+"""Which keys of a recipe are in the id of a checkpoint: those that change what is learned, and not those that only
+change how long it takes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from replay_samples import make_row, write_rows
+
+from osworld_pipeline.domain.checkpoint import Stage
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.recipes import Recipe, load_recipe
+from osworld_pipeline.recipes.schema import ReplaySection, SftSection
+from osworld_pipeline.runs.stages import (
+    NOT_LEARNED,
+    SECTIONS,
+    evaluation_key,
+    stage_checkpoint_id,
+    stage_params,
+    training_data_digest,
+)
+from osworld_pipeline.training.demonstrations import choose_demonstrations
+
+RECIPE = load_recipe("smoke")
+TRAINED = [stage for stage in Stage if stage is not Stage.BASE]
+SPEED: dict[str, Any] = {
+    "desktop.num_replicas": 9,
+    "desktop.server_urls": ["http://desktops.example:8100"],
+    "desktop.request_timeout_s": 7.0,
+    "trainer.max_tokens_per_batch": 65_536,
+    "trainer.batching": "packed",
+    "trainer.activation_checkpointing": True,
+    "trainer.num_processes": 8,
+    "trainer.cpu_offload": True,
+    "trainer.num_threads": 3,
+    "trainer.save_every": 7,
+    "trainer.keep_last": 5,
+    "trainer.keep_every": 10,
+    "sft.save_every": 77,
+    "gspo.micro_batch_size": 1,
+    "rollout.max_concurrent_episodes": 99,
+    "rollout.reported_rewards": 0,
+    "flywheel.num_rounds": 5,
+    "flywheel.min_gain": 0.5,
+}
+LEARNED: dict[str, tuple[Any, set[Stage]]] = {
+    "trainer.train_vision": (False, set(TRAINED)),
+    "rollout.mode": ("asynchronous", {Stage.GSPO_PHASE1, Stage.GSPO_PHASE2}),
+    "rollout.zero_variance": ("top_up", {Stage.GSPO_PHASE1, Stage.GSPO_PHASE2}),
+    "sft.task_share": (0.5, {Stage.SFT, Stage.FLYWHEEL}),
+    "sft.num_updates": (9, {Stage.SFT}),
+    "flywheel.num_updates": (9, {Stage.FLYWHEEL}),
+    "flywheel.threshold": (0.9, {Stage.FLYWHEEL}),
+    "agent.context_mode": ("window", set(TRAINED)),
+    "gspo.algorithm": ("grpo", {Stage.GSPO_PHASE1, Stage.GSPO_PHASE2}),
+    "reward.shaping": ("bounded", {Stage.GSPO_PHASE1, Stage.GSPO_PHASE2}),
+}
+
+
+def changed(key: str, value: Any) -> Recipe:
+    section, name = key.split(".")
+    data = RECIPE.model_dump(mode="json")
+    data[section] |= {name: value}
+    return Recipe.model_validate(data)
+
+
+def ids(recipe: Recipe) -> dict[Stage, str]:
+    return {stage: stage_checkpoint_id(stage, recipe, parent_id="p", data_digest="d") for stage in Stage}
+
+
+@pytest.mark.parametrize("key", SPEED)
+def test_what_only_takes_longer_or_costs_more_changes_no_id(key: str) -> None:
+    assert ids(changed(key, SPEED[key])) == ids(RECIPE)
+
+
+@pytest.mark.parametrize("key", LEARNED)
+def test_what_is_learned_changes_the_ids_of_its_stages_alone(key: str) -> None:
+    value, stages = LEARNED[key]
+    now = ids(changed(key, value))
+    assert {stage for stage, name in ids(RECIPE).items() if now[stage] != name} == stages
+
+
+def test_every_key_that_is_left_out_is_a_key() -> None:
+    dumped = RECIPE.model_dump(mode="json")
+    assert {
+        f"{section}.{key}" for section, keys in NOT_LEARNED.items() for key in keys if key not in dumped[section]
+    } == (set())
+    assert {name for names in SECTIONS.values() for name in names} <= set(dumped)
+
+
+def test_where_values_came_from_is_in_no_id() -> None:
+    assert ids(load_recipe("smoke", settings=["agent.max_turns=2"])) == ids(RECIPE)
+    assert "sources" not in stage_params(Stage.GSPO_PHASE1, RECIPE)
+
+
+def test_what_counts_as_success_is_in_the_key_of_an_evaluation() -> None:
+    assert evaluation_key(changed("reward.success_threshold", 0.9), suite_digest="s") != evaluation_key(
+        RECIPE, suite_digest="s"
+    )
+    assert evaluation_key(changed("reward.alpha", 0.9), suite_digest="s") == evaluation_key(RECIPE, suite_digest="s")
+    elsewhere = changed("desktop.server_urls", ["http://desktops.example:8100"])
+    assert evaluation_key(elsewhere, suite_digest="s") == evaluation_key(RECIPE, suite_digest="s")
+
+
+def settings(**changes: Any) -> SftSection:
+    return RECIPE.sft.model_copy(update=changes)
+
+
+def test_demonstrations_of_a_share_of_the_tasks_are_chosen_by_seed_and_stay_when_tasks_come() -> None:
+    rows = [(f"{task}-{index}", f"{task}_chunk{index}") for task in "abcdefgh" for index in range(3)]
+    half = choose_demonstrations(rows, settings(task_share=0.5))
+    assert len(half) == 12
+    assert len({row_id[0] for row_id in half}) == 4, "whole tasks, by their base ids"
+    assert half == choose_demonstrations(list(reversed(rows)), settings(task_share=0.5))
+    assert any(choose_demonstrations(rows, settings(task_share=0.5, seed=seed)) != half for seed in range(1, 5))
+    more = choose_demonstrations([*rows, ("i-0", "i"), ("j-0", "j")], settings(task_share=0.5))
+    assert len({row_id[0] for row_id in half} - {row_id[0] for row_id in more}) <= 2
+
+
+def test_at_most_so_many_demonstrations_of_a_task_in_the_order_of_their_ids() -> None:
+    rows = [(f"{task}-{index}", task) for task in "ab" for index in (2, 0, 1)]
+    assert choose_demonstrations(rows, settings(demonstrations_per_task=2)) == {"a-0", "a-1", "b-0", "b-1"}
+    assert len(choose_demonstrations(rows, settings(task_share=0.01))) == 3, "one task at least"
+
+
+def test_a_demonstration_that_sft_does_not_choose_changes_no_digest(tmp_path: Path) -> None:
+    first_only = settings(demonstrations_per_task=1)
+    state = write_rows(StateDir(tmp_path), make_row("a"))
+
+    def digest(sft: SftSection) -> str:
+        return training_data_digest(state, ["replay_buffer"], replay=ReplaySection(), sft=sft)
+
+    before, before_all = digest(first_only), digest(settings())
+    write_rows(state, make_row("a"), make_row("b"))
+    assert digest(first_only) == before
+    assert digest(settings()) != before_all

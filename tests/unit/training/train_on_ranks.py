@@ -1,0 +1,148 @@
+"""What the tests of several ranks run on each of them: trains a little and leaves checkpoints.
+
+python -m torch.distributed.run --standalone --nproc-per-node 2 train_on_ranks.py MODEL OUT VARIANT...
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from training_samples import as_sampled, conversation
+
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.domain.trajectory import Trajectory
+from osworld_pipeline.durable import write_file
+from osworld_pipeline.errors import PipelineError
+from osworld_pipeline.recipes import Recipe
+from osworld_pipeline.training.checkpoint import TrainerState, partials_dir, save_partial
+from osworld_pipeline.training.model import load_model
+from osworld_pipeline.training.policy_trainer import open_gspo_trainer, open_sft_trainer
+from osworld_pipeline.training.ranked import RankedTrainer
+from osworld_pipeline.training.ranks import Ranks, open_ranks
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {"train_vision": True, "activation_checkpointing": False},
+    "packed": {"train_vision": False, "activation_checkpointing": True, "batching": "packed"},
+    "lora": {"activation_checkpointing": False, "batching": "packed", "lora": {"rank": 4, "alpha": 8.0}},
+}
+
+
+def recipe_of(variant: str, **gspo: Any) -> Recipe:
+    shared = {
+        "learning_rate": 1e-3,
+        "clip_low": 0.2,
+        "clip_high": 0.2,
+        "kl_coef": 0.1,
+        "max_grad_norm": 1.0,
+        "micro_batch_size": 2,
+        "minibatches_per_update": 2,
+    }
+    phase = {"num_updates": 4, "temperature": 1.0, "seed": 3}
+    return Recipe.model_validate(
+        {
+            "name": "ranks",
+            "model": {"kind": "tiny"},
+            "agent": {"max_context_tokens": 256, "max_response_tokens": 32},
+            "trainer": {"max_tokens_per_batch": 256, **VARIANTS[variant]},
+            "sft": {"num_updates": 6, "learning_rate": 1e-3, "warmup_updates": 1},
+            "gspo": {**shared, **gspo, "phase1": phase, "phase2": phase},
+        }
+    )
+
+
+def demonstrations(processor: Any, update: int) -> list[Trajectory]:
+    return [conversation(processor, update * 3 + number, num_turns=number % 3 + 1) for number in range(4)]
+
+
+def rollouts(folder: Path, processor: Any, update: int, num_updates: int = 0) -> list[Trajectory]:
+    """As the weights in `folder` would have sampled them."""
+    model = load_model(folder)
+    trajectories = as_sampled(model, processor, demonstrations(processor, update), [1.0, -1.0, 0.5, 0.0])
+    versions = tuple([num_updates] * 999)
+    return [replace(item, policy_versions=versions[: len(item.token_ids)]) for item in trajectories]
+
+
+def save(state: StateDir, trainer: RankedTrainer, name: str, metrics: dict[str, float]) -> None:
+    trainer_state = TrainerState(
+        checkpoint_id=name, parent_id=None, num_updates=trainer.num_updates, recipe={}, data_digest="", metrics=metrics
+    )
+    save_partial(state, trainer, trainer_state)
+
+
+def run(trainer: RankedTrainer, ranks: Ranks, work: Callable[[], None]) -> None:
+    if not ranks.is_main:
+        trainer.follow()
+        return
+    work()
+    trainer.close()
+
+
+def train(ranks: Ranks, model: Path, out: Path, variant: str) -> None:
+    recipe, state = recipe_of(variant), StateDir(out)
+    sft = open_sft_trainer(model, recipe=recipe, ranks=ranks)
+
+    def fine_tune() -> None:
+        metrics = [sft.update(demonstrations(sft.processor, update)) for update in range(2)]
+        save(state, sft, "sft", metrics[-1])
+
+    run(sft, ranks, fine_tune)
+    gspo = open_gspo_trainer(model, reference_folder=model, recipe=recipe, phase=recipe.gspo.phase1, ranks=ranks)
+    run(gspo, ranks, lambda: save(state, gspo, "gspo", gspo.update(rollouts(model, gspo.processor, 0))))
+    resume(ranks, out, out, variant)
+    alone = out.parent.parent / "alone" / variant
+    if not ranks.is_alone and alone.is_dir():
+        resume(ranks, alone, out / "of-one-rank", variant)
+
+
+def resume(ranks: Ranks, source: Path, out: Path, variant: str) -> None:
+    """Goes on from the checkpoints in `source`, whoever wrote them."""
+    recipe, state = recipe_of(variant), StateDir(out)
+    folder = partials_dir(StateDir(source), "sft") / "update-0002"
+    sft = open_sft_trainer(folder, recipe=recipe, ranks=ranks, num_updates=2)
+
+    def fine_tune() -> None:
+        save(state, sft, "sft-resumed", sft.update(demonstrations(sft.processor, 2)))
+
+    run(sft, ranks, fine_tune)
+
+
+def train_for_ever(ranks: Ranks, model: Path, out: Path) -> None:
+    """Until a rank is killed; rank 0 writes down what it is told."""
+    trainer = open_sft_trainer(model, recipe=recipe_of("plain"), ranks=ranks)
+    trajectories = demonstrations(trainer.processor, 0)
+    out.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun ends the others; the error must come by itself
+
+    pids = ranks.gather(os.getpid())
+
+    def work() -> None:
+        while True:
+            trainer.update(trajectories)
+            write_file(out / "rank-1.pid", str(pids[1]).encode())
+
+    try:
+        run(trainer, ranks, work)
+    except PipelineError as error:
+        (out / f"rank-{ranks.rank}.error").write_text(str(error))
+        raise SystemExit(2) from error
+
+
+def main(arguments: Sequence[str]) -> None:
+    model, out, *variants = arguments
+    torch.set_num_threads(1)
+    with open_ranks() as ranks:
+        for variant in variants:
+            folder = Path(out) / variant
+            if variant in VARIANTS:
+                train(ranks, Path(model), folder, variant)
+            else:
+                train_for_ever(ranks, Path(model), folder)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
