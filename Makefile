@@ -5,10 +5,10 @@ BIN := .venv/bin
 export PYTHONUNBUFFERED := 1
 export DAGSTER_HOME := $(CURDIR)
 
-.PHONY: help setup setup-test setup-python demo test test-fast bench-env bench-data check format dev mlflow constraints clean
+.PHONY: help setup setup-test setup-python demo test test-fast test-sglang bench-env bench-data bench-rollout bench-training bench-learning check format dev mlflow constraints clean
 
 help: ## what can be made
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
 
 setup: ## Debian packages and .venv
 	@scripts/setup
@@ -28,11 +28,24 @@ test: setup-test ## every test that can run here; JOBS=1 runs them one after the
 test-fast: setup-python ## unit tests only
 	@$(BIN)/pytest tests/unit -m "not slow"
 
+test-sglang: setup-test ## the tests against real sglang servers on a CPU; makes their environment (2.5 GB) first
+	@scripts/setup-sglang var/sglang
+	@OSWORLD_SGLANG=var/sglang $(BIN)/pytest -m sglang tests/integration
+
 bench-env: setup-test ## the env server's speed, in ratios with spread; SLIME=PATH measures against Slime-OSWorld
 	@$(BIN)/python -m benchmarks.bench_env $(if $(SLIME),--slime-checkout $(SLIME))
 
 bench-data: setup-python ## the union build's and the store's speed; SLIME=PATH measures beside Slime-OSWorld's script
 	@$(BIN)/python -m benchmarks.bench_data $(if $(SLIME),--slime-checkout $(SLIME))
+
+bench-rollout: setup-python ## how busy the loop keeps desktops and trainer, beside a batch-synchronous one
+	@$(BIN)/python -m benchmarks.bench_rollout
+
+bench-training: setup-python ## updates a second beside TRL's trainer; with a GPU: tokens a second, utilisation, longest context
+	@$(BIN)/python -m benchmarks.bench_training
+
+bench-learning: setup ## does it learn? three seeds of the whole road on real desktops, with a picture; hours
+	@$(BIN)/python -m benchmarks.bench_learning
 
 check: setup-python ## format, lint, types, import layers
 	@$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/lint-imports && $(BIN)/pyright

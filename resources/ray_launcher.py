@@ -22,7 +22,14 @@ from pydantic import Field
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import EnvServerError, PipelineError
 from osworld_pipeline.runs.local_ray import RayCluster, local_ray
-from osworld_pipeline.runs.mailbox import Mailbox, MessageReader, open_mailbox, orphaned_mailboxes, remove_orphan
+from osworld_pipeline.runs.mailbox import (
+    Mailbox,
+    MessageReader,
+    mailbox_folder,
+    open_mailbox,
+    orphaned_mailboxes,
+    remove_orphan,
+)
 from osworld_pipeline.runs.ray_jobs import RayJobs
 from resources.local_launcher import PROGRAM_ENV
 
@@ -80,7 +87,7 @@ class RayLauncher(dg.Config):
         final: dict[str, Any] = {}
         try:
             with (
-                self._open_cluster(state, num_processes) as cluster,
+                self._open_cluster(state, name, num_processes) as cluster,
                 RayJobs(cluster) as jobs,
                 open_mailbox(state, name) as mailbox,
             ):
@@ -112,14 +119,15 @@ class RayLauncher(dg.Config):
         raise dg.Failure(f"{lost}; see {log_path}", allow_retries=True)
 
     @contextmanager
-    def _open_cluster(self, state: StateDir, num_processes: int) -> Iterator[RayCluster]:
+    def _open_cluster(self, state: StateDir, name: str, num_processes: int) -> Iterator[RayCluster]:
         if self.address is not None:
             yield RayCluster(url=self.address, token=self.token)
             return
         # Ray's CPUs are a count, not a claim: what is asked for must fit, however few this machine has.
         wanted = num_processes * self.cpus_per_rank + self.num_rollout_actors * self.cpus_per_rollout_actor
         num_cpus = max(len(os.sched_getaffinity(0)), int(wanted) + 1)
-        with local_ray(state.logs / "ray.log", num_cpus=num_cpus, env_vars=JOB_ENV) as cluster:
+        log_path, mailbox = state.logs / "ray.log", mailbox_folder(state, name)
+        with local_ray(log_path, num_cpus=num_cpus, env_vars=JOB_ENV, leftover=mailbox) as cluster:
             yield cluster
 
     def _python(self) -> str:

@@ -30,9 +30,11 @@ class RayCluster:
 
 
 @contextmanager
-def local_ray(log_path: Path, *, num_cpus: int, env_vars: Mapping[str, str] | None = None) -> Iterator[RayCluster]:
+def local_ray(
+    log_path: Path, *, num_cpus: int, env_vars: Mapping[str, str] | None = None, leftover: Path | None = None
+) -> Iterator[RayCluster]:
     """Runs a Ray that lets in nobody without the token of this run; leaves nothing behind. All that runs on it has
-    `env_vars`.
+    `env_vars`. Where this process is killed, the folder `leftover` goes with Ray.
 
     Raises:
         DependencyError: Ray is not installed.
@@ -44,9 +46,10 @@ def local_ray(log_path: Path, *, num_cpus: int, env_vars: Mapping[str, str] | No
         token_path = folder / "token"
         token_path.touch(mode=0o600)
         token_path.write_text(token)
+        arguments = [str(folder), str(os.getpid()), str(num_cpus), *([str(leftover)] if leftover else [])]
         with log_path.open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "osworld_pipeline.runs.ray_head", str(folder), str(os.getpid()), str(num_cpus)],
+                [sys.executable, "-m", "osworld_pipeline.runs.ray_head", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

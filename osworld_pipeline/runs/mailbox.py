@@ -89,10 +89,14 @@ class Mailbox:
         return self.folder / "job.json"
 
 
+def mailbox_folder(state: StateDir, name: str) -> Path:
+    return state.launches / name
+
+
 @contextmanager
 def open_mailbox(state: StateDir, name: str) -> Iterator[Mailbox]:
     """A new mailbox for as long as the launcher works with it; its lock tells other launchers so."""
-    folder, unlocked = state.launches / name, state.launches / f".{name}"
+    folder, unlocked = mailbox_folder(state, name), mailbox_folder(state, f".{name}")
     with _writing(folder):
         unlocked.mkdir(parents=True, mode=0o700)
         lock = (unlocked / "lock").open("w")

@@ -29,7 +29,8 @@ class Stopped(BaseException):
 
 
 def main(argv: list[str]) -> int:
-    """`argv`: scratch folder (with a short path: sockets lie in it), pid of the launcher, number of CPUs."""
+    """`argv`: scratch folder (with a short path: sockets lie in it), pid of the launcher, number of CPUs, and what else
+    to remove where the launcher was killed and cannot."""
     folder, parent_pid, num_cpus = Path(argv[0]), int(argv[1]), int(argv[2])
     signal.signal(signal.SIGTERM, _stop)
     ctypes.CDLL("libc.so.6", use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -57,6 +58,9 @@ def main(argv: list[str]) -> int:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         kill_descendants(limit_s=REAP_LIMIT_S)
         shutil.rmtree(folder, ignore_errors=True)
+        if os.getppid() != parent_pid:
+            for left in argv[3:]:
+                shutil.rmtree(left, ignore_errors=True)
 
 
 def kill_descendants(*, limit_s: float) -> None:
