@@ -13,6 +13,7 @@ from osworld_pipeline.runs.stages import training_data_digest
 from osworld_pipeline.tables.checkpoints import read_checkpoint_row, read_checkpoints
 from osworld_pipeline.tables.preview import markdown_table
 from resources.desktops import DesktopsResource
+from resources.engine import EngineResource
 from resources.launcher import Launcher
 from resources.progress import ProgressResource
 from resources.state import RecipeResource, StateResource
@@ -85,6 +86,7 @@ def flywheel_checkpoint(
     state: StateResource,
     recipe: RecipeResource,
     desktops: DesktopsResource,
+    engine: EngineResource,
     launcher: Launcher,
     tracking: TrackingResource,
     progress: ProgressResource,
@@ -100,7 +102,7 @@ def flywheel_checkpoint(
     def run_round(one: Round) -> None:
         try_stage(
             context, services, stage=Stage.FLYWHEEL, program="flywheel", recipe=settings, state=folder,
-            parent=one.parent, data_digest=data_digest, desktops=desktops,
+            parent=one.parent, data_digest=data_digest, desktops=desktops, engine=engine,
             more={"previous": asdict(one.previous) if one.previous else None},
         )  # fmt: skip
 
@@ -138,6 +140,7 @@ def build_gspo_asset(stage: Stage, parent_asset: str, description: str) -> dg.As
         state: StateResource,
         recipe: RecipeResource,
         desktops: DesktopsResource,
+        engine: EngineResource,
         launcher: Launcher,
         tracking: TrackingResource,
         progress: ProgressResource,
@@ -146,7 +149,7 @@ def build_gspo_asset(stage: Stage, parent_asset: str, description: str) -> dg.As
         services = StageServices(launcher=launcher, tracking=tracking, progress=progress)
         checkpoint = run_stage(
             context, services, stage=stage, program="train_gspo", recipe=settings, state=folder,
-            parent=parent_of(context, parent_asset, state), desktops=desktops,
+            parent=parent_of(context, parent_asset, state), desktops=desktops, engine=engine,
             data_digest=training_data_digest(folder, ["replay_buffer", "train_tasks"], replay=settings.replay),
         )  # fmt: skip
         return checkpoint_result(checkpoint, folder)

@@ -16,6 +16,7 @@ from osworld_pipeline.runs.evaluation_plan import plan_evaluation
 from osworld_pipeline.runs.report import make_report
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from resources.desktops import DesktopsResource
+from resources.engine import EngineResource
 from resources.launcher import Launcher
 from resources.progress import ProgressResource
 from resources.state import RecipeResource, StateResource
@@ -37,6 +38,7 @@ def evaluations(
     state: StateResource,
     recipe: RecipeResource,
     desktops: DesktopsResource,
+    engine: EngineResource,
     launcher: Launcher,
     tracking: TrackingResource,
     progress: ProgressResource,
@@ -57,6 +59,7 @@ def evaluations(
         if pending:
             with desktops.serve(folder, settings) as servers:
                 job = evaluation_job(context, settings, folder, servers, pending)
+                job["engine_token"] = engine.token
                 launcher.launch(context, "evaluate", job, progress.listener(context, "evaluate"), state=folder)
         for checkpoint, run in pending:
             run.log_evaluation(checkpoint.checkpoint_id, _figures(folder, checkpoint, settings))

@@ -15,6 +15,7 @@ from osworld_pipeline.runs.stages import read_checkpoint, stage_checkpoint_id, s
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.checkpoints import upsert_checkpoint
 from resources.desktops import DesktopsResource
+from resources.engine import EngineResource
 from resources.launcher import Launcher
 from resources.progress import ProgressResource
 from resources.tracking import TrackingResource
@@ -40,11 +41,12 @@ def run_stage(
     parent: Checkpoint | None,
     data_digest: str,
     desktops: DesktopsResource | None = None,
+    engine: EngineResource | None = None,
 ) -> Checkpoint:
     """Makes the checkpoint of `stage`, or finds it: its id says whether anything that matters has changed."""
     checkpoint = try_stage(
         context, services, stage=stage, program=program, recipe=recipe, state=state, parent=parent,
-        data_digest=data_digest, desktops=desktops,
+        data_digest=data_digest, desktops=desktops, engine=engine,
     )  # fmt: skip
     assert checkpoint is not None, f"{program} ended well and left no checkpoint"
     return checkpoint
@@ -61,6 +63,7 @@ def try_stage(
     parent: Checkpoint | None,
     data_digest: str,
     desktops: DesktopsResource | None = None,
+    engine: EngineResource | None = None,
     more: Mapping[str, Any] | None = None,
 ) -> Checkpoint | None:
     """As run_stage, of a program that may find that there is nothing to train on; `more` joins its job."""
@@ -74,6 +77,7 @@ def try_stage(
         "checkpoint_id": checkpoint_id,
         "parent": {"checkpoint_id": parent.checkpoint_id, "path": parent.path} if parent else None,
         "data_digest": data_digest,
+        "engine_token": engine.token if engine else None,
         **(more or {}),
     }
     for line in source_lines(recipe):

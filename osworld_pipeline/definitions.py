@@ -8,6 +8,7 @@ from assets import checkpoints, checks, evaluations, raw, replay, tables, upkeep
 from jobs.pipeline import JOBS
 from osworld_pipeline.recipes.environment import own_variables
 from resources.desktops import DesktopsResource
+from resources.engine import EngineResource
 from resources.launcher import Launcher
 from resources.progress import ProgressResource
 from resources.state import RecipeResource, StateResource
@@ -15,6 +16,12 @@ from resources.tracking import TrackingResource
 
 environment = own_variables(os.environ)
 """Read once, here; the library is given it."""
+
+
+def secret(variable: str) -> dg.EnvVar | None:
+    """The name travels, and the value is read where it is used; None where it is not set."""
+    return dg.EnvVar(variable) if os.environ.get(variable) else None
+
 
 defs = dg.Definitions(
     assets=[
@@ -30,7 +37,8 @@ defs = dg.Definitions(
     resources={
         "state": StateResource(),
         "recipe": RecipeResource(environment=environment),
-        "desktops": DesktopsResource(),
+        "desktops": DesktopsResource(token=secret("ENV_SERVER_TOKEN")),
+        "engine": EngineResource(token=secret("ENGINE_TOKEN")),
         "tracking": TrackingResource(),
         "launcher": Launcher(),
         "progress": ProgressResource(),

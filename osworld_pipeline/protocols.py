@@ -1,6 +1,6 @@
 """The seams: what a rollout needs of a desktop, a policy engine and a store. Fakes for unit tests live in tests/."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -72,7 +72,7 @@ class GenerateResult:
     policy_version: int
     """Of the weights that sampled the first token."""
     finish_reason: str
-    """stop | length."""
+    """stop | length | content_filter."""
     token_ids: tuple[int, ...] = ()
     """Sampled ids only, the end-of-turn token included where it was sampled; empty from an engine of words."""
     logprobs: tuple[float, ...] = ()
@@ -112,6 +112,10 @@ class PolicyEngine(Protocol):
     async def close(self) -> None: ...
 
 
+Documents = Mapping[str, Any] | Callable[[Path], Mapping[str, Any]]
+"""JSON files to lay beside the weights, by name; a function gets the folder with the weights already in it."""
+
+
 class PolicyTrainer(Protocol):
     """Optimises a policy on what was rolled out. Every method blocks: call it in a thread."""
 
@@ -126,8 +130,8 @@ class PolicyTrainer(Protocol):
         """
         ...
 
-    def save(self, folder: Path, documents: Mapping[str, Any]) -> None:
-        """A checkpoint to `folder`, whole or not at all; `documents` are JSON files laid beside the weights.
+    def save(self, folder: Path, documents: Documents) -> None:
+        """A checkpoint to `folder`, whole or not at all.
 
         Raises:
             StoreError: the file system refused.

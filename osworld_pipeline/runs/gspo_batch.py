@@ -81,7 +81,13 @@ def build_batch(
                 trajectories += episode_trajectories(episode, read_blob, advantage=advantage)
         if one is not None and advantages.replay is not None:
             trajectories += [
-                replace(part, advantage=advantages.replay, weight=settings.weight * part.weight)
+                # One row may join two groups of an update: there it counts as two episodes.
+                replace(
+                    part,
+                    trajectory_id=f"{group.group_id}/{part.trajectory_id}",
+                    advantage=advantages.replay,
+                    weight=settings.weight * part.weight,
+                )
                 for part in one.trajectories
             ]
             injections.append(_injection(group, one, advantages.replay, settings))

@@ -1,5 +1,6 @@
 """What the sampler said of its tokens against what the trainer says: the same weights must say the same."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -43,9 +44,10 @@ class _Difference:
         if not len(diffs):
             return
         self.total, self.count = self.total + float(diffs.sum()), self.count + len(diffs)
-        # Written so that a difference which is not a number is the worst of all.
-        if not float(diffs.mean()) <= self.worst:
-            self.worst_id, self.worst = trajectory_id, float(diffs.mean())
+        mean = float(diffs.mean())
+        # The first difference that is not a number is the worst of all.
+        if mean > self.worst or (math.isnan(mean) and not math.isnan(self.worst)):
+            self.worst_id, self.worst = trajectory_id, mean
 
     @property
     def mean(self) -> float:

@@ -1,6 +1,6 @@
 """From scored groups to what an update trains on: raw rewards call replay in, shaped rewards make the advantages."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,11 +50,16 @@ def batch_of(
     def find_episode(episode_id: str) -> Episode:
         raise AssertionError("a demonstration is no episode")
 
-    def build(*episodes: Episode, read_blob: Callable[[str], bytes] = lambda _: image) -> GspoBatch:
-        group = RolloutGroup(group_id="g", task_id="t", stage_key="k", update=0, episodes=episodes)
+    def build(
+        *episodes: Episode, read_blob: Callable[[str], bytes] = lambda _: image, group_ids: Sequence[str] = ("g",)
+    ) -> GspoBatch:
+        groups = [
+            RolloutGroup(group_id=group_id, task_id="t", stage_key="k", update=0, episodes=episodes)
+            for group_id in group_ids
+        ]
         with ReplayBuffer(state, RECIPE.replay) as replay:
             return build_batch(
-                [group],
+                groups,
                 update=0,
                 replay=replay,
                 settings=RECIPE.replay,
@@ -80,6 +85,14 @@ def test_group_that_failed_gets_a_replay_row_and_the_injection_says_which(batch_
     assert injection.advantage == pytest.approx(1.1547, 1e-4)
     assert (injection.kind, injection.strategy, injection.verified_reward) == ("demonstration", "uniform", None)
     assert batch.groups[0].replay is not None
+
+
+def test_a_row_that_joins_two_groups_is_two_episodes_for_the_trainer(batch_of: Callable[..., GspoBatch]) -> None:
+    failures = [episode(name, task_reward=0, shaped=0.1) for name in "ab"]
+    batch = batch_of(*failures, group_ids=("g", "h"))
+    assert [injection.row_id for injection in batch.injections] == ["row-of-the-buffer"] * 2
+    replayed = [trajectory.trajectory_id for trajectory in batch.trajectories if trajectory.is_replay]
+    assert replayed == ["g/replay:row-of-the-buffer", "h/replay:row-of-the-buffer"]
 
 
 def test_shaped_reward_alone_never_keeps_replay_away(batch_of: Callable[..., GspoBatch]) -> None:
@@ -118,7 +131,7 @@ def test_a_group_with_too_few_valid_episodes_is_dropped_with_the_reason_and_gets
 def test_a_fault_is_no_sample(batch_of: Callable[..., GspoBatch]) -> None:
     fault = episode("a", task_reward=0, shaped=0, outcome=Outcome.ENV_FAULT)
     batch = batch_of(fault, episode("b", task_reward=0, shaped=0.3), episode("c", task_reward=0, shaped=0.1))
-    assert [trajectory.trajectory_id for trajectory in batch.trajectories] == ["b", "c", "replay:row-of-the-buffer"]
+    assert [trajectory.trajectory_id for trajectory in batch.trajectories] == ["b", "c", "g/replay:row-of-the-buffer"]
 
 
 def test_a_row_whose_image_is_missing_is_skipped_and_the_group_trains_on_its_own(

@@ -1,0 +1,13 @@
+"""What opens a policy engine elsewhere; where it is, the recipe says."""
+
+import dagster as dg
+from pydantic import Field
+
+
+class EngineResource(dg.ConfigurableResource):
+    """Access to the servers of recipe.engine.urls."""
+
+    token: str | None = Field(
+        default=None,
+        description="Bearer token of sglang servers or of an OpenAI-compatible endpoint; give it as an EnvVar.",
+    )
