@@ -35,7 +35,7 @@ from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.owned import write_table
 from osworld_pipeline.tables.query import run_query
 from osworld_pipeline.training.checkpoint import weights_digest
-from osworld_pipeline.training.manifest import check_manifest
+from osworld_pipeline.training.manifest import verify_checkpoint
 from osworld_pipeline.trajectories import BlobStore
 
 NUM_KILLS = int(os.environ.get("OSWORLD_CHAOS_KILLS", "4"))
@@ -298,7 +298,7 @@ def check_state(state: StateDir, told: str) -> None:
     assert checkpoint.num_updates == NUM_UPDATES, told
     assert checkpoint.weights_digest == weights_digest(folder), told
     assert checkpoint.weights_digest != weights_digest(state.checkpoints / "base-1"), f"nothing was learned; {told}"
-    check_manifest(folder)
+    verify_checkpoint(folder, is_required=True)
     rebuild_catalog(state)
     for what, sql in NOTHING.items():
         assert run_query(state, sql).rows == [], f"{what}; {told}"
