@@ -5,7 +5,7 @@ BIN := .venv/bin
 export PYTHONUNBUFFERED := 1
 export DAGSTER_HOME := $(CURDIR)
 
-.PHONY: help setup setup-test setup-python demo test test-fast test-sglang bench-env bench-data bench-rollout bench-training bench-learning check format dev mlflow constraints clean
+.PHONY: help setup setup-test setup-python demo test test-fast test-sglang test-faults bench-env bench-data bench-rollout bench-training bench-learning check format dev mlflow constraints clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -23,7 +23,7 @@ demo: setup ## the whole pipeline on this machine, then a table of success rates
 	@$(BIN)/osworld-pipeline demo
 
 test: setup-test ## every test that can run here; JOBS=1 runs them one after the other
-	@$(BIN)/pytest -n $(or $(JOBS),3) --dist loadfile --no-loadscope-reorder
+	@$(BIN)/pytest -n $(or $(JOBS),2) --dist loadfile --no-loadscope-reorder
 
 test-fast: setup-python ## unit tests only
 	@$(BIN)/pytest tests/unit -m "not slow"
@@ -31,6 +31,9 @@ test-fast: setup-python ## unit tests only
 test-sglang: setup-test ## the tests against real sglang servers on a CPU; makes their environment (2.5 GB) first
 	@scripts/setup-sglang var/sglang
 	@OSWORLD_SGLANG=var/sglang $(BIN)/pytest -m sglang tests/integration
+
+test-faults: setup-test ## training while servers, desktops, the trainer and the disk fail at random; KILLS=40 for long
+	@OSWORLD_CHAOS_KILLS=$(or $(KILLS),12) $(BIN)/pytest -s tests/integration/test_training_faults.py
 
 bench-env: setup-test ## the env server's speed, in ratios with spread; SLIME=PATH measures against Slime-OSWorld
 	@$(BIN)/python -m benchmarks.bench_env $(if $(SLIME),--slime-checkout $(SLIME))

@@ -15,9 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from osworld_pipeline.domain.checkpoint import Checkpoint
+from osworld_pipeline.durable import locked, replacing
+from osworld_pipeline.errors import StoreError
 
 STAGE_KEY_TAG = "stage_key"
 CHECKPOINT_TAG = "checkpoint_id"
+SQLITE = "sqlite:///"
+TABLES_TIMEOUT_S = 120.0
+"""Making them takes a few seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,12 +179,18 @@ def _experiment(tracking_uri: str, name: str) -> str:
 
 
 def _client(tracking_uri: str) -> Any:
-    """A client; a new sqlite database gets its folder and its tables first, without MLflow's chatter."""
-    if tracking_uri.startswith("sqlite:///"):
-        Path(tracking_uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
+    """A client, without MLflow's chatter; a new sqlite database has all its tables before anyone sees it."""
     for name in ("mlflow", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")  # written, not read: MLflow sets its level from it
     from mlflow import MlflowClient
 
+    database = Path(tracking_uri.removeprefix(SQLITE))
+    if tracking_uri.startswith(SQLITE) and not database.exists():
+        lock = database.with_name(f".{database.name}.lock")
+        with locked(lock, timeout_s=TABLES_TIMEOUT_S, error=StoreError, what=f"making {database}"):
+            if not database.exists():
+                # Killed among MLflow's dozens of migrations, it would leave a database that nobody opens again.
+                with replacing(database) as temp:
+                    MlflowClient(tracking_uri=f"{SQLITE}{temp}").search_experiments(max_results=1)
     return MlflowClient(tracking_uri=tracking_uri)

@@ -122,20 +122,27 @@ def writing_folder(folder: Path) -> Iterator[Path]:
 
 def _store_error(folder: Path, error: BaseException) -> StoreError:
     # safetensors and torch.save report a full disk as errors of their own, the latter without naming the cause.
+    cause = _cause(error)
     is_full = (
-        getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+        getattr(cause, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
         or "No space left" in str(error)
-        or (isinstance(error, RuntimeError) and shutil.disk_usage(folder.parent).free < FULL_DISK_BYTES)
+        or (isinstance(cause, RuntimeError) and shutil.disk_usage(folder.parent).free < FULL_DISK_BYTES)
     )
     if is_full:
         return StoreError(f"no disk space left to write {folder}: free some space there and run again; it will resume")
     return StoreError(f"cannot write the checkpoint {folder}: {_reason(error)}")
 
 
-def _reason(error: BaseException) -> str:
-    """One line; torch's distributed checkpoint wraps what happened on each rank."""
+def _cause(error: BaseException) -> BaseException:
+    """Torch's distributed checkpoint wraps what happened on each rank."""
     if isinstance(error, CheckpointException):
-        error = next((failure for failure, _ in error.failures.values()), error)
+        return next((failure for failure, _ in error.failures.values()), error)
+    return error
+
+
+def _reason(error: BaseException) -> str:
+    """One line."""
+    error = _cause(error)
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
 

@@ -19,6 +19,7 @@ from osworld_pipeline.runs.stages import CARD, checkpoint_card
 from osworld_pipeline.tables.checkpoints import upsert_checkpoint
 from osworld_pipeline.tables.owned import write_table
 from resources.desktops import DesktopsResource
+from resources.engine import EngineResource
 from resources.launcher import Launcher
 from resources.progress import ProgressResource
 from resources.state import RecipeResource, StateResource
@@ -60,6 +61,7 @@ def test_without_a_round_it_stands_for_the_sft_checkpoint_and_needs_no_desktop(t
                 "state": StateResource(path=str(state.root)),
                 "recipe": RecipeResource(name="smoke"),
                 "desktops": NoDesktops(),
+                "engine": EngineResource(),
                 "launcher": Launcher(),
                 "tracking": TrackingResource(),
                 "progress": ProgressResource(),

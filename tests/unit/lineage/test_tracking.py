@@ -1,5 +1,8 @@
 """What MLflow is told, read back from a real sqlite store."""
 
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -62,3 +65,22 @@ def test_stage_has_one_run_with_its_parameters_and_its_checkpoint_points_to_its_
 
 def test_nested_parameters_are_flattened_by_dots() -> None:
     assert flatten_params({"a": {"b": {"c": 1}}, "d": 2}) == {"a.b.c": 1, "d": 2}
+
+
+def test_a_program_killed_while_it_makes_the_database_leaves_none_or_a_whole_one(tmp_path: Path) -> None:
+    database = tmp_path / "mlflow" / "mlflow.db"
+    opening = f"from osworld_pipeline.lineage.tracking import find_run; find_run('sqlite:///{database}', 'a-stage')"
+    process = subprocess.Popen([sys.executable, "-c", opening])
+    try:
+        wait_until = time.monotonic() + 60
+        # Its hidden temporary file has its first tables: it is among the migrations.
+        while not any(path.stat().st_size for path in database.parent.glob(".*.tmp")):
+            assert time.monotonic() < wait_until
+            assert process.poll() is None, "it was over before it could be killed"
+            time.sleep(0.005)
+    finally:
+        process.kill()
+        process.wait()
+    assert not database.exists()
+    assert find_run(f"sqlite:///{database}", "a-stage") is None
+    assert database.exists()

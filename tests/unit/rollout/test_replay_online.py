@@ -159,7 +159,7 @@ def test_a_success_of_one_update_joins_a_later_one_and_sql_walks_back_to_its_pix
     assert (first.injections, first.replay.num_failed) == ((), 0)
     second = train(1, group_of(replace(lost, episode_id="lost-again", update=1), group_id="h", update=1))
     (own, replayed) = second.trajectories
-    assert (replayed.trajectory_id, replayed.is_replay) == ("replay:won", True)
+    assert (replayed.trajectory_id, replayed.is_replay) == ("h/replay:won", True)
     assert (replayed.token_ids,) == tuple(sequence.token_ids for sequence in success.sequences)
     assert (replayed.sampled_logprobs, replayed.policy_versions) == (None, None), (
         "the trainer takes its own: these are of an older policy"
