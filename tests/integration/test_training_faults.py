@@ -2,8 +2,8 @@
 trainer itself, and a disk that fills up. It ends with the checkpoint and the groups of an undisturbed run, nothing is
 recorded twice, and no fault is a reward.
 
-`make test-faults` runs it. OSWORLD_CHAOS_KILLS sets the number of faults (the phase grows with it), OSWORLD_CHAOS_SEED their
-kinds and moments; with pytest's -s it tells what happened.
+`make test-faults` runs it. OSWORLD_CHAOS_KILLS sets the number of faults (the phase grows with it), OSWORLD_CHAOS_SEED
+their kinds and moments; with pytest's -s it tells what happened.
 """
 
 import io
