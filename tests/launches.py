@@ -24,12 +24,20 @@ def new_mark() -> str:
 
 def marked(mark: str) -> list[int]:
     """Living processes with a thread of that name."""
-    found = set()
-    for comm in Path("/proc").glob("[0-9]*/task/*/comm"):
-        with contextlib.suppress(OSError):
-            if comm.read_text().strip() == mark and "\nState:\tZ" not in (comm.parent / "status").read_text():
-                found.add(int(comm.parts[2]))
-    return sorted(found)
+    return [int(process) for process in os.listdir("/proc") if process.isdigit() and _has_thread(process, mark)]
+
+
+def _has_thread(process: str, mark: str) -> bool:
+    # A process or a thread may be gone between any two of these lines.
+    with contextlib.suppress(OSError):
+        for task in os.listdir(f"/proc/{process}/task"):
+            with contextlib.suppress(OSError):
+                folder = Path(f"/proc/{process}/task/{task}")
+                if (folder / "comm").read_text().strip() == mark and "\nState:\tZ" not in (
+                    folder / "status"
+                ).read_text():
+                    return True
+    return False
 
 
 def wait_until(is_so: Callable[[], Any], what: str, *, limit_s: float = PATIENCE_S) -> Any:
