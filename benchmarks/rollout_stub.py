@@ -168,8 +168,10 @@ def draw_screens(width: int, height: int, count: int) -> list[bytes]:
 class TimedDesktop:
     """Answers at once with the next of its screens."""
 
-    def __init__(self, screens: Sequence[bytes]) -> None:
+    def __init__(self, screens: Sequence[bytes], *, screen_size: tuple[int, int] | None = None) -> None:
+        """`screen_size`: the (width, height) that the screens were resized from."""
         self._screens = screens
+        self._screen_size = screen_size
         self._num_shown = 0
 
     async def reset(self, task: Task) -> tuple[Observation, DesktopInfo]:
@@ -187,7 +189,8 @@ class TimedDesktop:
 
     def _observe(self) -> Observation:
         self._num_shown += 1
-        return Observation(screenshot=self._screens[self._num_shown % len(self._screens)])
+        screenshot = self._screens[self._num_shown % len(self._screens)]
+        return Observation(screenshot=screenshot, screen_size=self._screen_size)
 
 
 class TimedEngine:

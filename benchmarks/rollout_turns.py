@@ -1,9 +1,11 @@
 """What a turn takes beside desktop and model: preparing the screenshot, the prompt, parsing, signals, storing."""
 
 import asyncio
+import itertools
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from rich.console import Console
 from benchmarks.rollout_stub import STUB_SAMPLING, TimedDesktop, TimedEngine, draw_screens, stub_tasks
 from benchmarks.spread import Spread, print_table, verdict
 from osworld_pipeline.agent.dialects import load_dialect
+from osworld_pipeline.agent.images import fit_size
 from osworld_pipeline.agent.processor import load_processor
 from osworld_pipeline.agent.renderer import Renderer
 from osworld_pipeline.domain.episode import EpisodePurpose
@@ -24,8 +27,8 @@ BAR_MS = 10.0
 MODEL_S = 0.25
 """A turn's own work beside the model's is hidden behind it where it can be, so the model takes its time here."""
 NUM_TURNS = 20
-SIZES = ((1280, 704), (1280, 720), (1920, 1080))
-"""The first needs no resize: its sides are divisible by 32. Of the others the model sees 1280x704 and 1312x736."""
+SIZES = ((1280, 720), (1920, 1080))
+"""The model sees 1280x704 and 1312x736 of them."""
 
 
 def run_turns(console: Console, *, rounds: int) -> list[dict[str, Any]]:
@@ -34,25 +37,28 @@ def run_turns(console: Console, *, rounds: int) -> list[dict[str, Any]]:
     results: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="bench-rollout-") as scratch:
         renderer = _renderer(Path(scratch) / "tiny")
-        for width, height in SIZES:
-            screens = draw_screens(width, height, NUM_TURNS)
-            state = StateDir(Path(scratch) / f"{width}x{height}")
+        for (width, height), is_resized in itertools.product(SIZES, (True, False)):
+            fitted = fit_size(width, height, AgentSection().max_pixels)
+            screens = draw_screens(*(fitted if is_resized else (width, height)), NUM_TURNS)
+            desktop = partial(TimedDesktop, screens, screen_size=(width, height) if is_resized else None)
+            state = StateDir(Path(scratch) / f"{width}x{height}-{is_resized}")
             overheads = [
                 overhead
                 for number in range(rounds)
-                for overhead in asyncio.run(_episode(state, renderer, screens, number))
+                for overhead in asyncio.run(_episode(state, renderer, desktop, number))
             ]
             spread = Spread.of(overhead * 1000 for overhead in overheads)
             p95 = spread.quantile(0.95)
             met = verdict(spread.median <= BAR_MS)
             kilobytes = sum(map(len, screens)) / len(screens) / 1000
-            rows.append([f"{width}x{height} PNG, {kilobytes:.0f} KB", spread.quartile_text(), f"{p95:.1f}", met])
-            results.append({"bench": "turns", "screen": f"{width}x{height}", "overhead_ms": spread.fields()})
+            sender = "ours: of the model's size" if is_resized else "a foreign one: of the screen's size"
+            size = f"{width}x{height}"
+            rows.append([size, f"{sender}, {kilobytes:.0f} KB", spread.quartile_text(), f"{p95:.1f}", met])
+            results.append({"bench": "turns", "screen": size, "sent": sender, "overhead_ms": spread.fields()})
     title = f"Overhead of a turn, ms: all but desktop and model ({NUM_TURNS} turns, append context)"
-    print_table(console, title, ("screen", "p50 [p25..p75]", "p95", f"bar p50 <= {BAR_MS:g} ms"), rows)
-    console.print(
-        "A screen that must be resized is decoded and encoded again before the model can see it: that is the rest."
-    )
+    columns = ("screen", "env server, its PNG", "p50 [p25..p75]", "p95", f"bar p50 <= {BAR_MS:g} ms")
+    print_table(console, title, columns, rows)
+    console.print("What a foreign env server sends is decoded, resized and encoded before the model sees it.")
     return results
 
 
@@ -71,13 +77,13 @@ class _StampedEngine(TimedEngine):
         return result
 
 
-async def _episode(state: StateDir, renderer: Renderer, screens: Sequence[bytes], number: int) -> list[float]:
+async def _episode(
+    state: StateDir, renderer: Renderer, desktop: Callable[[], TimedDesktop], number: int
+) -> list[float]:
     """Seconds between the end of one turn's model and the beginning of the next one's; the desktop takes none."""
     text = load_dialect("slime").format("Wait", {"action": "wait", "time": 1})
     engine = _StampedEngine(text, renderer.encode(text))
-    tools = EpisodeTools(
-        desktop_factory=lambda: TimedDesktop(screens), engine=engine, renderer=renderer, sink=TrajectoryStore(state)
-    )
+    tools = EpisodeTools(desktop_factory=desktop, engine=engine, renderer=renderer, sink=TrajectoryStore(state))
     settings = EpisodeSettings(
         agent=AgentSection(
             max_turns=NUM_TURNS, max_response_tokens=64, max_context_tokens=100_000, system_prompt="short"

@@ -19,6 +19,8 @@ class View:
     image_format: ImageFormat = "png"
     image_quality: int | None = None
     """1..100 for the lossy formats; None is the guest's own choice."""
+    image_size: tuple[int, int] | None = None
+    """(width, height); None is the screen's own."""
     with_accessibility_tree: bool = False
     with_terminal: bool = False
 
@@ -27,6 +29,7 @@ class View:
         return cls(
             image_format=config.image_format,
             image_quality=config.image_quality,
+            image_size=config.image_size,
             with_accessibility_tree=config.require_a11y_tree,
             with_terminal=config.require_terminal,
         )

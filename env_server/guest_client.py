@@ -83,13 +83,21 @@ class GuestClient:
     # What the desktop shows
 
     async def screenshot(
-        self, image_format: ImageFormat = "png", *, quality: int | None = None, timeout_s: float = DEFAULT_TIMEOUT_S
+        self,
+        image_format: ImageFormat = "png",
+        *,
+        quality: int | None = None,
+        size: tuple[int, int] | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> bytes:
-        """The encoded screen, mouse cursor included; `quality` (1..100) is for the lossy formats. Foreign guests know
-        PNG only and ignore both."""
+        """The encoded screen, mouse cursor included; `quality` (1..100) is for the lossy formats, `size` is
+        (width, height) where it is not the screen's. Foreign guests know PNG of the whole screen only, whatever is
+        asked."""
         params = {} if image_format == "png" else {"format": image_format}
         if quality is not None:
             params["quality"] = str(quality)
+        if size is not None:
+            params |= {"width": str(size[0]), "height": str(size[1])}
         answer = await self._request("GET", "/screenshot", params=params, timeout_s=timeout_s)
         if not answer.headers.get("content-type", "").startswith("image/"):
             raise ReplicaError(f"the guest of {self._name} answered /screenshot with no image; replace the replica")

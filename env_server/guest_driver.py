@@ -11,6 +11,7 @@ from env_server.evaluators.grading import Grader, grade, read_grader
 from env_server.evaluators.result_file import EpisodeCache
 from env_server.evaluators.version import GRADER_VERSION
 from env_server.guest_client import GuestClient
+from env_server.images import in_size
 from env_server.providers.base import ProvidedDesktop
 from env_server.pyautogui_calls import MAX_ACTION_S, read_calls
 from env_server.settings import TaskLimits
@@ -136,17 +137,18 @@ class GuestDriver:
     async def observe(self, view: View) -> Observation:
         guest = self._desktop.guest
         screenshot, tree, terminal = await asyncio.gather(
-            guest.screenshot(view.image_format, quality=view.image_quality),
+            guest.screenshot(view.image_format, quality=view.image_quality, size=view.image_size),
             guest.accessibility() if view.with_accessibility_tree else _nothing(),
             guest.terminal() if view.with_terminal else _nothing(),
         )
-        return Observation(
+        seen = Observation(
             screenshot=screenshot,
             image_format=format_of(screenshot),
             accessibility_tree=tree,
             terminal=terminal,
             instruction=self._plan.task.instruction,
         )
+        return await in_size(seen, view, screen=self._plan.drivers.screen)
 
     async def evaluate(self, *, last_action: str | None) -> float:
         limit_s, task_id = self._limits.evaluate_timeout_s, self._plan.task.task_id

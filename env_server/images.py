@@ -1,10 +1,13 @@
-"""Encodes a screenshot anew where its client wants another format than the desktop gave."""
+"""Encodes a screenshot anew where its client wants another format or size than the desktop gave."""
 
 import asyncio
 import io
+from dataclasses import replace
 
 from PIL import Image, UnidentifiedImageError
 
+from env_server.driver import View
+from osworld_pipeline.domain.observation import Observation
 from osworld_pipeline.errors import ReplicaError
 from osworld_pipeline.wire import ImageFormat
 
@@ -13,16 +16,39 @@ DEFAULT_QUALITY = 85
 
 async def to_format(image: bytes, image_format: ImageFormat, quality: int | None = None) -> bytes:
     """Off the event loop. ReplicaError: what the desktop gave is no image."""
-    return await asyncio.to_thread(_encode, image, image_format, quality)
+    return await asyncio.to_thread(_encode, image, image_format, quality, None)
 
 
-def _encode(image: bytes, image_format: ImageFormat, quality: int | None) -> bytes:
+async def in_size(seen: Observation, view: View, *, screen: tuple[int, int] | None) -> Observation:
+    """The observation with a screenshot of the view's size, which our guests have made and foreign ones do not know of.
+    `screen` is the desktop's (width, height); None takes it from the screenshot, which is the whole screen then."""
+    if view.image_size is None:
+        return seen
+    size = size_of(seen.screenshot)
+    if size == view.image_size:
+        return replace(seen, screen_size=screen or size)
+    resized = await asyncio.to_thread(_encode, seen.screenshot, view.image_format, view.image_quality, view.image_size)
+    return replace(seen, screenshot=resized, image_format=view.image_format, screen_size=size)
+
+
+def size_of(image: bytes) -> tuple[int, int]:
+    """(width, height), from the header alone. ReplicaError: it is no image."""
+    try:
+        with Image.open(io.BytesIO(image)) as picture:
+            return picture.size
+    except (UnidentifiedImageError, OSError, SyntaxError) as error:
+        raise ReplicaError("the desktop's screenshot is no image; replace the replica") from error
+
+
+def _encode(image: bytes, image_format: ImageFormat, quality: int | None, size: tuple[int, int] | None) -> bytes:
     encoded = io.BytesIO()
     try:
         with Image.open(io.BytesIO(image)) as picture:
             pixels = picture.convert("RGB")
     except (UnidentifiedImageError, OSError, SyntaxError) as error:
         raise ReplicaError("the desktop's screenshot is no image; replace the replica") from error
+    if size is not None:
+        pixels = pixels.resize(size, Image.Resampling.BICUBIC)
     if image_format == "png":
         pixels.save(encoded, "PNG", compress_level=1)
     else:

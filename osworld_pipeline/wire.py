@@ -4,11 +4,12 @@ Every added field is optional on the way in and ignored by a client that does no
 with an `ErrorMessage`; `fault` tells which outcome the episode must end in.
 """
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 ImageFormat = Literal["png", "jpeg", "webp"]
+ImageSide = Annotated[int, Field(ge=1, le=16_384)]
 Fault = Literal["env_fault", "grader_fault", "policy_fault", "client_error", "no_capacity"]
 
 
@@ -30,6 +31,8 @@ class EnvConfig(Message):
     image_format: ImageFormat = "png"
     image_quality: int | None = Field(default=None, ge=1, le=100)
     """For the lossy formats; None is the desktop's own choice."""
+    image_size: tuple[ImageSide, ImageSide] | None = None
+    """(width, height) of the screenshots in answers; None is the screen's own. Actions count the screen's pixels."""
 
 
 class ResetRequest(Message):
@@ -62,6 +65,8 @@ class ObservationMessage(Message):
     instruction: str = ""
     screenshot_base64: str
     screenshot_format: ImageFormat = "png"
+    screen_size: tuple[int, int] | None = None
+    """(width, height) of the screen where the screenshot has another size."""
 
 
 class ResetAnswer(ObservationMessage):

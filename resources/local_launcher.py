@@ -25,6 +25,7 @@ from pydantic import Field
 
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.runs.ranks import FAILURE
+from resources.message_file import MessageFile
 
 Message = Mapping[str, Any]
 POLL_S = 0.2
@@ -56,7 +57,7 @@ class LocalLauncher(dg.Config):
         state.logs.mkdir(parents=True, exist_ok=True)
         log_path = state.logs / f"{program}.log"
         with (
-            _open_session(context) as session,
+            _open_session(context, messages := MessageFile()) as session,
             tempfile.TemporaryDirectory(prefix="ranks-") if num_processes > 1 else nullcontext("") as scratch,
             log_path.open("ab") as log,
             _job_file(job) as stdin,
@@ -72,7 +73,7 @@ class LocalLauncher(dg.Config):
             )
             final: dict[str, Any] = {}
             try:
-                self._listen(process, session, on_message, final)
+                self._listen(process, session, messages, on_message, final)
             except BaseException as error:
                 self._stop_group(context, process, type(error).__name__)
                 if isinstance(error, DagsterExecutionInterruptedError):
@@ -93,22 +94,21 @@ class LocalLauncher(dg.Config):
         self,
         process: subprocess.Popen[bytes],
         session: dg.PipesSession,
+        messages: MessageFile,
         on_message: Callable[[Message], None],
         final: dict[str, Any],
     ) -> None:
         num_seen = 0
         while True:
             has_ended = process.poll() is not None
-            messages = list(session.get_custom_messages())
-            if has_ended and not _is_final(messages):
-                time.sleep(2 * POLL_S)  # the reader thread may be a moment behind the process
-                messages = list(session.get_custom_messages())
-            for message in messages[num_seen:]:
+            messages.read_new()
+            heard = list(session.get_custom_messages())
+            for message in heard[num_seen:]:
                 if message.get("kind") in ("result", "error"):
                     final.update(message)
                 else:
                     on_message(message)
-            num_seen = len(messages)
+            num_seen = len(heard)
             if has_ended:
                 return
             time.sleep(POLL_S)
@@ -146,21 +146,17 @@ def _job_file(job: Mapping[str, Any]) -> Iterator[int]:
 
 
 @contextmanager
-def _open_session(context: dg.AssetExecutionContext) -> Iterator[dg.PipesSession]:
+def _open_session(context: dg.AssetExecutionContext, messages: MessageFile) -> Iterator[dg.PipesSession]:
     with warnings.catch_warnings():
         # Dagster warns of a preview feature of its own that nobody here asked for.
         warnings.simplefilter("ignore", dg.PreviewWarning)
         session = dg.open_pipes_session(
             context=context,
             context_injector=dg.PipesEnvContextInjector(),
-            message_reader=dg.PipesTempFileMessageReader(include_stdio_in_messages=False),
+            message_reader=messages,
         )
         opened = session.__enter__()
     try:
         yield opened
     finally:
         session.__exit__(None, None, None)
-
-
-def _is_final(messages: list[Any]) -> bool:
-    return bool(messages) and messages[-1].get("kind") in ("result", "error")

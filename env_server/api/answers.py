@@ -70,6 +70,7 @@ def observation_fields(observation: Observation) -> dict[str, Any]:
         "instruction": fields["instruction"],
         "screenshot_base64": encoded,
         "screenshot_format": fields["screenshot_format"],
+        "screen_size": fields["screen_size"],
     }
 
 
@@ -80,6 +81,7 @@ def text_fields(observation: Observation) -> dict[str, Any]:
         "terminal": observation.terminal,
         "instruction": observation.instruction,
         "screenshot_format": observation.image_format,
+        "screen_size": observation.screen_size,
     }
 
 

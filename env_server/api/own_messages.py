@@ -52,6 +52,8 @@ class ObservationBody(Message):
     terminal: str | None = None
     instruction: str = ""
     screenshot_format: ImageFormat
+    screen_size: tuple[int, int] | None = None
+    """(width, height) of the screen where the screenshot has another size."""
     screenshot_base64: str | None = None
     """Absent in a multipart answer, whose second part is the image."""
 

@@ -80,7 +80,9 @@ class DesktopRoutes:
 
     def _screenshot(self, request: Request) -> Reply:
         image_format, quality = request.query.get("format", "png"), request.query.get("quality")
-        data = self._screen.encode(image_format, None if quality is None else int(quality))
+        sides = [int(request.query.get(side, 0)) for side in ("width", "height")]
+        size = (sides[0], sides[1]) if any(sides) else None
+        data = self._screen.encode(image_format, None if quality is None else int(quality), size=size)
         return Reply(data, content_type=f"image/{image_format}")
 
     def _terminal(self, _: Request) -> Reply:

@@ -19,6 +19,7 @@ WEBP_QUALITY = 80
 FULL_COLOUR_QUALITY = 95
 """From here on a JPEG keeps a colour for every pixel (4:4:4), for half as much time again."""
 PNG_LEVEL = 2
+MAX_SIDE = 16_384
 _PNG_LINES = 32
 
 
@@ -40,13 +41,18 @@ class Screen:
         data = self._memory[self._start : self._start + self._bytes]
         return Image.frombuffer("RGB", (self.width, self.height), data, "raw", "BGRX", self._stride, 1)
 
-    def encode(self, image_format: str, quality: int | None = None) -> bytes:
-        """`png`, `jpeg` or `webp`; `quality` 1..100 is for the last two."""
+    def encode(self, image_format: str, quality: int | None = None, *, size: tuple[int, int] | None = None) -> bytes:
+        """`png`, `jpeg` or `webp`; `quality` 1..100 is for the last two; `size` (width, height) is another than the
+        screen's."""
         if quality is not None and not 1 <= quality <= 100:
             raise ValueError(f"quality must be 1 to 100, not {quality}")
         if image_format not in ("png", "jpeg", "webp"):
             raise ValueError(f"format must be png, jpeg or webp, not {image_format!r}")
+        if size is not None and not all(1 <= side <= MAX_SIDE for side in size):
+            raise ValueError(f"width and height must be 1 to {MAX_SIDE}, not {size}")
         image = self.grab()
+        if size is not None and size != image.size:
+            image = image.resize(size, Image.Resampling.BICUBIC)
         if image_format == "png":
             return encode_png(image)
         buffer = io.BytesIO()

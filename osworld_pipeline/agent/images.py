@@ -63,8 +63,9 @@ def _rounded(side: int) -> int:
     return max(SIDE_FACTOR, round(side / SIDE_FACTOR) * SIDE_FACTOR)
 
 
-def prepare_screenshot(data: bytes, max_pixels: int) -> ModelImage:
-    """The screenshot resized for the model, or its exact bytes where it already fits.
+def prepare_screenshot(data: bytes, max_pixels: int, *, screen_size: tuple[int, int] | None = None) -> ModelImage:
+    """The screenshot resized for the model, or its exact bytes where it already fits, as it does where the desktop
+    resized it; `screen_size` is then the screen's.
 
     Raises:
         ValueError: the bytes are no image.
@@ -72,8 +73,8 @@ def prepare_screenshot(data: bytes, max_pixels: int) -> ModelImage:
     try:
         with Image.open(io.BytesIO(data)) as image:
             image_format = (image.format or "png").lower()
-            screen_width, screen_height = image.size
-            width, height = fit_size(screen_width, screen_height, max_pixels)
+            screen_width, screen_height = screen_size or image.size
+            width, height = fit_size(*image.size, max_pixels)
             if (width, height) == image.size:
                 _check_whole(image)
             else:

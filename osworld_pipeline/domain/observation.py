@@ -12,3 +12,5 @@ class Observation:
     terminal: str | None = None
     """Text of the focused terminal, where there is one."""
     instruction: str = ""
+    screen_size: tuple[int, int] | None = None
+    """(width, height) of the screen where the screenshot was resized; None where it is the screenshot's own."""

@@ -219,7 +219,9 @@ class Attempt:
 
     def _prepare_image(self, observation: Observation) -> ModelImage:
         try:
-            return prepare_screenshot(observation.screenshot, self._agent.max_pixels)
+            return prepare_screenshot(
+                observation.screenshot, self._agent.max_pixels, screen_size=observation.screen_size
+            )
         except ValueError as error:
             raise ReplicaError(str(error)) from error
 

@@ -74,6 +74,7 @@ async def read_observation(message: ObservationMessage) -> Observation:
         accessibility_tree=message.accessibility_tree,
         terminal=message.terminal,
         instruction=message.instruction,
+        screen_size=message.screen_size,
     )
 
 

@@ -118,7 +118,7 @@ class _Attempt:
         observation, self.info = await _limited(
             self._desktop.reset(task), limits.reset_s, ReplicaError(f"the reset took longer than {limits.reset_s:g} s")
         )
-        screen = await asyncio.to_thread(_size_of, observation.screenshot)
+        screen = observation.screen_size or await asyncio.to_thread(_size_of, observation.screenshot)
         too_long = _TooLongError(f"the {len(self._playback.turns)} actions took longer than {limits.actions_s:g} s")
         await _limited(self._act_all(screen), limits.actions_s, too_long)
         late = EvaluatorError(f"the evaluation took longer than {limits.evaluate_s:g} s")

@@ -72,7 +72,9 @@ async def play_episode(
     try:
         observation, _ = await desktop.reset(task)
         for index, step in enumerate(steps):
-            image = await asyncio.to_thread(prepare_screenshot, observation.screenshot, agent.max_pixels)
+            image = await asyncio.to_thread(
+                prepare_screenshot, observation.screenshot, agent.max_pixels, screen_size=observation.screen_size
+            )
             if not messages:
                 messages.append(system_message(dialect.system_prompt(agent.system_prompt)))
             text = observation_text(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from osworld_pipeline.agent.dialects import load_dialect
+from osworld_pipeline.agent.images import fit_size
 from osworld_pipeline.agent.model_inputs import PixelCache
 from osworld_pipeline.agent.renderer import Renderer
 from osworld_pipeline.domain.episode import SamplingParams
@@ -141,8 +142,10 @@ def _device(model: Any) -> Any:
 
 def env_config(recipe: Recipe) -> EnvConfig:
     desktop = recipe.desktop
+    screen_size = (desktop.screen_width, desktop.screen_height)
     return EnvConfig(
-        screen_size=(desktop.screen_width, desktop.screen_height),
+        screen_size=screen_size,
+        image_size=fit_size(*screen_size, recipe.agent.max_pixels),
         require_a11y_tree=desktop.require_a11y_tree,
         require_terminal=desktop.require_terminal,
     )

@@ -1,6 +1,7 @@
 """The env server as a process, on real desktops: episodes side by side, a desktop that is killed, and what is left."""
 
 import asyncio
+import io
 import os
 import signal
 import socket
@@ -14,7 +15,9 @@ from pathlib import Path
 import httpx
 import pytest
 from env_server_process import RunningServer, is_running, processes_below, running_env_server
+from PIL import Image
 
+from osworld_pipeline.agent.images import fit_size, prepare_screenshot
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.errors import NoCapacityError, ReplicaError
 from osworld_pipeline.rollout.env_client import EnvClient, EnvTimeouts
@@ -23,6 +26,7 @@ from osworld_pipeline.wire import EnvConfig
 pytestmark = [pytest.mark.desktop, pytest.mark.slow]
 
 SCREEN = (640, 480)
+MAX_PIXELS = 100_000
 FILE_TASK = Task.from_config({
     "id": "make-file",
     "instruction": "Make the file ~/Desktop/a.txt that holds the word hello.",
@@ -78,6 +82,30 @@ async def write_file(client: EnvClient, word: str) -> float:
         return await desktop.score()
     finally:
         await desktop.close()
+
+
+async def test_screenshot_of_the_models_size_is_the_one_that_would_be_made_of_the_screens(
+    server: RunningServer,
+) -> None:
+    seen = {}
+    for image_size in (None, fit_size(*SCREEN, MAX_PIXELS)):
+        config = EnvConfig(screen_size=SCREEN, require_a11y_tree=False, image_size=image_size)
+        async with EnvClient(server.url, token="a secret", env_config=config) as client:
+            desktop = client.desktop()
+            observation, _ = await desktop.reset(FILE_TASK)
+            prepared = prepare_screenshot(observation.screenshot, MAX_PIXELS, screen_size=observation.screen_size)
+            seen[image_size] = observation, prepared
+            await desktop.close()
+    (whole, resized_here), (small, resized_there) = seen.values()
+    assert (whole.screen_size, small.screen_size) == (None, SCREEN)
+    assert resized_there.data == small.screenshot
+    assert pixels_of(resized_there.data) == pixels_of(resized_here.data)
+    assert resized_there.to_screen(10, 10) == resized_here.to_screen(10, 10)
+
+
+def pixels_of(image: bytes) -> bytes:
+    with Image.open(io.BytesIO(image)) as opened:
+        return opened.convert("RGB").tobytes()
 
 
 async def test_two_episodes_side_by_side_do_not_see_each_other(server: RunningServer) -> None:

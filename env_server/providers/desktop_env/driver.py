@@ -11,6 +11,7 @@ from PIL import Image
 
 from env_server.driver import EpisodeDriver, Plan, View
 from env_server.guest_driver import format_of
+from env_server.images import in_size
 from env_server.providers.base import ProvidedDesktop
 from env_server.providers.desktop_env.actions import source_of
 from env_server.providers.desktop_env.install import DesktopEnvInstall
@@ -84,13 +85,14 @@ class DesktopEnvDriver:
             with_terminal=view.with_terminal,
         )
         screenshot = await asyncio.to_thread(transcode, seen.blob, view)
-        return Observation(
+        observation = Observation(
             screenshot=screenshot,
             image_format=format_of(screenshot),
             accessibility_tree=seen.fields["tree"],
             terminal=seen.fields["terminal"],
             instruction=self._plan.task.instruction,
         )
+        return await in_size(observation, view, screen=None)
 
     async def evaluate(self, *, last_action: str | None) -> float:
         """DesktopEnv remembers the actions itself."""

@@ -47,9 +47,11 @@ class Display:
             await self._qmp.execute("screendump", {"filename": f"/dev/fdset/{_FDSET}"}, timeout_s=_DUMP_LIMIT_S)
             return os.pread(self._memory, os.fstat(self._memory).st_size, 0)
 
-    async def screenshot(self, image_format: ImageFormat, quality: int | None) -> bytes:
+    async def screenshot(
+        self, image_format: ImageFormat, quality: int | None, size: tuple[int, int] | None = None
+    ) -> bytes:
         data = await self.dump()
-        return await asyncio.to_thread(encode_ppm, data, image_format, quality)
+        return await asyncio.to_thread(encode_ppm, data, image_format, quality, size)
 
     def close(self) -> None:
         if not self._is_closed:
@@ -58,8 +60,11 @@ class Display:
             os.close(self._written)
 
 
-def encode_ppm(data: bytes, image_format: ImageFormat, quality: int | None = None) -> bytes:
-    """A PPM file in another format. ReplicaError where it is none, or cut short."""
+def encode_ppm(
+    data: bytes, image_format: ImageFormat, quality: int | None = None, size: tuple[int, int] | None = None
+) -> bytes:
+    """A PPM file in another format, and in another (width, height) where one is given. ReplicaError where it is none,
+    or cut short."""
     found = _HEADER.match(data)
     if found is None:
         raise ReplicaError("QEMU dumped a screen that is no PPM file; replace the replica")
@@ -67,6 +72,8 @@ def encode_ppm(data: bytes, image_format: ImageFormat, quality: int | None = Non
     if len(data) - found.end() < width * height * 3:
         raise ReplicaError("QEMU dumped only a part of the screen; replace the replica")
     image = Image.frombytes("RGB", (width, height), data[found.end() :])
+    if size is not None and size != image.size:
+        image = image.resize(size, Image.Resampling.BICUBIC)
     buffer = io.BytesIO()
     _ENCODERS[image_format](image, buffer, quality)
     return buffer.getvalue()

@@ -41,17 +41,18 @@ class MachineGuest(GuestClient):
         image_format: ImageFormat = "png",
         *,
         quality: int | None = None,
+        size: tuple[int, int] | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> bytes:
         if not self.is_silent:
             try:
                 if not self._reads_display:
-                    return await super().screenshot(image_format, quality=quality, timeout_s=timeout_s)
+                    return await super().screenshot(image_format, quality=quality, size=size, timeout_s=timeout_s)
                 # The X server answers only once it has put on the screen what it was told before.
                 await self._request("GET", "/cursor_position", timeout_s=min(timeout_s, self._silence_s))
             except ReplicaError as error:
                 self._give_up_agent(error)
-        return await self._display.screenshot(image_format, quality)
+        return await self._display.screenshot(image_format, quality, size)
 
     async def act(self, calls: Sequence[GuestCall], *, timeout_s: float = 60.0) -> None:
         """An agent that falls silent in the middle is a ReplicaError: what it may have done is not done again."""

@@ -46,6 +46,14 @@ def test_a_screenshot_that_is_too_large_becomes_a_smaller_png(noise_png: Noise) 
     assert image.from_screen(100, 50) == (32, 16)
 
 
+def test_a_screenshot_that_the_desktop_resized_keeps_its_bytes_and_points_at_the_screen(noise_png: Noise) -> None:
+    data = noise_png(64, 32, 0)
+    image = prepare_screenshot(data, 64 * 32, screen_size=(200, 100))
+    assert image.data == data
+    assert image.to_screen(32, 16) == (100, 50)
+    assert image.from_screen(100, 50) == (32, 16)
+
+
 def test_a_point_at_the_far_corner_stays_on_the_screen(noise_png: Noise) -> None:
     image = prepare_screenshot(noise_png(200, 100, 0), 64 * 32)
     assert image.to_screen(64, 32) == (199, 99)

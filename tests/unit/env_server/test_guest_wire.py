@@ -119,15 +119,15 @@ async def test_a_desktop_that_does_not_record_is_told_and_not_replaced(guest_of:
         await guest.start_recording()
 
 
-async def test_quality_travels_with_the_format(guest_of: GuestMaker) -> None:
+async def test_quality_and_size_travel_with_the_format(guest_of: GuestMaker) -> None:
     seen: list[Request] = []
 
     def route(request: Request) -> Reply:
         seen.append(request)
         return Reply(b"", content_type="image/jpeg")
 
-    await guest_of(route).screenshot("jpeg", quality=40)
-    assert seen[0].query == {"format": "jpeg", "quality": "40"}
+    await guest_of(route).screenshot("jpeg", quality=40, size=(64, 32))
+    assert seen[0].query == {"format": "jpeg", "quality": "40", "width": "64", "height": "32"}
 
 
 async def test_a_refused_call_is_an_action_parse_error(guest_of: GuestMaker) -> None:

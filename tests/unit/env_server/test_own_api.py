@@ -1,5 +1,6 @@
 """Our own API over desktops in memory: named episodes, numbered steps, images in the format that is asked for."""
 
+import base64
 import io
 from email import message_from_bytes
 from email.message import Message
@@ -142,6 +143,22 @@ async def test_screenshot_has_the_format_that_is_asked_for() -> None:
             assert answer.headers["content-type"] == f"image/{expected}", (query, accept)
             with Image.open(io.BytesIO(answer.content)) as image:
                 assert image.format == expected.upper()
+
+
+async def test_what_a_guest_shows_is_resized_where_it_does_not_do_so_itself() -> None:
+    async with serving() as server:
+        with_pictures(server, "png")
+        url = await opened(server, env_config={"image_size": [64, 32]})
+        seen = (await server.post(f"{url}/steps", step=1, action="WAIT", pause=0)).json()["observation"]
+        with Image.open(io.BytesIO(base64.b64decode(seen["screenshot_base64"]))) as image:
+            assert image.size == (64, 32)
+        assert seen["screen_size"] == [256, 256]
+
+
+async def test_image_size_of_no_pixels_is_refused() -> None:
+    async with serving() as server:
+        body = {"request_id": "r", "task_config": TASK, "env_config": {"image_size": [0, 32]}}
+        assert (await server.post("/v1/episodes", **body)).status_code == 422
 
 
 async def test_screenshot_that_there_is_not_is_refused() -> None:

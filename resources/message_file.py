@@ -1,0 +1,51 @@
+"""The file through which a program tells its launcher how it goes, a line of JSON for each message."""
+
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import dagster as dg
+from dagster_pipes import PipesDefaultMessageWriter, PipesParams
+
+
+class MessageFile(dg.PipesMessageReader):
+    """Read by whoever waits for the program, and no line before its end is there: Dagster's own reader takes what it
+    finds, and where the kernel shows it half of what was written, every later message is lost with that half."""
+
+    def __init__(self) -> None:
+        self._opened: tuple[Path, dg.PipesMessageHandler] | None = None
+        self._num_read = 0
+        """Bytes of whole lines."""
+
+    @contextmanager
+    def read_messages(self, handler: dg.PipesMessageHandler) -> Iterator[PipesParams]:
+        with tempfile.TemporaryDirectory(prefix="messages-") as folder:
+            path = Path(folder, "messages")
+            path.touch()
+            self._opened = path, handler
+            try:
+                yield {
+                    PipesDefaultMessageWriter.FILE_PATH_KEY: str(path),
+                    PipesDefaultMessageWriter.INCLUDE_STDIO_IN_MESSAGES_KEY: False,
+                }
+            finally:
+                self.read_new()
+
+    def read_new(self) -> None:
+        """Hands on what was said since the last call. After the program's end it is all that was ever said, but for a
+        line in which it was killed."""
+        assert self._opened is not None, "the session is not open"
+        path, handler = self._opened
+        with path.open("rb") as file:
+            file.seek(self._num_read)
+            lines = file.read().splitlines(keepends=True)
+        for line in lines:
+            if not line.endswith(b"\n"):
+                return
+            self._num_read += len(line)
+            handler.handle_message(json.loads(line))
+
+    def no_messages_debug_text(self) -> str:
+        return "Attempted to read messages from a temporary file."
