@@ -32,8 +32,8 @@ test-sglang: setup-test ## the tests against real sglang servers on a CPU; makes
 	@scripts/setup-sglang var/sglang
 	@OSWORLD_SGLANG=var/sglang $(BIN)/pytest -m sglang tests/integration
 
-test-faults: setup-test ## training while servers, desktops, the trainer and the disk fail at random; KILLS=40 for long
-	@OSWORLD_CHAOS_KILLS=$(or $(KILLS),12) $(BIN)/pytest -s tests/integration/test_training_faults.py
+test-faults: setup-test ## training and a backfill while what they rest on fails at random; KILLS=40 for long
+	@OSWORLD_CHAOS_KILLS=$(or $(KILLS),12) $(BIN)/pytest -s tests/integration/test_training_faults.py tests/integration/test_backfill_kills.py
 
 bench-env: setup-test ## the env server's speed, in ratios with spread; SLIME=PATH measures against Slime-OSWorld
 	@$(BIN)/python -m benchmarks.bench_env $(if $(SLIME),--slime-checkout $(SLIME))
@@ -63,7 +63,7 @@ mlflow: setup-python ## MLflow's UI on http://127.0.0.1:5000
 	@$(BIN)/mlflow ui --backend-store-uri sqlite:///var/mlflow/mlflow.db --port 5000
 
 constraints: setup-python ## resolve the pinned versions anew
-	@$(BIN)/uv pip compile pyproject.toml --extra server --extra pipeline --extra train --extra lora --extra ray --extra dev --universal \
+	@$(BIN)/uv pip compile pyproject.toml --extra server --extra pipeline --extra train --extra lora --extra ray --extra postgres --extra dev --universal \
 	  --python-version 3.11 --no-header --no-annotate --no-emit-find-links --no-emit-index-url --quiet --upgrade -o constraints.txt
 
 clean: ## remove the state of this machine: var/ and caches, not .venv

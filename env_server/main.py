@@ -28,6 +28,7 @@ log = logging.getLogger("env_server")
 
 COMMANDS = {
     "build-image": "env_server.providers.qemu.build:main",
+    "doctor": "env_server.doctor:main",
     "osgym": "env_server.osgym_workers:main",
 }
 """Each takes the arguments after its name and answers the exit status; imported only when it is called."""

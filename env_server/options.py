@@ -7,7 +7,7 @@ from typing import Any
 from env_server.config import make_settings, overlay, read_config
 from env_server.settings import DEFAULT_DOWNLOAD_HOSTS, OSGYM_VARIABLE, TOKEN_VARIABLE, Settings
 
-EPILOG = f"The bearer token comes from the environment: {TOKEN_VARIABLE}. Other commands: build-image, osgym."
+EPILOG = f"The bearer token comes from the environment: {TOKEN_VARIABLE}. Other commands: build-image, doctor, osgym."
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 

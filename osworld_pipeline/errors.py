@@ -14,7 +14,8 @@ PipelineError
 ├── SetupError           a task's config could not be carried out           -> env_fault
 ├── EngineError          the policy engine failed or timed out              -> policy_fault
 ├── EvaluatorError       a grader crashed; never a reward of zero           -> grader_fault
-└── TrainingError        a run that must not go on (loss not finite, log-probabilities differ)
+├── TrainingError        a run that must not go on (loss not finite, log-probabilities differ)
+└── TrackingError        MLflow is unreachable, refused, or does not know what it is asked for
 """
 
 
@@ -62,3 +63,6 @@ class EvaluatorError(PipelineError): ...
 
 
 class TrainingError(PipelineError): ...
+
+
+class TrackingError(PipelineError): ...

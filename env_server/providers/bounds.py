@@ -96,6 +96,10 @@ class Bounds:
         return cls(limits, version=0, bases=(), why_not=reasons[0] if reasons else "no control groups are mounted")
 
     @property
+    def has_groups(self) -> bool:
+        return bool(self._bases)
+
+    @property
     def description(self) -> str:
         """Which bound is in force, for people."""
         limits = self._limits

@@ -56,10 +56,9 @@ async def choose_accelerator(
 
 def _why_no_kvm(kernel: Path, initrd: Path, state_dir: Path, device: Path, boot: KernelBoot) -> str | None:
     """None where it works."""
-    if not device.exists():
-        return f"there is no {device}"
-    if not os.access(device, os.R_OK | os.W_OK):
-        return f"{device} may not be opened; add this user to the group kvm"
+    refusal = kvm_refusal(device)
+    if refusal is not None:
+        return refusal
     parts = [hashlib.sha256(kernel.read_bytes()).hexdigest(), qemu_version(), _BOOT_ID.read_text()]
     key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
     cache = state_dir / f"kvm-{key}.json"
@@ -72,6 +71,15 @@ def _why_no_kvm(kernel: Path, initrd: Path, state_dir: Path, device: Path, boot:
         stale.unlink(missing_ok=True)
     write_whole(cache, json.dumps({"reason": reason}).encode())
     return reason
+
+
+def kvm_refusal(device: Path = Path("/dev/kvm")) -> str | None:
+    """Why nothing can be tried under KVM at all."""
+    if not device.exists():
+        return f"there is no {device}"
+    if not os.access(device, os.R_OK | os.W_OK):
+        return f"{device} may not be opened; add this user to the group kvm"
+    return None
 
 
 def boot_kernel(accelerator: Accelerator, kernel: Path, initrd: Path, *, limit_s: float = PROBE_LIMIT_S) -> str | None:

@@ -1,0 +1,243 @@
+"""`env-server doctor`: what this host has and lacks for each kind of desktop, found out by trying. Each check ends
+within limits of its own; nothing is left behind."""
+
+import argparse
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import partial
+from pathlib import Path
+
+from env_server.providers.base_image import image_digest
+from env_server.providers.bounds import Bounds, DesktopLimits
+from env_server.providers.desktop_env.install import DesktopEnvInstall
+from env_server.providers.local import LocalProvider
+from env_server.providers.qemu.accelerator import boot_kernel, kvm_refusal
+from env_server.providers.qemu.build import find_image
+from env_server.providers.qemu.programs import check_builder, check_qemu, qemu_version
+from env_server.providers.requirements import SYSTEM_PATH, check_programs
+from env_server.settings import Settings
+from osworld_pipeline.domain.finding import Finding, Status
+from osworld_pipeline.errors import DependencyError, PipelineError
+
+DESKTOP_LIMIT_S = 20.0
+BOOT_LIMIT_S = 6.0
+"""A kernel under KVM is at its first program within two seconds; under one that hangs it never is."""
+DOCKER_LIMIT_S = 5.0
+SCRATCH = "env-server-doctor-"
+EXTRAS: Mapping[str, str] = {"chromium": "Chrome tasks", "ffmpeg": "recordings"}
+
+Check = Callable[[], Finding]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0 where no check found something missing."""
+    defaults = Settings()
+    parser = argparse.ArgumentParser(prog="env-server doctor", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="one object a line, as each check ends")
+    parser.add_argument("--state-dir", type=Path, default=defaults.state_dir, help="images (default var/desktops)")
+    parser.add_argument("--desktop-env-python", type=Path, default=defaults.desktop_env.python, metavar="PYTHON")
+    parser.add_argument("checks", nargs="*", metavar="CHECK", help="only these; all without one")
+    arguments = parser.parse_args(argv)
+    checks = make_checks(arguments.state_dir.absolute(), arguments.desktop_env_python)
+    unknown = sorted(set(arguments.checks) - set(checks))
+    if unknown:
+        parser.error(f"no check named {unknown[0]}; there are: {', '.join(checks)}")
+    is_fine = True
+    for finding in find_all({name: checks[name] for name in arguments.checks or checks}):
+        is_fine &= finding.status in (Status.OK, Status.WARN)
+        print(json.dumps(finding.as_json()) if arguments.json else _line(finding), flush=True)
+    return 0 if is_fine else 1
+
+
+def make_checks(state_dir: Path, desktop_env_python: Path) -> dict[str, Check]:
+    return {
+        "local-packages": check_local_packages,
+        "local-desktop": partial(check_local_desktop, state_dir),
+        "local-bounds": check_local_bounds,
+        "local-extras": check_local_extras,
+        "qemu-packages": check_qemu_packages,
+        "qemu-image": partial(check_qemu_image, state_dir),
+        "kvm": partial(check_kvm, state_dir),
+        "desktop-env": partial(check_desktop_env, desktop_env_python),
+        "docker": check_docker,
+    }
+
+
+def find_all(checks: Mapping[str, Check]) -> Iterator[Finding]:
+    """Side by side; findings in the order in which the checks end."""
+    with ThreadPoolExecutor(len(checks), thread_name_prefix="check") as pool:
+        for done in as_completed([pool.submit(_find, name, check) for name, check in checks.items()]):
+            yield done.result()
+
+
+def _find(name: str, check: Check) -> Finding:
+    try:
+        return check()
+    except DependencyError as error:
+        return Finding.of_error(name, error)
+    except PipelineError as error:
+        return Finding.of_error(name, error, Status.BROKEN)
+    except Exception as error:  # noqa: BLE001 - a check that fails is a finding, and the others go on
+        text = f"the check failed: {type(error).__name__}: {error}"
+        return Finding(name=name, status=Status.BROKEN, message=text)
+
+
+def check_local_packages() -> Finding:
+    check_programs()
+    return Finding(
+        name="local-packages", status=Status.OK, message="every Debian package of a local desktop is installed"
+    )
+
+
+def check_local_desktop(state_dir: Path) -> Finding:
+    """Starts one, and takes it away again: namespaces, mounts, X and the guest agent, proven at once."""
+    _remove_leftovers(Path(tempfile.gettempdir()))
+    with tempfile.TemporaryDirectory(prefix=f"{SCRATCH}{os.getpid()}-") as scratch:
+        check_programs()
+        is_built = (state_dir / image_digest()[:24]).is_dir()
+        provider = LocalProvider(images=state_dir if is_built else Path(scratch), screen_size=(640, 400))
+        seconds = asyncio.run(_start_and_stop(provider))
+    return Finding(
+        name="local-desktop", status=Status.OK, message=f"a desktop started and showed its screen in {seconds:.1f} s"
+    )
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Of doctors that were killed."""
+    for path in folder.glob(f"{SCRATCH}*"):
+        owner = path.name.removeprefix(SCRATCH).partition("-")[0]
+        if owner.isdigit() and not Path(f"/proc/{owner}").exists():
+            shutil.rmtree(path, ignore_errors=True)
+
+
+async def _start_and_stop(provider: LocalProvider) -> float:
+    began = time.monotonic()
+    try:
+        async with asyncio.timeout(DESKTOP_LIMIT_S):
+            await provider.start("doctor")
+        return time.monotonic() - began
+    except TimeoutError as error:
+        raise DependencyError(
+            f"a local desktop was not up within {DESKTOP_LIMIT_S:g} s; try `env-server --replicas 1` when this machine "
+            "is less busy, and read what it logs"
+        ) from error
+    finally:
+        await provider.close()
+
+
+def check_local_bounds() -> Finding:
+    bounds = Bounds.open(DesktopLimits())
+    bounds.close()
+    if bounds.has_groups:
+        return Finding(name="local-bounds", status=Status.OK, message=f"desktops are bounded by {bounds.description}")
+    return Finding(
+        name="local-bounds",
+        status=Status.WARN,
+        message=f"desktops are bounded as {bounds.description}",
+        remedy="start the env server as root, or as a systemd service with Delegate=yes",
+    )
+
+
+def check_local_extras() -> Finding:
+    lacking = [program for program in EXTRAS if shutil.which(program, path=SYSTEM_PATH) is None]
+    if not lacking:
+        return Finding(name="local-extras", status=Status.OK, message="Chromium and ffmpeg are installed")
+    names = " and ".join(f"{program} ({EXTRAS[program]})" for program in lacking)
+    return Finding(
+        name="local-extras",
+        status=Status.WARN,
+        message=f"local desktops lack {names}",
+        remedy="scripts/setup extras",
+    )
+
+
+def check_qemu_packages() -> Finding:
+    check_qemu()
+    check_builder()
+    return Finding(name="qemu-packages", status=Status.OK, message=f"{qemu_version()} and what builds its image")
+
+
+def check_qemu_image(state_dir: Path) -> Finding:
+    image = find_image(state_dir)
+    if image is not None:
+        return Finding(name="qemu-image", status=Status.OK, message=f"the Debian guest is built: {image.folder}")
+    return Finding(
+        name="qemu-image",
+        status=Status.WARN,
+        message=f"no Debian guest is built in {state_dir}: the first start builds it, which takes a minute",
+        remedy="env-server build-image",
+    )
+
+
+def check_kvm(state_dir: Path) -> Finding:
+    """Proven by a kernel that boots under it."""
+    slower = "virtual machines are emulated (TCG), about 20 times slower"
+    refusal = kvm_refusal()
+    if refusal is not None:
+        return Finding.of_error("kvm", DependencyError(f"{slower}: {refusal}"), Status.WARN)
+    folders = [path.parent for path in state_dir.glob("base-*/vmlinuz")]
+    if not folders:
+        return Finding(
+            name="kvm",
+            status=Status.WARN,
+            message="/dev/kvm can be opened, which proves nothing before there is a guest to boot under it",
+            remedy="env-server build-image, then env-server doctor kvm",
+        )
+    check_qemu()
+    reason = boot_kernel("kvm", folders[0] / "vmlinuz", folders[0] / "initrd.img", limit_s=BOOT_LIMIT_S)
+    if reason is None:
+        return Finding(name="kvm", status=Status.OK, message="a kernel booted under KVM")
+    return Finding(
+        name="kvm",
+        status=Status.WARN,
+        message=f"{slower}: {reason}",
+        remedy="allow nested virtualisation on the host of this machine, or use one with KVM",
+    )
+
+
+def check_desktop_env(python: Path) -> Finding:
+    install = DesktopEnvInstall.find(python)
+    return Finding(
+        name="desktop-env",
+        status=Status.OK,
+        message=f"desktop-env {install.version} with {len(install.metrics)} metrics in {install.python}",
+    )
+
+
+def check_docker() -> Finding:
+    """Only DesktopEnv's provider of that name needs it."""
+    lack = partial(Finding, name="docker", status=Status.WARN)
+    remedy = "install Docker, or take another of DesktopEnv's providers with --desktop-env-provider"
+    if shutil.which("docker") is None:
+        return lack(message="there is no Docker, which DesktopEnv's default provider uses", remedy=remedy)
+    command = ["docker", "version", "--format", "{{.Server.Version}}"]
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=DOCKER_LIMIT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return lack(message=f"Docker does not answer ({error})", remedy="start its daemon: systemctl start docker")
+    if done.returncode:
+        why = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        return lack(
+            message=f"Docker's daemon cannot be used ({why})",
+            remedy="start it (systemctl start docker), and add this user to the group docker",
+        )
+    return Finding(name="docker", status=Status.OK, message=f"Docker {done.stdout.strip()} answers")
+
+
+def _line(finding: Finding) -> str:
+    way_out = f" -> {finding.remedy}" if finding.remedy else ""
+    return f"{finding.status:<7}  {finding.name:<14}  {finding.message}{way_out}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+"""The command line for machines: with --json an answer is JSON on standard output, and an error on standard error."""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+import orjson
+import typer
+
+from osworld_pipeline.errors import PipelineError
+
+FLAG = "--json"
+JsonOption = Annotated[bool, typer.Option(FLAG, help="For machines: the answer, or the error, as JSON.")]
+
+
+def tell(answer: Any) -> None:
+    """One JSON value on standard output; dataclasses as objects, paths as text, what is no number as null."""
+    options = orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
+    sys.stdout.buffer.write(orjson.dumps(answer, default=_plain, option=options) + b"\n")
+    sys.stdout.flush()
+
+
+def wants_json(arguments: Sequence[str]) -> bool:
+    """What stands after `--` is no option."""
+    return FLAG in arguments[: arguments.index("--") if "--" in arguments else len(arguments)]
+
+
+def run_for_machine(app: Callable[..., Any]) -> int:
+    """Runs the command line; the exit status. An error is one object on standard error: type, message, exit status."""
+    try:
+        status = app(standalone_mode=False)
+    except PipelineError as error:
+        return _fail(type(error).__name__, str(error), 1)
+    except click.ClickException as error:
+        return _fail("UsageError", error.format_message(), error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        return _fail("Interrupted", "interrupted from the keyboard", 130)
+    return status if isinstance(status, int) else 0
+
+
+def _fail(kind: str, message: str, status: int) -> int:
+    error = {"type": kind, "message": message, "exit_status": status}
+    sys.stderr.write(orjson.dumps({"error": error}).decode() + "\n")
+    return status
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, set | frozenset):
+        return sorted(value)
+    raise TypeError(f"{type(value).__name__} has no form in JSON")

@@ -1,0 +1,65 @@
+"""The whole answer: findings, and for each role whether this machine can take it; for people and for machines."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from osworld_pipeline.doctor.checkup import Check, lacking, run_checks
+from osworld_pipeline.doctor.roles import ROLES, Role
+from osworld_pipeline.domain.finding import Finding, Status
+
+COLOURS = {Status.OK: "green", Status.WARN: "yellow", Status.MISSING: "red", Status.BROKEN: "magenta"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    role: str
+    """The one that is asked for."""
+    findings: Mapping[str, Finding]
+    lacks: Mapping[str, Sequence[str]]
+    """Role -> the checks that keep this machine from it, of every role that was looked at."""
+    seconds: float
+
+    @property
+    def is_ok(self) -> bool:
+        return not self.lacks[self.role]
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "role": self.role,
+            "ok": self.is_ok,
+            "seconds": round(self.seconds, 3),
+            "roles": {name: {"ok": not lacks, "lacks": list(lacks)} for name, lacks in self.lacks.items()},
+            "findings": [finding.as_json() for finding in self.findings.values()],
+        }
+
+
+def diagnose(checks: Sequence[Check], *, role: str, is_only: bool, seconds: float = 0.0) -> Diagnosis:
+    """`is_only`: what the role needs; else all, and every role is judged."""
+    roles: Mapping[str, Role] = {role: ROLES[role]} if is_only else ROLES
+    wanted = [name for each in roles.values() for name in each.checks]
+    findings = {finding.name: finding for finding in run_checks(checks, wanted=wanted)}
+    lacks = {name: lacking(each.checks, findings) for name, each in roles.items()}
+    return Diagnosis(role=role, findings=findings, lacks=lacks, seconds=seconds)
+
+
+def show(diagnosis: Diagnosis, console: Console) -> None:
+    table = Table(show_lines=False, pad_edge=False, box=None)
+    for name in ("", "check", "what was found, and the way out"):
+        table.add_column(name, no_wrap=name != "what was found, and the way out", overflow="fold")
+    for finding in diagnosis.findings.values():
+        text = escape(finding.message)
+        if finding.remedy and finding.status != Status.OK:
+            text += f"\n[bold]→ {escape(finding.remedy)}[/]"
+        colour = COLOURS[finding.status]
+        table.add_row(f"[{colour}]{finding.status.value}[/]", finding.name, text)
+    console.print(table)
+    console.print()
+    for name, lacks in diagnosis.lacks.items():
+        mark = f"[red]lacks {', '.join(lacks)}[/]" if lacks else "[green]ready[/]"
+        here = " [bold](asked for)[/]" if name == diagnosis.role and len(diagnosis.lacks) > 1 else ""
+        console.print(f"{name:<12} {ROLES[name].meaning}: {mark}{here}", highlight=False, soft_wrap=True)

@@ -1,0 +1,176 @@
+"""What other programs tell of themselves: the env server of its desktops, Dagster of its instance, sglang of its own
+environment."""
+
+import importlib.util
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from osworld_pipeline.doctor.place import Place, checkout
+from osworld_pipeline.doctor.programs import ask, ask_lines
+from osworld_pipeline.domain.finding import Finding, Status
+from osworld_pipeline.errors import DependencyError
+
+DESKTOP_CHECKS = (
+    "local-packages",
+    "local-desktop",
+    "local-bounds",
+    "local-extras",
+    "qemu-packages",
+    "qemu-image",
+    "kvm",
+    "desktop-env",
+    "docker",
+)
+"""Of `env-server doctor`."""
+DESKTOPS_LIMIT_S = 30.0
+INSTANCE_LIMIT_S = 25.0
+SGLANG_LIMIT_S = 10.0
+STALE_BEAT_S = 120.0
+REPORT = "resources.instance_report"
+
+
+def check_desktops(place: Place) -> Iterator[Finding]:
+    """What `env-server doctor` finds, as it finds it."""
+    state = place.state.desktops
+    command = [sys.executable, "-m", "env_server.main", "doctor", "--json", "--state-dir", str(state)]
+    command += ["--desktop-env-python", str(place.desktop_env_python)]
+    num_lines = 0
+    for line in ask_lines(command, limit_s=DESKTOPS_LIMIT_S):
+        try:
+            yield Finding.from_json(json.loads(line))
+            num_lines += 1
+        except (ValueError, KeyError, TypeError):
+            continue
+    if not num_lines:
+        raise DependencyError(
+            "the env server does not start here: run `env-server doctor` by hand; its packages are the extra server"
+        )
+
+
+def check_home(name: str, place: Place) -> Finding:
+    """The folder that Dagster is told to keep its instance in."""
+    home = place.dagster_home
+    if home is None:
+        return Finding(
+            name=name,
+            status=Status.WARN,
+            message="DAGSTER_HOME is not set: `make` and the demo set it, a bare `dagster dev` forgets its runs",
+            remedy="export DAGSTER_HOME=$PWD, in the repository's root",
+        )
+    if not home.is_absolute():
+        text = f"DAGSTER_HOME is {home}, and Dagster takes only an absolute path"
+        return Finding(name=name, status=Status.MISSING, message=text, remedy="export DAGSTER_HOME=$PWD")
+    if not (home / "dagster.yaml").is_file():
+        text = f"there is no dagster.yaml in {home}: Dagster would run without pools, monitoring and limits"
+        remedy = "export DAGSTER_HOME=$PWD in the repository's root, or copy deploy/dagster.postgres.yaml there"
+        return Finding(name=name, status=Status.MISSING, message=text, remedy=remedy)
+    return Finding(name=name, status=Status.OK, message=f"DAGSTER_HOME is {home}, with a dagster.yaml")
+
+
+def check_instance(place: Place) -> Iterator[Finding]:
+    """`dagster-instance`: its file and its storage; `dagster-daemon`: what runs queues, schedules and sensors."""
+    home = place.dagster_home or checkout() or Path.cwd()
+    lack = _lack_of_dagster(home)
+    if lack:
+        for name in ("dagster-instance", "dagster-daemon"):
+            yield Finding(name=name, status=Status.MISSING, message=lack[0], remedy=lack[1])
+        return
+    said = ask([sys.executable, "-m", REPORT, str(home)], limit_s=INSTANCE_LIMIT_S)
+    if said.status:
+        raise DependencyError(f"Dagster cannot be asked for its instance: {said.last_words}")
+    told = json.loads(said.stdout.splitlines()[-1])
+    yield judge_instance("dagster-instance", told, home)
+    yield judge_daemon("dagster-daemon", told)
+
+
+def _lack_of_dagster(home: Path) -> tuple[str, str] | None:
+    if importlib.util.find_spec("dagster") is None:
+        return "Dagster is not installed", "scripts/setup python"
+    if not (home / "dagster.yaml").is_file():
+        return f"there is no dagster.yaml in {home}", "run doctor in the repository's root, or set DAGSTER_HOME"
+    return None
+
+
+def judge_instance(name: str, told: dict, home: Path) -> Finding:
+    if "error" in told:
+        return Finding(
+            name=name, status=Status.MISSING, message=told["error"], remedy=_way_out(told["error"], str(home))
+        )
+    if not told["monitoring"].get("enabled") or not told["monitoring"].get("free_slots_after_run_end_seconds"):
+        return Finding(
+            name=name,
+            status=Status.WARN,
+            message="run monitoring frees no pool slots: a killed run keeps its slot, and later runs wait for ever",
+            remedy=f"{home / 'dagster.yaml'}: run_monitoring: {{enabled: true, free_slots_after_run_end_seconds: 15}}",
+        )
+    if told["pools"].get("default_limit") is None:
+        return Finding(
+            name=name,
+            status=Status.WARN,
+            message="pools have no default limit: two trainers, or two writers of one table, may run at a time",
+            remedy=f"{home / 'dagster.yaml'}: concurrency: {{pools: {{granularity: op, default_limit: 1}}}}",
+        )
+    if told["relative"] and home.resolve() != Path.cwd():
+        return Finding(
+            name=name,
+            status=Status.WARN,
+            message=f"the paths of {home / 'dagster.yaml'} are relative, so from here they lead elsewhere",
+            remedy=f"cd {home}",
+        )
+    if told.get("is_new"):
+        return Finding(name=name, status=Status.OK, message="the instance is sane and has stored nothing yet")
+    if told["storage"] == "DagsterPostgresStorage" and told["without_limit"]:
+        # Dagster inserts the default, and where there is one, updates it in a transaction that Postgres has ended.
+        pools = ", ".join(told["without_limit"])
+        return Finding(
+            name=name,
+            status=Status.WARN,
+            message=f"in Postgres, runs fail at a pool whose limit is the default when that changes: {pools}",
+            remedy="; ".join(f"dagster instance concurrency set {pool} 1" for pool in told["without_limit"]),
+        )
+    limits = "".join(f"{pool} {limit}, " for pool, limit in sorted(told["limits"].items()))
+    text = f"the instance opens ({told['storage']}), {told['num_unfinished']} runs unfinished, pools: {limits}"
+    return Finding(name=name, status=Status.OK, message=f"{text}all others {told['pools']['default_limit']}")
+
+
+def judge_daemon(name: str, told: dict) -> Finding:
+    beats = told.get("heartbeats_s") or {}
+    if told.get("failing_daemons"):
+        text = f"Dagster's daemon runs, and fails at: {', '.join(told['failing_daemons'])}"
+        return Finding(name=name, status=Status.WARN, message=text, remedy="make dev, and read what it says")
+    if not beats or min(beats.values()) > STALE_BEAT_S:
+        age = f"since {min(beats.values()) / 60:.0f} minutes" if beats else "yet"
+        text = f"Dagster's daemon has not been heard of {age}: no queue, schedule or sensor runs without it"
+        return Finding(name=name, status=Status.WARN, message=text, remedy="make dev")
+    text = f"Dagster's daemon was heard of {min(beats.values()):.0f} s ago"
+    return Finding(name=name, status=Status.OK, message=text)
+
+
+def _way_out(error: str, home: str) -> str:
+    if "migrate" in error:
+        return f"DAGSTER_HOME={home} dagster instance migrate"
+    if "dagster_postgres" in error:
+        return "install the extra postgres: osworld-pipeline doctor --role postgres"
+    if "environment variable" in error:
+        return "set the variable that it names: docs/instances.md"
+    return "see docs/instances.md"
+
+
+def check_sglang(name: str, folder: Path) -> Finding:
+    python = folder / "bin" / "python"
+    if not python.exists():
+        return Finding(
+            name=name,
+            status=Status.MISSING,
+            message=f"there is no sglang environment at {folder}",
+            remedy="scripts/setup-sglang (CPU); with a GPU, sglang in an environment of its own, named in SGLANG_ENV",
+        )
+    code = "import importlib.metadata as m; print(m.version('sglang'), m.version('torch'))"
+    said = ask([str(python), "-I", "-c", code], limit_s=SGLANG_LIMIT_S)
+    if said.status:
+        text = f"the environment {folder} has no sglang ({said.last_words})"
+        return Finding(name=name, status=Status.MISSING, message=text, remedy=f"scripts/setup-sglang {folder}")
+    sglang, torch = said.stdout.split()
+    return Finding(name=name, status=Status.OK, message=f"sglang {sglang} with torch {torch} in {folder}")

@@ -1,0 +1,108 @@
+"""The Python packages of each extra: there, to be found by name, and of the version that was tested."""
+
+import importlib.metadata
+import importlib.util
+import sys
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+from osworld_pipeline.doctor.place import checkout
+from osworld_pipeline.domain.finding import Finding, Status
+
+DISTRIBUTION = "osworld-pipeline"
+MODULES = {"pillow": "PIL", "pyyaml": "yaml"}
+"""Distributions whose module has another name."""
+SET_UP = ("server", "pipeline", "train", "lora", "ray", "dev")
+"""Extras that `scripts/setup python` installs."""
+PYTHONS = ((3, 11), (3, 13))
+SHOWN = 4
+
+
+def check_python(name: str) -> Finding:
+    version = sys.version_info[:2]
+    text = f"Python {sys.version.split()[0]} at {sys.executable}"
+    if PYTHONS[0] <= version <= PYTHONS[1]:
+        return Finding(name=name, status=Status.OK, message=text)
+    return Finding(
+        name=name,
+        status=Status.MISSING,
+        message=f"{text}, and it takes 3.11 to 3.13",
+        remedy="install python3.11, then PYTHON=python3.11 scripts/setup python",
+    )
+
+
+def check_extra(name: str, extra: str) -> Finding:
+    """Neither imports anything nor asks the network."""
+    wanted = requirements_of(extra)
+    if not wanted:
+        text = f"this installation knows no extra named {extra}: it is older than these sources"
+        return Finding(name=name, status=Status.MISSING, message=text, remedy=_remedy("server", extra))
+    lacks = [lack for requirement in wanted if (lack := _lack(requirement))]
+    if lacks:
+        more = f" and {len(lacks) - SHOWN} more" if len(lacks) > SHOWN else ""
+        text = f"of the extra {extra}: {', '.join(lacks[:SHOWN])}{more}"
+        return Finding(name=name, status=Status.MISSING, message=text, remedy=_remedy(extra, extra))
+    pins = read_pins()
+    others = [other for requirement in wanted if (other := _other_version(requirement, pins))]
+    if others:
+        text = f"all of the extra {extra} is there, not as tested: {', '.join(others[:SHOWN])}"
+        return Finding(name=name, status=Status.WARN, message=text, remedy=_remedy(extra, extra))
+    own = [item.name for item in wanted if item.marker is not None and "extra" in str(item.marker)]
+    names = ", ".join(f"{item} {importlib.metadata.version(item)}" for item in own)
+    return Finding(name=name, status=Status.OK, message=f"all packages of the extra {extra}: {names}")
+
+
+def requirements_of(extra: str) -> list[Requirement]:
+    """The base's own are of every extra."""
+    found = []
+    for text in importlib.metadata.requires(DISTRIBUTION) or ():
+        requirement = Requirement(text)
+        marker = requirement.marker
+        if marker is None or marker.evaluate({"extra": ""}) or marker.evaluate({"extra": extra}):
+            found.append(requirement)
+    is_known = extra in (importlib.metadata.metadata(DISTRIBUTION).get_all("Provides-Extra") or ())
+    return found if is_known else []
+
+
+def module_of(distribution: str) -> str:
+    return MODULES.get(distribution, distribution.replace("-", "_"))
+
+
+def read_pins() -> dict[str, str]:
+    """Distribution -> version of constraints.txt, where this is a checkout."""
+    root = checkout()
+    if root is None or not (root / "constraints.txt").is_file():
+        return {}
+    pins = {}
+    for line in (root / "constraints.txt").read_text().splitlines():
+        requirement = Requirement(line) if "==" in line and not line.startswith("#") else None
+        if requirement is not None and (requirement.marker is None or requirement.marker.evaluate()):
+            pins[requirement.name] = next(iter(requirement.specifier)).version
+    return pins
+
+
+def _lack(requirement: Requirement) -> str | None:
+    try:
+        version = importlib.metadata.version(requirement.name)
+    except importlib.metadata.PackageNotFoundError:
+        return f"{requirement.name} is not installed"
+    if not requirement.specifier.contains(version, prereleases=True):
+        return f"{requirement.name} is {version} and not {requirement.specifier}"
+    if importlib.util.find_spec(module_of(requirement.name)) is None:
+        return f"{requirement.name} {version} has no module {module_of(requirement.name)}"
+    return None
+
+
+def _other_version(requirement: Requirement, pins: dict[str, str]) -> str | None:
+    pin, version = pins.get(requirement.name), importlib.metadata.version(requirement.name)
+    # A build for a CPU or a GPU adds itself after a plus.
+    return None if pin is None or version.partition("+")[0] == pin else f"{requirement.name} {version} for {pin}"
+
+
+def _remedy(extra: str, wanted: str) -> str:
+    if checkout() is None:
+        return f"{sys.executable} -m pip install '{DISTRIBUTION}[{wanted}]'"
+    if extra in SET_UP:
+        return "scripts/setup python"
+    return f"{Path(sys.executable).parent / 'uv'} pip install --constraint constraints.txt --editable '.[{wanted}]'"

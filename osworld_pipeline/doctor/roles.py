@@ -1,0 +1,104 @@
+"""The roles a machine may have, and the checks each rests on."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from osworld_pipeline.doctor.checkup import Check, one
+from osworld_pipeline.doctor.machine import (
+    TORCH_LIMIT_S,
+    check_disk,
+    check_gpu,
+    check_memory,
+    check_open_files,
+    check_torch,
+)
+from osworld_pipeline.doctor.neighbours import (
+    DESKTOP_CHECKS,
+    DESKTOPS_LIMIT_S,
+    INSTANCE_LIMIT_S,
+    SGLANG_LIMIT_S,
+    check_desktops,
+    check_home,
+    check_instance,
+    check_sglang,
+)
+from osworld_pipeline.doctor.packages import check_extra, check_python
+from osworld_pipeline.doctor.place import Place
+from osworld_pipeline.doctor.ports import check_port
+from osworld_pipeline.doctor.stores import CATALOG_LIMIT_S, check_catalog, check_locks, check_mlflow_database
+
+SPARE_S = 2.0
+"""What is left of a check's time when the program it asks has used up its own."""
+PACKAGES = ("server", "pipeline", "train", "lora", "ray", "postgres")
+PROC = Path("/proc")
+
+
+@dataclass(frozen=True)
+class Role:
+    meaning: str
+    checks: tuple[str, ...]
+    """Whatever of these is missing keeps the machine from the role; a warning does not."""
+
+
+_HOST = ("python", "memory", "open-files")
+_LOCAL = ("local-packages", "local-desktop", "local-bounds", "local-extras")
+_STATE = ("disk", "catalog", "mlflow-database", "locks")
+_DAGSTER = ("dagster-home", "dagster-instance", "dagster-daemon")
+
+ROLES: Mapping[str, Role] = {
+    "demo": Role(
+        "the whole pipeline on this machine",
+        (*_HOST, "packages-server", "packages-pipeline", "packages-train", *_LOCAL, *_STATE, "gpu", "dagster-instance"),
+    ),
+    "local": Role("an env server with local desktops", (*_HOST, "packages-server", *_LOCAL, "disk", "port-8100")),
+    "qemu": Role(
+        "an env server with virtual machines",
+        (*_HOST, "packages-server", "qemu-packages", "qemu-image", "kvm", "disk", "port-8100"),
+    ),
+    "desktop_env": Role(
+        "an env server over OSWorld's DesktopEnv",
+        (*_HOST, "packages-server", "desktop-env", "docker", "disk", "port-8100"),
+    ),
+    "trainer": Role("training", (*_HOST, "packages-train", "packages-lora", "gpu", "torch", "disk", "locks")),
+    "dagster": Role("Dagster's UI and daemon", (*_HOST, "packages-pipeline", *_DAGSTER, *_STATE, "port-3000")),
+    "postgres": Role("Dagster's instance in Postgres", ("python", "packages-pipeline", "packages-postgres", *_DAGSTER)),
+    "mlflow": Role("MLflow's UI", ("python", "packages-pipeline", "mlflow-database", "port-5000")),
+    "sglang": Role("an sglang server", ("memory", "sglang", "gpu", "disk", "port-30000")),
+    "ray": Role("a node of a Ray cluster", (*_HOST, "packages-train", "packages-ray", "gpu", "torch", "port-8265")),
+}
+
+
+def make_checks(place: Place) -> list[Check]:
+    return [
+        one("python", check_python),
+        *(one(f"packages-{extra}", check_extra, extra) for extra in PACKAGES),
+        Check(names=DESKTOP_CHECKS, look=partial(check_desktops, place), limit_s=DESKTOPS_LIMIT_S + SPARE_S),
+        one("memory", check_memory),
+        one("disk", check_disk, place.state),
+        one("open-files", check_open_files),
+        one("gpu", check_gpu, limit_s=10.0),
+        one("torch", check_torch, limit_s=TORCH_LIMIT_S + SPARE_S),
+        one("sglang", check_sglang, place.sglang, limit_s=SGLANG_LIMIT_S + SPARE_S),
+        one("dagster-home", check_home, place),
+        Check(
+            names=("dagster-instance", "dagster-daemon"),
+            look=partial(check_instance, place),
+            limit_s=INSTANCE_LIMIT_S + SPARE_S,
+        ),
+        one("catalog", check_catalog, place.state, limit_s=CATALOG_LIMIT_S + SPARE_S),
+        one("mlflow-database", check_mlflow_database, place.state, limit_s=10.0),
+        one("locks", check_locks, place.state),
+        _port(3000, "Dagster's UI", ("dagster",), "dagster dev --port 3001"),
+        _port(5000, "MLflow's UI", ("mlflow",), "mlflow ui --backend-store-uri sqlite:///var/mlflow/mlflow.db -p 5001"),
+        _port(8100, "the env server", ("env_server", "env-server"), "env-server --port 8101"),
+        _port(
+            30000, "sglang", ("sglang",), "scripts/sglang-cpu CHECKPOINT --port 30001, and engine.urls in the recipe"
+        ),
+        _port(8265, "Ray's dashboard", ("ray",), "ray start --head --dashboard-port 8266"),
+    ]
+
+
+def _port(port: int, purpose: str, own: tuple[str, ...], way_out: str) -> Check:
+    return one(f"port-{port}", check_port, port, purpose, own, way_out, PROC)

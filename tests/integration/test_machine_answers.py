@@ -1,0 +1,112 @@
+"""The command line as a program meets it: with --json an answer is JSON, and so is an error, with its exit status."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from osworld_pipeline.doctor.roles import ROLES
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.tables.catalog import rebuild_catalog
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "osworld_pipeline.cli", *arguments]
+    environment = {"COLUMNS": "400", "PATH": os.environ["PATH"]}
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, env=environment)
+
+
+def answers(folder: Path, *calls: list[str]) -> list[Any]:
+    """Of several calls with --json, in one process: most of a call's time is its imports."""
+    code = (
+        "import json, sys\n"
+        "from functools import partial\n"
+        "from osworld_pipeline.cli import app\n"
+        "from osworld_pipeline.cli.machine import run_for_machine\n"
+        "for call in json.loads(sys.argv[1]):\n"
+        "    assert run_for_machine(partial(app, args=[*call, '--json'])) == 0, call\n"
+        "    print('\\x1e', flush=True)\n"
+    )
+    command = [sys.executable, "-c", code, json.dumps(calls)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(text) for text in done.stdout.split("\x1e")[:-1]]
+
+
+def error(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    assert done.stdout == ""
+    told = json.loads(done.stderr)["error"]
+    assert told["exit_status"] == done.returncode
+    return told
+
+
+def test_answers_are_json(tmp_path: Path) -> None:
+    examples = tmp_path / "osworld" / "evaluation_examples" / "examples" / "os"
+    examples.mkdir(parents=True)
+    task = {"id": "t1", "instruction": "Look.", "config": [], "evaluator": {"func": "infeasible"}}
+    (examples / "t1.json").write_text(json.dumps(task))
+    (examples / "t2.json").write_text("{")
+    rebuild_catalog(StateDir(tmp_path / "var"))
+    rows, missing, compacted, collected, questions, question, split, exported, found = answers(
+        tmp_path,
+        ["query", "SELECT count(*) AS n FROM evals"],
+        ["missing-images"],
+        ["compact"],
+        ["collect-garbage", "--dry-run"],
+        ["cookbook"],
+        ["cookbook", "success-by-checkpoint", "--sql"],
+        ["tasks", "--osworld-path", "osworld", "--output-dir", "split"],
+        ["export", "slime", "out"],
+        ["doctor", "--role", "mlflow"],
+    )
+    assert (rows, missing, compacted["num_written"]) == ([{"n": 0}], [], 0)
+    assert (collected["is_dry_run"], collected["num_images"]) == (True, 0)
+    assert question in questions
+    assert split["num_train"] + split["num_test"] == 1
+    assert [reject["path"].endswith("t2.json") for reject in split["rejects"]] == [True]
+    assert exported["num_demonstrations"] == 0
+    assert (found["role"], found["ok"]) == ("mlflow", True)
+    assert [finding["name"] for finding in found["findings"]] == list(ROLES["mlflow"].checks)
+
+
+def test_an_error_is_an_object_with_its_type_and_exit_status(tmp_path: Path) -> None:
+    told = error(run(tmp_path, "query", "SELECT 1", "--json"))
+    assert told["type"] == "TableError"
+    assert "run `make demo`" in told["message"]
+    assert told["exit_status"] == 1
+
+
+def test_a_wrong_option_is_an_object_too(tmp_path: Path) -> None:
+    told = error(run(tmp_path, "doctor", "--role", "cook", "--json"))
+    assert told["exit_status"] == 2
+    assert "no role named 'cook'" in told["message"]
+    assert error(run(tmp_path, "query", "--json"))["exit_status"] == 2
+
+
+def test_without_json_people_see_what_they_saw(tmp_path: Path) -> None:
+    done = run(tmp_path, "query", "SELECT 1")
+    assert done.stderr.startswith("TableError: there is no catalog at")
+
+
+def test_the_status_of_doctor_is_the_roles_and_looking_makes_nothing(tmp_path: Path) -> None:
+    done = run(tmp_path, "doctor", "--role", "sglang")
+    assert done.returncode == 1
+    assert "scripts/setup-sglang" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_doctor_loads_neither_torch_nor_dagster_and_names_every_role(tmp_path: Path) -> None:
+    code = (
+        "import sys, json; sys.argv = ['x', 'doctor', '--help']\n"
+        "import osworld_pipeline.cli as cli, osworld_pipeline.doctor.diagnosis\n"
+        "try: cli.main()\n"
+        "finally: print(json.dumps(sorted(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=tmp_path, check=True
+    )
+    text, _, modules = done.stdout.rstrip().rpartition("\n")
+    assert {"torch", "transformers", "dagster", "mlflow", "duckdb", "env_server"}.isdisjoint(json.loads(modules))
+    assert [role for role in ROLES if role not in text] == []

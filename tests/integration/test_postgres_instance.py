@@ -1,0 +1,114 @@
+"""The instance of deploy/dagster.postgres.yaml in a real Postgres, which runs for these tests alone."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from resources.instance_report import report
+
+ROOT = Path(__file__).resolve().parents[2]
+USER = "nobody"
+START_LIMIT_S = 60.0
+
+pytestmark = [pytest.mark.slow]
+
+
+def postgres_folder() -> Path:
+    """Debian keeps the server's programs off PATH."""
+    found = shutil.which("initdb")
+    folders = [Path(found).parent] if found else sorted(Path("/usr/lib/postgresql").glob("*/bin"))
+    if not folders:
+        pytest.skip("no Postgres here (apt-get install postgresql)")
+    return folders[-1]
+
+
+def as_ordinary_user(command: list[str]) -> list[str]:
+    """Postgres refuses to run as root. It ends with whoever started it."""
+    change = ["--reuid", USER, "--regid", "nogroup", "--clear-groups"] if os.geteuid() == 0 else []
+    return ["setpriv", *change, "--pdeathsig", "INT", "--", *command]
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    pytest.importorskip("dagster_postgres", reason="the extra postgres is not installed")
+    programs = postgres_folder()
+    with tempfile.TemporaryDirectory(prefix="postgres-", dir="/tmp") as folder:
+        if os.geteuid() == 0:
+            shutil.chown(folder, USER)
+        data = f"{folder}/data"
+        init = [str(programs / "initdb"), "-D", data, "-U", "dagster", "-A", "trust", "-N"]
+        done = subprocess.run(as_ordinary_user(init), capture_output=True, text=True, timeout=START_LIMIT_S, cwd="/")
+        assert done.returncode == 0, done.stderr
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            number = free.getsockname()[1]
+        options = ["-c", "listen_addresses=127.0.0.1", "-c", "fsync=off", "-p", str(number), "-k", folder]
+        command = as_ordinary_user([str(programs / "postgres"), "-D", data, *options])
+        server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/")
+        try:
+            wait_for(number, server)
+            yield number
+        finally:
+            server.send_signal(signal.SIGINT)
+            server.wait(30)
+
+
+def wait_for(number: int, server: subprocess.Popen[bytes]) -> None:
+    import psycopg2
+
+    deadline = time.monotonic() + START_LIMIT_S
+    while True:
+        with suppress(psycopg2.OperationalError):
+            psycopg2.connect(host="127.0.0.1", port=number, user="dagster", dbname="postgres").close()
+            return
+        assert server.poll() is None, "Postgres ended"
+        assert time.monotonic() < deadline, "Postgres did not come up"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def home(port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    values = {"HOST": "127.0.0.1", "PORT": str(port), "DATABASE": "postgres", "USER": "dagster", "PASSWORD": ""}
+    for name, value in values.items():
+        monkeypatch.setenv(f"DAGSTER_PG_{name}", value)
+    monkeypatch.setenv("DAGSTER_FILES", str(tmp_path / "files"))
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
+    shutil.copy(ROOT / "deploy" / "dagster.postgres.yaml", tmp_path / "dagster.yaml")
+    return tmp_path
+
+
+@dg.asset(pool="catalog")
+def table() -> dg.MaterializeResult:
+    return dg.MaterializeResult(metadata={"num_rows": 3})
+
+
+def test_runs_events_and_pool_limits_lie_in_postgres(home: Path) -> None:
+    assert report(home)["is_new"], "a report makes no table"
+    with dg.DagsterInstance.from_config(str(home)) as instance:
+        for pool, limit in (("desktops", 2), ("catalog", 1), ("desktops", 4)):  # set again, as people do
+            instance.event_log_storage.set_concurrency_slots(pool, limit)
+        assert dg.materialize([table], instance=instance).success
+    with dg.DagsterInstance.from_config(str(home)) as instance:
+        event = instance.get_latest_materialization_event(dg.AssetKey("table"))
+        assert event is not None
+        assert event.asset_materialization is not None
+        assert event.asset_materialization.metadata["num_rows"].value == 3
+        claim = instance.event_log_storage.claim_concurrency_slot
+        assert claim("catalog", "run-1", "step").is_claimed
+        assert not claim("catalog", "run-2", "step").is_claimed, "the catalog has one writer"
+        assert all(claim("desktops", f"run-{number}", "step").is_claimed for number in range(4))
+        for run_id in ("run-1", "run-2", *(f"run-{number}" for number in range(4))):
+            instance.event_log_storage.free_concurrency_slots_for_run(run_id)
+    told = report(home)
+    assert (told["storage"], told["limits"]) == ("DagsterPostgresStorage", {"catalog": 1, "desktops": 4})
+    assert not list(home.rglob("*.db")), "nothing in a file"

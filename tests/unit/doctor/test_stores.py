@@ -1,0 +1,116 @@
+"""The state folder as a doctor sees it: catalog, MLflow's database, locks."""
+
+import fcntl
+import os
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from osworld_pipeline.doctor.stores import check_catalog, check_locks, check_mlflow_database, mlflow_revisions
+from osworld_pipeline.domain.finding import Status
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.durable import locked
+from osworld_pipeline.errors import StoreError
+from osworld_pipeline.tables.catalog import rebuild_catalog
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> StateDir:
+    return StateDir(tmp_path / "var")
+
+
+def put_database(state: StateDir, revision: str) -> None:
+    state.mlflow_db.parent.mkdir(parents=True)
+    with closing(sqlite3.connect(state.mlflow_db)) as base:
+        base.execute("CREATE TABLE alembic_version (version_num TEXT)")
+        base.execute("CREATE TABLE runs (run_uuid TEXT)")
+        base.execute("INSERT INTO alembic_version VALUES (?)", [revision])
+        base.commit()
+
+
+def head() -> str:
+    known = mlflow_revisions()
+    (revision,) = set(known) - {parent for parents in known.values() for parent in parents}
+    return revision
+
+
+def test_a_state_without_anything_is_fine_and_stays_so(state: StateDir) -> None:
+    for found in (check_catalog("c", state), check_mlflow_database("m", state), check_locks("l", state)):
+        assert found.status == Status.OK
+    assert not state.root.exists()
+
+
+def test_a_catalog_is_asked_and_a_damaged_one_is_told_in_its_own_words(state: StateDir) -> None:
+    rebuild_catalog(state)
+    assert check_catalog("catalog", state).message.endswith("opens and knows 0 episodes")
+    state.catalog.write_bytes(b"no database" * 1000)
+    found = check_catalog("catalog", state)
+    assert found.status == Status.MISSING
+    assert "cannot open" in found.message
+    assert "nothing is lost" in found.remedy
+
+
+def test_mlflows_database_of_the_installed_schema_opens(state: StateDir) -> None:
+    put_database(state, head())
+    assert check_mlflow_database("m", state).status == Status.OK
+
+
+def test_an_older_schema_names_the_upgrade_and_a_newer_one_the_mlflow_that_lacks(state: StateDir) -> None:
+    (older,) = mlflow_revisions()[head()]
+    put_database(state, older)
+    assert check_mlflow_database("m", state).remedy == f"mlflow db upgrade sqlite:///{state.mlflow_db}"
+    with closing(sqlite3.connect(state.mlflow_db)) as base:
+        base.execute("UPDATE alembic_version SET version_num = 'ffffffffffff'")
+        base.commit()
+    assert "does not know" in check_mlflow_database("m", state).message
+
+
+def test_a_file_that_is_no_database_is_told(state: StateDir) -> None:
+    state.mlflow_db.parent.mkdir(parents=True)
+    state.mlflow_db.write_bytes(b"x" * 10_000)
+    found = check_mlflow_database("m", state)
+    assert found.status == Status.MISSING
+    assert "does not open" in found.message
+
+
+def test_a_lock_in_use_names_its_process(state: StateDir) -> None:
+    with locked(state.root / "catalog.lock", timeout_s=1.0, error=StoreError, what="it"):
+        assert check_locks("locks", state).message == f"in use now: catalog.lock by process {os.getpid()}"
+    assert check_locks("locks", state).message.startswith("nobody holds a lock")
+
+
+def test_looking_at_locks_takes_none(state: StateDir) -> None:
+    state.root.mkdir()
+    (state.root / "demo.lock").touch()
+    check_locks("locks", state)
+    with (state.root / "demo.lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_a_lock_that_outlived_its_process_names_the_child_that_keeps_it(state: StateDir) -> None:
+    state.root.mkdir()
+    code = (
+        "import fcntl, os, sys, time\n"
+        "lock = open(sys.argv[1], 'w'); fcntl.flock(lock, fcntl.LOCK_EX)\n"
+        "child = os.fork()\n"
+        "if child == 0: time.sleep(60)\n"
+        "print(child, flush=True); os._exit(0)\n"
+    )
+    command = [sys.executable, "-c", code, str(state.root / "demo.lock")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        try:
+            parent.wait(10)
+            deadline = time.monotonic() + 5.0
+            while (found := check_locks("locks", state)).status == Status.OK and time.monotonic() < deadline:
+                time.sleep(0.02)
+            assert f"was locked by process {parent.pid}, which is gone" in found.message
+            assert found.remedy == f"kill {child}"
+        finally:
+            os.kill(child, 9)
