@@ -1,4 +1,4 @@
-"""MLflow for assets: each stage's run carries the Dagster run id."""
+"""MLflow for assets: the runs of each stage carry Dagster's ids and a link to its run, and Dagster gets one back."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -8,13 +8,23 @@ import dagster as dg
 from pydantic import Field
 
 from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.lineage.client import model_url, open_client, run_url, told_clearly
+from osworld_pipeline.lineage.code import code_origin
+from osworld_pipeline.lineage.models import champion_checkpoint, find_logged_model, register_champion
 from osworld_pipeline.lineage.tracking import StageRun, find_run, stage_run
+
+MLFLOW_URL = "http://127.0.0.1:5000"
+DAGSTER_URL = "http://127.0.0.1:3000"
 
 
 class TrackingResource(dg.ConfigurableResource):
     """An MLflow tracking store."""
 
     uri: str = Field(default="", description="Tracking URI; empty is the sqlite file in the state folder.")
+    ui_url: str = Field(
+        default="", description=f"Where people see MLflow; empty is `uri` where that is a server, else {MLFLOW_URL}."
+    )
+    dagster_url: str = Field(default=DAGSTER_URL, description="Where people see Dagster.")
 
     def resolve(self, state: StateDir) -> str:
         return self.uri or f"sqlite:///{state.mlflow_db}"
@@ -29,9 +39,64 @@ class TrackingResource(dg.ConfigurableResource):
         stage_key: str,
         params: Mapping[str, Any],
     ) -> Iterator[StageRun]:
-        tags = {"dagster.run_id": context.run.run_id, "dagster.asset": context.asset_key.to_user_string()}
-        with stage_run(self.resolve(state), stage=stage, stage_key=stage_key, params=params, tags=tags) as run:
+        """Raises TrackingError where MLflow cannot be reached before anything has begun."""
+        with stage_run(
+            self.resolve(state),
+            stage=stage,
+            stage_key=stage_key,
+            params=params,
+            tags=self.tags(context),
+            unsent=state.mlflow_db.parent / "unsent",
+            say=context.log.warning,
+        ) as run:
             yield run
+
+    def tags(self, context: dg.AssetExecutionContext) -> dict[str, str]:
+        """What a run in MLflow says of Dagster, and of the code."""
+        run_id, code = context.run.run_id, code_origin()
+        link = f"{self.dagster_url.rstrip('/')}/runs/{run_id}"
+        tags = {
+            "dagster.run_id": run_id,
+            "dagster.run_url": link,
+            "dagster.job": context.run.job_name,
+            "dagster.asset": context.asset_key.to_user_string(),
+            "code_version": code.version,
+            "mlflow.note.content": f"[Dagster run {run_id}]({link})",
+        }
+        if context.has_partition_key:
+            tags["dagster.partition"] = str(context.partition_key)
+        if code.is_dirty is not None:
+            tags |= {"mlflow.source.git.commit": code.version, "is_code_dirty": str(code.is_dirty)}
+        return tags
 
     def run_id_of(self, state: StateDir, stage_key: str) -> str | None:
         return find_run(self.resolve(state), stage_key)
+
+    def url_of(self, state: StateDir, stage_key: str) -> str | None:
+        """Where MLflow's UI shows a stage; None where it was never begun. Raises TrackingError."""
+        uri = self.resolve(state)
+        run_id = find_run(uri, stage_key)
+        if run_id is None:
+            return None
+        with told_clearly(uri, f"cannot look up the run of {stage_key}"):
+            return run_url(self._base_url(), open_client(uri).get_run(run_id).info.experiment_id, run_id)
+
+    def model_url_of(self, state: StateDir, checkpoint_id: str) -> str | None:
+        """Where MLflow's UI shows a checkpoint; None where it was not told of it. Raises TrackingError."""
+        uri = self.resolve(state)
+        with told_clearly(uri, f"cannot look up the model of {checkpoint_id}"):
+            model_id = find_logged_model(uri, checkpoint_id)
+            if model_id is None:
+                return None
+            return model_url(self._base_url(), open_client(uri).get_logged_model(model_id).experiment_id, model_id)
+
+    def champion(self, state: StateDir) -> str | None:
+        """The checkpoint that MLflow's alias `champion` points to. Raises TrackingError."""
+        return champion_checkpoint(self.resolve(state))
+
+    def crown(self, state: StateDir, checkpoint_id: str) -> None:
+        """Moves the alias to this checkpoint. Raises TrackingError."""
+        register_champion(self.resolve(state), checkpoint_id)
+
+    def _base_url(self) -> str:
+        return self.ui_url or (self.uri if self.uri.startswith(("http://", "https://")) else MLFLOW_URL)

@@ -88,5 +88,9 @@ CHECKPOINTS = pa.schema(
         column("weights_digest", TEXT, "Of the weights."),
         column("metrics", NUMBERS, "The last update's, by name."),
         column("run_ids", RUN_IDS, "Of Dagster and MLflow, by system."),
+        column("recipe", TEXT, "The whole resolved recipe of the run, as JSON."),
+        column("code_version", TEXT, "Of the program that made it: a git commit, or the distribution and its version."),
+        column("is_code_dirty", FLAG, "Its sources differed from that commit; NULL outside a git checkout."),
+        column("row_ids", TEXTS, "Rows of `replay` that it was fine-tuned on by themselves."),
     ]
 )

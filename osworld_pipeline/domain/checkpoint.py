@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 
 class Stage(StrEnum):
@@ -29,3 +30,11 @@ class Checkpoint:
     """SHA-256 of model.safetensors."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     run_ids: Mapping[str, str] = field(default_factory=dict)
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    """Resolved, as the run used it; empty where nobody said."""
+    code_version: str = ""
+    """Of the program that made it: the git commit, or the distribution and its version; empty where nobody said."""
+    is_code_dirty: bool | None = None
+    """Its sources differed from the commit; None outside a git checkout."""
+    row_ids: tuple[str, ...] = ()
+    """Rows of `replay` that it was fine-tuned on by themselves; those that joined groups are in `injections`."""

@@ -1,137 +1,151 @@
-"""What MLflow is told: a run for each stage, a LoggedModel for each checkpoint, parents as inputs.
+"""What MLflow is told of a stage: a run of the stage, which all its attempts go on in, and below it one run for each
+attempt, with the same parameters and its own metrics, times and end.
 
-A stage has one run for ever, found again by its `stage_key`: a killed stage goes on in the run it began, and a stage
-that was already done is not logged twice. mlflow takes seconds to import, so it is imported inside functions only.
+The stage's run is found again by its `stage_key`; its curve is that of the checkpoint. An attempt's run shows what one
+launch did, also where a later one did it again. Opening them is asked of MLflow at once, and fails clearly; all that
+follows goes by an outbox, so that a tracking server that dies takes no training with it.
 """
 
 import logging
-import math
-import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from osworld_pipeline.domain.checkpoint import Checkpoint
-from osworld_pipeline.durable import locked, replacing
-from osworld_pipeline.errors import StoreError
+from osworld_pipeline.domain.digest import digest_bytes
+from osworld_pipeline.lineage.client import first_words, open_client, run_url, search_everywhere, told_clearly
+from osworld_pipeline.lineage.letters import (
+    ATTEMPT_TAG,
+    checkpoint_letter,
+    dataset_letter,
+    deliver,
+    end_letter,
+    evaluation_letter,
+    metrics_letter,
+)
+from osworld_pipeline.lineage.models import find_logged_model
+from osworld_pipeline.lineage.outbox import Outbox
+
+__all__ = [
+    "StageRun",
+    "find_attempts",
+    "find_logged_model",
+    "find_run",
+    "flatten_params",
+    "metric_history",
+    "stage_run",
+]
 
 STAGE_KEY_TAG = "stage_key"
-CHECKPOINT_TAG = "checkpoint_id"
-SQLITE = "sqlite:///"
-TABLES_TIMEOUT_S = 120.0
-"""Making them takes a few seconds."""
+ATTEMPT_OF_TAG = "attempt_of"
+PARENT_TAG = "mlflow.parentRunId"
+MAX_BATCH = 100
+"""Parameters that MLflow takes at once."""
+INTERRUPTED_CLOSE_S = 5.0
+"""Whoever was told to stop is killed if it takes long."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageRun:
-    """A running MLflow run, written to through one client."""
+    """An attempt at a stage, while it runs. What it is told is on its way when a call returns, and never raises."""
 
     run_id: str
+    """Of the stage, the same for all attempts."""
+    attempt_run_id: str
+    attempt: int
+    """From 1."""
+    experiment_id: str
     tracking_uri: str
+    outbox: Outbox
 
     def log_metrics(self, update: int, metrics: Mapping[str, float]) -> None:
-        from mlflow.entities import Metric
+        self.outbox.post(metrics_letter(self._both, update, metrics, at_ms=int(time.time() * 1000)))
 
-        now_ms = int(time.time() * 1000)
-        entries = [Metric(name, float(value), now_ms, update) for name, value in sorted(metrics.items())]
-        _client(self.tracking_uri).log_batch(self.run_id, metrics=entries)
-
-    def log_dataset(self, name: str, digest: str, source: str) -> None:
+    def log_dataset(self, name: str, digest: str, source: str, *, context: str = "training") -> None:
         """Records which data went in, by our own digest."""
-        from mlflow.entities import Dataset, DatasetInput, InputTag
+        self.outbox.post(dataset_letter(self._both, name, digest, source, context=context))
 
-        dataset = Dataset(name=name, digest=digest[:36], source_type="local", source=source)
-        tag = InputTag(key="mlflow.data.context", value="training")
-        _client(self.tracking_uri).log_inputs(self.run_id, datasets=[DatasetInput(dataset, [tag])])
-
-    def log_checkpoint(self, checkpoint: Checkpoint, *, folder: Path) -> str:
-        """Registers `checkpoint` as an external LoggedModel once, its parent as an input of the run.
-
-        Returns the LoggedModel's id.
-        """
-        existing = find_logged_model(self.tracking_uri, checkpoint.checkpoint_id)
-        if existing is not None:
-            return existing
-        from mlflow.entities import LoggedModelInput, LoggedModelOutput
-
-        client = _client(self.tracking_uri)
-        if checkpoint.parent_id is not None:
-            parent = find_logged_model(self.tracking_uri, checkpoint.parent_id)
-            if parent is not None:
-                client.log_inputs(self.run_id, models=[LoggedModelInput(parent)])
-        tags = {
-            CHECKPOINT_TAG: checkpoint.checkpoint_id,
-            "parent_checkpoint_id": checkpoint.parent_id or "",
-            "stage": str(checkpoint.stage),
-            "weights_digest": checkpoint.weights_digest,
-            "data_digest": checkpoint.data_digest,
-        }
-        model = client.create_logged_model(
-            experiment_id=client.get_run(self.run_id).info.experiment_id,
-            name=checkpoint.checkpoint_id,
-            source_run_id=self.run_id,
-            params={"path": str(folder), "num_updates": str(checkpoint.num_updates)},
-            tags=tags,
-            model_type="external",
-        )
-        client.finalize_logged_model(model.model_id, "READY")
-        client.log_outputs(self.run_id, models=[LoggedModelOutput(model.model_id, step=checkpoint.num_updates)])
-        return model.model_id
+    def log_checkpoint(self, checkpoint: Checkpoint, *, folder: Path) -> None:
+        """Registers `checkpoint` as an external LoggedModel once, its parent as an input of the run."""
+        self.outbox.post(checkpoint_letter(self.run_id, checkpoint, folder=folder))
 
     def log_evaluation(self, checkpoint_id: str, metrics: Mapping[str, float]) -> None:
         """Figures of a checkpoint: metrics of this run and of its LoggedModel, which is an input of the run."""
-        from mlflow.entities import LoggedModelInput
+        self.outbox.post(evaluation_letter(self.run_id, checkpoint_id, metrics))
 
-        client = _client(self.tracking_uri)
-        model_id = find_logged_model(self.tracking_uri, checkpoint_id)
-        if model_id is not None:
-            client.log_inputs(self.run_id, models=[LoggedModelInput(model_id)])
-        for name, value in metrics.items():
-            if math.isfinite(value):
-                client.log_metric(self.run_id, name, float(value), model_id=model_id)
+    def url(self, base_url: str) -> str:
+        """Where MLflow's UI at `base_url` shows the stage."""
+        return run_url(base_url, self.experiment_id, self.run_id)
+
+    @property
+    def _both(self) -> tuple[str, str]:
+        return self.run_id, self.attempt_run_id
 
 
 @contextmanager
 def stage_run(
-    tracking_uri: str, *, stage: str, stage_key: str, params: Mapping[str, Any], tags: Mapping[str, str]
+    tracking_uri: str,
+    *,
+    stage: str,
+    stage_key: str,
+    params: Mapping[str, Any],
+    tags: Mapping[str, str],
+    unsent: Path | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> Iterator[StageRun]:
-    """Opens or continues the run of `stage_key`; ends it FINISHED, FAILED, or KILLED when interrupted.
+    """Opens a new attempt at the stage `stage_key`; both runs end FINISHED, FAILED, or KILLED when interrupted.
 
-    Nested `params` are flattened: `gspo.phase1.temperature`.
+    Nested `params` are flattened: `gspo.phase1.temperature`. `unsent`: folder for what MLflow could not be told, and of
+    what earlier stages left there; None keeps nothing. `say`: hears, in one sentence each and not again and again, that
+    MLflow is gone, is back, refused something; None logs a warning.
+
+    Raises:
+        TrackingError: MLflow cannot be reached, or refuses, before anything has begun.
     """
-    from mlflow.entities import Param
-
-    client = _client(tracking_uri)
-    run_id = find_run(tracking_uri, stage_key)
-    if run_id is None:
-        experiment_id = _experiment(tracking_uri, f"osworld/{stage}")
-        run = client.create_run(experiment_id, run_name=stage_key, tags={STAGE_KEY_TAG: stage_key, **tags})
-        run_id = run.info.run_id
-        client.log_batch(run_id, params=[Param(name, str(value)) for name, value in flatten_params(params).items()])
-    else:
-        client.update_run(run_id, status="RUNNING")
-        for name, value in tags.items():
-            client.set_tag(run_id, name, value)
-    status = "KILLED"
+    with told_clearly(tracking_uri, f"cannot open the run of {stage_key}"):
+        opened = _open(tracking_uri, stage, stage_key, flatten_params(params), tags)
+    run_id, attempt_run_id, attempt, experiment_id = opened
+    outbox = Outbox(
+        partial(deliver, tracking_uri),
+        name=attempt_run_id,
+        say=say or logging.getLogger(__name__).warning,
+        # Ids of runs mean nothing to another store.
+        folder=unsent / digest_bytes(tracking_uri.encode())[:12] if unsent else None,
+    )
+    status, error_text = "KILLED", ""
     try:
-        yield StageRun(run_id=run_id, tracking_uri=tracking_uri)
+        yield StageRun(
+            run_id=run_id, attempt_run_id=attempt_run_id, attempt=attempt, experiment_id=experiment_id,
+            tracking_uri=tracking_uri, outbox=outbox,
+        )  # fmt: skip
         status = "FINISHED"
-    except Exception:
-        status = "FAILED"
+    except Exception as error:
+        status, error_text = "FAILED", first_words(error, limit=500)
         raise
     finally:
-        client.set_terminated(run_id, status)
+        outbox.post(end_letter(run_id, attempt_run_id, attempt=attempt, status=status, error=error_text))
+        if status == "KILLED":
+            outbox.close(timeout_s=INTERRUPTED_CLOSE_S)
+        else:
+            outbox.close()
 
 
 def find_run(tracking_uri: str, stage_key: str) -> str | None:
-    """The run of a stage, whatever its status."""
-    client = _client(tracking_uri)
-    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
-    runs = client.search_runs(experiments, f"tags.{STAGE_KEY_TAG} = '{stage_key}'", max_results=1)
-    return runs[0].info.run_id if runs else None
+    """The run of a stage, whatever its status. Raises TrackingError."""
+    with told_clearly(tracking_uri, f"cannot look up the run of {stage_key}"):
+        found = _search(open_client(tracking_uri), STAGE_KEY_TAG, stage_key, limit=1)
+        return found[0].info.run_id if found else None
+
+
+def find_attempts(tracking_uri: str, stage_key: str) -> list[str]:
+    """The runs of a stage's attempts, the first first. Raises TrackingError."""
+    with told_clearly(tracking_uri, f"cannot look up the attempts of {stage_key}"):
+        found = _search(open_client(tracking_uri), ATTEMPT_OF_TAG, stage_key)
+        return [run.info.run_id for run in sorted(found, key=lambda run: int(run.data.tags[ATTEMPT_TAG]))]
 
 
 def metric_history(tracking_uri: str, stage_key: str, names: Sequence[str]) -> list[tuple[str, int, float]]:
@@ -139,25 +153,13 @@ def metric_history(tracking_uri: str, stage_key: str, names: Sequence[str]) -> l
     run_id = find_run(tracking_uri, stage_key)
     if run_id is None:
         return []
-    client = _client(tracking_uri)
+    client = open_client(tracking_uri)
     known = client.get_run(run_id).data.metrics
     latest: dict[tuple[str, int], float] = {}
     for name in names:
         if name in known:
             latest |= {(name, metric.step): metric.value for metric in client.get_metric_history(run_id, name)}
     return [(name, update, value) for (name, update), value in sorted(latest.items())]
-
-
-def find_logged_model(tracking_uri: str, checkpoint_id: str) -> str | None:
-    """The LoggedModel of a checkpoint."""
-    client = _client(tracking_uri)
-    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
-    if not experiments:
-        return None
-    found = client.search_logged_models(
-        experiments, filter_string=f"tags.{CHECKPOINT_TAG} = '{checkpoint_id}'", max_results=1
-    )
-    return found[0].model_id if found else None
 
 
 def flatten_params(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -172,25 +174,53 @@ def flatten_params(section: Mapping[str, Any], prefix: str = "") -> dict[str, An
     return flat
 
 
-def _experiment(tracking_uri: str, name: str) -> str:
-    client = _client(tracking_uri)
+def _open(
+    tracking_uri: str, stage: str, stage_key: str, params: Mapping[str, Any], tags: Mapping[str, str]
+) -> tuple[str, str, int, str]:
+    """(stage's run, attempt's run, its number, their experiment)."""
+    client = open_client(tracking_uri)
+    found = _search(client, STAGE_KEY_TAG, stage_key, limit=1)
+    earlier = _search(client, ATTEMPT_OF_TAG, stage_key)
+    attempt = 1 + max((int(run.data.tags[ATTEMPT_TAG]) for run in earlier), default=0)
+    numbered = {**tags, ATTEMPT_TAG: str(attempt)}
+    if found:
+        run_id, experiment_id = found[0].info.run_id, found[0].info.experiment_id
+        client.update_run(run_id, status="RUNNING")
+        for name, value in numbered.items():
+            client.set_tag(run_id, name, value)
+    else:
+        experiment_id = _experiment(client, f"osworld/{stage}")
+        run_id = _create(client, experiment_id, stage_key, {STAGE_KEY_TAG: stage_key, **numbered}, params)
+    for run in earlier:
+        if run.info.status == "RUNNING":  # a kill leaves it so
+            client.set_terminated(run.info.run_id, "KILLED")
+    below = {PARENT_TAG: run_id, ATTEMPT_OF_TAG: stage_key, **numbered}
+    return run_id, _create(client, experiment_id, f"attempt {attempt}", below, params), attempt, experiment_id
+
+
+def _create(client: Any, experiment_id: str, name: str, tags: Mapping[str, str], params: Mapping[str, Any]) -> str:
+    from mlflow.entities import Param
+
+    run_id = client.create_run(experiment_id, run_name=name, tags=dict(tags)).info.run_id
+    entries = [Param(key, str(value)) for key, value in params.items()]
+    for start in range(0, len(entries), MAX_BATCH):
+        client.log_batch(run_id, params=entries[start : start + MAX_BATCH])
+    return run_id
+
+
+def _search(client: Any, tag: str, value: str, *, limit: int = 1000) -> list[Any]:
+    return client.search_runs(search_everywhere(client), f"tags.{tag} = '{value}'", max_results=limit)
+
+
+def _experiment(client: Any, name: str) -> str:
+    from mlflow.exceptions import MlflowException
+
     experiment = client.get_experiment_by_name(name)
-    return experiment.experiment_id if experiment else client.create_experiment(name)
-
-
-def _client(tracking_uri: str) -> Any:
-    """A client, without MLflow's chatter; a new sqlite database has all its tables before anyone sees it."""
-    for name in ("mlflow", "alembic"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")  # written, not read: MLflow sets its level from it
-    from mlflow import MlflowClient
-
-    database = Path(tracking_uri.removeprefix(SQLITE))
-    if tracking_uri.startswith(SQLITE) and not database.exists():
-        lock = database.with_name(f".{database.name}.lock")
-        with locked(lock, timeout_s=TABLES_TIMEOUT_S, error=StoreError, what=f"making {database}"):
-            if not database.exists():
-                # Killed among MLflow's dozens of migrations, it would leave a database that nobody opens again.
-                with replacing(database) as temp:
-                    MlflowClient(tracking_uri=f"{SQLITE}{temp}").search_experiments(max_results=1)
-    return MlflowClient(tracking_uri=tracking_uri)
+    if experiment is None:
+        try:
+            return client.create_experiment(name)
+        except MlflowException as error:  # another stage was faster
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
+            experiment = client.get_experiment_by_name(name)
+    return experiment.experiment_id

@@ -1,8 +1,10 @@
 """The checkpoints table: one row for each checkpoint, written by whichever stage made it."""
 
+import json
 from typing import Any
 
 from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
+from osworld_pipeline.domain.digest import canonical_json
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.durable import locked
 from osworld_pipeline.errors import TableError
@@ -56,14 +58,20 @@ def _row(checkpoint: Checkpoint) -> dict[str, Any]:
         "weights_digest": checkpoint.weights_digest,
         "metrics": [(name, float(value)) for name, value in checkpoint.metrics.items()],
         "run_ids": list(checkpoint.run_ids.items()),
+        "recipe": canonical_json(checkpoint.recipe) if checkpoint.recipe else None,
+        "code_version": checkpoint.code_version or None,
+        "is_code_dirty": checkpoint.is_code_dirty,
+        "row_ids": list(checkpoint.row_ids),
     }
 
 
 def _checkpoint(row: dict[str, Any]) -> Checkpoint:
-    fields = {name: value for name, value in row.items() if name not in ("stage", "metrics", "run_ids")}
-    return Checkpoint(
-        **fields,
-        stage=Stage(row["stage"]),
-        metrics=dict(row["metrics"] or ()),
-        run_ids=dict(row["run_ids"] or ()),
-    )
+    read = {
+        "stage": Stage(row["stage"]),
+        "metrics": dict(row["metrics"] or ()),
+        "run_ids": dict(row["run_ids"] or ()),
+        "recipe": json.loads(row["recipe"] or "{}"),
+        "code_version": row["code_version"] or "",
+        "row_ids": tuple(row["row_ids"] or ()),
+    }
+    return Checkpoint(**{**row, **read})

@@ -36,15 +36,24 @@ ABOUT: Mapping[str, str] = {
     "checkpoints": "Weights, with what made them.",
     "tasks": "union_tasks, and whether they are trained on.",
     "replay": "All that can be used again: demonstrations, and our own successes in training.",
-    "evals": "One row for each checkpoint, task and seed: the last attempt.",
+    "evals": "One row for each evaluation of a checkpoint, task and seed: the last attempt.",
+    "ancestry": "Each checkpoint with itself and all that it descends from.",
+    "made_from": "What each checkpoint was trained on, one row for each thing and use.",
+    "lineage": "All that stands behind each episode of an evaluation, one row for each thing.",
 }
 BASES: Mapping[str, tuple[pa.Schema, ...]] = {
     "tasks": (UNION_TASKS,),
     "replay": (REPLAY_BUFFER,),
     "evals": (EPISODES, CHECKPOINTS, UNION_TASKS),
+    "ancestry": (),
+    "made_from": (),
+    "lineage": (EPISODES, CHECKPOINTS),
 }
 """Where a view's column says what it says there, unless VIEW_DOCS says more."""
-UNITS: Mapping[str, str] = {"recorded_at": "s since 1970", "verified_at": "s since 1970", "verified_reward": "0..1"}
+UNITS: Mapping[str, str] = {"recorded_at": "s since 1970", "verified_at": "s since 1970", "verified_reward": "0..1"} | {
+    "prompt_tokens": "tokens", "response_tokens": "tokens", "wall_s": "s", "reset_s": "s", "model_s": "s",
+    "step_s": "s", "evaluate_s": "s",
+}  # fmt: skip
 VIEW_DOCS: Mapping[str, Mapping[str, str]] = {
     "tasks": {"is_train": "It is in train_tasks."},
     "replay": {
@@ -66,6 +75,47 @@ VIEW_DOCS: Mapping[str, Mapping[str, str]] = {
         "success": "is_success; NULL for a fault.",
         "shaped_reward": "NULL for a fault.",
         "turns": "num_steps.",
+        "evaluation_key": "Of the evaluation's settings: only rows with the same one can be compared; empty: unknown.",
+        "source_dataset": "The import's name; empty for an episode of our own.",
+        "prompt_tokens": "Read over all turns, a prompt each time; NULL where nobody counted.",
+        "response_tokens": "Sampled over all turns; NULL where nobody counted.",
+        "wall_s": "From before the reset to after the release; episodes run side by side.",
+        "reset_s": "What the desktop took to be ready.",
+        "model_s": "What the engine took, over all turns.",
+        "step_s": "What the desktop took, over all turns.",
+        "evaluate_s": "What the grader took.",
+    },
+    "ancestry": {
+        "checkpoint_id": "The descendant.",
+        "generations": "0 for itself, 1 for its parent.",
+        "ancestor_id": "Itself, or a checkpoint that it descends from.",
+    },
+    "made_from": {
+        "checkpoint_id": "The checkpoint that was trained.",
+        "kind": "group, episode (of ours) or demonstration (a row of replay_buffer).",
+        "source_id": "The group_id, episode_id or row_id.",
+        "how": "rolled_out (a group that was trained on; its valid episodes), injected (joined a group) or fine_tuned.",
+        "group_id": "The group that it is, was played in or joined.",
+        "task_id": "Its task.",
+        "update": "The update that the group trained; NULL where it was fine-tuned on.",
+        "source_dataset": "Of a demonstration; online for an episode.",
+        "path": "The file that a demonstration came from.",
+        "line": "The line there, from 1.",
+    },
+    "lineage": {
+        "episode_id": "The evaluation's episode.",
+        "reward": "task_reward; NULL for a fault.",
+        "kind": "evaluation, task, screenshot, checkpoint; then as made_from's: group, episode, demonstration.",
+        "source_id": "What stands behind it: stage_key, task_id, SHA-256, checkpoint_id, group_id, episode_id, row_id.",
+        "how": "As made_from's.",
+        "generations": "Of the ancestor: 0 for the checkpoint that was scored. NULL for what the episode itself saw.",
+        "ancestor_id": "The checkpoint that this is, or that was made from it.",
+        "group_id": "As made_from's.",
+        "index": "Step of a screenshot; update of what a group trained.",
+        "path": "Of the blob or the weights below the state folder; of the raw file of a demonstration.",
+        "line": "The line of the raw file, from 1.",
+        "dagster_run_id": "Of the evaluation, or of the checkpoint's training.",
+        "mlflow_run_id": "Of the evaluation, or of the checkpoint's training.",
     },
 }
 

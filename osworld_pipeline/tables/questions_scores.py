@@ -6,10 +6,10 @@ from osworld_pipeline.tables.questions import Question
 _SUCCESS_BY_DOMAIN = """
 SELECT checkpoint_id, any_value(stage) AS stage, coalesce(nullif(domain, ''), family) AS domain,
        count(DISTINCT task_id) AS tasks, count(success) AS episodes, count(*) FILTER (success) AS successes,
-       round(avg(success::INT), 4) AS success_rate, count(*) - count(success) AS faults
+       round(avg(success::INT), 4) AS success_rate, count(*) - count(success) AS faults, evaluation_key
 FROM evals
-GROUP BY checkpoint_id, coalesce(nullif(domain, ''), family)
-ORDER BY stage, checkpoint_id, domain
+GROUP BY checkpoint_id, evaluation_key, coalesce(nullif(domain, ''), family)
+ORDER BY evaluation_key, stage, checkpoint_id, domain
 """
 
 _FELL_BETWEEN_CHECKPOINTS = """
@@ -20,6 +20,7 @@ WITH pairs AS (
     JOIN evals child ON child.checkpoint_id = c.checkpoint_id
     JOIN evals parent ON parent.checkpoint_id = c.parent_id
         AND parent.task_id = child.task_id AND parent.seed = child.seed
+        AND parent.evaluation_key = child.evaluation_key
     WHERE parent.success IS NOT NULL AND child.success IS NOT NULL
 )
 SELECT parent_id, checkpoint_id, task_id, count(*) AS pairs,
@@ -122,7 +123,8 @@ QUESTIONS = (
         name="success-by-checkpoint",
         question="How often does each checkpoint succeed?",
         sql=SUCCESS_BY_CHECKPOINT,
-        reading="`episodes` is the denominator; faults stand beside it and are never counted as failures.",
+        reading="`episodes` is the denominator; faults stand beside it and are never counted as failures. Only rows "
+        "with the same `evaluation_key` can be compared.",
     ),
     Question(
         name="success-by-domain",
@@ -135,8 +137,8 @@ QUESTIONS = (
         name="fell-between-checkpoints",
         question="Which tasks got worse from a checkpoint to the one trained from it?",
         sql=_FELL_BETWEEN_CHECKPOINTS,
-        reading="Paired by task and seed: a fault on either side leaves the pair out. `lost` pairs succeeded before "
-        "and fail now.",
+        reading="Paired by evaluation, task and seed: a fault on either side leaves the pair out. `lost` pairs "
+        "succeeded before and fail now.",
     ),
     Question(
         name="cost-per-success",

@@ -20,6 +20,7 @@ from osworld_pipeline.part_files import (
     legacy_details,
     take_snapshot,
 )
+from osworld_pipeline.tables.lineage import LINEAGE_VIEWS
 
 TASKS = """
 CREATE VIEW tasks AS
@@ -48,6 +49,7 @@ FROM episodes e WHERE e.purpose = 'train' AND e.is_valid AND e.is_success
 """
 # A fault has no success and no reward (NULL), so that an average over `success` has the right denominator.
 # Task ids of a built-in suite read <suite>-<family>-<number>; other tasks are told apart by their domain.
+# Tokens that an engine did not count are 0 in its steps, and none at all in an import: both are NULL here.
 EVALS = """
 CREATE VIEW evals AS
 SELECT
@@ -59,17 +61,33 @@ SELECT
     CASE WHEN e.is_valid THEN e.task_reward END AS reward,
     CASE WHEN e.is_valid THEN e.is_success END AS success,
     e.is_valid, CASE WHEN e.is_valid THEN e.shaped_reward END AS shaped_reward,
-    e.num_steps AS turns, e.max_turns, e.attempt, e.episode_id, e.stage_key, e.engine, e.temperature,
-    e.provider, e.image_digest, e.grader_version, e.error, e.started_at
+    e.num_steps AS turns, e.max_turns, e.attempt, e.episode_id, e.stage_key,
+    CASE WHEN starts_with(e.stage_key, concat('eval-', e.checkpoint_id, '-'))
+        THEN substr(e.stage_key, length(e.checkpoint_id) + 7) ELSE '' END AS evaluation_key,
+    e.engine, e.temperature,
+    e.provider, e.image_digest, e.grader_version, e.error, e.started_at, e.source_dataset,
+    CASE WHEN coalesce(e.source_dataset, '') <> '' THEN NULL WHEN e.num_steps = 0 THEN 0 ELSE s.prompt_tokens END
+        AS prompt_tokens,
+    CASE WHEN coalesce(e.source_dataset, '') <> '' THEN NULL WHEN e.num_steps = 0 THEN 0 ELSE s.response_tokens END
+        AS response_tokens,
+    e.times_s['total'] AS wall_s, e.times_s['reset'] AS reset_s, e.times_s['model'] AS model_s,
+    e.times_s['step'] AS step_s, e.times_s['evaluate'] AS evaluate_s
 FROM episodes e
 LEFT JOIN union_tasks t ON t.task_id = e.task_id
 LEFT JOIN checkpoints c ON c.checkpoint_id = e.checkpoint_id
+LEFT JOIN (
+    SELECT episode_id,
+           CASE WHEN bool_and(prompt_num_tokens > 0) THEN sum(prompt_num_tokens)::BIGINT END AS prompt_tokens,
+           CASE WHEN bool_and(prompt_num_tokens > 0) THEN sum(response_num_tokens)::BIGINT END AS response_tokens
+    FROM steps WHERE purpose = 'evaluate' GROUP BY episode_id
+) s ON s.episode_id = e.episode_id
 WHERE e.purpose = 'evaluate'
 QUALIFY row_number() OVER (
-    PARTITION BY e.checkpoint_id, e.task_id, e.seed ORDER BY e.started_at DESC, e.attempt DESC, e.episode_id DESC
+    PARTITION BY e.checkpoint_id, e.stage_key, e.task_id, e.seed
+    ORDER BY e.started_at DESC, e.attempt DESC, e.episode_id DESC
 ) = 1
 """
-DERIVED: Mapping[str, str] = {"tasks": TASKS, "replay": REPLAY, "evals": EVALS}
+DERIVED: Mapping[str, str] = {"tasks": TASKS, "replay": REPLAY, "evals": EVALS, **LINEAGE_VIEWS}
 
 
 def create_part_views(connection: duckdb.DuckDBPyConnection, state: StateDir) -> None:

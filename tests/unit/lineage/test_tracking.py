@@ -1,5 +1,6 @@
 """What MLflow is told, read back from a real sqlite store."""
 
+import shutil
 import subprocess
 import sys
 import time
@@ -8,9 +9,25 @@ from pathlib import Path
 import pytest
 
 from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
-from osworld_pipeline.lineage.tracking import find_logged_model, find_run, flatten_params, metric_history, stage_run
+from osworld_pipeline.errors import TrackingError
+from osworld_pipeline.lineage.models import champion_checkpoint, find_logged_model, register_champion
+from osworld_pipeline.lineage.tracking import find_attempts, find_run, flatten_params, metric_history, stage_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # MLflow's own warnings are not ours to mend
+
+
+@pytest.fixture(scope="module")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """MLflow takes seconds to make one."""
+    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+    find_run(f"sqlite:///{path}", "none")
+    return path
+
+
+@pytest.fixture
+def uri(empty_database: Path, tmp_path: Path) -> str:
+    shutil.copy(empty_database, tmp_path / "mlflow.db")
+    return f"sqlite:///{tmp_path / 'mlflow.db'}"
 
 
 def checkpoint(name: str, stage: Stage, parent_id: str | None) -> Checkpoint:
@@ -23,6 +40,7 @@ def checkpoint(name: str, stage: Stage, parent_id: str | None) -> Checkpoint:
         recipe_digest="r",
         data_digest="d",
         weights_digest="w",
+        code_version="c",
     )
 
 
@@ -32,16 +50,17 @@ def fail_after_one_update(uri: str, params: dict, tags: dict) -> None:
         raise RuntimeError("the trainer was killed")
 
 
-def test_stage_has_one_run_with_its_parameters_and_its_checkpoint_points_to_its_parent(tmp_path: Path) -> None:
+def test_stage_has_one_run_with_a_run_for_each_attempt_below_and_its_checkpoint_points_to_its_parent(
+    uri: str, tmp_path: Path
+) -> None:
     from mlflow import MlflowClient
 
-    uri = f"sqlite:///{tmp_path / 'mlflow' / 'mlflow.db'}"
-    tags = {"dagster.run_id": "run-1"}
     params = {"sft": {"learning_rate": 0.003}, "data_digest": "d"}
-    with stage_run(uri, stage="base", stage_key="base-1", params={}, tags=tags) as run:
-        base_model = run.log_checkpoint(checkpoint("base-1", Stage.BASE, None), folder=tmp_path)
+    with stage_run(uri, stage="base", stage_key="base-1", params={}, tags={}) as run:
+        run.log_checkpoint(checkpoint("base-1", Stage.BASE, None), folder=tmp_path)
+    base_model = find_logged_model(uri, "base-1")
     with pytest.raises(RuntimeError):
-        fail_after_one_update(uri, params, tags)
+        fail_after_one_update(uri, params, {"dagster.run_id": "run-1"})
 
     client = MlflowClient(tracking_uri=uri)
     first = find_run(uri, "sft-1")
@@ -49,18 +68,68 @@ def test_stage_has_one_run_with_its_parameters_and_its_checkpoint_points_to_its_
     assert client.get_run(first).info.status == "FAILED"
     with stage_run(uri, stage="sft", stage_key="sft-1", params=params, tags={"dagster.run_id": "run-2"}) as run:
         assert run.run_id == first, "a resumed stage goes on in its run"
+        run.log_dataset("replay_and_tasks", "d" * 64, "tables")
         run.log_metrics(2, {"loss": 1.0})
-        model = run.log_checkpoint(checkpoint("sft-1", Stage.SFT, "base-1"), folder=tmp_path)
-        assert run.log_checkpoint(checkpoint("sft-1", Stage.SFT, "base-1"), folder=tmp_path) == model
+        run.log_checkpoint(checkpoint("sft-1", Stage.SFT, "base-1"), folder=tmp_path)
+        run.log_checkpoint(checkpoint("sft-1", Stage.SFT, "base-1"), folder=tmp_path)
+        assert run.url("http://m/") == f"http://m/#/experiments/{run.experiment_id}/runs/{first}"
 
     ended = client.get_run(first)
     assert ended.info.status == "FINISHED"
     assert ended.data.params == {"sft.learning_rate": "0.003", "data_digest": "d"}
     assert ended.data.tags["dagster.run_id"] == "run-2"
     assert [entry.model_id for entry in ended.inputs.model_inputs] == [base_model]
-    assert client.get_logged_model(model).tags["parent_checkpoint_id"] == "base-1"
-    assert find_logged_model(uri, "sft-1") == model
+    assert [entry.dataset.digest for entry in ended.inputs.dataset_inputs] == ["d" * 36]
     assert metric_history(uri, "sft-1", ["loss"]) == [("loss", 1, 2.0), ("loss", 2, 1.0)]
+
+    attempts = [client.get_run(attempt) for attempt in find_attempts(uri, "sft-1")]
+    assert [attempt.data.tags["mlflow.parentRunId"] for attempt in attempts] == [first, first]
+    assert [attempt.info.status for attempt in attempts] == ["FAILED", "FINISHED"]
+    assert [attempt.data.metrics for attempt in attempts] == [{"loss": 2.0}, {"loss": 1.0}]
+    assert [attempt.data.tags["dagster.run_id"] for attempt in attempts] == ["run-1", "run-2"]
+    assert attempts[0].data.tags["error"] == "the trainer was killed"
+    assert attempts[1].data.params == ended.data.params
+
+    model = find_logged_model(uri, "sft-1")
+    assert model is not None
+    told = client.get_logged_model(model)
+    assert (told.tags["parent_checkpoint_id"], told.tags["parent_model_id"]) == ("base-1", base_model)
+    assert (told.source_run_id, told.params["path"]) == (first, str(tmp_path))
+
+
+def test_an_attempt_that_was_killed_is_shown_as_killed_by_the_next(uri: str) -> None:
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=uri)
+    with stage_run(uri, stage="sft", stage_key="sft-1", params={}, tags={}) as run:
+        pass
+    client.update_run(run.attempt_run_id, status="RUNNING")  # as SIGKILL leaves it
+    with stage_run(uri, stage="sft", stage_key="sft-1", params={}, tags={}):
+        pass
+    statuses = [client.get_run(run_id).info.status for run_id in find_attempts(uri, "sft-1")]
+    assert statuses == ["KILLED", "FINISHED"]
+
+
+def test_the_champion_moves_to_the_checkpoint_it_is_told(uri: str, tmp_path: Path) -> None:
+    assert champion_checkpoint(uri) is None
+    with pytest.raises(TrackingError, match="knows no model of sft-1"):
+        register_champion(uri, "sft-1")
+    with stage_run(uri, stage="sft", stage_key="sft-1", params={}, tags={}) as run:
+        for name in ("sft-1", "sft-2"):
+            run.log_checkpoint(checkpoint(name, Stage.SFT, None), folder=tmp_path)
+    assert [register_champion(uri, name) for name in ("sft-1", "sft-2")] == ["1", "2"]
+    assert champion_checkpoint(uri) == "sft-2"
+    assert register_champion(uri, "sft-1") == "1", "a checkpoint has one version for ever"
+    assert champion_checkpoint(uri) == "sft-1"
+
+
+def test_more_parameters_than_mlflow_takes_at_once_are_all_there(uri: str) -> None:
+    from mlflow import MlflowClient
+
+    params = {f"p{number}": number for number in range(120)}
+    with stage_run(uri, stage="sft", stage_key="sft-1", params=params, tags={}) as run:
+        pass
+    assert len(MlflowClient(tracking_uri=uri).get_run(run.run_id).data.params) == 120
 
 
 def test_nested_parameters_are_flattened_by_dots() -> None:

@@ -106,6 +106,33 @@ def test_evals_has_one_row_for_a_checkpoint_task_and_seed_the_last_attempt(state
     assert rows == [("e1-a1", 0, True, 1.0, 5), ("e2", 1, False, 0.0, 5)]
 
 
+def test_evals_keeps_a_checkpoints_evaluations_apart(state: StateDir) -> None:
+    episodes = [make_episode(key, stage_key=f"eval-sft-000000000001-{key}") for key in ("one", "two")]
+    TrajectoryStore(state).write_episodes("a", episodes)
+    rebuild_catalog(state)
+    found = run_query(state, "SELECT episode_id, seed, evaluation_key FROM evals ORDER BY 1").rows
+    assert found == [("one", 0, "one"), ("two", 0, "two")]
+
+
+def test_evals_know_what_an_episode_cost_and_what_nobody_counted_is_null(state: StateDir) -> None:
+    silent = tuple(make_step(index, prompt_num_tokens=index, response_num_tokens=index) for index in range(2))
+    episodes = [
+        make_episode("e1", times_s={"reset": 0.5, "model": 1.0, "step": 2.0, "evaluate": 0.25, "total": 4.0}),
+        make_episode("e2", seed=1, steps=silent, times_s={}),
+        make_episode("e3", seed=2, steps=(), outcome=Outcome.ENV_FAULT, reward=None, error="gone"),
+        make_episode("e4", seed=3, source_dataset="theirs"),
+    ]
+    TrajectoryStore(state).write_episodes("a", episodes)
+    rebuild_catalog(state)
+    sql = "SELECT prompt_tokens, response_tokens, wall_s, reset_s, model_s, step_s, evaluate_s FROM evals ORDER BY seed"
+    assert run_query(state, sql).rows == [
+        (600, 40, 4.0, 0.5, 1.0, 2.0, 0.25),
+        (None, None, None, None, None, None, None),
+        (0, 0, 3.0, 0.5, None, None, None),
+        (None, None, 3.0, 0.5, None, None, None),
+    ]
+
+
 def test_a_fault_never_counts_as_a_zero(state: StateDir) -> None:
     episodes = [
         make_episode("e1"),
@@ -113,7 +140,7 @@ def test_a_fault_never_counts_as_a_zero(state: StateDir) -> None:
     ]
     TrajectoryStore(state).write_episodes("a", episodes)
     rebuild_catalog(state)
-    assert run_query(state, SUCCESS_BY_CHECKPOINT).rows == [("sft-000000000001", None, 1, 1, 1.0)]
+    assert run_query(state, SUCCESS_BY_CHECKPOINT).rows == [("sft-000000000001", None, 1, 1, 1.0, "")]
 
 
 def test_evals_know_family_and_suite(state: StateDir) -> None:

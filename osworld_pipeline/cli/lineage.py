@@ -1,0 +1,84 @@
+"""`lineage`: what stands behind an id, and what came of it."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from osworld_pipeline.cli.machine import JsonOption, tell
+from osworld_pipeline.cli.pipeline import StateOption
+
+if TYPE_CHECKING:
+    from rich.tree import Tree
+
+    from osworld_pipeline.tables.walk import Link
+
+WIDE = 4096
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(lineage)
+
+
+def lineage(
+    thing: Annotated[
+        str, typer.Argument(metavar="ID", help="An episode, checkpoint, task, replay row, or a screenshot's SHA-256.")
+    ],
+    limit: Annotated[int, typer.Option(min=1, help="Show so many of each kind, and count the rest.")] = 20,
+    as_json: JsonOption = False,
+    state: StateOption = Path("var"),
+) -> None:
+    """Walk from an id to all that made it (down to the files with its pixels) and to what it made."""
+    from rich.console import Console
+
+    from osworld_pipeline.domain.state import StateDir
+    from osworld_pipeline.tables.walk import walk
+
+    folder = StateDir(state.resolve())
+    found = walk(folder, thing, limit=limit)
+    if as_json:
+        tell(_with_paths(asdict(found), folder))
+        return
+    console = Console()
+    if not console.is_terminal:  # a file has no width: a line stays a line
+        console = Console(width=WIDE)
+    console.print(_tree(found, folder), overflow="fold")
+
+
+def _with_paths(link: dict[str, Any], state: Any) -> dict[str, Any]:
+    """`file`: where a file of the state folder lies on this machine; None where it is gone."""
+    path = link["facts"].get("path")
+    if path and path.startswith(("blobs/", "checkpoints/")):
+        link["file"] = str(state.root / path) if (state.root / path).exists() else None
+    return {**link, "links": [_with_paths(below, state) for below in link["links"]]}
+
+
+def _tree(link: "Link", state: Any) -> "Tree":
+    from rich.tree import Tree
+
+    tree = Tree(_line(link, state))
+    for below in link.links:
+        tree.children.append(_tree(below, state))
+    return tree
+
+
+def _line(link: "Link", state: Any) -> Any:
+    from rich.text import Text
+
+    if link.num_more:
+        return Text(f"{link.num_more:,} more of kind {link.kind}", style="dim")
+    line = Text.assemble((link.kind, "cyan"), " ", (_shown(link.id), "bold"))
+    for name, value in link.facts.items():
+        if name == "path":
+            is_ours = str(value).startswith(("blobs/", "checkpoints/"))
+            value = state.root / value if is_ours else value
+            value = f"{value} (gone)" if is_ours and not value.exists() else value
+        line.append(f"  {name} ", style="dim")
+        line.append(_shown(value))
+    return line
+
+
+def _shown(value: Any) -> str:
+    """What a model wrote must not steer the terminal it is shown on."""
+    return "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in str(value))

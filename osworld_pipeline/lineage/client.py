@@ -1,0 +1,85 @@
+"""A client of MLflow that neither chatters nor hangs. mlflow takes seconds to import: inside functions only."""
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from osworld_pipeline.durable import locked, replacing
+from osworld_pipeline.errors import StoreError, TrackingError
+
+SQLITE = "sqlite:///"
+TABLES_TIMEOUT_S = 120.0
+"""Making them takes a few seconds."""
+LIMITS = {
+    "MLFLOW_LOGGING_LEVEL": "WARNING",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+}
+"""MLflow's own settings, where nobody has set them: it would wait two minutes for an answer, seven times."""
+NEVER = (400, 404)
+"""HTTP status of what no repetition mends."""
+
+
+def open_client(tracking_uri: str) -> Any:
+    """A client; a new sqlite database has all its tables before anyone sees it. Asks no server anything yet."""
+    for name in ("mlflow", "alembic"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    for name, value in LIMITS.items():
+        os.environ.setdefault(name, value)  # written, not read: MLflow takes its settings from there
+    from mlflow import MlflowClient
+
+    database = Path(tracking_uri.removeprefix(SQLITE))
+    if tracking_uri.startswith(SQLITE) and not database.exists():
+        lock = database.with_name(f".{database.name}.lock")
+        with locked(lock, timeout_s=TABLES_TIMEOUT_S, error=StoreError, what=f"making {database}"):
+            if not database.exists():
+                # Killed among MLflow's dozens of migrations, it would leave a database that nobody opens again.
+                with replacing(database) as temp:
+                    MlflowClient(tracking_uri=f"{SQLITE}{temp}").search_experiments(max_results=1)
+    return MlflowClient(tracking_uri=tracking_uri)
+
+
+@contextmanager
+def told_clearly(tracking_uri: str, what: str) -> Iterator[None]:
+    """What MLflow raises, as a TrackingError of one sentence. `what`: "cannot open the run of sft-1"."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        yield
+    except MlflowException as error:
+        way_out = (
+            "see its log" if is_final(error) else "start it, or correct the tracking resource's uri, and run again"
+        )
+        raise TrackingError(f"{what}: MLflow at {tracking_uri} said: {first_words(error)}; {way_out}") from error
+
+
+def is_final(error: BaseException) -> bool:
+    """MLflow answered, and would answer the same again."""
+    status = getattr(error, "get_http_status_code", None)
+    return status is not None and status() in NEVER
+
+
+def first_words(error: BaseException, *, limit: int = 200) -> str:
+    lines = str(error).strip().splitlines()
+    text = lines[0] if lines else type(error).__name__
+    return text if len(text) <= limit else f"{text[:limit]}..."
+
+
+def search_everywhere(client: Any) -> list[str]:
+    """The ids of all experiments."""
+    return [experiment.experiment_id for experiment in client.search_experiments()]
+
+
+def run_url(base_url: str, experiment_id: str, run_id: str) -> str:
+    """Where MLflow's UI shows a run."""
+    return f"{base_url.rstrip('/')}/#/experiments/{experiment_id}/runs/{run_id}"
+
+
+def model_url(base_url: str, experiment_id: str, model_id: str) -> str:
+    """Where MLflow's UI shows a LoggedModel."""
+    return f"{base_url.rstrip('/')}/#/experiments/{experiment_id}/models/{model_id}"

@@ -1,0 +1,59 @@
+"""Which code made a thing: the git commit it ran from, or the distribution's version where it ran from no checkout."""
+
+import subprocess
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+DISTRIBUTION = "osworld-pipeline"
+PACKAGES = ("osworld_pipeline", "assets", "resources", "jobs", "env_server")
+"""Beside each other in a checkout: what of it can run."""
+GIT_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodeOrigin:
+    version: str
+    """The commit (40 hex), or `osworld-pipeline 0.1.0`."""
+    is_dirty: bool | None = None
+    """Files of our packages differ from the commit, or are unknown to it; None outside a git checkout."""
+
+
+@cache
+def code_origin() -> CodeOrigin:
+    """Of this program, as its files were when it was first asked: they may change while it runs."""
+    return origin_of(Path(__file__).resolve().parents[2])
+
+
+def origin_of(root: Path) -> CodeOrigin:
+    """`root`: the folder with our packages. A virtual environment inside somebody's checkout is no checkout of ours."""
+    if _git(root, "ls-files", "--error-unmatch", f"{PACKAGES[0]}/__init__.py") is None:
+        return CodeOrigin(version=_distribution())
+    commit = _git(root, "rev-parse", "HEAD")
+    changed = _git(root, "status", "--porcelain", "--", *(name for name in PACKAGES if (root / name).is_dir()))
+    if not commit or changed is None:
+        return CodeOrigin(version=_distribution())
+    return CodeOrigin(version=commit, is_dirty=bool(changed))
+
+
+def _distribution() -> str:
+    try:
+        return f"{DISTRIBUTION} {version(DISTRIBUTION)}"
+    except PackageNotFoundError:
+        return DISTRIBUTION
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    """What git says; None where it is not there, refuses, or takes too long."""
+    try:
+        done = subprocess.run(
+            ["git", "--no-optional-locks", "-C", str(root), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=GIT_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

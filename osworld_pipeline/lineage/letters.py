@@ -1,0 +1,136 @@
+"""The letters of a stage to MLflow, and how each is delivered; delivering one twice changes nothing."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from osworld_pipeline.domain.checkpoint import Checkpoint
+from osworld_pipeline.lineage.client import open_client
+from osworld_pipeline.lineage.models import CHECKPOINT_TAG, find_logged_model
+from osworld_pipeline.lineage.outbox import Letter
+
+ATTEMPT_TAG = "attempt"
+"""Of an attempt its number, from 1; of a stage's run that of its last."""
+MAX_DIGEST = 36
+"""MLflow's limit for a dataset's."""
+
+
+def metrics_letter(run_ids: tuple[str, ...], update: int, metrics: Mapping[str, float], *, at_ms: int) -> Letter:
+    numbers = {name: float(value) for name, value in sorted(metrics.items())}
+    return {"kind": "metrics", "run_ids": list(run_ids), "update": update, "metrics": numbers, "at_ms": at_ms}
+
+
+def dataset_letter(run_ids: tuple[str, ...], name: str, digest: str, source: str, *, context: str) -> Letter:
+    return {
+        "kind": "dataset", "run_ids": list(run_ids), "name": name, "digest": digest, "source": source,
+        "context": context,
+    }  # fmt: skip
+
+
+def checkpoint_letter(run_id: str, checkpoint: Checkpoint, *, folder: Path) -> Letter:
+    """Without what the checkpoint's own folder tells at length."""
+    told = asdict(checkpoint) | {"stage": str(checkpoint.stage), "recipe": {}, "row_ids": []}
+    return {"kind": "checkpoint", "run_id": run_id, "checkpoint": told, "folder": str(folder)}
+
+
+def evaluation_letter(run_id: str, checkpoint_id: str, metrics: Mapping[str, float]) -> Letter:
+    numbers = {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
+    return {"kind": "evaluation", "run_id": run_id, "checkpoint_id": checkpoint_id, "metrics": numbers}
+
+
+def end_letter(run_id: str, attempt_run_id: str, *, attempt: int, status: str, error: str) -> Letter:
+    return {
+        "kind": "end", "run_id": run_id, "attempt_run_id": attempt_run_id, "attempt": attempt, "status": status,
+        "error": error,
+    }  # fmt: skip
+
+
+def deliver(tracking_uri: str, letter: Letter) -> None:
+    """Raises what MLflow raises."""
+    _DELIVERIES[letter["kind"]](tracking_uri, letter)
+
+
+def _metrics(tracking_uri: str, letter: Letter) -> None:
+    from mlflow.entities import Metric
+
+    entries = [Metric(name, value, letter["at_ms"], letter["update"]) for name, value in letter["metrics"].items()]
+    for run_id in letter["run_ids"]:
+        open_client(tracking_uri).log_batch(run_id, metrics=entries)
+
+
+def _dataset(tracking_uri: str, letter: Letter) -> None:
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    dataset = Dataset(
+        name=letter["name"], digest=letter["digest"][:MAX_DIGEST], source_type="local", source=letter["source"]
+    )
+    entry = DatasetInput(dataset, [InputTag(key="mlflow.data.context", value=letter["context"])])
+    for run_id in letter["run_ids"]:
+        open_client(tracking_uri).log_inputs(run_id, datasets=[entry])
+
+
+def _checkpoint(tracking_uri: str, letter: Letter) -> None:
+    """An external LoggedModel, once: weights stay where they are. Its parent is an input of the run."""
+    from mlflow.entities import LoggedModelInput, LoggedModelOutput
+
+    told: Mapping[str, Any] = letter["checkpoint"]
+    if find_logged_model(tracking_uri, told["checkpoint_id"]) is not None:
+        return
+    client, run_id = open_client(tracking_uri), letter["run_id"]
+    parent = find_logged_model(tracking_uri, told["parent_id"]) if told["parent_id"] else None
+    if parent is not None:
+        client.log_inputs(run_id, models=[LoggedModelInput(parent)])
+    tags = {
+        CHECKPOINT_TAG: told["checkpoint_id"],
+        "parent_checkpoint_id": told["parent_id"] or "",
+        "parent_model_id": parent or "",
+        "stage": told["stage"],
+        "weights_digest": told["weights_digest"],
+        "data_digest": told["data_digest"],
+        "recipe_digest": told["recipe_digest"],
+        "code_version": told["code_version"],
+        "is_code_dirty": str(told["is_code_dirty"]),
+    }
+    model = client.create_logged_model(
+        experiment_id=client.get_run(run_id).info.experiment_id,
+        name=told["checkpoint_id"],
+        source_run_id=run_id,
+        params={"path": letter["folder"], "num_updates": str(told["num_updates"])},
+        tags=tags,
+        model_type="external",
+    )
+    client.finalize_logged_model(model.model_id, "READY")
+    client.log_outputs(run_id, models=[LoggedModelOutput(model.model_id, step=told["num_updates"])])
+
+
+def _evaluation(tracking_uri: str, letter: Letter) -> None:
+    """Metrics of the run and of the checkpoint's LoggedModel, which is an input of the run."""
+    from mlflow.entities import LoggedModelInput
+
+    client, run_id = open_client(tracking_uri), letter["run_id"]
+    model_id = find_logged_model(tracking_uri, letter["checkpoint_id"])
+    if model_id is not None:
+        client.log_inputs(run_id, models=[LoggedModelInput(model_id)])
+    for name, value in letter["metrics"].items():
+        client.log_metric(run_id, name, value, model_id=model_id)
+
+
+def _end(tracking_uri: str, letter: Letter) -> None:
+    """Of the attempt, and of the stage where no later attempt has taken it over."""
+    client = open_client(tracking_uri)
+    if letter["error"]:
+        client.set_tag(letter["attempt_run_id"], "error", letter["error"])
+    client.set_terminated(letter["attempt_run_id"], letter["status"])
+    if client.get_run(letter["run_id"]).data.tags.get(ATTEMPT_TAG) == str(letter["attempt"]):
+        client.set_terminated(letter["run_id"], letter["status"])
+
+
+_DELIVERIES: Mapping[str, Callable[[str, Letter], None]] = {
+    "metrics": _metrics,
+    "dataset": _dataset,
+    "checkpoint": _checkpoint,
+    "evaluation": _evaluation,
+    "end": _end,
+}

@@ -1,0 +1,169 @@
+"""What a stage tells MLflow goes by here: a thread sends it in order, so that a server that is slow, dead or hanging
+neither holds up a training run nor ends it. What cannot be sent is kept, written down at the end, and sent by a later
+stage."""
+
+import json
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from osworld_pipeline.durable import write_file
+from osworld_pipeline.errors import StoreError
+from osworld_pipeline.lineage.client import first_words, is_final
+
+Letter = Mapping[str, Any]
+"""JSON; its `kind` says what it tells."""
+Deliver = Callable[[Letter], None]
+MAX_LETTERS = 10_000
+"""Kept for later; beyond it the oldest metrics go."""
+RETRY_S = 5.0
+CLOSE_S = 30.0
+"""A stage waits so long, at its end, for a server that answers."""
+FAILING_CLOSE_S = 1.0
+"""And so long for one that did not."""
+
+
+class Outbox:
+    """One thread, one order. Everything but `deliver` and the thread's own reading happens in the caller's thread."""
+
+    def __init__(
+        self,
+        deliver: Deliver,
+        *,
+        name: str,
+        say: Callable[[str], None],
+        folder: Path | None = None,
+        max_letters: int = MAX_LETTERS,
+        retry_s: float = RETRY_S,
+    ) -> None:
+        """`name`: of this outbox's file. `folder`: where unsent letters lie, of earlier outboxes too; None keeps none.
+        `say`: called from the thread that posts or closes, never from ours."""
+        self._deliver = deliver
+        self._say = say
+        self._folder = folder
+        self._name = name
+        self._max_letters = max_letters
+        self._retry_s = retry_s
+        self._letters: deque[Letter] = deque()
+        self._notices: deque[str] = deque()
+        self._changed = threading.Condition()
+        self._is_closing = self._is_abandoned = self._is_failing = False
+        self._num_sent = self._num_dropped = 0
+        self._backlog = sorted(folder.glob("*.jsonl")) if folder else []
+        self._thread = threading.Thread(target=self._work, name="mlflow outbox", daemon=True)
+        self._thread.start()
+
+    def post(self, letter: Letter) -> None:
+        with self._changed:
+            if len(self._letters) >= self._max_letters:
+                self._drop_oldest()
+            self._letters.append(letter)
+            self._changed.notify_all()
+        self._tell()
+
+    def close(self, *, timeout_s: float = CLOSE_S) -> int:
+        """Sends what is left, or writes it down; returns how many letters were not sent. Never raises."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify_all()
+        self._thread.join(min(timeout_s, FAILING_CLOSE_S) if self._is_failing else timeout_s)
+        with self._changed:
+            self._is_abandoned = True
+            rest = list(self._letters)
+        if rest:
+            self._notices.append(self._keep(rest))
+        self._tell()
+        return len(rest)
+
+    def _keep(self, rest: list[Letter]) -> str:
+        if self._folder is None:
+            return f"{len(rest)} messages to MLflow could not be sent and are lost"
+        path = self._folder / f"{self._name}.jsonl"
+        try:
+            write_file(path, "".join(f"{json.dumps(letter)}\n" for letter in rest).encode())
+        except StoreError as error:
+            return f"{len(rest)} messages to MLflow could neither be sent nor kept: {error}"
+        return f"{len(rest)} messages to MLflow could not be sent; they are kept in {path} and sent with a later stage"
+
+    def _tell(self) -> None:
+        while self._notices:
+            self._say(self._notices.popleft())
+
+    def _drop_oldest(self) -> None:
+        # The first may be on its way; of the others, metrics can be missed and the rest cannot.
+        index = next((i for i, letter in enumerate(self._letters) if i and letter["kind"] == "metrics"), None)
+        if index is None:
+            index = len(self._letters) - 1
+        del self._letters[index]
+        self._num_dropped += 1
+        if self._num_dropped == 1:
+            self._notices.append(f"more than {self._max_letters:,} messages wait for MLflow: the oldest metrics go")
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                while not (self._letters or self._backlog or self._is_closing):
+                    self._changed.wait()
+                if self._is_closing and self._is_failing:
+                    return
+                letter = self._letters[0] if self._letters else None
+            if letter is not None:
+                is_sent = self._try(letter)
+            elif self._backlog:
+                is_sent = self._send_backlog(self._backlog[0])
+            else:
+                return
+            with self._changed:
+                if self._is_abandoned:
+                    return
+                if is_sent and letter is not None:
+                    self._letters.popleft()
+                elif is_sent:
+                    self._backlog.pop(0)
+                elif self._is_closing:
+                    return
+                else:
+                    self._wait_to_retry()
+
+    def _wait_to_retry(self) -> None:
+        until = time.monotonic() + self._retry_s
+        while not self._is_closing and (left := until - time.monotonic()) > 0:
+            self._changed.wait(left)
+
+    def _try(self, letter: Letter) -> bool:
+        """Whether it is done with: sent, or refused for ever."""
+        try:
+            self._deliver(letter)
+        except Exception as error:  # noqa: BLE001 - whatever tracking raises must not end a training
+            if is_final(error):
+                self._notices.append(f"MLflow refused {letter['kind']} for good: {first_words(error)}")
+                return True
+            if not self._is_failing:
+                self._notices.append(
+                    f"MLflow does not answer ({first_words(error)}): the work goes on, and what it would have been "
+                    "told is kept and sent later"
+                )
+            self._is_failing = True
+            return False
+        self._num_sent += 1
+        if self._is_failing:
+            self._notices.append("MLflow answers again: what was kept is being sent")
+        self._is_failing = False
+        return True
+
+    def _send_backlog(self, path: Path) -> bool:
+        """The letters of an earlier outbox; sending one twice changes nothing."""
+        try:
+            letters = [json.loads(line) for line in path.read_text().splitlines()]
+        except FileNotFoundError:
+            return True  # another stage has sent them
+        except (OSError, ValueError) as error:
+            self._notices.append(f"{path} cannot be read ({error}): remove it")
+            return True
+        if all(self._try(letter) for letter in letters):
+            path.unlink(missing_ok=True)
+            return True
+        return False
