@@ -1,8 +1,18 @@
 """Whether one checkpoint is better than another: both play the same tasks, and the tasks are drawn again."""
 
+import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
+from itertools import compress
+
+from osworld_pipeline.evaluation.intervals import draw_again, percentiles
+
+_MAX_DENOMINATOR = 1_000
+_MAX_TOTAL = 50_000
+"""Of the differences in units of their common denominator."""
+_NUM_FLIPS = 5_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,12 +25,27 @@ class Comparison:
     low: float
     high: float
     """Percentile interval of the difference."""
+    p_value: float
+    """Two-sided, of the sign-flip test: how often a difference at least this large comes by chance, if a task's
+    samples might as well have come from the other checkpoint."""
     num_tasks: int
+    confidence: float
 
     @property
     def is_better(self) -> bool:
-        """The whole interval lies above 0."""
-        return self.low > 0.0
+        """The whole interval lies above 0, and chance alone hardly makes such a difference: a single task, or a few
+        that all gained, would leave an interval without any width."""
+        return self.low > 0.0 and self._is_no_chance
+
+    @property
+    def is_worse(self) -> bool:
+        """As `is_better`, on the other side."""
+        return self.high < 0.0 and self._is_no_chance
+
+    @property
+    def _is_no_chance(self) -> bool:
+        # 1 - 0.95 is a little more than 0.05.
+        return self.p_value <= round(1.0 - self.confidence, 9)
 
 
 def compare_paired(
@@ -31,7 +56,8 @@ def compare_paired(
     num_resamples: int = 10_000,
     seed: int = 0,
 ) -> Comparison:
-    """Paired bootstrap over tasks (Efron and Tibshirani 1993, chapter 16: whole units are resampled).
+    """Paired bootstrap over tasks (Efron and Tibshirani 1993, chapter 16: whole units are resampled), and the sign-flip
+    test of the same differences (Fisher 1935, The Design of Experiments, section 21).
 
     `before`, `after`: by task, the rewards of its samples, 0..1. Only tasks that both have count. A task's samples are
     averaged first, because they are no independent tasks: the interval says how the difference would vary over other
@@ -47,26 +73,64 @@ def compare_paired(
         raise ValueError("a task without a sample")
     pairs = [(_mean(before[task]), _mean(after[task])) for task in tasks]
     differences = [right - left for left, right in pairs]
-    rng = random.Random(seed)
-    drawn = sorted(_mean(rng.choices(differences, k=len(differences))) for _ in range(num_resamples))
-    tail = (1.0 - confidence) / 2
+    drawn = [
+        sum(map(differences.__getitem__, chosen)) / len(differences)
+        for chosen in draw_again(len(differences), num_resamples, seed)
+    ]
+    low, high = percentiles(drawn, confidence)
     return Comparison(
         before=_mean([left for left, _ in pairs]),
         after=_mean([right for _, right in pairs]),
         difference=_mean(differences),
-        low=_quantile(drawn, tail),
-        high=_quantile(drawn, 1.0 - tail),
+        low=low,
+        high=high,
+        p_value=sign_flip_p_value(differences, seed=seed),
         num_tasks=len(tasks),
+        confidence=confidence,
     )
+
+
+def sign_flip_p_value(differences: Sequence[float], *, seed: int = 0) -> float:
+    """The share of all ways to sign the differences whose sum is at least as far from 0 as the one observed.
+
+    Exact where the differences have a common denominator of ordinary size, as those of success rates have: with one
+    sample a task it is McNemar's exact test. Else it is drawn, and the observed one counts among the draws.
+    """
+    fractions = [Fraction(abs(difference)).limit_denominator(_MAX_DENOMINATOR) for difference in differences]
+    scale = math.lcm(*(fraction.denominator for fraction in fractions))
+    sizes = [int(fraction * scale) for fraction in fractions if fraction]
+    signed = sum(
+        math.copysign(size, d) for size, d in zip((int(f * scale) for f in fractions), differences, strict=True)
+    )
+    is_exact = all(
+        math.isclose(fraction, abs(difference), abs_tol=1e-9)
+        for fraction, difference in zip(fractions, differences, strict=True)
+    )
+    if not is_exact or sum(sizes) > _MAX_TOTAL:
+        return _drawn_p_value([abs(difference) for difference in differences], abs(sum(differences)), seed)
+    observed = abs(int(signed))
+    if observed == 0:
+        return 1.0
+    # The product of (1 + x^size) counts the ways to each sum of what is signed +. It is a long number: its digits,
+    # in a base that no count reaches, are the counts; a number's digits add up to its remainder by the base less 1.
+    num_bits = len(sizes) + 2
+    ways = 1
+    for size in sizes:
+        ways += ways << (size * num_bits)
+    low_end = (sum(sizes) - observed) // 2 + 1
+    reached = (ways & ((1 << (low_end * num_bits)) - 1)) % ((1 << num_bits) - 1)
+    return 2 * reached / (1 << len(sizes))
+
+
+def _drawn_p_value(sizes: Sequence[float], observed: float, seed: int) -> float:
+    rng = random.Random(seed)
+    total = sum(sizes)
+    reached = 1
+    for _ in range(_NUM_FLIPS):
+        signed = 2 * sum(compress(sizes, rng.choices((0, 1), k=len(sizes)))) - total
+        reached += abs(signed) >= observed - 1e-9
+    return reached / (_NUM_FLIPS + 1)
 
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
-
-
-def _quantile(ordered: Sequence[float], share: float) -> float:
-    """Between the two nearest values, in proportion."""
-    place = share * (len(ordered) - 1)
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)

@@ -1,10 +1,52 @@
-"""How sure a success rate is: the Wilson score interval."""
+"""How sure a success rate is: the Wilson score interval where episodes are independent, and the bootstrap over tasks
+where several of them are samples of one task."""
 
 import math
+import random
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
 from statistics import NormalDist
 
+NUM_RESAMPLES = 2_000
 
-def wilson_interval(successes: int, n: int, *, confidence: float = 0.95) -> tuple[float, float]:
+
+class IntervalMethod(StrEnum):
+    WILSON = "wilson"
+    """Every task has one sample, so that the samples are independent."""
+    BOOTSTRAP = "bootstrap"
+    """Percentiles over tasks drawn again, each with all its samples (Efron and Tibshirani 1993, chapters 8 and 13)."""
+    WILSON_OVER_TASKS = "wilson_over_tasks"
+    """All tasks are alike, and drawing them again would show no doubt at all: each counts as one observation."""
+    NONE = "none"
+    """Nothing was observed: 0..1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    low: float
+    high: float
+    method: IntervalMethod
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rate:
+    """A share of episodes."""
+
+    successes: int
+    n: int
+    """The denominator."""
+    interval: Interval
+
+    @property
+    def value(self) -> float:
+        """NaN without an episode: unknown is not zero."""
+        return self.successes / self.n if self.n else math.nan
+
+
+def wilson_interval(successes: float, n: int, *, confidence: float = 0.95) -> tuple[float, float]:
     """The interval of a binomial proportion by inverting the score test (Wilson 1927, JASA 22(158):209-212):
 
         (p + z²/2n ± z·sqrt(p(1-p)/n + z²/4n²)) / (1 + z²/n),  z the normal quantile of (1 + confidence)/2
@@ -27,6 +69,77 @@ def wilson_interval(successes: int, n: int, *, confidence: float = 0.95) -> tupl
     low = 0.0 if successes == 0 else max(0.0, (centre - spread) / scale)
     high = 1.0 if successes == n else min(1.0, (centre + spread) / scale)
     return low, high
+
+
+def interval_over_tasks(
+    sums: Sequence[float],
+    counts: Sequence[int],
+    *,
+    confidence: float = 0.95,
+    num_resamples: int = NUM_RESAMPLES,
+    seed: int = 0,
+) -> Interval:
+    """Of the ratio sum(sums)/sum(counts), when the tasks are drawn again. A task's samples stay together, because they
+    are no independent tasks; where all tasks have one rate, each counts as one observation of it.
+
+    `sums`: by task, what its samples add up to; `counts`: by task, its samples, each worth 0..1.
+
+    Raises:
+        ValueError: a task without a sample, or with more than its samples can be worth.
+    """
+    if any(not (count > 0 and 0 <= total <= count) for total, count in zip(sums, counts, strict=True)):
+        raise ValueError("a task has at least one sample, each worth 0 to 1")
+    if not sums:
+        return Interval(low=0.0, high=1.0, method=IntervalMethod.NONE)
+    rate = sums[0] / counts[0]
+    if all(math.isclose(total / count, rate, abs_tol=1e-12) for total, count in zip(sums, counts, strict=True)):
+        low, high = wilson_interval(rate * len(sums), len(sums), confidence=confidence)
+        return Interval(low=low, high=high, method=IntervalMethod.WILSON_OVER_TASKS)
+    drawn = [
+        sum(map(sums.__getitem__, chosen)) / sum(map(counts.__getitem__, chosen))
+        for chosen in draw_again(len(sums), num_resamples, seed)
+    ]
+    low, high = percentiles(drawn, confidence)
+    return Interval(low=low, high=high, method=IntervalMethod.BOOTSTRAP)
+
+
+@lru_cache(maxsize=4)
+def draw_again(num_tasks: int, num_resamples: int, seed: int) -> tuple["array[int]", ...]:
+    """Indices of so many tasks drawn from as many, with replacement; kept, because a leaderboard draws the same."""
+    rng = random.Random(seed)
+    return tuple(array("L", rng.choices(range(num_tasks), k=num_tasks)) for _ in range(num_resamples))
+
+
+def rate_over_tasks(samples: Sequence[Sequence[bool]], *, confidence: float = 0.95) -> Rate:
+    """The share of all samples that are true, pooled; `samples`: by task, and a task may have none.
+
+    Its interval is Wilson's where no task has two samples, else that of `interval_over_tasks`.
+    """
+    played = [task for task in samples if task]
+    n = sum(map(len, played))
+    successes = sum(map(sum, played))
+    if played and n == len(played):
+        low, high = wilson_interval(successes, n, confidence=confidence)
+        interval = Interval(low=low, high=high, method=IntervalMethod.WILSON)
+    else:
+        interval = interval_over_tasks(list(map(sum, played)), list(map(len, played)), confidence=confidence)
+    return Rate(successes=successes, n=n, interval=interval)
+
+
+def percentiles(values: Sequence[float], confidence: float) -> tuple[float, float]:
+    """What cuts off (1 - confidence)/2 of the values on either side; between two values in proportion."""
+    if not 0 < confidence < 1:
+        raise ValueError(f"a confidence of {confidence}")
+    ordered = sorted(values)
+    tail = (1.0 - confidence) / 2
+    return _between(ordered, tail), _between(ordered, 1.0 - tail)
+
+
+def _between(ordered: Sequence[float], share: float) -> float:
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
 def _quantile(confidence: float) -> float:

@@ -18,8 +18,14 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.durable import write_file
 from osworld_pipeline.errors import StoreError
 from osworld_pipeline.evaluation.curves import Curve, MetricPoint, draw_curves
-from osworld_pipeline.evaluation.intervals import wilson_interval
-from osworld_pipeline.evaluation.scores import CheckpointScore, EvalRow, read_evals, score_checkpoints
+from osworld_pipeline.evaluation.intervals import rate_over_tasks
+from osworld_pipeline.evaluation.scores import (
+    CheckpointScore,
+    EvalRow,
+    read_evals,
+    score_checkpoints,
+    successes_by_task,
+)
 from osworld_pipeline.tables.catalog import fresh_views
 from osworld_pipeline.trajectories import BlobStore
 
@@ -139,11 +145,14 @@ def family_table(
     for family in sorted({row.family for row in rows}):
         cells = []
         for score in scores:
-            mine = [row for row in rows if row.family == family and row.checkpoint_id == score.checkpoint_id]
-            valid = [row for row in mine if row.is_valid]
-            successes = sum(bool(row.success) for row in valid)
-            low, high = wilson_interval(successes, len(valid), confidence=confidence)
-            cells.append(Cell(successes=successes, n=len(valid), low=low, high=high, num_faults=len(mine) - len(valid)))
+            mine = [
+                row
+                for row in rows
+                if row.family == family and (row.checkpoint_id, row.stage_key) == (score.checkpoint_id, score.stage_key)
+            ]
+            rate = rate_over_tasks(list(successes_by_task(mine).values()), confidence=confidence)
+            low, high = rate.interval.low, rate.interval.high
+            cells.append(Cell(successes=rate.successes, n=rate.n, low=low, high=high, num_faults=len(mine) - rate.n))
         table[family] = cells
     return table
 

@@ -1,14 +1,15 @@
-"""Scores of checkpoints: raw task success with its interval; faults stand outside the denominator, and are shown."""
+"""Scores of evaluations: raw task success with its interval, over the valid episodes and over all of them side by side;
+faults are shown, and a fault is never a zero."""
 
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 
 from osworld_pipeline.domain.checkpoint import Stage
 from osworld_pipeline.domain.episode import Outcome
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.evaluation.intervals import wilson_interval
+from osworld_pipeline.evaluation.intervals import Rate, rate_over_tasks
 from osworld_pipeline.tables.catalog import fresh_views
 
 UNKNOWN_STAGE = "unknown"
@@ -38,82 +39,163 @@ class EvalRow:
     error: str | None = None
     stage_key: str = ""
     """Of the evaluation: checkpoint and settings. Rows of different settings are never scored together."""
+    domain: str | None = None
+    """None where no table of tasks knows the task."""
+    reward: float | None = None
+    """The grader's word, 0..1; None where the episode ended in a fault."""
+    source_dataset: str | None = None
+    """The import that it came with; empty for an episode of our own."""
+    prompt_tokens: int | None = None
+    """Read, over all turns; a prompt counts each time. None where nobody counted them, as for all that follow."""
+    response_tokens: int | None = None
+    """Sampled, over all turns."""
+    wall_s: float | None = None
+    """From before the reset to after the release. Episodes run side by side: a sum of these is no machine's time."""
+    reset_s: float | None = None
+    model_s: float | None = None
+    step_s: float | None = None
+    evaluate_s: float | None = None
 
     @property
     def is_valid(self) -> bool:
         return Outcome(self.outcome).is_valid
 
+    @property
+    def is_success(self) -> bool:
+        """False for a fault too: ask `is_valid` first."""
+        return bool(self.success)
+
+    @property
+    def desktop_s(self) -> float | None:
+        """What the desktop took: reset, step and evaluate."""
+        parts = (self.reset_s, self.step_s, self.evaluate_s)
+        return None if None in parts else sum(part for part in parts if part is not None)
+
+    @property
+    def evaluation_key(self) -> str:
+        """Of the settings alone, the same for all checkpoints evaluated under them; empty where none is known."""
+        prefix = f"eval-{self.checkpoint_id}-"
+        return self.stage_key.removeprefix(prefix) if self.stage_key.startswith(prefix) else ""
+
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointScore:
+    """Of one checkpoint in one evaluation. Two denominators, never mixed: `lenient` counts valid episodes, `strict` all
+    that were run, where a fault is not solved. A planned episode that never ran is in neither."""
+
     checkpoint_id: str
     stage: str
-    n: int
-    """Valid episodes: the denominator."""
-    successes: int
-    low: float
-    high: float
+    stage_key: str
+    lenient: Rate
+    strict: Rate
     confidence: float
-    faults: Mapping[str, int] = field(default_factory=dict)
-    """Episodes outside the denominator, by outcome."""
-    mean_shaped_reward: float = math.nan
-    mean_turns: float = math.nan
+    num_tasks: int
+    """With an episode, valid or not."""
+    num_planned: int | None
+    """Episodes of the whole evaluation; None where nobody said."""
+    outcomes: Mapping[str, int]
+    """Episodes that were run, by outcome."""
+    mean_reward: float
+    """Of the graders' raw words, over valid episodes; NaN without one. What OSWorld's own script prints."""
+    mean_shaped_reward: float
+    mean_turns: float
+
+    @property
+    def n(self) -> int:
+        """Valid episodes: the lenient denominator."""
+        return self.lenient.n
+
+    @property
+    def successes(self) -> int:
+        return self.lenient.successes
 
     @property
     def success_rate(self) -> float:
-        """NaN without a valid episode: unknown is not zero."""
-        return self.successes / self.n if self.n else math.nan
+        """The lenient one; NaN without a valid episode: unknown is not zero."""
+        return self.lenient.value
+
+    @property
+    def low(self) -> float:
+        return self.lenient.interval.low
+
+    @property
+    def high(self) -> float:
+        return self.lenient.interval.high
+
+    @property
+    def faults(self) -> Mapping[str, int]:
+        """Episodes outside the lenient denominator, by outcome."""
+        return {outcome: count for outcome, count in self.outcomes.items() if not Outcome(outcome).is_valid}
 
     @property
     def num_faults(self) -> int:
         return sum(self.faults.values())
 
+    @property
+    def num_missing(self) -> int | None:
+        """Planned and never run; None where nobody said what was planned."""
+        return None if self.num_planned is None else self.num_planned - self.strict.n
 
-def summarise(rows: Sequence[EvalRow], *, confidence: float = 0.95) -> CheckpointScore:
-    """The score of one checkpoint from its rows.
+
+def summarise(rows: Sequence[EvalRow], *, confidence: float = 0.95, num_planned: int | None = None) -> CheckpointScore:
+    """The score of one checkpoint from its rows in one evaluation.
 
     Raises:
-        ValueError: no rows, or rows of several checkpoints.
+        ValueError: no rows, rows of several checkpoints or evaluations, or more rows than were planned.
     """
     names = {row.checkpoint_id for row in rows}
     if len(names) != 1:
         raise ValueError(f"a score needs the rows of one checkpoint, not of {len(names)}")
+    keys = {row.stage_key for row in rows}
+    if len(keys) != 1:
+        raise ValueError(f"a score needs the rows of one evaluation, not of {len(keys)}: {', '.join(sorted(keys))}")
+    if num_planned is not None and len(rows) > num_planned:
+        raise ValueError(f"{rows[0].stage_key} has {len(rows)} episodes, and {num_planned} were planned")
     valid = [row for row in rows if row.is_valid]
-    successes = sum(bool(row.success) for row in valid)
-    low, high = wilson_interval(successes, len(valid), confidence=confidence)
     return CheckpointScore(
         checkpoint_id=rows[0].checkpoint_id,
         stage=rows[0].stage or UNKNOWN_STAGE,
-        n=len(valid),
-        successes=successes,
-        low=low,
-        high=high,
+        stage_key=rows[0].stage_key,
+        lenient=rate_over_tasks(list(successes_by_task(rows).values()), confidence=confidence),
+        strict=rate_over_tasks(list(successes_by_task(rows, strict=True).values()), confidence=confidence),
         confidence=confidence,
-        faults=dict(sorted(Counter(row.outcome for row in rows if not row.is_valid).items())),
+        num_tasks=len({row.task_id for row in rows}),
+        num_planned=num_planned,
+        outcomes=dict(sorted(Counter(row.outcome for row in rows).items())),
+        mean_reward=_mean(row.reward for row in valid if row.reward is not None),
         mean_shaped_reward=_mean(row.shaped_reward for row in valid if row.shaped_reward is not None),
         mean_turns=_mean(row.turns for row in valid),
     )
 
 
+def successes_by_task(rows: Iterable[EvalRow], *, strict: bool = False) -> dict[str, list[bool]]:
+    """By task, whether each of its samples succeeded, in the order of the seeds. A fault is no sample; with `strict` it
+    is one that was not solved."""
+    samples: dict[str, list[bool]] = {}
+    for row in sorted(rows, key=lambda row: (row.task_id, row.seed, row.episode_id)):
+        if row.is_valid or strict:
+            samples.setdefault(row.task_id, []).append(row.is_success)
+    return samples
+
+
 def score_checkpoints(rows: Iterable[EvalRow], *, confidence: float = 0.95) -> list[CheckpointScore]:
-    """A score for each checkpoint, in the order of the stages."""
-    by_checkpoint: dict[str, list[EvalRow]] = {}
+    """A score for each checkpoint in each of its evaluations, in the order of the stages."""
+    by_evaluation: dict[tuple[str, str], list[EvalRow]] = {}
     for row in rows:
-        by_checkpoint.setdefault(row.checkpoint_id, []).append(row)
+        by_evaluation.setdefault((row.checkpoint_id, row.stage_key), []).append(row)
     order = {str(stage): index for index, stage in enumerate(Stage)}
-    scores = [summarise(group, confidence=confidence) for group in by_checkpoint.values()]
-    return sorted(scores, key=lambda score: (order.get(score.stage, len(order)), score.checkpoint_id))
+    scores = [summarise(group, confidence=confidence) for group in by_evaluation.values()]
+    return sorted(scores, key=lambda score: (order.get(score.stage, len(order)), score.checkpoint_id, score.stage_key))
 
 
 def read_evals(state: StateDir, *, stage_keys: Collection[str] | None = None) -> list[EvalRow]:
     """Rows of `evals` as of now: all, or those of the evaluations named. Raises TableError."""
     keys = [entry.name for entry in fields(EvalRow)]
+    chosen = "" if stage_keys is None else "WHERE stage_key IN (SELECT unnest(?::VARCHAR[])) "
+    sql = f"SELECT {', '.join(keys)} FROM evals {chosen}ORDER BY checkpoint_id, stage_key, task_id, seed"  # noqa: S608
     with fresh_views(state) as connection:
-        found = connection.execute(
-            f"SELECT {', '.join(keys)} FROM evals ORDER BY checkpoint_id, task_id, seed"  # noqa: S608 - our own names
-        ).fetchall()
-    rows = [EvalRow(**dict(zip(keys, row, strict=True))) for row in found]
-    return rows if stage_keys is None else [row for row in rows if row.stage_key in stage_keys]
+        found = connection.execute(sql, [] if stage_keys is None else [list(stage_keys)]).fetchall()
+    return [EvalRow(**dict(zip(keys, row, strict=True))) for row in found]
 
 
 def read_scores(

@@ -32,22 +32,37 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.trajectories import BlobStore
 
 ACTION_SPACE = "pyautogui"
+LEFT_OUT_FILE = "LEFT_OUT.md"
+"""In the root: the episodes without a result, and why."""
 RESULT_FILE = "result.txt"
 TRAJECTORY_FILE = "traj.jsonl"
 _TIMESTAMP = "%Y%m%d@%H%M%S%f"
 _ENDS = {"DONE": "done", "FAIL": "fail"}
-# OSWorld's tree holds one attempt at a task; the seeds of a task become models of their own, in the order of the seeds.
+# OSWorld's tree holds one attempt at a task; the seeds of an evaluation become models of their own, in their order.
 _ATTEMPTS = """
-SELECT v.*, e.times_s['reset'] AS reset_s,
-       row_number() OVER (PARTITION BY v.checkpoint_id, v.task_id ORDER BY v.seed, v.episode_id) AS run,
+WITH chosen AS ({chosen}),
+trees AS (
+    SELECT v.stage_key, v.checkpoint_id,
+           bool_or(contains(s.observation_text, '[Accessibility Tree]' || chr(10))) AS has_tree
+    FROM chosen v JOIN steps s USING (episode_id) WHERE s.purpose = 'evaluate' AND s.step_index = 0
+    GROUP BY v.stage_key, v.checkpoint_id
+)
+SELECT v.*, dense_rank() OVER (PARTITION BY v.checkpoint_id, v.stage_key ORDER BY v.seed) AS run,
+       count(DISTINCT v.stage_key) OVER (PARTITION BY v.checkpoint_id) AS num_evaluations,
        coalesce(o.has_tree, false) AS has_tree, c.recipe_digest, c.weights_digest
-FROM ({chosen}) v JOIN episodes e USING (episode_id)
-LEFT JOIN (
-    SELECT checkpoint_id, bool_or(contains(observation_text, '[Accessibility Tree]' || chr(10))) AS has_tree
-    FROM steps WHERE purpose = 'evaluate' AND step_index = 0 GROUP BY checkpoint_id
-) o ON o.checkpoint_id = v.checkpoint_id
+FROM chosen v
+LEFT JOIN trees o ON o.stage_key = v.stage_key AND o.checkpoint_id = v.checkpoint_id
 LEFT JOIN checkpoints c ON c.checkpoint_id = v.checkpoint_id
-ORDER BY v.checkpoint_id, v.task_id, run
+ORDER BY v.checkpoint_id, v.stage_key, v.task_id, run
+"""
+_LEFT_OUT_HEAD = """# Episodes without a result
+
+An episode that ended in a fault has no grader's word, so it has a trajectory and no `result.txt`: a 0.0 there would be
+a lie. OSWorld's scripts take such a task for unfinished and leave it out of their rates, as `lenient` success does;
+`strict` success counts it as not solved.
+
+| model | domain | task | seed | outcome | what happened |
+|---|---|---|---|---|---|
 """
 
 
@@ -73,7 +88,8 @@ def export_osworld_results(
     replace: bool = False,
     on_progress: OnProgress | None = None,
 ) -> ResultsExport:
-    """Writes the tree into a new folder `target`; `selection` is over the `evals` view.
+    """Writes the tree into a new folder `target`; `selection` is over the `evals` view. LEFT_OUT.md names the episodes
+    that ended in a fault.
 
     Raises:
         TableError: a table cannot be read, or a filter is bad SQL.
@@ -84,7 +100,12 @@ def export_osworld_results(
     blobs = BlobStore(state.blobs)
     models: dict[str, None] = {}
     counts = dict.fromkeys(("num_episodes", "num_results", "num_successes", "num_screenshots"), 0)
-    with export_views(state) as connection, export_folder(target, replace=replace) as folder:
+    with (
+        export_views(state) as connection,
+        export_folder(target, replace=replace) as folder,
+        (folder / LEFT_OUT_FILE).open("w", encoding="utf-8") as left_out,
+    ):
+        left_out.write(_LEFT_OUT_HEAD)
         total = count(connection, chosen, of="evals")
         for batch in stream(connection, _ATTEMPTS.format(chosen=chosen), batch_rows=EPISODES_A_BATCH):
             rows = batch.to_pylist()
@@ -99,6 +120,8 @@ def export_osworld_results(
                 counts["num_episodes"] += 1
                 counts["num_results"] += row["is_valid"]
                 counts["num_successes"] += bool(row["success"])
+                if not row["is_valid"]:
+                    left_out.write(_left_out_row(place, row))
                 if on_progress is not None:
                     on_progress(counts["num_episodes"], total)
         result = ResultsExport(
@@ -111,7 +134,16 @@ def export_osworld_results(
 
 
 def _model(row: Mapping[str, Any]) -> str:
-    return row["checkpoint_id"] if row["run"] == 1 else f"{row['checkpoint_id']}_run{row['run']}"
+    """The checkpoint; with the evaluation where it has several, and the number of the seed from the second on."""
+    evaluation = row["stage_key"].removeprefix(f"eval-{row['checkpoint_id']}-")
+    name = row["checkpoint_id"] + (f"_{evaluation or 'unknown'}" if row["num_evaluations"] > 1 else "")
+    return name if row["run"] == 1 else f"{name}_run{row['run']}"
+
+
+def _left_out_row(place: Path, row: Mapping[str, Any]) -> str:
+    error = " ".join((row["error"] or "").split()).replace("|", "\\|")
+    cells = (place.parent.parent.name, place.parent.name, place.name, str(row["seed"]), row["outcome"], error)
+    return f"| {' | '.join(cells)} |\n"
 
 
 def _observation_type(row: Mapping[str, Any]) -> str:
@@ -131,7 +163,7 @@ def _write_arguments(model: Path, row: Mapping[str, Any]) -> None:
         "model": model.name,
         "max_steps": row["max_turns"],
         "temperature": row["temperature"],
-        **{name: row[name] for name in ("checkpoint_id", "stage", "recipe_digest", "weights_digest", "run")},
+        **{name: row[name] for name in ("checkpoint_id", "stage", "recipe_digest", "weights_digest", "run", "seed")},
         **{name: row[name] for name in ("engine", "provider", "image_digest", "grader_version", "stage_key")},
     }
     (model / "args.json").write_text(json.dumps(arguments, ensure_ascii=False, indent=4), encoding="utf-8")

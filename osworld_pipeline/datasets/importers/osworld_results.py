@@ -1,5 +1,5 @@
 """OSWorld's result folders: every attempt becomes an episode of the trajectory store, and every success that our
-dialect can say becomes a demonstration.
+dialect can say becomes a demonstration. As evaluations they are rows of `evals`, and nothing to train on.
 
 An attempt without a grader's word is a fault, never a zero.
 """
@@ -21,7 +21,14 @@ from osworld_pipeline.datasets.importers.folder import (
 from osworld_pipeline.datasets.importers.images import ProvenImage
 from osworld_pipeline.datasets.importers.lines import OnProgress
 from osworld_pipeline.datasets.importers.results_episode import SUCCESS_THRESHOLD, StepActions, attempt_episode
-from osworld_pipeline.datasets.importers.results_reader import ResultAttempt, find_attempts, plain, read_attempt
+from osworld_pipeline.datasets.importers.results_evaluation import as_evaluation, tasks_by_model, told_attempt
+from osworld_pipeline.datasets.importers.results_reader import (
+    ResultAttempt,
+    find_attempts,
+    plain,
+    read_attempt,
+    read_result,
+)
 from osworld_pipeline.datasets.importers.turns import Conversation
 from osworld_pipeline.datasets.rejects import BadRecord
 from osworld_pipeline.domain.episode import Episode
@@ -40,10 +47,12 @@ def import_osworld_results(
     options: ImportOptions,
     *,
     osworld_path: Path | None = None,
+    as_evaluations: bool = False,
     on_progress: OnProgress | None = None,
 ) -> ImportSummary:
     """`path`: the results, from any level of their tree on; `osworld_path`: the checkout whose tasks they are of, for
-    instructions and configs (the state's own tree where none is named).
+    instructions and configs (the state's own tree where none is named). With `as_evaluations` each model is a
+    checkpoint of its own in `evals`, and there are no demonstrations: what is scored on is not trained on.
 
     Raises:
         DatasetError: no attempts there, bad options, or another import at work.
@@ -54,8 +63,12 @@ def import_osworld_results(
     tasks = (osworld_path or state.osworld_repo) / "evaluation_examples" / "examples"
     with open_import(state, importer=IMPORTER, origin=plain(str(path)), options=options) as writer:
         episodes = _StagedEpisodes(writer)
+        models = tasks_by_model(folders)
         for number, folder in enumerate(folders, 1):
-            _import_attempt(writer, episodes, folder, root, tasks)
+            if as_evaluations:
+                _import_evaluation(writer, episodes, folder, root, tasks, models[folder.parent.parent])
+            else:
+                _import_attempt(writer, episodes, folder, root, tasks)
             if on_progress is not None:
                 on_progress(number, len(folders))
         parts = episodes.finish()
@@ -125,10 +138,7 @@ def _import_attempt(writer: ImportWriter, episodes: _StagedEpisodes, folder: Pat
     if attempt.num_earlier_rows:
         reason = f"{attempt.num_earlier_rows} rows of an earlier run in the same file, which has no result of its own"
         writer.add_reject(BadRecord(kind="malformed", reason=reason), path=relative, line=1, task_id=attempt.task_id)
-    if task is not None:
-        writer.add_task(
-            task_id=task.task_id, instruction=task.instruction, domain=task.domain, config=task.config or None
-        )
+    _add_task(writer, task)
     if attempt.score is None or attempt.score < SUCCESS_THRESHOLD:
         return
     try:
@@ -147,6 +157,26 @@ def _import_attempt(writer: ImportWriter, episodes: _StagedEpisodes, folder: Pat
         source_line=0,
         extra={"engine": attempt.model},
     )
+
+
+def _import_evaluation(
+    writer: ImportWriter, episodes: _StagedEpisodes, folder: Path, root: Path, tasks: Path, played: Sequence[str]
+) -> None:
+    """`played`: all that the model has an attempt at."""
+    relative = plain(folder.relative_to(root).as_posix())
+    attempt = told_attempt(read_result(folder))
+    task = _find_task(tasks, attempt)
+    episode = attempt_episode(attempt, task, _actions(attempt), relative=relative, options=writer.options)
+    screens = [step.screen for step in attempt.steps if step.screen is not None]
+    episodes.add(as_evaluation(episode, attempt, options=writer.options, tasks=played), screens)
+    _add_task(writer, task)
+
+
+def _add_task(writer: ImportWriter, task: Task | None) -> None:
+    if task is not None:
+        writer.add_task(
+            task_id=task.task_id, instruction=task.instruction, domain=task.domain, config=task.config or None
+        )
 
 
 def _find_task(tasks: Path, attempt: ResultAttempt) -> Task | None:

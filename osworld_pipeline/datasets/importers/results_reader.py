@@ -108,6 +108,30 @@ def read_attempt(folder: Path) -> ResultAttempt:
     )
 
 
+def read_result(folder: Path) -> ResultAttempt:
+    """As `read_attempt`, but an attempt of which nobody kept a step is one too: with the grader's word where there is
+    one, else cut short before its first step."""
+    try:
+        return read_attempt(folder)
+    except DatasetError as error:
+        score, score_problem = _score(folder / RESULT)
+        return ResultAttempt(
+            folder=folder,
+            task_id=plain(folder.name),
+            domain=plain(folder.parent.name),
+            model=plain(folder.parent.parent.name),
+            steps=(),
+            score=score,
+            score_problem=score_problem,
+            has_ended=score is not None,
+            log_error="" if score is not None else str(error),
+            problems=(str(error),),
+            num_earlier_rows=0,
+            started_at=0.0,
+            settings=_settings(folder),
+        )
+
+
 def plain(name: str) -> str:
     """A file's name as text that any table holds; bytes that are no UTF-8 become `?`."""
     return name.encode("utf-8", "replace").decode()

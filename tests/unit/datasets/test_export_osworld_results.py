@@ -115,6 +115,38 @@ def test_the_arguments_name_the_checkpoint(exported) -> None:
     assert (told["recipe_digest"], told["max_steps"]) == ("recipe-of-sft-1", 5)
 
 
+def test_what_has_no_result_is_named_with_its_reason(exported) -> None:
+    _, out, _ = exported
+    lines = (out / "LEFT_OUT.md").read_text().splitlines()
+    assert lines[-1] == "| sft-1 | chrome | b | 3 | env_fault | the desktop died |"
+    assert sum(line.startswith("| sft") for line in lines) == 1
+
+
+def test_evaluations_of_one_checkpoint_are_models_of_their_own_and_a_seed_is_in_one_of_them(tmp_path: Path) -> None:
+    state = StateDir(tmp_path / "var")
+    store = TrajectoryStore(state)
+    done = (step(store, 0, 1, "DONE"),)
+    played = [("one", "a", 0), ("one", "a", 7), ("one", "b", 7), ("two", "a", 0)]
+    store.write_episodes(
+        "a",
+        [
+            episode(f"{key}-{task}-{seed}", task, Outcome.SUCCESS, done, seed=seed, stage_key=f"eval-sft-1-{key}")
+            for key, task, seed in played
+        ],
+    )
+    export_osworld_results(state, tmp_path / "out")
+    places = {str(path.parent.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("result.txt")}
+    # Task b has no episode with the first seed, so none among the first seed's results.
+    assert places == {
+        "pyautogui/screenshot/sft-1_one/unknown/a",
+        "pyautogui/screenshot/sft-1_one_run2/unknown/a",
+        "pyautogui/screenshot/sft-1_one_run2/unknown/b",
+        "pyautogui/screenshot/sft-1_two/unknown/a",
+    }
+    told = json.loads((tmp_path / "out/pyautogui/screenshot/sft-1_one_run2/args.json").read_text())
+    assert (told["seed"], told["stage_key"]) == (7, "eval-sft-1-one")
+
+
 def test_checkpoints_can_be_chosen(exported, tmp_path: Path) -> None:
     state, _, _ = exported
     done = export_osworld_results(state, tmp_path / "out", selection=Selection(checkpoints=("gspo-1",)))

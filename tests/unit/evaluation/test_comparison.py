@@ -1,10 +1,13 @@
 """The paired bootstrap: by hand where it can be, against the normal theory where it cannot."""
 
 import math
+from itertools import product
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from osworld_pipeline.evaluation.comparison import compare_paired
+from osworld_pipeline.evaluation.comparison import compare_paired, sign_flip_p_value
 
 
 def test_means_and_difference_are_those_of_the_tasks_both_played() -> None:
@@ -15,10 +18,48 @@ def test_means_and_difference_are_those_of_the_tasks_both_played() -> None:
     assert compared.difference == 0.5
 
 
-def test_equal_gains_on_every_task_leave_no_doubt() -> None:
+def test_equal_gains_on_two_tasks_have_no_width_and_are_no_proof() -> None:
     compared = compare_paired({"a": [0.0], "b": [0.5]}, {"a": [0.25], "b": [0.75]})
     assert (compared.low, compared.high) == (0.25, 0.25)
-    assert compared.is_better
+    # Both signs agree by chance half of the time.
+    assert compared.p_value == 0.5
+    assert not compared.is_better
+
+
+@pytest.mark.parametrize(("num_tasks", "is_proof"), [(5, False), (6, True)])
+def test_six_gains_without_a_loss_are_the_fewest_that_prove_anything(num_tasks: int, is_proof: bool) -> None:
+    none = {str(task): [0.0] for task in range(num_tasks)}
+    all_of_them = {str(task): [1.0] for task in range(num_tasks)}
+    gain, loss = compare_paired(none, all_of_them), compare_paired(all_of_them, none)
+    assert gain.p_value == 2 / 2**num_tasks
+    assert (gain.is_better, gain.is_worse) == (is_proof, False)
+    assert (loss.is_better, loss.is_worse) == (False, is_proof)
+
+
+@given(st.lists(st.sampled_from([-1.0, -0.75, -0.5, -1 / 3, 0.0, 0.25, 1 / 3, 0.5, 1.0]), max_size=8))
+def test_the_p_value_is_what_trying_all_signs_gives(differences: list[float]) -> None:
+    signed = product((1, -1), repeat=len(differences))
+    sums = [abs(sum(map(math.prod, zip(differences, signs, strict=True)))) for signs in signed]
+    share = sum(total >= abs(sum(differences)) - 1e-7 for total in sums) / len(sums)
+    assert sign_flip_p_value(differences) == pytest.approx(share)
+
+
+def test_with_one_sample_a_task_the_p_value_is_mcnemars() -> None:
+    # 9 won and 2 lost: twice the chance of at most 2 heads in 11 throws, 2 * (1 + 11 + 55) / 2048.
+    assert sign_flip_p_value([1.0] * 9 + [-1.0] * 2 + [0.0] * 30) == pytest.approx(134 / 2048)
+
+
+def test_with_too_many_sums_the_p_value_is_drawn_and_still_right() -> None:
+    # Like 80 normal draws: two standard deviations from 0, so a p-value near 0.046.
+    sizes = [1 + math.sin(index) / 3 for index in range(80)]
+    spread = math.sqrt(sum(size * size for size in sizes))
+    shift = sum(sizes) - 2 * spread
+    flipped: list[float] = []
+    for size in sizes:
+        flipped.append(-size if shift > 2 * size else size)
+        shift -= 2 * size if shift > 2 * size else 0
+    expected = math.erfc(abs(sum(flipped)) / spread / math.sqrt(2))
+    assert sign_flip_p_value(flipped) == pytest.approx(expected, abs=0.01)
 
 
 def test_two_opposite_tasks_give_the_whole_range() -> None:

@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from osworld_pipeline.evaluation.intervals import wilson_interval
+from osworld_pipeline.evaluation.intervals import (
+    IntervalMethod,
+    interval_over_tasks,
+    percentiles,
+    rate_over_tasks,
+    wilson_interval,
+)
 
 
 @pytest.mark.parametrize(
@@ -46,3 +52,50 @@ def test_without_observations_nothing_is_known() -> None:
 def test_impossible_counts_are_refused(successes: int, n: int, confidence: float) -> None:
     with pytest.raises(ValueError):
         wilson_interval(successes, n, confidence=confidence)
+
+
+def test_one_sample_a_task_is_a_proportion_of_independent_episodes() -> None:
+    rate = rate_over_tasks([[True], [False], [True], []])
+    assert (rate.successes, rate.n, rate.value) == (2, 3, 2 / 3)
+    assert rate.interval.method is IntervalMethod.WILSON
+    assert (rate.interval.low, rate.interval.high) == wilson_interval(2, 3)
+
+
+def test_samples_of_one_task_stay_together_when_tasks_are_drawn_again() -> None:
+    # Two tasks of different size, drawn twice: 0/2, 3/4 or 3/3, with chances 1/4, 1/2, 1/4.
+    rate = rate_over_tasks([[True] * 3, [False]])
+    assert (rate.value, rate.interval.low, rate.interval.high) == (0.75, 0.0, 1.0)
+    assert rate.interval.method is IntervalMethod.BOOTSTRAP
+
+
+def test_the_bootstrap_is_as_wide_as_normal_theory_says_for_many_tasks() -> None:
+    # 200 tasks with rates 0 and 1, four samples each: the standard error is that of 200 observations, not of 800.
+    interval = interval_over_tasks([4.0 * (task < 80) for task in range(200)], [4] * 200)
+    error = math.sqrt(0.4 * 0.6 / 200)
+    assert interval.low == pytest.approx(0.4 - 1.96 * error, abs=0.015)
+    assert interval.high == pytest.approx(0.4 + 1.96 * error, abs=0.015)
+
+
+@pytest.mark.parametrize("share", [0, 1, 2])
+def test_tasks_that_are_all_alike_leave_the_doubt_of_so_many_observations(share: int) -> None:
+    interval = interval_over_tasks([float(share)] * 5, [2] * 5)
+    assert interval.method is IntervalMethod.WILSON_OVER_TASKS
+    assert (interval.low, interval.high) == wilson_interval(share * 2.5, 5)
+
+
+def test_a_rate_of_nothing_is_unknown() -> None:
+    rate = rate_over_tasks([[], []])
+    assert math.isnan(rate.value)
+    assert (rate.interval.low, rate.interval.high, rate.interval.method) == (0.0, 1.0, IntervalMethod.NONE)
+
+
+@pytest.mark.parametrize(("sums", "counts"), [([1.0], [0]), ([3.0], [2]), ([-1.0], [2])])
+def test_samples_worth_more_than_they_can_be_are_refused(sums: list[float], counts: list[int]) -> None:
+    with pytest.raises(ValueError, match="each worth 0 to 1"):
+        interval_over_tasks(sums, counts)
+
+
+def test_percentiles_lie_between_two_values_in_proportion() -> None:
+    assert percentiles([3.0, 0.0, 1.0, 2.0], 0.5) == (0.75, 2.25)
+    with pytest.raises(ValueError, match="a confidence of 1"):
+        percentiles([1.0], 1)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from episode_samples import make_episode, make_step
+from eval_samples import eval_row
 from PIL import Image
 
 from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
@@ -16,7 +17,7 @@ from osworld_pipeline.domain.episode import EpisodePurpose, Outcome, Reward
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.evaluation.curves import HEIGHT, LEFT, MARGIN_Y, RIGHT, WIDTH, MetricPoint, draw_curves
 from osworld_pipeline.evaluation.report import THUMBNAIL_WIDTH, thumbnail, write_report
-from osworld_pipeline.evaluation.scores import EvalRow, read_scores, summarise
+from osworld_pipeline.evaluation.scores import read_scores, summarise
 from osworld_pipeline.tables.checkpoints import upsert_checkpoint
 from osworld_pipeline.trajectories import TrajectoryStore
 
@@ -26,16 +27,6 @@ EVIL = '<script>alert("x")</script><img src=x onerror=alert(1)>'
 @pytest.fixture
 def state(tmp_path: Path) -> StateDir:
     return StateDir(tmp_path)
-
-
-def eval_row(outcome: Outcome, **changes) -> EvalRow:
-    fields = {
-        "checkpoint_id": "c", "stage": "sft", "task_id": "t", "seed": 0, "family": "f", "suite": "s",
-        "outcome": str(outcome), "success": outcome is Outcome.SUCCESS if outcome.is_valid else None,
-        "shaped_reward": 0.5 if outcome.is_valid else None, "turns": 2, "max_turns": 5, "episode_id": "e",
-        "provider": "local", "image_digest": "i", "grader_version": "g", "temperature": 0.0,
-    }  # fmt: skip
-    return EvalRow(**(fields | changes))
 
 
 def test_a_score_counts_valid_episodes_and_shows_faults_by_kind() -> None:

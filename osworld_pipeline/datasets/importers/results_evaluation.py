@@ -1,0 +1,113 @@
+"""An attempt of a result folder as an episode of an evaluation: a row of `evals`, under a checkpoint and an evaluation
+of its own. What an export of ours wrote down beside the result is taken from there."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from osworld_pipeline.datasets.importers.folder import ImportOptions
+from osworld_pipeline.datasets.importers.results_reader import ResultAttempt
+from osworld_pipeline.domain.digest import digest_json
+from osworld_pipeline.domain.episode import Episode, EpisodePurpose, Outcome
+
+EPISODE_FILE = "episode.json"
+"""What an export of ours says of an episode."""
+KEY_LENGTH = 12
+_KEY = re.compile(rf"[0-9a-f]{{{KEY_LENGTH}}}")
+_SCORED_BY = (
+    "action_space", "observation_type", "max_steps", "max_trajectory_length", "screen_width", "screen_height",
+    "sleep_after_execution", "temperature", "top_p", "max_tokens", "stop_token",
+)  # fmt: skip
+"""Arguments of OSWorld's runner that two evaluations must share to be comparable; the others name the model, or where
+things are."""
+
+
+def tasks_by_model(folders: Sequence[Path]) -> dict[Path, tuple[str, ...]]:
+    """By a model's folder, the tasks it has an attempt at."""
+    found: dict[Path, set[str]] = {}
+    for folder in folders:
+        found.setdefault(folder.parent.parent, set()).add(f"{folder.parent.name}/{folder.name}")
+    return {model: tuple(sorted(tasks)) for model, tasks in found.items()}
+
+
+def told_attempt(attempt: ResultAttempt) -> ResultAttempt:
+    """With the task's own id, where an export of ours had to write another one as the folder's name."""
+    task_id = _told(attempt).get("task_id")
+    return replace(attempt, task_id=task_id) if isinstance(task_id, str) and task_id else attempt
+
+
+def as_evaluation(episode: Episode, attempt: ResultAttempt, *, options: ImportOptions, tasks: Iterable[str]) -> Episode:
+    """`episode`: the attempt's, as an import makes it; `tasks`: all that the model has an attempt at."""
+    settings, told = attempt.settings, _told(attempt)
+    checkpoint_id = f"{options.name}-{_identifier(_policy(attempt))}"
+    seed = told.get("seed", settings.get("seed"))
+    outcome, error = _told_outcome(told, attempt) or (episode.outcome, episode.error)
+    return replace(
+        episode,
+        purpose=EpisodePurpose.EVALUATE,
+        checkpoint_id=checkpoint_id,
+        stage_key=f"eval-{checkpoint_id}-{_evaluation_key(settings, checkpoint_id, tasks)}",
+        seed=seed if isinstance(seed, int) and not isinstance(seed, bool) else 0,
+        outcome=outcome,
+        error=error,
+        provider=_text(settings, "provider"),
+        image_digest=_text(settings, "image_digest"),
+        grader_version=_text(settings, "grader_version"),
+    )
+
+
+def _policy(attempt: ResultAttempt) -> str:
+    """The checkpoint that an export of ours names: its folder may be that of one seed among several."""
+    return _text(attempt.settings, "checkpoint_id") if _own_key(attempt.settings) else attempt.model
+
+
+def _identifier(name: str) -> str:
+    """A name that a partition, a path and a shell take as it is; another name is never the same one."""
+    cleaned = re.sub(r"[^A-Za-z0-9._-]", "_", name)[:100]
+    return cleaned if cleaned == name else f"{cleaned}-{digest_json(name)[:8]}"
+
+
+def _evaluation_key(settings: Mapping[str, Any], checkpoint_id: str, tasks: Iterable[str]) -> str:
+    """Equal for what can be compared: the key of an evaluation of ours, else a digest of what decides a score. Settings
+    that nobody wrote down are comparable with nothing."""
+    own = _own_key(settings)
+    if own:
+        return own
+    scored_by = {name: settings[name] for name in _SCORED_BY if name in settings} or {"unknown_of": checkpoint_id}
+    return digest_json({"settings": scored_by, "tasks": sorted(tasks)})[:KEY_LENGTH]
+
+
+def _own_key(settings: Mapping[str, Any]) -> str:
+    """Of an export of ours; empty where this is none."""
+    key = _text(settings, "stage_key").removeprefix(f"eval-{_text(settings, 'checkpoint_id')}-")
+    return key if _KEY.fullmatch(key) else ""
+
+
+def _told(attempt: ResultAttempt) -> Mapping[str, Any]:
+    try:
+        told = orjson.loads((attempt.folder / EPISODE_FILE).read_bytes())
+    except (OSError, orjson.JSONDecodeError):
+        return {}
+    return told if isinstance(told, dict) else {}
+
+
+def _told_outcome(told: Mapping[str, Any], attempt: ResultAttempt) -> tuple[Outcome, str | None] | None:
+    """None where nothing is told, or where it does not fit the grader's word: a result may have come later."""
+    try:
+        outcome = Outcome(told.get("outcome", ""))
+    except ValueError:
+        return None
+    has_result = attempt.score is not None
+    if outcome.is_valid != has_result or (has_result and told.get("reward") != attempt.score):
+        return None
+    error = told.get("error")
+    return outcome, error if isinstance(error, str) and not has_result else None
+
+
+def _text(settings: Mapping[str, Any], name: str) -> str:
+    value = settings.get(name)
+    return value if isinstance(value, str) else ""

@@ -1,0 +1,106 @@
+"""Where an evaluation's successes lie: by domain or family of the tasks, and task by task against another one."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from osworld_pipeline.evaluation.comparison import Comparison, compare_paired
+from osworld_pipeline.evaluation.scores import CheckpointScore, EvalRow, successes_by_task, summarise
+
+GroupOf = Callable[[EvalRow], str]
+
+
+def domain_of(row: EvalRow) -> str:
+    """The task's domain, as OSWorld's tree has it; tasks that name none are told apart by their family."""
+    return row.domain or row.family
+
+
+def family_of(row: EvalRow) -> str:
+    return row.family
+
+
+def score_groups(rows: Sequence[EvalRow], group_of: GroupOf, *, confidence: float = 0.95) -> dict[str, CheckpointScore]:
+    """By name of the group, the score of its rows; names in order.
+
+    Raises:
+        ValueError: rows of several checkpoints or evaluations.
+    """
+    if rows:
+        summarise(rows, confidence=confidence)  # a group alone might not show that they are of several
+    groups: dict[str, list[EvalRow]] = {}
+    for row in rows:
+        groups.setdefault(group_of(row), []).append(row)
+    return {name: summarise(groups[name], confidence=confidence) for name in sorted(groups)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskChange:
+    """One task on both sides; valid samples and the successes among them."""
+
+    task_id: str
+    before_successes: int
+    before_n: int
+    after_successes: int
+    after_n: int
+
+    @property
+    def difference(self) -> float:
+        """Of the two rates, above 0 for a gain."""
+        return self.after_successes / self.after_n - self.before_successes / self.before_n
+
+    @property
+    def became_solved(self) -> bool:
+        """No sample before, and at least half of them after."""
+        return self.before_successes == 0 and 2 * self.after_successes >= self.after_n
+
+    @property
+    def became_unsolved(self) -> bool:
+        """At least half of the samples before, and none after."""
+        return self.after_successes == 0 and 2 * self.before_successes >= self.before_n
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskChanges:
+    gains: tuple[TaskChange, ...]
+    """Tasks whose rate rose, the most first."""
+    regressions: tuple[TaskChange, ...]
+    """Tasks whose rate fell, the most first."""
+    num_same: int
+    not_compared: tuple[str, ...]
+    """Tasks without a valid sample on one side or both."""
+    comparison: Comparison | None
+    """Over the tasks that were compared; None where there are none."""
+
+
+def compare_tasks(
+    before: Sequence[EvalRow], after: Sequence[EvalRow], *, confidence: float = 0.95, num_resamples: int = 10_000
+) -> TaskChanges:
+    """What changed from one checkpoint's evaluation to another's, over the tasks both have a valid sample of.
+
+    Raises:
+        ValueError: the two were evaluated under different settings.
+    """
+    keys = {row.evaluation_key for row in (*before, *after)}
+    if len(keys) > 1:
+        raise ValueError(f"evaluations under different settings cannot be compared: {', '.join(sorted(keys))}")
+    left, right = successes_by_task(before), successes_by_task(after)
+    changes = [
+        TaskChange(
+            task_id=task_id,
+            before_successes=sum(left[task_id]),
+            before_n=len(left[task_id]),
+            after_successes=sum(right[task_id]),
+            after_n=len(right[task_id]),
+        )
+        for task_id in sorted(left.keys() & right.keys())
+    ]
+    changes.sort(key=lambda change: -abs(change.difference))
+    gains = tuple(change for change in changes if change.difference > 0)
+    regressions = tuple(change for change in changes if change.difference < 0)
+    seen = {row.task_id for row in (*before, *after)}
+    return TaskChanges(
+        gains=gains,
+        regressions=regressions,
+        num_same=len(changes) - len(gains) - len(regressions),
+        not_compared=tuple(sorted(seen - {change.task_id for change in changes})),
+        comparison=compare_paired(left, right, confidence=confidence, num_resamples=num_resamples) if changes else None,
+    )

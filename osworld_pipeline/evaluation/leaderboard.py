@@ -1,0 +1,155 @@
+"""The leaderboard: checkpoints in order of success, one table for each way of evaluating. What was evaluated under
+different settings is never ranked against each other."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from osworld_pipeline.evaluation.breakdown import TaskChanges, compare_tasks
+from osworld_pipeline.evaluation.cost import Cost, total_cost
+from osworld_pipeline.evaluation.estimators import Estimate, estimate_over_tasks, pass_at_k, pass_hat_k
+from osworld_pipeline.evaluation.scores import CheckpointScore, EvalRow, successes_by_task, summarise
+
+NUM_RESAMPLES = 10_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Versus:
+    """Against another checkpoint of the same table."""
+
+    checkpoint_id: str
+    changes: TaskChanges
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeaderboardRow:
+    rank: int | None
+    """By lenient success, from 1; equal success shares a rank. None where nothing is valid, or planned episodes are
+    missing: what has not been run yet might be the hard part."""
+    score: CheckpointScore
+    parent_id: str | None
+    source_dataset: str
+    """The import it came with; empty for an evaluation of our own."""
+    pass_at_1: Estimate
+    """Of its own: tasks count the same, whereas `score` counts episodes the same."""
+    pass_at_k: Estimate | None
+    """With k the most valid samples that a task has; None where that is 1."""
+    pass_hat_k: Estimate | None
+    """With the same k."""
+    cost: Cost
+    versus_parent: Versus | None
+    """None where the parent is not in this table, or they have no task in common."""
+    versus_best: Versus | None
+    """Against the first of rank 1; None for that one itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeaderboardTable:
+    """All of one evaluation key: the same suite, seeds, budget, prompts and desktop."""
+
+    evaluation_key: str
+    """Empty where the rows tell none; such a table has one checkpoint."""
+    suites: tuple[str, ...]
+    seeds: tuple[int, ...]
+    max_turns: tuple[int, ...]
+    rows: tuple[LeaderboardRow, ...]
+    """Ranked ones first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leaderboard:
+    tables: tuple[LeaderboardTable, ...]
+    confidence: float
+
+
+def build_leaderboard(
+    rows: Sequence[EvalRow],
+    parents: Mapping[str, str | None],
+    *,
+    planned: Mapping[str, int],
+    confidence: float = 0.95,
+    num_resamples: int = NUM_RESAMPLES,
+) -> Leaderboard:
+    """`parents`: by checkpoint, what it was trained from; `planned`: by stage_key, the episodes of the evaluation. An
+    evaluation with a plan and no row is in no table: nothing says its settings.
+
+    Raises:
+        ValueError: more rows than were planned.
+    """
+    groups: dict[tuple[str, str], dict[str, list[EvalRow]]] = {}
+    for row in rows:
+        key = row.evaluation_key
+        # Settings that nobody told are comparable with nothing.
+        table = groups.setdefault((key, "" if key else f"{row.checkpoint_id}/{row.stage_key}"), {})
+        table.setdefault(row.checkpoint_id, []).append(row)
+    return Leaderboard(
+        tables=tuple(
+            _Table(groups[group], parents, planned, confidence, num_resamples).build(group[0])
+            for group in sorted(groups)
+        ),
+        confidence=confidence,
+    )
+
+
+@dataclass(frozen=True)
+class _Table:
+    """The rows of one table by checkpoint, and what all of its rows need."""
+
+    evals: Mapping[str, Sequence[EvalRow]]
+    parents: Mapping[str, str | None]
+    planned: Mapping[str, int]
+    confidence: float
+    num_resamples: int
+
+    def build(self, key: str) -> LeaderboardTable:
+        scores = {
+            checkpoint_id: summarise(rows, confidence=self.confidence, num_planned=self.planned.get(rows[0].stage_key))
+            for checkpoint_id, rows in self.evals.items()
+        }
+        ranks = rank_scores(scores)
+        best = next((checkpoint_id for checkpoint_id, rank in ranks.items() if rank == 1), None)
+        every = [row for rows in self.evals.values() for row in rows]
+        return LeaderboardTable(
+            evaluation_key=key,
+            suites=tuple(sorted({row.suite for row in every})),
+            seeds=tuple(sorted({row.seed for row in every})),
+            max_turns=tuple(sorted({row.max_turns for row in every if row.max_turns})),
+            rows=tuple(self._row(scores[checkpoint_id], rank, best) for checkpoint_id, rank in ranks.items()),
+        )
+
+    def _row(self, score: CheckpointScore, rank: int | None, best: str | None) -> LeaderboardRow:
+        rows = self.evals[score.checkpoint_id]
+        samples = successes_by_task(rows)
+        k = max(map(len, samples.values()), default=1)
+        parent_id = self.parents.get(score.checkpoint_id)
+        versus_parent = self._versus(parent_id, rows)
+        return LeaderboardRow(
+            rank=rank,
+            score=score,
+            parent_id=parent_id,
+            source_dataset=rows[0].source_dataset or "",
+            pass_at_1=estimate_over_tasks(samples, 1, pass_at_k, confidence=self.confidence),
+            pass_at_k=estimate_over_tasks(samples, k, pass_at_k, confidence=self.confidence) if k > 1 else None,
+            pass_hat_k=estimate_over_tasks(samples, k, pass_hat_k, confidence=self.confidence) if k > 1 else None,
+            cost=total_cost(rows),
+            versus_parent=versus_parent,
+            versus_best=versus_parent if parent_id == best else self._versus(best, rows),
+        )
+
+    def _versus(self, other: str | None, rows: Sequence[EvalRow]) -> Versus | None:
+        if other is None or other not in self.evals or other == rows[0].checkpoint_id:
+            return None
+        changes = compare_tasks(self.evals[other], rows, confidence=self.confidence, num_resamples=self.num_resamples)
+        return Versus(checkpoint_id=other, changes=changes) if changes.comparison else None
+
+
+def rank_scores(scores: Mapping[str, CheckpointScore]) -> dict[str, int | None]:
+    """By checkpoint, in the order of the table: the best first, equals by id and with the same rank, and at the end
+    those without one."""
+    ranked = [name for name, score in scores.items() if score.n and not score.num_missing]
+    ranked.sort(key=lambda name: (-scores[name].success_rate, name))
+    ranks: dict[str, int | None] = {}
+    for place, name in enumerate(ranked, 1):
+        before = ranked[place - 2] if place > 1 else None
+        is_equal = before is not None and scores[before].success_rate == scores[name].success_rate
+        ranks[name] = ranks[before] if before is not None and is_equal else place
+    return ranks | dict.fromkeys(sorted(scores.keys() - ranks.keys()))

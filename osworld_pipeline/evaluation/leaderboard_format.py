@@ -1,0 +1,178 @@
+"""A leaderboard for people, as Markdown, and for machines, as rows of plain JSON where what is unknown is null."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from osworld_pipeline.evaluation.cost import CostShare
+from osworld_pipeline.evaluation.estimators import Estimate
+from osworld_pipeline.evaluation.intervals import Rate
+from osworld_pipeline.evaluation.leaderboard import Leaderboard, LeaderboardRow, LeaderboardTable, Versus
+
+UNKNOWN = "–"
+_COLUMNS = (
+    "rank", "checkpoint", "stage", "success", "interval", "strict", "episodes", "faults", "missing", "against parent",
+    "against best", "tokens a success", "desktop s a success",
+)  # fmt: skip
+
+
+def leaderboard_rows(board: Leaderboard) -> list[dict[str, Any]]:
+    """One flat row for each checkpoint and evaluation key, in the order of the tables; null is unknown."""
+    return [
+        {
+            "evaluation_key": table.evaluation_key,
+            "suites": list(table.suites),
+            "seeds": list(table.seeds),
+            "max_turns": list(table.max_turns),
+            "confidence": board.confidence,
+            **_plain_row(row),
+        }
+        for table in board.tables
+        for row in table.rows
+    ]
+
+
+def leaderboard_markdown(board: Leaderboard) -> str:
+    """A table for each evaluation key under a line that says what was evaluated."""
+    if not board.tables:
+        return "No checkpoint has been evaluated yet.\n"
+    return "\n".join(_markdown_table(table, board.confidence) for table in board.tables)
+
+
+def _plain_row(row: LeaderboardRow) -> dict[str, Any]:
+    score = row.score
+    per_success, per_episode = row.cost.per_success(), row.cost.per_episode()
+    return {
+        "rank": row.rank,
+        "checkpoint_id": score.checkpoint_id,
+        "parent_id": row.parent_id,
+        "stage": score.stage,
+        "stage_key": score.stage_key,
+        "source_dataset": row.source_dataset,
+        "num_tasks": score.num_tasks,
+        "num_planned": score.num_planned,
+        "num_missing": score.num_missing,
+        "num_faults": score.num_faults,
+        "outcomes": dict(score.outcomes),
+        **_plain_rate("lenient", score.lenient),
+        **_plain_rate("strict", score.strict),
+        "mean_reward": _number(score.mean_reward),
+        "mean_turns": _number(score.mean_turns),
+        "pass_at_1": _plain_estimate(row.pass_at_1),
+        "pass_at_k": _plain_estimate(row.pass_at_k),
+        "pass_hat_k": _plain_estimate(row.pass_hat_k),
+        "cost_per_success": None if per_success is None else asdict(per_success),
+        "cost_per_episode": None if per_episode is None else asdict(per_episode),
+        "versus_parent": _plain_versus(row.versus_parent),
+        "versus_best": _plain_versus(row.versus_best),
+    }
+
+
+def _plain_rate(name: str, rate: Rate) -> dict[str, Any]:
+    return {
+        f"{name}_success": _number(rate.value),
+        f"{name}_successes": rate.successes,
+        f"{name}_n": rate.n,
+        f"{name}_low": rate.interval.low,
+        f"{name}_high": rate.interval.high,
+        f"{name}_interval": str(rate.interval.method),
+    }
+
+
+def _plain_estimate(estimate: Estimate | None) -> dict[str, Any] | None:
+    if estimate is None:
+        return None
+    return {
+        "k": estimate.k,
+        "value": _number(estimate.value),
+        "low": estimate.interval.low,
+        "high": estimate.interval.high,
+        "interval": str(estimate.interval.method),
+        "num_tasks": estimate.num_tasks,
+        "num_short": estimate.num_short,
+    }
+
+
+def _plain_versus(versus: Versus | None) -> dict[str, Any] | None:
+    if versus is None or versus.changes.comparison is None:
+        return None
+    changes, comparison = versus.changes, versus.changes.comparison
+    return {
+        "checkpoint_id": versus.checkpoint_id,
+        "difference": comparison.difference,
+        "low": comparison.low,
+        "high": comparison.high,
+        "p_value": comparison.p_value,
+        "num_tasks": comparison.num_tasks,
+        "is_better": comparison.is_better,
+        "is_worse": comparison.is_worse,
+        "gains": [asdict(change) for change in changes.gains],
+        "regressions": [asdict(change) for change in changes.regressions],
+        "num_same": changes.num_same,
+        "not_compared": list(changes.not_compared),
+    }
+
+
+def _number(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def _markdown_table(table: LeaderboardTable, confidence: float) -> str:
+    facts: Mapping[str, Sequence[object]] = {
+        "suite": table.suites,
+        "seeds": table.seeds,
+        "step budget": table.max_turns,
+    }
+    told = [f"{name} {', '.join(map(str, values))}" for name, values in facts.items() if values]
+    title = f"Evaluation `{table.evaluation_key}`" if table.evaluation_key else "Settings unknown"
+    lines = [
+        f"**{title}**: {'; '.join(told)}; intervals at {confidence:.0%}",
+        "",
+        f"| {' | '.join(_COLUMNS)} |",
+        f"|{'---|' * len(_COLUMNS)}",
+        *(_markdown_row(row) for row in table.rows),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _markdown_row(row: LeaderboardRow) -> str:
+    score, price = row.score, row.cost.per_success()
+    cells = (
+        _or_unknown(row.rank),
+        f"`{score.checkpoint_id}`",
+        f"{row.source_dataset} (import)" if row.source_dataset else score.stage,
+        _percent(score.lenient.value),
+        f"{score.low:.1%} to {score.high:.1%}",
+        _percent(score.strict.value),
+        f"{score.successes}/{score.n}",
+        ", ".join(f"{count} {outcome}" for outcome, count in score.faults.items()) or "0",
+        _or_unknown(score.num_missing),
+        _difference(row.versus_parent),
+        _difference(row.versus_best),
+        _price(price, "response_tokens"),
+        _price(price, "desktop_s"),
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def _difference(versus: Versus | None) -> str:
+    comparison = versus.changes.comparison if versus else None
+    if comparison is None:
+        return UNKNOWN
+    verdict = "better" if comparison.is_better else "worse" if comparison.is_worse else "not told apart"
+    return f"{comparison.difference:+.1%} ({comparison.low:+.1%} to {comparison.high:+.1%}), {verdict}"
+
+
+def _price(price: CostShare | None, name: str) -> str:
+    value = None if price is None else getattr(price, name)
+    return UNKNOWN if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def _percent(share: float) -> str:
+    return UNKNOWN if math.isnan(share) else f"{share:.1%}"
+
+
+def _or_unknown(number: int | None) -> str:
+    return UNKNOWN if number is None else str(number)

@@ -1,0 +1,144 @@
+"""Suites that evaluations run: named lists of tasks with a digest. A recipe's own held-out tasks, OSWorld's published
+lists and domains, and files of the user's.
+
+A suite file, `<state>/suites/<name>.json`, is a list of tasks in OSWorld's format, or an object with that list under
+`tasks`; a task may also be the path of its file, relative to the suite's.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from osworld_pipeline.domain.digest import digest_json
+from osworld_pipeline.domain.task import Task
+from osworld_pipeline.errors import DatasetError, TaskError
+
+HELDOUT = "heldout"
+"""Of the recipe's own suite."""
+DOMAINS = (
+    "chrome", "gimp", "libreoffice_calc", "libreoffice_impress", "libreoffice_writer", "multi_apps", "os",
+    "thunderbird", "vlc", "vs_code",
+)  # fmt: skip
+SUITE_NAME = re.compile(r"[A-Za-z0-9._-]+")
+"""What Dagster's partition keys may be made of."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalSuite:
+    name: str
+    tasks: tuple[Task, ...]
+    digest: str
+    """Of every task as it is run and scored."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedList:
+    """A list of OSWorld's: an index file, `{domain: [ids]}`, or the whole folder where it has none."""
+
+    index: str | None
+    folder: str = "examples"
+    domain: str | None = None
+
+
+OSWORLD_SUITES: Mapping[str, PublishedList] = MappingProxyType(
+    {
+        "osworld-test_small": PublishedList(index="test_small.json"),
+        "osworld-test_all": PublishedList(index="test_all.json"),
+        **{f"osworld-{domain}": PublishedList(index="test_all.json", domain=domain) for domain in DOMAINS},
+        "osworld-windows": PublishedList(index=None, folder="examples/Windows"),
+    }
+)
+
+
+def suite_names(folder: Path) -> tuple[str, ...]:
+    """All there are; `folder` holds the user's.
+
+    Raises:
+        DatasetError: a file whose name no suite can have, or that of a built-in one.
+    """
+    own = sorted(path.stem for path in folder.glob("*.json")) if folder.is_dir() else []
+    for name in own:
+        if not SUITE_NAME.fullmatch(name):
+            raise DatasetError(f"{folder / name}.json: a suite's name may have letters, digits, '.', '_' and '-' only")
+        if name == HELDOUT or name in OSWORLD_SUITES:
+            raise DatasetError(f"{folder / name}.json: '{name}' is the name of a built-in suite; choose another")
+    return (HELDOUT, *OSWORLD_SUITES, *own)
+
+
+def read_osworld_suite(name: str, root: Path) -> EvalSuite:
+    """`root`: an OSWorld checkout.
+
+    Raises:
+        DatasetError: no checkout there, or a task of the list is missing or cannot be scored.
+    """
+    wanted = OSWORLD_SUITES[name]
+    examples = root / "evaluation_examples" / wanted.folder
+    if wanted.index is None:
+        paths = sorted(examples.glob("*/*.json"))
+    else:
+        index = _read_json(
+            examples.parent / wanted.index,
+            what_to_do=f"put an OSWorld checkout at {root} (git clone https://github.com/xlang-ai/OSWorld {root})",
+        )
+        domains = [wanted.domain] if wanted.domain else sorted(index)
+        paths = [examples / domain / f"{task_id}.json" for domain in domains for task_id in index.get(domain, ())]
+    if not paths:
+        raise DatasetError(f"suite {name}: there is no task of it in {examples}; is it a whole OSWorld checkout?")
+    tasks = [_read_task(path, domain=path.parent.name) for path in paths]
+    # The published lists name some tasks under two domains, with a copy of the file in each.
+    distinct: dict[str, Task] = {}
+    for task in tasks:
+        distinct.setdefault(task.task_id, task)
+    return _suite(name, list(distinct.values()))
+
+
+def read_suite_file(path: Path) -> EvalSuite:
+    """
+    Raises:
+        DatasetError: no such suite, or one of its tasks cannot be read, scored, or is there twice; names it.
+    """
+    document = _read_json(path, what_to_do="it is a list of tasks in OSWorld's format (docs/evaluation.md)")
+    entries = document.get("tasks") if isinstance(document, Mapping) else document
+    if not isinstance(entries, list) or not entries:
+        raise DatasetError(f"{path} is no suite: it has no list of tasks")
+    tasks = [
+        _read_task(path.parent / entry) if isinstance(entry, str) else _task(entry, f"{path}, task {number}")
+        for number, entry in enumerate(entries, start=1)
+    ]
+    return _suite(path.stem, tasks)
+
+
+def _suite(name: str, tasks: Sequence[Task]) -> EvalSuite:
+    seen: set[str] = set()
+    for task in tasks:
+        if task.task_id in seen:
+            raise DatasetError(f"suite {name}: task {task.task_id} is there twice")
+        seen.add(task.task_id)
+    digest = digest_json(sorted([task.task_id, task.domain, task.config_digest] for task in tasks))
+    return EvalSuite(name=name, tasks=tuple(tasks), digest=digest)
+
+
+def _read_task(path: Path, *, domain: str | None = None) -> Task:
+    return _task(_read_json(path, what_to_do="a task of the suite is missing there"), str(path), domain=domain)
+
+
+def _task(config: Any, where: str, *, domain: str | None = None) -> Task:
+    if not isinstance(config, Mapping):
+        raise DatasetError(f"{where} is no task: it is no JSON object")
+    try:
+        return Task.from_config(config, domain=domain)
+    except TaskError as error:
+        raise DatasetError(f"{where}: {error}") from error
+
+
+def _read_json(path: Path, *, what_to_do: str) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise DatasetError(f"there is no {path}: {what_to_do}") from error
+    except (OSError, ValueError) as error:
+        raise DatasetError(f"{path} cannot be read as JSON ({error})") from error

@@ -1,0 +1,100 @@
+"""Suites of an evaluation: the recipe's own, OSWorld's lists, and files of the user's."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.errors import DatasetError
+from osworld_pipeline.evaluation.suite_files import (
+    DOMAINS,
+    HELDOUT,
+    OSWORLD_SUITES,
+    read_osworld_suite,
+    read_suite_file,
+    suite_names,
+)
+from osworld_pipeline.recipes import load_recipe
+from osworld_pipeline.runs.evaluation_plan import load_suite, plan_evaluation
+
+
+def task(task_id: str) -> dict[str, Any]:
+    return {"id": task_id, "instruction": "Do it.", "evaluator": {"func": "infeasible"}, "related_apps": ["os"]}
+
+
+def write(path: Path, document: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document))
+    return path
+
+
+def test_list_of_tasks_is_a_suite_and_so_is_an_object_that_names_files(tmp_path: Path) -> None:
+    write(tmp_path / "tasks" / "b.json", task("b"))
+    listed = read_suite_file(write(tmp_path / "one.json", [task("a"), task("b")]))
+    named = read_suite_file(write(tmp_path / "two.json", {"tasks": [task("a"), "tasks/b.json"]}))
+    assert (listed.name, [one.task_id for one in listed.tasks]) == ("one", ["a", "b"])
+    assert named.digest == listed.digest
+
+
+def test_digest_does_not_depend_on_the_order_and_does_on_every_task(tmp_path: Path) -> None:
+    there = read_suite_file(write(tmp_path / "a.json", [task("a"), task("b")]))
+    back = read_suite_file(write(tmp_path / "b.json", [task("b"), task("a")]))
+    other = read_suite_file(write(tmp_path / "c.json", [task("a"), {**task("b"), "instruction": "Do not."}]))
+    assert there.digest == back.digest != other.digest
+
+
+@pytest.mark.parametrize(
+    ("document", "sentence"),
+    [
+        ([], "no list of tasks"),
+        ({"tasks": "all"}, "no list of tasks"),
+        ([7], r"bad.json, task 1 is no task"),
+        ([{"id": "a"}], "task 1: task a has no instruction"),
+        ([task("a"), task("a")], "suite bad: task a is there twice"),
+        (["gone.json"], r"there is no .*gone.json: a task of the suite is missing"),
+    ],
+)
+def test_what_is_no_suite_is_refused_by_its_place(tmp_path: Path, document: Any, sentence: str) -> None:
+    with pytest.raises(DatasetError, match=sentence):
+        read_suite_file(write(tmp_path / "bad.json", document))
+
+
+@pytest.mark.parametrize("name", ["heldout", "osworld-os", "a|b"])
+def test_name_that_is_taken_or_no_partition_key_is_refused(tmp_path: Path, name: str) -> None:
+    write(tmp_path / f"{name}.json", [task("a")])
+    with pytest.raises(DatasetError, match="name"):
+        suite_names(tmp_path)
+
+
+def test_suites_of_the_user_stand_beside_the_built_in_ones(tmp_path: Path) -> None:
+    state = StateDir(tmp_path)
+    assert suite_names(state.suites) == (HELDOUT, *OSWORLD_SUITES)
+    write(state.suites / "mine.json", [task("a")])
+    assert suite_names(state.suites)[-1] == "mine"
+    assert load_suite(state, load_recipe("smoke"), "mine").tasks[0].task_id == "a"
+    with pytest.raises(DatasetError, match="no suite 'yours': there are heldout, "):
+        load_suite(state, load_recipe("smoke"), "yours")
+
+
+def test_evaluation_of_another_suite_is_another_evaluation(tmp_path: Path) -> None:
+    recipe = load_recipe("smoke")
+    suite = read_suite_file(write(tmp_path / "mine.json", [task("a")]))
+    own, other = plan_evaluation(recipe, "sft-1"), plan_evaluation(recipe, "sft-1", suite=suite)
+    assert own.key != other.key
+    assert [planned[0].task_id for planned in other.episodes.values()] == ["a"]
+
+
+def test_without_a_checkout_it_is_said_how_to_get_one(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match="git clone"):
+        read_osworld_suite("osworld-test_small", tmp_path)
+
+
+def test_every_published_list_is_a_suite(real_data: Path) -> None:
+    suites = {name: read_osworld_suite(name, real_data / "osworld") for name in OSWORLD_SUITES}
+    assert len(suites["osworld-test_all"].tasks) == 358, "of 369, the others are named under two domains"
+    assert sum(len(suites[f"osworld-{domain}"].tasks) for domain in DOMAINS) == 369
+    assert len(suites["osworld-test_small"].tasks) == 37, "39, of which two are named twice"
+    assert {one.domain for one in suites["osworld-os"].tasks} == {"os"}
+    assert suites["osworld-windows"].tasks
