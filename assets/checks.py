@@ -9,6 +9,7 @@ from assets.metadata import check_result
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.runs import invariants
 from osworld_pipeline.runs.invariants import Offences
+from osworld_pipeline.runs.leaderboard import worse_than_their_parents
 from osworld_pipeline.tables.query import run_query
 from resources.state import StateResource
 
@@ -91,6 +92,26 @@ CHECKS = [
         invariants.false_demonstrations,
         holds=f"At most {invariants.MAX_FAILED_SHARE:.0%} of the demonstrations that were carried out again failed.",
         otherwise="set replay.require_verified, or drop the source that they come from",
+        warns=True,
+    ),
+    *(
+        build_query_check(
+            "training_was_sound",
+            asset,
+            invariants.UNSOUND_TRAINING,
+            holds=f"Loss and gradients are finite, KL is at most {invariants.MAX_KL:g}, and sampler and trainer agree "
+            f"on log-probabilities within {invariants.MAX_SAMPLER_DIFF:g}.",
+            otherwise="lower the learning rate or raise gspo.kl_coef; where sampler and trainer differ, see the "
+            "engine's part of docs/training.md",
+        )
+        for asset in ("sft_checkpoint", "gspo_phase1_checkpoint", "gspo_phase2_checkpoint")
+    ),
+    build_check(
+        "no_checkpoint_fell_behind_its_parent",
+        "leaderboard",
+        worse_than_their_parents,
+        holds="No checkpoint is worse than its parent by more than the interval of a paired comparison.",
+        otherwise="look at its regressions task by task (osworld-pipeline backfill --json), and at its training curves",
         warns=True,
     ),
     build_query_check(

@@ -1,6 +1,6 @@
-"""Evaluations: every checkpoint of the road on the held-out tasks, and a report people can read."""
+"""Evaluations: every checkpoint on every suite that is asked for, one partition each; then a leaderboard, the champion,
+and a report people can read."""
 
-from contextlib import ExitStack
 from typing import Any
 
 import dagster as dg
@@ -8,12 +8,15 @@ import dagster as dg
 from assets.checkpoints import parent_of
 from osworld_pipeline.domain.checkpoint import Checkpoint
 from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.evaluation.leaderboard_format import leaderboard_markdown, leaderboard_rows
 from osworld_pipeline.evaluation.scores import CheckpointScore, read_scores
-from osworld_pipeline.lineage.tracking import StageRun
+from osworld_pipeline.evaluation.suite_files import suite_names
 from osworld_pipeline.recipes import Recipe
+from osworld_pipeline.runs.champion import choose_champion
 from osworld_pipeline.runs.embedded_server import EnvServers
-from osworld_pipeline.runs.evaluation_plan import plan_evaluation
-from osworld_pipeline.runs.report import make_report
+from osworld_pipeline.runs.evaluation_plan import EvaluationPlan, load_suite, plan_evaluation
+from osworld_pipeline.runs.leaderboard import read_leaderboard
+from osworld_pipeline.runs.registered import register_checkpoint
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from resources.desktops import DesktopsResource
 from resources.engine import EngineResource
@@ -30,9 +33,14 @@ CHECKPOINT_ASSETS = [
     "gspo_phase1_checkpoint",
     "gspo_phase2_checkpoint",
 ]
+CHECKPOINTS = dg.DynamicPartitionsDefinition(name="checkpoints")
+"""Their ids; a sensor adds them as they come."""
+SUITES = dg.StaticPartitionsDefinition(list(suite_names(StateResource().dir().suites)))
+"""Names of suites; those of the user's own are read when the code location is loaded."""
+PARTITIONS = dg.MultiPartitionsDefinition({"checkpoint": CHECKPOINTS, "suite": SUITES})
 
 
-@dg.asset(group_name=GROUP, kinds={"x11", "mlflow"}, pool="trainer", deps=CHECKPOINT_ASSETS)
+@dg.asset(group_name=GROUP, kinds={"x11", "mlflow"}, pool="trainer", deps=CHECKPOINT_ASSETS, partitions_def=PARTITIONS)
 def evaluations(
     context: dg.AssetExecutionContext,
     state: StateResource,
@@ -43,84 +51,146 @@ def evaluations(
     tracking: TrackingResource,
     progress: ProgressResource,
 ) -> dg.MaterializeResult:
-    """Held-out success of each checkpoint; a rerun runs only what is missing or ended in a fault."""
+    """Success of one checkpoint on one suite; a rerun runs only what is missing or ended in a fault."""
     settings, folder = recipe.load(), state.dir()
-    checkpoints = _distinct_checkpoints(context, state)
-    with ExitStack() as runs:
-        pending: list[tuple[Checkpoint, StageRun]] = []
-        for checkpoint in checkpoints:
-            plan = plan_evaluation(settings, checkpoint.checkpoint_id)
-            is_done = len(plan.finished(folder)) == len(plan.episodes)
-            if not is_done or tracking.run_id_of(folder, plan.stage_key) is None:
-                params = {"checkpoint_id": checkpoint.checkpoint_id, "suite_digest": plan.suite_digest}
-                params |= settings.evaluation.model_dump(mode="json")
-                stage = tracking.stage(context, folder, stage="evaluation", stage_key=plan.stage_key, params=params)
-                pending.append((checkpoint, runs.enter_context(stage)))
-        if pending:
-            with desktops.serve(folder, settings) as servers:
-                job = evaluation_job(context, settings, folder, servers, pending)
-                job["engine_token"] = engine.token
-                launcher.launch(context, "evaluate", job, progress.listener(context, "evaluate"), state=folder)
-        for checkpoint, run in pending:
-            run.log_evaluation(checkpoint.checkpoint_id, _figures(folder, checkpoint, settings))
+    checkpoint_id, suite_name = partition_of(context)
+    checkpoint = register_checkpoint(folder, checkpoint_id)
+    suite = load_suite(folder, settings, suite_name)
+    plan = plan_evaluation(settings, checkpoint_id, suite=suite)
+    is_done = len(plan.finished(folder)) == len(plan.episodes)
+    if not is_done or tracking.run_id_of(folder, plan.stage_key) is None:
+        params = {"checkpoint_id": checkpoint_id, "suite": suite.name, "suite_digest": suite.digest}
+        params |= settings.evaluation.model_dump(mode="json")
+        with tracking.stage(context, folder, stage="evaluation", stage_key=plan.stage_key, params=params) as run:
+            run.log_dataset(f"suite_{suite.name}", suite.digest, suite.name)
+            if not is_done:
+                run_ids = {"dagster": context.run.run_id, "mlflow": run.run_id}
+                with desktops.serve(folder, settings) as servers:
+                    job = evaluation_job(checkpoint, settings, folder, servers, suite=suite.name, run_ids=run_ids)
+                    job["engine_token"] = engine.token
+                    launcher.launch(context, "evaluate", job, progress.listener(context, "evaluate"), state=folder)
+            run.log_evaluation(checkpoint_id, _figures(_score(folder, plan, settings)))
     rebuild_catalog(folder)
-    keys = [plan_evaluation(settings, checkpoint.checkpoint_id).stage_key for checkpoint in checkpoints]
-    scores = read_scores(folder, confidence=settings.evaluation.confidence, stage_keys=keys)
-    return dg.MaterializeResult(
-        metadata={
-            "checkpoints": len(scores),
-            "scores": dg.MetadataValue.md(_as_markdown(scores)),
-            **{f"{score.stage} success": score.success_rate for score in scores if score.n},
-        }
-    )
+    return evaluation_result(_score(folder, plan, settings), plan, mlflow_url=tracking.url_of(folder, plan.stage_key))
 
 
-@dg.asset(group_name=GROUP, kinds={"html"}, pool="catalog", deps=[evaluations])
-def evaluation_report(
-    context: dg.AssetExecutionContext, state: StateResource, recipe: RecipeResource, tracking: TrackingResource
-) -> dg.MaterializeResult:
-    """One self-contained HTML page: scores with intervals, curves, what the best episodes saw."""
-    folder = state.dir()
-    ids = [checkpoint.checkpoint_id for checkpoint in _distinct_checkpoints(context, state)]
-    path = make_report(folder, recipe.load(), checkpoint_ids=ids, tracking_uri=tracking.resolve(folder))
-    return dg.MaterializeResult(metadata={"report": dg.MetadataValue.path(str(path))})
-
-
-def _distinct_checkpoints(context: dg.AssetExecutionContext, state: StateResource) -> list[Checkpoint]:
-    """A flywheel without a round stands for the SFT checkpoint, which is evaluated once."""
-    found = [parent_of(context, asset, state) for asset in CHECKPOINT_ASSETS]
-    return list({checkpoint.checkpoint_id: checkpoint for checkpoint in found}.values())
+def partition_of(context: dg.AssetExecutionContext) -> tuple[str, str]:
+    """Checkpoint id and suite name."""
+    assert isinstance(context.partition_key, dg.MultiPartitionKey), "evaluations are partitioned by two keys"
+    keys = context.partition_key.keys_by_dimension
+    return keys["checkpoint"], keys["suite"]
 
 
 def evaluation_job(
-    context: dg.AssetExecutionContext,
+    checkpoint: Checkpoint,
     recipe: Recipe,
     state: StateDir,
     servers: EnvServers,
-    pending: list[tuple[Checkpoint, StageRun]],
+    *,
+    suite: str,
+    run_ids: dict[str, str],
 ) -> dict[str, Any]:
     """What the program `evaluate` is told."""
     return {
         "recipe": recipe.model_dump(mode="json"),
         "state_root": str(state.root),
         "servers": servers.as_job(),
+        "suite": suite,
         "checkpoints": [
             {
                 "checkpoint_id": checkpoint.checkpoint_id,
                 "stage": str(checkpoint.stage),
                 "path": checkpoint.path,
-                "run_ids": {"dagster": context.run.run_id, "mlflow": run.run_id},
+                "run_ids": run_ids,
             }
-            for checkpoint, run in pending
         ],
     }
 
 
-def _figures(state: StateDir, checkpoint: Checkpoint, recipe: Recipe) -> dict[str, float]:
-    key = plan_evaluation(recipe, checkpoint.checkpoint_id).stage_key
-    (score,) = read_scores(state, confidence=recipe.evaluation.confidence, stage_keys=[key])
+def evaluation_result(
+    score: CheckpointScore, plan: EvaluationPlan, *, mlflow_url: str | None = None
+) -> dg.MaterializeResult:
+    return dg.MaterializeResult(
+        metadata={
+            "success": score.success_rate if score.n else "no valid episode",
+            "interval": f"{score.low:.1%} to {score.high:.1%}",
+            "strict success": score.strict.value,
+            "episodes": score.n,
+            "faults": score.num_faults,
+            "stage_key": plan.stage_key,
+            "suite digest": plan.suite_digest,
+            **({"mlflow": dg.MetadataValue.url(mlflow_url)} if mlflow_url else {}),
+        },
+        data_version=dg.DataVersion(f"{plan.stage_key}-{score.successes}-{score.n}"),
+    )
+
+
+@dg.asset(group_name=GROUP, kinds={"duckdb"}, pool="catalog", deps=[evaluations])
+def leaderboard(state: StateResource, recipe: RecipeResource) -> dg.MaterializeResult:
+    """Checkpoints by success, a table for each way of evaluating: intervals, both denominators, what changed against
+    the parent and the best, and what a success cost."""
+    folder, settings = state.dir(), recipe.load()
+    board = read_leaderboard(folder, confidence=settings.evaluation.confidence)
+    return dg.MaterializeResult(
+        metadata={
+            "dagster/row_count": sum(len(table.rows) for table in board.tables),
+            "leaderboard": dg.MetadataValue.md(leaderboard_markdown(board)),
+            "rows": dg.MetadataValue.json(leaderboard_rows(board)),
+        }
+    )
+
+
+@dg.asset(group_name=GROUP, kinds={"mlflow"}, pool="catalog", deps=[leaderboard])
+def champion(
+    context: dg.AssetExecutionContext, state: StateResource, recipe: RecipeResource, tracking: TrackingResource
+) -> dg.MaterializeResult:
+    """The best checkpoint on the recipe's held-out tasks, as MLflow's alias `champion`: it moves only where a paired
+    test says that another is better."""
+    folder = state.dir()
+    choice = choose_champion(folder, recipe.load(), current=tracking.champion(folder))
+    if choice.checkpoint_id is not None and choice.is_new:
+        tracking.crown(folder, choice.checkpoint_id)
+    context.log.info(choice.reason)
+    return dg.MaterializeResult(
+        metadata={
+            "checkpoint_id": choice.checkpoint_id or "none",
+            "is new": choice.is_new,
+            "reason": choice.reason,
+        }
+    )
+
+
+@dg.asset(group_name=GROUP, kinds={"html"}, pool="catalog", deps=[leaderboard])
+def evaluation_report(
+    context: dg.AssetExecutionContext, state: StateResource, recipe: RecipeResource, tracking: TrackingResource
+) -> dg.MaterializeResult:
+    """One self-contained HTML page: scores with intervals, curves, what the best episodes saw."""
+    from osworld_pipeline.runs.report import make_report  # templates and pictures: not when definitions are loaded
+
+    folder = state.dir()
+    ids = [checkpoint.checkpoint_id for checkpoint in latest_checkpoints(context, state)]
+    path = make_report(folder, recipe.load(), checkpoint_ids=ids, tracking_uri=tracking.resolve(folder))
+    return dg.MaterializeResult(metadata={"report": dg.MetadataValue.path(str(path))})
+
+
+def latest_checkpoints(context: dg.AssetExecutionContext, state: StateResource) -> list[Checkpoint]:
+    """What the checkpoint assets stand for now, the base first. A flywheel without a round stands for the SFT
+    checkpoint, which is there once."""
+    latest = context.instance.get_latest_materialization_event
+    known = [asset for asset in CHECKPOINT_ASSETS if latest(dg.AssetKey(asset))]
+    found = [parent_of(context, asset, state) for asset in known]
+    return list({checkpoint.checkpoint_id: checkpoint for checkpoint in found}.values())
+
+
+def _score(state: StateDir, plan: EvaluationPlan, recipe: Recipe) -> CheckpointScore:
+    (score,) = read_scores(state, confidence=recipe.evaluation.confidence, stage_keys=[plan.stage_key])
+    return score
+
+
+def _figures(score: CheckpointScore) -> dict[str, float]:
     return {
         "eval/success_rate": score.success_rate,
+        "eval/strict_success_rate": score.strict.value,
         "eval/interval_low": score.low,
         "eval/interval_high": score.high,
         "eval/num_episodes": float(score.n),
@@ -129,14 +199,4 @@ def _figures(state: StateDir, checkpoint: Checkpoint, recipe: Recipe) -> dict[st
     }
 
 
-def _as_markdown(scores: list[CheckpointScore]) -> str:
-    lines = ["| stage | success | interval | episodes | faults |", "|---|---|---|---|---|"]
-    lines += [
-        f"| {score.stage} | {score.success_rate:.1%} | {score.low:.1%} to {score.high:.1%} | "
-        f"{score.successes}/{score.n} | {score.num_faults} |"
-        for score in scores
-    ]
-    return "\n".join(lines)
-
-
-ASSETS = [evaluations, evaluation_report]
+ASSETS = [evaluations, leaderboard, champion, evaluation_report]

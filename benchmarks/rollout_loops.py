@@ -27,7 +27,6 @@ NUM_UPDATES = 20
 NUM_SYNCHRONOUS_UPDATES = 8
 """Nothing begins or ends in the loop that waits for everything: fewer tell as much."""
 BAR = 2.5
-BAR_STALENESS = 4
 STALENESSES = (1, 2, 4)
 
 
@@ -57,8 +56,13 @@ def run_loops(console: Console, *, rounds: int) -> list[dict[str, Any]]:
         speed = Spread.of(one.episodes_per_s / other.episodes_per_s for one, other in zip(figures, base, strict=True))
         idle = Spread.of(1.0 - one.trainer_busy for one in figures)
         share = Spread.of(one.environments_busy for one in figures)
-        name = "batch-synchronous" if bound is None else f"asynchronous, max_staleness {bound}"
-        met = verdict(busy.median >= BAR) if bound == BAR_STALENESS else ""
+        is_default = bound == RolloutSection().max_staleness
+        name = (
+            "batch-synchronous"
+            if bound is None
+            else f"asynchronous, max_staleness {bound}{' (the default)' if is_default else ''}"
+        )
+        met = verdict(busy.median >= BAR) if is_default else ""
         rows.append(
             [name, share.range_text(2), f"{busy.range_text(2)}x", f"{speed.range_text(2)}x", idle.range_text(2),
              f"{max(one.num_stale for one in figures)}", met]

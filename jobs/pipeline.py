@@ -4,13 +4,13 @@ import dagster as dg
 
 from jobs.upkeep import collect_garbage
 
-UPKEEP = dg.AssetSelection.groups("upkeep")
+TRAIN, EVALUATE, RANK = "train", "evaluate", "rank"
 
-train_and_evaluate = dg.define_asset_job(
-    "train_and_evaluate",
-    selection=dg.AssetSelection.all() - UPKEEP,
-    description="The whole road: raw datasets, union tables, verified replay, SFT, flywheel, GSPO phases 1 and 2, "
-    "evaluations, report.",
+train = dg.define_asset_job(
+    TRAIN,
+    selection=dg.AssetSelection.groups("raw", "tables", "checkpoints"),
+    description="The whole road: raw datasets, union tables, verified replay, SFT, flywheel, GSPO phases 1 and 2. The "
+    "sensor new_checkpoints has what it makes evaluated.",
     tags={"dagster/max_retries": "0"},
 )
 
@@ -29,10 +29,17 @@ run_flywheel = dg.define_asset_job(
     tags={"dagster/max_retries": "0"},
 )
 
-evaluate_checkpoints = dg.define_asset_job(
-    "evaluate_checkpoints",
-    selection=dg.AssetSelection.groups("evaluation"),
-    description="Held-out success of the checkpoints there are; resumes task by task.",
+evaluate = dg.define_asset_job(
+    EVALUATE,
+    selection=dg.AssetSelection.assets("evaluations"),
+    description="One checkpoint on one suite; resumes task by task. Backfill any set of both.",
+    tags={"dagster/max_retries": "0"},
+)
+
+rank = dg.define_asset_job(
+    RANK,
+    selection=dg.AssetSelection.groups("evaluation") - dg.AssetSelection.assets("evaluations"),
+    description="Leaderboard, champion and report from the evaluations there are.",
     tags={"dagster/max_retries": "0"},
 )
 
@@ -51,10 +58,11 @@ compact_trajectories = dg.define_asset_job(
 )
 
 JOBS = [
-    train_and_evaluate,
+    train,
     build_tables,
     run_flywheel,
-    evaluate_checkpoints,
+    evaluate,
+    rank,
     verify_replay,
     compact_trajectories,
     collect_garbage,

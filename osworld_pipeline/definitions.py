@@ -6,6 +6,7 @@ import dagster as dg
 
 from assets import checkpoints, checks, evaluations, raw, replay, tables, upkeep
 from jobs.pipeline import JOBS
+from jobs.sensors import SENSORS
 from osworld_pipeline.recipes.environment import own_variables
 from resources.desktops import DesktopsResource
 from resources.engine import EngineResource
@@ -34,6 +35,7 @@ defs = dg.Definitions(
     ],
     asset_checks=[*checks.CHECKS, *checkpoints.CHECKS],
     jobs=JOBS,
+    sensors=SENSORS,
     resources={
         "state": StateResource(),
         "recipe": RecipeResource(environment=environment),

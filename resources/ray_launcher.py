@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from uuid import uuid4
 
 import dagster as dg
@@ -30,8 +30,10 @@ from osworld_pipeline.runs.mailbox import (
     orphaned_mailboxes,
     remove_orphan,
 )
-from osworld_pipeline.runs.ray_jobs import RayJobs
 from resources.local_launcher import PROGRAM_ENV
+
+if TYPE_CHECKING:
+    from osworld_pipeline.runs.ray_jobs import RayJobs
 
 Message = Mapping[str, Any]
 JOB_ENV = {**PROGRAM_ENV, "RAY_TRAIN_V2_ENABLED": "1", "RAY_CHDIR_TO_TRIAL_DIR": "0"}
@@ -81,6 +83,8 @@ class RayLauncher(dg.Config):
         num_processes: int = 1,
     ) -> dict[str, Any]:
         """As Launcher.launch."""
+        from osworld_pipeline.runs.ray_jobs import RayJobs  # a client of HTTP: not when definitions are loaded
+
         state.logs.mkdir(parents=True, exist_ok=True)
         log_path = state.logs / f"{program}.log"
         name = f"{program}-{uuid4().hex[:12]}"
@@ -150,7 +154,7 @@ class _Run:
 
     settings: RayLauncher
     context: dg.AssetExecutionContext
-    jobs: RayJobs
+    jobs: "RayJobs"
     mailbox: Mailbox
     program: str
     on_message: Callable[[Message], None]
@@ -225,7 +229,7 @@ class _Run:
                 self.on_message(message)
 
 
-def _stop_orphans(context: dg.AssetExecutionContext, state: StateDir, jobs: RayJobs) -> None:
+def _stop_orphans(context: dg.AssetExecutionContext, state: StateDir, jobs: "RayJobs") -> None:
     """Jobs whose launcher was killed would hold what the next one needs."""
     for mailbox in orphaned_mailboxes(state):
         context.log.warning(f"Ray job {mailbox.name} has lost its launcher: ending it")

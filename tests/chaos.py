@@ -26,12 +26,14 @@ FILLED_LIMIT_S = 8.0
 """How long the disk stays full where the trainer does not end of it."""
 DISK_MB = 96
 BLOCK_BYTES = 1 << 16
-MAX_REPORTS = 4
-"""Times that the trainer may speak, after it was started, before the next fault comes."""
+MAX_REPORTS = 2
+"""Times that the trainer may speak, after it was started or hit, before the next fault comes."""
 MAX_PAUSE_S = 1.0
 """From such a word to the fault."""
 DOWN_S = (0.1, 1.0)
 """How long a killed server is away."""
+PATIENCE_S = 6.0
+"""For so long a fault that is to hit episodes waits for them."""
 SILENT_SHARE = 0.15
 """Of the faults that come while the trainer is still starting."""
 
@@ -208,6 +210,9 @@ class Chaos:
     servers: Mapping[Fault, Server]
     victims: Callable[[], Sequence[int]]
     """Pids of which one is the next desktop to be killed."""
+    num_live: Callable[[], int]
+    """Episodes that are running now."""
+    num_replicas: int
     disk: Path | None
     checkpoint_bytes: int
     """About the size of what the trainer saves."""
@@ -217,6 +222,8 @@ class Chaos:
     ends: Counter[str] = field(default_factory=Counter)
     """How the trainer ended, each time."""
     story: list[str] = field(default_factory=list)
+    _num_heard: int = 0
+    """Of what the trainer has said since it was started, by the time of the last fault."""
     _wait_reports: int | None = None
     _due_at: float | None = None
     _freed_at: float | None = None
@@ -235,6 +242,7 @@ class Chaos:
                     return
                 self._free_disk()
                 self.trainer.start()
+                self._num_heard = 0
             if self._freed_at is not None and time.monotonic() >= self._freed_at:
                 self._free_disk()
             self._next_fault()
@@ -270,15 +278,22 @@ class Chaos:
             if self._wait_reports is None:
                 is_early = self.rng.random() < SILENT_SHARE
                 self._wait_reports = 0 if is_early else self.rng.randint(1, MAX_REPORTS)
-            if len(self.trainer.messages()) < self._wait_reports:
+            if len(self.trainer.messages()) - self._num_heard < self._wait_reports:
                 return
             self._due_at = time.monotonic() + self.rng.uniform(0.0, MAX_PAUSE_S)
-        if time.monotonic() >= self._due_at:
-            fault = self.plan[0]
-            if self._cause(fault):
-                self.plan.pop(0)
-                self.done[fault] += 1
-                self._due_at = self._wait_reports = None
+        fault, late_s = self.plan[0], time.monotonic() - self._due_at
+        is_now = late_s >= 0 and (late_s >= PATIENCE_S or self._hits_episodes(fault))
+        if is_now and self._cause(fault):
+            self.plan.pop(0)
+            self.done[fault] += 1
+            self._due_at = self._wait_reports = None
+            self._num_heard = len(self.trainer.messages())
+
+    def _hits_episodes(self, fault: Fault) -> bool:
+        """Whether it would now fall upon an episode; a trainer and a disk fail at any time."""
+        if fault is Fault.DESKTOP:
+            return self.num_live() == self.num_replicas
+        return fault in (Fault.TRAINER, Fault.DISK) or self.num_live() > 0
 
     def _cause(self, fault: Fault) -> bool:
         """False where there is nothing to break now."""

@@ -91,3 +91,26 @@ def cancel(launch: subprocess.Popen[str]) -> dict[str, Any]:
 def kill(launch: subprocess.Popen[str]) -> None:
     launch.kill()
     launch.communicate(timeout=PATIENCE_S)
+
+
+def processes_in(folder: Path) -> list[str]:
+    """Command lines of the processes that name `folder`, or work in it."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            works_here = os.readlink(entry / "cwd").startswith(str(folder))
+        except OSError:
+            continue
+        if command and (works_here or str(folder) in command):
+            found.append(f"{entry.name}: {command[:160]}")
+    return found
+
+
+def wait_for_nobody(folder: Path, *, limit_s: float) -> list[str]:
+    deadline = time.monotonic() + limit_s
+    while (left := processes_in(folder)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return left

@@ -6,16 +6,19 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from osworld_pipeline.cli import exports, imports, pipeline, store, tasks, union
+from osworld_pipeline.cli import backfill, doctor, exports, imports, lineage, pipeline, store, tasks, union
+from osworld_pipeline.cli.machine import run_for_machine, wants_json
 from osworld_pipeline.errors import PipelineError
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-for module in (pipeline, tasks, union, imports, exports, store):
+for module in (pipeline, backfill, doctor, tasks, union, imports, exports, lineage, store):
     module.register(app)
 
 
 def main() -> None:
-    """Runs the command line; an error of ours is one sentence and status 1."""
+    """Runs the command line; an error of ours is one sentence and status 1, or an object where --json is given."""
+    if wants_json(sys.argv[1:]):
+        sys.exit(run_for_machine(app))
     try:
         app()
     except PipelineError as error:

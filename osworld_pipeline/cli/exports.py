@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from osworld_pipeline.cli.machine import JsonOption, tell
 from osworld_pipeline.cli.pipeline import StateOption
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ def slime(
     system_prompt: Annotated[str, typer.Option(help="Of online rows: full or short.")] = "full",
     dialect: Annotated[str, typer.Option(help="Of online rows: whose system prompt.")] = "slime",
     replace: Replace = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Slime-OSWorld's replay JSONL and task Parquets; --where is over the `replay` view."""
     from osworld_pipeline.agent.dialects import load_dialect
@@ -59,6 +62,9 @@ def slime(
             replace=replace,
             on_progress=on_progress,
         )
+    if as_json:
+        tell({"output": output, **asdict(done)})
+        return
     print(
         f"{output}: {done.num_demonstrations:,} demonstrations, {done.num_online:,} online successes, "
         f"{done.num_images:,} images; {done.num_tasks:,} tasks, {done.num_train_tasks:,} to train on"
@@ -73,6 +79,7 @@ def osworld_results(
     where: Where = None,
     min_reward: MinReward = None,
     replace: Replace = False,
+    as_json: JsonOption = False,
 ) -> None:
     """OSWorld's result folders of evaluation episodes; --where is over the `evals` view."""
     from osworld_pipeline.datasets.exporters.osworld_results import export_osworld_results
@@ -86,6 +93,9 @@ def osworld_results(
             replace=replace,
             on_progress=on_progress,
         )
+    if as_json:
+        tell({"output": output, **asdict(done)})
+        return
     print(
         f"{output}: {done.num_episodes:,} episodes of {len(done.models):,} models, {done.num_successes:,} successes of "
         f"{done.num_results:,} results, {done.num_faults:,} faults without a result, {done.num_screenshots:,} "
@@ -106,6 +116,7 @@ def huggingface(
     own_licence: Annotated[str | None, typer.Option(help="Of the episodes this pipeline made itself.")] = None,
     max_shard_mb: Annotated[int, typer.Option(min=1, help="A file grows no larger than about this.")] = 500,
     replace: Replace = False,
+    as_json: JsonOption = False,
 ) -> None:
     """A Hugging Face dataset (Parquet with images, and a card); --where is over `episodes`, or over `replay`."""
     from osworld_pipeline.datasets.exporters.huggingface import CONFIGS, export_huggingface
@@ -122,6 +133,9 @@ def huggingface(
             replace=replace,
             on_progress=on_progress,
         )
+    if as_json:
+        tell({"output": output, **asdict(done)})
+        return
     rows = ", ".join(f"{number:,} {name}" for name, number in done.num_rows.items())
     print(f"{output}: {rows}; {done.num_images:,} images, {sum(done.num_shards.values()):,} files")
     if done.num_unknown_licence:
@@ -134,6 +148,7 @@ def cookbook(
     show_sql: Annotated[bool, typer.Option("--sql", help="Show the query and do not run it.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="The whole cookbook as a page.")] = False,
     state: StateOption = Path("var"),
+    as_json: JsonOption = False,
 ) -> None:
     """Questions that people ask of the store: list them, or ask one."""
     from osworld_pipeline.domain.state import StateDir
@@ -144,12 +159,19 @@ def cookbook(
     if markdown:
         print(render_cookbook(), end="")
         return
+    if name is None and as_json:
+        tell([asdict(question) for question in COOKBOOK])
+        return
     if name is None:
         width = max(len(question.name) for question in COOKBOOK)
         for question in COOKBOOK:
             print(f"{question.name:<{width}}  {question.question}")
         return
     question = find_question(name)
+    if show_sql and as_json:
+        tell(asdict(question))
+        return
+    output = "json" if as_json else output
     print(question.sql if show_sql else render(run_query(StateDir(state.resolve()), question.sql), output))
 
 

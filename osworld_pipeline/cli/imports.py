@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from osworld_pipeline.cli.machine import JsonOption, tell
 from osworld_pipeline.cli.pipeline import StateOption
 
 if TYPE_CHECKING:
@@ -35,12 +37,15 @@ def fetch(
     ],
     hf_root: Annotated[Path | None, typer.Option(help="The datasets folder; the state's own where not named.")] = None,
     state: StateOption = Path("var"),
+    as_json: JsonOption = False,
 ) -> None:
     """Download raw sources from Hugging Face dataset ids, pinned in sources.lock.json."""
     from osworld_pipeline.datasets.hub import Fetched, fetch_sources, parse_request
     from osworld_pipeline.domain.state import StateDir
 
-    def tell(fetched: Fetched) -> None:
+    def tell_person(fetched: Fetched) -> None:
+        if as_json:
+            return
         lock = fetched.lock
         how = "was there" if fetched.was_there else "fetched"
         print(
@@ -49,7 +54,9 @@ def fetch(
         )
 
     root = hf_root.resolve() if hf_root else StateDir(state.resolve()).datasets
-    fetch_sources([parse_request(text) for text in requests], root, on_fetched=tell)
+    found = fetch_sources([parse_request(text) for text in requests], root, on_fetched=tell_person)
+    if as_json:
+        tell([asdict(each) for each in found])
 
 
 def import_(
@@ -63,9 +70,13 @@ def import_(
     osworld_path: Annotated[
         Path | None, typer.Option(help="osworld-results: the checkout its tasks are of; else the state's own tree.")
     ] = None,
+    evaluations: Annotated[
+        bool, typer.Option("--evaluations", help="osworld-results: as rows of `evals`, never to train on.")
+    ] = False,
     state: StateOption = Path("var"),
+    as_json: JsonOption = False,
 ) -> None:
-    """Import demonstrations made elsewhere; importing the same name again replaces it whole."""
+    """Import demonstrations or evaluations made elsewhere; importing the same name again replaces it whole."""
     from osworld_pipeline.datasets.importers import ImportOptions
     from osworld_pipeline.datasets.importers.agentnet import import_agentnet
     from osworld_pipeline.datasets.importers.osworld_results import import_osworld_results
@@ -73,18 +84,30 @@ def import_(
     from osworld_pipeline.domain.state import StateDir
     from osworld_pipeline.tables.catalog import rebuild_catalog
 
+    if evaluations and kind is not Kind.OSWORLD_RESULTS:
+        raise typer.BadParameter(f"--evaluations is of {Kind.OSWORLD_RESULTS} alone: {kind} has no grader's words")
     place = StateDir(state.resolve())
     options = ImportOptions(name=name, licence=licence, revision=revision, quality_rank=quality_rank)
     with _progress_bar(kind) as on_progress:
         if kind is Kind.AGENTNET:
             summary = import_agentnet(place, path, options, images=images, on_progress=on_progress)
         elif kind is Kind.OSWORLD_RESULTS:
-            summary = import_osworld_results(place, path, options, osworld_path=osworld_path, on_progress=on_progress)
+            summary = import_osworld_results(
+                place,
+                path,
+                options,
+                osworld_path=osworld_path,
+                as_evaluations=evaluations,
+                on_progress=on_progress,
+            )
         else:
             summary = import_slime_replay(place, path, options, on_progress=on_progress)
     if summary.num_episodes:
         rebuild_catalog(place)
     folder = place.imports / name
+    if as_json:
+        tell({"folder": folder, **asdict(summary)})
+        return
     _print_rejects(folder)
     kinds = ", ".join(f"{count} {kind}" for kind, count in summary.num_rejects_by_kind.items())
     print(

@@ -1,11 +1,14 @@
 """`demo` and `query`: run the whole pipeline here, and ask what came of it."""
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
+
+from osworld_pipeline.cli.machine import JsonOption, tell
 
 StateOption = Annotated[Path, typer.Option(help="The state folder.")]
 
@@ -23,6 +26,7 @@ def demo(
     ] = None,
     smoke: Annotated[bool, typer.Option("--smoke", help="The recipe's road at the smallest size.")] = False,
     state: StateOption = Path("var"),
+    as_json: JsonOption = False,
 ) -> None:
     """Materialize every asset on this machine, then print success rates on held-out tasks."""
     from jobs.demo import run_demo
@@ -30,7 +34,11 @@ def demo(
     from resources.state import RecipeResource
 
     source = RecipeResource(name=recipe, settings=settings or [], smoke=smoke, environment=environment)
-    sys.exit(run_demo(defs, source=source, state_root=state, console=Console()))
+    # Bars and tables are for people: with --json they go to standard error.
+    status = run_demo(defs, source=source, state_root=state, console=Console(stderr=as_json))
+    if as_json:
+        _tell_scores(state, source.load().evaluation.confidence, status)
+    sys.exit(status)
 
 
 def query(
@@ -39,6 +47,7 @@ def query(
     output: Annotated[Path | None, typer.Option("--output", help="Write to this file, not to the terminal.")] = None,
     timeout_s: Annotated[float, typer.Option(min=0.001, help="Stop the query after so many seconds.")] = 60.0,
     state: StateOption = Path("var"),
+    as_json: JsonOption = False,
 ) -> None:
     """Ask the catalog a question in SQL (DuckDB), read-only; it sees the trajectories of one moment."""
     from osworld_pipeline.domain.state import StateDir
@@ -46,6 +55,7 @@ def query(
     from osworld_pipeline.errors import TableError
     from osworld_pipeline.tables.format import answer
 
+    fmt = "json" if as_json else fmt
     if fmt == "parquet" and output is None and sys.stdout.isatty():
         raise TableError("Parquet is no text: give --output FILE, or send standard output to a file or a program")
     data = answer(StateDir(state.resolve()), sql, fmt, timeout_s=timeout_s)
@@ -54,3 +64,15 @@ def query(
         sys.stdout.flush()
     else:
         write_file(output.resolve(), data)
+
+
+def _tell_scores(state: Path, confidence: float, status: int) -> None:
+    """Of every evaluation in the state, this run's among them."""
+    from osworld_pipeline.domain.state import StateDir
+    from osworld_pipeline.evaluation.scores import read_scores
+
+    scores = [
+        {**asdict(score), "success_rate": score.success_rate}
+        for score in read_scores(StateDir(state.resolve()), confidence=confidence)
+    ]
+    tell({"state": state, "ok": status == 0, "scores": scores})

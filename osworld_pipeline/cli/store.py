@@ -1,9 +1,12 @@
 """`compact`, `collect-garbage` and `missing-images`: upkeep of the trajectories and images of a state folder."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from osworld_pipeline.cli.machine import JsonOption, tell
 
 StateOption = Annotated[Path, typer.Option(help="The state folder.")]
 
@@ -18,12 +21,16 @@ def compact(
     state: StateOption = Path("var"),
     min_parts: Annotated[int, typer.Option(min=1, help="Leave a table alone that has fewer small parts.")] = 8,
     target_mb: Annotated[int, typer.Option(min=1, help="Size that a file grows to, compressed.")] = 64,
+    as_json: JsonOption = False,
 ) -> None:
     """Make few large, sorted files of many small trajectory parts; safe beside training and queries."""
     from osworld_pipeline.domain.state import StateDir
     from osworld_pipeline.runs.upkeep import compact_store
 
     done = compact_store(StateDir(state.resolve()), min_parts=min_parts, target_bytes=target_mb << 20)
+    if as_json:
+        tell(done)
+        return
     print(
         f"{done.num_parts} parts and {done.num_merged} earlier files became {done.num_written} files with "
         f"{done.num_rows:,} rows; {done.num_removed} replaced files removed; {done.num_newer} newer parts left alone"
@@ -34,26 +41,34 @@ def collect(
     state: StateOption = Path("var"),
     grace_h: Annotated[float, typer.Option(min=0, help="Keep what was written within so many hours.")] = 24.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what would go.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Remove images that no row names and files of parts that were replaced; safe beside training and queries."""
     from osworld_pipeline.domain.state import StateDir
     from osworld_pipeline.runs.upkeep import collect_garbage
 
     done = collect_garbage(StateDir(state.resolve()), grace_s=grace_h * 3600, is_dry_run=dry_run)
+    if as_json:
+        tell({**asdict(done), "is_dry_run": dry_run})
+        return
     print(
         f"{'would remove' if dry_run else 'removed'} {done.num_images:,} images ({done.image_bytes / 1e6:,.1f} MB), "
         f"{done.num_part_files + done.num_retired:,} files of replaced parts ({done.part_bytes / 1e6:,.1f} MB)"
     )
 
 
-def missing(state: StateOption = Path("var")) -> None:
+def missing(state: StateOption = Path("var"), as_json: JsonOption = False) -> None:
     """Name every image that a row refers to and the store lacks; status 1 where there is one."""
     from osworld_pipeline.domain.state import StateDir
     from osworld_pipeline.runs.upkeep import missing_blobs
 
     found = missing_blobs(StateDir(state.resolve()))
-    for sha256, path in found.items():
-        print(f"{sha256}  named in {path}")
+    if as_json:
+        tell([{"sha256": sha256, "named_in": path} for sha256, path in found.items()])
+    else:
+        for sha256, path in found.items():
+            print(f"{sha256}  named in {path}")
     if found:
         raise typer.Exit(1)
-    print("every image is there")
+    if not as_json:
+        print("every image is there")

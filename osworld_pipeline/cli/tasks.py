@@ -7,6 +7,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from osworld_pipeline.cli.machine import JsonOption, tell
+
 SHOWN_REJECTS = 20
 
 
@@ -20,6 +22,7 @@ def tasks(
     domains: Annotated[str, typer.Option(help="Comma-separated; all that are there where none is named.")] = "",
     test_ratio: Annotated[float, typer.Option(help="Share of the test half, close to it by hash.")] = 0.2,
     seed: Annotated[int, typer.Option(help="Another seed, another split.")] = 42,
+    as_json: JsonOption = False,
 ) -> None:
     """Split an OSWorld tree into train.parquet and test.parquet, stable by task id."""
     from osworld_pipeline.datasets.task_split import split_tasks, write_split
@@ -27,10 +30,29 @@ def tasks(
     names = [name.strip().strip("/") for name in domains.split(",") if name.strip()]
     split = split_tasks(osworld_path.resolve(), domains=names, test_ratio=test_ratio, seed=seed)
     write_split(split, output_dir.resolve())
+    counts = {
+        domain: {
+            "train": sum(task.domain == domain for task in split.train),
+            "test": sum(task.domain == domain for task in split.test),
+        }
+        for domain in split.domains
+    }
+    if as_json:
+        rejects = [{"path": reject.path, "reason": reject.reason} for reject in split.rejects]
+        tell(
+            {
+                "output_dir": output_dir,
+                "num_train": len(split.train),
+                "num_test": len(split.test),
+                "domains": counts,
+                "rejects": rejects,
+            }
+        )
+        return
     console = Console()
     table = Table("domain", "train", "test")
-    for domain in split.domains:
-        table.add_row(domain, *(str(sum(task.domain == domain for task in half)) for half in (split.train, split.test)))
+    for domain, each in counts.items():
+        table.add_row(domain, str(each["train"]), str(each["test"]))
     table.add_row("all", str(len(split.train)), str(len(split.test)), style="bold")
     console.print(table)
     for reject in split.rejects[:SHOWN_REJECTS]:

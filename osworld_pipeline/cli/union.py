@@ -2,11 +2,14 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+
+from osworld_pipeline.cli.machine import JsonOption, tell
 
 if TYPE_CHECKING:
     from osworld_pipeline.datasets.union import UnionSummary
@@ -32,6 +35,7 @@ def union(
     dialect: Annotated[str, typer.Option(help="How assistant turns are written.")] = "slime",
     workers: Annotated[int, typer.Option(min=-1, help="Processes beside this one; -1: as many as cores.")] = -1,
     max_line_mib: Annotated[int, typer.Option(min=1, help="A longer line is not read but listed as a reject.")] = 128,
+    as_json: JsonOption = False,
 ) -> None:
     """Merge the raw sources into task tables, one replay file, its statistics, and a list of what could not be used."""
     from osworld_pipeline.datasets.artefacts import REJECTS_FILE, write_union_artefacts
@@ -52,6 +56,9 @@ def union(
             num_workers=None if workers < 0 else workers,
             max_line_bytes=max_line_mib * 2**20,
         )
+    if as_json:
+        tell({"output_dir": output_dir, **asdict(summary)})
+        return
     _tell(summary, output_dir, console, REJECTS_FILE)
 
 

@@ -44,6 +44,11 @@ class StateDir:
         return self.root / "osworld"
 
     @property
+    def suites(self) -> Path:
+        """Evaluation suites of the user's own, one JSON file each."""
+        return self.root / "suites"
+
+    @property
     def checkpoints(self) -> Path:
         return self.root / "checkpoints"
 

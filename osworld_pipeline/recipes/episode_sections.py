@@ -135,7 +135,7 @@ class RolloutSection(Section):
     mode: Literal["synchronous", "asynchronous"] = "synchronous"
     """`synchronous`: sampled by exactly the weights that the update trains, repeatable to the bit.
     `asynchronous`: rollouts go on while the trainer updates."""
-    max_staleness: int = Field(default=1, ge=0)
+    max_staleness: int = Field(default=2, ge=0)
     """Updates that may lie between the weights that sampled a token and those it trains, in asynchronous mode."""
     max_concurrent_episodes: int | None = Field(default=None, ge=1)
     """Episodes in flight; None for as many as there are replicas."""
@@ -169,3 +169,6 @@ class EvaluationSection(Section):
     """Step budget of an episode."""
     confidence: float = Field(default=0.95, gt=0, lt=1)
     """Of the intervals."""
+    suites: tuple[str, ...] = ("heldout",)
+    """Which new checkpoints are evaluated on by themselves: `heldout`, OSWorld's lists, or files of your own
+    (docs/evaluation.md)."""

@@ -80,7 +80,8 @@ class TrainerSection(Section):
     keep_last: int = Field(default=2, ge=1)
     """Checkpoints to resume from that are kept."""
     keep_every: int = Field(default=0, ge=0)
-    """Also keeps each checkpoint whose number of updates this divides; 0 for none."""
+    """Each checkpoint whose number of updates this divides is kept as a milestone, to be evaluated like a finished one;
+    0 for none. Counts among those that are saved at all."""
 
 
 class SftSection(Section):

@@ -10,25 +10,31 @@ from osworld_pipeline.agent.processor import load_processor
 from osworld_pipeline.domain.episode import Episode
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.domain.task import Task
+from osworld_pipeline.evaluation.suite_files import HELDOUT, EvalSuite
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.rollout.run_episode import EpisodePlan, episode_runner
 from osworld_pipeline.rollout.run_group import gather_episodes, in_turn, require_services
 from osworld_pipeline.runs.embedded_server import EnvServers
-from osworld_pipeline.runs.evaluation_plan import plan_evaluation
+from osworld_pipeline.runs.evaluation_plan import load_suite, plan_evaluation
 from osworld_pipeline.runs.rollout_session import RolloutSession, episode_settings, num_slots, rollout_session
 
 Report = Callable[[Mapping[str, Any]], None]
 
 
 def main(job: dict[str, Any], report: Report) -> dict[str, Any]:
-    """`job`: recipe, state_root, servers, checkpoints [{checkpoint_id, stage, path, run_ids}]; optionally engine_token.
-    A path is below the state folder or absolute; it may be missing where the engine is an endpoint that has weights of
-    its own."""
+    """`job`: recipe, state_root, servers, checkpoints [{checkpoint_id, stage, path, run_ids}]; optionally suite (a
+    name; the recipe's held-out tasks where it has none) and engine_token. A path is below the state folder or absolute;
+    it may be missing where the engine is an endpoint that has weights of its own."""
     recipe = Recipe.model_validate(job["recipe"])
     state = StateDir(Path(job["state_root"]))
     servers = EnvServers.from_job(job["servers"])
     evaluation = _Evaluation(
-        recipe=recipe, state=state, servers=servers, engine_token=job.get("engine_token"), report=report
+        recipe=recipe,
+        state=state,
+        servers=servers,
+        suite=load_suite(state, recipe, job.get("suite", HELDOUT)),
+        engine_token=job.get("engine_token"),
+        report=report,
     )
     return asyncio.run(_evaluate_all(job["checkpoints"], evaluation))
 
@@ -40,6 +46,7 @@ class _Evaluation:
     recipe: Recipe
     state: StateDir
     servers: EnvServers
+    suite: EvalSuite
     engine_token: str | None
     report: Report
 
@@ -52,7 +59,7 @@ async def _evaluate_all(checkpoints: Sequence[Mapping[str, Any]], evaluation: _E
 async def _evaluate(entry: Mapping[str, Any], evaluation: _Evaluation) -> dict[str, Any]:
     recipe, state = evaluation.recipe, evaluation.state
     folder = state.root / entry["path"] if entry.get("path") else None
-    plan = plan_evaluation(recipe, entry["checkpoint_id"], entry["run_ids"])
+    plan = plan_evaluation(recipe, entry["checkpoint_id"], entry["run_ids"], suite=evaluation.suite)
     finished = plan.finished(state)
     missing = [planned for part, planned in plan.episodes.items() if part not in finished]
     episodes = list(finished.values())

@@ -6,6 +6,15 @@ from dataclasses import dataclass
 from osworld_pipeline.domain.episode import Episode, EpisodePurpose
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.domain.task import Task
+from osworld_pipeline.errors import DatasetError
+from osworld_pipeline.evaluation.suite_files import (
+    HELDOUT,
+    OSWORLD_SUITES,
+    EvalSuite,
+    read_osworld_suite,
+    read_suite_file,
+    suite_names,
+)
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.rollout.run_episode import EpisodePlan
 from osworld_pipeline.runs.rollout_session import sampling_params
@@ -31,15 +40,39 @@ class EvaluationPlan:
         return {part: episode for part, episode in episodes.items() if episode.outcome.is_valid}
 
 
-def plan_evaluation(recipe: Recipe, checkpoint_id: str, run_ids: Mapping[str, str] | None = None) -> EvaluationPlan:
+def load_suite(state: StateDir, recipe: Recipe, name: str) -> EvalSuite:
+    """The suite of that name: the recipe's held-out tasks, one of OSWorld's, or a file of the user's.
+
+    Raises:
+        DatasetError: there is none of that name, or it cannot be read.
+    """
+    if name == HELDOUT:
+        return heldout_suite(recipe)
+    if name in OSWORLD_SUITES:
+        return read_osworld_suite(name, state.osworld_repo)
+    names = suite_names(state.suites)
+    if name not in names:
+        raise DatasetError(f"no suite '{name}': there are {', '.join(names)}; your own go to {state.suites}")
+    return read_suite_file(state.suites / f"{name}.json")
+
+
+def heldout_suite(recipe: Recipe) -> EvalSuite:
     suite = recipe_suite(recipe)
+    return EvalSuite(name=HELDOUT, tasks=tuple(item.task for item in suite.heldout), digest=suite.digest)
+
+
+def plan_evaluation(
+    recipe: Recipe, checkpoint_id: str, run_ids: Mapping[str, str] | None = None, *, suite: EvalSuite | None = None
+) -> EvaluationPlan:
+    """`suite`: None takes the recipe's held-out tasks."""
+    suite = suite or heldout_suite(recipe)
     key = evaluation_key(recipe, suite_digest=suite.digest)
     stage_key = f"eval-{checkpoint_id}-{key}"
     episodes = {}
-    for item in suite.heldout:
+    for task in suite.tasks:
         for seed in recipe.evaluation.seeds:
             plan = EpisodePlan(
-                episode_id=f"{stage_key}-{item.task.task_id}-s{seed}",
+                episode_id=f"{stage_key}-{task.task_id}-s{seed}",
                 purpose=EpisodePurpose.EVALUATE,
                 checkpoint_id=checkpoint_id,
                 sampling=sampling_params(recipe, temperature=recipe.evaluation.temperature, seed=seed),
@@ -47,5 +80,5 @@ def plan_evaluation(recipe: Recipe, checkpoint_id: str, run_ids: Mapping[str, st
                 stage_key=stage_key,
                 run_ids=dict(run_ids or {}),
             )
-            episodes[plan.episode_id] = (item.task, plan)
+            episodes[plan.episode_id] = (task, plan)
     return EvaluationPlan(key=key, stage_key=stage_key, suite_digest=suite.digest, episodes=episodes)

@@ -100,9 +100,9 @@ def _examples(job: RoundJob, trainer: "SftTrainer", report: Report) -> Examples 
     parts = [_kept_examples(job, kept_episodes(groups, recipe.flywheel.threshold), trainer.processor)]
     if recipe.flywheel.with_demonstrations:
         parts.append(read_demonstrations(state, recipe, trainer.processor))
-    return Examples(
-        items=join_examples(parts), metrics=metrics, counts={"num_demonstrations": sum(map(len, parts[1:]))}
-    )
+    items = join_examples(parts)
+    counts = {"num_demonstrations": sum(map(len, parts[1:]))}
+    return Examples(items=items, row_ids=items.row_ids, metrics=metrics, counts=counts)
 
 
 def choose_tasks(tasks: Sequence[Task], settings: FlywheelSection) -> list[Task]:
@@ -243,7 +243,8 @@ def _kept_examples(job: RoundJob, episodes: Sequence[Episode], processor: Any) -
             _as_row(episode), episode, blobs.read, max_tokens=max_tokens, processor_digest=digest
         )
 
-    return LazyExamples([partial(example, episode) for episode in episodes])
+    makers = [partial(example, episode) for episode in episodes]
+    return LazyExamples(makers, [episode.episode_id for episode in episodes])
 
 
 def _as_row(episode: Episode) -> ReplayRow:

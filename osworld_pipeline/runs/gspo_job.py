@@ -12,6 +12,7 @@ from osworld_pipeline.domain.episode import SamplingParams
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.errors import TableError
+from osworld_pipeline.lineage.code import CodeOrigin, code_origin
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.recipes.schema import GspoPhaseSection
 from osworld_pipeline.rollout.run_group import GroupPlan
@@ -37,6 +38,7 @@ class GspoJob:
     """Opens the engine's servers, where they ask for one."""
     actors: ActorShape | None = None
     """Ray actors that run the episodes; None where this program does."""
+    code: CodeOrigin = field(default_factory=code_origin)
 
     @classmethod
     def parse(cls, job: Mapping[str, Any]) -> "GspoJob":

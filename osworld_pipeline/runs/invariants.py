@@ -41,6 +41,19 @@ class Offences:
         return self.num_found == 0
 
 
+MAX_KL = 5.0
+"""Nats a token between a policy and its reference, above which hardly anything of the reference is left."""
+MAX_SAMPLER_DIFF = 0.05
+"""Mean difference of log-probabilities between trainer and sampler: bfloat16 explains a fifth of it."""
+UNSOUND_TRAINING = f"""
+SELECT checkpoint_id, figure.key AS figure, figure.value AS value
+FROM (SELECT checkpoint_id, unnest(map_entries(metrics)) AS figure FROM checkpoints)
+WHERE (figure.key IN ('loss', 'kl', 'grad_norm', 'entropy', 'ratio_mean') AND NOT isfinite(figure.value))
+   OR (figure.key = 'kl' AND figure.value > {MAX_KL})
+   OR (figure.key = 'trainer_sampler_logprob_diff' AND NOT figure.value <= {MAX_SAMPLER_DIFF})
+ORDER BY ALL
+"""  # noqa: S608 - our own numbers
+
 UNFIT_TRAIN_TASKS = """
 SELECT t.task_id, CASE WHEN NOT coalesce(t.has_task_config, false) OR t.task_config IS NULL THEN 'no config'
                        WHEN t.platform = 'windows' THEN 'a Windows task' ELSE 'no demonstration' END AS problem

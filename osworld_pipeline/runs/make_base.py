@@ -14,6 +14,7 @@ from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
 from osworld_pipeline.domain.observation import Observation
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import ActionParseError, DependencyError
+from osworld_pipeline.lineage.code import code_origin
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.recipes.schema import PretrainedModelSection, TinyModelSection
 from osworld_pipeline.runs.stages import CARD, checkpoint_card, read_checkpoint, recipe_suite, stage_recipe_digest
@@ -51,7 +52,7 @@ def _make(job: Mapping[str, Any], recipe: Recipe, state: StateDir) -> Checkpoint
         write_json,
     )
 
-    checkpoint_id, model = job["checkpoint_id"], recipe.model
+    checkpoint_id, model, code = job["checkpoint_id"], recipe.model, code_origin()
     remove_stale_writes(state, checkpoint_id)
     folder = final_dir(state, checkpoint_id)
     published = resolve_pretrained(model) if isinstance(model, PretrainedModelSection) else None
@@ -71,6 +72,9 @@ def _make(job: Mapping[str, Any], recipe: Recipe, state: StateDir) -> Checkpoint
             data_digest=job["data_digest"],
             weights_digest=weights_digest(published or temp),
             run_ids=job.get("run_ids", {}),
+            recipe=recipe.model_dump(mode="json"),
+            code_version=code.version,
+            is_code_dirty=code.is_dirty,
         )
         write_json(temp / CARD, checkpoint_card(card))
 

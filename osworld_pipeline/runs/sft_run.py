@@ -10,13 +10,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from osworld_pipeline.agent.model_inputs import PixelCache
 from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
 from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.lineage.code import CodeOrigin, code_origin
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.recipes.schema import SftSection
 from osworld_pipeline.runs.stages import CARD, checkpoint_card, read_checkpoint, stage_recipe_digest
@@ -50,6 +52,7 @@ class SftJob:
     may_resume: bool = True
     num_threads: int = 0
     """Of torch on a CPU; 0 for all cores, dealt out among the ranks."""
+    code: CodeOrigin = field(default_factory=code_origin)
 
     @classmethod
     def parse(cls, job: Mapping[str, Any]) -> "SftJob":
@@ -75,6 +78,8 @@ class Examples:
     """What a stage trains on."""
 
     items: Sequence[Example]
+    row_ids: Sequence[str]
+    """The row of `replay` that each is made of."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Figures of their making, kept with the checkpoint."""
     counts: Mapping[str, int] = field(default_factory=dict)
@@ -165,7 +170,7 @@ class _Run:
         self.losses.extend(checkpoints.read_trainer_state(resumed).extra["losses"])
 
     def train(self, report: Report) -> None:
-        from osworld_pipeline.training.checkpoint import save_partial
+        from osworld_pipeline.training.checkpoint import keep_milestone, milestone_id, save_partial
 
         job, trainer, settings = self.job, self.trainer, self.job.settings
         while trainer.num_updates < settings.num_updates:
@@ -179,9 +184,10 @@ class _Run:
                 report({"kind": "progress", "done": done, "total": total, "note": f"loss {metrics['loss']:.3f}"})
             if done % settings.save_every == 0 and done < total:
                 kept = job.recipe.trainer
-                folder = save_partial(
-                    job.state, trainer, self._state(), keep_last=kept.keep_last, keep_every=kept.keep_every
-                )
+                folder = save_partial(job.state, trainer, self._state(), keep_last=kept.keep_last)
+                if kept.keep_every and done % kept.keep_every == 0:
+                    name = milestone_id(job.checkpoint_id, done)
+                    keep_milestone(job.state, folder, name, partial(self._documents, name))
                 report({"kind": "partial", "update": done, "path": str(folder.relative_to(job.state.root))})
 
     def _batch(self, update: int) -> list[Any]:
@@ -193,6 +199,16 @@ class _Run:
         )
         return [trajectory for index in chosen for trajectory in self.examples.items[index]]
 
+    def _rows_seen(self) -> tuple[str, ...]:
+        from osworld_pipeline.training.sft import examples_seen
+
+        settings = self.job.settings
+        seen = examples_seen(
+            num_examples=len(self.examples.items), batch_size=settings.batch_size, seed=settings.seed,
+            num_updates=self.trainer.num_updates,
+        )  # fmt: skip
+        return tuple(sorted({self.examples.row_ids[index] for index in seen}))
+
     def _state(self) -> "TrainerState":
         from osworld_pipeline.training.checkpoint import TrainerState
 
@@ -203,6 +219,7 @@ class _Run:
             recipe=self.job.recipe.model_dump(mode="json"),
             data_digest=self.job.data_digest,
             metrics=self.metrics,
+            code_version=self.job.code.version,
             extra={"losses": list(self.losses), **self.examples.counts},
         )
 
@@ -210,23 +227,31 @@ class _Run:
         from osworld_pipeline.training import checkpoint as checkpoints
 
         job = self.job
-        draft = Checkpoint(
-            checkpoint_id=job.checkpoint_id,
-            stage=job.stage,
-            parent_id=job.parent_id,
-            path=str(checkpoints.final_dir(job.state, job.checkpoint_id).relative_to(job.state.root)),
-            num_updates=self.trainer.num_updates,
-            recipe_digest=stage_recipe_digest(job.stage, job.recipe),
-            data_digest=job.data_digest,
-            weights_digest="",
-            metrics=self.metrics,
-            run_ids=job.run_ids,
-        )
-
-        def documents(folder: Path) -> Mapping[str, Any]:
-            return {CARD: checkpoint_card(replace(draft, weights_digest=checkpoints.weights_digest(folder)))}
-
+        documents = partial(self._documents, job.checkpoint_id)
         checkpoints.save_final(job.state, self.trainer, self._state(), documents=documents)
         saved = read_checkpoint(job.state, job.checkpoint_id)
         assert saved is not None, f"{job.checkpoint_id} was saved and cannot be read"
         return saved
+
+    def _documents(self, checkpoint_id: str, folder: Path) -> Mapping[str, Any]:
+        """What lies beside the weights of the stage's end, or of a milestone on the way."""
+        from osworld_pipeline.training.checkpoint import weights_digest
+
+        job = self.job
+        checkpoint = Checkpoint(
+            checkpoint_id=checkpoint_id,
+            stage=job.stage,
+            parent_id=job.parent_id,
+            path=f"checkpoints/{checkpoint_id}",
+            num_updates=self.trainer.num_updates,
+            recipe_digest=stage_recipe_digest(job.stage, job.recipe),
+            data_digest=job.data_digest,
+            weights_digest=weights_digest(folder),
+            metrics=self.metrics,
+            run_ids=job.run_ids,
+            recipe=job.recipe.model_dump(mode="json"),
+            code_version=job.code.version,
+            is_code_dirty=job.code.is_dirty,
+            row_ids=self._rows_seen(),
+        )
+        return {CARD: checkpoint_card(checkpoint)}

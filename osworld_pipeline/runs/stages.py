@@ -54,6 +54,8 @@ NOT_LEARNED: Mapping[str, tuple[str, ...]] = {
     # How much is verified, and how, changes what is known of the demonstrations; where that decides what is learned,
     # the digest of the data says so, as of what is imported.
     "replay": ("verify", "verification_sample", "num_verification_attempts", "import_file"),
+    # Which evaluations there are, not how one goes.
+    "evaluation": ("suites",),
     # How far the flywheel goes on: a round is the same round, whether or not another follows.
     "flywheel": ("num_rounds", "min_gain"),
 }
@@ -87,7 +89,7 @@ def evaluation_key(recipe: Recipe, *, suite_digest: str) -> str:
     """Digest of all that makes two evaluations comparable, apart from the checkpoint."""
     dumped = recipe.model_dump(mode="json")
     parts = {
-        "evaluation": dumped["evaluation"],
+        "evaluation": _learned("evaluation", dumped["evaluation"]),
         "agent": dumped["agent"],
         "desktop": _learned("desktop", dumped["desktop"]),
         "success_threshold": recipe.reward.success_threshold,
@@ -143,7 +145,7 @@ def read_checkpoint(state: StateDir, checkpoint_id: str) -> Checkpoint | None:
     if not card.is_file():
         return None
     fields = json.loads(card.read_text())
-    return Checkpoint(**{**fields, "stage": Stage(fields["stage"])})
+    return Checkpoint(**{**fields, "stage": Stage(fields["stage"]), "row_ids": tuple(fields.get("row_ids", ()))})
 
 
 def checkpoint_card(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -151,7 +151,13 @@ class _Phase:
     def _save(
         self, num_updates: int, metrics: Mapping[str, float], snapshot: Mapping[str, Any], *, is_final: bool
     ) -> Path:
-        from osworld_pipeline.training.checkpoint import TrainerState, save_final, save_partial
+        from osworld_pipeline.training.checkpoint import (
+            TrainerState,
+            keep_milestone,
+            milestone_id,
+            save_final,
+            save_partial,
+        )
 
         job = self.job
         trainer_state = TrainerState(
@@ -161,32 +167,40 @@ class _Phase:
             recipe=job.recipe.model_dump(mode="json"),
             data_digest=job.data_digest,
             metrics=metrics,
+            code_version=job.code.version,
             extra={"collector": snapshot},
         )
         if is_final:
-            documents = partial(_documents, job, num_updates, metrics)
+            documents = partial(_documents, job, job.checkpoint_id, num_updates, metrics)
             return save_final(job.state, self.trainer, trainer_state, documents=documents)
-        trainer = job.recipe.trainer
-        return save_partial(
-            job.state, self.trainer, trainer_state, keep_last=trainer.keep_last, keep_every=trainer.keep_every
-        )
+        kept = job.recipe.trainer
+        folder = save_partial(job.state, self.trainer, trainer_state, keep_last=kept.keep_last)
+        if kept.keep_every and num_updates % kept.keep_every == 0:
+            name = milestone_id(job.checkpoint_id, num_updates)
+            keep_milestone(job.state, folder, name, partial(_documents, job, name, num_updates, metrics))
+        return folder
 
 
-def _documents(job: GspoJob, num_updates: int, metrics: Mapping[str, float], folder: Path) -> Mapping[str, Any]:
-    """What lies beside the final weights."""
+def _documents(
+    job: GspoJob, checkpoint_id: str, num_updates: int, metrics: Mapping[str, float], folder: Path
+) -> Mapping[str, Any]:
+    """What lies beside the weights of the stage's end, or of a milestone on the way."""
     from osworld_pipeline.training.checkpoint import weights_digest
 
     checkpoint = Checkpoint(
-        checkpoint_id=job.checkpoint_id,
+        checkpoint_id=checkpoint_id,
         stage=job.stage,
         parent_id=job.parent_id,
-        path=f"checkpoints/{job.checkpoint_id}",
+        path=f"checkpoints/{checkpoint_id}",
         num_updates=num_updates,
         recipe_digest=stage_recipe_digest(job.stage, job.recipe),
         data_digest=job.data_digest,
         weights_digest=weights_digest(folder),
         metrics=metrics,
         run_ids=job.run_ids,
+        recipe=job.recipe.model_dump(mode="json"),
+        code_version=job.code.version,
+        is_code_dirty=job.code.is_dirty,
     )
     return {CARD: checkpoint_card(checkpoint), "stage_params.json": stage_params(job.stage, job.recipe)}
 

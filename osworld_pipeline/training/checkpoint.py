@@ -1,6 +1,7 @@
 """Checkpoints on disk: Hugging Face folders with optimiser and trainer state beside the weights, whole or absent.
 
 checkpoints/<checkpoint_id>/                      finished
+checkpoints/<checkpoint_id>-u0100/                a milestone: the weights after 100 updates, kept to be evaluated
 checkpoints/<checkpoint_id>.partial/update-0100/  to resume from: 100 updates are behind it
     model*.safetensors, config and processor files    plain Hugging Face format, LoRA merged
     optimizer/                                        torch's distributed checkpoint, of any number of ranks
@@ -147,17 +148,36 @@ def _reason(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def save_partial(
-    state: StateDir, trainer: Saves, trainer_state: TrainerState, *, keep_last: int = 2, keep_every: int = 0
-) -> Path:
-    """A checkpoint to resume from. The newest `keep_last` are kept, and those whose number of updates `keep_every`
-    divides. Raises StoreError."""
+def save_partial(state: StateDir, trainer: Saves, trainer_state: TrainerState, *, keep_last: int = 2) -> Path:
+    """A checkpoint to resume from; the newest `keep_last` are kept. Raises StoreError."""
     parent = partials_dir(state, trainer_state.checkpoint_id)
     folder = parent / f"update-{trainer_state.num_updates:04d}"
     trainer.save(folder, {STATE_FILE: asdict(trainer_state)})
-    for num_updates, old in _partials(parent)[:-keep_last]:
-        if not keep_every or num_updates % keep_every:
-            shutil.rmtree(old, ignore_errors=True)
+    for _, old in _partials(parent)[:-keep_last]:
+        shutil.rmtree(old, ignore_errors=True)
+    return folder
+
+
+def milestone_id(checkpoint_id: str, num_updates: int) -> str:
+    return f"{checkpoint_id}-u{num_updates:04d}"
+
+
+def keep_milestone(state: StateDir, partial: Path, name: str, documents: Documents) -> Path:
+    """The weights of a partial checkpoint as a finished one of the name `milestone_id` gives, without the optimiser: it
+    outlives the stage. Its files are the partial's own (hard links). Raises StoreError."""
+    folder = state.checkpoints / name
+    trainer_state = {**asdict(read_trainer_state(partial)), "checkpoint_id": name}
+
+    def fill(temp: Path) -> None:
+        for path in partial.iterdir():
+            if path.is_file() and path.name != MANIFEST_FILE:
+                os.link(path, temp / path.name)
+        for file, document in documents(temp).items():
+            write_json(temp / file, document)
+        write_json(temp / MANIFEST_FILE, build_manifest(temp, trainer_state))
+
+    if not folder.exists():
+        write_folder(folder, fill)
     return folder
 
 

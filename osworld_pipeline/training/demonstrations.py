@@ -32,8 +32,11 @@ def choose_demonstrations(rows: Iterable[tuple[str, str]], settings: SftSection)
 class LazyExamples(Sequence[Example]):
     """Examples that are made when their turn comes."""
 
-    def __init__(self, makers: Sequence[Callable[[], Example]]) -> None:
+    def __init__(self, makers: Sequence[Callable[[], Example]], row_ids: Sequence[str]) -> None:
+        """`row_ids`: the row of `replay` that each example is made of."""
+        assert len(makers) == len(row_ids), f"{len(makers)} examples of {len(row_ids)} rows"
         self._makers = makers
+        self.row_ids = tuple(row_ids)
 
     def __len__(self) -> int:
         return len(self._makers)
@@ -53,7 +56,7 @@ class DemonstrationSet(LazyExamples):
 
     def __init__(self, rows: Sequence[ReplayRow], render: Callable[[ReplayRow], Example]) -> None:
         """Renders each row once to see whether it can be; `render` raises ValueError where it cannot."""
-        makers: list[Callable[[], Example]] = []
+        makers: dict[str, Callable[[], Example]] = {}
         self.skipped: list[str] = []
         """Why rows were left out, one sentence each."""
         for row in sorted(rows, key=lambda row: row.row_id):
@@ -62,10 +65,11 @@ class DemonstrationSet(LazyExamples):
             except ValueError as error:
                 self.skipped.append(str(error))
             else:
-                makers.append(partial(render, row))
-        super().__init__(makers)
+                makers[row.row_id] = partial(render, row)
+        super().__init__(list(makers.values()), list(makers))
 
 
 def join_examples(parts: Sequence[LazyExamples]) -> LazyExamples:
     """One after the other."""
-    return LazyExamples([partial(part.__getitem__, index) for part in parts for index in range(len(part))])
+    makers = [partial(part.__getitem__, index) for part in parts for index in range(len(part))]
+    return LazyExamples(makers, [row_id for part in parts for row_id in part.row_ids])

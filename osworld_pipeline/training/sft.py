@@ -35,6 +35,16 @@ def batch_indices(*, num_examples: int, batch_size: int, seed: int, update: int)
     return chosen
 
 
+def examples_seen(*, num_examples: int, batch_size: int, seed: int, num_updates: int) -> list[int]:
+    """Which examples the first `num_updates` updates train on at least once."""
+    num_drawn = num_updates * batch_size
+    if num_drawn >= num_examples:
+        return list(range(num_examples))
+    order = list(range(num_examples))
+    random.Random(f"{seed}:0").shuffle(order)
+    return sorted(order[:num_drawn])
+
+
 def learning_rate_at(settings: SftSection, update: int) -> float:
     """Linear warm-up to the full rate, then a cosine down to `final_lr_fraction` of it at the last update."""
     if update < settings.warmup_updates:

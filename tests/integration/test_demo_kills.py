@@ -7,10 +7,10 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from launches import wait_for_nobody
 
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.recipes import load_recipe
@@ -34,29 +34,6 @@ def start_demo(folder: Path) -> subprocess.Popen[str]:
         return subprocess.Popen(
             command, cwd=folder, stdout=log, stderr=subprocess.STDOUT, text=True, start_new_session=True
         )
-
-
-def processes_in(folder: Path) -> list[str]:
-    """Command lines of the processes that name `folder`, or work in it."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
-            continue
-        try:
-            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            works_here = os.readlink(entry / "cwd").startswith(str(folder))
-        except OSError:
-            continue
-        if command and (works_here or str(folder) in command):
-            found.append(f"{entry.name}: {command[:160]}")
-    return found
-
-
-def wait_for_nobody(folder: Path, *, limit_s: float) -> list[str]:
-    deadline = time.monotonic() + limit_s
-    while (left := processes_in(folder)) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    return left
 
 
 def rows(state: StateDir, sql: str) -> list[tuple]:

@@ -1,6 +1,7 @@
 """The house: layers, light imports, and names that resolve to this repository."""
 
 import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -35,8 +36,9 @@ def loaded_by(module: str) -> tuple[set[str], float]:
     """Names of the modules that importing `module` loads, and the seconds of processor time it takes, which are what a
     user waits where nothing else runs."""
     script = f"import sys, time, {module}; print(time.process_time(), *sys.modules)"
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     run = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", script], cwd=ROOT, env=env, capture_output=True, text=True, timeout=60, check=True
     )
     seconds, *modules = run.stdout.split()
     return set(modules), float(seconds)

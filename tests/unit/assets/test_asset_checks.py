@@ -1,5 +1,6 @@
 """Each check of an asset passes on a sound state and finds what breaks it."""
 
+import math
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,6 +11,7 @@ import dagster as dg
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from checkpoint_samples import make_checkpoint, write_evaluation
 from episode_samples import make_episode
 from raw_samples import config, image_bytes, put_lines, put_task, record
 
@@ -23,6 +25,7 @@ from osworld_pipeline.recipes import load_recipe
 from osworld_pipeline.runs.union_build import ensure_union
 from osworld_pipeline.runs.verification_summary import FailedDemonstration, VerificationSummary, write_summary
 from osworld_pipeline.tables.catalog import rebuild_catalog
+from osworld_pipeline.tables.checkpoints import upsert_checkpoint
 from osworld_pipeline.tables.owned import read_table, write_table
 from osworld_pipeline.trajectories import TrajectoryStore
 from resources.state import StateResource
@@ -211,4 +214,31 @@ def test_checks_that_block_are_those_without_which_training_would_be_wrong() -> 
         "training_tasks_can_be_run",
         "replay_rows_can_be_read",
         "no_blob_is_missing",
+        "training_was_sound",
     }
+
+
+@pytest.mark.parametrize(
+    ("figure", "value", "is_sound"),
+    [
+        ("loss", math.nan, False), ("loss", 0.1, True), ("kl", 6.0, False), ("kl", 0.5, True),
+        ("trainer_sampler_logprob_diff", 0.2, False), ("trainer_sampler_logprob_diff", math.nan, False),
+        ("trainer_sampler_logprob_diff", 0.004, True), ("success_rate", math.nan, True),
+    ],
+)  # fmt: skip
+def test_training_that_ran_away_is_found(state: StateDir, figure: str, value: float, is_sound: bool) -> None:
+    upsert_checkpoint(state, make_checkpoint("sft-1", metrics={figure: value}))
+    rebuild_catalog(state)
+    assert ask(state, "training_was_sound").passed == is_sound
+
+
+def test_checkpoint_that_fell_behind_its_parent_is_told_and_blocks_nothing(state: StateDir) -> None:
+    recipe = load_recipe("smoke", settings=["suite.num_heldout=10"])
+    upsert_checkpoint(state, make_checkpoint("sft-1"))
+    upsert_checkpoint(state, make_checkpoint("sft-2", parent_id="sft-1"))
+    write_evaluation(state, recipe, "sft-1", num_successes=15)
+    write_evaluation(state, recipe, "sft-2", num_successes=14)
+    assert ask(state, "no_checkpoint_fell_behind_its_parent").passed
+    write_evaluation(state, recipe, "sft-2", num_successes=3)
+    result = ask(state, "no_checkpoint_fell_behind_its_parent")
+    assert (result.passed, result.severity) == (False, dg.AssetCheckSeverity.WARN)

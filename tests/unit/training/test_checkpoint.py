@@ -19,7 +19,9 @@ from osworld_pipeline.errors import StoreError, TrainingError
 from osworld_pipeline.recipes.schema import SftSection
 from osworld_pipeline.training.checkpoint import (
     TrainerState,
+    keep_milestone,
     latest_complete,
+    milestone_id,
     partials_dir,
     read_trainer_state,
     remove_stale_writes,
@@ -52,8 +54,8 @@ def make_trainer(folder: Path) -> SftTrainer:
     return SftTrainer(load_model(folder), load_processor(folder), SETTINGS)
 
 
-def save(state: StateDir, trainer: SftTrainer, num_updates: int, *, keep_last: int = 2, keep_every: int = 0) -> Path:
-    return save_partial(state, trainer, trainer_state(num_updates), keep_last=keep_last, keep_every=keep_every)
+def save(state: StateDir, trainer: SftTrainer, num_updates: int, *, keep_last: int = 2) -> Path:
+    return save_partial(state, trainer, trainer_state(num_updates), keep_last=keep_last)
 
 
 def test_the_newest_partial_checkpoint_is_found_and_two_are_kept(tmp_path: Path, tiny_folder: Path):
@@ -68,12 +70,20 @@ def test_the_newest_partial_checkpoint_is_found_and_two_are_kept(tmp_path: Path,
     assert read_trainer_state(newest) == trainer_state(10)
 
 
-def test_milestones_are_kept_beside_the_newest(tmp_path: Path, tiny_folder: Path):
+def test_milestone_outlives_the_partial_it_was_made_of(tmp_path: Path, tiny_folder: Path):
     state, trainer = StateDir(tmp_path), make_trainer(tiny_folder)
-    for num_updates in (3, 4, 6, 7, 8):
-        save(state, trainer, num_updates, keep_last=1, keep_every=3)
-    kept = sorted(path.name for path in partials_dir(state, "sft-1").iterdir())
-    assert kept == ["update-0003", "update-0006", "update-0008"]
+    saved = save(state, trainer, 3, keep_last=1)
+    name = milestone_id("sft-1", 3)
+    folder = keep_milestone(state, saved, name, lambda folder: {"checkpoint.json": {"digest": weights_digest(folder)}})
+    digest = weights_digest(saved)
+    save(state, trainer, 4, keep_last=1)
+    assert not saved.exists()
+    assert folder == state.checkpoints / "sft-1-u0003"
+    assert weights_digest(folder) == digest
+    assert json.loads((folder / "checkpoint.json").read_text()) == {"digest": digest}
+    assert not (folder / "optimizer").exists()
+    verify_checkpoint(folder, is_required=True)
+    load_model(folder)
 
 
 def test_the_manifest_tells_where_a_checkpoint_comes_from(tmp_path: Path, tiny_folder: Path):

@@ -1,0 +1,57 @@
+"""Backfill from the command line: any checkpoints on any suites, in this process; one that was stopped goes on episode
+by episode."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+from rich.console import Console
+
+from assets.evaluations import SUITES
+from jobs.in_process import open_in_process
+from jobs.pipeline import RANK
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.errors import DatasetError, TableError
+from osworld_pipeline.evaluation.leaderboard_format import leaderboard_rows
+from osworld_pipeline.runs.evaluation_plan import load_suite, plan_evaluation
+from osworld_pipeline.runs.leaderboard import read_leaderboard
+from osworld_pipeline.runs.registered import all_checkpoints
+from resources.state import RecipeResource, StateResource
+
+
+def run_backfill(
+    defs: dg.Definitions,
+    *,
+    source: RecipeResource,
+    state_root: Path,
+    checkpoint_ids: Sequence[str],
+    suites: Sequence[str],
+    console: Console,
+) -> list[dict[str, Any]]:
+    """`checkpoint_ids`: none for all there are. Returns their rows of the leaderboard (`leaderboard_rows`), with the
+    name of the suite, in the order asked for.
+
+    Raises:
+        TableError, DatasetError, RecipeError: before anything starts: no such checkpoint, suite or recipe.
+        JobStoppedError: an evaluation failed; what is finished is kept.
+    """
+    state, recipe = StateDir(state_root.resolve()), source.load()
+    known = [checkpoint.checkpoint_id for checkpoint in all_checkpoints(state)]
+    if unknown := [name for name in checkpoint_ids if name not in known]:
+        raise TableError(f"no checkpoint '{unknown[0]}' in {state.root}; there are: {', '.join(known) or 'none yet'}")
+    chosen = list(dict.fromkeys(checkpoint_ids)) or known
+    if not chosen:
+        raise TableError(f"there is no checkpoint in {state.root} yet: train one first (osworld-pipeline demo)")
+    loaded = [load_suite(state, recipe, name) for name in dict.fromkeys(suites)]
+    if strange := [suite.name for suite in loaded if suite.name not in SUITES.get_partition_keys()]:
+        raise DatasetError(
+            f"suite '{strange[0]}' is no partition here: Dagster knows those of {StateResource().dir().suites} alone"
+        )
+    with open_in_process(defs, source=source, state_root=state_root, console=console) as here:
+        here.expect(RANK)
+        here.evaluate(chosen, [suite.name for suite in loaded])
+        here.run(RANK)
+    rows = {row["stage_key"]: row for row in leaderboard_rows(read_leaderboard(state))}
+    planned = [(suite, plan_evaluation(recipe, name, suite=suite)) for suite in loaded for name in chosen]
+    return [{"suite": suite.name, **rows[plan.stage_key]} for suite, plan in planned]

@@ -1,0 +1,155 @@
+"""Jobs run in this process, one after the other, without Dagster's daemon: what `demo` and `backfill` are made of."""
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+from uuid import uuid4
+
+import dagster as dg
+from rich.console import Console
+
+from assets.evaluations import CHECKPOINTS
+from jobs.bars import Bars, shown_bars
+from jobs.pipeline import EVALUATE
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.errors import DependencyError, PipelineError, StoreError
+from resources.state import RecipeResource
+
+PID_TAG = "osworld/demo_pid"
+MIN_FREE_BYTES = 1_000_000_000
+
+
+class JobStoppedError(PipelineError):
+    """A run in this process failed, or was interrupted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InProcess:
+    defs: dg.Definitions
+    instance: dg.DagsterInstance
+    source: RecipeResource
+    state_root: Path
+    bars: Bars
+
+    def run(self, job: str, *, partition: dg.MultiPartitionKey | None = None) -> None:
+        """Raises JobStoppedError with the sentence of the first failed step."""
+        run_id = str(uuid4())
+        self.instance.add_event_listener(run_id, self.bars)
+        try:
+            result = self.defs.resolve_job_def(job).execute_in_process(
+                instance=self.instance,
+                run_id=run_id,
+                raise_on_error=False,
+                partition_key=partition,
+                tags={PID_TAG: str(os.getpid())},
+                run_config={
+                    "loggers": {"console": {"config": {"log_level": "CRITICAL"}}},
+                    "resources": {
+                        "recipe": {"config": self.source.model_dump()},
+                        "state": {"config": {"path": str(self.state_root)}},
+                    },
+                },
+            )
+        except KeyboardInterrupt as error:
+            raise JobStoppedError("interrupted from the keyboard") from error
+        if not result.success:
+            raise JobStoppedError(_first_failure(result))
+
+    def expect(self, job: str, *, times: int = 1) -> None:
+        """The bars are to count the assets of this job."""
+        self.bars.expect(times * len(list(self.defs.resolve_job_def(job).asset_layer.selected_asset_keys)))
+
+    def evaluate(self, checkpoint_ids: Sequence[str], suites: Sequence[str]) -> None:
+        """Each checkpoint on each suite, one run each; what is finished is not run again. Raises JobStoppedError."""
+        self.instance.add_dynamic_partitions(str(CHECKPOINTS.name), list(checkpoint_ids))
+        self.expect(EVALUATE, times=len(checkpoint_ids) * len(suites))
+        for suite in suites:
+            for checkpoint_id in checkpoint_ids:
+                self.run(EVALUATE, partition=dg.MultiPartitionKey({"checkpoint": checkpoint_id, "suite": suite}))
+
+
+@contextmanager
+def open_in_process(
+    defs: dg.Definitions, *, source: RecipeResource, state_root: Path, console: Console
+) -> Iterator[InProcess]:
+    """
+    Raises:
+        PipelineError: no disk space, another such program at work in this state, or no dagster.yaml here.
+    """
+    state = StateDir(state_root.resolve())
+    _need_disk(state)
+    with _only_one(state):
+        instance = _open_instance()
+        try:
+            _end_stale_runs(instance)
+            with shown_bars(console) as bars:
+                yield InProcess(defs=defs, instance=instance, source=source, state_root=state_root, bars=bars)
+        finally:
+            instance.dispose()
+
+
+def _first_failure(result: dg.ExecuteInProcessResult) -> str:
+    for event in result.all_events:
+        if event.event_type == dg.DagsterEventType.STEP_FAILURE:
+            data = event.step_failure_data
+            error = data.error
+            while error is not None and error.cause is not None:
+                error = error.cause
+            described = data.user_failure_data.description if data.user_failure_data else None
+            # Dagster puts the class before the sentence; of our own errors the sentence says it all.
+            message = error.message.strip().removeprefix(f"osworld_pipeline.errors.{error.cls_name}: ") if error else ""
+            return f"{event.step_key}: {described or message or 'no reason given'}"
+    return "the run was cancelled"
+
+
+def _open_instance() -> dg.DagsterInstance:
+    if not Path("dagster.yaml").is_file():
+        raise DependencyError("there is no dagster.yaml here: run this from the repository root")
+    Path("var/dagster").mkdir(parents=True, exist_ok=True)
+    return dg.DagsterInstance.from_config(str(Path.cwd()))
+
+
+def _end_stale_runs(instance: dg.DagsterInstance) -> None:
+    """A killed program leaves its run STARTED for ever; only one is at work at a time, so any such run is dead."""
+    unfinished = [dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.NOT_STARTED]
+    for run in instance.get_runs(dg.RunsFilter(statuses=unfinished)):
+        if PID_TAG in run.tags:
+            instance.report_run_failed(run, "its process was killed; the next one continues its work")
+            instance.event_log_storage.free_concurrency_slots_for_run(run.run_id)
+
+
+def _need_disk(state: StateDir) -> None:
+    state.root.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(state.root).free
+    if free < MIN_FREE_BYTES:
+        raise StoreError(
+            f"only {free / 1e9:.1f} GB are free where {state.root} lies, and a run needs "
+            f"{MIN_FREE_BYTES / 1e9:.0f} GB: free some, or give --state a folder on another disk"
+        )
+
+
+@contextmanager
+def _only_one(state: StateDir) -> Iterator[None]:
+    path = state.root / "demo.lock"
+    lock: IO[str] = path.open("a+")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        lock.seek(0)
+        holder = lock.read().strip() or "unknown"
+        lock.close()
+        raise PipelineError(
+            f"another demo or backfill (process {holder}) works in {state.root}: wait for it or stop it"
+        ) from error
+    try:
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        yield
+    finally:
+        lock.close()

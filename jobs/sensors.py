@@ -1,0 +1,94 @@
+"""What starts by itself: evaluations of every new checkpoint, milestones of a training that still runs among them, and
+the leaderboard after them."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import dagster as dg
+
+from assets.evaluations import CHECKPOINTS
+from jobs.pipeline import evaluate, rank
+from osworld_pipeline.domain.checkpoint import Checkpoint
+from osworld_pipeline.errors import RecipeError
+from osworld_pipeline.runs.registered import all_checkpoints
+from resources.state import RecipeResource, StateResource
+
+EVALUATIONS = dg.AssetKey("evaluations")
+EVERY_S = 30
+PASSED_ON = ("state", "recipe", "desktops", "engine", "launcher", "tracking")
+
+
+@dg.sensor(job=evaluate, minimum_interval_seconds=EVERY_S, default_status=dg.DefaultSensorStatus.RUNNING)
+def new_checkpoints(
+    context: dg.SensorEvaluationContext, state: StateResource, recipe: RecipeResource
+) -> dg.SensorResult | dg.SkipReason:
+    """Adds each checkpoint as a partition and has it evaluated on the suites of its recipe (evaluation.suites), by the
+    recipe that it was trained with. What is evaluated already, however it came to be, is not begun again."""
+    folder = state.dir()
+    checkpoints = all_checkpoints(folder)
+    registered = set(context.instance.get_dynamic_partitions(str(CHECKPOINTS.name)))
+    done = context.instance.get_materialized_partitions(EVALUATIONS)
+    requests: list[dg.RunRequest] = []
+    for checkpoint in checkpoints:
+        try:
+            wanted = list(requests_of(checkpoint, context.instance, state=state, recipe=recipe))
+        except RecipeError as error:
+            context.log.warning(f"{checkpoint.checkpoint_id} is not evaluated by itself: its recipe is gone ({error})")
+        else:
+            requests += [request for request in wanted if request.partition_key not in done]
+    unknown = [one.checkpoint_id for one in checkpoints if one.checkpoint_id not in registered]
+    if not requests and not unknown:
+        return dg.SkipReason(f"all {len(checkpoints)} checkpoints are known and evaluated")
+    return dg.SensorResult(
+        run_requests=requests,
+        dynamic_partitions_requests=[CHECKPOINTS.build_add_request(unknown)] if unknown else [],
+    )
+
+
+def requests_of(
+    checkpoint: Checkpoint, instance: dg.DagsterInstance, *, state: StateResource, recipe: RecipeResource
+) -> Iterator[dg.RunRequest]:
+    """One for each suite. Its key makes Dagster begin it once, whatever becomes of it: a failed one is for people."""
+    resources = resources_of(checkpoint.run_ids.get("dagster", ""), instance)
+    source = RecipeResource(**resources["recipe"]["config"]) if "recipe" in resources else recipe
+    for suite in source.load().evaluation.suites:
+        yield dg.RunRequest(
+            run_key=f"{checkpoint.checkpoint_id}/{suite}",
+            partition_key=dg.MultiPartitionKey({"checkpoint": checkpoint.checkpoint_id, "suite": suite}),
+            run_config={"resources": {**resources, "state": {"config": {"path": state.path}}}},
+            tags={"osworld/checkpoint": checkpoint.checkpoint_id, "osworld/suite": suite},
+        )
+
+
+def resources_of(run_id: str, instance: dg.DagsterInstance) -> dict[str, Any]:
+    """How a run's resources were configured; none where Dagster has forgotten it."""
+    run = instance.get_run_by_id(run_id)
+    configured: Any = run.run_config.get("resources", {}) if run is not None else {}
+    return {name: configured[name] for name in PASSED_ON if name in configured}
+
+
+@dg.sensor(job=rank, minimum_interval_seconds=EVERY_S, default_status=dg.DefaultSensorStatus.RUNNING)
+def new_evaluations(context: dg.SensorEvaluationContext) -> dg.RunRequest | dg.SkipReason:
+    """Ranks again when an evaluation has ended and no other is running or waiting, with the recipe of the last one."""
+    found: Sequence[dg.EventLogRecord] = context.instance.fetch_materializations(EVALUATIONS, limit=1).records
+    if not found:
+        return dg.SkipReason("nothing has been evaluated yet")
+    latest = str(found[0].storage_id)
+    if latest == context.cursor:
+        return dg.SkipReason("nothing has been evaluated since the last time")
+    unfinished = [
+        dg.DagsterRunStatus.QUEUED,
+        dg.DagsterRunStatus.NOT_STARTED,
+        dg.DagsterRunStatus.STARTING,
+        dg.DagsterRunStatus.STARTED,
+    ]
+    running = context.instance.get_runs_count(dg.RunsFilter(job_name=evaluate.name, statuses=unfinished))
+    if running:
+        return dg.SkipReason(f"{running} evaluations are still to end")
+    context.update_cursor(latest)
+    resources = resources_of(found[0].run_id, context.instance)
+    of_rank = {name: resources[name] for name in ("state", "recipe", "tracking") if name in resources}
+    return dg.RunRequest(run_key=latest, run_config={"resources": of_rank})
+
+
+SENSORS = [new_checkpoints, new_evaluations]

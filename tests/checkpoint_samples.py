@@ -1,0 +1,60 @@
+"""Checkpoints without weights, and evaluations of them that were never run."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from episode_samples import make_episode
+
+from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
+from osworld_pipeline.domain.episode import Outcome, Reward
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.recipes import Recipe
+from osworld_pipeline.runs.evaluation_plan import plan_evaluation
+from osworld_pipeline.runs.stages import CARD, checkpoint_card
+from osworld_pipeline.trajectories import TrajectoryStore
+
+
+def make_checkpoint(checkpoint_id: str, stage: Stage = Stage.SFT, **changes: Any) -> Checkpoint:
+    fields: Mapping[str, Any] = {
+        "checkpoint_id": checkpoint_id,
+        "stage": stage,
+        "parent_id": None,
+        "path": f"checkpoints/{checkpoint_id}",
+        "num_updates": 4,
+        "recipe_digest": "r",
+        "data_digest": "d",
+        "weights_digest": f"weights of {checkpoint_id}",
+    }
+    return Checkpoint(**{**fields, **changes})
+
+
+def lay_down(state: StateDir, *checkpoints: Checkpoint) -> None:
+    """Their folders, as a trainer leaves them."""
+    for checkpoint in checkpoints:
+        folder = state.root / checkpoint.path
+        folder.mkdir(parents=True)
+        (folder / CARD).write_text(json.dumps(checkpoint_card(checkpoint)))
+
+
+def write_evaluation(
+    state: StateDir, recipe: Recipe, checkpoint_id: str, *, num_successes: int, num_faults: int = 0
+) -> None:
+    """The first so many planned episodes succeed, the last so many end in a fault, the others fail."""
+    plan = plan_evaluation(recipe, checkpoint_id)
+    store = TrajectoryStore(state)
+    num_valid = len(plan.episodes) - num_faults
+    for number, (part, (task, planned)) in enumerate(plan.episodes.items()):
+        is_success, is_valid = number < num_successes, number < num_valid
+        outcome = Outcome.SUCCESS if is_success else Outcome.FAILURE if is_valid else Outcome.ENV_FAULT
+        episode = make_episode(
+            planned.episode_id,
+            task_id=task.task_id,
+            checkpoint_id=checkpoint_id,
+            seed=planned.seed,
+            stage_key=plan.stage_key,
+            outcome=outcome,
+            reward=Reward(task=float(is_success), shaped=float(is_success)) if is_valid else None,
+            error=None if is_valid else "gone",
+        )
+        store.write_episodes(part, [episode])
