@@ -1,14 +1,16 @@
 """Checkpoints: a base model, SFT on demonstrations, the flywheel, GSPO phase 1 (explore) and phase 2 (stabilise)."""
 
+import time
 from dataclasses import asdict
-from pathlib import Path
 
 import dagster as dg
 
-from assets.stage import StageServices, checkpoint_result, run_stage, try_stage
+from assets.stage import StageServices, checkpoint_result, run_stage, stage_result, try_stage
 from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
 from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.runs.endpoints import is_address
 from osworld_pipeline.runs.flywheel_plan import FlywheelResult, Round, walk_flywheel
+from osworld_pipeline.runs.retraining import RETRAINING_TAG
 from osworld_pipeline.runs.stages import training_data_digest
 from osworld_pipeline.tables.checkpoints import read_checkpoint_row, read_checkpoints
 from osworld_pipeline.tables.preview import markdown_table
@@ -16,6 +18,7 @@ from resources.desktops import DesktopsResource
 from resources.engine import EngineResource
 from resources.launcher import Launcher
 from resources.progress import ProgressResource
+from resources.start import StartResource
 from resources.state import RecipeResource, StateResource
 from resources.tracking import TrackingResource
 
@@ -23,12 +26,21 @@ GROUP = "checkpoints"
 
 
 def parent_of(context: dg.AssetExecutionContext, asset: str, state: StateResource) -> Checkpoint:
-    """The checkpoint that `asset` last materialized."""
-    event = context.instance.get_latest_materialization_event(dg.AssetKey(asset))
-    if event is None or event.asset_materialization is None:
+    """The checkpoint that `asset` materialized in this run, where it did; else the last one."""
+    found = _made_in(context.run.run_id, asset, context.instance)
+    if found is None:
+        event = context.instance.get_latest_materialization_event(dg.AssetKey(asset))
+        found = event.asset_materialization if event is not None else None
+    if found is None:
         raise dg.Failure(f"{asset} has no checkpoint yet: materialize it first", allow_retries=False)
-    checkpoint_id = str(event.asset_materialization.metadata["checkpoint_id"].value)
-    return read_checkpoint_row(state.dir(), checkpoint_id)
+    return read_checkpoint_row(state.dir(), str(found.metadata["checkpoint_id"].value))
+
+
+def _made_in(run_id: str, asset: str, instance: dg.DagsterInstance) -> dg.AssetMaterialization | None:
+    """A run that trains beside this one may have materialized the asset since."""
+    records = instance.get_records_for_run(run_id, of_type=dg.DagsterEventType.ASSET_MATERIALIZATION).records
+    made = [record.asset_materialization for record in records]
+    return next((one for one in reversed(made) if one is not None and one.asset_key == dg.AssetKey(asset)), None)
 
 
 @dg.asset(group_name=GROUP, kinds={"huggingface", "pytorch"}, pool="trainer")
@@ -90,27 +102,48 @@ def flywheel_checkpoint(
     launcher: Launcher,
     tracking: TrackingResource,
     progress: ProgressResource,
+    start: StartResource,
 ) -> dg.MaterializeResult:
     """Rollouts, those with enough raw task reward kept, SFT on them, and again while success rises. Each round is a
-    checkpoint of its own; without a round, or where none was better, this stands for the SFT checkpoint itself."""
+    checkpoint of its own; without a round, or where none was better, this stands for the checkpoint it began with:
+    the SFT checkpoint, or what the resource `start` says."""
     settings, folder = recipe.load(), state.dir()
     services = StageServices(launcher=launcher, tracking=tracking, progress=progress)
-    sft = parent_of(context, "sft_checkpoint", state)
+    parent = starting_point(context, start, state, tracking)
     tables = ["replay_buffer", "train_tasks"] if settings.flywheel.with_demonstrations else ["train_tasks"]
     data_digest = training_data_digest(folder, tables, replay=settings.replay, sft=settings.sft)
+    ran: list[int] = []
 
     def run_round(one: Round) -> None:
+        ran.append(one.number)
         try_stage(
             context, services, stage=Stage.FLYWHEEL, program="flywheel", recipe=settings, state=folder,
             parent=one.parent, data_digest=data_digest, desktops=desktops, engine=engine,
             more={"previous": asdict(one.previous) if one.previous else None},
         )  # fmt: skip
 
-    result = walk_flywheel(folder, settings, sft, data_digest=data_digest, run_round=run_round)
-    return flywheel_result(result, folder)
+    def end_reason() -> str:
+        return start.budget_left(context, settings, folder).end_reason(now=time.time())
+
+    result = walk_flywheel(
+        folder, settings, parent, data_digest=data_digest, run_round=run_round, end_reason=end_reason
+    )
+    return flywheel_result(result, folder, num_run=len(ran))
 
 
-def flywheel_result(result: FlywheelResult, state: StateDir) -> dg.MaterializeResult:
+def starting_point(
+    context: dg.AssetExecutionContext, start: StartResource, state: StateResource, tracking: TrackingResource
+) -> Checkpoint:
+    """What the flywheel begins with; a run that trains it further says so in a tag, which the next one asks for."""
+    if not start.is_retraining:
+        return parent_of(context, "sft_checkpoint", state)
+    parent = start.resolve(state.dir(), tracking)
+    context.instance.add_run_tags(context.run.run_id, {RETRAINING_TAG: parent.checkpoint_id})
+    return parent
+
+
+def flywheel_result(result: FlywheelResult, state: StateDir, *, num_run: int) -> dg.MaterializeResult:
+    """`num_run`: rounds that were not found done."""
     shown = checkpoint_result(result.checkpoint, state)
     rows = [
         (one.number, one.parent.checkpoint_id, f"{one.measured.success_rate:.1%}", one.measured.num_kept,
@@ -120,6 +153,7 @@ def flywheel_result(result: FlywheelResult, state: StateDir) -> dg.MaterializeRe
     columns = ("round", "rolled out", "success", "kept", "graded", "made")
     about = {
         "rounds": len(result.rounds),
+        "rounds run now": num_run,
         "by round": dg.MetadataValue.md(markdown_table(columns, rows)),
         "stopped": result.stopped or ("all rounds were run" if rows else "the recipe has no round"),
     }
@@ -144,15 +178,17 @@ def build_gspo_asset(stage: Stage, parent_asset: str, description: str) -> dg.As
         launcher: Launcher,
         tracking: TrackingResource,
         progress: ProgressResource,
+        start: StartResource,
     ) -> dg.MaterializeResult:
         settings, folder = recipe.load(), state.dir()
         services = StageServices(launcher=launcher, tracking=tracking, progress=progress)
-        checkpoint = run_stage(
+        end = try_stage(
             context, services, stage=stage, program="train_gspo", recipe=settings, state=folder,
             parent=parent_of(context, parent_asset, state), desktops=desktops, engine=engine,
             data_digest=training_data_digest(folder, ["replay_buffer", "train_tasks"], replay=settings.replay),
+            budget=start.budget_left(context, settings, folder),
         )  # fmt: skip
-        return checkpoint_result(checkpoint, folder)
+        return stage_result(end, folder)
 
     return gspo_checkpoint
 
@@ -173,7 +209,8 @@ ASSETS = [base_checkpoint, sft_checkpoint, flywheel_checkpoint, gspo_phase1_chec
 def no_orphan_checkpoint(state: StateResource) -> dg.AssetCheckResult:
     checkpoints = {checkpoint.checkpoint_id: checkpoint for checkpoint in read_checkpoints(state.dir())}
     orphans = [c.checkpoint_id for c in checkpoints.values() if c.parent_id and c.parent_id not in checkpoints]
-    missing = [c.checkpoint_id for c in checkpoints.values() if not (state.dir().root / Path(c.path)).exists()]
+    folders = [c for c in checkpoints.values() if not is_address(c.path)]
+    missing = [c.checkpoint_id for c in folders if not (state.dir().root / c.path).exists()]
     return dg.AssetCheckResult(
         passed=not orphans and not missing, metadata={"orphans": orphans, "without weights": missing}
     )

@@ -69,6 +69,7 @@ def evaluations(
                     job = evaluation_job(checkpoint, settings, folder, servers, suite=suite.name, run_ids=run_ids)
                     job["engine_token"] = engine.token
                     launcher.launch(context, "evaluate", job, progress.listener(context, "evaluate"), state=folder)
+            run.log_checkpoint(checkpoint, folder=folder.root / checkpoint.path)  # a milestone has no run of its own
             run.log_evaluation(checkpoint_id, _figures(_score(folder, plan, settings)))
     rebuild_catalog(folder)
     return evaluation_result(_score(folder, plan, settings), plan, mlflow_url=tracking.url_of(folder, plan.stage_key))

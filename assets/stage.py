@@ -1,5 +1,6 @@
 """How an asset runs a training stage: find it done, or launch its program with MLflow and progress attached."""
 
+import time
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.recipes.load import source_lines
+from osworld_pipeline.runs.budget import UNLIMITED, Budget
 from osworld_pipeline.runs.stages import read_checkpoint, stage_checkpoint_id, stage_params
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.checkpoints import upsert_checkpoint
@@ -30,6 +32,19 @@ class StageServices:
     progress: ProgressResource
 
 
+@dataclass(frozen=True, kw_only=True)
+class StageEnd:
+    """What became of a stage."""
+
+    checkpoint: Checkpoint | None
+    """Its own; where it was stopped, the milestone it had come to, or its parent where it did not run. None where it
+    had nothing to train on."""
+    stopped: str = ""
+    """Why it is not finished."""
+    is_found: bool = False
+    """Its checkpoint was there before: nothing was trained."""
+
+
 def run_stage(
     context: dg.AssetExecutionContext,
     services: StageServices,
@@ -47,7 +62,7 @@ def run_stage(
     checkpoint = try_stage(
         context, services, stage=stage, program=program, recipe=recipe, state=state, parent=parent,
         data_digest=data_digest, desktops=desktops, engine=engine,
-    )  # fmt: skip
+    ).checkpoint  # fmt: skip
     assert checkpoint is not None, f"{program} ended well and left no checkpoint"
     return checkpoint
 
@@ -64,9 +79,11 @@ def try_stage(
     data_digest: str,
     desktops: DesktopsResource | None = None,
     engine: EngineResource | None = None,
+    budget: Budget = UNLIMITED,
     more: Mapping[str, Any] | None = None,
-) -> Checkpoint | None:
-    """As run_stage, of a program that may find that there is nothing to train on; `more` joins its job."""
+) -> StageEnd:
+    """As run_stage, of a program that may find that there is nothing to train on, or that its budget ends; `more` joins
+    its job."""
     parent_id = parent.checkpoint_id if parent else None
     checkpoint_id = stage_checkpoint_id(stage, recipe, parent_id=parent_id, data_digest=data_digest)
     params = stage_params(stage, recipe)
@@ -78,11 +95,15 @@ def try_stage(
         "parent": {"checkpoint_id": parent.checkpoint_id, "path": parent.path} if parent else None,
         "data_digest": data_digest,
         "engine_token": engine.token if engine else None,
+        "budget": budget.as_job(),
         **(more or {}),
     }
     for line in source_lines(recipe):
         context.log.info(f"recipe {recipe.name}, {line}")
-    checkpoint = read_checkpoint(state, checkpoint_id)
+    checkpoint, stopped = read_checkpoint(state, checkpoint_id), ""
+    is_found = checkpoint is not None
+    if checkpoint is None and (ended := budget.end_reason(now=time.time())):
+        return StageEnd(checkpoint=parent, stopped=f"it did not run: {ended}")
     if checkpoint is None or services.tracking.run_id_of(state, checkpoint_id) is None:
         flat = {**params, "parent_checkpoint_id": parent_id, "data_digest": data_digest}
         with services.tracking.stage(context, state, stage=stage, stage_key=checkpoint_id, params=flat) as run:
@@ -97,16 +118,17 @@ def try_stage(
             if checkpoint is None:
                 with desktops.serve(state, recipe) if desktops else nullcontext() as servers:
                     job["servers"] = servers.as_job() if servers else None
-                    services.launcher.launch(
+                    result = services.launcher.launch(
                         context, program, job, on_message, state=state, num_processes=_num_processes(stage, recipe)
                     )
-                checkpoint = read_checkpoint(state, checkpoint_id)
+                stopped = str(result.get("stopped", ""))
+                checkpoint = read_checkpoint(state, result["checkpoint_id"] if stopped else checkpoint_id)
             if checkpoint is not None:
                 run.log_checkpoint(checkpoint, folder=state.root / checkpoint.path)
     if checkpoint is not None:
         upsert_checkpoint(state, checkpoint)
     rebuild_catalog(state)
-    return checkpoint
+    return StageEnd(checkpoint=checkpoint, stopped=stopped, is_found=is_found)
 
 
 def _num_processes(stage: Stage, recipe: Recipe) -> int:
@@ -128,3 +150,13 @@ def checkpoint_result(checkpoint: Checkpoint, state: StateDir) -> dg.Materialize
         },
         data_version=dg.DataVersion(checkpoint.weights_digest),
     )
+
+
+def stage_result(end: StageEnd, state: StateDir) -> dg.MaterializeResult:
+    """Its checkpoint, and how it came to stand for the stage."""
+    assert end.checkpoint is not None, "a stage that had nothing to train on stands for nothing"
+    shown = checkpoint_result(end.checkpoint, state)
+    about: dict[str, Any] = {"was there already": end.is_found}
+    if end.stopped:
+        about["stopped"] = end.stopped
+    return dg.MaterializeResult(metadata={**(shown.metadata or {}), **about}, data_version=shown.data_version)

@@ -1,17 +1,41 @@
-"""Bars for runs that happen in this process: they read back what assets tell Dagster's log."""
+"""Bars for runs that happen in this process: they read back what assets tell Dagster's log, and show how fast it goes
+and how long it will take."""
 
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 
 import dagster as dg
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Column
+from rich.text import Text
 
 from resources.progress import ProgressLine
 
 LINE_EVERY_S = 15.0
+SPEED_WINDOW_S = 300.0
+"""Over which a rate is measured: an episode may take a minute."""
+
+
+class RateColumn(ProgressColumn):
+    """How many are done in a second, a minute or an hour, whichever tells most."""
+
+    def render(self, task: Task) -> Text:
+        speed = task.finished_speed or task.speed
+        return Text(shown_rate(speed) if speed else "", style="progress.data.speed", justify="right")
 
 
 class Bars:
@@ -20,14 +44,14 @@ class Bars:
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._num_assets = 0
-        self._assets = progress.add_task("assets", total=None, note="")
+        self._assets = progress.add_task("assets", total=None, note="", visible=False)
         self._stages: dict[str, TaskID] = {}
         self._last_line_s = time.monotonic()
 
     def expect(self, num_assets: int) -> None:
         """So many more are to be materialized."""
         self._num_assets += num_assets
-        self._progress.update(self._assets, total=self._num_assets)
+        self._progress.update(self._assets, total=self._num_assets, visible=True)
 
     def __call__(self, entry: dg.EventLogEntry) -> None:
         event = entry.dagster_event
@@ -43,10 +67,14 @@ class Bars:
             return
         if line.stage not in self._stages:
             self._stages[line.stage] = self._progress.add_task(line.stage, total=line.total, note="")
-        self._progress.update(self._stages[line.stage], completed=line.done, total=line.total, note=escape(line.note))
+        stage = self._stages[line.stage]
+        self._progress.update(stage, completed=line.done, total=line.total, note=escape(line.note))
         if not self._progress.console.is_terminal and self._is_time_for_a_line(line):
             # Bars are drawn on terminals only; whoever reads a log sees a line now and then.
-            self._progress.console.print(f"{line.stage}: {line.done}/{line.total} {line.note}", highlight=False)
+            self._progress.console.print(log_line(line, self._task(stage)), highlight=False, soft_wrap=True)
+
+    def _task(self, task_id: TaskID) -> Task:
+        return next(task for task in self._progress.tasks if task.id == task_id)
 
     def _is_time_for_a_line(self, line: ProgressLine) -> bool:
         now = time.monotonic()
@@ -56,15 +84,42 @@ class Bars:
         return True
 
 
+def log_line(line: ProgressLine, task: Task) -> str:
+    """`sft: 40/500, 3.1/s, 0:02:28 to go: loss 0.4`; what is not known yet is left out."""
+    parts = [f"{line.stage}: {line.done}/{line.total}"]
+    if task.speed:
+        parts.append(shown_rate(task.speed))
+    if task.time_remaining:
+        parts.append(f"{timedelta(seconds=int(task.time_remaining))} to go")
+    return escape(", ".join(parts) + (f": {line.note}" if line.note else ""))
+
+
+def shown_rate(per_s: float) -> str:
+    """With two or three figures, however slow it is."""
+    value, unit = (per_s, "s") if per_s >= 1 else (per_s * 60, "min") if per_s * 60 >= 1 else (per_s * 3600, "h")
+    return f"{value:.0f}/{unit}" if value >= 10 else f"{value:.1f}/{unit}"
+
+
 @contextmanager
 def shown_bars(console: Console) -> Iterator[Bars]:
+    with make_progress(console) as progress:
+        yield Bars(progress)
+
+
+def make_progress(console: Console) -> Progress:
+    """Made for 80 columns: the figures are never cut, the note has what is left. The time is what remains, and in the
+    end what it took."""
+
+    def whole(width: int) -> Column:
+        return Column(no_wrap=True, min_width=width, justify="right")
+
     columns = (
         SpinnerColumn(finished_text="[green]✓[/]"),
-        TextColumn("{task.description:<20}"),
-        BarColumn(bar_width=16),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("[dim]{task.fields[note]}[/]"),
+        TextColumn("{task.description:<20}", table_column=Column(no_wrap=True, min_width=20)),
+        BarColumn(bar_width=6),
+        MofNCompleteColumn(table_column=whole(7)),
+        RateColumn(table_column=whole(7)),
+        TimeRemainingColumn(elapsed_when_finished=True, table_column=whole(7)),
+        TextColumn("[dim]{task.fields[note]}[/]", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
     )
-    with Progress(*columns, console=console) as progress:
-        yield Bars(progress)
+    return Progress(*columns, console=console, speed_estimate_period=SPEED_WINDOW_S, expand=True)

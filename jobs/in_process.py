@@ -1,13 +1,14 @@
-"""Jobs run in this process, one after the other, without Dagster's daemon: what `demo` and `backfill` are made of."""
+"""Jobs run in this process, one after the other, without Dagster's daemon: what `demo`,
+`backfill`, `evaluate` and `collect` are made of."""
 
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 from uuid import uuid4
 
 import dagster as dg
@@ -15,6 +16,7 @@ from rich.console import Console
 
 from assets.evaluations import CHECKPOINTS
 from jobs.bars import Bars, shown_bars
+from jobs.failures import reason_of
 from jobs.pipeline import EVALUATE
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import DependencyError, PipelineError, StoreError
@@ -36,8 +38,11 @@ class InProcess:
     state_root: Path
     bars: Bars
 
-    def run(self, job: str, *, partition: dg.MultiPartitionKey | None = None) -> None:
-        """Raises JobStoppedError with the sentence of the first failed step."""
+    def run(
+        self, job: str, *, partition: dg.MultiPartitionKey | None = None, request: Mapping[str, Any] | None = None
+    ) -> None:
+        """`request`: what each op of the job is told, by its name. Raises JobStoppedError with the sentence of the
+        first failed step."""
         run_id = str(uuid4())
         self.instance.add_event_listener(run_id, self.bars)
         try:
@@ -53,6 +58,7 @@ class InProcess:
                         "recipe": {"config": self.source.model_dump()},
                         "state": {"config": {"path": str(self.state_root)}},
                     },
+                    "ops": {name: {"config": dict(config)} for name, config in (request or {}).items()},
                 },
             )
         except KeyboardInterrupt as error:
@@ -96,14 +102,7 @@ def open_in_process(
 def _first_failure(result: dg.ExecuteInProcessResult) -> str:
     for event in result.all_events:
         if event.event_type == dg.DagsterEventType.STEP_FAILURE:
-            data = event.step_failure_data
-            error = data.error
-            while error is not None and error.cause is not None:
-                error = error.cause
-            described = data.user_failure_data.description if data.user_failure_data else None
-            # Dagster puts the class before the sentence; of our own errors the sentence says it all.
-            message = error.message.strip().removeprefix(f"osworld_pipeline.errors.{error.cls_name}: ") if error else ""
-            return f"{event.step_key}: {described or message or 'no reason given'}"
+            return reason_of(event)
     return "the run was cancelled"
 
 
@@ -144,7 +143,8 @@ def _only_one(state: StateDir) -> Iterator[None]:
         holder = lock.read().strip() or "unknown"
         lock.close()
         raise PipelineError(
-            f"another demo or backfill (process {holder}) works in {state.root}: wait for it or stop it"
+            f"another demo, backfill, evaluate or collect (process {holder}) works in {state.root}: wait for it or "
+            "stop it"
         ) from error
     try:
         lock.truncate(0)

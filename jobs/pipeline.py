@@ -2,7 +2,9 @@
 
 import dagster as dg
 
+from jobs.on_request import collect_rollouts, evaluate_tasks
 from jobs.upkeep import collect_garbage
+from resources.start import CHAMPION
 
 TRAIN, EVALUATE, RANK = "train", "evaluate", "rank"
 
@@ -26,6 +28,15 @@ run_flywheel = dg.define_asset_job(
     selection=dg.AssetSelection.assets("flywheel_checkpoint"),
     description="Rounds of rollouts and SFT on those that succeeded, from the SFT checkpoint there is; resumes episode "
     "by episode.",
+    tags={"dagster/max_retries": "0"},
+)
+
+retrain = dg.define_asset_job(
+    "retrain",
+    selection=dg.AssetSelection.assets("flywheel_checkpoint", "gspo_phase1_checkpoint", "gspo_phase2_checkpoint"),
+    description="Flywheel and GSPO phases from the champion, within the recipe's budget ([retraining]); what a budget "
+    "cut short goes on another time. The schedule retraining_schedule and the sensor retraining_is_due start it.",
+    config={"resources": {"start": {"config": {"checkpoint": CHAMPION}}}},
     tags={"dagster/max_retries": "0"},
 )
 
@@ -61,8 +72,11 @@ JOBS = [
     train,
     build_tables,
     run_flywheel,
+    retrain,
     evaluate,
     rank,
+    evaluate_tasks,
+    collect_rollouts,
     verify_replay,
     compact_trajectories,
     collect_garbage,

@@ -5,13 +5,17 @@ import os
 import dagster as dg
 
 from assets import checkpoints, checks, evaluations, raw, replay, tables, upkeep
+from assets.policies import under_policies
+from jobs.failures import failed_runs
 from jobs.pipeline import JOBS
+from jobs.retraining import CRON_VARIABLE, DEFAULT_CRON, build_retraining_schedule, retraining_is_due
 from jobs.sensors import SENSORS
 from osworld_pipeline.recipes.environment import own_variables
 from resources.desktops import DesktopsResource
 from resources.engine import EngineResource
 from resources.launcher import Launcher
 from resources.progress import ProgressResource
+from resources.start import StartResource
 from resources.state import RecipeResource, StateResource
 from resources.tracking import TrackingResource
 
@@ -25,17 +29,20 @@ def secret(variable: str) -> dg.EnvVar | None:
 
 
 defs = dg.Definitions(
-    assets=[
-        *raw.ASSETS,
-        *tables.ASSETS,
-        *replay.ASSETS,
-        *checkpoints.ASSETS,
-        *evaluations.ASSETS,
-        *upkeep.ASSETS,
-    ],
+    assets=under_policies(
+        [
+            *raw.ASSETS,
+            *tables.ASSETS,
+            *replay.ASSETS,
+            *checkpoints.ASSETS,
+            *evaluations.ASSETS,
+            *upkeep.ASSETS,
+        ]
+    ),
     asset_checks=[*checks.CHECKS, *checkpoints.CHECKS],
     jobs=JOBS,
-    sensors=SENSORS,
+    schedules=[build_retraining_schedule(os.environ.get(CRON_VARIABLE) or DEFAULT_CRON)],
+    sensors=[*SENSORS, failed_runs, retraining_is_due],
     resources={
         "state": StateResource(),
         "recipe": RecipeResource(environment=environment),
@@ -44,6 +51,7 @@ defs = dg.Definitions(
         "tracking": TrackingResource(),
         "launcher": Launcher(),
         "progress": ProgressResource(),
+        "start": StartResource(),
     },
     executor=dg.in_process_executor,
 )

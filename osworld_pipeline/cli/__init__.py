@@ -6,12 +6,29 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from osworld_pipeline.cli import backfill, doctor, exports, imports, lineage, pipeline, store, tasks, union
+from osworld_pipeline.cli import (
+    backfill,
+    checkpoints,
+    collect,
+    doctor,
+    evaluate,
+    exports,
+    imports,
+    lineage,
+    pipeline,
+    report,
+    store,
+    tasks,
+    union,
+)
 from osworld_pipeline.cli.machine import run_for_machine, wants_json
 from osworld_pipeline.errors import PipelineError
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-for module in (pipeline, backfill, doctor, tasks, union, imports, exports, lineage, store):
+COMMANDS = (
+    pipeline, evaluate, backfill, collect, report, checkpoints, doctor, tasks, union, imports, exports, lineage, store,
+)  # fmt: skip
+for module in COMMANDS:
     module.register(app)
 
 

@@ -79,9 +79,9 @@ RAW_COUNTS = pa.schema(
 CHECKPOINTS = pa.schema(
     [
         column("checkpoint_id", TEXT, "Stage and a digest of what made it."),
-        column("stage", TEXT, "base, sft, flywheel, gspo_phase1, gspo_phase2."),
-        column("parent_id", TEXT, "The checkpoint that it was trained from; NULL for a base."),
-        column("path", TEXT, "Of the weights, below the state folder."),
+        column("stage", TEXT, "base, external, sft, flywheel, gspo_phase1, gspo_phase2."),
+        column("parent_id", TEXT, "The checkpoint that it was trained from; NULL for a base or an external one."),
+        column("path", TEXT, "Of the weights: below the state folder, or absolute; of an endpoint its address."),
         column("num_updates", INT32, "Updates behind the weights."),
         column("recipe_digest", TEXT, "Of the recipe's sections that it depends on."),
         column("data_digest", TEXT, "Of what it was trained on."),

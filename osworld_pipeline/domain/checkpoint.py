@@ -8,6 +8,8 @@ from typing import Any
 
 class Stage(StrEnum):
     BASE = "base"
+    EXTERNAL = "external"
+    """Made elsewhere: a folder, a model of a hub, or an endpoint without weights here."""
     SFT = "sft"
     FLYWHEEL = "flywheel"
     """A round of it; each is a checkpoint of its own."""
@@ -18,16 +20,18 @@ class Stage(StrEnum):
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
     checkpoint_id: str
-    """`<stage>-<12 hex>`: a digest of the recipe section, the parent and the data, so a rerun finds it again."""
+    """`<stage>-<12 hex>`: a digest of the recipe section, the parent and the data, so a rerun finds it again; of an
+    external one, of what it is."""
     stage: Stage
     parent_id: str | None
     path: str
-    """Folder in Hugging Face format, relative to the state folder, with optimizer.pt beside the weights."""
+    """Folder in Hugging Face format, relative to the state folder, with optimizer.pt beside the weights; absolute where
+    the weights lie outside. Of an endpoint its address, `URL#model`."""
     num_updates: int
     recipe_digest: str
     data_digest: str
     weights_digest: str
-    """SHA-256 of model.safetensors."""
+    """SHA-256 of model.safetensors; empty of an endpoint."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     run_ids: Mapping[str, str] = field(default_factory=dict)
     recipe: Mapping[str, Any] = field(default_factory=dict)

@@ -17,7 +17,7 @@ METRIC_ORDER = (
     "clip_fraction",
     "grad_norm",
 )
-STAGE_ORDER = ("base", "sft", "flywheel", "gspo_phase1", "gspo_phase2")
+STAGE_ORDER = ("base", "external", "sft", "flywheel", "gspo_phase1", "gspo_phase2")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,6 +35,7 @@ MAX_FILMSTRIPS = 6
 MAX_FRAMES = 12
 STAGE_NAMES = {
     "base": "Base",
+    "external": "External",
     "sft": "SFT",
     "flywheel": "Flywheel",
     "gspo_phase1": "GSPO phase 1",
@@ -206,7 +207,7 @@ def _rollout_metrics(state: StateDir) -> list[MetricPoint]:
     sql = """
         SELECT coalesce(c.stage, e.stage_key) AS stage, e."update" AS at, avg(e.task_reward), avg(e.shaped_reward)
         FROM episodes e LEFT JOIN checkpoints c ON c.checkpoint_id = e.stage_key
-        WHERE e.purpose = 'train' AND e.is_valid GROUP BY 1, 2 ORDER BY 1, 2
+        WHERE e.purpose = 'train' AND e.is_valid AND e."update" >= 0 GROUP BY 1, 2 ORDER BY 1, 2
     """
     with fresh_views(state) as connection:
         found = connection.execute(sql).fetchall()

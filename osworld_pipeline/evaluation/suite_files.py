@@ -112,6 +112,13 @@ def read_suite_file(path: Path) -> EvalSuite:
     return _suite(path.stem, tasks)
 
 
+def first_tasks(suite: EvalSuite, num_tasks: int) -> EvalSuite:
+    """A suite of its own: what was run on a part is never ranked beside what was run on the whole."""
+    if num_tasks >= len(suite.tasks):
+        return suite
+    return _suite(f"{suite.name}-first-{num_tasks}", suite.tasks[:num_tasks])
+
+
 def _suite(name: str, tasks: Sequence[Task]) -> EvalSuite:
     seen: set[str] = set()
     for task in tasks:

@@ -16,6 +16,7 @@ from osworld_pipeline.recipes.episode_sections import (
     RolloutSection,
     SuiteSection,
 )
+from osworld_pipeline.recipes.retraining_section import RetrainingSection
 from osworld_pipeline.recipes.section import Section
 from osworld_pipeline.recipes.training_sections import (
     FlywheelSection,
@@ -43,6 +44,7 @@ __all__ = [
     "PretrainedModelSection",
     "Recipe",
     "ReplaySection",
+    "RetrainingSection",
     "RewardSection",
     "RolloutSection",
     "Section",
@@ -74,6 +76,7 @@ class Recipe(Section):
     replay: ReplaySection = ReplaySection()
     flywheel: FlywheelSection = FlywheelSection()
     evaluation: EvaluationSection = EvaluationSection()
+    retraining: RetrainingSection = RetrainingSection()
 
     @property
     def env_request_timeout_s(self) -> float:

@@ -18,7 +18,9 @@ from typing import Any
 from osworld_pipeline.errors import EngineError, EnvServerError, PipelineError, ReplicaError
 from osworld_pipeline.runs.parent import die_with_parent
 
-PROGRAMS = ("record_sources", "make_base", "train_sft", "train_gspo", "flywheel", "evaluate", "verify_replay")
+PROGRAMS = (
+    "record_sources", "make_base", "train_sft", "train_gspo", "flywheel", "evaluate", "collect", "verify_replay",
+)  # fmt: skip
 EXIT_FATAL, EXIT_RETRYABLE, EXIT_STOPPED = 2, 3, 143
 RETRYABLE = (EnvServerError, ReplicaError, EngineError)
 REPORT_TO_STDOUT = "--print"

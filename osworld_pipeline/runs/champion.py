@@ -22,7 +22,7 @@ class Choice:
 
 def choose_champion(state: StateDir, recipe: Recipe, *, current: str | None) -> Choice:
     """`current`: today's champion. A challenger's evaluation must be whole. Without a champion the best of them becomes
-    it; a base, which was never trained, cannot. Raises TableError."""
+    it; a base, which was never trained, cannot, nor can what was trained elsewhere. Raises TableError."""
     rows = _whole_evaluations(state, recipe)
     challengers = {name: evals for name, evals in rows.items() if name != current}
     if not challengers:
@@ -50,11 +50,11 @@ def choose_champion(state: StateDir, recipe: Recipe, *, current: str | None) -> 
 
 
 def _whole_evaluations(state: StateDir, recipe: Recipe) -> dict[str, Sequence[EvalRow]]:
-    """By checkpoint, of those that were trained; with a valid episode for every planned one."""
+    """By checkpoint, of those that were trained here; with a valid episode for every planned one."""
     plans = {
         one.checkpoint_id: plan_evaluation(recipe, one.checkpoint_id)
         for one in all_checkpoints(state)
-        if one.stage is not Stage.BASE
+        if one.stage not in (Stage.BASE, Stage.EXTERNAL)
     }
     keys = {plan.stage_key: checkpoint_id for checkpoint_id, plan in plans.items()}
     found: dict[str, list[EvalRow]] = {}

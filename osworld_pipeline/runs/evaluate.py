@@ -7,24 +7,27 @@ from pathlib import Path
 from typing import Any
 
 from osworld_pipeline.agent.processor import load_processor
+from osworld_pipeline.domain.checkpoint import Stage
 from osworld_pipeline.domain.episode import Episode
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.domain.task import Task
-from osworld_pipeline.evaluation.suite_files import HELDOUT, EvalSuite
+from osworld_pipeline.evaluation.suite_files import EvalSuite
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.rollout.run_episode import EpisodePlan, episode_runner
 from osworld_pipeline.rollout.run_group import gather_episodes, in_turn, require_services
 from osworld_pipeline.runs.embedded_server import EnvServers
-from osworld_pipeline.runs.evaluation_plan import load_suite, plan_evaluation
+from osworld_pipeline.runs.endpoints import Endpoint, is_address
+from osworld_pipeline.runs.evaluation_plan import TaskChoice, load_tasks, plan_evaluation
+from osworld_pipeline.runs.external import require_unchanged
 from osworld_pipeline.runs.rollout_session import RolloutSession, episode_settings, num_slots, rollout_session
 
 Report = Callable[[Mapping[str, Any]], None]
 
 
 def main(job: dict[str, Any], report: Report) -> dict[str, Any]:
-    """`job`: recipe, state_root, servers, checkpoints [{checkpoint_id, stage, path, run_ids}]; optionally suite (a
-    name; the recipe's held-out tasks where it has none) and engine_token. A path is below the state folder or absolute;
-    it may be missing where the engine is an endpoint that has weights of its own."""
+    """`job`: recipe, state_root, servers, checkpoints [{checkpoint_id, stage, path, run_ids}]; optionally suite,
+    tasks_file, max_tasks (TaskChoice) and engine_token. A path is below the state folder or absolute; it is the address
+    of an endpoint that is a checkpoint, and may be missing where the recipe's engine has weights of its own."""
     recipe = Recipe.model_validate(job["recipe"])
     state = StateDir(Path(job["state_root"]))
     servers = EnvServers.from_job(job["servers"])
@@ -32,7 +35,7 @@ def main(job: dict[str, Any], report: Report) -> dict[str, Any]:
         recipe=recipe,
         state=state,
         servers=servers,
-        suite=load_suite(state, recipe, job.get("suite", HELDOUT)),
+        suite=load_tasks(state, recipe, TaskChoice.from_job(job)),
         engine_token=job.get("engine_token"),
         report=report,
     )
@@ -57,8 +60,8 @@ async def _evaluate_all(checkpoints: Sequence[Mapping[str, Any]], evaluation: _E
 
 
 async def _evaluate(entry: Mapping[str, Any], evaluation: _Evaluation) -> dict[str, Any]:
-    recipe, state = evaluation.recipe, evaluation.state
-    folder = state.root / entry["path"] if entry.get("path") else None
+    state = evaluation.state
+    recipe, folder = policy_of(entry, evaluation.recipe, state)
     plan = plan_evaluation(recipe, entry["checkpoint_id"], entry["run_ids"], suite=evaluation.suite)
     finished = plan.finished(state)
     missing = [planned for part, planned in plan.episodes.items() if part not in finished]
@@ -71,6 +74,8 @@ async def _evaluate(entry: Mapping[str, Any], evaluation: _Evaluation) -> dict[s
 
     tell()
     if missing:
+        if folder is not None and entry["stage"] == Stage.EXTERNAL:
+            await asyncio.to_thread(require_unchanged, entry["checkpoint_id"], folder)
         async with rollout_session(
             recipe=recipe,
             state=state,
@@ -87,6 +92,14 @@ async def _evaluate(entry: Mapping[str, Any], evaluation: _Evaluation) -> dict[s
         "num_valid": sum(episode.outcome.is_valid for episode in episodes),
         "num_success": sum(episode.is_success for episode in episodes),
     }
+
+
+def policy_of(entry: Mapping[str, Any], recipe: Recipe, state: StateDir) -> tuple[Recipe, Path | None]:
+    """The recipe with the engine that samples this checkpoint, and its weights where they are a folder."""
+    path = entry.get("path")
+    if not path:
+        return recipe, None
+    return (Endpoint.parse(path).sampled_by(recipe), None) if is_address(path) else (recipe, state.root / path)
 
 
 async def _run(

@@ -1,7 +1,9 @@
 """What an evaluation of a checkpoint consists of, and how much of it is already there; needs no torch."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 from osworld_pipeline.domain.episode import Episode, EpisodePurpose
 from osworld_pipeline.domain.state import StateDir
@@ -11,6 +13,7 @@ from osworld_pipeline.evaluation.suite_files import (
     HELDOUT,
     OSWORLD_SUITES,
     EvalSuite,
+    first_tasks,
     read_osworld_suite,
     read_suite_file,
     suite_names,
@@ -38,6 +41,32 @@ class EvaluationPlan:
         store = TrajectoryStore(state)
         episodes = {part: found[0] for part, found in store.read_parts(tuple(self.episodes)).items()}
         return {part: episode for part, episode in episodes.items() if episode.outcome.is_valid}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskChoice:
+    """Which tasks: those of a suite by name, or of a file; all of them, or the first."""
+
+    suite: str = HELDOUT
+    tasks_file: str = ""
+    """In the form of a suite file; wins over `suite`."""
+    max_tasks: int | None = None
+
+    @classmethod
+    def from_job(cls, job: Mapping[str, Any]) -> "TaskChoice":
+        return cls(
+            suite=job.get("suite", HELDOUT), tasks_file=job.get("tasks_file", ""), max_tasks=job.get("max_tasks")
+        )
+
+    def as_job(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def load_tasks(state: StateDir, recipe: Recipe, choice: TaskChoice) -> EvalSuite:
+    """Raises DatasetError as load_suite."""
+    named = Path(choice.tasks_file) if choice.tasks_file else None
+    suite = load_suite(state, recipe, choice.suite) if named is None else read_suite_file(named)
+    return suite if choice.max_tasks is None else first_tasks(suite, choice.max_tasks)
 
 
 def load_suite(state: StateDir, recipe: Recipe, name: str) -> EvalSuite:

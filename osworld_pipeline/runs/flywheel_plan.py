@@ -63,6 +63,10 @@ RunRound = Callable[[Round], None]
 """Runs one that is not finished: afterwards it is measured, and has its checkpoint or stops the flywheel."""
 
 
+EndReason = Callable[[], str]
+"""Asked before a round that is to be run: why it is not, and none after it; empty where it is."""
+
+
 def stop_reason(measured: Measurement, previous: Measurement | None, *, min_gain: float) -> str:
     """Why no training follows a round's rollouts; empty where it does."""
     if not measured.num_valid:
@@ -75,9 +79,16 @@ def stop_reason(measured: Measurement, previous: Measurement | None, *, min_gain
 
 
 def walk_flywheel(
-    state: StateDir, recipe: Recipe, parent: Checkpoint, *, data_digest: str, run_round: RunRound
+    state: StateDir,
+    recipe: Recipe,
+    parent: Checkpoint,
+    *,
+    data_digest: str,
+    run_round: RunRound,
+    end_reason: EndReason = lambda: "",
 ) -> FlywheelResult:
-    """Goes through the rounds, running those that are not finished, until all are done or one of them stops it."""
+    """Goes through the rounds, running those that are not finished, until all are done or one of them stops it, or
+    `end_reason` does; then the newest checkpoint is the flywheel's, and the rounds left are run another time."""
     flywheel = recipe.flywheel
     rounds: list[Round] = []
     for number in range(1, flywheel.num_rounds + 1):
@@ -88,6 +99,9 @@ def walk_flywheel(
         one = _look(state, recipe, Round(number=number, round_id=round_id, parent=current, previous=previous))
         is_stopped = one.measured is not None and stop_reason(one.measured, previous, min_gain=flywheel.min_gain)
         if not is_stopped and (one.checkpoint is None or one.measured is None):
+            if ended := end_reason():
+                told = f"round {number} was not run: {ended}"
+                return FlywheelResult(checkpoint=current, rounds=tuple(rounds), stopped=told)
             run_round(one)
             one = _look(state, recipe, one)
         assert one.measured is not None, f"{round_id} ended well and left no measurement"

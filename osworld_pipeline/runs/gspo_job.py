@@ -16,6 +16,7 @@ from osworld_pipeline.lineage.code import CodeOrigin, code_origin
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.recipes.schema import GspoPhaseSection
 from osworld_pipeline.rollout.run_group import GroupPlan
+from osworld_pipeline.runs.budget import UNLIMITED, Budget
 from osworld_pipeline.runs.embedded_server import EnvServers
 from osworld_pipeline.runs.ray_actor import ActorShape
 from osworld_pipeline.runs.rollout_session import sampling_params
@@ -36,6 +37,8 @@ class GspoJob:
     run_ids: Mapping[str, str]
     engine_token: str | None = None
     """Opens the engine's servers, where they ask for one."""
+    budget: Budget = UNLIMITED
+    """What is left to spend when the program begins."""
     actors: ActorShape | None = None
     """Ray actors that run the episodes; None where this program does."""
     code: CodeOrigin = field(default_factory=code_origin)
@@ -57,6 +60,7 @@ class GspoJob:
             servers=EnvServers.from_job(job["servers"]),
             run_ids=job.get("run_ids", {}),
             engine_token=job.get("engine_token"),
+            budget=Budget.of_job(job),
             actors=ActorShape.of_job(job),
         )
 

@@ -32,3 +32,9 @@ def register_checkpoint(state: StateDir, checkpoint_id: str) -> Checkpoint:
         raise TableError(f"no checkpoint '{checkpoint_id}' in {state.checkpoints}; there are: {known}")
     upsert_checkpoint(state, checkpoint)
     return checkpoint
+
+
+def newest_checkpoint(state: StateDir) -> Checkpoint | None:
+    """The one whose card was written last; None where there is none."""
+    cards = sorted(state.checkpoints.glob(f"*/{CARD}"), key=lambda card: (card.stat().st_mtime_ns, card.parent.name))
+    return register_checkpoint(state, cards[-1].parent.name) if cards else None

@@ -47,11 +47,12 @@ async def rollout_session(
     policy_version: int = 0,
     cache: PixelCache | None = None,
     engine_token: str | None = None,
+    engine: PolicyEngine | None = None,
 ) -> AsyncIterator[RolloutSession]:
     """Opens the session and checks that the engine and every env server answer.
 
     `folder`: a checkpoint, which the engine loads; or `model`, which an engine in this process samples from as it is.
-    An engine of words needs neither, nor a processor.
+    An engine of words needs neither, nor a processor. `engine`: one to take instead of the recipe's.
 
     Raises:
         EnvServerError, EngineError: one does not answer; names it.
@@ -60,7 +61,7 @@ async def rollout_session(
     renderer = None if processor is None else Renderer(processor)
     store = TrajectoryStore(state)
     async with AsyncExitStack() as stack:
-        engine = _open_engine(
+        engine = engine or _open_engine(
             recipe, folder=folder, model=model, processor=processor, version=policy_version, cache=cache,
             token=engine_token,
         )  # fmt: skip

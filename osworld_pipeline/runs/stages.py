@@ -22,6 +22,7 @@ DIGEST_LENGTH = 12
 _GSPO = ("gspo", "replay", "rollout", "trainer", "agent", "reward", "desktop")
 SECTIONS: dict[Stage, tuple[str, ...]] = {
     Stage.BASE: ("model",),
+    Stage.EXTERNAL: (),
     Stage.SFT: ("sft", "trainer", "agent"),
     Stage.FLYWHEEL: ("flywheel", "sft", "trainer", "agent", "desktop"),
     Stage.GSPO_PHASE1: _GSPO,

@@ -1,7 +1,8 @@
 """A GSPO phase: collect groups on real desktops, score them, train, hand the weights to the engine, save; again.
 
 A killed phase goes on from its last checkpoint. Synchronous, it repeats the updates since then to the letter, under the
-same ids; asynchronous, what it had recorded beyond that checkpoint is taken back and rolled out anew.
+same ids; asynchronous, what it had recorded beyond that checkpoint is taken back and rolled out anew. A phase whose
+budget is spent leaves a checkpoint to go on from, and a milestone that stands for it meanwhile.
 """
 
 import asyncio
@@ -17,6 +18,7 @@ from osworld_pipeline.agent.model_inputs import PixelCache
 from osworld_pipeline.domain.checkpoint import Checkpoint
 from osworld_pipeline.rollout.collector import Collector
 from osworld_pipeline.rollout.task_sampling import open_task_sampler
+from osworld_pipeline.runs.budget import Budget, spent_by
 from osworld_pipeline.runs.gspo_engine import PhaseRollouts, in_thread, open_rollouts
 from osworld_pipeline.runs.gspo_job import GspoJob, ResumePoint, load_train_tasks, resume_point
 from osworld_pipeline.runs.gspo_metrics import coverage_metrics, group_metrics, reward_lines
@@ -38,8 +40,10 @@ Report = Callable[[Mapping[str, Any]], None]
 
 
 def main(job: dict[str, Any], report: Report) -> dict[str, Any]:
-    """`job`: recipe, stage, state_root, checkpoint_id, parent, data_digest, servers, run_ids; optionally engine_token.
-    One of several ranks follows rank 0, which alone rolls out, reports and keeps the stage's fence."""
+    """`job`: recipe, stage, state_root, checkpoint_id, parent, data_digest, servers, run_ids; optionally engine_token,
+    and budget {deadline, episodes, tokens}. Result: checkpoint_id; where the budget ended the phase early, that of the
+    milestone it leaves, and `stopped`, which says why. One of several ranks follows rank 0, which alone rolls out,
+    reports and keeps the stage's fence."""
     from osworld_pipeline.training.checkpoint import remove_stale_writes
     from osworld_pipeline.training.fence import stage_fence
     from osworld_pipeline.training.ranks import open_ranks
@@ -55,11 +59,11 @@ def main(job: dict[str, Any], report: Report) -> dict[str, Any]:
         with stage_fence(parsed.state, parsed.checkpoint_id):
             if read_checkpoint(parsed.state, parsed.checkpoint_id) is None:
                 remove_stale_writes(parsed.state, parsed.checkpoint_id)
-                asyncio.run(_train(parsed, ranks, report))
+                return asyncio.run(_train(parsed, ranks, report))
     return result
 
 
-async def _train(job: GspoJob, ranks: "Ranks", report: Report) -> None:
+async def _train(job: GspoJob, ranks: "Ranks", report: Report) -> dict[str, Any]:
     point = resume_point(job)
     cache = PixelCache()
     # A thread of its own: torch keeps settings by thread, and no other work may hold an update up.
@@ -67,7 +71,7 @@ async def _train(job: GspoJob, ranks: "Ranks", report: Report) -> None:
         trainer = await in_thread(thread, partial(_open_trainer, job, point, ranks, cache))
         try:
             async with open_rollouts(job, trainer, thread, point, cache) as rollouts:
-                await train_phase(job, rollouts, trainer, thread, point, report)
+                return await train_phase(job, rollouts, trainer, thread, point, report)
         finally:
             await in_thread(thread, trainer.close)
 
@@ -79,8 +83,9 @@ async def train_phase(
     thread: ThreadPoolExecutor,
     point: ResumePoint,
     report: Report,
-) -> None:
-    """The updates from `point` on. `thread`: where the trainer is called.
+) -> dict[str, Any]:
+    """The updates from `point` on, one at least and as many as the budget lets; the program's result. `thread`: where
+    the trainer is called.
 
     Raises:
         TableError: there are no training tasks.
@@ -109,8 +114,21 @@ async def train_phase(
             coverage=coverage,
             report=report,
         )
+        budget = job.budget
         for update in range(point.num_updates, job.phase.num_updates):
-            await phase.run_update(update)
+            ended = await phase.run_update(update, budget)
+            budget = ended.budget
+            if ended.stopped:
+                return {"checkpoint_id": phase.milestone_id(update + 1), "stopped": ended.stopped}
+    return {"checkpoint_id": job.checkpoint_id}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _UpdateEnd:
+    budget: Budget
+    """What is left after it."""
+    stopped: str
+    """Why no other update follows, though the phase is not at its end; empty where one does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +141,7 @@ class _Phase:
     coverage: ReplayCoverage
     report: Report
 
-    async def run_update(self, update: int) -> None:
+    async def run_update(self, update: int, budget: Budget) -> _UpdateEnd:
         started = time.monotonic()
         batch = await self.collector.collect(update)
         rollout_s = time.monotonic() - started
@@ -139,22 +157,39 @@ class _Phase:
         metrics |= {"rollout_s": rollout_s, "update_s": time.monotonic() - started - rollout_s}
         num_updates = update + 1
         is_last = num_updates == self.job.phase.num_updates
+        budget = budget.less(spent_by(episode for group in batch.groups for episode in group.episodes))
+        stopped = "" if is_last else budget.end_reason(now=time.time())
         saved: Path | None = None
-        if is_last or num_updates % self.job.recipe.trainer.save_every == 0:
-            snapshot = self.collector.snapshot()
-            saved = await in_thread(self.thread, partial(self._save, num_updates, metrics, snapshot, is_final=is_last))
-        if not is_last:
+        if is_last or stopped or num_updates % self.job.recipe.trainer.save_every == 0:
+            save = partial(self._save, num_updates, metrics, self.collector.snapshot())
+            saved = await in_thread(self.thread, partial(save, is_final=is_last, is_kept=bool(stopped)))
+        if not is_last and not stopped:
             await self.rollouts.handover(num_updates, saved)
             await self.collector.advance(num_updates)
         self.report({"kind": "metrics", "update": num_updates, "metrics": metrics})
+        if stopped:
+            done = f"{num_updates} of {self.job.phase.num_updates} updates"
+            self.report({"kind": "warning", "message": f"{stopped}: stopped after {done}, to go on another time"})
+        return _UpdateEnd(budget=budget, stopped=stopped)
+
+    def milestone_id(self, num_updates: int) -> str:
+        from osworld_pipeline.training.checkpoint import milestone_id
+
+        return milestone_id(self.job.checkpoint_id, num_updates)
 
     def _save(
-        self, num_updates: int, metrics: Mapping[str, float], snapshot: Mapping[str, Any], *, is_final: bool
+        self,
+        num_updates: int,
+        metrics: Mapping[str, float],
+        snapshot: Mapping[str, Any],
+        *,
+        is_final: bool,
+        is_kept: bool,
     ) -> Path:
+        """`is_kept`: as a milestone, whatever the recipe says."""
         from osworld_pipeline.training.checkpoint import (
             TrainerState,
             keep_milestone,
-            milestone_id,
             save_final,
             save_partial,
         )
@@ -175,8 +210,8 @@ class _Phase:
             return save_final(job.state, self.trainer, trainer_state, documents=documents)
         kept = job.recipe.trainer
         folder = save_partial(job.state, self.trainer, trainer_state, keep_last=kept.keep_last)
-        if kept.keep_every and num_updates % kept.keep_every == 0:
-            name = milestone_id(job.checkpoint_id, num_updates)
+        if is_kept or (kept.keep_every and num_updates % kept.keep_every == 0):
+            name = self.milestone_id(num_updates)
             keep_milestone(job.state, folder, name, partial(_documents, job, name, num_updates, metrics))
         return folder
 

@@ -118,6 +118,14 @@ FROM evals v JOIN steps s USING (episode_id)
 ORDER BY v.checkpoint_id, v.task_id, v.seed, s.step_index
 """
 
+_BEHIND_A_SCORE = """
+SELECT stage_key, checkpoint_id, kind, how, generations, ancestor_id, count(DISTINCT source_id) AS things,
+       count(DISTINCT episode_id) AS episodes, min(path) AS path, any_value(code_version) AS code_version
+FROM lineage
+GROUP BY stage_key, checkpoint_id, kind, how, generations, ancestor_id
+ORDER BY stage_key, checkpoint_id, generations NULLS FIRST, kind, how
+"""
+
 QUESTIONS = (
     Question(
         name="success-by-checkpoint",
@@ -159,6 +167,14 @@ QUESTIONS = (
         sql=_SCORE_TO_PIXELS,
         reading="From `evals` to the blobs: `screenshot_sha256` names the exact bytes that the model saw at that step. "
         "Add a WHERE for one checkpoint or one task.",
+    ),
+    Question(
+        name="behind-a-score",
+        question="What stands behind a score of the leaderboard, down to pixels, parents and training data?",
+        sql=_BEHIND_A_SCORE,
+        reading="`stage_key` is the leaderboard's. One row for each kind of thing: what the scored episodes saw and, "
+        "by generation, the checkpoint, the groups that it was trained on and the replay rows that joined them or that "
+        "it was fine-tuned on. Leave out GROUP BY to see every link, with its path, line, recipe and commit.",
     ),
     Question(
         name="slowest-episodes",

@@ -8,9 +8,9 @@ import json
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -23,6 +23,7 @@ from osworld_pipeline.recipes import load_recipe
 from osworld_pipeline.runs import make_base
 from osworld_pipeline.runs.evaluation_plan import load_suite, plan_evaluation
 from osworld_pipeline.runs.stages import CARD, checkpoint_card, recipe_suite
+from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.query import run_query
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,7 +31,9 @@ RECIPE = load_recipe("smoke", settings=["agent.max_response_tokens=8"])
 SUITES = ("heldout", "mine")
 NUM_CHECKPOINTS = 12
 NUM_KILLS = 6
-KILL_AFTER_S = (8.0, 40.0)
+KILL_AFTER_EPISODES = (0, 5)
+"""New ones; and up to so many seconds more:"""
+KILL_DELAY_S = 3.0
 LIMIT_S = 900
 
 pytestmark = [
@@ -76,8 +79,17 @@ def start(folder: Path) -> subprocess.Popen[bytes]:
         )
 
 
+def wait_for_episodes(state: StateDir, backfill: subprocess.Popen[bytes], number: int) -> None:
+    """Until so many are recorded, or the backfill has ended."""
+    deadline = time.monotonic() + LIMIT_S
+    while backfill.poll() is None and len(recorded(state)) < number:
+        assert time.monotonic() < deadline, f"no {number} episodes within {LIMIT_S} s"
+        time.sleep(0.5)
+
+
 def recorded(state: StateDir) -> dict[str, float]:
-    """When each episode that is recorded began."""
+    """When each episode that is recorded began; the catalog of a killed backfill may be behind, or not there."""
+    rebuild_catalog(state)
     rows = run_query(state, "SELECT episode_id, started_at FROM episodes WHERE is_valid").rows
     assert len({episode_id for episode_id, _ in rows}) == len(rows), "an episode is there twice"
     return dict(rows)
@@ -90,11 +102,10 @@ def test_backfill_of_twelve_checkpoints_killed_at_random_runs_nothing_twice_and_
     before: dict[str, float] = {}
     for _ in range(NUM_KILLS):
         backfill = start(tmp_path)
-        try:
-            backfill.wait(rng.uniform(*KILL_AFTER_S))
-        except subprocess.TimeoutExpired:
-            os.kill(backfill.pid, signal.SIGKILL)
-            backfill.wait(10)
+        wait_for_episodes(state, backfill, len(before) + rng.randint(*KILL_AFTER_EPISODES))
+        time.sleep(rng.uniform(0.0, KILL_DELAY_S))
+        backfill.kill()
+        backfill.wait(10)
         left = wait_for_nobody(tmp_path, limit_s=25)
         assert not left, f"seed {seed}: a killed backfill left {left}"
         now = recorded(state)

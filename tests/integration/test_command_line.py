@@ -65,7 +65,7 @@ def test_demo_with_an_unknown_recipe_lists_those_there_are(tmp_path: Path) -> No
 def test_demo_outside_the_repository_says_where_to_run_it(tmp_path: Path) -> None:
     done = run(tmp_path, "demo", "--recipe", "smoke")
     assert done.returncode == 1
-    assert "run the demo from the repository root" in done.stderr
+    assert "run this from the repository root" in done.stderr
 
 
 def test_second_demo_in_the_same_state_names_the_first(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_second_demo_in_the_same_state_names_the_first(tmp_path: Path) -> None:
         lock.flush()
         done = run(tmp_path, "demo", "--recipe", "smoke")
     assert done.returncode == 1
-    assert "another demo (process 4711) works in" in done.stderr
+    assert "another demo, backfill, evaluate or collect (process 4711) works in" in done.stderr
 
 
 def test_program_that_finds_no_env_server_names_the_address_and_exits_as_retryable(tmp_path: Path) -> None:

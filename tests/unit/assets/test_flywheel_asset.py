@@ -22,6 +22,7 @@ from resources.desktops import DesktopsResource
 from resources.engine import EngineResource
 from resources.launcher import Launcher
 from resources.progress import ProgressResource
+from resources.start import StartResource
 from resources.state import RecipeResource, StateResource
 from resources.tracking import TrackingResource
 
@@ -65,6 +66,7 @@ def test_without_a_round_it_stands_for_the_sft_checkpoint_and_needs_no_desktop(t
                 "launcher": Launcher(),
                 "tracking": TrackingResource(),
                 "progress": ProgressResource(),
+                "start": StartResource(),
             },
         )
     (event,) = result.get_asset_materialization_events()
@@ -88,13 +90,15 @@ def test_rounds_are_shown_with_what_they_measured_and_made(tmp_path: Path) -> No
         number=2, round_id="flywheel-2", parent=made, measured=Measurement(num_valid=4, num_kept=0, num_episodes=4)
     )
     shown = flywheel_result(
-        FlywheelResult(checkpoint=SFT, rounds=(first, second), stopped="round 2 was the last"), StateDir(tmp_path)
+        FlywheelResult(checkpoint=SFT, rounds=(first, second), stopped="round 2 was the last"),
+        StateDir(tmp_path),
+        num_run=1,
     )
     assert shown.metadata is not None
     table = shown.metadata["by round"].value
     assert "| 1 | sft-1 | 25.0% | 1 | 4 | flywheel-1 |" in table
     assert "| 2 | flywheel-1 | 0.0% | 0 | 4 | none |" in table
-    assert shown.metadata["rounds"] == 2
+    assert (shown.metadata["rounds"], shown.metadata["rounds run now"]) == (2, 1)
 
 
 def test_desktops_come_from_the_resource_or_else_the_recipe() -> None:

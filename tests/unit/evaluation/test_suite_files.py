@@ -17,7 +17,7 @@ from osworld_pipeline.evaluation.suite_files import (
     suite_names,
 )
 from osworld_pipeline.recipes import load_recipe
-from osworld_pipeline.runs.evaluation_plan import load_suite, plan_evaluation
+from osworld_pipeline.runs.evaluation_plan import TaskChoice, load_suite, load_tasks, plan_evaluation
 
 
 def task(task_id: str) -> dict[str, Any]:
@@ -98,3 +98,14 @@ def test_every_published_list_is_a_suite(real_data: Path) -> None:
     assert len(suites["osworld-test_small"].tasks) == 37, "39, of which two are named twice"
     assert {one.domain for one in suites["osworld-os"].tasks} == {"os"}
     assert suites["osworld-windows"].tasks
+
+
+def test_first_tasks_of_a_suite_are_a_suite_of_their_own_and_all_of_them_are_the_suite(tmp_path: Path) -> None:
+    file = write(tmp_path / "mine.json", [task("a"), task("b"), task("c")])
+    recipe, state = load_recipe("smoke"), StateDir(tmp_path)
+    whole = load_tasks(state, recipe, TaskChoice(tasks_file=str(file)))
+    part = load_tasks(state, recipe, TaskChoice(tasks_file=str(file), max_tasks=2))
+    assert (part.name, [one.task_id for one in part.tasks]) == ("mine-first-2", ["a", "b"])
+    assert part.digest != whole.digest
+    assert load_tasks(state, recipe, TaskChoice(tasks_file=str(file), max_tasks=3)) == whole
+    assert load_tasks(state, recipe, TaskChoice()) == load_suite(state, recipe, HELDOUT)

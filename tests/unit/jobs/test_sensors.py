@@ -9,6 +9,7 @@ from checkpoint_samples import lay_down, make_checkpoint
 
 from jobs.sensors import EVALUATIONS, new_checkpoints, new_evaluations
 from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.runs.external import add_checkpoint
 from resources.state import RecipeResource, StateResource
 
 
@@ -75,6 +76,14 @@ def test_checkpoint_whose_recipe_is_gone_keeps_the_others_from_nothing(state: St
         run = instance.add_run(dg.DagsterRun(job_name="train", run_config=config))
         lay_down(state, make_checkpoint("sft-1", run_ids={"dagster": run.run_id}), make_checkpoint("sft-2"))
         assert partitions(look(instance, state)) == [("sft-2", "heldout")]
+
+
+def test_checkpoint_from_elsewhere_is_evaluated_on_the_suites_of_the_default_recipe(state: StateDir) -> None:
+    added = add_checkpoint(state, "https://models.example/v1#m")
+    with dg.DagsterInstance.ephemeral() as instance:
+        (request,) = look(instance, state).run_requests
+    assert request.partition_key.keys_by_dimension == {"checkpoint": added.checkpoint_id, "suite": "heldout"}
+    assert list(request.run_config["resources"]) == ["state"]
 
 
 def test_ranking_waits_for_the_last_evaluation_and_happens_once() -> None:

@@ -153,6 +153,23 @@ def test_a_stopped_flywheel_runs_nothing_when_it_is_asked_again(tmp_path: Path) 
     assert walk(state, never, num_rounds=5) == first
 
 
+def test_a_spent_budget_ends_it_before_the_next_round_which_is_run_another_time(tmp_path: Path) -> None:
+    state, settings = StateDir(tmp_path), recipe(num_rounds=2)
+    rounds = FakeRounds(state, [[1, 0, 0, 0], [1, 1, 0, 0]])
+
+    def walk_until(end_reason: Callable[[], str]) -> FlywheelResult:
+        return walk_flywheel(state, settings, SFT, data_digest="d", run_round=rounds, end_reason=end_reason)
+
+    nothing = walk_until(lambda: "nothing is left")
+    assert (nothing.checkpoint, nothing.rounds) == (SFT, ())
+    first = walk_until(lambda: "nothing is left" if rounds.ran else "")
+    assert first.stopped == "round 2 was not run: nothing is left"
+    assert first.checkpoint.checkpoint_id == first.rounds[0].round_id
+    assert walk_until(lambda: "").rounds[0] == first.rounds[0]
+    assert rounds.ran == [1, 2]
+    assert not walk_until(lambda: "nothing is left").stopped, "what is done costs nothing"
+
+
 @pytest.mark.parametrize("written", ["groups", "nothing"])
 def test_a_round_killed_before_its_checkpoint_is_run_again(written: str, tmp_path: Path) -> None:
     state = StateDir(tmp_path)

@@ -3,6 +3,7 @@ is learned and recorded; asynchronous, nothing is lost, counted twice or older t
 
 import asyncio
 import json
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +31,7 @@ from osworld_pipeline.errors import EngineError, EnvServerError
 from osworld_pipeline.recipes import Recipe, load_recipe
 from osworld_pipeline.rollout.run_episode import EpisodePlan
 from osworld_pipeline.rollout.utilisation import BusyMeter, Utilisation
+from osworld_pipeline.runs.budget import Budget
 from osworld_pipeline.runs.embedded_server import EnvServers
 from osworld_pipeline.runs.gspo_engine import PhaseRollouts
 from osworld_pipeline.runs.gspo_job import GspoJob, resume_point
@@ -205,6 +207,7 @@ def job_of(root: Path, recipe: Recipe) -> GspoJob:
 class Ran:
     trainer: ChainTrainer
     metrics: dict[int, Mapping[str, float]]
+    result: Mapping[str, Any]
 
 
 def run_phase(
@@ -216,6 +219,7 @@ def run_phase(
     trainer: Any = ChainTrainer(point.folder, point.num_updates, fuse)
     engine = ChainEngine(trainer, fuse, fault=fault)
     metrics: dict[int, Mapping[str, float]] = {}
+    result: dict[str, Any] = {}
 
     def report(message: Mapping[str, Any]) -> None:
         if message["kind"] == "metrics":
@@ -230,7 +234,7 @@ def run_phase(
             utilisation=Utilisation(environments=BusyMeter(2)),
         )
         with ThreadPoolExecutor(1) as thread:
-            await train_phase(job, rollouts, trainer, thread, point, report)
+            result.update(await train_phase(job, rollouts, trainer, thread, point, report))
         assert len(asyncio.all_tasks()) == 1, "nothing is left running"
 
     if is_killed:
@@ -238,7 +242,7 @@ def run_phase(
             asyncio.run(run())
     else:
         asyncio.run(run())
-    return Ran(trainer, metrics)
+    return Ran(trainer, metrics, result)
 
 
 def recorded(job: GspoJob) -> dict[str, list[Episode]]:
@@ -307,6 +311,54 @@ def test_what_was_recorded_beyond_the_checkpoint_is_taken_back_before_anything_i
     assert set(recorded(job)) == {f"{STAGE}-u{update:04d}" for update in range(4)}
     run_phase(job, processor, Fuse("episode", 1), is_killed=True)
     assert set(recorded(job)) == {f"{STAGE}-u{update:04d}" for update in range(2)}
+
+
+SPENT = {
+    "retraining.max_wall_s": Budget(deadline=time.time() - 1),
+    "retraining.max_episodes": Budget(episodes=1),
+    "retraining.max_tokens": Budget(tokens=16),
+}
+"""Each is spent by one update of eight episodes with two tokens each."""
+
+
+@pytest.mark.parametrize("key", SPENT)
+@pytest.mark.parametrize("save_every", [1, 3])
+def test_a_spent_budget_leaves_a_milestone_and_a_phase_that_goes_on_to_the_same_end(
+    tmp_path: Path, processor: Any, key: str, save_every: int
+) -> None:
+    recipe = recipe_of()
+    recipe = recipe.model_copy(update={"trainer": recipe.trainer.model_copy(update={"save_every": save_every})})
+    straight, limited = job_of(tmp_path / "straight", recipe), job_of(tmp_path / "limited", recipe)
+    whole = run_phase(straight, processor)
+    assert whole.result == {"checkpoint_id": STAGE}
+    for update in range(1, NUM_UPDATES):
+        stopped = run_phase(replace(limited, budget=SPENT[key]), processor)
+        assert sorted(stopped.metrics) == [update], "one update, however little is left"
+        assert key in stopped.result["stopped"]
+        milestone = read_checkpoint(limited.state, stopped.result["checkpoint_id"])
+        assert milestone is not None
+        assert (milestone.checkpoint_id, milestone.num_updates) == (f"{STAGE}-u{update:04d}", update)
+        assert read_checkpoint(limited.state, STAGE) is None
+    last = run_phase(replace(limited, budget=SPENT[key]), processor)
+    assert last.result == {"checkpoint_id": STAGE}, "the last update ends the phase, whatever is left"
+    assert last.trainer.weights_digest == whole.trainer.weights_digest
+    assert without_times(recorded(limited)) == without_times(recorded(straight))
+
+
+def test_a_budget_is_asked_after_each_update_and_counts_what_all_of_them_took(tmp_path: Path, processor: Any) -> None:
+    job = job_of(tmp_path, recipe_of())
+    stopped = run_phase(replace(job, budget=Budget(episodes=4 * TASKS_PER_UPDATE + 1)), processor)
+    assert sorted(stopped.metrics) == [1, 2]
+
+
+def test_asynchronous_a_spent_budget_loses_no_group_and_counts_none_twice(tmp_path: Path, processor: Any) -> None:
+    job = job_of(tmp_path, recipe_of(mode="asynchronous", max_staleness=1))
+    run_phase(replace(job, budget=Budget(episodes=1)), processor)
+    assert set(recorded(job)) == {f"{STAGE}-u0000"}
+    run_phase(job, processor)
+    found = recorded(job)
+    assert set(found) == {f"{STAGE}-u{update:04d}" for update in range(NUM_UPDATES)}
+    assert set(Counter(one.episode_id for episodes in found.values() for one in episodes).values()) == {1}
 
 
 def test_figures_of_an_update_name_every_fate_and_every_busy_share(tmp_path: Path, processor: Any) -> None:

@@ -22,7 +22,7 @@ from osworld_pipeline.runs.stages import (
 from osworld_pipeline.training.demonstrations import choose_demonstrations
 
 RECIPE = load_recipe("smoke")
-TRAINED = [stage for stage in Stage if stage is not Stage.BASE]
+TRAINED = [stage for stage in Stage if stage not in (Stage.BASE, Stage.EXTERNAL)]
 SPEED: dict[str, Any] = {
     "desktop.num_replicas": 9,
     "desktop.server_urls": ["http://desktops.example:8100"],
@@ -42,6 +42,11 @@ SPEED: dict[str, Any] = {
     "rollout.reported_rewards": 0,
     "flywheel.num_rounds": 5,
     "flywheel.min_gain": 0.5,
+    "retraining.min_new_successes": 7,
+    "retraining.patience": 7,
+    "retraining.max_wall_s": 7.0,
+    "retraining.max_episodes": 7,
+    "retraining.max_tokens": 7,
 }
 LEARNED: dict[str, tuple[Any, set[Stage]]] = {
     "trainer.train_vision": (False, set(TRAINED)),

@@ -192,6 +192,19 @@ ANSWERS: dict[str, list[tuple[Any, ...]]] = {
             (("sft-1", "b", 0, "failure", 0.0, "v-sft-b"), 2, PRESS, "v-sft-b/2"),
         )
     ],
+    "behind-a-score": [
+        ("", "gspo-1", "evaluation", None, None, None, 1, 2, None, None),
+        ("", "gspo-1", "screenshot", None, None, None, 3, 2, "blobs/v-/v-gspo-a/0.png", None),
+        ("", "gspo-1", "task", None, None, None, 2, 2, None, None),
+        ("", "gspo-1", "checkpoint", None, 0, "gspo-1", 1, 2, "gspo-1", None),
+        ("", "gspo-1", "demonstration", "injected", 0, "gspo-1", 1, 2, "x.jsonl", None),
+        ("", "gspo-1", "group", "rolled_out", 0, "gspo-1", 3, 2, None, None),
+        ("", "gspo-1", "checkpoint", None, 1, "sft-1", 1, 2, "sft-1", None),
+        ("", "sft-1", "evaluation", None, None, None, 1, 3, None, None),
+        ("", "sft-1", "screenshot", None, None, None, 5, 2, f"blobs/55/{SHARED}.png", None),
+        ("", "sft-1", "task", None, None, None, 2, 3, None, None),
+        ("", "sft-1", "checkpoint", None, 0, "sft-1", 1, 3, "sft-1", None),
+    ],
     "slowest-episodes": [
         ("t-0-0", "a", "train", "failure", 1, "r0", 9.0, 1.0, 2.0, 3.0, 0.5),
         *(

@@ -1,0 +1,83 @@
+"""Collect rollouts from the command line, so many episodes of each task, by the job `collect_rollouts`."""
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+from rich.console import Console
+
+from jobs.evaluate import default_checkpoint, request_of
+from jobs.in_process import open_in_process
+from jobs.on_request import COLLECT_ROLLOUTS, collect_on_tasks
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.runs.collect_plan import ORACLE, holds_back, load_collected, plan_collection, require_oracles
+from osworld_pipeline.runs.evaluation_plan import TaskChoice
+from osworld_pipeline.runs.external import find_or_add
+from resources.state import RecipeResource
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collected:
+    checkpoint_id: str
+    stage_key: str
+    """Of the episodes; `osworld-pipeline query` finds them by it."""
+    num_tasks: int
+    num_episodes: int
+    num_valid: int
+    num_success: int
+    num_faults: int
+    outcomes: dict[str, int]
+    num_solved_tasks: int
+    num_heldout_tasks: int
+    """Tasks among them that the recipe holds out."""
+
+
+def run_collect(
+    defs: dg.Definitions,
+    *,
+    source: RecipeResource,
+    state_root: Path,
+    checkpoint: str,
+    choice: TaskChoice,
+    num_samples: int,
+    temperature: float,
+    console: Console,
+) -> Collected:
+    """`checkpoint`: as run_evaluate's, or `oracle`.
+
+    Raises:
+        PipelineError: before anything starts: no such checkpoint, tasks or recipe, or no oracle for a task.
+        JobStoppedError: the collection failed; what is finished is kept.
+    """
+    state, recipe = StateDir(state_root.resolve()), source.load()
+    suite = load_collected(state, recipe, choice)
+    if checkpoint == ORACLE:
+        require_oracles(recipe, suite.tasks)
+        checkpoint_id = ORACLE
+    else:
+        checkpoint_id = (find_or_add(state, checkpoint) if checkpoint else default_checkpoint(state)).checkpoint_id
+    request: dict[str, Any] = {
+        "checkpoint_id": checkpoint_id,
+        "num_samples": num_samples,
+        "temperature": temperature,
+        **request_of(choice),
+    }
+    with open_in_process(defs, source=source, state_root=state_root, console=console) as here:
+        here.run(COLLECT_ROLLOUTS, request={collect_on_tasks.name: request})
+    plan = plan_collection(recipe, checkpoint_id, suite, num_samples=num_samples, temperature=temperature)
+    episodes = plan.episodes(state)
+    outcomes = Counter(str(episode.outcome) for episode in episodes)
+    return Collected(
+        checkpoint_id=checkpoint_id,
+        stage_key=plan.stage_key,
+        num_tasks=len(suite.tasks),
+        num_episodes=len(episodes),
+        num_valid=sum(episode.outcome.is_valid for episode in episodes),
+        num_success=sum(episode.is_success for episode in episodes),
+        num_faults=sum(not episode.outcome.is_valid for episode in episodes),
+        outcomes=dict(sorted(outcomes.items())),
+        num_solved_tasks=len({episode.task_id for episode in episodes if episode.is_success}),
+        num_heldout_tasks=holds_back(recipe, suite),
+    )

@@ -1,0 +1,100 @@
+"""Evaluate one checkpoint from the command line: on a suite that is a partition through the asset `evaluations`, as a
+backfill does, so that MLflow hears of it; on other tasks through the job `evaluate_tasks`. Both record every episode,
+go on where they were stopped, and rank."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+from rich.console import Console
+
+from assets.evaluations import SUITES
+from jobs.in_process import open_in_process
+from jobs.on_request import EVALUATE_TASKS, evaluate_on_tasks
+from jobs.pipeline import RANK
+from osworld_pipeline.domain.checkpoint import Checkpoint
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.errors import TableError
+from osworld_pipeline.evaluation.result_file import result_document
+from osworld_pipeline.evaluation.scores import read_scores
+from osworld_pipeline.recipes import Recipe
+from osworld_pipeline.runs.evaluation_plan import TaskChoice, load_tasks, plan_evaluation
+from osworld_pipeline.runs.external import find_or_add
+from osworld_pipeline.runs.registered import newest_checkpoint
+from osworld_pipeline.trajectories import TrajectoryStore
+from resources.state import RecipeResource
+from resources.tracking import TrackingResource
+
+
+def run_evaluate(
+    defs: dg.Definitions,
+    *,
+    source: RecipeResource,
+    state_root: Path,
+    checkpoint: str,
+    choice: TaskChoice,
+    console: Console,
+) -> dict[str, Any]:
+    """`checkpoint`: as runs.external.find_or_add takes it; empty for the champion, or the newest where there is none.
+    Returns the result document (evaluation/result_file.py).
+
+    Raises:
+        PipelineError: before anything starts: no such checkpoint, tasks or recipe.
+        JobStoppedError: the evaluation failed; what is finished is kept.
+    """
+    state, recipe = StateDir(state_root.resolve()), source.load()
+    chosen = find_or_add(state, checkpoint) if checkpoint else default_checkpoint(state)
+    suite = load_tasks(state, recipe, choice)
+    is_whole = not choice.tasks_file and choice.max_tasks is None
+    with open_in_process(defs, source=source, state_root=state_root, console=console) as here:
+        here.expect(RANK)
+        if is_whole and suite.name in SUITES.get_partition_keys():
+            here.evaluate([chosen.checkpoint_id], [suite.name])
+        else:
+            request = {"checkpoint_id": chosen.checkpoint_id, **request_of(choice)}
+            here.run(EVALUATE_TASKS, request={evaluate_on_tasks.name: request})
+        here.run(RANK)
+    plan = plan_evaluation(recipe, chosen.checkpoint_id, suite=suite)
+    episodes = [found[0] for found in TrajectoryStore(state).read_parts(tuple(plan.episodes)).values()]
+    (score,) = read_scores(state, confidence=recipe.evaluation.confidence, stage_keys=[plan.stage_key])
+    return result_document(
+        chosen.checkpoint_id,
+        suite,
+        episodes,
+        score,
+        max_turns=recipe.evaluation.max_turns,
+        seeds=recipe.evaluation.seeds,
+        settings=_settings(recipe),
+    )
+
+
+def default_checkpoint(state: StateDir) -> Checkpoint:
+    """The champion, where there is one; else the newest. Raises TableError where there is none at all."""
+    # Asking MLflow makes its database; where there is none, nobody was crowned.
+    champion = TrackingResource().champion(state) if state.mlflow_db.is_file() else None
+    found = find_or_add(state, champion) if champion else newest_checkpoint(state)
+    if found is None:
+        raise TableError(
+            f"there is no checkpoint in {state.root} yet: train one (osworld-pipeline demo), or name one with "
+            "--checkpoint (an id, a folder, hub:OWNER/NAME or http://host/v1#model)"
+        )
+    return found
+
+
+def request_of(choice: TaskChoice) -> dict[str, Any]:
+    """For an op; a path must hold wherever the program runs."""
+    file = str(Path(choice.tasks_file).resolve()) if choice.tasks_file else ""
+    limit = {} if choice.max_tasks is None else {"max_tasks": choice.max_tasks}
+    return {"suite": choice.suite, "tasks_file": file, **limit}
+
+
+def _settings(recipe: Recipe) -> Mapping[str, Any]:
+    return {
+        "recipe": recipe.name,
+        "temperature": recipe.evaluation.temperature,
+        "dialect": recipe.agent.dialect,
+        "context_mode": recipe.agent.context_mode,
+        "screen": [recipe.desktop.screen_width, recipe.desktop.screen_height],
+        "success_threshold": recipe.reward.success_threshold,
+    }

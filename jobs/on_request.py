@@ -1,0 +1,125 @@
+"""What is done once because somebody asks, and makes no asset: an evaluation on chosen tasks, a collection of
+rollouts."""
+
+from typing import Any
+
+import dagster as dg
+from pydantic import Field
+
+from assets.evaluations import evaluation_job
+from osworld_pipeline.domain.checkpoint import Checkpoint
+from osworld_pipeline.evaluation.suite_files import HELDOUT
+from osworld_pipeline.runs.collect_plan import ORACLE, TRAIN
+from osworld_pipeline.runs.evaluation_plan import TaskChoice
+from osworld_pipeline.runs.registered import register_checkpoint
+from osworld_pipeline.tables.catalog import rebuild_catalog
+from resources.desktops import DesktopsResource
+from resources.engine import EngineResource
+from resources.launcher import Launcher
+from resources.progress import ProgressResource
+from resources.state import RecipeResource, StateResource
+
+EVALUATE_TASKS, COLLECT_ROLLOUTS = "evaluate_tasks", "collect_rollouts"
+
+
+class EvaluationRequest(dg.Config):
+    checkpoint_id: str = Field(description="Which checkpoint.")
+    suite: str = Field(default=HELDOUT, description="Name of a suite.")
+    tasks_file: str = Field(default="", description="Path of a suite file anywhere; wins over `suite`.")
+    max_tasks: int | None = Field(default=None, ge=1, description="Only the first so many tasks; None for all.")
+
+
+class CollectionRequest(dg.Config):
+    checkpoint_id: str = Field(description=f"Which checkpoint, or `{ORACLE}` for the scripts that solve the tasks.")
+    suite: str = Field(default=TRAIN, description=f"Name of a suite, or `{TRAIN}` for the recipe's training tasks.")
+    tasks_file: str = Field(default="", description="Path of a suite file anywhere; wins over `suite`.")
+    max_tasks: int | None = Field(default=None, ge=1, description="Only the first so many tasks; None for all.")
+    num_samples: int = Field(default=1, ge=1, description="Episodes of each task.")
+    temperature: float = Field(default=1.0, ge=0, description="Of the sampling; 0 is greedy.")
+
+
+@dg.op(pool="trainer")
+def evaluate_on_tasks(
+    context: dg.OpExecutionContext,
+    config: EvaluationRequest,
+    state: StateResource,
+    recipe: RecipeResource,
+    desktops: DesktopsResource,
+    engine: EngineResource,
+    launcher: Launcher,
+    progress: ProgressResource,
+) -> None:
+    """Runs the episodes that are missing, and stores each as it ends."""
+    folder, settings = state.dir(), recipe.load()
+    checkpoint = register_checkpoint(folder, config.checkpoint_id)
+    run_ids = {"dagster": context.run_id}
+    as_asset = dg.AssetExecutionContext(context)  # what launcher and progress call a context
+    with desktops.serve(folder, settings) as servers:
+        job = evaluation_job(checkpoint, settings, folder, servers, suite=config.suite, run_ids=run_ids)
+        job |= {**choice_of(config).as_job(), "engine_token": engine.token}
+        launcher.launch(as_asset, "evaluate", job, progress.listener(as_asset, "evaluate"), state=folder)
+    rebuild_catalog(folder)
+
+
+@dg.op(pool="trainer")
+def collect_on_tasks(
+    context: dg.OpExecutionContext,
+    config: CollectionRequest,
+    state: StateResource,
+    recipe: RecipeResource,
+    desktops: DesktopsResource,
+    engine: EngineResource,
+    launcher: Launcher,
+    progress: ProgressResource,
+) -> None:
+    """Runs the episodes that are missing, and stores each as it ends; the log says how they ended."""
+    folder, settings = state.dir(), recipe.load()
+    is_oracle = config.checkpoint_id == ORACLE
+    checkpoint = None if is_oracle else register_checkpoint(folder, config.checkpoint_id)
+    job = {
+        "recipe": settings.model_dump(mode="json"),
+        "state_root": str(folder.root),
+        "checkpoint": {"checkpoint_id": ORACLE} if checkpoint is None else policy_entry(checkpoint),
+        "num_samples": config.num_samples,
+        "temperature": config.temperature,
+        "run_ids": {"dagster": context.run_id},
+        "engine_token": engine.token,
+        **choice_of(config).as_job(),
+    }
+    as_asset = dg.AssetExecutionContext(context)
+    with desktops.serve(folder, settings) as servers:
+        job["servers"] = servers.as_job()
+        outcomes = launcher.launch(as_asset, "collect", job, progress.listener(as_asset, "collect"), state=folder)
+    context.log.info(f"episodes by outcome: {outcomes}")
+    rebuild_catalog(folder)
+
+
+def choice_of(config: EvaluationRequest | CollectionRequest) -> TaskChoice:
+    return TaskChoice(suite=config.suite, tasks_file=config.tasks_file, max_tasks=config.max_tasks)
+
+
+def policy_entry(checkpoint: Checkpoint) -> dict[str, Any]:
+    """What the programs are told of a checkpoint."""
+    return {
+        "checkpoint_id": checkpoint.checkpoint_id,
+        "stage": str(checkpoint.stage),
+        "path": checkpoint.path,
+    }
+
+
+@dg.job(
+    name=EVALUATE_TASKS,
+    description="One checkpoint on tasks of a file, or on the first tasks of a suite; resumes task by task.",
+    tags={"dagster/max_retries": "0"},
+)
+def evaluate_tasks() -> None:
+    evaluate_on_tasks()
+
+
+@dg.job(
+    name=COLLECT_ROLLOUTS,
+    description="Rollouts of a checkpoint, or of the oracle, on tasks, for replay and SFT; resumes episode by episode.",
+    tags={"dagster/max_retries": "0"},
+)
+def collect_rollouts() -> None:
+    collect_on_tasks()

@@ -1,0 +1,180 @@
+"""Training the champion further: a schedule, and a sensor that waits for new successes or new data. Both are off until
+somebody turns them on."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import dagster as dg
+
+from jobs.pipeline import RANK, evaluate, retrain, run_flywheel, train
+from jobs.sensors import EVALUATIONS, resources_of
+from osworld_pipeline.domain.checkpoint import Checkpoint
+from osworld_pipeline.errors import RecipeError
+from osworld_pipeline.runs.registered import all_checkpoints
+from osworld_pipeline.runs.retraining import RETRAINING_TAG, Retraining, decide, last_look, news_since
+from osworld_pipeline.runs.stages import read_checkpoint
+from resources.state import RecipeResource, StateResource
+
+CRON_VARIABLE = "OSWORLD_RETRAINING_CRON"
+DEFAULT_CRON = "0 3 * * *"
+EVERY_S = 300
+NUM_REMEMBERED = 100
+"""Re-trainings that are looked back upon."""
+DATA = ("replay_buffer", "train_tasks")
+UNFINISHED = [
+    dg.DagsterRunStatus.QUEUED,
+    dg.DagsterRunStatus.NOT_STARTED,
+    dg.DagsterRunStatus.STARTING,
+    dg.DagsterRunStatus.STARTED,
+    dg.DagsterRunStatus.CANCELING,
+]
+
+
+def build_retraining_schedule(cron: str) -> dg.ScheduleDefinition:
+    @dg.schedule(
+        job=retrain, cron_schedule=cron, execution_timezone="UTC", default_status=dg.DefaultScheduleStatus.STOPPED
+    )
+    def retraining_schedule(
+        context: dg.ScheduleEvaluationContext, state: StateResource, recipe: RecipeResource
+    ) -> dg.RunRequest | dg.SkipReason:
+        """Trains the champion further, whatever is new; not while it is at work, nor where it was in vain too often
+        (retraining.patience)."""
+        return ask(context.instance, state, recipe, is_scheduled=True)
+
+    return retraining_schedule
+
+
+@dg.sensor(job=retrain, minimum_interval_seconds=EVERY_S, default_status=dg.DefaultSensorStatus.STOPPED)
+def retraining_is_due(
+    context: dg.SensorEvaluationContext, state: StateResource, recipe: RecipeResource
+) -> dg.RunRequest | dg.SkipReason:
+    """Trains the champion further when there are enough new successes (retraining.min_new_successes), or new data."""
+    return ask(context.instance, state, recipe, is_scheduled=False)
+
+
+def ask(
+    instance: dg.DagsterInstance, state: StateResource, recipe: RecipeResource, *, is_scheduled: bool
+) -> dg.RunRequest | dg.SkipReason:
+    """A re-training of the champion by the recipe that made it, or why there is none now."""
+    folder = state.dir()
+    champion_id = _champion_id(instance)
+    if champion_id is None:
+        return dg.SkipReason("there is no champion yet: it is chosen when a trained checkpoint has been evaluated")
+    champion = read_checkpoint(folder, champion_id)
+    if champion is None:
+        return dg.SkipReason(f"the champion {champion_id} is not in {folder.root}: restore it, or run the job {RANK}")
+    history = past_retrainings(instance)
+    waiting = _waits_for(instance, all_checkpoints(folder), history)
+    if waiting:
+        return dg.SkipReason(waiting)
+    resources = resources_of(champion.run_ids.get("dagster", ""), instance)
+    source = RecipeResource(**resources["recipe"]["config"]) if "recipe" in resources else recipe
+    try:
+        settings = source.load()
+    except RecipeError as error:
+        return dg.SkipReason(f"the recipe of the champion {champion_id} is gone: {error}")
+    news = news_since(
+        folder,
+        champion_id,
+        history,
+        threshold=settings.replay.threshold,
+        is_data_new=_is_data_new(instance, since=last_look(folder, champion_id, history)),
+    )
+    decision = decide(settings.retraining, champion_id, history, news, is_scheduled=is_scheduled)
+    if not decision.is_due:
+        return dg.SkipReason(decision.reason)
+    return _request(champion, resources, state, history, reason=decision.reason)
+
+
+def past_retrainings(instance: dg.DagsterInstance) -> list[Retraining]:
+    """Those that Dagster remembers, the newest first; one that failed is one, too."""
+    records = instance.get_run_records(dg.RunsFilter(job_name=retrain.name), limit=NUM_REMEMBERED)
+    found = [
+        Retraining(
+            run_id=record.dagster_run.run_id,
+            champion_id=record.dagster_run.tags[RETRAINING_TAG],
+            began_at=record.start_time or record.create_timestamp.timestamp(),
+        )
+        for record in records
+        if RETRAINING_TAG in record.dagster_run.tags
+    ]
+    return sorted(found, key=lambda one: one.began_at, reverse=True)
+
+
+def _request(
+    champion: Checkpoint,
+    resources: dict[str, Any],
+    state: StateResource,
+    history: Sequence[Retraining],
+    *,
+    reason: str,
+) -> dg.RunRequest:
+    """Its key makes a sensor that asks again before the run is there begin it once."""
+    configured = {
+        **resources,
+        "state": {"config": {"path": state.path}},
+        "start": {"config": {"checkpoint": champion.checkpoint_id}},
+    }
+    return dg.RunRequest(
+        run_key=f"{champion.checkpoint_id}/{history[0].run_id if history else 'first'}",
+        run_config={"resources": configured},
+        tags={RETRAINING_TAG: champion.checkpoint_id, "osworld/reason": reason},
+    )
+
+
+def _champion_id(instance: dg.DagsterInstance) -> str | None:
+    event = instance.get_latest_materialization_event(dg.AssetKey("champion"))
+    if event is None or event.asset_materialization is None:
+        return None
+    checkpoint_id = str(event.asset_materialization.metadata["checkpoint_id"].value)
+    return None if checkpoint_id == "none" else checkpoint_id
+
+
+def _waits_for(instance: dg.DagsterInstance, checkpoints: Sequence[Checkpoint], history: Sequence[Retraining]) -> str:
+    """Work that decides which checkpoint is to be trained further, or that trains now; empty where there is none."""
+    for job in (retrain, train, run_flywheel, evaluate):
+        count = instance.get_runs_count(dg.RunsFilter(job_name=job.name, statuses=UNFINISHED))
+        if count:
+            return f"{count} runs of {job.name} are still to end"
+    unjudged = _unjudged(instance, checkpoints, history)
+    if unjudged:
+        return (
+            f"{unjudged[0]}, which the last re-training made, is not evaluated yet: the sensor new_checkpoints does it"
+        )
+    evaluated = instance.get_latest_materialization_event(EVALUATIONS)
+    ranked = instance.get_latest_materialization_event(dg.AssetKey("champion"))
+    if evaluated is not None and ranked is not None and evaluated.timestamp > ranked.timestamp:
+        return "the last evaluation is not ranked yet: the sensor new_evaluations does it"
+    return ""
+
+
+def _unjudged(
+    instance: dg.DagsterInstance, checkpoints: Sequence[Checkpoint], history: Sequence[Retraining]
+) -> list[str]:
+    """What the last re-training made and nobody has evaluated; an evaluation that failed is for people."""
+    made = [one.checkpoint_id for one in checkpoints if history and one.run_ids.get("dagster") == history[0].run_id]
+    judged = {key.split("|")[0] for key in instance.get_materialized_partitions(EVALUATIONS)} if made else set()
+    return [
+        checkpoint_id
+        for checkpoint_id in made
+        if checkpoint_id not in judged
+        and not instance.get_runs_count(
+            dg.RunsFilter(job_name=evaluate.name, tags={"osworld/checkpoint": checkpoint_id})
+        )
+    ]
+
+
+def _is_data_new(instance: dg.DagsterInstance, *, since: float) -> bool:
+    """Whether a table has another data version than at that time; of one that was not there then nothing is known."""
+    for table in DATA:
+        latest = _data_version(instance, dg.AssetRecordsFilter(asset_key=dg.AssetKey(table)))
+        before = _data_version(instance, dg.AssetRecordsFilter(asset_key=dg.AssetKey(table), before_timestamp=since))
+        if before is not None and latest != before:
+            return True
+    return False
+
+
+def _data_version(instance: dg.DagsterInstance, wanted: dg.AssetRecordsFilter) -> str | None:
+    records = instance.fetch_materializations(wanted, limit=1).records
+    made = records[0].asset_materialization if records else None
+    return (made.tags or {}).get("dagster/data_version") if made is not None else None

@@ -1,0 +1,59 @@
+"""`checkpoint add` and `checkpoint list`: what can be evaluated, trained further and compared."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from osworld_pipeline.cli.machine import JsonOption, tell
+from osworld_pipeline.cli.pipeline import StateOption
+
+checkpoints = typer.Typer(help="Checkpoints: what there is, and those made elsewhere.", no_args_is_help=True)
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(checkpoints, name="checkpoint")
+
+
+@checkpoints.command()
+def add(
+    source: Annotated[
+        str,
+        typer.Argument(help="A folder (Hugging Face format), hub:OWNER/NAME[@REVISION], or http(s)://host/v1#model."),
+    ],
+    state: StateOption = Path("var"),
+    as_json: JsonOption = False,
+) -> None:
+    """Make a checkpoint of what was trained elsewhere; nothing is copied, and its id says what it is."""
+    from osworld_pipeline.domain.state import StateDir
+    from osworld_pipeline.runs.external import add_checkpoint
+    from osworld_pipeline.runs.stages import checkpoint_card
+    from osworld_pipeline.tables.catalog import rebuild_catalog
+
+    folder = StateDir(state.resolve())
+    with Console(stderr=True).status("reading its weights"):
+        checkpoint = add_checkpoint(folder, source)
+        rebuild_catalog(folder)
+    if as_json:
+        tell(checkpoint_card(checkpoint))
+    else:
+        print(f"{checkpoint.checkpoint_id}  {checkpoint.path}")
+
+
+@checkpoints.command("list")
+def list_(state: StateOption = Path("var"), as_json: JsonOption = False) -> None:
+    """All checkpoints there are, parents before children."""
+    from osworld_pipeline.domain.state import StateDir
+    from osworld_pipeline.runs.registered import all_checkpoints
+    from osworld_pipeline.runs.stages import checkpoint_card
+
+    found = all_checkpoints(StateDir(state.resolve()))
+    if as_json:
+        tell([checkpoint_card(checkpoint) for checkpoint in found])
+        return
+    table = Table("checkpoint", "stage", "updates", "parent", "path")
+    for one in found:
+        table.add_row(one.checkpoint_id, str(one.stage), str(one.num_updates), one.parent_id or "-", one.path)
+    Console().print(table)

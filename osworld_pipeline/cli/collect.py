@@ -1,0 +1,83 @@
+"""`collect`: rollouts into the store, for replay and for later fine-tuning."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from osworld_pipeline.cli.machine import JsonOption, tell
+from osworld_pipeline.cli.options import (
+    CheckpointOption,
+    MaxTasksOption,
+    RecipeOption,
+    SettingsOption,
+    SmokeOption,
+    TasksOption,
+    recipe_source,
+)
+from osworld_pipeline.cli.pipeline import StateOption
+
+if TYPE_CHECKING:
+    from jobs.collect import Collected
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(collect)
+
+
+def collect(
+    checkpoint: CheckpointOption = "",
+    oracle: Annotated[bool, typer.Option("--oracle", help="The scripts that solve the recipe's own tasks.")] = False,
+    suite: Annotated[str, typer.Option(help="Name of a suite; train (the recipe's) where none is named.")] = "",
+    tasks: TasksOption = "",
+    max_tasks: MaxTasksOption = None,
+    samples: Annotated[int, typer.Option(min=1, help="Episodes of each task.")] = 1,
+    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy: all samples of a task are then alike.")] = 1.0,
+    max_turns: Annotated[int | None, typer.Option(min=1, help="Step budget of an episode.")] = None,
+    recipe: RecipeOption = "demo",
+    settings: SettingsOption = None,
+    smoke: SmokeOption = False,
+    state: StateOption = Path("var"),
+    as_json: JsonOption = False,
+) -> None:
+    """Roll out a checkpoint, an endpoint or the oracle: every episode is stored, what is finished is not run again."""
+    if suite and tasks:
+        raise typer.BadParameter("--suite and --tasks both say which tasks: give one of them")
+    if oracle and checkpoint:
+        raise typer.BadParameter("--oracle and --checkpoint both say who acts: give one of them")
+    source = recipe_source(recipe, settings, smoke, agent__max_turns=max_turns)
+    from jobs.collect import run_collect
+    from osworld_pipeline.definitions import defs
+    from osworld_pipeline.runs.collect_plan import ORACLE, TRAIN
+    from osworld_pipeline.runs.evaluation_plan import TaskChoice
+
+    done = run_collect(
+        defs,
+        source=source,
+        state_root=state,
+        checkpoint=ORACLE if oracle else checkpoint,
+        choice=TaskChoice(suite=suite or TRAIN, tasks_file=tasks, max_tasks=max_tasks),
+        num_samples=samples,
+        temperature=temperature,
+        console=Console(stderr=as_json),
+    )
+    if as_json:
+        tell(done)
+    else:
+        _show(done)
+
+
+def _show(done: "Collected") -> None:
+    by_outcome = ", ".join(f"{count} {outcome}" for outcome, count in done.outcomes.items())
+    print(
+        f"{done.num_episodes} episodes of {done.num_tasks} tasks by {done.checkpoint_id}: {by_outcome}\n"
+        f"{done.num_success}/{done.num_valid} graded episodes succeeded, {done.num_solved_tasks} tasks solved at least "
+        f"once, {done.num_faults} faults (the same command runs these again)\n"
+        f"stage_key {done.stage_key}"
+    )
+    if done.num_heldout_tasks:
+        print(
+            f"{done.num_heldout_tasks} of these tasks are held out by the recipe: what is trained on them can no "
+            "longer be judged by them"
+        )

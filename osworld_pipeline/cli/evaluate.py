@@ -1,0 +1,108 @@
+"""`evaluate`: one checkpoint on tasks and seeds, with a result file."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from osworld_pipeline.cli.machine import JsonOption, tell
+from osworld_pipeline.cli.options import (
+    CheckpointOption,
+    MaxTasksOption,
+    RecipeOption,
+    SettingsOption,
+    SmokeOption,
+    TasksOption,
+    names_of,
+    recipe_source,
+)
+from osworld_pipeline.cli.pipeline import StateOption
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(evaluate)
+
+
+def evaluate(
+    checkpoint: CheckpointOption = "",
+    suite: Annotated[str, typer.Option(help="Name of a suite; heldout where none is named.")] = "",
+    tasks: TasksOption = "",
+    max_tasks: MaxTasksOption = None,
+    seeds: Annotated[str, typer.Option(help="With commas, as 0,1,2: an episode of each task for each.")] = "",
+    max_turns: Annotated[int | None, typer.Option(min=1, help="Step budget of an episode.")] = None,
+    temperature: Annotated[float | None, typer.Option(min=0, help="0 is greedy.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Write the result file (JSON) here.")] = None,
+    recipe: RecipeOption = "demo",
+    settings: SettingsOption = None,
+    smoke: SmokeOption = False,
+    state: StateOption = Path("var"),
+    as_json: JsonOption = False,
+) -> None:
+    """Evaluate one checkpoint: every episode is recorded, and what is finished is not run again. What the recipe says
+    of evaluations holds where no option says otherwise."""
+    if suite and tasks:
+        raise typer.BadParameter("--suite and --tasks both say which tasks: give one of them")
+    if output is not None and output.is_dir():
+        raise typer.BadParameter(f"--output {output} is a folder: name a file in it")
+    source = recipe_source(
+        recipe,
+        settings,
+        smoke,
+        evaluation__seeds=_seeds(seeds),
+        evaluation__max_turns=max_turns,
+        evaluation__temperature=temperature,
+    )
+    from jobs.evaluate import run_evaluate
+    from osworld_pipeline.definitions import defs
+    from osworld_pipeline.durable import write_file
+    from osworld_pipeline.evaluation.suite_files import HELDOUT
+    from osworld_pipeline.runs.evaluation_plan import TaskChoice
+
+    result = run_evaluate(
+        defs,
+        source=source,
+        state_root=state,
+        checkpoint=checkpoint,
+        choice=TaskChoice(suite=suite or HELDOUT, tasks_file=tasks, max_tasks=max_tasks),
+        console=Console(stderr=as_json),
+    )
+    if output is not None:
+        write_file(output.resolve(), (json.dumps(result, indent=1, ensure_ascii=False) + "\n").encode())
+    if as_json:
+        tell(result)
+        return
+    _show(result, Console())
+    if output is not None:
+        print(f"result file: {output}")
+
+
+def _seeds(text: str) -> list[int] | None:
+    try:
+        return [int(seed) for seed in names_of(text)] or None
+    except ValueError as error:
+        raise typer.BadParameter(f"--seeds {text}: whole numbers with commas, as 0,1,2") from error
+
+
+def _show(result: dict[str, Any], console: Console) -> None:
+    table = Table("suite", "checkpoint", "success", "interval", "strict", "n", "faults")
+    interval = result["interval"]
+    table.add_row(
+        result["suite"]["name"],
+        result["checkpoint"],
+        _percent(result["success_rate"]),
+        f"{_percent(interval['low'])} - {_percent(interval['high'])}" if interval else "-",
+        _percent(result["strict_success_rate"]),
+        f"{result['num_success']}/{result['num_valid']}",
+        str(result["num_faults"]),
+    )
+    console.print(table)
+    for row in result["results"]:
+        if row["error"] and row["success"] is None:
+            console.print(f"{row['outcome']} {row['task_id']}: {row['error']}", highlight=False, markup=False)
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"

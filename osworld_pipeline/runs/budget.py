@@ -1,0 +1,82 @@
+"""What a run may still spend: wall time, episodes and sampled tokens. What it has spent is in the trajectory store, so
+that a stage which was killed and goes on in the same run is told the truth."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from osworld_pipeline.domain.episode import Episode
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.recipes.schema import RetrainingSection
+from osworld_pipeline.tables.replay import part_views
+
+_SPENT = """
+WITH mine AS (SELECT episode_id FROM episodes WHERE run_ids['dagster'] = $run_id)
+SELECT (SELECT count(*) FROM mine),
+       (SELECT coalesce(sum(response_num_tokens), 0)::BIGINT FROM steps SEMI JOIN mine USING (episode_id))
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spent:
+    episodes: int = 0
+    tokens: int = 0
+    """Sampled by the policy."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """What is left; None is no limit."""
+
+    deadline: float | None = None
+    """Unix time."""
+    episodes: int | None = None
+    tokens: int | None = None
+    """Sampled by the policy."""
+
+    @classmethod
+    def of_job(cls, job: Mapping[str, Any]) -> "Budget":
+        return cls(**job.get("budget") or {})
+
+    def as_job(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def less(self, spent: Spent) -> "Budget":
+        return Budget(
+            deadline=self.deadline,
+            episodes=None if self.episodes is None else self.episodes - spent.episodes,
+            tokens=None if self.tokens is None else self.tokens - spent.tokens,
+        )
+
+    def end_reason(self, *, now: float) -> str:
+        """Why nothing more may begin, and which key of the recipe says so; empty where something may."""
+        if self.deadline is not None and now >= self.deadline:
+            return "the budget of wall time is spent (retraining.max_wall_s)"
+        if self.episodes is not None and self.episodes <= 0:
+            return "the budget of episodes is spent (retraining.max_episodes)"
+        if self.tokens is not None and self.tokens <= 0:
+            return "the budget of sampled tokens is spent (retraining.max_tokens)"
+        return ""
+
+
+UNLIMITED = Budget()
+
+
+def whole_budget(section: RetrainingSection, *, began_at: float) -> Budget:
+    """Of a re-training that began at `began_at` (Unix time)."""
+    return Budget(deadline=began_at + section.max_wall_s, episodes=section.max_episodes, tokens=section.max_tokens)
+
+
+def spent_by(episodes: Iterable[Episode]) -> Spent:
+    """Last attempts only, as the store keeps them."""
+    counted = list(episodes)
+    tokens = sum(step.response_num_tokens for episode in counted for step in episode.steps)
+    return Spent(episodes=len(counted), tokens=tokens)
+
+
+def read_spent(state: StateDir, run_id: str) -> Spent:
+    """What the recorded episodes of a Dagster run come to. Raises TableError."""
+    with part_views(state) as views:
+        row = views.execute(_SPENT, {"run_id": run_id}).fetchone()
+    assert row is not None, "two counts are always a row"
+    return Spent(episodes=row[0], tokens=row[1])

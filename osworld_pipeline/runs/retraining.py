@@ -1,0 +1,108 @@
+"""Whether the champion is to be trained further now: what is new since it last was, and how often it was in vain."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.recipes.schema import RetrainingSection
+from osworld_pipeline.runs.stages import CARD
+from osworld_pipeline.tables.replay import part_views
+
+RETRAINING_TAG = "osworld/retraining"
+"""Of a Dagster run that trains a checkpoint further: that checkpoint's id."""
+_NEW = """
+WITH proven AS (
+    SELECT row_id, min(started_at) AS proven_at FROM replay_verifications
+    WHERE outcome IN ('success', 'failure') AND reward >= $threshold GROUP BY row_id
+), earned AS (
+    SELECT list_contains($retrainings, coalesce(run_ids['dagster'], '')) AS is_own FROM episodes
+    WHERE purpose = 'train' AND is_valid AND task_reward >= $threshold AND started_at >= $since
+)
+SELECT (SELECT count(*) FROM proven WHERE proven_at >= $since),
+       (SELECT count(*) FROM earned WHERE NOT is_own),
+       (SELECT count(*) FROM earned WHERE is_own)
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retraining:
+    """One that was begun, however it ended."""
+
+    run_id: str
+    """Dagster's."""
+    champion_id: str
+    """What it went on from."""
+    began_at: float
+    """Unix time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class News:
+    """What is new since the champion was last trained further, or was made."""
+
+    verified: int
+    """Demonstrations whose re-execution first earned the threshold."""
+    rolled_out: int
+    """Episodes of training that a grader found successful, but those of `by_retrainings`."""
+    by_retrainings: int
+    """Those that re-trainings of this very champion rolled out: without a new champion they are no new data, for
+    another one goes on from where those began."""
+    is_data_new: bool
+    """Replay buffer or training tasks are other ones than they were."""
+
+    @property
+    def successes(self) -> int:
+        return self.verified + self.rolled_out + self.by_retrainings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    is_due: bool
+    reason: str
+    """One sentence."""
+
+
+def news_since(
+    state: StateDir, champion_id: str, history: Sequence[Retraining], *, threshold: float, is_data_new: bool
+) -> News:
+    """`history`: as of decide. `threshold`: raw task reward from which a success counts. Raises TableError."""
+    asked = {
+        "since": last_look(state, champion_id, history),
+        "threshold": threshold,
+        "retrainings": [one.run_id for one in _of_champion(champion_id, history)],
+    }
+    with part_views(state) as views:
+        row = views.execute(_NEW, asked).fetchone()
+    assert row is not None, "three counts are always a row"
+    return News(verified=row[0], rolled_out=row[1], by_retrainings=row[2], is_data_new=is_data_new)
+
+
+def last_look(state: StateDir, champion_id: str, history: Sequence[Retraining]) -> float:
+    """When the last re-training began; where none is known, when the champion was made (Unix time)."""
+    if history:
+        return history[0].began_at
+    return (state.checkpoints / champion_id / CARD).stat().st_mtime
+
+
+def decide(
+    section: RetrainingSection, champion_id: str, history: Sequence[Retraining], news: News, *, is_scheduled: bool
+) -> Decision:
+    """`history`: the re-trainings there were, the newest first. A scheduled one needs no news, but has patience too."""
+    num_in_vain = len(_of_champion(champion_id, history))
+    told = f"{news.successes} of {section.min_new_successes} new successes"
+    is_fresh = news.is_data_new or news.verified + news.rolled_out >= section.min_new_successes
+    if num_in_vain >= section.patience and not is_fresh:
+        reason = f"{num_in_vain} re-trainings of {champion_id} brought no new champion, and there is no new data since"
+        return Decision(is_due=False, reason=f"{reason} (retraining.patience)")
+    if news.is_data_new:
+        return Decision(is_due=True, reason="the replay buffer or the training tasks have changed")
+    if news.successes >= section.min_new_successes:
+        return Decision(is_due=True, reason=told)
+    if is_scheduled:
+        return Decision(is_due=True, reason=f"it is time; {told}")
+    return Decision(is_due=False, reason=f"{told} (retraining.min_new_successes), and the same data as before")
+
+
+def _of_champion(champion_id: str, history: Sequence[Retraining]) -> list[Retraining]:
+    """Those that went on from this champion: it still is, so none of them brought another."""
+    return [one for one in history if one.champion_id == champion_id]

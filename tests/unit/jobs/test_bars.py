@@ -1,0 +1,54 @@
+"""Bars: how fast it goes and how long it takes, whole in 80 columns; and as lines where there is no terminal."""
+
+import io
+
+import pytest
+from rich.console import Console
+from rich.progress import Progress
+
+from jobs.bars import log_line, make_progress, shown_rate
+from resources.progress import ProgressLine
+
+
+def played(width: int, *, total: int = 1440, step_s: float = 7.0, num_steps: int = 30) -> Progress:
+    """A stage by a clock of its own, an eighth of a percent a step."""
+    progress = make_progress(Console(width=width, file=io.StringIO(), force_terminal=True))
+    clock = [0.0]
+    progress.get_time = lambda: clock[0]
+    stage = progress.add_task("evaluate gspo_phase1", total=total, note="update 6: 23/24 episodes succeeded")
+    for number in range(1, num_steps + 1):
+        clock[0] += step_s
+        progress.update(stage, completed=9 * number)
+    return progress
+
+
+def drawn(progress: Progress, width: int) -> str:
+    console = Console(width=width, file=io.StringIO(), force_terminal=False)
+    console.print(progress.make_tasks_table(progress.tasks))
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_bar_shows_count_rate_and_time_that_remains_in_a_terminal_of_any_width(width: int) -> None:
+    (line,) = drawn(played(width), width).splitlines()
+    assert len(line.rstrip()) <= width
+    for whole in ("evaluate gspo_phase1", "270/1440", "1.3/s", "0:15:10"):
+        assert whole in line
+    assert "update 6" in line
+
+
+def test_bar_that_is_full_shows_how_long_it_took() -> None:
+    assert "0:03:30" in drawn(played(80, total=270), 80)
+
+
+@pytest.mark.parametrize(
+    ("per_s", "shown"), [(250.0, "250/s"), (1.26, "1.3/s"), (0.3, "18/min"), (0.05, "3.0/min"), (0.001, "3.6/h")]
+)
+def test_rate_has_a_unit_in_which_it_says_something(per_s: float, shown: str) -> None:
+    assert shown_rate(per_s) == shown
+
+
+def test_log_has_the_same_figures_as_the_bar_and_leaves_out_what_is_not_known() -> None:
+    line = ProgressLine(stage="evaluate", done=270, total=1440, note="13 successes")
+    assert log_line(line, played(80).tasks[0]) == "evaluate: 270/1440, 1.3/s, 0:15:10 to go: 13 successes"
+    assert log_line(line, played(80, num_steps=0).tasks[0]) == "evaluate: 270/1440: 13 successes"

@@ -1,0 +1,187 @@
+"""Checkpoints made elsewhere: what they are called, what is refused, and that they stay what they were."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from checkpoint_samples import lay_down, make_checkpoint, write_evaluation
+
+from osworld_pipeline.domain.checkpoint import Stage
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.errors import DependencyError, StoreError, TableError
+from osworld_pipeline.recipes import load_recipe
+from osworld_pipeline.runs.champion import choose_champion
+from osworld_pipeline.runs.endpoints import Endpoint
+from osworld_pipeline.runs.evaluate import policy_of
+from osworld_pipeline.runs.evaluation_plan import plan_evaluation
+from osworld_pipeline.runs.external import add_checkpoint, find_or_add, require_unchanged
+from osworld_pipeline.runs.registered import all_checkpoints, newest_checkpoint
+from osworld_pipeline.runs.stages import read_checkpoint
+from osworld_pipeline.tables.checkpoints import find_checkpoint
+
+RECIPE = load_recipe("smoke")
+ENDPOINT = "https://models.example/v1#big-model"
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> StateDir:
+    return StateDir(tmp_path / "var")
+
+
+@pytest.fixture
+def folder(tiny_folder: Path, tmp_path: Path) -> Path:
+    """A model that the test may change."""
+    return shutil.copytree(tiny_folder, tmp_path / "model")
+
+
+def test_folder_becomes_a_checkpoint_with_a_card_and_a_row_and_nothing_is_copied(state: StateDir, folder: Path) -> None:
+    checkpoint = add_checkpoint(state, str(folder))
+    assert (checkpoint.stage, checkpoint.parent_id, checkpoint.path) == (Stage.EXTERNAL, None, str(folder))
+    assert checkpoint.checkpoint_id.startswith("external-")
+    assert len(checkpoint.checkpoint_id) == len("external-") + 12
+    assert read_checkpoint(state, checkpoint.checkpoint_id) == checkpoint
+    assert find_checkpoint(state, checkpoint.checkpoint_id) == checkpoint
+    assert [path.name for path in (state.checkpoints / checkpoint.checkpoint_id).iterdir()] == ["checkpoint.json"]
+    require_unchanged(checkpoint.checkpoint_id, folder)
+
+
+def test_same_model_in_another_folder_is_the_same_checkpoint_lying_there(
+    state: StateDir, folder: Path, tmp_path: Path
+) -> None:
+    first = add_checkpoint(state, str(folder))
+    moved = folder.rename(tmp_path / "moved")
+    second = add_checkpoint(state, str(moved))
+    assert second.checkpoint_id == first.checkpoint_id
+    assert [one.path for one in all_checkpoints(state)] == [str(moved)]
+
+
+def test_folder_that_has_changed_or_is_gone_is_refused_at_its_next_use(state: StateDir, folder: Path) -> None:
+    checkpoint_id = add_checkpoint(state, str(folder)).checkpoint_id
+    config = folder / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "note": "another one"}))
+    with pytest.raises(StoreError, match=f"{folder} has changed since it was added as {checkpoint_id}"):
+        require_unchanged(checkpoint_id, folder)
+    assert add_checkpoint(state, str(folder)).checkpoint_id != checkpoint_id
+    shutil.rmtree(folder)
+    with pytest.raises(StoreError, match=f"{checkpoint_id} is gone: there is no folder {folder}"):
+        require_unchanged(checkpoint_id, folder)
+
+
+def test_folder_that_cannot_be_loaded_is_refused_in_one_sentence(state: StateDir, folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+
+    def refusal() -> str:
+        with pytest.raises(StoreError) as refused:
+            add_checkpoint(state, str(folder))
+        return str(refused.value)
+
+    (folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": "maybe"}))
+    assert "config.json has a value that no qwen3_vl has" in refusal()
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "model.safetensors").unlink()
+    assert "no model.safetensors" in refusal()
+    (folder / "tokenizer.json").unlink()
+    assert f"{folder} has no tokenizer.json" in refusal()
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "llama"}))
+    assert "holds a model of type llama, and only qwen3_vl is loaded here" in refusal()
+    (folder / "config.json").unlink()
+    assert "no config.json that names its model_type" in refusal()
+    shutil.rmtree(folder)
+    assert f"there is no folder {folder}" in refusal()
+    assert all_checkpoints(state) == []
+
+
+def test_model_of_the_hub_is_the_folder_of_its_commit(state: StateDir, folder: Path) -> None:
+    asked: list[tuple[str, str | None]] = []
+
+    def fetch(repo_id: str, revision: str | None) -> Path:
+        asked.append((repo_id, revision))
+        return folder
+
+    pinned = add_checkpoint(state, "hub:owner/name@v2", fetch=fetch)
+    newest = add_checkpoint(state, "hub:owner/name", fetch=fetch)
+    assert asked == [("owner/name", "v2"), ("owner/name", None)]
+    assert pinned.path == str(folder)
+    assert newest == pinned
+
+
+@pytest.mark.parametrize("source", ["hub:name", "hub:a/b/c", "hub:/name", "hub:owner/"])
+def test_what_names_no_model_of_the_hub_is_refused(state: StateDir, source: str) -> None:
+    with pytest.raises(StoreError, match=r"is written hub:OWNER/NAME\[@REVISION\]"):
+        add_checkpoint(state, source)
+
+
+def test_hub_that_gives_nothing_is_told_as_it_is(state: StateDir) -> None:
+    def fetch(repo_id: str, revision: str | None) -> Path:
+        raise DependencyError("the hub did not give owner/name")
+
+    with pytest.raises(DependencyError, match="the hub did not give"):
+        add_checkpoint(state, "hub:owner/name", fetch=fetch)
+
+
+def test_endpoint_is_told_by_its_address_and_model_alone(state: StateDir) -> None:
+    checkpoint = add_checkpoint(state, ENDPOINT)
+    assert (checkpoint.path, checkpoint.weights_digest) == (ENDPOINT, "")
+    assert add_checkpoint(state, "https://models.example/v1/#big-model") == checkpoint
+    assert add_checkpoint(state, "https://models.example/v1#other").checkpoint_id != checkpoint.checkpoint_id
+
+
+@pytest.mark.parametrize("source", ["http://host/v1", "http:///v1#m", "https://host/v1?key=abc#m"])
+def test_address_without_host_or_model_or_with_a_query_is_refused(state: StateDir, source: str) -> None:
+    with pytest.raises(StoreError, match=r"is written http\(s\)://host/v1#model"):
+        add_checkpoint(state, source)
+
+
+def test_password_in_an_address_is_refused_and_not_repeated(state: StateDir) -> None:
+    with pytest.raises(StoreError, match="set ENGINE_TOKEN") as refused:
+        add_checkpoint(state, "https://me:hunter2@models.example/v1#m")
+    assert "hunter2" not in str(refused.value)
+    assert not state.checkpoints.exists()
+
+
+def test_endpoint_is_sampled_whatever_the_engine_of_the_recipe_and_compared_under_the_same_key(
+    state: StateDir,
+) -> None:
+    checkpoint = add_checkpoint(state, ENDPOINT)
+    recipe, folder = policy_of({"path": checkpoint.path}, RECIPE, state)
+    assert folder is None
+    assert (recipe.engine.kind, recipe.engine.urls) == ("openai", ("https://models.example/v1",))
+    assert recipe.engine.model == "big-model"
+    assert plan_evaluation(recipe, "c").key == plan_evaluation(RECIPE, "c").key
+
+
+def test_folder_is_sampled_by_the_engine_of_the_recipe(state: StateDir, folder: Path) -> None:
+    inside = policy_of({"path": "checkpoints/sft-1"}, RECIPE, state)
+    outside = policy_of({"path": str(folder)}, RECIPE, state)
+    assert inside == (RECIPE, state.checkpoints / "sft-1")
+    assert outside == (RECIPE, folder)
+
+
+def test_checkpoint_is_found_by_its_id_or_added_by_its_source(state: StateDir, folder: Path) -> None:
+    lay_down(state, make_checkpoint("sft-1"))
+    assert find_or_add(state, "sft-1").stage is Stage.SFT
+    assert find_or_add(state, str(state.checkpoints / "sft-1")).stage is Stage.SFT
+    assert find_or_add(state, str(folder)).stage is Stage.EXTERNAL
+    assert find_or_add(state, ENDPOINT).path == ENDPOINT
+    with pytest.raises(TableError, match="no checkpoint 'sft-2'"):
+        find_or_add(state, "sft-2")
+
+
+def test_newest_checkpoint_is_the_one_whose_card_was_written_last(state: StateDir) -> None:
+    assert newest_checkpoint(state) is None
+    lay_down(state, make_checkpoint("sft-1"))
+    added = add_checkpoint(state, ENDPOINT)
+    assert newest_checkpoint(state) == added
+
+
+def test_what_was_trained_elsewhere_is_ranked_and_never_champion(state: StateDir) -> None:
+    lay_down(state, make_checkpoint("sft-1"))
+    external = add_checkpoint(state, ENDPOINT)
+    write_evaluation(state, RECIPE, external.checkpoint_id, num_successes=2)
+    write_evaluation(state, RECIPE, "sft-1", num_successes=1)
+    assert choose_champion(state, RECIPE, current=None).checkpoint_id == "sft-1"
+
+
+def test_address_reads_back_as_it_was_written() -> None:
+    assert str(Endpoint.parse(ENDPOINT)) == ENDPOINT

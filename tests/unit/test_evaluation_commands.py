@@ -1,0 +1,82 @@
+"""`evaluate`, `collect`, `report` and `checkpoint` as they are called wrongly: each mistake is told before any desktop
+is started."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from checkpoint_samples import lay_down, make_checkpoint
+
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.errors import DatasetError, PipelineError, TableError
+
+pytestmark = pytest.mark.filterwarnings("ignore:'click:DeprecationWarning")
+"""Typer uses, while it is imported, what a later click will not have."""
+
+
+def call(state: Path, *arguments: str) -> None:
+    from osworld_pipeline.cli import app
+
+    app([*arguments, "--state", str(state)], standalone_mode=False)
+
+
+def error_of(state: Path, *arguments: str) -> PipelineError:
+    with pytest.raises(PipelineError) as refused:
+        call(state, *arguments, "--recipe", "smoke")
+    return refused.value
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("evaluate", "--suite", "heldout", "--tasks", "t.json"), "both say which tasks"),
+        (("evaluate", "--seeds", "one"), "whole numbers with commas"),
+        (("collect", "--oracle", "--checkpoint", "sft-1"), "both say who acts"),
+        (("evaluate", "--max-tasks", "0"), "0 is not in the range"),
+    ],
+)
+def test_options_that_contradict_each_other_are_a_mistake_of_usage(
+    tmp_path: Path, arguments: tuple[str, ...], told: str
+) -> None:
+    with pytest.raises(click.UsageError) as refused:
+        call(tmp_path, *arguments)
+    assert told in refused.value.format_message()
+
+
+def test_without_any_checkpoint_evaluate_says_what_to_name(tmp_path: Path) -> None:
+    error = error_of(tmp_path, "evaluate")
+    assert isinstance(error, TableError)
+    assert "train one (osworld-pipeline demo), or name one with --checkpoint" in str(error)
+
+
+def test_unknown_suite_lists_those_there_are(tmp_path: Path) -> None:
+    lay_down(StateDir(tmp_path), make_checkpoint("sft-1"))
+    for command in ("evaluate", "collect"):
+        error = error_of(tmp_path, command, "--suite", "mine")
+        assert isinstance(error, DatasetError)
+        assert "no suite 'mine': there are heldout" in str(error)
+
+
+def test_oracle_on_tasks_of_a_file_is_refused_before_it_begins(tmp_path: Path) -> None:
+    task = {"id": "t1", "instruction": "Do it.", "evaluator": {"func": "infeasible"}}
+    (tmp_path / "tasks.json").write_text(json.dumps([task]))
+    error = error_of(tmp_path, "collect", "--oracle", "--tasks", str(tmp_path / "tasks.json"))
+    assert "there is no oracle for task t1" in str(error)
+
+
+def test_report_of_what_was_never_evaluated_says_so(tmp_path: Path) -> None:
+    lay_down(StateDir(tmp_path), make_checkpoint("sft-1"))
+    assert "was evaluated on the held-out tasks of recipe smoke" in str(error_of(tmp_path, "report"))
+    assert "no checkpoint 'sft-2'" in str(error_of(tmp_path, "report", "--checkpoints", "sft-2"))
+
+
+def test_endpoint_is_added_and_listed(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    def answer(*arguments: str) -> Any:
+        call(tmp_path, "checkpoint", *arguments, "--json")
+        return json.loads(capfdbinary.readouterr().out)
+
+    card = answer("add", "http://127.0.0.1:9/v1#m")
+    assert answer("list") == [card]
+    assert (card["stage"], card["path"]) == ("external", "http://127.0.0.1:9/v1#m")
