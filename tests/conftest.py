@@ -2,6 +2,7 @@
 
 import io
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,13 @@ from osworld_pipeline.recipes.schema import TinyModelSection
 
 REAL_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 DESKTOP_PROGRAMS = ("bwrap", "Xvfb", "openbox", "xterm", "mousepad", "pcmanfm", "yad")
+
+
+def pytest_configure() -> None:
+    """A shell's background job begins with SIGINT ignored; Dagster then has SIGTERM ignored, too, and so would every
+    program that a test starts and tells to end."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
