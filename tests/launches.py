@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 TESTS = Path(__file__).resolve().parent
-PATIENCE_S = 240.0
+PATIENCE_S = 600.0
 _numbers = itertools.count()
 
 

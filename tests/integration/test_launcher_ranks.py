@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from launches import PATIENCE_S, cancel, environment, kill, marked, new_mark, start_launch, wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def run_ranks(job: dict[str, Any], scratch: Path, *, num_ranks: int = 2) -> subprocess.Popen[bytes]:

@@ -18,7 +18,7 @@ from test_training_sft_resume import prepare
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.ray,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(900),
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed (extra `ray`)"),
 ]
 
