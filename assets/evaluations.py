@@ -14,6 +14,7 @@ from osworld_pipeline.evaluation.suite_files import suite_names
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.runs.champion import choose_champion
 from osworld_pipeline.runs.embedded_server import EnvServers
+from osworld_pipeline.runs.endpoints import is_address
 from osworld_pipeline.runs.evaluation_plan import EvaluationPlan, load_suite, plan_evaluation
 from osworld_pipeline.runs.leaderboard import read_leaderboard
 from osworld_pipeline.runs.registered import register_checkpoint
@@ -69,7 +70,9 @@ def evaluations(
                     job = evaluation_job(checkpoint, settings, folder, servers, suite=suite.name, run_ids=run_ids)
                     job["engine_token"] = engine.token
                     launcher.launch(context, "evaluate", job, progress.listener(context, "evaluate"), state=folder)
-            run.log_checkpoint(checkpoint, folder=folder.root / checkpoint.path)  # a milestone has no run of its own
+            # A milestone, or what was made elsewhere, has no run of its own that told MLflow of it.
+            where = checkpoint.path if is_address(checkpoint.path) else folder.root / checkpoint.path
+            run.log_checkpoint(checkpoint, folder=where)
             run.log_evaluation(checkpoint_id, _figures(_score(folder, plan, settings)))
     rebuild_catalog(folder)
     return evaluation_result(_score(folder, plan, settings), plan, mlflow_url=tracking.url_of(folder, plan.stage_key))
@@ -97,15 +100,13 @@ def evaluation_job(
         "state_root": str(state.root),
         "servers": servers.as_job(),
         "suite": suite,
-        "checkpoints": [
-            {
-                "checkpoint_id": checkpoint.checkpoint_id,
-                "stage": str(checkpoint.stage),
-                "path": checkpoint.path,
-                "run_ids": run_ids,
-            }
-        ],
+        "checkpoints": [{**policy_entry(checkpoint), "run_ids": run_ids}],
     }
+
+
+def policy_entry(checkpoint: Checkpoint) -> dict[str, Any]:
+    """What programs that sample are told of a checkpoint."""
+    return {"checkpoint_id": checkpoint.checkpoint_id, "stage": str(checkpoint.stage), "path": checkpoint.path}
 
 
 def evaluation_result(

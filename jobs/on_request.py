@@ -1,13 +1,10 @@
 """What is done once because somebody asks, and makes no asset: an evaluation on chosen tasks, a collection of
 rollouts."""
 
-from typing import Any
-
 import dagster as dg
 from pydantic import Field
 
-from assets.evaluations import evaluation_job
-from osworld_pipeline.domain.checkpoint import Checkpoint
+from assets.evaluations import evaluation_job, policy_entry
 from osworld_pipeline.evaluation.suite_files import HELDOUT
 from osworld_pipeline.runs.collect_plan import ORACLE, TRAIN
 from osworld_pipeline.runs.evaluation_plan import TaskChoice
@@ -22,18 +19,19 @@ from resources.state import RecipeResource, StateResource
 EVALUATE_TASKS, COLLECT_ROLLOUTS = "evaluate_tasks", "collect_rollouts"
 
 
-class EvaluationRequest(dg.Config):
+class TaskRequest(dg.Config):
+    tasks_file: str = Field(default="", description="Path of a suite file anywhere; wins over `suite`.")
+    max_tasks: int | None = Field(default=None, ge=1, description="Only the first so many tasks; None for all.")
+
+
+class EvaluationRequest(TaskRequest):
     checkpoint_id: str = Field(description="Which checkpoint.")
     suite: str = Field(default=HELDOUT, description="Name of a suite.")
-    tasks_file: str = Field(default="", description="Path of a suite file anywhere; wins over `suite`.")
-    max_tasks: int | None = Field(default=None, ge=1, description="Only the first so many tasks; None for all.")
 
 
-class CollectionRequest(dg.Config):
+class CollectionRequest(TaskRequest):
     checkpoint_id: str = Field(description=f"Which checkpoint, or `{ORACLE}` for the scripts that solve the tasks.")
     suite: str = Field(default=TRAIN, description=f"Name of a suite, or `{TRAIN}` for the recipe's training tasks.")
-    tasks_file: str = Field(default="", description="Path of a suite file anywhere; wins over `suite`.")
-    max_tasks: int | None = Field(default=None, ge=1, description="Only the first so many tasks; None for all.")
     num_samples: int = Field(default=1, ge=1, description="Episodes of each task.")
     temperature: float = Field(default=1.0, ge=0, description="Of the sampling; 0 is greedy.")
 
@@ -96,15 +94,6 @@ def collect_on_tasks(
 
 def choice_of(config: EvaluationRequest | CollectionRequest) -> TaskChoice:
     return TaskChoice(suite=config.suite, tasks_file=config.tasks_file, max_tasks=config.max_tasks)
-
-
-def policy_entry(checkpoint: Checkpoint) -> dict[str, Any]:
-    """What the programs are told of a checkpoint."""
-    return {
-        "checkpoint_id": checkpoint.checkpoint_id,
-        "stage": str(checkpoint.stage),
-        "path": checkpoint.path,
-    }
 
 
 @dg.job(

@@ -7,7 +7,7 @@ from typing import Any
 import dagster as dg
 
 from jobs.pipeline import RANK, evaluate, retrain, run_flywheel, train
-from jobs.sensors import EVALUATIONS, resources_of
+from jobs.sensors import EVALUATIONS, UNFINISHED, resources_of
 from osworld_pipeline.domain.checkpoint import Checkpoint
 from osworld_pipeline.errors import RecipeError
 from osworld_pipeline.runs.registered import all_checkpoints
@@ -21,13 +21,6 @@ EVERY_S = 300
 NUM_REMEMBERED = 100
 """Re-trainings that are looked back upon."""
 DATA = ("replay_buffer", "train_tasks")
-UNFINISHED = [
-    dg.DagsterRunStatus.QUEUED,
-    dg.DagsterRunStatus.NOT_STARTED,
-    dg.DagsterRunStatus.STARTING,
-    dg.DagsterRunStatus.STARTED,
-    dg.DagsterRunStatus.CANCELING,
-]
 
 
 def build_retraining_schedule(cron: str) -> dg.ScheduleDefinition:

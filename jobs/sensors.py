@@ -15,6 +15,13 @@ from resources.state import RecipeResource, StateResource
 
 EVALUATIONS = dg.AssetKey("evaluations")
 EVERY_S = 30
+UNFINISHED = [
+    dg.DagsterRunStatus.QUEUED,
+    dg.DagsterRunStatus.NOT_STARTED,
+    dg.DagsterRunStatus.STARTING,
+    dg.DagsterRunStatus.STARTED,
+    dg.DagsterRunStatus.CANCELING,
+]
 PASSED_ON = ("state", "recipe", "desktops", "engine", "launcher", "tracking")
 
 
@@ -76,13 +83,7 @@ def new_evaluations(context: dg.SensorEvaluationContext) -> dg.RunRequest | dg.S
     latest = str(found[0].storage_id)
     if latest == context.cursor:
         return dg.SkipReason("nothing has been evaluated since the last time")
-    unfinished = [
-        dg.DagsterRunStatus.QUEUED,
-        dg.DagsterRunStatus.NOT_STARTED,
-        dg.DagsterRunStatus.STARTING,
-        dg.DagsterRunStatus.STARTED,
-    ]
-    running = context.instance.get_runs_count(dg.RunsFilter(job_name=evaluate.name, statuses=unfinished))
+    running = context.instance.get_runs_count(dg.RunsFilter(job_name=evaluate.name, statuses=UNFINISHED))
     if running:
         return dg.SkipReason(f"{running} evaluations are still to end")
     context.update_cursor(latest)

@@ -29,7 +29,7 @@ def dataset_letter(run_ids: tuple[str, ...], name: str, digest: str, source: str
     }  # fmt: skip
 
 
-def checkpoint_letter(run_id: str, checkpoint: Checkpoint, *, folder: Path) -> Letter:
+def checkpoint_letter(run_id: str, checkpoint: Checkpoint, *, folder: Path | str) -> Letter:
     """Without what the checkpoint's own folder tells at length."""
     told = asdict(checkpoint) | {"stage": str(checkpoint.stage), "recipe": {}, "row_ids": []}
     return {"kind": "checkpoint", "run_id": run_id, "checkpoint": told, "folder": str(folder)}

@@ -69,8 +69,9 @@ class StageRun:
         """Records which data went in, by our own digest."""
         self.outbox.post(dataset_letter(self._both, name, digest, source, context=context))
 
-    def log_checkpoint(self, checkpoint: Checkpoint, *, folder: Path) -> None:
-        """Registers `checkpoint` as an external LoggedModel once, its parent as an input of the run."""
+    def log_checkpoint(self, checkpoint: Checkpoint, *, folder: Path | str) -> None:
+        """Registers `checkpoint` as an external LoggedModel once, its parent as an input of the run. `folder`: where
+        the weights lie, or an endpoint's address."""
         self.outbox.post(checkpoint_letter(self.run_id, checkpoint, folder=folder))
 
     def log_evaluation(self, checkpoint_id: str, metrics: Mapping[str, float]) -> None:
