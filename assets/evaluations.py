@@ -6,6 +6,7 @@ from typing import Any
 import dagster as dg
 
 from assets.checkpoints import parent_of
+from assets.links import tell_where_to_look
 from osworld_pipeline.domain.checkpoint import Checkpoint
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.evaluation.leaderboard_format import leaderboard_markdown, leaderboard_rows
@@ -67,6 +68,7 @@ def evaluations(
             if not is_done:
                 run_ids = {"dagster": context.run.run_id, "mlflow": run.run_id}
                 with desktops.serve(folder, settings) as servers:
+                    tell_where_to_look(context, tracking, run, servers)
                     job = evaluation_job(checkpoint, settings, folder, servers, suite=suite.name, run_ids=run_ids)
                     job["engine_token"] = engine.token
                     launcher.launch(context, "evaluate", job, progress.listener(context, "evaluate"), state=folder)

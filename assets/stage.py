@@ -8,6 +8,7 @@ from typing import Any
 
 import dagster as dg
 
+from assets.links import tell_where_to_look
 from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.recipes import Recipe
@@ -118,6 +119,7 @@ def try_stage(
             if checkpoint is None:
                 with desktops.serve(state, recipe) if desktops else nullcontext() as servers:
                     job["servers"] = servers.as_job() if servers else None
+                    tell_where_to_look(context, services.tracking, run, servers)
                     result = services.launcher.launch(
                         context, program, job, on_message, state=state, num_processes=_num_processes(stage, recipe)
                     )

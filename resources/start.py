@@ -4,11 +4,12 @@ does; what begins so has the recipe's budget."""
 import dagster as dg
 from pydantic import Field
 
-from osworld_pipeline.domain.checkpoint import Checkpoint
+from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.runs.budget import UNLIMITED, Budget, read_spent, whole_budget
 from osworld_pipeline.runs.endpoints import is_address
+from osworld_pipeline.runs.external import require_unchanged
 from osworld_pipeline.runs.registered import register_checkpoint
 from resources.tracking import TrackingResource
 
@@ -29,8 +30,14 @@ class StartResource(dg.ConfigurableResource):
         return bool(self.checkpoint)
 
     def resolve(self, state: StateDir, tracking: TrackingResource) -> Checkpoint:
-        """The checkpoint that a re-training begins with. Raises dg.Failure where there is no champion, or it has no
-        weights here; TableError where there is no checkpoint of that id; TrackingError."""
+        """The checkpoint that a re-training begins with.
+
+        Raises:
+            dg.Failure: there is no champion, or it has no weights here.
+            TableError: there is no checkpoint of that id.
+            StoreError: it was made elsewhere, and its folder has changed since it was added.
+            TrackingError: MLflow cannot be asked for the champion.
+        """
         assert self.is_retraining, "a run that is no re-training begins with the asset upstream"
         checkpoint_id = tracking.champion(state) if self.checkpoint == CHAMPION else self.checkpoint
         if checkpoint_id is None:
@@ -46,6 +53,8 @@ class StartResource(dg.ConfigurableResource):
                 "checkpoint with weights in the resource start",
                 allow_retries=False,
             )
+        if checkpoint.stage is Stage.EXTERNAL:
+            require_unchanged(checkpoint_id, state.root / checkpoint.path)
         return checkpoint
 
     def budget_left(self, context: dg.AssetExecutionContext, recipe: Recipe, state: StateDir) -> Budget:

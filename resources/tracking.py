@@ -81,6 +81,10 @@ class TrackingResource(dg.ConfigurableResource):
         with told_clearly(uri, f"cannot look up the run of {stage_key}"):
             return run_url(self._base_url(), open_client(uri).get_run(run_id).info.experiment_id, run_id)
 
+    def run_url_of(self, run: StageRun) -> str:
+        """Where MLflow's UI shows a stage that is at work; asks nobody."""
+        return run.url(self._base_url())
+
     def model_url_of(self, state: StateDir, checkpoint_id: str) -> str | None:
         """Where MLflow's UI shows a checkpoint; None where it was not told of it. Raises TrackingError."""
         uri = self.resolve(state)

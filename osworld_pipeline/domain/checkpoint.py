@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 
 class Stage(StrEnum):
@@ -42,3 +42,23 @@ class Checkpoint:
     """Its sources differed from the commit; None outside a git checkout."""
     row_ids: tuple[str, ...] = ()
     """Rows of `replay` that it was fine-tuned on by themselves; those that joined groups are in `injections`."""
+
+
+class Ancestor(NamedTuple):
+    """A stage that a checkpoint was made by, or descends from."""
+
+    stage_key: str
+    num_updates: int | None = None
+    """Of a milestone: only so many of the stage's updates made it. None: all of them did."""
+
+    @classmethod
+    def parse(cls, checkpoint_id: str) -> "Ancestor":
+        """The stage that made the checkpoint of this id."""
+        stage_key, mark, number = checkpoint_id.rpartition("-u")
+        is_milestone = bool(mark) and number.isascii() and number.isdecimal()
+        return cls(stage_key, int(number)) if is_milestone else cls(checkpoint_id)
+
+
+def milestone_id(stage_key: str, num_updates: int) -> str:
+    """Of the checkpoint that a stage keeps on its way, after so many updates."""
+    return f"{stage_key}-u{num_updates:04d}"

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
+from osworld_pipeline.domain.checkpoint import Ancestor
 from osworld_pipeline.domain.group import RolloutGroup
 from osworld_pipeline.domain.replay import ReplayRow
 from osworld_pipeline.domain.state import StateDir
@@ -84,10 +85,10 @@ class ReplayBuffer:
         section: ReplaySection,
         *,
         stage_key: str = "",
-        lineage: Sequence[str] = (),
+        lineage: Sequence[Ancestor] = (),
         seed: int = 0,
     ) -> None:
-        """`lineage`: keys of the stages this one descends from, the nearest first; their successes may be injected too.
+        """`lineage`: the stages this one descends from, the nearest first; their successes may be injected too.
 
         Raises:
             TableError: the tables cannot be read.

@@ -30,6 +30,8 @@ class EnvServers:
     urls: tuple[str, ...]
     token: str | None
     num_replicas: int
+    is_embedded: bool = False
+    """It lives as long as whoever started it."""
 
     def as_job(self) -> dict[str, Any]:
         """For a program's job; carries the token, so it travels through stdin only."""
@@ -76,7 +78,7 @@ def embedded_env_server(
         )
         try:
             url = _wait_ready(process, ready, log_path, start)
-            yield EnvServers(urls=(url,), token=token, num_replicas=num_replicas)
+            yield EnvServers(urls=(url,), token=token, num_replicas=num_replicas, is_embedded=True)
         finally:
             _stop(process)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from osworld_pipeline.agent.model_inputs import PixelCache
-from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
+from osworld_pipeline.domain.checkpoint import Checkpoint, Stage, milestone_id
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.lineage.code import CodeOrigin, code_origin
 from osworld_pipeline.recipes import Recipe
@@ -170,7 +170,7 @@ class _Run:
         self.losses.extend(checkpoints.read_trainer_state(resumed).extra["losses"])
 
     def train(self, report: Report) -> None:
-        from osworld_pipeline.training.checkpoint import keep_milestone, milestone_id, save_partial
+        from osworld_pipeline.training.checkpoint import keep_milestone, save_partial
 
         job, trainer, settings = self.job, self.trainer, self.job.settings
         while trainer.num_updates < settings.num_updates:

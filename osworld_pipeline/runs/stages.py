@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
+from osworld_pipeline.domain.checkpoint import Ancestor, Checkpoint, Stage
 from osworld_pipeline.domain.digest import digest_json
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.evaluation.suites import Suite, build_suite
@@ -130,14 +130,14 @@ def training_data_digest(
     return digest_json(content)
 
 
-def checkpoint_lineage(state: StateDir, checkpoint_id: str | None) -> tuple[str, ...]:
-    """The finished checkpoint and those it descends from, the nearest first."""
+def checkpoint_lineage(state: StateDir, checkpoint_id: str | None) -> tuple[Ancestor, ...]:
+    """The stages that made the checkpoint and those it descends from, the nearest first."""
     lineage: list[str] = []
     while checkpoint_id is not None and checkpoint_id not in lineage:
         lineage.append(checkpoint_id)
         checkpoint = read_checkpoint(state, checkpoint_id)
         checkpoint_id = checkpoint.parent_id if checkpoint else None
-    return tuple(lineage)
+    return tuple(Ancestor.parse(name) for name in lineage)
 
 
 def read_checkpoint(state: StateDir, checkpoint_id: str) -> Checkpoint | None:

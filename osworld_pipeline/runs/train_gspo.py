@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from osworld_pipeline.agent.model_inputs import PixelCache
-from osworld_pipeline.domain.checkpoint import Checkpoint
+from osworld_pipeline.domain.checkpoint import Checkpoint, milestone_id
 from osworld_pipeline.rollout.collector import Collector
 from osworld_pipeline.rollout.task_sampling import open_task_sampler
 from osworld_pipeline.runs.budget import Budget, spent_by
@@ -119,7 +119,7 @@ async def train_phase(
             ended = await phase.run_update(update, budget)
             budget = ended.budget
             if ended.stopped:
-                return {"checkpoint_id": phase.milestone_id(update + 1), "stopped": ended.stopped}
+                return {"checkpoint_id": milestone_id(phase.job.checkpoint_id, update + 1), "stopped": ended.stopped}
     return {"checkpoint_id": job.checkpoint_id}
 
 
@@ -172,11 +172,6 @@ class _Phase:
             self.report({"kind": "warning", "message": f"{stopped}: stopped after {done}, to go on another time"})
         return _UpdateEnd(budget=budget, stopped=stopped)
 
-    def milestone_id(self, num_updates: int) -> str:
-        from osworld_pipeline.training.checkpoint import milestone_id
-
-        return milestone_id(self.job.checkpoint_id, num_updates)
-
     def _save(
         self,
         num_updates: int,
@@ -211,7 +206,7 @@ class _Phase:
         kept = job.recipe.trainer
         folder = save_partial(job.state, self.trainer, trainer_state, keep_last=kept.keep_last)
         if is_kept or (kept.keep_every and num_updates % kept.keep_every == 0):
-            name = self.milestone_id(num_updates)
+            name = milestone_id(job.checkpoint_id, num_updates)
             keep_milestone(job.state, folder, name, partial(_documents, job, name, num_updates, metrics))
         return folder
 

@@ -5,21 +5,21 @@ from dataclasses import dataclass
 
 import duckdb
 
+from osworld_pipeline.domain.checkpoint import Ancestor
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import TableError
 from osworld_pipeline.tables.catalog import first_line
+from osworld_pipeline.tables.history import BEFORE, NEWEST_FIRST, before
 from osworld_pipeline.tables.views import create_part_views, pin_snapshot
 
-_RECENT = """
+_RECENT = f"""
 WITH last_groups AS (
     SELECT task_id, num_valid, num_successes FROM rollout_groups
-    WHERE num_valid > 0 AND (list_contains($lineage, stage_key) OR (stage_key = $stage_key AND "update" < $update))
-    QUALIFY row_number() OVER (
-        PARTITION BY task_id ORDER BY coalesce(list_position($lineage, stage_key), 0), "update" DESC, group_id DESC
-    ) <= $num_groups
+    WHERE num_valid > 0 AND {BEFORE}
+    QUALIFY row_number() OVER (PARTITION BY task_id ORDER BY {NEWEST_FIRST}, group_id DESC) <= $num_groups
 )
 SELECT task_id, sum(num_valid)::INT, sum(num_successes)::INT FROM last_groups GROUP BY task_id
-"""
+"""  # noqa: S608 - our own words
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class RecentEpisodes:
 
 
 def recent_success(
-    state: StateDir, *, stage_key: str, lineage: Sequence[str], update: int, num_groups: int
+    state: StateDir, *, stage_key: str, lineage: Sequence[Ancestor], update: int, num_groups: int
 ) -> Mapping[str, RecentEpisodes]:
     """By task, over its last `num_groups` groups: those of the stage's updates before `update`, then those of the
     stages in `lineage`, the nearest first. A task that is not among them was never tried.
@@ -39,7 +39,7 @@ def recent_success(
     Raises:
         TableError: the tables cannot be read.
     """
-    asked = {"stage_key": stage_key, "lineage": list(lineage), "update": update, "num_groups": num_groups}
+    asked = before(stage_key, update, lineage) | {"num_groups": num_groups}
     try:
         with duckdb.connect(":memory:") as views:
             create_part_views(views, state)

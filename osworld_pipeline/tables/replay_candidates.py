@@ -8,16 +8,18 @@ its checkpoint descends from. A rerun replaces neither, so the same tables give 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import duckdb
 import pyarrow as pa
 
+from osworld_pipeline.domain.checkpoint import Ancestor
 from osworld_pipeline.domain.replay import ReplayKind, ReplayRow, base_task_id
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import TableError
 from osworld_pipeline.recipes.schema import ReplaySection
 from osworld_pipeline.tables.catalog import first_line
+from osworld_pipeline.tables.history import BEFORE, NEWEST_FIRST, before
 from osworld_pipeline.tables.replay import parts_explained, read_replay_columns, replay_schema, verified_rewards
 from osworld_pipeline.tables.views import create_part_views, pin_snapshot
 
@@ -35,7 +37,6 @@ _COLUMNS = (
     "source_path",
     "source_line",
 )
-_BEFORE = '(list_contains($lineage, stage_key) OR (stage_key = $stage_key AND "update" < $update))'
 _DEMONSTRATIONS = """
 CREATE TABLE demonstrations AS
 SELECT d.row_id, 'demonstration' AS kind, d.task_id, d.original_task_id, d.source_dataset, d.quality_rank, d.reward,
@@ -56,7 +57,7 @@ SELECT e.episode_id AS row_id, 'episode' AS kind,
        e.task_reward AS verified_reward, e.num_steps, NULL::VARCHAR[] AS action_types, e.started_at AS recorded_at,
        row_number() OVER (PARTITION BY e.task_id ORDER BY e.started_at DESC, e.episode_id DESC) AS place
 FROM episodes e
-WHERE e.purpose = 'train' AND e.is_valid AND e.is_success AND e.task_reward >= $threshold AND {_BEFORE}
+WHERE e.purpose = 'train' AND e.is_valid AND e.is_success AND e.task_reward >= $threshold AND {BEFORE}
 QUALIFY place <= $per_task
 """  # noqa: S608 - our own words
 _ACTION_TYPES = """
@@ -84,14 +85,12 @@ FROM found ORDER BY asked, original_task_id, place
 _FAILURES = f"""
 SELECT task_id, list_max(task_rewards) < $threshold
 FROM rollout_groups
-WHERE list_max(task_rewards) IS NOT NULL AND {_BEFORE}
-QUALIFY row_number() OVER (
-    PARTITION BY task_id ORDER BY coalesce(list_position($lineage, stage_key), 0), "update" DESC, group_id DESC
-) <= {RECENT_GROUPS}
+WHERE list_max(task_rewards) IS NOT NULL AND {BEFORE}
+QUALIFY row_number() OVER (PARTITION BY task_id ORDER BY {NEWEST_FIRST}, group_id DESC) <= {RECENT_GROUPS}
 """  # noqa: S608 - our own words
 _VERIFIED = pa.schema([("row_id", pa.string()), ("reward", pa.float64())])
 _ASKED = pa.schema([("asked", pa.string()), ("base", pa.string())])
-_INJECTED = f"SELECT DISTINCT row_id FROM injections WHERE {_BEFORE}"  # noqa: S608 - our own words
+_INJECTED = f"SELECT DISTINCT row_id FROM injections WHERE {BEFORE}"  # noqa: S608 - our own words
 
 
 class ReplayCandidate(NamedTuple):
@@ -127,7 +126,7 @@ class ReplayCandidates:
     """Asks for one stage: demonstrations as they are now, and what `look` finds of online rollouts."""
 
     def __init__(
-        self, state: StateDir, section: ReplaySection, *, stage_key: str = "", lineage: Sequence[str] = ()
+        self, state: StateDir, section: ReplaySection, *, stage_key: str = "", lineage: Sequence[Ancestor] = ()
     ) -> None:
         """`lineage`: the stages this one descends from, the nearest first.
 
@@ -169,20 +168,20 @@ class ReplayCandidates:
         strategy = self._section.strategy
         if not self._section.include_online and strategy not in ("recent_failure", "diverse"):
             return
-        before: dict[str, Any] = {"lineage": self._lineage, "stage_key": self._stage_key, "update": update}
+        seen = before(self._stage_key, update, self._lineage)
         threshold = {"threshold": self._section.threshold}
         with parts_explained(self._state):
             views = self._views_of_now()
             if self._section.include_online:
-                found = views.sql(_ONLINE, params=before | threshold | {"per_task": self._section.per_task})
+                found = views.sql(_ONLINE, params=seen | threshold | {"per_task": self._section.per_task})
                 successes = found.to_arrow_table()
                 if strategy == "diverse":
                     successes = _with_action_types(views, successes)
                 self._load("successes", successes)
             if strategy == "recent_failure":
-                self._failures = _recent(views.execute(_FAILURES, before | threshold).fetchall())
+                self._failures = _recent(views.execute(_FAILURES, seen | threshold).fetchall())
             if strategy == "diverse":
-                self._injected = frozenset(row_id for (row_id,) in views.execute(_INJECTED, before).fetchall())
+                self._injected = frozenset(row_id for (row_id,) in views.execute(_INJECTED, seen).fetchall())
 
     @property
     def injected(self) -> frozenset[str]:

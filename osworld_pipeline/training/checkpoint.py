@@ -158,10 +158,6 @@ def save_partial(state: StateDir, trainer: Saves, trainer_state: TrainerState, *
     return folder
 
 
-def milestone_id(checkpoint_id: str, num_updates: int) -> str:
-    return f"{checkpoint_id}-u{num_updates:04d}"
-
-
 def keep_milestone(state: StateDir, partial: Path, name: str, documents: Documents) -> Path:
     """The weights of a partial checkpoint as a finished one of the name `milestone_id` gives, without the optimiser: it
     outlives the stage. Its files are the partial's own (hard links). Raises StoreError."""

@@ -54,6 +54,9 @@ class Unasked:
 
     run_id = "mlflow-run"
 
+    def url(self, base_url: str) -> str:
+        return f"{base_url}/runs/{self.run_id}"
+
     def __getattr__(self, name: str) -> Any:
         return lambda *told, **more: None
 
@@ -118,6 +121,11 @@ def shown(result: dg.ExecuteInProcessResult) -> list[dict[str, Any]]:
     return [{name: value.value for name, value in found[asset.key].items()} for asset in ASSETS]
 
 
+def observations(result: dg.ExecuteInProcessResult) -> list[dg.AssetObservation]:
+    events = result.filter_events(lambda event: event.event_type is dg.DagsterEventType.ASSET_OBSERVATION)
+    return [event.asset_observation_data.asset_observation for event in events]
+
+
 def test_a_re_training_begins_with_the_champion_and_costs_nothing_a_second_time(
     instance: dg.DagsterInstance, state: StateDir
 ) -> None:
@@ -130,6 +138,10 @@ def test_a_re_training_begins_with_the_champion_and_costs_nothing_a_second_time(
     assert run is not None
     assert run.tags[RETRAINING_TAG] == "best-1"
     assert not phase1["was there already"]
+    links = [observation.metadata for observation in observations(first)]
+    assert len(links) == 2, "the flywheel had no round to run"
+    assert links[0]["mlflow"].value == "http://127.0.0.1:5000/runs/mlflow-run"
+    assert links[0]["desktops 1"].value == "http://127.0.0.1:1/status"
     again = shown(materialize(instance, state, "best-1", "retraining.max_episodes=1"))
     assert [one["checkpoint_id"] for one in again] == [one["checkpoint_id"] for one in (flywheel, phase1, phase2)]
     assert again[0]["rounds run now"] == 0

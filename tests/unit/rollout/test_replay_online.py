@@ -9,6 +9,7 @@ from episode_samples import make_sequence, make_step
 from replay_samples import failed_group, group_of, make_row, rollout, write_rows
 
 from osworld_pipeline.agent.renderer import Renderer
+from osworld_pipeline.domain.checkpoint import Ancestor
 from osworld_pipeline.domain.digest import digest_bytes
 from osworld_pipeline.domain.episode import EpisodePurpose, Outcome
 from osworld_pipeline.domain.group import RolloutGroup
@@ -41,7 +42,7 @@ def plain(group: RolloutGroup, row: ReplayRow) -> list[Trajectory]:
 
 
 def possible_rows(
-    state: StateDir, *, update: int, stage_key: str = "stage", lineage: tuple[str, ...] = (), section=ONLINE
+    state: StateDir, *, update: int, stage_key: str = "stage", lineage: tuple[Ancestor, ...] = (), section=ONLINE
 ) -> set[str]:
     groups = [failed_group(group_id=f"g{index}") for index in range(60)]
     with ReplayBuffer(state, section, stage_key=stage_key, lineage=lineage) as buffer:
@@ -61,7 +62,11 @@ def test_successes_of_the_stages_it_descends_from_are_seen_and_of_strangers_not(
     store = TrajectoryStore(state)
     for stage_key in ("phase1", "stranger"):
         store.write_episodes(stage_key, [rollout(f"{stage_key}-e", 1.0, stage_key=stage_key, update=7)])
-    assert possible_rows(state, update=0, lineage=("phase1", "sft")) == {"phase1-e"}
+    assert possible_rows(state, update=0, lineage=(Ancestor("phase1"), Ancestor("sft"))) == {"phase1-e"}
+    assert possible_rows(state, update=0, lineage=(Ancestor.parse("phase1-u0008"),)) == {"phase1-e"}
+    assert possible_rows(state, update=0, lineage=(Ancestor.parse("phase1-u0007"),)) == set(), (
+        "made after the milestone"
+    )
 
 
 def test_only_valid_successes_of_training_rollouts_are_replayed(state: StateDir) -> None:

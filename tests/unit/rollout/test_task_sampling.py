@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from group_samples import make_ended, make_group, make_tasks
 
+from osworld_pipeline.domain.checkpoint import Ancestor
 from osworld_pipeline.domain.episode import Outcome
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import TableError
@@ -110,7 +111,9 @@ def test_recent_success_counts_the_last_groups_of_the_stage_and_of_those_before_
     write("other", 0, [success] * 8)
 
     def rates(update: int, num_groups: int) -> RecentEpisodes:
-        found = recent_success(state, stage_key="mine", lineage=["parent"], update=update, num_groups=num_groups)
+        found = recent_success(
+            state, stage_key="mine", lineage=[Ancestor("parent")], update=update, num_groups=num_groups
+        )
         assert set(found) == {"t0"}
         return found["t0"]
 
@@ -119,3 +122,20 @@ def test_recent_success_counts_the_last_groups_of_the_stage_and_of_those_before_
     assert rates(0, 8) == recent(4, 4)
     assert rates(9, 2) == recent(3, 4)
     assert recent_success(state, stage_key="new", lineage=[], update=5, num_groups=8) == {}
+
+
+def test_recent_success_ends_where_the_milestone_it_goes_on_from_was_kept(tmp_path: Path) -> None:
+    state = StateDir(tmp_path)
+    for update, outcome in enumerate((Outcome.SUCCESS, Outcome.FAILURE, Outcome.SUCCESS)):
+        group = make_group(f"parent-u{update:04d}-g00", TASKS[0], update, [make_ended(f"e{update}", outcome=outcome)])
+        group = type(group)(**{**vars(group), "stage_key": "parent"})
+        TrajectoryStore(state).write_groups(f"parent-u{update:04d}", [group], [])
+
+    def rates(stage_key: str, *lineage: str, update: int = 0) -> RecentEpisodes:
+        ancestors = [Ancestor.parse(name) for name in lineage]
+        return recent_success(state, stage_key=stage_key, lineage=ancestors, update=update, num_groups=8)["t0"]
+
+    assert rates("mine", "parent-u0002") == recent(1, 2), "what came after the milestone is another line"
+    assert rates("mine", "parent") == recent(2, 3)
+    assert rates("mine", "parent-u0001", "parent-u0003") == recent(1, 1), "the nearest word holds"
+    assert rates("parent", "parent-u0001", update=2) == recent(1, 2), "one that goes on from its own milestone"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from replay_samples import make_row, write_rows, write_verification
 
-from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
+from osworld_pipeline.domain.checkpoint import Ancestor, Checkpoint, Stage
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.recipes.schema import ReplaySection
 from osworld_pipeline.runs.stages import CARD, checkpoint_card, checkpoint_lineage, training_data_digest
@@ -72,6 +72,6 @@ def test_lineage_goes_from_a_checkpoint_to_its_base(tmp_path: Path) -> None:
         )
         (state.checkpoints / name).mkdir(parents=True)
         (state.checkpoints / name / CARD).write_text(json.dumps(checkpoint_card(checkpoint)))
-    assert checkpoint_lineage(state, "phase1") == ("phase1", "sft", "base")
-    assert checkpoint_lineage(state, "unknown") == ("unknown",)
+    assert checkpoint_lineage(state, "phase1") == (Ancestor("phase1"), Ancestor("sft"), Ancestor("base"))
+    assert checkpoint_lineage(state, "unknown") == (Ancestor("unknown"),)
     assert checkpoint_lineage(state, None) == ()

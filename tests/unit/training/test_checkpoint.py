@@ -14,6 +14,7 @@ import torch
 from training_samples import conversation
 
 from osworld_pipeline.agent.processor import load_processor
+from osworld_pipeline.domain.checkpoint import Ancestor, milestone_id
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError, TrainingError
 from osworld_pipeline.recipes.schema import SftSection
@@ -21,7 +22,6 @@ from osworld_pipeline.training.checkpoint import (
     TrainerState,
     keep_milestone,
     latest_complete,
-    milestone_id,
     partials_dir,
     read_trainer_state,
     remove_stale_writes,
@@ -271,3 +271,14 @@ def test_a_second_trainer_on_a_stage_is_told_who_holds_it(tmp_path: Path):
 def test_the_fence_needs_no_torch(tmp_path: Path):
     program = "import sys, osworld_pipeline.training.fence; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("checkpoint_id", "stage_key", "num_updates"),
+    [("sft-1-u0003", "sft-1", 3), (milestone_id("gspo_phase1-ab", 12345), "gspo_phase1-ab", 12345),
+     ("sft-1", "sft-1", None), ("base-u", "base-u", None), ("sft-1-u00x3", "sft-1-u00x3", None), ("", "", None)],
+)  # fmt: skip
+def test_a_milestones_id_tells_its_stage_and_how_far_that_was(
+    checkpoint_id: str, stage_key: str, num_updates: int | None
+) -> None:
+    assert Ancestor.parse(checkpoint_id) == (stage_key, num_updates)
