@@ -1,6 +1,7 @@
 """Shared by all tests: what this machine can run, where real data may lie, and a really tiny random Qwen3-VL."""
 
 import io
+import os
 import shutil
 import signal
 from collections.abc import Callable
@@ -34,11 +35,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
         if item.get_closest_marker("browser") and shutil.which("chromium") is None:
             item.add_marker(pytest.mark.skip(reason="no chromium"))
-    items.sort(key=_cost)
+    is_parallel = "PYTEST_XDIST_WORKER" in os.environ
+    items.sort(key=lambda item: _cost(item, is_parallel=is_parallel))
 
 
-def _cost(item: pytest.Item) -> tuple[int, float]:
-    """Among the slow ones the longest first, so that two workers end at about the same time."""
+def _cost(item: pytest.Item, *, is_parallel: bool) -> tuple[int, float]:
+    """Among the slow ones the longest first, so that all workers end at about the same time. Of several workers one
+    begins with the virtual machines, which take longest of all."""
+    if is_parallel and item.get_closest_marker("vm"):
+        return -1, 0.0
     kind = 2 * bool(item.get_closest_marker("slow")) + bool(item.get_closest_marker("desktop"))
     limit = item.get_closest_marker("timeout")
     return kind, -float(limit.args[0]) if limit and limit.args else 0.0
