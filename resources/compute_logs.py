@@ -1,6 +1,6 @@
 """Where Dagster keeps what steps print: as its own manager of local files does, but nothing outlives a killed run.
 
-Dagster mirrors a file to the terminal by `tail`, and has a second process end that when the step's own is killed; a kill
+Dagster mirrors a file to the terminal by `tail`, and has a second process end that when the step's is killed; a kill
 between the two starts leaves a `tail` for ever.
 """
 
