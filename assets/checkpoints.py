@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 import dagster as dg
 
-from assets.stage import StageServices, checkpoint_result, run_stage, stage_result, try_stage
+from assets.stage import StageServices, checkpoint_result, run_stage, try_stage
 from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.runs.endpoints import is_address
@@ -55,11 +55,10 @@ def base_checkpoint(
     """The model before any training: a tiny random Qwen3-VL, or a published one."""
     settings, folder = recipe.load(), state.dir()
     services = StageServices(launcher=launcher, tracking=tracking, progress=progress)
-    checkpoint = run_stage(
+    return run_stage(
         context, services, stage=Stage.BASE, program="make_base", recipe=settings, state=folder, parent=None,
         data_digest="",
     )  # fmt: skip
-    return checkpoint_result(checkpoint, folder)
 
 
 @dg.asset(
@@ -79,12 +78,11 @@ def sft_checkpoint(
     """Supervised fine-tuning on the demonstrations of the replay buffer, assistant tokens only."""
     settings, folder = recipe.load(), state.dir()
     services = StageServices(launcher=launcher, tracking=tracking, progress=progress)
-    checkpoint = run_stage(
+    return run_stage(
         context, services, stage=Stage.SFT, program="train_sft", recipe=settings, state=folder,
         parent=parent_of(context, "base_checkpoint", state),
         data_digest=training_data_digest(folder, ["replay_buffer"], replay=settings.replay, sft=settings.sft),
     )  # fmt: skip
-    return checkpoint_result(checkpoint, folder)
 
 
 @dg.asset(
@@ -182,13 +180,12 @@ def build_gspo_asset(stage: Stage, parent_asset: str, description: str) -> dg.As
     ) -> dg.MaterializeResult:
         settings, folder = recipe.load(), state.dir()
         services = StageServices(launcher=launcher, tracking=tracking, progress=progress)
-        end = try_stage(
+        return run_stage(
             context, services, stage=stage, program="train_gspo", recipe=settings, state=folder,
             parent=parent_of(context, parent_asset, state), desktops=desktops, engine=engine,
             data_digest=training_data_digest(folder, ["replay_buffer", "train_tasks"], replay=settings.replay),
             budget=start.budget_left(context, settings, folder),
         )  # fmt: skip
-        return stage_result(end, folder)
 
     return gspo_checkpoint
 

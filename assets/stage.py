@@ -9,6 +9,7 @@ from typing import Any
 import dagster as dg
 
 from assets.links import tell_where_to_look
+from assets.plots import training_curves
 from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.recipes import Recipe
@@ -58,14 +59,22 @@ def run_stage(
     data_digest: str,
     desktops: DesktopsResource | None = None,
     engine: EngineResource | None = None,
-) -> Checkpoint:
-    """Makes the checkpoint of `stage`, or finds it: its id says whether anything that matters has changed."""
-    checkpoint = try_stage(
+    budget: Budget = UNLIMITED,
+) -> dg.MaterializeResult:
+    """Makes the checkpoint of `stage`, or finds it: its id says whether anything that matters has changed. What Dagster
+    shows of it, and how it came to stand for the stage."""
+    end = try_stage(
         context, services, stage=stage, program=program, recipe=recipe, state=state, parent=parent,
-        data_digest=data_digest, desktops=desktops, engine=engine,
-    ).checkpoint  # fmt: skip
-    assert checkpoint is not None, f"{program} ended well and left no checkpoint"
-    return checkpoint
+        data_digest=data_digest, desktops=desktops, engine=engine, budget=budget,
+    )  # fmt: skip
+    assert end.checkpoint is not None, f"{program} ended well and left no checkpoint"
+    shown = checkpoint_result(end.checkpoint, state)
+    about: dict[str, Any] = {"was there already": end.is_found}
+    if end.stopped:
+        about["stopped"] = end.stopped
+    if end.checkpoint.stage is stage:
+        about |= training_curves(context, services.tracking, state, end.checkpoint)
+    return dg.MaterializeResult(metadata={**(shown.metadata or {}), **about}, data_version=shown.data_version)
 
 
 def try_stage(
@@ -152,13 +161,3 @@ def checkpoint_result(checkpoint: Checkpoint, state: StateDir) -> dg.Materialize
         },
         data_version=dg.DataVersion(checkpoint.weights_digest),
     )
-
-
-def stage_result(end: StageEnd, state: StateDir) -> dg.MaterializeResult:
-    """Its checkpoint, and how it came to stand for the stage."""
-    assert end.checkpoint is not None, "a stage that had nothing to train on stands for nothing"
-    shown = checkpoint_result(end.checkpoint, state)
-    about: dict[str, Any] = {"was there already": end.is_found}
-    if end.stopped:
-        about["stopped"] = end.stopped
-    return dg.MaterializeResult(metadata={**(shown.metadata or {}), **about}, data_version=shown.data_version)

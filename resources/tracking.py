@@ -1,6 +1,6 @@
 """MLflow for assets: the runs of each stage carry Dagster's ids and a link to its run, and Dagster gets one back."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,7 +11,7 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.lineage.client import model_url, open_client, run_url, told_clearly
 from osworld_pipeline.lineage.code import code_origin
 from osworld_pipeline.lineage.models import champion_checkpoint, find_logged_model, register_champion
-from osworld_pipeline.lineage.tracking import StageRun, find_run, stage_run
+from osworld_pipeline.lineage.tracking import StageRun, find_run, metric_history, stage_run
 
 MLFLOW_URL = "http://127.0.0.1:5000"
 DAGSTER_URL = "http://127.0.0.1:3000"
@@ -93,6 +93,11 @@ class TrackingResource(dg.ConfigurableResource):
             if model_id is None:
                 return None
             return model_url(self._base_url(), open_client(uri).get_logged_model(model_id).experiment_id, model_id)
+
+    def history_of(self, state: StateDir, stage_key: str, names: Sequence[str]) -> list[tuple[str, int, float]]:
+        """(metric, update, value) of a stage. Raises TrackingError."""
+        with told_clearly(self.resolve(state), f"cannot read the curves of {stage_key}"):
+            return metric_history(self.resolve(state), stage_key, names)
 
     def champion(self, state: StateDir) -> str | None:
         """The checkpoint that MLflow's alias `champion` points to. Raises TrackingError."""

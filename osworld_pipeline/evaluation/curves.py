@@ -1,13 +1,22 @@
-"""Training curves as numbers for inline SVG: one small panel for each metric of each stage."""
+"""Training curves as numbers for inline SVG, and as a picture of their own: one small panel for each metric of each
+stage."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 
 WIDTH, HEIGHT = 240, 96
+MAX_POINTS = WIDTH
+"""Of a line; more would lie on one pixel."""
+CAPTION, FOOT, GAP = 18, 20, 12
+"""Above, below and between the panels of a picture."""
+INK, SOFT_INK, LINE = "#1c2430", "#5d6878", "#1f5fa8"
 LEFT, RIGHT, MARGIN_Y = 48, 8, 10
 """The scale's two figures stand in the left margin."""
 METRIC_ORDER = (
+    "success_rate",
+    "task_reward_mean",
     "loss",
     "rollout task reward",
     "rollout shaped reward",
@@ -63,6 +72,39 @@ def draw_curves(points: Sequence[MetricPoint]) -> list[Curve]:
     return [_curve(stage, name, sorted(series[stage, name].items())) for stage, name in keys]
 
 
+def curves_svg(curves: Sequence[Curve], *, columns: int = 3) -> str:
+    """A picture of all of them, on a white ground: it may be shown on a dark page."""
+    width, height = WIDTH + 2 * GAP, HEIGHT + CAPTION + FOOT + GAP
+    rows = -(-len(curves) // columns)
+    size = (min(columns, len(curves)) * width, rows * height)
+    panels = "".join(
+        f'<g transform="translate({index % columns * width + GAP},{index // columns * height + GAP})">{_panel(one)}</g>'
+        for index, one in enumerate(curves)
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{size[0]}" height="{size[1]}" '
+        f'viewBox="0 0 {size[0]} {size[1]}" font-family="sans-serif" font-size="11">'
+        f'<rect width="100%" height="100%" fill="#fff"/>{panels}</svg>'
+    )
+
+
+def _panel(curve: Curve) -> str:
+    """Caption, scale, line, and what the last update had."""
+    texts = [(0, 12, escape(curve.name.replace("_", " ")), INK), (0, CAPTION + 14, f"{curve.high:.3g}", SOFT_INK)]
+    if curve.low != curve.high:
+        texts.append((0, CAPTION + HEIGHT - 5, f"{curve.low:.3g}", SOFT_INK))
+    updates = f"updates {curve.first_update} to {curve.last_update}"
+    texts.append((0, CAPTION + HEIGHT + 14, f"{updates}, last {curve.last:.3g}", SOFT_INK))
+    drawn = "".join(f'<text x="{x}" y="{y}" fill="{ink}">{words}</text>' for x, y, words, ink in texts)
+    x, y = curve.end
+    return (
+        f'{drawn}<g transform="translate(0,{CAPTION})">'
+        f'<line x1="{LEFT}" y1="{HEIGHT - 1}" x2="{WIDTH}" y2="{HEIGHT - 1}" stroke="#d5d9e0"/>'
+        f'<polyline points="{curve.line}" fill="none" stroke="{LINE}" stroke-width="1.6" stroke-linejoin="round"/>'
+        f'<circle cx="{x}" cy="{y}" r="3" fill="{LINE}"/></g>'
+    )
+
+
 def _rank(order: Sequence[str], name: str) -> int:
     return order.index(name) if name in order else len(order)
 
@@ -73,7 +115,9 @@ def _curve(stage: str, name: str, points: Sequence[tuple[int, float]]) -> Curve:
     low, high = min(values), max(values)
     xs = [_scale(update, updates[0], updates[-1], LEFT, WIDTH - RIGHT) for update in updates]
     ys = [_scale(value, low, high, HEIGHT - MARGIN_Y, MARGIN_Y) for value in values]
-    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(xs, ys, strict=True))
+    places = list(zip(xs, ys, strict=True))
+    stride = -(-len(places) // MAX_POINTS)
+    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in (*places[:-1:stride], places[-1]))
     return Curve(
         stage=stage,
         name=name,

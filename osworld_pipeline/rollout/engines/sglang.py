@@ -85,7 +85,11 @@ class SglangEngine:
                 return await self._within_budget(functools.partial(self._attempt, request, body))
             except UnusableTokenError as error:
                 if sample == MAX_SAMPLES:
-                    raise EngineError(f"{error}, in each of {sample} samples") from error
+                    raise EngineError(
+                        f"{error}, in each of {sample} samples: the policy has hardly been trained and says what no "
+                        "text is; give it more updates of SFT, or sample it with engine.kind=transformers, which rules "
+                        "such ids out"
+                    ) from error
                 seed = random.Random(seed).getrandbits(31)
         raise AssertionError("unreachable: the last sample is returned or raises")
 

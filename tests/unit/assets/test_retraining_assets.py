@@ -1,6 +1,7 @@
 """The flywheel and the GSPO phases from a checkpoint that is there already: where they begin, what they may spend, and
 what stands for a stage that its budget ended."""
 
+import base64
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from replay_samples import rollout
 from assets.checkpoints import flywheel_checkpoint, gspo_phase1_checkpoint, gspo_phase2_checkpoint
 from osworld_pipeline.domain.checkpoint import Stage
 from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.errors import TrackingError
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.runs.budget import Budget, Spent
 from osworld_pipeline.runs.embedded_server import EnvServers
@@ -70,6 +72,11 @@ class NoTracking(TrackingResource):
 
     def run_id_of(self, state: StateDir, stage_key: str) -> str | None:
         return "mlflow-run"
+
+    def history_of(self, state: StateDir, stage_key: str, names: Any) -> list[tuple[str, int, float]]:
+        if stage_key.startswith("gspo_phase2"):
+            raise TrackingError("MLflow is gone")
+        return [("kl", 1, 0.5), ("kl", 2, 0.25)]
 
     def champion(self, state: StateDir) -> str | None:
         return self.best or None
@@ -138,6 +145,8 @@ def test_a_re_training_begins_with_the_champion_and_costs_nothing_a_second_time(
     assert run is not None
     assert run.tags[RETRAINING_TAG] == "best-1"
     assert not phase1["was there already"]
+    assert "<polyline" in base64.b64decode(phase1["curves"].partition("base64,")[2].removesuffix(")")).decode()
+    assert "curves" not in phase2, "MLflow is gone, and the asset is made"
     links = [observation.metadata for observation in observations(first)]
     assert len(links) == 2, "the flywheel had no round to run"
     assert links[0]["mlflow"].value == "http://127.0.0.1:5000/runs/mlflow-run"

@@ -1,0 +1,47 @@
+"""Pictures in what Dagster shows of an asset."""
+
+import base64
+
+import dagster as dg
+
+from osworld_pipeline.domain.checkpoint import Ancestor, Checkpoint
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.errors import TrackingError
+from osworld_pipeline.evaluation.curves import MetricPoint, curves_svg, draw_curves
+from resources.tracking import TrackingResource
+
+SHOWN = (
+    "success_rate",
+    "task_reward_mean",
+    "loss",
+    "kl",
+    "trainer_sampler_logprob_diff",
+    "entropy",
+    "clip_fraction",
+    "grad_norm",
+    "environments_busy",
+)
+
+
+def training_curves(
+    context: dg.AssetExecutionContext, tracking: TrackingResource, state: StateDir, checkpoint: Checkpoint
+) -> dict[str, dg.MetadataValue]:
+    """How the stage that made a checkpoint went, over all its attempts; nothing where MLflow was told nothing. An
+    MLflow that does not answer costs the picture, not the asset."""
+    stage = Ancestor.parse(checkpoint.checkpoint_id).stage_key
+    try:
+        history = tracking.history_of(state, stage, SHOWN)
+    except TrackingError as error:
+        context.log.warning(f"no curves are shown: {error}")
+        return {}
+    points = [
+        MetricPoint(stage=str(checkpoint.stage), update=update, name=name, value=value)
+        for name, update, value in history
+    ]
+    curves = draw_curves(points)
+    return {"curves": dg.MetadataValue.md(inline_picture("curves", curves_svg(curves)))} if curves else {}
+
+
+def inline_picture(name: str, svg: str) -> str:
+    """As Markdown that carries the picture itself."""
+    return f"![{name}](data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()})"
