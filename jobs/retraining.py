@@ -6,8 +6,9 @@ from typing import Any
 
 import dagster as dg
 
-from jobs.pipeline import RANK, evaluate, retrain, run_flywheel, train
-from jobs.sensors import EVALUATIONS, UNFINISHED, resources_of
+from jobs.pipeline import RANK, evaluate, retrain
+from jobs.sensors import resources_of
+from jobs.unfinished import EVALUATIONS, num_evaluating, num_training
 from osworld_pipeline.domain.checkpoint import Checkpoint
 from osworld_pipeline.errors import RecipeError
 from osworld_pipeline.runs.registered import all_checkpoints
@@ -125,10 +126,10 @@ def _champion_id(instance: dg.DagsterInstance) -> str | None:
 
 def _waits_for(instance: dg.DagsterInstance, checkpoints: Sequence[Checkpoint], history: Sequence[Retraining]) -> str:
     """Work that decides which checkpoint is to be trained further, or that trains now; empty where there is none."""
-    for job in (retrain, train, run_flywheel, evaluate):
-        count = instance.get_runs_count(dg.RunsFilter(job_name=job.name, statuses=UNFINISHED))
-        if count:
-            return f"{count} runs of {job.name} are still to end"
+    if running := num_training(instance):
+        return f"{running} trainings are still to end"
+    if running := num_evaluating(instance):
+        return f"{running} evaluations are still to end"
     unjudged = _unjudged(instance, checkpoints, history)
     if unjudged:
         return (

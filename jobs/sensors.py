@@ -8,20 +8,13 @@ import dagster as dg
 
 from assets.evaluations import CHECKPOINTS
 from jobs.pipeline import evaluate, rank
+from jobs.unfinished import EVALUATIONS, num_evaluating
 from osworld_pipeline.domain.checkpoint import Checkpoint
 from osworld_pipeline.errors import RecipeError
 from osworld_pipeline.runs.registered import all_checkpoints
 from resources.state import RecipeResource, StateResource
 
-EVALUATIONS = dg.AssetKey("evaluations")
 EVERY_S = 30
-UNFINISHED = [
-    dg.DagsterRunStatus.QUEUED,
-    dg.DagsterRunStatus.NOT_STARTED,
-    dg.DagsterRunStatus.STARTING,
-    dg.DagsterRunStatus.STARTED,
-    dg.DagsterRunStatus.CANCELING,
-]
 PASSED_ON = ("state", "recipe", "desktops", "engine", "launcher", "tracking")
 
 
@@ -83,7 +76,7 @@ def new_evaluations(context: dg.SensorEvaluationContext) -> dg.RunRequest | dg.S
     latest = str(found[0].storage_id)
     if latest == context.cursor:
         return dg.SkipReason("nothing has been evaluated since the last time")
-    running = context.instance.get_runs_count(dg.RunsFilter(job_name=evaluate.name, statuses=UNFINISHED))
+    running = num_evaluating(context.instance)
     if running:
         return dg.SkipReason(f"{running} evaluations are still to end")
     context.update_cursor(latest)

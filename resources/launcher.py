@@ -14,9 +14,9 @@ Message = Mapping[str, Any]
 
 
 class Launcher(dg.ConfigurableResource):
-    """Starts programs and listens to them. In a run's configuration: `launcher: {config: {on: {ray: {...}}}}`."""
+    """Starts programs and listens to them. In a run's configuration: `launcher: {config: {runs_on: {ray: {...}}}}`."""
 
-    on: LocalLauncher | RayLauncher = Field(
+    runs_on: LocalLauncher | RayLauncher = Field(
         default=LocalLauncher(), discriminator="kind", description="`local`: this machine; `ray`: a Ray cluster."
     )
 
@@ -36,4 +36,4 @@ class Launcher(dg.ConfigurableResource):
         Returns the program's result. Raises dg.Failure with the program's own sentence when it fails, and without a
         retry when the step is cancelled: by then nothing of the program is left.
         """
-        return self.on.launch(context, program, job, on_message, state=state, num_processes=num_processes)
+        return self.runs_on.launch(context, program, job, on_message, state=state, num_processes=num_processes)

@@ -47,7 +47,7 @@ def launch(request: dict[str, Any]) -> dict[str, Any]:
             raise_on_error=False,
             run_config={
                 "loggers": {"console": {"config": {"log_level": "CRITICAL"}}},
-                "resources": {"launcher": {"config": {"on": request["on"]}}},
+                "resources": {"launcher": {"config": {"runs_on": request["on"]}}},
             },
         )
     return outcome

@@ -131,14 +131,25 @@ def test_tables_of_other_data_begin_a_re_training(instance: dg.DagsterInstance, 
     assert "have changed" in look(instance, state).tags["osworld/reason"]
 
 
-@pytest.mark.parametrize("job", ["retrain", "train", "run_flywheel", "evaluate"])
+@pytest.mark.parametrize(
+    ("job", "assets", "kind"),
+    [("retrain", None, "trainings"), ("train", None, "trainings"), ("run_flywheel", None, "trainings"),
+     ("evaluate", None, "evaluations"), ("__ASSET_JOB", {"evaluations"}, "evaluations"),
+     ("__ASSET_JOB", {"gspo_phase1_checkpoint", "replay_buffer"}, "trainings")],
+)  # fmt: skip
 @pytest.mark.parametrize("status", [dg.DagsterRunStatus.NOT_STARTED, dg.DagsterRunStatus.STARTED])
 def test_nothing_begins_beside_work_that_decides_who_is_champion(
-    instance: dg.DagsterInstance, state: StateDir, job: str, status: dg.DagsterRunStatus
+    instance: dg.DagsterInstance,
+    state: StateDir,
+    job: str,
+    assets: set[str] | None,
+    kind: str,
+    status: dg.DagsterRunStatus,
 ) -> None:
     succeed(state, "a", "b")
-    instance.add_run(dg.DagsterRun(job_name=job, status=status))
-    assert f"1 runs of {job} are still to end" in look(instance, state).skip_message
+    selection = {dg.AssetKey(name) for name in assets} if assets else None
+    instance.add_run(dg.DagsterRun(job_name=job, status=status, asset_selection=selection))
+    assert f"1 {kind} are still to end" in look(instance, state).skip_message
     assert isinstance(strike(instance, state), dg.SkipReason)
 
 

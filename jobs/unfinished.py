@@ -1,0 +1,33 @@
+"""Runs that wait or are at work, whoever began them: what people materialize or backfill in the UI runs under no job of
+ours."""
+
+import dagster as dg
+
+from assets.evaluations import CHECKPOINT_ASSETS
+
+EVALUATIONS = dg.AssetKey("evaluations")
+CHECKPOINTS = frozenset(dg.AssetKey(name) for name in CHECKPOINT_ASSETS)
+UNFINISHED = [
+    dg.DagsterRunStatus.QUEUED,
+    dg.DagsterRunStatus.NOT_STARTED,
+    dg.DagsterRunStatus.STARTING,
+    dg.DagsterRunStatus.STARTED,
+    dg.DagsterRunStatus.CANCELING,
+]
+EVALUATING, TRAINING = ("evaluate",), ("retrain", "train", "run_flywheel")
+"""Jobs."""
+
+
+def num_evaluating(instance: dg.DagsterInstance) -> int:
+    """Runs that evaluate checkpoints, or are going to."""
+    return _count(instance, EVALUATING, frozenset({EVALUATIONS}))
+
+
+def num_training(instance: dg.DagsterInstance) -> int:
+    """Runs that make checkpoints, or are going to."""
+    return _count(instance, TRAINING, CHECKPOINTS)
+
+
+def _count(instance: dg.DagsterInstance, jobs: tuple[str, ...], assets: frozenset[dg.AssetKey]) -> int:
+    runs = instance.get_runs(dg.RunsFilter(statuses=UNFINISHED))
+    return sum(run.job_name in jobs or bool(assets & (run.asset_selection or frozenset())) for run in runs)
