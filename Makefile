@@ -5,7 +5,7 @@ BIN := .venv/bin
 export PYTHONUNBUFFERED := 1
 export DAGSTER_HOME := $(CURDIR)
 
-.PHONY: help setup setup-test setup-python demo test test-fast test-sglang test-faults bench-env bench-data bench-rollout bench-training bench-learning check format dev mlflow constraints clean
+.PHONY: help setup setup-test setup-python demo test test-fast test-sglang test-faults test-windows bench-env bench-data bench-rollout bench-training bench-learning bench-scale check format dev mlflow constraints clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -35,6 +35,10 @@ test-sglang: setup-test ## the tests against real sglang servers on a CPU; makes
 test-faults: setup-test ## training and a backfill while what they rest on fails at random; KILLS=40 for long
 	@OSWORLD_CHAOS_KILLS=$(or $(KILLS),12) $(BIN)/pytest -s tests/integration/test_training_faults.py tests/integration/test_backfill_kills.py
 
+test-windows: setup-test ## a machine brought up as a Windows image is, and Windows programs by Wine (100 MB to download)
+	@scripts/setup wine
+	@OSWORLD_WINDOWS_GUEST=1 $(BIN)/pytest tests/integration/test_windows_state_machine.py tests/integration/test_wine_tasks.py
+
 bench-env: setup-test ## the env server's speed, in ratios with spread; SLIME=PATH measures against Slime-OSWorld
 	@$(BIN)/python -m benchmarks.bench_env $(if $(SLIME),--slime-checkout $(SLIME))
 
@@ -50,6 +54,9 @@ bench-training: setup-python ## updates a second beside TRL's trainer; with a GP
 bench-learning: setup ## does it learn? three seeds of the whole road on real desktops, with a picture; hours
 	@$(BIN)/python -m benchmarks.bench_learning
 
+bench-scale: setup-test ## what a replica takes, its cost a day, and 1,024 of them over 16 hosts simulated; QUICK=1 for a short run
+	@$(BIN)/python -m benchmarks.bench_scale $(if $(QUICK),--quick)
+
 check: setup-python ## format, lint, types, import layers
 	@$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/lint-imports && $(BIN)/pyright
 
@@ -63,7 +70,7 @@ mlflow: setup-python ## MLflow's UI on http://127.0.0.1:5000
 	@$(BIN)/mlflow ui --backend-store-uri sqlite:///var/mlflow/mlflow.db --port 5000
 
 constraints: setup-python ## resolve the pinned versions anew
-	@$(BIN)/uv pip compile pyproject.toml --extra server --extra pipeline --extra train --extra lora --extra ray --extra postgres --extra dev --universal \
+	@$(BIN)/uv pip compile pyproject.toml --extra server --extra pipeline --extra train --extra lora --extra ray --extra postgres --extra gym --extra dev --universal \
 	  --python-version 3.11 --no-header --no-annotate --no-emit-find-links --no-emit-index-url --quiet --upgrade -o constraints.txt
 
 clean: ## remove the state of this machine: var/ and caches, not .venv

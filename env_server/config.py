@@ -8,9 +8,21 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from env_server.settings import OSGYM_VARIABLE, TOKEN_VARIABLE, Settings, SettingsError
+from env_server.settings import (
+    GATEWAY_TOKEN_VARIABLE,
+    OSGYM_VARIABLE,
+    TOKEN_VARIABLE,
+    WINDOWS_PASSWORD_VARIABLE,
+    Settings,
+    SettingsError,
+)
 
-FROM_ENVIRONMENT = {"token": TOKEN_VARIABLE, "osgym_allowed_ips": OSGYM_VARIABLE}
+FROM_ENVIRONMENT = {
+    "token": TOKEN_VARIABLE,
+    "gateway_token": GATEWAY_TOKEN_VARIABLE,
+    "windows_password": WINDOWS_PASSWORD_VARIABLE,
+    "osgym_allowed_ips": OSGYM_VARIABLE,
+}
 """Fields that come from the environment alone."""
 
 

@@ -72,12 +72,23 @@ def make_provider(settings: Settings) -> Provider:
         if settings.provider == "qemu":
             from env_server.providers.qemu.provider import QemuProvider
 
-            return QemuProvider(images=settings.state_dir, screen_size=settings.screen, **dict(settings.qemu))
+            secret = settings.windows_password
+            return QemuProvider(
+                images=settings.state_dir,
+                screen_size=settings.screen,
+                password=secret.get_secret_value() if secret else None,
+                **dict(settings.qemu),
+            )
         if settings.provider == "desktop_env":
             from env_server.providers.desktop_env import DesktopEnvProvider
 
             folder = settings.state_dir / "desktop-env"
             return DesktopEnvProvider(screen_size=settings.screen, folder=folder, **dict(settings.desktop_env))
+        if settings.provider == "gateway":
+            from env_server.providers.gateway import GatewayProvider
+
+            token = settings.gateway_token.get_secret_value() if settings.gateway_token else ""
+            return GatewayProvider(settings.gateway, token=token, screen_size=settings.screen)
         from env_server.providers.local import LocalProvider
 
         return LocalProvider(images=settings.state_dir, screen_size=settings.screen, **dict(settings.local))
@@ -104,7 +115,11 @@ def _make_graders(settings: Settings) -> Graders | None:
         return None
     from env_server.evaluators.osworld import OSWorldGraders
 
-    return OSWorldGraders(python=settings.desktop_env.python, folder=settings.state_dir / "desktop-env")
+    return OSWorldGraders(
+        python=settings.desktop_env.python,
+        folder=settings.state_dir / "desktop-env",
+        with_ports=settings.provider == "gateway",
+    )
 
 
 def _command(target: str) -> Callable[[Sequence[str]], int]:

@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from env_server.config import make_settings, overlay, read_config
-from env_server.settings import DEFAULT_DOWNLOAD_HOSTS, OSGYM_VARIABLE, TOKEN_VARIABLE, Settings
+from env_server.settings import DEFAULT_DOWNLOAD_HOSTS, GATEWAY_TOKEN_VARIABLE, OSGYM_VARIABLE, TOKEN_VARIABLE, Settings
 
 EPILOG = f"The bearer token comes from the environment: {TOKEN_VARIABLE}. Other commands: build-image, doctor, osgym."
+PROVIDERS = ("local", "qemu", "desktop_env", "gateway")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -16,7 +17,7 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(config=None, log_level="info")
     parser.add_argument("--config", type=Path, metavar="FILE", help="TOML with the settings; options here go before it")
     parser.add_argument("--log-level", choices=LOG_LEVELS)
-    _option(parser, "provider", choices=("local", "qemu", "desktop_env"), help="kind of desktop (default local)")
+    _option(parser, "provider", choices=PROVIDERS, help="kind of desktop (default local)")
     _option(parser, "num_replicas", "--replicas", type=int, help="desktops kept warm (default 1)")
     _option(parser, "host", help="default 127.0.0.1; beyond loopback a token is required")
     _option(parser, "port", type=int, help="0 takes a free one (default 8100)")
@@ -42,14 +43,22 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
 def _add_provider_options(parser: argparse.ArgumentParser) -> None:
     local = parser.add_argument_group("provider local")
     _flag(local, "local.allow_unsandboxed", "without namespaces, desktops as plain processes of this user")
+    _flag(local, "local.wine", "desktops have Windows programs (needs the Debian packages wine and wine64)")
     _option(local, "local.memory_mb", "--desktop-memory-mb", type=int, help="most memory of a desktop (default 1024)")
     _option(local, "local.max_processes", "--desktop-processes", type=int, help="most processes of one (default 512)")
     qemu = parser.add_argument_group("provider qemu")
     _option(qemu, "qemu.image", "--image", type=Path, help="a qcow2 image with OSWorld's guest server")
     _option(qemu, "qemu.memory_mb", "--vm-memory-mb", type=int, help="memory of a virtual machine")
     _option(qemu, "qemu.accelerator", "--accelerator", choices=("auto", "kvm", "tcg"), help="default auto: tried out")
+    _option(qemu, "qemu.os_type", "--os-type", choices=("linux", "windows"), help="of --image (default linux)")
+    _option(qemu, "qemu.login_mark", "--login-mark", type=Path, help="picture of a piece of Windows' password prompt")
     _flag(qemu, "qemu.open_network", "virtual machines reach the network")
     _flag(qemu, "qemu.uefi", "the image boots by UEFI (needs the Debian package ovmf)")
+    gateway = parser.add_argument_group("provider gateway", f"its token comes from {GATEWAY_TOKEN_VARIABLE}")
+    _option(gateway, "gateway.url", "--gateway-url", help="https://HOST[:PORT][/PATH] of the gateway")
+    _option(gateway, "gateway.client", "--gateway-client", help="a sandbox client's name, or module:attribute (https)")
+    _option(gateway, "gateway.quota_wait_s", "--gateway-quota-wait-s", type=float, help="longest wait (default 300)")
+    _option(gateway, "gateway.ca_file", "--gateway-ca-file", type=Path, help="certificates to trust, PEM")
     osgym = parser.add_argument_group("OSGym's worker ports", "see also: env-server osgym start")
     _option(osgym, "osgym.ports", "--osgym-ports", type=_ports, help="comma-separated; see also " + OSGYM_VARIABLE)
     _option(osgym, "osgym.host", "--osgym-host", help="default 127.0.0.1")

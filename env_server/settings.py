@@ -12,6 +12,8 @@ from osworld_pipeline.errors import PipelineError
 
 TOKEN_VARIABLE = "ENV_SERVER_TOKEN"  # noqa: S105 - the variable's name, not a token
 OSGYM_VARIABLE = "OSGYM_ALLOWED_IPS"
+WINDOWS_PASSWORD_VARIABLE = "WINDOWS_ADMIN_PASSWORD"  # noqa: S105 - the variable's name, not a password
+GATEWAY_TOKEN_VARIABLE = "OSWORLD_SANDBOX_TOKEN"  # noqa: S105 - the variable's name, not a token
 DEFAULT_DOWNLOAD_HOSTS = (
     "drive.google.com",
     "drive.usercontent.google.com",
@@ -51,6 +53,8 @@ class LocalSettings(BaseModel):
     max_processes: int = Field(default=512, ge=64)
     allow_unsandboxed: bool = False
     """Desktops as plain processes of this user, where namespaces are impossible; a model's input reaches his files."""
+    wine: bool = False
+    """Windows programs on every desktop (Debian's Wine), for tasks on a drive C:."""
 
 
 class QemuSettings(BaseModel):
@@ -60,6 +64,10 @@ class QemuSettings(BaseModel):
 
     image: Path | None = None
     """A qcow2 image with OSWorld's guest server; None takes our own, built by `env-server build-image`."""
+    os_type: Literal["linux", "windows"] = "linux"
+    """`windows`: the image is a Windows without a guest server; it is logged in at and saved before its first use."""
+    login_mark: Path | None = None
+    """A picture cut from a screenshot of that Windows' password prompt, to know the prompt by."""
     memory_mb: int | None = Field(default=None, ge=128)
     """None takes what the image needs."""
     accelerator: Literal["auto", "kvm", "tcg"] = "auto"
@@ -86,6 +94,24 @@ class DesktopEnvSettings(BaseModel):
     """module:function that gives DesktopEnv a provider of the user's own."""
 
 
+class GatewaySettings(BaseModel):
+    """Remote sandboxes; the gateway's token comes from the environment."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    url: str | None = None
+    client: str = "https"
+    """A sandbox client's entry point, or module:attribute."""
+    quota_wait_s: float = Field(default=300.0, ge=0, le=3600)
+    """How long one replica waits for quota before its start counts as failed."""
+    start_timeout_s: float = Field(default=180.0, gt=0, le=540)
+    """Of one start at the gateway, and then of its guest until it shows a screen."""
+    ca_file: Path | None = None
+    """Certificates (PEM) to trust instead of the system's."""
+    options: dict[str, str] = Field(default_factory=dict)
+    """A client's own; no secrets."""
+
+
 class OsgymSettings(BaseModel):
     """OSGym's worker ports, beside the main one; its surface is under /osgym of the main port in any case."""
 
@@ -102,7 +128,7 @@ class OsgymSettings(BaseModel):
 class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    provider: Literal["local", "qemu", "desktop_env"] = "local"
+    provider: Literal["local", "qemu", "desktop_env", "gateway"] = "local"
     grader: Literal["own", "osworld"] = "own"
     """Whose metrics score an episode; `osworld` needs desktop-env in an environment of its own."""
     num_replicas: int = Field(default=1, ge=1)
@@ -137,6 +163,11 @@ class Settings(BaseModel):
     local: LocalSettings = LocalSettings()
     qemu: QemuSettings = QemuSettings()
     desktop_env: DesktopEnvSettings = DesktopEnvSettings()
+    windows_password: SecretStr | None = None
+    """Of a Windows image's administrator; from the environment alone."""
+    gateway: GatewaySettings = GatewaySettings()
+    gateway_token: SecretStr | None = None
+    """What the gateway wants to see; never logged, never an argument."""
     osgym: OsgymSettings = OsgymSettings()
     osgym_allowed_ips: tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...] = ()
     """Whose requests OSGym's surface answers; required for its worker ports. The environment goes before a file."""
@@ -160,6 +191,8 @@ class Settings(BaseModel):
             {
                 **options,
                 "token": SecretStr(token) if token else None,
+                "gateway_token": gateway_token(source),
+                "windows_password": _secret(source.get(WINDOWS_PASSWORD_VARIABLE, "")),
                 "osgym_allowed_ips": _networks(source.get(OSGYM_VARIABLE, "")) or options.get("osgym_allowed_ips", ()),
             }
         )
@@ -174,6 +207,10 @@ class Settings(BaseModel):
                 "separated by commas, for example 127.0.0.1,10.0.0.0/24"
             )
         return settings
+
+
+def _secret(text: str) -> SecretStr | None:
+    return SecretStr(text) if text else None
 
 
 def _networks(text: str) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:
@@ -193,6 +230,13 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def gateway_token(environment: Mapping[str, str] | None = None) -> SecretStr | None:
+    """What a gateway's clients send, and what the reference gateway wants to see; None where none is set."""
+    token = (os.environ if environment is None else environment).get(GATEWAY_TOKEN_VARIABLE, "").strip()
+    return SecretStr(token) if token else None
+
+
 def environment_for_programs() -> dict[str, str]:
-    """For programs that are not ours: what this process was given, without our token."""
-    return {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
+    """For programs that are not ours: what this process was given, without our tokens and passwords."""
+    secrets = (TOKEN_VARIABLE, GATEWAY_TOKEN_VARIABLE, WINDOWS_PASSWORD_VARIABLE)
+    return {name: value for name, value in os.environ.items() if name not in secrets}

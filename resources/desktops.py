@@ -7,6 +7,7 @@ import dagster as dg
 from pydantic import Field
 
 from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.evaluation.suites import needs_wine
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.runs.embedded_server import EnvServers, embedded_env_server, embedded_identity
 
@@ -36,5 +37,6 @@ class DesktopsResource(dg.ConfigurableResource):
             num_replicas=desktop.num_replicas,
             screen_width=desktop.screen_width,
             screen_height=desktop.screen_height,
+            has_wine=needs_wine(recipe.suite.name),
         ) as servers:
             yield servers

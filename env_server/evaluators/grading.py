@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from env_server.evaluators import desktop_metrics, file_metrics, text_metrics
+from env_server.evaluators import desktop_metrics, file_metrics, text_metrics, windows_metrics
 from env_server.evaluators.getters import GETTERS
 from env_server.evaluators.result_file import EpisodeCache
 from env_server.guest_client import GuestClient
@@ -38,6 +38,11 @@ METRICS: Mapping[str, Callable[..., float]] = {
         desktop_metrics.check_moved_jpgs,
         desktop_metrics.check_text_enlarged,
         desktop_metrics.is_utc_0,
+        windows_metrics.windows_date_format,
+        windows_metrics.windows_exact_match,
+        windows_metrics.windows_has_all,
+        windows_metrics.windows_names_listed,
+        windows_metrics.windows_non_empty,
     )
 }
 

@@ -2,8 +2,10 @@
 desktop's guest through a port lent for the time of the grading."""
 
 import asyncio
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from env_server.evaluators.result_file import EpisodeCache
 from env_server.exposed import exposed
@@ -13,6 +15,7 @@ from env_server.providers.desktop_env.driver import reward_of
 from env_server.providers.desktop_env.install import DesktopEnvInstall
 from env_server.providers.desktop_env.tasks import check_evaluator
 from env_server.providers.desktop_env.workers import Launcher, Worker, WorkerSilentError
+from env_server.providers.gateway.port_tunnel import lent_ports
 from env_server.setup import CLIENT_PASSWORD
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.errors import DependencyError, EvaluatorError, ReplicaError
@@ -26,7 +29,8 @@ PING_LIMIT_S = 10.0
 
 
 class OSWorldGraders:
-    """`python` is the interpreter of the environment where desktop-env is installed."""
+    """`python` is the interpreter of the environment where desktop-env is installed; `with_ports` has the ports of a
+    desktop's browser and VLC lent to getters that reach into these."""
 
     def __init__(
         self,
@@ -34,7 +38,9 @@ class OSWorldGraders:
         python: Path,
         folder: Path = Path("var/desktops/desktop-env"),
         install: DesktopEnvInstall | None = None,
+        with_ports: bool = False,
     ) -> None:
+        self.with_ports = with_ports
         self.install = install or DesktopEnvInstall.find(python)
         self.launcher = Launcher(self.install, folder=folder)
         self.slots = asyncio.Semaphore(MAX_AT_ONCE)
@@ -44,7 +50,7 @@ class OSWorldGraders:
         return self.install.name
 
     def read(self, task: Task) -> TaskGrader:
-        check_evaluator(task, self.install, has_ports=False)
+        check_evaluator(task, self.install, has_ports=self.with_ports)
         self.launcher.start()  # it loads while the episode goes on
         return _OSWorldGrader(task=task, graders=self)
 
@@ -73,7 +79,12 @@ class _OSWorldGrader:
         try:
             for file in cache:
                 await worker.call("put", limit_s=PUT_LIMIT_S, name=file.name, blob=file.data)
-            async with exposed(guest) as (host, port):
+            async with AsyncExitStack() as stack:
+                host, port = await stack.enter_async_context(exposed(guest))
+                lent: dict[str, Any] = {}
+                if self.graders.with_ports:
+                    ports = await stack.enter_async_context(lent_ports(guest))
+                    lent = {f"{name}_port": number for name, number in ports.items()}
                 answer = await worker.call(
                     "grade",
                     limit_s=GRADE_LIMIT_S,
@@ -82,6 +93,7 @@ class _OSWorldGrader:
                     task=dict(self.task.config),
                     last_action=last_action,
                     password=CLIENT_PASSWORD,
+                    **lent,
                 )
         except WorkerSilentError as error:
             raise EvaluatorError(str(error)) from error

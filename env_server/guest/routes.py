@@ -10,6 +10,7 @@ from typing import Any
 from . import commands
 from .accessibility import AccessibilityTree
 from .calls import perform_calls
+from .drives import is_windows_path, unix_path
 from .fetching import fetch
 from .opening import opening_command
 from .recording import Recorder, RecordingError
@@ -242,7 +243,10 @@ class DesktopRoutes:
             return Reply({"status": "error", "message": str(error)}, status=error.status)
 
     def _path(self, text: str) -> Path:
-        """A path as a person would write it: `~` and variables expanded, relative to the home folder."""
+        """A path as a person would write it: `~` and variables expanded, relative to the home folder; or a Windows
+        path."""
+        if is_windows_path(text):
+            return unix_path(text, self._home)
         return self._home / os.path.expandvars(os.path.expanduser(text))
 
 

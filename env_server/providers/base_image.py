@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from env_server.providers.requirements import SYSTEM_PATH, SYSTEM_PYTHON, check_programs, package_versions
+from env_server.providers.wine import ensure_prefix, install_prefix, wine_digest
 from osworld_pipeline.errors import DependencyError
 
 GUEST_SOURCES = Path(__file__).parent.parent / "guest"
@@ -95,19 +96,21 @@ FOLDERS = (
 )
 
 
-def image_digest() -> str:
+def image_digest(*, wine: bool = False) -> str:
     """SHA-256 over our own files and the versions of the Debian programs a desktop consists of."""
     digest = hashlib.sha256(Path(__file__).read_bytes())
     for path in _guest_files():
         digest.update(f"\0{path.relative_to(GUEST_SOURCES)}\0".encode() + path.read_bytes())
     for package, version in sorted(package_versions().items()):
         digest.update(f"\0{package}={version}".encode())
+    if wine:
+        digest.update(f"\0wine={wine_digest()}".encode())
     return digest.hexdigest()
 
 
-def ensure_image(images: Path, digest: str) -> Path:
-    """The image's folder below `images`, built when it is not there. Safe against parallel builders and kills: a build
-    appears whole, by a rename, or not at all."""
+def ensure_image(images: Path, digest: str, *, wine: bool = False) -> Path:
+    """The image's folder below `images`, built when it is not there, with Windows programs where `wine` says so. Safe
+    against parallel builders and kills: a build appears whole, by a rename, or not at all."""
     image = images / digest[:24]
     if image.is_dir():
         return image
@@ -119,7 +122,7 @@ def ensure_image(images: Path, digest: str) -> Path:
     except OSError as error:
         raise DependencyError(f"cannot make the desktop image below {images} ({error}); free or allow it") from error
     try:
-        _build(build)
+        _build(build, wine_prefix=ensure_prefix(images) if wine else None)
         build.chmod(0o755)
         build.rename(image)
     except OSError as error:
@@ -134,7 +137,7 @@ def _guest_files() -> Iterable[Path]:
     return sorted(p for p in GUEST_SOURCES.rglob("*") if p.is_file() and "__pycache__" not in p.parts)
 
 
-def _build(root: Path) -> None:
+def _build(root: Path, *, wine_prefix: Path | None) -> None:
     for name in FOLDERS:
         (root / name).mkdir(parents=True, exist_ok=True)
     for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
@@ -152,6 +155,8 @@ def _build(root: Path) -> None:
     (root / "etc/localtime").symlink_to("/usr/share/zoneinfo/Etc/UTC")
     (root / "var/run").symlink_to("/run")
     (root / "var/lib/dbus/machine-id").symlink_to("/etc/machine-id")
+    if wine_prefix is not None:
+        install_prefix(wine_prefix, root)
     _install_guest(root)
 
 

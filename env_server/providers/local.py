@@ -31,11 +31,12 @@ class LocalProvider:
         memory_mb: int = DEFAULT_MEMORY_BYTES >> 20,
         max_processes: int = DEFAULT_NUM_PROCESSES,
         allow_unsandboxed: bool = False,
+        wine: bool = False,
     ) -> None:
         """
         Raises:
             ValueError: a screen or a limit too small for a desktop.
-            DependencyError: a program is missing.
+            DependencyError: a program is missing, or Wine where it is wanted.
         """
         if screen_size[0] < SMALLEST_SCREEN[0] or screen_size[1] < SMALLEST_SCREEN[1]:
             raise ValueError(f"a screen of {screen_size[0]}x{screen_size[1]} is too small; take 320x200 or more")
@@ -43,7 +44,8 @@ class LocalProvider:
         self._images, self._screen_size = images.absolute(), screen_size
         self._limits = DesktopLimits(memory_bytes=memory_mb << 20, num_processes=max_processes)
         self._allow_unsandboxed = allow_unsandboxed
-        self._digest = image_digest()
+        self._has_wine = wine
+        self._digest = image_digest(wine=wine)
         self._spec: DesktopSpec | None = None
         self._bounds: Bounds | None = None
         self._building = asyncio.Lock()
@@ -88,7 +90,7 @@ class LocalProvider:
             await asyncio.to_thread(bounds.close)
 
     async def _find_out(self) -> DesktopSpec:
-        image = await asyncio.to_thread(ensure_image, self._images, self._digest)
+        image = await asyncio.to_thread(ensure_image, self._images, self._digest, wine=self._has_wine)
         is_sandboxed = True
         try:
             await asyncio.to_thread(check_namespaces, image)

@@ -81,8 +81,8 @@ PYAUTOGUI_PROMPTS = (
     "You operate a computer. Answer with one block of pyautogui calls, or DONE or FAIL.<coordinates>",
 )
 
-_SENDKEY_FULL = """You operate a computer for the user with its keyboard alone. You see its screen as a screenshot; \
-the first one comes with the task.
+_SENDKEY_FULL = """You operate a computer for the user, with its keyboard where that will do. You see its screen as a \
+screenshot; the first one comes with the task.
 
 Answer each observation with a short thought about what is on the screen and then exactly one of these tags:
 <action>sendkey KEY</action> presses a key, or several held together: ret, tab, esc, spc, backspace, delete, up, down, \
@@ -90,6 +90,8 @@ left, right, home, end, pgup, pgdn, f1 to f12, ctrl-s, ctrl-a, alt-f4, alt-tab, 
 <action>type TEXT</action> types the text
 <action>typeline TEXT</action> types the text and presses Enter
 <action>wait SECONDS</action> waits, at most 10 seconds
+<action>click X Y</action> clicks there; also rightclick, middleclick, doubleclick, tripleclick, move
+<action>drag X1 Y1 X2 Y2</action> and <action>scroll down 3</action> do what they say
 <done/> when the task is done
 <fail/> when it cannot be done
 
@@ -101,8 +103,8 @@ The Run dialog is open, so I start the editor.
 The editor shows the text that was asked for, and it is saved.
 <done/>
 
-One tag in each answer. Check the result on the screen before you say that the task is done."""
-SENDKEY_PROMPTS = (_SENDKEY_FULL, "You operate a computer by keyboard. Answer with one action tag, or done.")
+One tag in each answer. <coordinates> Check the result on the screen before you say that the task is done."""
+SENDKEY_PROMPTS = (_SENDKEY_FULL, "You operate a computer. Answer with one action tag, or done.<coordinates>")
 
 _CALLS_FULL = """You operate a computer for the user. You see its screen as a screenshot, sometimes with its \
 accessibility tree and the text of a terminal, and you act with mouse and keyboard.

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -140,6 +140,57 @@ def huggingface(
     print(f"{output}: {rows}; {done.num_images:,} images, {sum(done.num_shards.values()):,} files")
     if done.num_unknown_licence:
         print(f"The licence of {done.num_unknown_licence:,} rows is unknown: {output / 'README.md'} says of which.")
+
+
+@exports.command()
+def areal(
+    output: Output,
+    processor: Annotated[Path, typer.Option(help="The folder of the checkpoint that sampled the episodes.")],
+    state: StateOption = Path("var"),
+    checkpoint: Checkpoints = None,
+    purpose: Annotated[list[str] | None, typer.Option(help="Only episodes of this purpose; repeatable.")] = None,
+    where: Where = None,
+    min_reward: MinReward = None,
+    licence_only: Licences = None,
+    reward: Annotated[str, typer.Option(help="Of every turn: task, shaped, or group (relative to siblings).")] = "task",
+    turn_discount: Annotated[
+        float, typer.Option(help="Of a turn for each one after it; AReaL's example has 0.9.")
+    ] = 1.0,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Leave out episodes with a longer turn.")] = None,
+    replace: Replace = False,
+    as_json: JsonOption = False,
+) -> None:
+    """AReaL's per-turn tensors (safetensors) of valid episodes; --where is over `episodes`."""
+    from typing import get_args
+
+    from osworld_pipeline.datasets.exporters.areal import RewardKind, export_areal
+    from osworld_pipeline.domain.state import StateDir
+
+    if reward not in get_args(RewardKind):
+        raise typer.BadParameter(f"--reward is task, shaped or group, not {reward!r}")
+    if not 0.0 < turn_discount <= 1.0:
+        raise typer.BadParameter("--turn-discount is more than 0 and at most 1")
+    with _progress_bar() as on_progress:
+        done = export_areal(
+            StateDir(state.resolve()),
+            output,
+            processor=processor,
+            selection=_selection(checkpoint, where, min_reward, licence_only, purpose),
+            reward=cast("RewardKind", reward),
+            turn_discount=turn_discount,
+            max_tokens=max_tokens,
+            replace=replace,
+            on_progress=on_progress,
+        )
+    if as_json:
+        tell({"output": output, **asdict(done)})
+        return
+    print(
+        f"{output}: {done.num_turns:,} turns of {done.num_episodes:,} episodes, {done.num_images:,} images; the "
+        f"longest has {done.longest_sequence:,} tokens: give AReaL's max_tokens_per_mb and context_length at least that"
+    )
+    if done.left_out:
+        print("Left out: " + ", ".join(f"{number:,} {reason}" for reason, number in done.left_out.items()))
 
 
 def cookbook(

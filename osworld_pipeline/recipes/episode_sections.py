@@ -11,8 +11,9 @@ from osworld_pipeline.recipes.section import Section
 class SuiteSection(Section):
     """The built-in task suite: families x instances, split by instance."""
 
-    name: Literal["desktop_basics"] = "desktop_basics"
-    """Which suite."""
+    name: Literal["desktop_basics", "windows_basics", "wine_basics"] = "desktop_basics"
+    """Which suite: of the desktop's own programs; of Windows programs on Windows desktops; or of Windows programs on
+    local desktops, where Debian's Wine runs them."""
     seed: int = 0
     """Of the instances: another seed, other names and places."""
     families: tuple[str, ...] = ()

@@ -5,7 +5,12 @@ from typing import Any
 
 from osworld_pipeline.recipes.schema import Recipe
 
-FAMILIES = ("rename_folder", "click_button")
+FAMILIES = {
+    "desktop_basics": ("rename_folder", "click_button"),
+    "windows_basics": ("notepad_sentence", "cmd_echo"),
+    "wine_basics": ("notepad_sentence", "cmd_echo"),
+}
+"""Of each suite, where a recipe names none."""
 SIZES: Mapping[str, Mapping[str, Any]] = {
     "suite": {"num_train": 2, "num_heldout": 1},
     "desktop": {"server_urls": [], "num_replicas": 2, "screen_width": 512, "screen_height": 320, "pause_s": 0.1},
@@ -44,7 +49,7 @@ def shrink(recipe: Recipe) -> Recipe:
     for section, limits in AT_MOST.items():
         data[section] |= {key: min(limit, data[section][key]) for key, limit in limits.items()}
     data["model"] = MODEL
-    data["suite"]["families"] = list(recipe.suite.families[:2] or FAMILIES)
+    data["suite"]["families"] = list(recipe.suite.families[:2] or FAMILIES[recipe.suite.name])
     data["evaluation"]["seeds"] = list(recipe.evaluation.seeds[:1])
     for phase in ("phase1", "phase2"):
         data["gspo"][phase]["num_updates"] = min(2, data["gspo"][phase]["num_updates"])

@@ -19,6 +19,8 @@ from osworld_pipeline.errors import EnvServerError
 from osworld_pipeline.runs.code_version import code_version
 
 READY_TIMEOUT_S = 120.0
+WINE_READY_TIMEOUT_S = 480.0
+"""The first time, drive C: is made."""
 STOP_GRACE_S = 15.0
 SERVER = tuple(f"env_server{name}" for name in ("", ".providers", ".guest", ".evaluators"))
 
@@ -44,9 +46,10 @@ class EnvServers:
 
 @contextmanager
 def embedded_env_server(
-    state: StateDir, *, num_replicas: int, screen_width: int, screen_height: int
+    state: StateDir, *, num_replicas: int, screen_width: int, screen_height: int, has_wine: bool = False
 ) -> Iterator[EnvServers]:
-    """Runs `env-server --provider local` on a free loopback port until the block ends.
+    """Runs `env-server --provider local` on a free loopback port until the block ends; with Windows programs on its
+    desktops where `has_wine` says so.
 
     Raises:
         EnvServerError: it did not become ready; carries the last line of its log, which names the cause.
@@ -66,6 +69,7 @@ def embedded_env_server(
             "--state-dir", str(state.desktops),
             "--ready-file", str(ready),
             "--die-with-parent", str(os.getpid()),
+            *(["--wine"] if has_wine else []),
         ]  # fmt: skip
         start = log.tell()
         process = subprocess.Popen(
@@ -77,7 +81,9 @@ def embedded_env_server(
             env={**os.environ, "ENV_SERVER_TOKEN": token},  # passed on, not read
         )
         try:
-            url = _wait_ready(process, ready, log_path, start)
+            url = _wait_ready(
+                process, ready, log_path, start, timeout_s=WINE_READY_TIMEOUT_S if has_wine else READY_TIMEOUT_S
+            )
             yield EnvServers(urls=(url,), token=token, num_replicas=num_replicas, is_embedded=True)
         finally:
             _stop(process)
@@ -91,8 +97,8 @@ def embedded_identity() -> str:
     return f"{code_version(*SERVER)}-{stamp}"
 
 
-def _wait_ready(process: subprocess.Popen[bytes], ready: Path, log_path: Path, start: int) -> str:
-    deadline = time.monotonic() + READY_TIMEOUT_S
+def _wait_ready(process: subprocess.Popen[bytes], ready: Path, log_path: Path, start: int, *, timeout_s: float) -> str:
+    deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         if ready.exists():
             return str(json.loads(ready.read_text())["url"])
@@ -100,7 +106,7 @@ def _wait_ready(process: subprocess.Popen[bytes], ready: Path, log_path: Path, s
             raise EnvServerError(f"the env server ended with status {process.returncode}: {_tail(log_path, start)}")
         time.sleep(0.05)
     raise EnvServerError(
-        f"the env server was not ready after {READY_TIMEOUT_S:.0f} s: {_tail(log_path, start)} (log: {log_path})"
+        f"the env server was not ready after {timeout_s:.0f} s: {_tail(log_path, start)} (log: {log_path})"
     )
 
 

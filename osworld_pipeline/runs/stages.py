@@ -103,6 +103,7 @@ def recipe_suite(recipe: Recipe) -> Suite:
     """The task suite of a recipe, for its screen."""
     suite = recipe.suite
     return build_suite(
+        suite.name,
         seed=suite.seed,
         families=suite.families,
         num_train=suite.num_train,

@@ -14,6 +14,16 @@ TRANSLATION_CACHE_MB = 96
 """What TCG may fill with translated code, in every machine anew."""
 _BYTES_PER_PIXEL = 4
 _SMALLEST_VIDEO_MB = 16
+_VIRTUAL_DEVICES = (
+    "-device", "virtio-keyboard-pci", "-device", "virtio-tablet-pci",
+    "-device", "virtio-net-pci,netdev=net,romfile=", "-device", "virtio-rng-pci",
+)  # fmt: skip
+_PLAIN_DEVICES = (
+    # the keyboard is the board's own
+    "-device", "qemu-xhci", "-device", "usb-tablet", "-device", "e1000,netdev=net,romfile=",
+)  # fmt: skip
+_WINDOWS_CPU = ",hv_relaxed,hv_vapic,hv_spinlocks=0x1fff,hv_time"
+"""What Windows asks of a processor that it shares; without it timers cost half the machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +56,12 @@ class MachineSpec:
     boot: DirectBoot | None = None
     firmware: Firmware | None = None
     files_archive: Path | None = None
-    """Our own guest files, as a second read-only disk."""
+    """Our own guest files, as a second read-only disk; a compact disc where the hardware is plain."""
+    hardware: Literal["virtual", "plain"] = "virtual"
+    """`plain`: what every system has drivers for, as Windows fresh from its disc: IDE, a USB tablet, an Intel network
+    card, and a clock in local time."""
+    guest_port: int = GUEST_PORT
+    """Of the guest's server; reached at 127.0.0.1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,13 +96,14 @@ def _board(spec: MachineSpec, attached: Attachments) -> list[str]:
     tcg = f"tcg,thread=multi,tb-size={TRANSLATION_CACHE_MB}"
     ram = {"qom-type": "memory-backend-file", "id": "ram", "size": spec.memory_mb << 20, "share": share == "on"}
     ram |= {"mem-path": str(attached.ram)}
+    kvm_cpu = "host,migratable=on" + (_WINDOWS_CPU if spec.hardware == "plain" else "")
     return [
         "-nodefaults", "-no-user-config", "-no-reboot", "-display", "none",
         "-name", "desktop", "-accel", tcg if spec.accelerator == "tcg" else "kvm",
         "-machine", "pc,memory-backend=ram,vmport=off", "-object", json.dumps(ram),
-        "-cpu", "max" if spec.accelerator == "tcg" else "host,migratable=on",
+        "-cpu", "max" if spec.accelerator == "tcg" else kvm_cpu,
         "-smp", str(spec.num_cpus), "-m", str(spec.memory_mb),
-        "-rtc", "base=utc,clock=host",
+        "-rtc", f"base={'localtime' if spec.hardware == 'plain' else 'utc'},clock=host",
         "-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
     ]  # fmt: skip
 
@@ -113,10 +129,11 @@ def _disks(spec: MachineSpec, attached: Attachments) -> list[str]:
         below = _qcow2(str(path), below) | {"read-only": True}
     overlay = _qcow2("/dev/fdset/1", below) | {"node-name": "disk", "discard": "unmap"}
     arguments = ["-add-fd", f"fd={attached.overlay_fd},set=1", "-blockdev", json.dumps(overlay)]
-    arguments += ["-device", "virtio-blk-pci,drive=disk,bootindex=1"]
+    disk, files = ("ide-hd,bus=ide.0", "ide-cd,bus=ide.1") if spec.hardware == "plain" else ("virtio-blk-pci",) * 2
+    arguments += ["-device", f"{disk},drive=disk,bootindex=1"]
     if spec.files_archive is not None:
         arguments += _blockdev("files", "raw", str(spec.files_archive), read_only=True)
-        arguments += ["-device", "virtio-blk-pci,drive=files"]
+        arguments += ["-device", f"{files},drive=files"]
     return arguments
 
 
@@ -138,10 +155,8 @@ def _devices(spec: MachineSpec, attached: Attachments) -> list[str]:
     network = "off" if attached.open_network else "on"
     return [
         "-device", f"VGA,edid=on,xres={width},yres={height},vgamem_mb={video_memory_mb(width, height)}",
-        "-device", "virtio-keyboard-pci", "-device", "virtio-tablet-pci",
-        "-netdev", f"user,id=net,ipv6=off,restrict={network},hostfwd=tcp:127.0.0.1:0-:{GUEST_PORT}",
-        "-device", "virtio-net-pci,netdev=net,romfile=",
-        "-device", "virtio-rng-pci", "-device", "vmgenid,guid=auto",
+        "-netdev", f"user,id=net,ipv6=off,restrict={network},hostfwd=tcp:127.0.0.1:0-:{spec.guest_port}",
+        *(_PLAIN_DEVICES if spec.hardware == "plain" else _VIRTUAL_DEVICES), "-device", "vmgenid,guid=auto",
         "-chardev", f"socket,id=qmp,fd={attached.qmp_fd}", "-mon", "chardev=qmp,mode=control",
         "-chardev", "stdio,id=console,signal=off", "-device", "isa-serial,chardev=console",
         "-chardev", f"socket,id=wake,fd={attached.wake_fd}", "-device", "isa-serial,chardev=wake",

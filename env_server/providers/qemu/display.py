@@ -47,6 +47,13 @@ class Display:
             await self._qmp.execute("screendump", {"filename": f"/dev/fdset/{_FDSET}"}, timeout_s=_DUMP_LIMIT_S)
             return os.pread(self._memory, os.fstat(self._memory).st_size, 0)
 
+    async def size(self) -> tuple[int, int]:
+        """(width, height). ReplicaError where the dump is no PPM file."""
+        found = _HEADER.match(await self.dump())
+        if found is None:
+            raise ReplicaError(f"QEMU of {self._name} dumped a screen that is no PPM file; replace the replica")
+        return int(found[1]), int(found[2])
+
     async def screenshot(
         self, image_format: ImageFormat, quality: int | None, size: tuple[int, int] | None = None
     ) -> bytes:

@@ -19,6 +19,9 @@ class MachineGuest(GuestClient):
     """`reads_display` takes every screenshot from QEMU, which is faster than any guest and shows the cursor where the
     guest draws it itself, as ours does. Without it the guest is asked, as OSWorld does."""
 
+    has_agent = True
+    """Whether there is an agent that could be silent."""
+
     def __init__(
         self,
         port: int,
@@ -57,7 +60,7 @@ class MachineGuest(GuestClient):
     async def act(self, calls: Sequence[GuestCall], *, timeout_s: float = 60.0) -> None:
         """An agent that falls silent in the middle is a ReplicaError: what it may have done is not done again."""
         if self.is_silent:
-            return await self._keys.perform(calls)
+            return await self._keys.perform(calls, limit_s=timeout_s)
         return await super().act(calls, timeout_s=timeout_s)
 
     async def close(self) -> None:

@@ -13,13 +13,16 @@ from collections.abc import Awaitable
 from pathlib import Path
 from typing import Literal, Protocol
 
-from env_server.guest_client import GuestClient
 from env_server.providers.qemu.accelerator import choose_accelerator
 from env_server.providers.qemu.build import BUILD_LIMIT_S, BaseImage, find_image
 from env_server.providers.qemu.command import DirectBoot, Firmware, MachineSpec
+from env_server.providers.qemu.display import Display
 from env_server.providers.qemu.files import keep_newest, write_whole
+from env_server.providers.qemu.guest import MachineGuest
 from env_server.providers.qemu.guest_files import digest_of, guest_archive
 from env_server.providers.qemu.machine import Machine
+from env_server.providers.qemu.qmp_input import QmpInput
+from env_server.providers.qemu.readiness import wait_for_agent
 from env_server.providers.qemu.saved_state import KEPT_STATES
 from osworld_pipeline.errors import DependencyError, ReplicaError
 
@@ -36,11 +39,9 @@ Wanted = Literal["auto", "kvm", "tcg"]
 
 
 class ImageSource(Protocol):
-    draws_cursor: bool
-    """Whether the guest draws its mouse cursor into the screen that QEMU shows."""
-    calm_s: float
-    """For so long the screen of a booted machine must stand still before it counts as ready."""
     memory_mb: int
+    num_boots: int
+    """How often a machine is booted anew before its failure to come up counts."""
 
     async def prepare(
         self, images: Path, *, accelerator: Wanted, screen_size: tuple[int, int]
@@ -48,12 +49,39 @@ class ImageSource(Protocol):
         """The image's digest, and the machine that boots it. May build the image."""
         ...
 
-    async def wake(self, machine: Machine, guest: GuestClient) -> None:
+    async def bring_up(self, machine: Machine, *, folder: Path) -> None:
+        """Returns once a booted machine is what every desktop shall start from; screenshots of failures go below
+        `folder`. The whole has a limit where it is called."""
+        ...
+
+    def make_guest(self, port: int, *, name: str, display: Display, keys: QmpInput, silence_s: float) -> MachineGuest:
+        """The client of a restored machine's guest, whose server answers at that port of 127.0.0.1."""
+        ...
+
+    async def wake(self, machine: Machine, guest: MachineGuest) -> None:
         """The clock, the random numbers and the network of a machine that has just been restored."""
         ...
 
 
-class OwnImage:
+class ImageWithAgent:
+    """What images have in common whose system starts a server that speaks OSWorld's guest protocol."""
+
+    draws_cursor: bool
+    """Whether the guest draws its mouse cursor into the screen that QEMU shows."""
+    calm_s: float
+    """For so long the screen of a booted machine must stand still before it counts as ready."""
+    num_boots = 1
+
+    async def bring_up(self, machine: Machine, *, folder: Path) -> None:
+        await wait_for_agent(machine, calm_s=self.calm_s)
+
+    def make_guest(self, port: int, *, name: str, display: Display, keys: QmpInput, silence_s: float) -> MachineGuest:
+        return MachineGuest(
+            port, name=name, display=display, keys=keys, reads_display=self.draws_cursor, silence_s=silence_s
+        )
+
+
+class OwnImage(ImageWithAgent):
     """Our Debian image."""
 
     draws_cursor = True
@@ -88,11 +116,11 @@ class OwnImage:
             files_archive=files,
         )
 
-    async def wake(self, machine: Machine, guest: GuestClient) -> None:
+    async def wake(self, machine: Machine, guest: MachineGuest) -> None:
         await machine.wake()
 
 
-class ForeignImage:
+class ForeignImage(ImageWithAgent):
     """A qcow2 disk image whose system starts OSWorld's guest server by itself. It is never written to."""
 
     draws_cursor = False
@@ -154,7 +182,7 @@ class ForeignImage:
         write_whole(cache, json.dumps({"path": str(self._path), "sha256": digest.hexdigest()}).encode())
         return digest.hexdigest()
 
-    async def wake(self, machine: Machine, guest: GuestClient) -> None:
+    async def wake(self, machine: Machine, guest: MachineGuest) -> None:
         """The emulated clock is right after a restore; the guest's own is what root sets by it. Best effort: not every
         image has sudo or this password. The kernel draws new random numbers by itself (vmgenid)."""
         script = f"printf '%s\\n' {shlex.quote(self._password)} | sudo -S -k hwclock --hctosys --utc"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from env_server.providers.last_words import LastWords
-from env_server.providers.qemu.command import GUEST_PORT, Attachments, MachineSpec, qemu_arguments, wrapped
+from env_server.providers.qemu.command import Attachments, MachineSpec, qemu_arguments, wrapped
 from env_server.providers.qemu.programs import find
 from env_server.providers.qemu.qmp import QmpClient
 from env_server.providers.requirements import SYSTEM_PATH
@@ -165,14 +165,15 @@ class Machine:
 
     async def forward_port(self, guest_port: int) -> int:
         """Lets a port of the guest be reached at 127.0.0.1; the port here."""
-        if guest_port != GUEST_PORT:
+        if guest_port != self.spec.guest_port:
             said = await self._monitor(f"hostfwd_add net tcp:127.0.0.1:0-:{int(guest_port)}")
             if said:
                 raise ReplicaError(f"port {guest_port} of {self.name} cannot be forwarded: {said}")
         return await self.host_port(guest_port)
 
-    async def host_port(self, guest_port: int = GUEST_PORT) -> int:
-        """The port at 127.0.0.1 that leads to a forwarded port of the guest."""
+    async def host_port(self, guest_port: int | None = None) -> int:
+        """The port at 127.0.0.1 that leads to a forwarded port of the guest; without one, to its server's."""
+        guest_port = guest_port or self.spec.guest_port
         for line in (await self._monitor("info usernet")).splitlines():
             found = _FORWARD_PATTERN.search(line)
             if found and int(found[2]) == guest_port:

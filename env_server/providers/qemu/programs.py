@@ -14,6 +14,8 @@ RUN_PROGRAMS: Mapping[str, str] = {
 }
 BUILD_PROGRAMS: Mapping[str, str] = {"mmdebstrap": "mmdebstrap", "mke2fs": "e2fsprogs", "qemu-img": "qemu-utils"}
 """Program on PATH -> the Debian package that brings it."""
+TOOLS_PROGRAMS: Mapping[str, str] = {"genisoimage": "genisoimage"}
+"""For the disc with a guest's tools."""
 _QUERY_LIMIT_S = 30
 
 
@@ -41,7 +43,7 @@ def find(program: str) -> str:
     """Its path. DependencyError where it is missing."""
     path = shutil.which(program, path=SYSTEM_PATH)
     if path is None:
-        package = {**RUN_PROGRAMS, **BUILD_PROGRAMS}.get(program, program)
+        package = {**RUN_PROGRAMS, **BUILD_PROGRAMS, **TOOLS_PROGRAMS}.get(program, program)
         raise DependencyError(f"{program} is missing; as root, run: apt-get install --no-install-recommends {package}")
     return path
 

@@ -3,13 +3,11 @@ copy-on-write and its disk an overlay. A reset throws the machine away and resto
 survives."""
 
 import asyncio
-import hashlib
 import logging
-import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from env_server.guest_client import GuestClient
 from env_server.providers.qemu.command import Accelerator, DirectBoot, Firmware, MachineSpec
 from env_server.providers.qemu.display import Display
 from env_server.providers.qemu.guest import SILENCE_S, MachineGuest
@@ -18,6 +16,7 @@ from env_server.providers.qemu.machine import Machine
 from env_server.providers.qemu.programs import check_qemu, qemu_version
 from env_server.providers.qemu.qmp_input import QmpInput
 from env_server.providers.qemu.saved_state import SavedState, ensure_state, state_digest
+from env_server.providers.qemu.windows_image import WindowsImage
 from osworld_pipeline.errors import DependencyError, ReplicaError
 
 log = logging.getLogger(__name__)
@@ -26,9 +25,6 @@ DEFAULT_SCREEN = (1920, 1080)
 SMALLEST_SCREEN = (320, 200)
 ANSWER_LIMIT_S = 60.0
 """Until a restored guest has answered its first screenshot."""
-CALM_LIMIT_S = 60.0
-"""A screen that never stands still is taken as it is after so long."""
-_POLL_S = 0.25
 _OVMF = (
     Firmware(code=Path("/usr/share/OVMF/OVMF_CODE_4M.fd"), variables=Path("/usr/share/OVMF/OVMF_VARS_4M.fd")),
     Firmware(code=Path("/usr/share/OVMF/OVMF_CODE.fd"), variables=Path("/usr/share/OVMF/OVMF_VARS.fd")),
@@ -47,7 +43,8 @@ class _Ready:
 
 class QemuProvider:
     """Makes desktops in virtual machines. `images` holds what is built and saved; it is made when missing. `image` is a
-    qcow2 file with OSWorld's guest server; without it our own is built. `source` replaces both."""
+    qcow2 file with OSWorld's guest server, or with `os_type` windows any Windows, whose administrator's `password` is
+    typed at its first boot; without it our own is built. `source` replaces both."""
 
     def __init__(
         self,
@@ -59,14 +56,23 @@ class QemuProvider:
         accelerator: Wanted = "auto",
         open_network: bool = False,
         uefi: bool = False,
+        os_type: Literal["linux", "windows"] = "linux",
+        login_mark: Path | None = None,
+        password: str | None = None,
         boot: DirectBoot | None = None,
         source: ImageSource | None = None,
         silence_s: float = SILENCE_S,
     ) -> None:
         _check_screen(*screen_size)
         check_qemu()
+        firmware = _find_firmware() if uefi else None
+        if os_type == "windows" and source is None:
+            if image is None:
+                raise ValueError("there is no Windows to download: name a qcow2 image of yours with --image")
+            source = WindowsImage(
+                image, memory_mb=memory_mb, firmware=firmware, password=password, login_mark=login_mark
+            )
         if source is None and image is not None:
-            firmware = _find_firmware() if uefi else None
             source = ForeignImage(image, memory_mb=memory_mb, firmware=firmware, boot=boot)
         self._source: ImageSource = source or OwnImage(memory_mb=memory_mb)
         self._images, self._screen_size = images.absolute(), screen_size
@@ -121,34 +127,25 @@ class QemuProvider:
                     self._images, accelerator=self._accelerator, screen_size=self._screen_size
                 )
                 version = await asyncio.to_thread(qemu_version)
-                state = await ensure_state(
-                    self._images,
-                    state_digest(spec, image_digest=digest, qemu=version, host_cpu=_host_cpu()),
-                    spec,
-                    is_ready=self._is_ready,
+                state = await self._ensure_state(
+                    state_digest(spec, image_digest=digest, qemu=version, host_cpu=_host_cpu()), spec
                 )
                 self._ready = _Ready(image_digest=digest, spec=state.restored(spec), state=state)
             return self._ready
 
-    async def _is_ready(self, machine: Machine) -> None:
-        """The agent answers, and the screen stands still. The whole has a limit where it is called."""
-        display = Display(machine.qmp, name=machine.name)
-        guest = GuestClient.over_tcp(f"http://127.0.0.1:{await machine.host_port()}", name=machine.name)
-        try:
-            while not await _answers(guest):
-                if not machine.is_alive():
-                    raise ReplicaError(f"{machine.name} ended before its guest agent answered")
-                await asyncio.sleep(_POLL_S)
-            last, calm_since = b"", time.monotonic()
-            until = calm_since + CALM_LIMIT_S
-            while time.monotonic() < min(until, calm_since + self._source.calm_s):
-                await asyncio.sleep(_POLL_S)
-                shown = hashlib.sha256(await display.dump()).digest()
-                if shown != last:
-                    last, calm_since = shown, time.monotonic()
-        finally:
-            await guest.close()
-            display.close()
+    async def _ensure_state(self, digest: str, spec: MachineSpec) -> SavedState:
+        """Booted again where a boot may fail by chance; the last failure is the one that counts."""
+        for _ in range(self._source.num_boots - 1):
+            try:
+                return await self._save(digest, spec)
+            except ReplicaError as error:
+                log.warning("%s; it is booted again", error)
+        return await self._save(digest, spec)
+
+    async def _save(self, digest: str, spec: MachineSpec) -> SavedState:
+        return await ensure_state(
+            self._images, digest, spec, is_ready=lambda machine: self._source.bring_up(machine, folder=self._images)
+        )
 
 
 class QemuDesktop:
@@ -206,18 +203,17 @@ class QemuDesktop:
         )
         await machine.restore(state.devices)
         screen_size = self._ready.spec.screen_size
-        guest = MachineGuest(
+        guest = self._source.make_guest(
             await machine.host_port(),
             name=self._replica_id,
             display=Display(machine.qmp, name=self._replica_id),
             keys=QmpInput(machine.qmp, screen_size=screen_size),
-            reads_display=self._source.draws_cursor,
             silence_s=self._silence_s,
         )
         try:
             await self._source.wake(machine, guest)
             await guest.screenshot("jpeg", timeout_s=ANSWER_LIMIT_S)
-            if guest.is_silent:
+            if guest.is_silent and guest.has_agent:
                 raise ReplicaError(f"the guest agent of {self._replica_id} did not answer after its restore")
         except BaseException:
             await guest.close()
@@ -243,14 +239,6 @@ class QemuDesktop:
             await guest.close()
         if machine is not None:
             await machine.stop()
-
-
-async def _answers(guest: GuestClient) -> bool:
-    try:
-        await guest.screenshot(timeout_s=20.0)
-    except ReplicaError:
-        return False
-    return True
 
 
 def _check_screen(width: int, height: int) -> None:

@@ -180,13 +180,19 @@ class QmpInput:
         self._qmp, self._screen_size = qmp, screen_size
         self._position = (screen_size[0] // 2, screen_size[1] // 2)
 
-    async def perform(self, calls: Sequence[Call]) -> None:
-        """
+    async def perform(self, calls: Sequence[Call], *, limit_s: float | None = None) -> None:
+        """Each key is an order of its own, so a long text goes in pieces that no guest's buffer is too small for.
+
         Raises:
-            ActionParseError: refused as a whole; nothing has happened.
+            ActionParseError: refused as a whole, where it would take longer than `limit_s`, too; nothing has happened.
             ReplicaError: QEMU is gone.
         """
         moments = plan_input(calls, screen_size=self._screen_size, start=self._position)
+        takes_s = sum(moment.pause_s for moment in moments)
+        if limit_s is not None and takes_s > limit_s:
+            raise ActionParseError(
+                f"the input would take {takes_s:.0f} s on emulated keys, of at most {limit_s:g} s; type it in parts"
+            )
         for moment in moments:
             if moment.events:
                 await self._qmp.execute("input-send-event", {"events": list(moment.events)})

@@ -75,6 +75,7 @@ def state_digest(spec: MachineSpec, *, image_digest: str, qemu: str, host_cpu: s
     parts = [image_digest, qemu, spec.screen_size, spec.memory_mb, spec.num_cpus, spec.accelerator, len(spec.disks)]
     parts += [spec.boot.command_line if spec.boot else None, spec.firmware is not None]
     parts += [host_cpu if spec.accelerator == "kvm" else None]
+    parts += [] if spec.hardware == "virtual" else [spec.hardware, spec.guest_port]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 

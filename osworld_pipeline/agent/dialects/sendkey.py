@@ -1,9 +1,10 @@
 """The dialect of the Windows example: a thought, then one tag: `<action>sendkey ctrl-s</action>`, `type`, `typeline`,
-`wait`, or `<done/>`. Keyboard only.
+`wait`, or `<done/>`. The example is keyboard only; the verbs of the mouse are ours: `click X Y` and its kin, `move`,
+`drag`, `scroll`.
 
-`<fail/>` is ours: without it a task that cannot be done could not be told from one that is. A typed line break is an
-Enter. Quotes around a text are left out, quotes that belong to it stay; where a text begins or ends with what would be
-left out, or holds a tag, characters are written as &lt; &quot; and &amp;.
+`<fail/>` is ours, too: without it a task that cannot be done could not be told from one that is. A typed line break
+is an Enter. Quotes around a text are left out, quotes that belong to it stay; where a text begins or ends with what
+would be left out, or holds a tag, characters are written as &lt; &quot; and &amp;.
 """
 
 import math
@@ -11,7 +12,7 @@ import re
 from typing import Any
 
 from osworld_pipeline.agent.coordinates import CoordinateSpace
-from osworld_pipeline.agent.dialects.actions import Arguments, Vocabulary
+from osworld_pipeline.agent.dialects.actions import CLICKS, Arguments, Vocabulary
 from osworld_pipeline.agent.dialects.base import Grammar, Reading
 from osworld_pipeline.agent.dialects.keys import key_from_qemu, key_to_qemu
 from osworld_pipeline.agent.prompts import SENDKEY_PROMPTS
@@ -21,7 +22,17 @@ MAX_WAIT_S = 10.0
 UNREAD_WAIT_S = 2.0
 """Of a wait whose seconds are no number."""
 MAX_DESCRIPTION_CHARS = 400
-VERBS = ("sendkey", "type", "typeline", "wait")
+POINTING = {
+    "click": "left_click",
+    "rightclick": "right_click",
+    "middleclick": "middle_click",
+    "doubleclick": "double_click",
+    "tripleclick": "triple_click",
+    "move": "mouse_move",
+}
+"""Verbs that take one point."""
+VERBS = ("sendkey", "type", "typeline", "wait", *POINTING, "drag", "scroll")
+_POINTING_VERBS = {action: verb for verb, action in POINTING.items()}
 _ACTION = re.compile(r"<action>(.*?)</action>", re.DOTALL)
 _DONE = re.compile(r"<done\s*/?>")
 _FAIL = re.compile(r"<fail\s*/?>")
@@ -59,6 +70,19 @@ def read(text: str, space: CoordinateSpace) -> Reading:
         return Reading(raw={"action": "type", "text": _read_text(rest) + ("\n" if verb == "typeline" else "")})
     if verb == "wait":
         return Reading(raw=_read_wait(rest))
+    if verb in POINTING:
+        return Reading(raw={"action": POINTING[verb], "coordinate": _read_points(verb, rest, counts=(1,))[0]})
+    if verb == "drag":
+        *start, end = _read_points(verb, rest, counts=(1, 2))
+        return Reading(
+            raw={
+                "action": "left_click_drag",
+                **({"start_coordinate": start[0]} if start else {}),
+                "end_coordinate": end,
+            }
+        )
+    if verb == "scroll":
+        return Reading(raw=_read_scroll(rest))
     raise ActionParseError(f"unknown action '{verb[:40]}'; there are: {', '.join(VERBS)}")
 
 
@@ -100,7 +124,38 @@ def _read_wait(text: str) -> dict[str, Any]:
     return {"action": "wait", "seconds": min(max(seconds, 0.0), MAX_WAIT_S)}
 
 
+def _read_points(verb: str, text: str, *, counts: tuple[int, ...]) -> list[list[float]]:
+    """As many points as one of `counts` says; numbers stand apart by blanks, commas or brackets."""
+    words = re.sub(r"[,()\[\]]", " ", text).split()
+    try:
+        numbers = [float(word) for word in words]
+    except ValueError:
+        numbers = []
+    if len(numbers) not in [2 * count for count in counts]:
+        raise ActionParseError(f"{verb} needs {' or '.join(str(2 * count) for count in counts)} numbers: x and y")
+    return [numbers[index : index + 2] for index in range(0, len(numbers), 2)]
+
+
+def _read_scroll(text: str) -> dict[str, Any]:
+    direction, *rest = text.lower().split() or [""]
+    try:
+        amount = float(rest[0]) if rest else 3.0
+    except ValueError as error:
+        raise ActionParseError("scroll needs up or down, and how many clicks of the wheel") from error
+    places = _read_points("a place to scroll at", " ".join(rest[1:]), counts=(1,)) if rest[1:] else []
+    place = {"coordinate": places[0]} if places else {}
+    return {"action": "scroll", **place, "direction": direction, "amount": amount}
+
+
 def _written(action: Arguments) -> str:
+    if action["action"] in _POINTING_VERBS:
+        return f"{_POINTING_VERBS[action['action']]} {_point(action['coordinate'])}"
+    if action["action"] == "left_click_drag":
+        points = [action[key] for key in ("start_coordinate", "end_coordinate") if key in action]
+        return f"drag {' '.join(map(_point, points))}"
+    if action["action"] == "scroll":
+        place = f" {_point(action['coordinate'])}" if "coordinate" in action else ""
+        return f"scroll {action['direction']} {action['amount']}{place}"
     if action["action"] == "key":
         keys = action["keys"]
         return f"sendkey {_escaped(keys[0]) if len(keys) == 1 else '-'.join(map(_part_of_chord, keys))}"
@@ -110,6 +165,10 @@ def _written(action: Arguments) -> str:
     if text.endswith("\n"):
         return f"typeline {_quoted(text[:-1])}"
     return f"type {_quoted(text)}"
+
+
+def _point(point: list[int | float]) -> str:
+    return f"{point[0]} {point[1]}"
 
 
 def _part_of_chord(key: str) -> str:
@@ -131,7 +190,10 @@ SENDKEY = Grammar(
     name="sendkey",
     stop=("</action>", "<done/>", "<fail/>"),
     coordinate_space="model_pixels",
-    vocabulary=Vocabulary(names=frozenset({"type", "key", "wait", "terminate"}), takes_sequences=False),
+    vocabulary=Vocabulary(
+        names=frozenset({"type", "key", "wait", "terminate", *CLICKS, "mouse_move", "left_click_drag", "scroll"}),
+        takes_sequences=False,
+    ),
     prompts=SENDKEY_PROMPTS,
     describe=describe,
     read=read,

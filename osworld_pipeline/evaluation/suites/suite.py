@@ -1,5 +1,5 @@
-"""Builds the suite of a recipe. Instance k of a family is the same task, on the same side of the split, whatever the
-numbers asked for: every fifth instance is held out."""
+"""Builds the suite of a recipe: the desktop's own, or one with Windows programs. Instance k of a family is the same
+task, on the same side of the split, whatever the numbers asked for: every fifth instance is held out."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,10 +10,19 @@ from typing import Any, Literal
 from osworld_pipeline.domain.digest import digest_json
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.errors import RecipeError
-from osworld_pipeline.evaluation.suites import dialogs, editor, file_manager, impossible, terminal, windows, workflows
+from osworld_pipeline.evaluation.suites import (
+    dialogs,
+    editor,
+    file_manager,
+    impossible,
+    notepad,
+    terminal,
+    windows,
+    workflows,
+)
 from osworld_pipeline.evaluation.suites.family import Arguments, Family, OracleStep, Screen
 
-SUITE_NAME = "desktop-basics"
+DESKTOP, WINDOWS, WINE = "desktop_basics", "windows_basics", "wine_basics"
 HELDOUT_EVERY = 5
 
 Split = Literal["train", "heldout"]
@@ -32,6 +41,19 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         )
     }
 )
+"""Of the desktop's own suite."""
+SUITES: Mapping[str, Mapping[str, Family]] = MappingProxyType(
+    {
+        DESKTOP: FAMILIES,
+        WINDOWS: {family.name: family for family in notepad.WINDOWS_FAMILIES},
+        WINE: {family.name: family for family in notepad.WINE_FAMILIES},
+    }
+)
+
+
+def needs_wine(suite_name: str) -> bool:
+    """Whether its tasks are made for desktops with Windows programs."""
+    return suite_name == WINE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,23 +79,31 @@ class Suite:
 
 
 def build_suite(
-    *, seed: int, families: Sequence[str] = (), num_train: int, num_heldout: int, screen: tuple[int, int]
+    name: str = DESKTOP,
+    *,
+    seed: int,
+    families: Sequence[str] = (),
+    num_train: int,
+    num_heldout: int,
+    screen: tuple[int, int],
 ) -> Suite:
-    """`families`: names, in any order; empty takes all. `screen`: (width, height) of the desktops.
+    """`name`: of SUITES. `families`: names, in any order; empty takes all. `screen`: (width, height) of the desktops.
 
     Raises:
         RecipeError: no such family, or a family has not that many instances.
     """
-    unknown = sorted(set(families) - set(FAMILIES))
+    there = SUITES[name]
+    unknown = sorted(set(families) - set(there))
     if unknown:
-        raise RecipeError(f"suite.families: no family named '{unknown[0]}'; there are: {', '.join(FAMILIES)}")
-    names = [name for name in FAMILIES if not families or name in families]
+        raise RecipeError(f"suite.families: no family named '{unknown[0]}'; there are: {', '.join(there)}")
+    title = name.replace("_", "-")
     train: list[SuiteTask] = []
     heldout: list[SuiteTask] = []
-    for name in names:
-        train += _tasks_of(FAMILIES[name], "train", num_train, seed=seed, screen=screen)
-        heldout += _tasks_of(FAMILIES[name], "heldout", num_heldout, seed=seed, screen=screen)
-    return Suite(name=SUITE_NAME, train=tuple(train), heldout=tuple(heldout))
+    for family in there.values():
+        if not families or family.name in families:
+            train += _tasks_of(family, "train", num_train, suite=title, seed=seed, screen=screen)
+            heldout += _tasks_of(family, "heldout", num_heldout, suite=title, seed=seed, screen=screen)
+    return Suite(name=title, train=tuple(train), heldout=tuple(heldout))
 
 
 def _instance_indices(split: Split, count: int) -> list[int]:
@@ -83,23 +113,27 @@ def _instance_indices(split: Split, count: int) -> list[int]:
     return [index + index // (HELDOUT_EVERY - 1) for index in range(count)]
 
 
-def _tasks_of(family: Family, split: Split, count: int, *, seed: int, screen: tuple[int, int]) -> list[SuiteTask]:
+def _tasks_of(
+    family: Family, split: Split, count: int, *, suite: str, seed: int, screen: tuple[int, int]
+) -> list[SuiteTask]:
     indices = _instance_indices(split, count)
     try:
         arguments = family.instance_arguments(seed=seed, num_instances=max(indices, default=-1) + 1)
     except ValueError as error:
         raise RecipeError(f"suite.num_{split}: {error}; ask for fewer") from error
     size = Screen(width=screen[0], height=screen[1])
-    return [_suite_task(family, split, index, arguments[index], size) for index in indices]
+    return [_suite_task(family, split, index, arguments[index], suite=suite, screen=size) for index in indices]
 
 
-def _suite_task(family: Family, split: Split, index: int, arguments: Arguments, screen: Screen) -> SuiteTask:
+def _suite_task(
+    family: Family, split: Split, index: int, arguments: Arguments, *, suite: str, screen: Screen
+) -> SuiteTask:
     scene = family.make_scene(arguments, screen)
     config: dict[str, Any] = {
-        "id": f"{SUITE_NAME}-{family.name}-{index:04d}",
+        "id": f"{suite}-{family.name}-{index:04d}",
         "snapshot": family.domain,
         "instruction": scene.instruction,
-        "source": f"{SUITE_NAME}/{family.name}",
+        "source": f"{suite}/{family.name}",
         "config": list(scene.config),
         "trajectory": "trajectories/",
         "related_apps": [family.domain],

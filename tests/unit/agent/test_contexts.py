@@ -249,10 +249,13 @@ def test_a_demonstration_of_another_dialect_is_said_again(renderer: Renderer, no
 
 
 def test_a_demonstration_that_the_dialect_cannot_say_is_refused(renderer: Renderer, pictures: list[bytes]) -> None:
-    with pytest.raises(ValueError, match="cannot be said in the dialect sendkey: unknown action 'left_click'"):
-        render_for_agent(
-            renderer, demonstration(pictures), pictures, agent=agent_of(dialect="sendkey"), dialect="slime"
-        )
+    patient = [
+        system_message("s"),
+        user_message("t"),
+        assistant_message(SLIME.format("Wait", {"action": "wait", "seconds": 30})),
+    ]
+    with pytest.raises(ValueError, match="cannot be said in the dialect sendkey: wait with these arguments"):
+        render_for_agent(renderer, patient, pictures[:1], agent=agent_of(dialect="sendkey"), dialect="slime")
     with pytest.raises(ValueError, match="cannot be read in the dialect pyautogui"):
         render_for_agent(renderer, demonstration(pictures), pictures, agent=agent_of(), dialect="pyautogui")
 

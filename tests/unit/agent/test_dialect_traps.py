@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from env_server.providers.qemu.qmp_input import qcodes_of
 from osworld_pipeline.agent.dialects import load_dialect
 from osworld_pipeline.agent.dialects.commands import split_command
 
@@ -145,7 +146,12 @@ def test_a_tag_is_read_with_quemus_keys_and_the_texts_own_quotes(body: str, argu
 
 @pytest.mark.parametrize(
     "body",
-    ["sendkey ret\nquit", "sendkey ret; quit", "sendkey", "sendkey ctrl--x", "type", "click 1 2", "", " ", "ret"],
+    [
+        *("sendkey ret\nquit", "sendkey ret; quit", "sendkey", "sendkey ctrl--x", "type", "", " ", "ret"),
+        *("system_reset", "hmp quit", "sendkey ret 100\nscreendump /etc/shadow", "sendkey \x00"),
+        *("click 1", "click 1 2 3", "click x y", "click -1 5", "click nan 2", "drag 1 2 3", "scroll sideways 3"),
+        *("scroll", "scroll up many", "scroll up 0", "scroll up 3 4"),
+    ],
 )
 def test_what_is_no_key_or_verb_is_refused_and_nothing_else_reaches_a_monitor(body: str) -> None:
     turn = SENDKEY.parse(f"<action>{body}</action>")
@@ -170,6 +176,41 @@ def test_a_newline_is_typed_as_enter() -> None:
     arguments = SENDKEY.parse_strict("<action>typeline dir</action>").arguments
     assert arguments is not None
     assert SENDKEY.to_command(arguments) == 'pyautogui.write("dir\\n")'
+
+
+@pytest.mark.parametrize(
+    ("body", "arguments", "command"),
+    [
+        ("click 10 20", CLICK, "pyautogui.click(10, 20)"),
+        ("click (10, 20)", CLICK, "pyautogui.click(10, 20)"),
+        ("rightclick 10 20", {**CLICK, "action": "right_click"}, "pyautogui.rightClick(10, 20)"),
+        ("doubleclick 10,20", {**CLICK, "action": "double_click"}, "pyautogui.doubleClick(10, 20)"),
+        ("move 10 20", {**CLICK, "action": "mouse_move"}, "pyautogui.moveTo(10, 20)"),
+        (
+            "drag 1 2 3 4",
+            {"action": "left_click_drag", "start_coordinate": [1, 2], "end_coordinate": [3, 4]},
+            "pyautogui.moveTo(1, 2)\npyautogui.dragTo(3, 4)",
+        ),
+        ("drag 3 4", {"action": "left_click_drag", "end_coordinate": [3, 4]}, "pyautogui.dragTo(3, 4)"),
+        ("scroll down", {"action": "scroll", "direction": "down", "amount": 3}, "pyautogui.scroll(-3)"),
+        (
+            "scroll up 5 10 20",
+            {"action": "scroll", "coordinate": [10, 20], "direction": "up", "amount": 5},
+            "pyautogui.moveTo(10, 20)\npyautogui.scroll(5)",
+        ),
+    ],
+)
+def test_the_mouse_is_an_addition_to_the_verbs(body: str, arguments: dict[str, Any], command: str) -> None:
+    turn = SENDKEY.parse(f"<action>{body}</action>")
+    assert turn.arguments == arguments
+    assert SENDKEY.to_command(arguments) == command
+
+
+@pytest.mark.parametrize("key", [*"ab1-/;", "ret", "spc", "f12", "meta_l-r", "ctrl-alt-delete", "alt-f4", "pgup"])
+def test_every_key_of_the_example_is_a_key_of_the_emulated_keyboard(key: str) -> None:
+    arguments = SENDKEY.parse_strict(f"<action>sendkey {key}</action>").arguments
+    assert arguments is not None
+    assert all(qcodes_of(name) for name in arguments["keys"])
 
 
 def call(text: str) -> str:

@@ -104,8 +104,6 @@ def test_the_prompts_say_what_coordinates_count(dialect: Dialect) -> None:
     full, short = dialect.system_prompt("full"), dialect.system_prompt("short")
     assert "<coordinates>" not in full + short
     assert len(short) < 120
-    if dialect.grammar.name == "sendkey":
-        return
     said = {"model_pixels": "pixels of the screenshot", "unit": "from 0 to 1 ", "thousand": "from 0 to 1000"}
     assert said[dialect.coordinate_space] in full
     assert ("Coordinates: 0 to" in short) == (dialect.coordinate_space != "model_pixels")

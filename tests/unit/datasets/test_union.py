@@ -192,6 +192,16 @@ def test_windows_tasks_are_known_by_snapshot_or_path(state: StateDir, changes: d
     assert tasks(build(state))["a"]["platform"] == platform
 
 
+@pytest.mark.parametrize("suite", ["windows-basics", "wine-basics"])
+def test_windows_tasks_of_the_suite_that_was_asked_for_are_trained_on(state: StateDir, suite: str) -> None:
+    put_task(state, config("ours", snapshot="word", source=f"{suite}/cmd_echo"))
+    put_task(state, config("theirs", snapshot="word", source="https://somewhere"))
+    put_lines(state, "sft_clean", [record(name) for name in ("ours", "theirs")])
+    result = build(state)
+    assert result.train_tasks.column("task_id").to_pylist() == ["ours"]
+    assert tasks(result)["ours"]["platform"] == "windows"
+
+
 def test_training_tasks_have_a_config_a_demonstration_and_are_not_windows(state: StateDir) -> None:
     put_task(state, config("good"))
     put_task(state, config("undemonstrated"))

@@ -10,7 +10,7 @@ from desktop_env.desktop_env import DesktopEnv, PythonController
 from .guest import GuestWatch
 
 NOWHERE = 1
-"""A port at which nobody listens: the browser's and VLC's are not forwarded from such a desktop."""
+"""A port at which nobody listens: of a desktop whose browser's and VLC's ports are not lent."""
 RETRY_INTERVAL_S = 0.2
 """Between the attempts of desktop-env's controller; its 5 s are for VMs that are still booting."""
 
@@ -19,11 +19,20 @@ class GradingEnv(DesktopEnv):
     """What getters ask of an environment: a guest's address, a controller and a folder."""
 
     def __init__(
-        self, folder: Path, *, host: str, port: int, task: dict[str, Any], last_action: str | None, password: str
+        self,
+        folder: Path,
+        *,
+        host: str,
+        port: int,
+        task: dict[str, Any],
+        last_action: str | None,
+        password: str,
+        chromium_port: int = NOWHERE,
+        vlc_port: int = NOWHERE,
     ) -> None:
         # DesktopEnv's own would start a VM.
         self.vm_ip, self.server_port = host, port
-        self.chromium_port = self.vlc_port = self.vnc_port = NOWHERE
+        self.chromium_port, self.vlc_port, self.vnc_port = chromium_port, vlc_port, NOWHERE
         self.controller = PythonController(vm_ip=host, server_port=port)
         self.controller.retry_interval = RETRY_INTERVAL_S
         self.setup_controller = _SetUpAlready()

@@ -1,0 +1,76 @@
+"""Faults on request, for whoever wants to know what a client makes of them: shares of the calls that fail before they
+happen, lose their answer after they happened, find the gateway busy, or are slow. Seeded."""
+
+import asyncio
+import random
+from collections import Counter
+from dataclasses import dataclass
+from typing import Literal, Self
+
+KINDS = ("fail", "lose", "busy", "slow")
+Fault = Literal["fail", "lose", "busy"]
+MAX_SLOW_S = 600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class FaultShares:
+    """Each in 0..1, of all calls."""
+
+    fail: float = 0.0
+    """502 before anything happened."""
+    lose: float = 0.0
+    """502 after it happened: the answer is lost."""
+    busy: float = 0.0
+    """429 with Retry-After."""
+    slow: float = 0.0
+    slow_s: float = 1.0
+    """How long a slow call waits before it happens."""
+
+    @classmethod
+    def read(cls, text: str) -> Self:
+        """`fail=0.1,lose=0.05,busy=0.1,slow=0.2:1.5`; the last number is seconds.
+
+        Raises:
+            ValueError: another word, or a share outside 0..1.
+        """
+        values: dict[str, float] = {}
+        for part in filter(None, (piece.strip() for piece in text.split(","))):
+            name, _, value = part.partition("=")
+            share, _, seconds = value.partition(":")
+            try:
+                values[name] = float(share)
+                if seconds:
+                    values[f"{name}_s"] = float(seconds)
+            except ValueError:
+                raise ValueError(f"a fault is NAME=SHARE, for example fail=0.1, not {part!r}") from None
+            if name not in KINDS or (seconds and name != "slow"):
+                raise ValueError(f"there is no fault {part!r}; there are: fail, lose, busy, slow=SHARE:SECONDS")
+            if not 0.0 <= values[name] <= 1.0:
+                raise ValueError(f"the share of {name} is 0 to 1, not {share}")
+        shares = cls(**values)
+        if not shares.fail + shares.lose + shares.busy <= 1.0:
+            raise ValueError("fail, lose and busy are shares of the same calls: together at most 1")
+        if not 0.0 <= shares.slow_s <= MAX_SLOW_S:
+            raise ValueError(f"a slow call waits 0 to {MAX_SLOW_S:g} seconds")
+        return shares
+
+
+class Faults:
+    def __init__(self, shares: FaultShares, *, seed: int = 0) -> None:
+        self._shares = shares
+        self._random = random.Random(seed)
+        self.num_made: Counter[str] = Counter()
+
+    async def draw(self) -> Fault | None:
+        """What is to befall the next call, once it has been slow."""
+        shares = self._shares
+        if self._random.random() < shares.slow:
+            self.num_made["slow"] += 1
+            await asyncio.sleep(shares.slow_s)
+        drawn = self._random.random()
+        for kind, share in (("fail", shares.fail), ("lose", shares.lose), ("busy", shares.busy)):
+            if drawn < share:
+                self.num_made[kind] += 1
+                return kind  # pyright: ignore[reportReturnType] - one of the literals
+            drawn -= share
+        return None

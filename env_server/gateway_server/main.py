@@ -1,0 +1,185 @@
+"""`osworld-gateway`: serves sandboxes until it is told to stop; then it leaves nothing behind."""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from env_server.config import make_settings
+from env_server.gateway_server.app import create_gateway
+from env_server.gateway_server.faults import Faults, FaultShares
+from env_server.gateway_server.sandboxes import SandboxTable
+from env_server.main import bind, make_provider, prepare_process
+from env_server.settings import GATEWAY_TOKEN_VARIABLE, Settings, SettingsError, gateway_token, is_loopback
+from osworld_pipeline.errors import PipelineError
+
+log = logging.getLogger("osworld_gateway")
+
+SHUTDOWN_GRACE_S = 3
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    try:
+        arguments = make_parser().parse_args(argv)
+        prepare_process(arguments)
+        settings = _settings(arguments)
+        with bind(settings) as listener:
+            asyncio.run(serve_gateway(settings, arguments, listener))
+    except PipelineError as error:
+        print(f"osworld-gateway: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="osworld-gateway",
+        description="Serves desktops of this machine as remote sandboxes, as the provider gateway asks for them.",
+        epilog=f"The token that clients must send comes from the environment: {GATEWAY_TOKEN_VARIABLE}.",
+    )
+    add = parser.add_argument
+    add("--provider", choices=("local", "qemu"), default="local", help="kind of desktop (default local)")
+    add("--quota", type=_at_least_one, default=4, help="sandboxes at a time; one more is 429 (default 4)")
+    add("--lifetime-s", type=_seconds, default=300.0, help="one unused and not refreshed for so long ends (300)")
+    add("--retry-after-s", type=_seconds, default=5.0, help="what a client over the quota is told (default 5)")
+    add("--host", default="127.0.0.1", help="beyond loopback a token is required")
+    add("--port", type=int, default=8200, help="0 takes a free one (default 8200)")
+    add("--tls-cert", type=Path, help="PEM; with --tls-key it serves HTTPS")
+    add("--tls-key", type=Path)
+    add("--screen-size", default="1920x1080", metavar="WIDTHxHEIGHT")
+    add("--desktop-memory-mb", type=int, default=1024, help="most memory of a local desktop (default 1024)")
+    add("--state-dir", type=Path, default=Path("var/desktops"), help="images (default var/desktops)")
+    add("--ready-file", type=Path, help="gets {url, pid} when it serves")
+    add(
+        "--faults",
+        type=_faults,
+        default=FaultShares(),
+        metavar="LIST",
+        help="e.g. fail=0.1,lose=0.05,busy=0.1,slow=0.2:1.5",
+    )
+    add("--fault-seed", type=int, default=0)
+    add("--log-level", choices=("debug", "info", "warning", "error"), default="info")
+    add("--die-with-parent", type=int, metavar="PID", help="end when the starting process, whose id this is, ends")
+    return parser
+
+
+async def serve_gateway(settings: Settings, arguments: argparse.Namespace, listener: socket.socket) -> None:
+    """Until TERM or INT; then every sandbox is stopped."""
+    provider = make_provider(settings)
+    token = gateway_token()
+    app = create_gateway(
+        SandboxTable(provider, quota=arguments.quota, lifetime_s=arguments.lifetime_s),
+        token=token.get_secret_value() if token else None,
+        retry_after_s=arguments.retry_after_s,
+        faults=Faults(arguments.faults, seed=arguments.fault_seed),
+    )
+    is_tls = arguments.tls_cert is not None
+    tls: dict[str, Any] = {"ssl_certfile": arguments.tls_cert, "ssl_keyfile": arguments.tls_key} if is_tls else {}
+    config = uvicorn.Config(
+        app, ws="none", access_log=False, log_config=None, proxy_headers=False, server_header=False,
+        timeout_graceful_shutdown=SHUTDOWN_GRACE_S, **tls,
+    )  # fmt: skip
+    server = _Server(config)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, server.stop)
+    try:
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        while not server.started and not serving.done():  # noqa: ASYNC110 - uvicorn tells by a flag alone
+            await asyncio.sleep(0.01)
+        if not serving.done():
+            host = f"[{settings.host}]" if ":" in settings.host else settings.host
+            url = f"{'https' if is_tls else 'http'}://{host}:{listener.getsockname()[1]}"
+            _tell_ready(arguments.ready_file, url)
+            print(f"osworld-gateway ready: {url} (quota {arguments.quota}, provider {provider.name})", flush=True)
+        await serving
+    finally:
+        await provider.close()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+class _Server(uvicorn.Server):
+    """Our own signal handlers: uvicorn's would raise the signal again before the desktops are stopped."""
+
+    def stop(self) -> None:
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+def _settings(arguments: argparse.Namespace) -> Settings:
+    """
+    Raises:
+        SettingsError: it would serve a network without a token, or with half of what TLS needs.
+    """
+    if gateway_token() is None and not is_loopback(arguments.host):
+        raise SettingsError(
+            f"refusing to serve sandboxes on {arguments.host} without a token: set {GATEWAY_TOKEN_VARIABLE}, or bind "
+            "to 127.0.0.1"
+        )
+    if (arguments.tls_cert is None) != (arguments.tls_key is None):
+        raise SettingsError("HTTPS needs both --tls-cert and --tls-key")
+    for path in (arguments.tls_cert, arguments.tls_key):
+        if path is not None and not path.is_file():
+            raise SettingsError(f"there is no file {path}; check --tls-cert and --tls-key")
+    width, _, height = arguments.screen_size.partition("x")
+    options = {
+        "provider": arguments.provider,
+        "screen_width": width,
+        "screen_height": height,
+        "state_dir": arguments.state_dir,
+        "port": arguments.port,
+        "local": {"memory_mb": arguments.desktop_memory_mb},
+    }
+    settings = make_settings(options, environment={})
+    return settings.model_copy(update={"host": arguments.host})
+
+
+def _tell_ready(path: Path | None, url: str) -> None:
+    """Whoever waits for the file never reads half of it."""
+    if path is None:
+        return
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps({"url": url, "pid": os.getpid()}))
+    os.replace(temporary, path)
+
+
+def _at_least_one(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("at least 1")
+    return value
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0.0 < value < 1e6:
+        raise argparse.ArgumentTypeError("seconds, more than 0")
+    return value
+
+
+def _faults(text: str) -> FaultShares:
+    try:
+        return FaultShares.read(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,235 @@
+"""The sandboxes of a gateway: within a quota, each with a lifetime that its client prolongs, and calls that happen once
+however often they are sent."""
+
+import asyncio
+import hmac
+import logging
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import httpx
+
+from env_server.guest_client import GuestClient
+from env_server.providers.base import ProvidedDesktop, Provider
+from osworld_pipeline.errors import PipelineError
+
+log = logging.getLogger(__name__)
+
+START_LIMIT_S = 300.0
+STOP_LIMIT_S = 30.0
+MAX_KEPT_ANSWERS = 64
+"""Of one sandbox; its client's calls come one after the other."""
+MAX_KEPT_STARTS = 4096
+
+Connect = Callable[[GuestClient], httpx.AsyncClient]
+T = TypeVar("T")
+
+
+class QuotaError(PipelineError):
+    """There are as many sandboxes as there may be."""
+
+
+class GoneError(PipelineError):
+    """There is no such sandbox, or it is another session's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GuestAnswer:
+    status: int
+    content_type: str
+    body: bytes
+
+
+class OnceOnly(Generic[T]):
+    """Work by name: done once, and answered alike to whoever asks for it again, even while it goes on. A failure is
+    forgotten."""
+
+    def __init__(self, max_kept: int) -> None:
+        self._max_kept = max_kept
+        self._work: OrderedDict[str, asyncio.Task[T]] = OrderedDict()
+
+    async def do(self, name: str, work: Callable[[], Awaitable[T]]) -> T:
+        """A caller that goes away does not end the work. Without a name it is simply done."""
+        if not name:
+            return await work()
+        task = self._work.get(name)
+        if task is None:
+            task = self._work[name] = asyncio.ensure_future(_as_task(work))
+            task.add_done_callback(lambda done: self._forget_failure(name, done))
+            while len(self._work) > self._max_kept and next(iter(self._work.values())).done():
+                self._work.popitem(last=False)
+        return await asyncio.shield(task)
+
+    def _forget_failure(self, name: str, done: "asyncio.Task[T]") -> None:
+        if done.cancelled() or done.exception() is not None:
+            self._work.pop(name, None)
+
+    async def close(self) -> None:
+        for task in self._work.values():
+            task.cancel()
+        await asyncio.gather(*self._work.values(), return_exceptions=True)
+
+
+async def _as_task(work: Callable[[], Awaitable[T]]) -> T:
+    return await work()
+
+
+class HeldSandbox:
+    """A desktop while it is somebody's."""
+
+    def __init__(self, sandbox_id: str, desktop: ProvidedDesktop, http: httpx.AsyncClient) -> None:
+        self.sandbox_id, self.desktop = sandbox_id, desktop
+        self.session_id = secrets.token_urlsafe(16)
+        self.used_at = time.monotonic()
+        self.num_calls = 0
+        """In progress."""
+        self._old_session_id = self.session_id
+        self._http = http
+        self._answers: OnceOnly[GuestAnswer] = OnceOnly(MAX_KEPT_ANSWERS)
+
+    def check(self, session_id: str) -> None:
+        """GoneError: it is not this session's."""
+        known = (self.session_id, self._old_session_id)
+        if not any(hmac.compare_digest(session_id.encode(), each.encode()) for each in known):
+            raise GoneError(f"the sandbox {self.sandbox_id} is not of this session; refresh it, or start another")
+
+    def renew(self, session_id: str) -> None:
+        """Another session id. The one it was asked with stays good: calls under way have it, and so has a client that
+        the new one never reached."""
+        self._old_session_id, self.session_id = session_id, secrets.token_urlsafe(16)
+        self.used_at = time.monotonic()
+
+    async def ask(
+        self, method: str, target: str, *, body: bytes, content_type: str, request_id: str, limit_s: float
+    ) -> GuestAnswer:
+        """httpx.HTTPError: the guest did not answer."""
+
+        async def send() -> GuestAnswer:
+            headers = {"content-type": content_type} if content_type else {}
+            async with asyncio.timeout(limit_s):
+                answer = await self._http.request(method, target, content=body, headers=headers, timeout=limit_s)
+            kind = answer.headers.get("content-type", "")
+            return GuestAnswer(status=answer.status_code, content_type=kind, body=answer.content)
+
+        self.num_calls += 1
+        try:
+            return await self._answers.do(request_id, send)
+        finally:
+            self.num_calls -= 1
+            self.used_at = time.monotonic()
+
+    async def stop(self) -> None:
+        await self._answers.close()
+        try:
+            async with asyncio.timeout(STOP_LIMIT_S):
+                await self.desktop.stop()
+        except (PipelineError, TimeoutError) as error:
+            log.error("sandbox %s did not stop cleanly: %s", self.sandbox_id, error or "timeout")
+        finally:
+            await self._http.aclose()
+
+
+class SandboxTable:
+    """`connect` makes what speaks to a guest as it is, whatever it answers."""
+
+    def __init__(self, provider: Provider, *, quota: int, lifetime_s: float, connect: Connect | None = None) -> None:
+        self.provider, self.quota, self.lifetime_s = provider, quota, lifetime_s
+        self._connect = connect or raw_client
+        self._held: dict[str, HeldSandbox] = {}
+        self._num_starting = 0
+        self._starts: OnceOnly[HeldSandbox] = OnceOnly(MAX_KEPT_STARTS)
+        self._stops: set[asyncio.Task[None]] = set()
+        self.num_started = self.num_refused = self.num_reaped = 0
+
+    @property
+    def num_taken(self) -> int:
+        """Of the quota: those that start and those that stop are taken."""
+        return len(self._held) + self._num_starting + len(self._stops)
+
+    async def start(self, request_id: str) -> HeldSandbox:
+        """
+        Raises:
+            QuotaError: there are enough.
+            ReplicaError, DependencyError: the desktop does not come up.
+        """
+        return await self._starts.do(request_id, self._start)
+
+    async def _start(self) -> HeldSandbox:
+        if self.num_taken >= self.quota:
+            self.num_refused += 1
+            raise QuotaError(f"all {self.quota} sandboxes of the quota are taken; stop one, or come again later")
+        sandbox_id = f"sb-{secrets.token_hex(8)}"
+        self._num_starting += 1
+        try:
+            async with asyncio.timeout(START_LIMIT_S):
+                desktop = await self.provider.start(sandbox_id)
+            held = HeldSandbox(sandbox_id, desktop, self._connect(desktop.guest))
+            self._held[sandbox_id] = held
+            self.num_started += 1
+            return held
+        finally:
+            self._num_starting -= 1
+
+    def find(self, sandbox_id: str, session_id: str) -> HeldSandbox:
+        """GoneError: it is not there, it died, or it is not this session's."""
+        held = self._held.get(sandbox_id)
+        if held is None:
+            raise GoneError(f"there is no sandbox {sandbox_id[:64]!r}; start another")
+        held.check(session_id)
+        if not held.desktop.is_alive():
+            raise GoneError(f"the desktop of sandbox {sandbox_id} died; start another")
+        return held
+
+    async def stop(self, sandbox_id: str, session_id: str) -> None:
+        """GoneError where there is none, or it is not this session's."""
+        held = self._held.get(sandbox_id)
+        if held is None:
+            raise GoneError(f"there is no sandbox {sandbox_id[:64]!r}: it was stopped, or its life was over")
+        held.check(session_id)
+        await asyncio.shield(self._let_go(sandbox_id))
+
+    async def reap(self) -> int:
+        """Stops what nobody has refreshed or used for a lifetime, and what died; returns how many."""
+        now = time.monotonic()
+        over = [
+            held.sandbox_id
+            for held in self._held.values()
+            if not held.num_calls and (now - held.used_at > self.lifetime_s or not held.desktop.is_alive())
+        ]
+        for sandbox_id in over:
+            log.warning("sandbox %s is stopped: nobody used it for %g s, or it died", sandbox_id, self.lifetime_s)
+            self.num_reaped += 1
+            await self._let_go(sandbox_id)
+        return len(over)
+
+    async def run_reaper(self) -> None:
+        """For ever."""
+        while True:
+            await asyncio.sleep(min(5.0, self.lifetime_s / 4))
+            await self.reap()
+
+    async def close(self) -> None:
+        """Stops them all."""
+        await self._starts.close()
+        await asyncio.gather(*(self._let_go(sandbox_id) for sandbox_id in list(self._held)))
+        if self._stops:
+            await asyncio.wait(set(self._stops), timeout=STOP_LIMIT_S)
+
+    def _let_go(self, sandbox_id: str) -> "asyncio.Task[None]":
+        held = self._held.pop(sandbox_id)
+        stopping = asyncio.create_task(held.stop())
+        self._stops.add(stopping)
+        stopping.add_done_callback(self._stops.discard)
+        return stopping
+
+
+def raw_client(guest: GuestClient) -> httpx.AsyncClient:
+    """Speaks to a guest at its address, Unix socket or plain HTTP."""
+    if guest.address.startswith("unix:"):
+        transport = httpx.AsyncHTTPTransport(uds=guest.address.removeprefix("unix:"), verify=False)
+        return httpx.AsyncClient(base_url="http://guest", transport=transport, trust_env=False)
+    return httpx.AsyncClient(base_url=guest.address, trust_env=False)

@@ -1,0 +1,137 @@
+"""Runs inside a guest, by its own Python and with the standard library alone: carries bytes between ports of the
+guest's loopback and files of one folder. `port_tunnel.py` is its other end and sends this file's text.
+
+`in-N` is written by the other end, `out-N` by us, N from 0 on either side, each one JSON object:
+
+    in-N   {"records": [[connection, [port, ...], base64 or null], ...], "num_fetched": how many out-N it has had}
+    out-N  [connection, base64 or null]
+
+null ends that direction. The first record of a connection opens it, at the first port that answers. A file in-N that is
+written twice is read once."""
+
+import base64
+import json
+import os
+import shutil
+import socket
+import struct
+import sys
+import threading
+import time
+
+IDLE_LIMIT_S = 60.0
+CONNECT_LIMIT_S = 5.0
+WRITE_LIMIT_S = 10
+PARTIAL_LIMIT_S = 10.0
+"""How long a file may be there by half."""
+READ_BYTES = 512 * 1024
+MAX_HELD_BYTES = 8 * 1024 * 1024
+"""Of what has not been fetched yet; then the ports are read no further."""
+BUSY_S, IDLE_S = 0.005, 0.05
+"""Between two looks for the next file, with a connection and without."""
+
+
+class Relay:
+    def __init__(self, folder):
+        self.folder = folder
+        self.changed = threading.Condition()
+        self.sockets = {}
+        self.held = {}
+        self.num_written = 0
+
+    def serve(self):
+        number, read_at = 0, time.monotonic()
+        while time.monotonic() - read_at < IDLE_LIMIT_S:
+            order = self.look(number)
+            if order is None:
+                time.sleep(BUSY_S if self.sockets else IDLE_S)
+                continue
+            number, read_at = number + 1, time.monotonic()
+            self.forget(order["num_fetched"])
+            for record in order["records"]:
+                self.take(*record)
+
+    def look(self, number):
+        """The next file in, removed once it is whole; None where it is not there yet."""
+        path = os.path.join(self.folder, f"in-{number}")
+        until = time.monotonic() + PARTIAL_LIMIT_S
+        while os.path.exists(path):
+            try:
+                with open(path, encoding="utf-8") as file:
+                    order = json.load(file)
+                os.unlink(path)
+                return order
+            except ValueError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(BUSY_S)
+        return None
+
+    def forget(self, num_fetched):
+        with self.changed:
+            for number in [each for each in self.held if each < num_fetched]:
+                del self.held[number]
+                os.unlink(os.path.join(self.folder, f"out-{number}"))
+            self.changed.notify_all()
+
+    def take(self, connection, ports, data):
+        if connection not in self.sockets:
+            self.sockets[connection] = self.open(connection, ports)
+        known = self.sockets[connection]
+        if known is None:
+            return
+        try:
+            if data is None:
+                known.shutdown(socket.SHUT_WR)
+            else:
+                known.sendall(base64.b64decode(data))
+        except OSError:
+            known.close()
+
+    def open(self, connection, ports):
+        for port in ports:
+            try:
+                opened = socket.create_connection(("127.0.0.1", port), CONNECT_LIMIT_S)
+            except OSError:
+                continue
+            opened.settimeout(None)
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", WRITE_LIMIT_S, 0))
+            threading.Thread(target=self.read, args=(connection, opened), daemon=True).start()
+            return opened
+        self.put(connection, b"")
+        return None
+
+    def read(self, connection, opened):
+        while True:
+            try:
+                data = opened.recv(READ_BYTES)
+            except OSError:
+                data = b""
+            self.put(connection, data)
+            if not data:
+                opened.close()
+                return
+
+    def put(self, connection, data):
+        with self.changed:
+            self.changed.wait_for(lambda: sum(self.held.values()) < MAX_HELD_BYTES)
+            number = self.num_written
+            self.num_written += 1
+            self.held[number] = len(data)
+            path = os.path.join(self.folder, f"out-{number}")
+            with open(path + ".part", "w", encoding="utf-8") as file:
+                json.dump([connection, base64.b64encode(data).decode() if data else None], file)
+            os.rename(path + ".part", path)
+
+
+def main(folder):
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    try:
+        Relay(folder).serve()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os._exit(0)  # whatever its threads wait for
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

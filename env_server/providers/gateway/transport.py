@@ -1,0 +1,95 @@
+"""A guest's protocol over a sandbox client, as an httpx transport: what speaks to a guest need not know where it is.
+
+A call that the gateway refused without doing it is sent again until its time is up. One that may have happened is sent
+again only where twice does no harm, or where the gateway keeps answers; else its failure is the replica's."""
+
+import uuid
+from collections.abc import Callable
+
+import httpx
+
+from env_server.providers.gateway.client import (
+    Sandbox,
+    SandboxAnswer,
+    SandboxBusyError,
+    SandboxClient,
+    SandboxFailedError,
+    SandboxGoneError,
+    SandboxRefusedError,
+    SandboxRequest,
+)
+from env_server.providers.gateway.patience import Patience
+from osworld_pipeline.errors import ReplicaError
+
+DEFAULT_LIMIT_S = 30.0
+SHORTEST_SHARE_S = 10.0
+"""A call that may be repeated spends a third of its time on one answer, but no less than this."""
+REPEATABLE_POSTS = frozenset(
+    {
+        "/cursor_position", "/desktop_path", "/file", "/list_directory", "/screen_size", "/setup/change_wallpaper",
+        "/setup/upload", "/wallpaper", "/window_size",
+    }
+)  # fmt: skip
+"""They read, or they leave the same however often they are done. What clicks, types or runs is none of them."""
+
+
+class SandboxTransport(httpx.AsyncBaseTransport):
+    """`find_sandbox` gives the sandbox as it is now, or raises; `on_gone` hears that it is no more."""
+
+    def __init__(
+        self,
+        client: SandboxClient,
+        find_sandbox: Callable[[], Sandbox],
+        *,
+        patience: Patience,
+        on_gone: Callable[[str], None] = lambda reason: None,
+    ) -> None:
+        self._client, self._find_sandbox, self._patience, self._on_gone = client, find_sandbox, patience, on_gone
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """
+        Raises:
+            ReplicaError: the guest could not be asked within the request's time, or not without the danger that it
+                happens twice.
+        """
+        limit_s = request.extensions.get("timeout", {}).get("read") or DEFAULT_LIMIT_S
+        call = SandboxRequest(
+            method=request.method,
+            path=request.url.path,
+            query=request.url.query.decode("ascii"),
+            content_type=request.headers.get("content-type", ""),
+            body=await request.aread(),
+            request_id="" if is_repeatable(request.method, request.url.path) else uuid.uuid4().hex,
+        )
+        answer = await self._ask(call, limit_s)
+        headers = {"content-type": answer.content_type} if answer.content_type else {}
+        return httpx.Response(answer.status, headers=headers, content=answer.body, request=request)
+
+    async def _ask(self, call: SandboxRequest, limit_s: float) -> SandboxAnswer:
+        patience = self._patience
+        deadline, attempt = patience.clock() + limit_s, 0
+        can_repeat = not call.request_id or self._client.keeps_answers
+        while True:
+            left_s = max(0.01, deadline - patience.clock())
+            try:
+                share_s = left_s if call.request_id else min(left_s, max(SHORTEST_SHARE_S, left_s / 3))
+                return await self._client.request(self._find_sandbox(), call, limit_s=share_s)
+            except SandboxBusyError as error:
+                # Nothing has happened. A busy gateway is no reason to count attempts: time is what ends this.
+                await patience.wait(error, attempt, deadline=deadline)
+            except SandboxFailedError as error:
+                if error.may_have_happened and not can_repeat:
+                    raise ReplicaError(
+                        f"{error}; {call.path} may have been done, so it is not sent again: replace the replica"
+                    ) from error
+                await patience.wait(error, attempt, deadline=deadline)
+            except SandboxGoneError as error:
+                self._on_gone(str(error))
+                raise
+            except SandboxRefusedError as error:
+                raise ReplicaError(str(error)) from error
+            attempt += 1
+
+
+def is_repeatable(method: str, path: str) -> bool:
+    return method in ("GET", "HEAD") or path in REPEATABLE_POSTS

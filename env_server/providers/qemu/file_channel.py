@@ -1,0 +1,74 @@
+"""Reads a guest's files around its desktop: an HTTP server inside that answers GET with the bytes of the file whose
+path the URL is (spec 03, section 5). It runs apart from the session that the agent sees: no closed window ends it."""
+
+import asyncio
+from urllib.parse import quote
+
+import httpx
+
+from env_server.guest_client import http_client_over_tcp
+from osworld_pipeline.errors import EvaluatorError, ReplicaError
+
+CHANNEL_PORT = 9999
+READY_PATH = "/"
+READY_ANSWER = b"osworld-files\n"
+MAX_FILE_BYTES = 256 * 1024 * 1024
+_READY_LIMIT_S = 5.0
+
+
+class FileChannel:
+    """`port` is the one at 127.0.0.1 that leads to the guest's; `name` the replica's, for messages."""
+
+    def __init__(self, port: int, *, name: str, http: httpx.AsyncClient | None = None) -> None:
+        self._http = http or http_client_over_tcp(f"http://127.0.0.1:{port}")
+        self._name = name
+
+    async def is_ready(self) -> bool:
+        try:
+            async with asyncio.timeout(_READY_LIMIT_S):
+                answer = await self._http.get(READY_PATH, timeout=_READY_LIMIT_S)
+        except (TimeoutError, httpx.HTTPError):
+            return False
+        return answer.status_code == 200 and answer.content == READY_ANSWER
+
+    async def read(self, path: str, *, timeout_s: float) -> bytes | None:
+        """The bytes of a file; None where it is not there or cannot be read.
+
+        Raises:
+            ReplicaError: the server is silent, gone, or answers anything else.
+            EvaluatorError: the file is larger than what is read.
+        """
+        try:
+            async with (
+                asyncio.timeout(timeout_s),
+                self._http.stream("GET", _url_path(path), timeout=timeout_s) as answer,
+            ):
+                if answer.status_code in (403, 404):
+                    return None
+                if answer.status_code != 200:
+                    raise ReplicaError(
+                        f"the file server of {self._name} answered {path} with {answer.status_code}; replace the "
+                        "replica"
+                    )
+                data = bytearray()
+                async for piece in answer.aiter_bytes():
+                    data += piece
+                    if len(data) > MAX_FILE_BYTES:
+                        raise EvaluatorError(f"{path} on {self._name} is larger than {MAX_FILE_BYTES} bytes")
+                return bytes(data)
+        except TimeoutError as error:
+            raise ReplicaError(
+                f"the file server of {self._name} did not answer within {timeout_s:g} s; replace the replica"
+            ) from error
+        except httpx.HTTPError as error:
+            raise ReplicaError(
+                f"the file server of {self._name} cannot be reached ({type(error).__name__}); replace the replica"
+            ) from error
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+
+def _url_path(path: str) -> str:
+    """`C:\\a b.txt` as `/C%3A/a%20b.txt`; a path that is absolute already keeps its slash."""
+    return "/" + quote(path.replace("\\", "/").lstrip("/"), safe="/")

@@ -1,0 +1,43 @@
+"""When a booted machine with a guest agent is ready: the agent answers, and the screen stands still."""
+
+import asyncio
+import hashlib
+import time
+
+from env_server.guest_client import GuestClient
+from env_server.providers.qemu.display import Display
+from env_server.providers.qemu.machine import Machine
+from osworld_pipeline.errors import ReplicaError
+
+CALM_LIMIT_S = 60.0
+"""A screen that never stands still is taken as it is after so long."""
+_POLL_S = 0.25
+
+
+async def wait_for_agent(machine: Machine, *, calm_s: float) -> None:
+    """Without a limit of its own for the agent; the screen has CALM_LIMIT_S. ReplicaError where the machine ends."""
+    display = Display(machine.qmp, name=machine.name)
+    guest = GuestClient.over_tcp(f"http://127.0.0.1:{await machine.host_port()}", name=machine.name)
+    try:
+        while not await _answers(guest):
+            if not machine.is_alive():
+                raise ReplicaError(f"{machine.name} ended before its guest agent answered")
+            await asyncio.sleep(_POLL_S)
+        last, calm_since = b"", time.monotonic()
+        until = calm_since + CALM_LIMIT_S
+        while time.monotonic() < min(until, calm_since + calm_s):
+            await asyncio.sleep(_POLL_S)
+            shown = hashlib.sha256(await display.dump()).digest()
+            if shown != last:
+                last, calm_since = shown, time.monotonic()
+    finally:
+        await guest.close()
+        display.close()
+
+
+async def _answers(guest: GuestClient) -> bool:
+    try:
+        await guest.screenshot(timeout_s=20.0)
+    except ReplicaError:
+        return False
+    return True

@@ -1,0 +1,64 @@
+"""A Windows guest without OSWorld's server: its screen, keys and mouse are QEMU's, its files come through the file
+channel, and what needs a program inside is refused."""
+
+from collections.abc import Sequence
+from typing import NoReturn
+
+from env_server.guest_client import CommandResult, GuestCall
+from env_server.providers.qemu.display import Display
+from env_server.providers.qemu.file_channel import FileChannel
+from env_server.providers.qemu.guest import MachineGuest
+from env_server.providers.qemu.qmp_input import QmpInput
+from osworld_pipeline.errors import ReplicaError, SetupError
+
+
+class WindowsGuest(MachineGuest):
+    has_agent = False
+
+    def __init__(self, channel: FileChannel, port: int, *, name: str, display: Display, keys: QmpInput) -> None:
+        super().__init__(port, name=name, display=display, keys=keys, reads_display=True)
+        self.is_silent = True
+        self._channel, self._screen = channel, display
+
+    async def file(self, path: str, *, timeout_s: float = 120.0) -> bytes | None:
+        return await self._channel.read(path, timeout_s=timeout_s)
+
+    async def platform(self) -> str:
+        """Says at the same time that the guest lives. ReplicaError where its file server does not answer."""
+        if not await self._channel.is_ready():
+            raise ReplicaError(f"the file server of {self._name} does not answer; replace the replica")
+        return "Windows"
+
+    async def accessibility(self, *, timeout_s: float = 60.0) -> str:
+        """None is to be had from outside."""
+        return ""
+
+    async def terminal(self) -> str | None:
+        return None
+
+    async def screen_size(self) -> tuple[int, int]:
+        return await self._screen.size()
+
+    async def execute(
+        self, command: str | Sequence[str], *, shell: bool = False, timeout_s: float = 120.0, setup: bool = False
+    ) -> CommandResult:
+        self._refuse("runs no commands")
+
+    async def launch(self, command: str | Sequence[str], *, shell: bool = False) -> None:
+        self._refuse("starts no programs")
+
+    async def upload(self, path: str, data: bytes, *, timeout_s: float = 120.0) -> None:
+        self._refuse("takes no files")
+
+    async def act(self, calls: Sequence[GuestCall], *, timeout_s: float = 60.0) -> None:
+        await self._keys.perform(calls, limit_s=timeout_s)
+
+    async def close(self) -> None:
+        await self._channel.close()
+        await super().close()
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise SetupError(
+            f"the Windows guest of {self._name} {what}: it has no guest server; install OSWorld's in the image and "
+            "leave os_type out, or take tasks without set-up verbs"
+        )

@@ -1,0 +1,83 @@
+"""An episode as AReaL's turns (spec 02, section 3): one training sequence for each response, its prompt the whole text
+before it, with the images that stand in it.
+
+Shapes: L tokens of a turn, P patches of an image."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from osworld_pipeline.agent.model_inputs import check_placeholders
+from osworld_pipeline.domain.episode import TokenSequence
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """One response and what stood before it."""
+
+    prompt_ids: tuple[int, ...]
+    output_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    versions: tuple[int, ...]
+    """Both of the output."""
+    image_steps: tuple[int, ...]
+    """Whose screenshots stand in the prompt, in order."""
+
+
+def split_turns(sequences: Iterable[TokenSequence], *, image_token_id: int) -> list[Turn]:
+    """Each run of sampled tokens is a turn: in `append` mode a sequence has several, in `window` mode one.
+
+    Raises:
+        ValueError: a sequence that begins with a response, or with more images in its prompts than it has.
+    """
+    return [turn for sequence in sequences for turn in _turns_of(sequence, image_token_id)]
+
+
+def _turns_of(sequence: TokenSequence, image_token_id: int) -> Iterator[Turn]:
+    mask = np.concatenate(([0], np.asarray(sequence.response_mask, dtype=np.int8), [0]))
+    starts, ends = np.flatnonzero(np.diff(mask) == 1), np.flatnonzero(np.diff(mask) == -1)
+    is_image = np.asarray(sequence.token_ids, dtype=np.int64) == image_token_id
+    image_starts = np.flatnonzero(np.diff(np.concatenate(([0], is_image.astype(np.int8)))) == 1)
+    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+        num_images = int((image_starts < start).sum())
+        if start == 0:
+            raise ValueError("a sequence begins with a response: there is no prompt")
+        if num_images > len(sequence.image_steps):
+            raise ValueError(f"{num_images} images stand in a prompt, and {len(sequence.image_steps)} are known")
+        yield Turn(
+            prompt_ids=sequence.token_ids[:start],
+            output_ids=sequence.token_ids[start:end],
+            logprobs=sequence.sampled_logprobs[start:end],
+            versions=sequence.policy_versions[start:end],
+            image_steps=sequence.image_steps[:num_images],
+        )
+
+
+def turn_tensors(
+    processor: Any, turn: Turn, grids: Sequence[np.ndarray], *, reward: float, is_multimodal: bool
+) -> dict[str, np.ndarray]:
+    """The table of spec 02, section 3, but for `multi_modal_input`: each [1, L], `rewards` [1].
+
+    Raises:
+        ValueError: placeholders and images disagree, in number or in length.
+    """
+    check_placeholders(processor, 0, turn.prompt_ids, grids)
+    num_prompt, num_output = len(turn.prompt_ids), len(turn.output_ids)
+
+    def row(prompt: Any, output: Any, dtype: Any) -> np.ndarray:
+        return np.concatenate([np.broadcast_to(np.asarray(prompt, dtype), num_prompt), np.asarray(output, dtype)])[None]
+
+    tensors = {
+        "input_ids": row(turn.prompt_ids, turn.output_ids, np.int64),
+        "loss_mask": row(0, np.ones(num_output), np.int32),
+        "logprobs": row(0.0, turn.logprobs, np.float32),
+        "versions": row(-1, turn.versions, np.int32),
+        "attention_mask": row(True, np.ones(num_output), np.bool_),
+        "rewards": np.asarray([reward], dtype=np.float32),
+    }
+    if is_multimodal:
+        kinds = np.asarray(turn.prompt_ids, dtype=np.int64) == processor.image_token_id
+        tensors["mm_token_type_ids"] = row(kinds, np.zeros(num_output), np.int64)
+    return tensors

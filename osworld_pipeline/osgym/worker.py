@@ -1,0 +1,157 @@
+"""The process of one environment, and the parent's hold on it.
+
+The parent says reset, step or close; the child answers each of the first two with a state or a fault. A child whose
+parent is gone reads the end of its pipe, closes its environment and ends.
+"""
+
+import contextlib
+import multiprocessing
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from types import FrameType
+from typing import Any, Protocol
+
+from osworld_pipeline.errors import PipelineError
+
+CONTEXT = multiprocessing.get_context("forkserver")
+"""Not fork: the parent has torch's threads. Not spawn: a hundred environments would load Python a hundred times."""
+CONTEXT.set_forkserver_preload(["__main__", __name__])
+
+
+class Environment(Protocol):
+    """What OSGym calls an env class's instance. `env_ret` holds `obs` (and of a step `action`, `reward`, `done`);
+    `meta_info` holds the episode's `uid`. One that has `close()` is closed."""
+
+    def reset(self) -> tuple[dict[str, Any], Mapping[str, Any]]: ...
+
+    def step(self, action: str) -> tuple[dict[str, Any], Mapping[str, Any]]: ...
+
+
+EnvClass = Callable[[Any, int], Environment]
+"""Called with an environment's config and the worker's id. Found by its name in another process: no lambda."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    env_ret: dict[str, Any]
+    meta_info: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """The episode is lost; there is no reward."""
+
+    sentence: str
+
+
+class EnvProcess:
+    """A started process. `close` ends it."""
+
+    def __init__(self, env_class: EnvClass, env_config: Any, worker_id: int) -> None:
+        self.connection, theirs = CONTEXT.Pipe()
+        self._process = CONTEXT.Process(
+            target=serve_environment, args=(theirs, env_class, env_config, worker_id), name=f"env-{worker_id}"
+        )
+        self._process.daemon = True
+        try:
+            self._process.start()
+        except BaseException:
+            self.connection.close()
+            raise
+        finally:
+            theirs.close()
+
+    @property
+    def sentinel(self) -> int:
+        """Ready, for `multiprocessing.connection.wait`, when the process has ended."""
+        return self._process.sentinel
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.is_alive()
+
+    @property
+    def ending(self) -> str:
+        """How it ended, after a moment for one whose pipe was the first to close."""
+        self._process.join(1.0)
+        return f"its process ended with status {self._process.exitcode}"
+
+    def ask(self, order: str, action: str = "") -> bool:
+        """False where nobody is there to hear it."""
+        try:
+            self.connection.send((order, action))
+        except (BrokenPipeError, ConnectionResetError):
+            return False
+        return True
+
+    def receive(self) -> State | Fault | None:
+        """What it says; None where it has said nothing, or nothing more will come."""
+        try:
+            return self.connection.recv() if self.connection.poll() else None
+        except (EOFError, ConnectionResetError):
+            return None
+
+
+def close_processes(processes: Sequence[EnvProcess], *, grace_s: float) -> None:
+    """Ends all of them, and returns when they have ended: asked first, then told, then killed."""
+    for process in processes:
+        process.ask("close")
+    for end in (None, "terminate", "kill"):
+        deadline = time.monotonic() + grace_s
+        for process in processes:
+            if end is not None and process.is_alive:
+                getattr(process._process, end)()
+        for process in processes:
+            process._process.join(max(0.0, deadline - time.monotonic()))
+        if not any(process.is_alive for process in processes):
+            break
+    for process in processes:
+        process.connection.close()
+        if not process.is_alive:
+            process._process.close()
+
+
+def serve_environment(connection: Connection, env_class: EnvClass, env_config: Any, worker_id: int) -> None:
+    """The child's whole life."""
+    # Ctrl-C is the parent's business; being told to end still closes the environment.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _end)
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError, EOFError):
+        _serve(connection, env_class, env_config, worker_id)
+
+
+def _serve(connection: Connection, env_class: EnvClass, env_config: Any, worker_id: int) -> None:
+    env: Environment | None = None
+    try:
+        while True:
+            order, action = connection.recv()
+            if order == "close":
+                return
+            try:
+                if env is None:
+                    env = env_class(env_config, worker_id)
+                env_ret, meta_info = env.reset() if order == "reset" else env.step(action)
+                answer: State | Fault = State(env_ret=env_ret, meta_info=meta_info)
+            except PipelineError as error:
+                answer = Fault(sentence=str(error) or type(error).__name__)
+            except Exception as error:  # noqa: BLE001 - an env class is anybody's, and its bug must not hang the parent
+                traceback.print_exc(file=sys.stderr)
+                answer = Fault(sentence=f"{type(error).__name__}: {error}")
+            connection.send(answer)
+    finally:
+        close = getattr(env, "close", None)
+        if close is not None:
+            close()
+
+
+def _end(_number: int, _frame: FrameType | None) -> None:
+    raise SystemExit(0)

@@ -1,0 +1,213 @@
+"""The way of a Windows image on a real machine: our Debian disk stands in, with a login on a text screen, a disc with
+tools, and nobody inside who speaks the guest protocol."""
+
+import asyncio
+import io
+import os
+import shutil
+import time
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from env_server.guest_client import GuestCall
+from env_server.providers.qemu.bring_up import (
+    BringUp,
+    BroughtUp,
+    Stage,
+    has_changed,
+    is_answered,
+    shows_mark,
+    shows_something,
+)
+from env_server.providers.qemu.command import DirectBoot, MachineSpec
+from env_server.providers.qemu.display import Display
+from env_server.providers.qemu.file_channel import CHANNEL_PORT, READY_ANSWER, FileChannel
+from env_server.providers.qemu.guest import MachineGuest
+from env_server.providers.qemu.images import Wanted, build_in_child
+from env_server.providers.qemu.machine import Machine
+from env_server.providers.qemu.provider import QemuDesktop, QemuProvider
+from env_server.providers.qemu.qmp_input import QmpInput
+from env_server.providers.qemu.screen_view import Mark, find_mark
+from env_server.providers.qemu.tools_disc import ensure_disc
+from env_server.providers.qemu.windows_guest import WindowsGuest
+from env_server.providers.qemu.windows_image import press, write
+from osworld_pipeline.errors import ReplicaError
+
+PROGRAMS = ("qemu-system-x86_64", "qemu-img", "mmdebstrap", "mke2fs", "setpriv", "genisoimage")
+MISSING = [name for name in PROGRAMS if shutil.which(name, path=f"{os.defpath}:/usr/sbin:/sbin") is None]
+pytestmark = [
+    pytest.mark.vm,
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif("OSWORLD_WINDOWS_GUEST" not in os.environ, reason="takes minutes: make test-windows"),
+    pytest.mark.skipif(
+        bool(MISSING), reason=f"no such machines here: {', '.join(MISSING)} missing (scripts/setup qemu)"
+    ),
+]
+IMAGES = Path(__file__).parents[2] / "var/test-images/qemu"
+SCREEN = (1024, 768)
+CONSOLE = (
+    "root=/dev/vda rw quiet net.ifnames=0 mitigations=off random.trust_cpu=on panic=-1 console=tty0 init=/bin/sh -- -c "
+    '"while :; do setsid -w agetty tty1 linux; done"'
+)
+START = """\
+ip addr add 10.0.2.15/24 dev eth0
+ip link set lo up
+ip link set eth0 up
+for device in /dev/input/event*; do setsid cat $device > /tmp/events-${device##*/} & done
+setsid python3 /mnt/files.py > /dev/null 2>&1 &
+"""
+FILES = f"""\
+import http.server, pathlib, urllib.parse
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        path = urllib.parse.unquote(self.path)
+        try:
+            data = {READY_ANSWER!r} if path == "/" else pathlib.Path(path).read_bytes()
+        except OSError:
+            return self.send_error(404)
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+http.server.ThreadingHTTPServer(("", {CHANNEL_PORT}), Handler).serve_forever()
+"""
+A_LINE = 2e-4
+"""Of a text screen, the share of pixels that a few words are."""
+
+
+class TextLogin:
+    """An ImageSource as WindowsImage is one."""
+
+    memory_mb = 512
+    num_boots = 1
+
+    def __init__(self) -> None:
+        self.done: list[BroughtUp] = []
+
+    async def prepare(
+        self, images: Path, *, accelerator: Wanted, screen_size: tuple[int, int]
+    ) -> tuple[str, MachineSpec]:
+        base = await build_in_child(images)
+        disc = await asyncio.to_thread(ensure_disc, images, {"start.sh": START.encode(), "files.py": FILES.encode()})
+        return base.digest, MachineSpec(
+            screen_size=screen_size,
+            memory_mb=self.memory_mb,
+            num_cpus=1,
+            accelerator="tcg",
+            disks=(base.disk,),
+            boot=DirectBoot(kernel=base.kernel, initrd=base.initrd, command_line=CONSOLE),
+            files_archive=disc,
+            guest_port=CHANNEL_PORT,
+        )
+
+    def stages(self, channel: FileChannel) -> Sequence[Stage]:
+        line = has_changed(still_s=1.0, share=A_LINE)
+        start = "echo password | sudo -S sh -c 'mount /dev/vdb /mnt; sh /mnt/start.sh'; clear\n"
+        return (
+            Stage(name="the start", until=shows_something(still_s=4.0), limit_s=300),
+            Stage(name="the password prompt", do=(write("user\n"),), until=line, limit_s=60, num_tries=2),
+            Stage(name="the login", do=(write("password"), press("enter")), until=line, limit_s=120),
+            Stage(
+                name="the file server",
+                do=(write(start),),
+                until=is_answered("the server", channel.is_ready),
+                limit_s=120,
+            ),
+        )
+
+    async def bring_up(self, machine: Machine, *, folder: Path) -> None:
+        display = Display(machine.qmp, name=machine.name)
+        channel = FileChannel(await machine.host_port(), name=machine.name)
+        keys = QmpInput(machine.qmp, screen_size=machine.spec.screen_size)
+        try:
+            way = BringUp(machine.name, eyes=display, hands=keys, is_alive=machine.is_alive, folder=folder)
+            self.done = await way.run(self.stages(channel))
+        finally:
+            await channel.close()
+            display.close()
+
+    def make_guest(self, port: int, *, name: str, display: Display, keys: QmpInput, silence_s: float) -> MachineGuest:
+        return WindowsGuest(FileChannel(port, name=name), port, name=name, display=display, keys=keys)
+
+    async def wake(self, machine: Machine, guest: MachineGuest) -> None:
+        assert await guest.platform() == "Windows"
+
+
+@pytest.fixture
+async def desktop() -> AsyncIterator[QemuDesktop]:
+    source = TextLogin()
+    provider = QemuProvider(images=IMAGES, screen_size=SCREEN, accelerator="tcg", source=source)
+    try:
+        started = time.monotonic()
+        yield await provider.start("replica-0")
+        print(f"stages {source.done}, until closed {time.monotonic() - started:.1f} s")
+    finally:
+        await provider.close()
+
+
+async def file_of(desktop: QemuDesktop, path: str, *, limit_s: float = 60.0) -> bytes:
+    """Once there is something in it."""
+    until = time.monotonic() + limit_s
+    while True:
+        data = await desktop.guest.file(path)
+        if data:
+            return data
+        assert time.monotonic() < until, f"nothing in {path} within {limit_s:g} s"
+        await asyncio.sleep(0.2)
+
+
+def call(name: str, *args: object) -> GuestCall:
+    return GuestCall(name=name, args=args)
+
+
+async def test_machine_is_logged_in_at_by_keys_and_restored_with_its_file_channel(desktop: QemuDesktop) -> None:
+    guest = desktop.guest
+    assert await guest.screen_size() == SCREEN
+    assert Image.open(io.BytesIO(await guest.screenshot("png"))).size == SCREEN
+    # Keys, in every kind that a path and a redirection need.
+    await guest.act([call("write", 'echo "By <KEYS> & Shift_1!" > /tmp/typed\n')])
+    assert await file_of(desktop, "/tmp/typed") == b"By <KEYS> & Shift_1!\n"
+    # The absolute mouse: an event of the kernel is 24 bytes, the kind 3 (EV_ABS) at byte 16, its code and value next.
+    await guest.act([call("moveTo", 1023, 0)])
+    seen = {path: await guest.file(path) or b"" for path in (f"/tmp/events-event{n}" for n in range(6))}
+    moves = [
+        (int.from_bytes(data[at + 18 : at + 20], "little"), int.from_bytes(data[at + 20 : at + 24], "little"))
+        for data in seen.values()
+        for at in range(0, len(data), 24)
+        if int.from_bytes(data[at + 16 : at + 18], "little") == 3
+    ]
+    assert (0, 0x7FFF) in moves
+    # A piece of the screen is found again where it was cut.
+    screen = Image.open(io.BytesIO(await guest.screenshot("png"))).convert("RGB")
+    top = next(y for y in range(0, 700, 8) if len(screen.crop((0, y, 64, y + 16)).getcolors() or ()) > 1)
+    assert find_mark(screen, screen.crop((0, top, 64, top + 16))) == (0, top)
+    # A reset is another machine from the same state: copy-on-write, and nothing of before in it.
+    old_pid, started = desktop.machine.pid, time.monotonic()
+    await desktop.reset()
+    print(f"restored in {time.monotonic() - started:.2f} s, overlay {desktop.machine.overlay_bytes() / 1e6:.1f} MB")
+    assert desktop.machine.pid != old_pid
+    assert await desktop.guest.file("/tmp/typed") is None
+    await desktop.guest.act([call("write", "echo again > /tmp/typed\n")])
+    assert await file_of(desktop, "/tmp/typed") == b"again\n"
+
+
+async def test_stage_that_does_not_come_about_tells_where_its_screenshot_is(
+    desktop: QemuDesktop, tmp_path: Path
+) -> None:
+    machine = desktop.machine
+    display = Display(machine.qmp, name="a look")
+    keys = QmpInput(machine.qmp, screen_size=SCREEN)
+    way = BringUp("the machine", eyes=display, hands=keys, is_alive=machine.is_alive, folder=tmp_path)
+    nowhere = shows_mark(Mark("nowhere", Image.effect_noise((32, 16), 80).convert("RGB")))
+    try:
+        with pytest.raises(ReplicaError, match="did not get past the prompt") as caught:
+            await way.run([Stage(name="the prompt", until=nowhere, limit_s=1.0)])
+    finally:
+        display.close()
+    (path,) = await asyncio.to_thread(lambda: list((tmp_path / "failed-boots").iterdir()))
+    assert str(path) in str(caught.value)
+    assert Image.open(path).size == SCREEN

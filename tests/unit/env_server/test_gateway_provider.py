@@ -1,0 +1,324 @@
+"""The provider `gateway`: sandboxes come and go with episodes, quota is waited for without holding anything, and what
+may have happened is not done twice."""
+
+import asyncio
+import contextlib
+import os
+import stat
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from fake_desktops import until
+from gateway_doubles import SCREEN, URL, ScriptedClient, gateway, hurried, picture
+
+from env_server.guest_client import GuestCall
+from env_server.pool import Pool
+from env_server.providers.gateway import (
+    GatewayProvider,
+    SandboxBusyError,
+    SandboxFailedError,
+    SandboxGoneError,
+    SandboxRefusedError,
+)
+from env_server.providers.gateway.transport import is_repeatable
+from env_server.settings import GatewaySettings
+from osworld_pipeline.errors import DependencyError, NoCapacityError, ReplicaError
+
+CLICK = (GuestCall(name="click", args=(1, 2)),)
+BROKEN = SandboxFailedError("the connection broke")
+
+
+def provider_of(client: ScriptedClient, **settings: object) -> GatewayProvider:
+    made = GatewaySettings.model_validate({"url": URL, **settings})
+    return GatewayProvider(made, screen_size=SCREEN, client=client, patience=hurried())
+
+
+def is_there(path: Path) -> bool:
+    return path.exists()
+
+
+async def test_a_desktop_is_a_sandbox_and_a_reset_is_another_one() -> None:
+    async with gateway(quota=1) as there:
+        provider = there.provider()
+        desktop = await provider.start("r0")
+        assert await desktop.guest.screenshot() == picture()
+        assert provider.image_digest == "f" * 64
+        await desktop.guest.act(CLICK)
+        assert len(there.last.acts) == 1
+        await desktop.reset()
+        assert [each.is_stopped for each in there.desktops.desktops] == [True, False]
+        assert there.last.acts == []
+        await desktop.stop()
+        await desktop.stop()
+        assert there.num_running == 0
+        with pytest.raises(ReplicaError, match="is stopped"):
+            _ = desktop.guest
+        await provider.close()
+
+
+async def test_a_replica_waits_for_quota_and_has_its_sandbox_when_one_is_given_back() -> None:
+    async with gateway(quota=1) as there:
+        provider = there.provider()
+        first = await provider.start("r0")
+        second = asyncio.create_task(provider.start("r1"))
+        await until(lambda: there.table.num_refused > 0)
+        assert not second.done()
+        assert there.num_running == 1
+        await first.stop()
+        assert (await second).is_alive()
+        await provider.close()
+        assert there.num_running == 0
+
+
+async def test_a_wait_for_quota_ends_with_its_budget_and_says_what_to_do() -> None:
+    async with gateway(quota=1) as there:
+        provider = there.provider(quota_wait_s=20)
+        await provider.start("r0")
+        with pytest.raises(ReplicaError, match=r"no sandbox for r1 within 20 s .*fewer --replicas"):
+            await provider.start("r1")
+        assert provider.gate.num_waiting == 0
+        await provider.close()
+
+
+async def test_episodes_queue_while_a_replica_waits_for_quota_and_hold_no_replica_meanwhile() -> None:
+    """A client is told 503 in its own time, long before the replica's wait is over; nothing is lent meanwhile."""
+    async with gateway(quota=1) as there:
+        taken = (await there.http.post("/v1/sandboxes")).json()
+        provider = there.provider(quota_wait_s=3000)
+        pool = Pool(provider, num_replicas=1, queue_timeout_s=0.1)
+        starting = asyncio.create_task(pool.start())
+        await until(lambda: there.table.num_refused > 0)
+        with pytest.raises(NoCapacityError):
+            async with pool.lease_replica("client"):
+                raise AssertionError("there is none to lend")
+        path, headers = f"/v1/sandboxes/{taken['sandbox_id']}", {"X-Sandbox-Session": taken["session_id"]}
+        await there.http.delete(path, headers=headers)
+        await starting
+        async with pool.lease_replica("client") as lease:
+            assert lease.desktop.is_alive()
+        await pool.close()
+        assert there.num_running == 0
+
+
+async def test_a_reset_gives_its_sandbox_back_before_it_waits_for_another() -> None:
+    client = ScriptedClient()
+    provider = provider_of(client, quota_wait_s=5)
+    desktop = await provider.start("r0")
+    client.errors = [None, *[SandboxBusyError("full")] * 50]
+    with pytest.raises(ReplicaError, match="no sandbox"):
+        await desktop.reset()
+    assert client.calls.index("stop") < client.calls.index("start", 1)
+    assert not desktop.is_alive()
+    await provider.close()
+
+
+async def test_a_cancelled_wait_for_quota_leaves_nothing() -> None:
+    async with gateway(quota=1) as there:
+        provider = there.provider()
+        await provider.start("r0")
+        second = asyncio.create_task(provider.start("r1"))
+        await until(lambda: there.table.num_refused > 0)
+        second.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await second
+        assert provider.gate.num_waiting == 0
+        await provider.close()
+        assert there.num_running == 0
+
+
+async def test_a_start_that_is_cancelled_under_way_gives_back_what_it_gets() -> None:
+    client = ScriptedClient()
+    client.on_start = asyncio.Event()
+    provider = provider_of(client)
+    starting = asyncio.create_task(provider.start("r0"))
+    await until(lambda: client.calls == ["start"])
+    starting.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await starting
+    client.on_start.set()
+    await until(lambda: client.stopped == ["sb-1"])
+    await provider.close()
+    assert client.calls[-1] == "close"
+
+
+async def test_a_lost_start_is_sent_again_under_the_same_name_and_only_where_answers_are_kept() -> None:
+    keeping = ScriptedClient(BROKEN, keeps_answers=True)
+    provider = provider_of(keeping)
+    await provider.start("r0")
+    assert keeping.calls[:2] == ["start", "start"]
+    assert keeping.request_ids[0] == keeping.request_ids[1] != ""
+    await provider.close()
+    forgetting = ScriptedClient(BROKEN)
+    with pytest.raises(SandboxFailedError):
+        await provider_of(forgetting).start("r0")
+    assert forgetting.calls == ["start"]
+
+
+@pytest.mark.parametrize(
+    "error", [SandboxRefusedError("wrong token"), SandboxFailedError("x", may_have_happened=False)]
+)
+async def test_a_gateway_that_cannot_give_a_sandbox_is_told(error: Exception) -> None:
+    client = ScriptedClient(*[error] * 20)
+    with pytest.raises(type(error)):
+        await provider_of(client).start("r0")
+    assert len(client.calls) == (1 if isinstance(error, DependencyError) else 4)
+
+
+async def test_a_click_that_may_have_happened_is_not_sent_again() -> None:
+    client = ScriptedClient()
+    provider = provider_of(client)
+    desktop = await provider.start("r0")
+    client.calls.clear()
+    client.errors = [BROKEN]
+    with pytest.raises(ReplicaError, match="may have been done, so it is not sent again"):
+        await desktop.guest.act(CLICK)
+    assert client.calls.count("/act") == 1
+    await provider.close()
+
+
+@pytest.mark.parametrize(
+    "errors", [[SandboxBusyError("busy", retry_after_s=1)] * 6, [SandboxFailedError("no", may_have_happened=False)] * 3]
+)
+async def test_a_click_that_certainly_did_not_happen_is_sent_again(errors: list[Exception]) -> None:
+    client = ScriptedClient()
+    provider = provider_of(client)
+    desktop = await provider.start("r0")
+    client.errors = [*errors]
+    await desktop.guest.act(CLICK)
+    assert client.calls.count("/act") == len(errors) + 1
+    await provider.close()
+
+
+async def test_a_read_is_sent_again_and_ends_with_its_attempts() -> None:
+    client = ScriptedClient()
+    provider = provider_of(client)
+    desktop = await provider.start("r0")
+    client.calls.clear()
+    client.errors = [BROKEN, BROKEN]
+    assert await desktop.guest.screenshot() == picture()
+    client.errors = [BROKEN] * 20
+    with pytest.raises(ReplicaError):
+        await desktop.guest.platform()
+    assert client.calls.count("/platform") == 4
+    client.errors = []
+    await provider.close()
+
+
+async def test_a_busy_gateway_is_asked_no_longer_than_the_call_may_take() -> None:
+    client = ScriptedClient()
+    provider = provider_of(client)
+    desktop = await provider.start("r0")
+    client.errors = [SandboxBusyError("busy", retry_after_s=9)] * 100
+    client.calls.clear()
+    with pytest.raises(ReplicaError, match="busy"):
+        await desktop.guest.screenshot(timeout_s=30)
+    assert client.calls.count("/screenshot") <= 4
+    client.errors = []
+    await provider.close()
+
+
+@pytest.mark.parametrize(
+    "path", ["/act", "/execute", "/setup/execute", "/setup/launch", "/run_python", "/end_recording"]
+)
+def test_what_acts_is_not_repeatable(path: str) -> None:
+    assert not is_repeatable("POST", path)
+
+
+async def test_a_run_through_a_gateway_that_loses_answers_clicks_each_time_once() -> None:
+    async with gateway(quota=1, faults="fail=0.15,lose=0.15,busy=0.1") as there:
+        provider = there.provider(quota_wait_s=2000)
+        desktop = await provider.start("r0")
+        for index in range(30):
+            await desktop.guest.act([GuestCall(name="click", args=(index, 0))])
+        assert [act[0]["args"][0] for act in there.last.acts] == list(range(30))
+        made = there.faults.num_made
+        assert min(made["fail"], made["lose"], made["busy"]) > 0
+        await provider.close()
+    assert there.num_running == 0
+
+
+async def test_a_sandbox_that_dies_is_found_dead_by_a_call_and_by_its_refresh() -> None:
+    async with gateway() as there:
+        provider = there.provider()
+        called, refreshed = await provider.start("r0"), await provider.start("r1")
+        for fake in there.desktops.desktops:
+            fake.alive = False
+        with pytest.raises(SandboxGoneError):
+            await called.guest.platform()
+        assert not called.is_alive()
+        await until(lambda: not refreshed.is_alive())
+        await provider.close()
+
+
+async def test_a_gateway_that_is_away_for_a_moment_kills_no_sandbox_but_one_that_stays_away_does() -> None:
+    client = ScriptedClient()
+    client.lifetime_s = 60.0
+    provider = provider_of(client)
+    desktop = await provider.start("r0")
+    client.errors = [BROKEN, BROKEN]
+    await until(lambda: client.calls.count("refresh") >= 4)
+    assert desktop.is_alive()
+    client.errors = [BROKEN] * 1000
+    await until(lambda: not desktop.is_alive())
+    client.errors = []
+    await provider.close()
+
+
+async def test_a_sandbox_in_use_outlives_its_lifetime() -> None:
+    async with gateway(lifetime_s=0.2) as there:
+        provider = GatewayProvider(GatewaySettings(url=URL), screen_size=SCREEN, client=there.client())
+        desktop = await provider.start("r0")
+        await asyncio.sleep(0.8)
+        assert desktop.is_alive()
+        assert await desktop.guest.platform() == "Linux"
+        await provider.close()
+
+
+async def test_a_guest_that_is_still_booting_is_waited_for() -> None:
+    client = ScriptedClient(None, *[SandboxFailedError("booting", may_have_happened=False)] * 9)
+    provider = provider_of(client)
+    assert (await provider.start("r0")).is_alive()
+    await provider.close()
+
+
+async def test_screens_of_another_size_are_refused_with_the_option_to_take() -> None:
+    client = ScriptedClient()
+    client.size = (80, 60)
+    with pytest.raises(DependencyError, match="start with --screen-size 80x60"):
+        await provider_of(client).start("r0")
+    assert client.stopped == ["sb-1"]
+
+
+async def test_a_guest_is_lent_to_programs_of_this_user_and_answers_as_it_does_to_us() -> None:
+    async with gateway() as there:
+        provider = there.provider()
+        desktop = await provider.start("r0")
+        there.last.files["/a"] = b"\x00bytes\xff"
+        path = Path(urlsplit(desktop.guest.address).path)
+        assert stat.S_IMODE(os.stat(path.parent).st_mode) == 0o700
+        transport = httpx.AsyncHTTPTransport(uds=str(path), verify=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://guest") as stranger:
+            assert (await stranger.get("/platform")).text == "Linux"
+            assert (await stranger.post("/file", data={"file_path": "/a"})).content == b"\x00bytes\xff"
+            assert (await stranger.post("/file", data={"file_path": "/none"})).status_code == 404
+            await desktop.reset()
+            with pytest.raises(httpx.HTTPError):
+                await stranger.get("/platform")
+        assert not is_there(path)
+        await provider.close()
+
+
+async def test_a_stop_that_the_gateway_fails_is_tried_again_and_then_told(caplog: pytest.LogCaptureFixture) -> None:
+    client = ScriptedClient()
+    provider = provider_of(client)
+    desktop = await provider.start("r0")
+    client.errors = [BROKEN]
+    await desktop.stop()
+    assert client.stopped == ["sb-1"]
+    desktop = await provider.start("r1")
+    client.errors = [BROKEN] * 20
+    await desktop.stop()
+    assert "was not stopped, and holds quota until its life ends" in caplog.text
+    await provider.close()
