@@ -32,8 +32,8 @@ test-sglang: setup-test ## the tests against real sglang servers on a CPU; makes
 	@scripts/setup-sglang var/sglang
 	@OSWORLD_SGLANG=var/sglang $(BIN)/pytest -m sglang tests/integration
 
-test-faults: setup-test ## training and a backfill while what they rest on fails at random; KILLS=40 for long
-	@OSWORLD_CHAOS_KILLS=$(or $(KILLS),12) $(BIN)/pytest -s tests/integration/test_training_faults.py tests/integration/test_backfill_kills.py
+test-faults: setup-test ## training, a backfill and the demo while what they rest on fails at random; KILLS=40 for long
+	@OSWORLD_CHAOS_KILLS=$(or $(KILLS),12) $(BIN)/pytest -s tests/integration/test_training_faults.py tests/integration/test_backfill_kills.py tests/integration/test_demo_kills.py
 
 test-windows: setup-test ## a machine brought up as a Windows image is, and Windows programs by Wine (100 MB to download)
 	@scripts/setup wine

@@ -1,4 +1,7 @@
-"""The whole road at small scale, killed at random moments: it must end in the same state, with nothing twice."""
+"""The whole road at small scale, killed at random moments: it must end in the same state, with nothing twice.
+
+`make test-faults` kills it more often, and runs it once more when it is done.
+"""
 
 import json
 import os
@@ -19,7 +22,8 @@ from osworld_pipeline.tables.query import run_query
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = load_recipe("smoke")
-NUM_KILLS = 3
+IS_LONG = "OSWORLD_CHAOS_KILLS" in os.environ
+NUM_KILLS = 4 if IS_LONG else 1
 KILL_AFTER_S = (4.0, 20.0)
 DEMO_LIMIT_S = 900
 
@@ -40,7 +44,7 @@ def rows(state: StateDir, sql: str) -> list[tuple]:
     return run_query(state, sql).rows
 
 
-def test_demo_killed_three_times_ends_in_the_same_state_without_duplicates(tmp_path: Path) -> None:
+def test_demo_killed_at_random_ends_in_the_same_state_without_duplicates(tmp_path: Path) -> None:
     state = StateDir(tmp_path / "var")
     seed = random.randrange(1 << 30)
     rng = random.Random(seed)
@@ -65,10 +69,11 @@ def test_demo_killed_three_times_ends_in_the_same_state_without_duplicates(tmp_p
     assert status == 0, f"seed {seed}: {(tmp_path / 'demo.log').read_text()[-3000:]}"
     check_state(state)
 
-    before = snapshot(state)
-    again = start_demo(tmp_path)
-    assert again.wait(DEMO_LIMIT_S) == 0
-    assert snapshot(state) == before, "a second run of a finished demo changed something"
+    if IS_LONG:
+        before = snapshot(state)
+        again = start_demo(tmp_path)
+        assert again.wait(DEMO_LIMIT_S) == 0
+        assert snapshot(state) == before, "a second run of a finished demo changed something"
     assert not wait_for_nobody(tmp_path, limit_s=25)
     check_cookbook(state)
 
