@@ -70,6 +70,11 @@ class StateDir:
         return self.root / "launches"
 
     @property
+    def clients(self) -> Path:
+        """Who this state is at env servers, and which of its programs are connected to some."""
+        return self.root / "clients"
+
+    @property
     def desktops(self) -> Path:
         """Base image and replicas of the local provider."""
         return self.root / "desktops"

@@ -110,6 +110,19 @@ class EnvClient:
         """What every server says it is (version, image_digest, grader_version, ...); None of one that does not say."""
         return tuple([await self._describe(url) for url in self.base_urls])
 
+    async def close_left_over(self) -> int:
+        """Gives back the desktops of episodes that live under this client's name, and says how many: for a client that
+        knows that nobody else of its name lives, before its first episode. A server that does not list its episodes is
+        passed over; there they end when they have been idle for long enough.
+
+        Raises:
+            EnvServerError: a server is unreachable; names it.
+        """
+        left = [(url, episode_id) for url in self.base_urls for episode_id in await self._own_episodes(url)]
+        for url, episode_id in left:
+            await self.close_episode(url, episode_id)
+        return len(left)
+
     async def close(self) -> None:
         """Waits (within the request's own limit) for replicas still being given back."""
         if self._stragglers:
@@ -210,12 +223,20 @@ class EnvClient:
             raise EnvServerError(f"{base_url}/health did not answer as an env server does: {error}") from error
 
     async def _describe(self, base_url: str) -> dict[str, Any] | None:
+        return await self._told(base_url, "/v1/server")
+
+    async def _own_episodes(self, base_url: str) -> list[str]:
+        told = await self._told(base_url, "/v1/episodes") or {}
+        return [one["episode_id"] for one in told.get("episodes", ()) if one.get("client_id") == self.client_id]
+
+    async def _told(self, base_url: str, path: str) -> dict[str, Any] | None:
+        """None where the server has no such page."""
         try:
-            response = await self._http.get(f"{base_url}/v1/server")
+            response = await self._http.get(f"{base_url}{path}")
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             raise UnreachableError(unreachable(base_url)) from error
         except httpx.HTTPError as error:
-            raise EnvServerError(f"{base_url}/v1/server did not answer: {error or type(error).__name__}") from error
+            raise EnvServerError(f"{base_url}{path} did not answer: {error or type(error).__name__}") from error
         return json_object(response.content) if response.status_code == httpx.codes.OK else None
 
 

@@ -80,7 +80,7 @@ async def _evaluate(entry: Mapping[str, Any], evaluation: _Evaluation) -> dict[s
             recipe=recipe,
             state=state,
             servers=evaluation.servers,
-            client_id=entry["checkpoint_id"],
+            purpose=f"{plan.stage_key}-{plan.suite_digest[:12]}",
             folder=folder,
             processor=None if folder is None else await asyncio.to_thread(load_processor, folder),
             engine_token=evaluation.engine_token,

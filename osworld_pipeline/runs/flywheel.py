@@ -156,7 +156,7 @@ async def _roll_out(job: RoundJob, trainer: "SftTrainer", report: Report) -> tup
             recipe=recipe,
             state=sft.state,
             servers=job.servers,
-            client_id=sft.checkpoint_id,
+            purpose=sft.checkpoint_id,
             folder=sft.parent_folder,
             model=trainer.model if _samples_in_place(recipe, trainer) else None,
             processor=trainer.processor,

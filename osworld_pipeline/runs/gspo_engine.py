@@ -61,7 +61,7 @@ async def open_rollouts(
         recipe=job.recipe,
         state=job.state,
         servers=job.servers,
-        client_id=job.checkpoint_id,
+        purpose=job.checkpoint_id,
         folder=point.folder,
         model=trainer.model if shares_model(job.recipe, trainer) else None,
         processor=trainer.processor,
@@ -95,7 +95,7 @@ async def _on_actors(
         job.servers,
         Weights(folder=point.folder, policy_version=point.num_updates),
         shape=job.actors,
-        client_id=job.checkpoint_id,
+        purpose=job.checkpoint_id,
         max_turns=job.recipe.agent.max_turns,
         engine_token=job.engine_token,
     ) as actors:

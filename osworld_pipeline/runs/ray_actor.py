@@ -49,14 +49,14 @@ class RecipeSession:
     engine_token: str | None = field(default=None, repr=False)
 
     @asynccontextmanager
-    async def __call__(self, weights: Weights, client_id: str) -> AsyncIterator[ActorSession]:
+    async def __call__(self, weights: Weights, purpose: str) -> AsyncIterator[ActorSession]:
         from osworld_pipeline.agent.processor import load_processor
 
         async with rollout_session(
             recipe=self.recipe,
             state=self.state,
             servers=self.servers,
-            client_id=client_id,
+            purpose=purpose,
             folder=weights.folder,
             processor=await asyncio.to_thread(load_processor, weights.folder),
             policy_version=weights.policy_version,
@@ -81,8 +81,8 @@ class RolloutActor:
         self._stack = AsyncExitStack()
         self._session: ActorSession | None = None
 
-    async def open(self, open_session: OpenSession, weights: Weights, client_id: str) -> None:
-        self._session = await self._stack.enter_async_context(open_session(weights, client_id))
+    async def open(self, open_session: OpenSession, weights: Weights, purpose: str) -> None:
+        self._session = await self._stack.enter_async_context(open_session(weights, purpose))
 
     async def run_episode(self, task: Task, plan: EpisodePlan) -> Episode:
         assert self._session is not None, "an actor is opened before it is used"

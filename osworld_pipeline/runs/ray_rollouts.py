@@ -36,7 +36,6 @@ class _Slot:
 
     index: int
     handle: Any = None
-    num_started: int = 0
     num_running: int = 0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -50,14 +49,14 @@ class RayRollouts:
         weights: Weights,
         *,
         shape: ActorShape,
-        client_id: str,
+        purpose: str,
         settings: EpisodeSettings,
         engine_name: str,
     ) -> None:
         self._open_session = open_session
         self._weights = weights
         self._shape = shape
-        self._client_id = client_id
+        self._purpose = purpose
         self._settings = settings
         self._engine_name = engine_name
         self._slots = [_Slot(index) for index in range(shape.count)]
@@ -131,15 +130,14 @@ class RayRollouts:
             if slot.handle is not None:
                 return slot.handle
             shape = self._shape
-            slot.num_started += 1
             # SPREAD: over the nodes, and not in the place that a training rank has for itself.
             actors: Any = ray.remote(RolloutActor)
             handle: Any = actors.options(
                 num_cpus=shape.cpus, num_gpus=shape.gpus, scheduling_strategy="SPREAD", max_concurrency=MAX_CONCURRENCY
             ).remote()
-            client_id = f"{self._client_id}-actor{slot.index}-{slot.num_started}"
+            purpose = f"{self._purpose}-actor{slot.index}"
             try:
-                opened = handle.open.remote(self._open_session, self._weights, client_id)
+                opened = handle.open.remote(self._open_session, self._weights, purpose)
                 await self._call(opened, shape.start_timeout_s)
             except _LostError as error:
                 ray.kill(handle)
@@ -222,7 +220,7 @@ async def ray_rollouts(
     weights: Weights,
     *,
     shape: ActorShape,
-    client_id: str,
+    purpose: str,
     max_turns: int,
     engine_token: str | None = None,
 ) -> AsyncIterator[RayRollouts]:
@@ -235,7 +233,7 @@ async def ray_rollouts(
         RecipeSession(recipe=recipe, state=state, servers=servers, max_turns=max_turns, engine_token=engine_token),
         weights,
         shape=shape,
-        client_id=client_id,
+        purpose=purpose,
         settings=episode_settings(recipe, max_turns=max_turns),
         engine_name=recipe.engine.kind,
     )

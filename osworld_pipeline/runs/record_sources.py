@@ -12,10 +12,9 @@ from osworld_pipeline.domain.digest import digest_json
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.durable import write_file
 from osworld_pipeline.recipes import Recipe
-from osworld_pipeline.rollout.env_client import EnvClient, EnvTimeouts
 from osworld_pipeline.runs.embedded_server import EnvServers
+from osworld_pipeline.runs.env_servers import open_env_client
 from osworld_pipeline.runs.record_demonstrations import Recording, RecordProgress, record
-from osworld_pipeline.runs.rollout_session import env_config
 from osworld_pipeline.runs.stages import NOT_LEARNED, recipe_suite
 
 MARKER = "recording.json"
@@ -41,7 +40,7 @@ def main(job: dict[str, Any], report: Callable[[Mapping[str, Any]], None]) -> di
     recipe = Recipe.model_validate(job["recipe"])
     state = StateDir(Path(job["state_root"]))
     suite = recipe_suite(recipe)
-    recording = asyncio.run(_record(recipe, EnvServers.from_job(job["servers"]), report))
+    recording = asyncio.run(_record(recipe, state, EnvServers.from_job(job["servers"]), report))
     (state.datasets / MARKER).unlink(missing_ok=True)
     write_raw_sources(
         recording.demonstrations,
@@ -74,20 +73,14 @@ def recording_key(recipe: Recipe) -> str:
     return digest_json({"suite": recipe_suite(recipe).digest, "desktop": desktop, "agent": agent})
 
 
-async def _record(recipe: Recipe, servers: EnvServers, report: Callable[[Mapping[str, Any]], None]) -> Recording:
+async def _record(
+    recipe: Recipe, state: StateDir, servers: EnvServers, report: Callable[[Mapping[str, Any]], None]
+) -> Recording:
     def on_progress(progress: RecordProgress) -> None:
         note = f"{progress.num_recorded} recorded, {progress.num_attempts} attempts"
         report({"kind": "progress", "done": progress.num_done, "total": progress.num_tasks, "note": note})
 
-    client = EnvClient(
-        servers.urls,
-        token=servers.token,
-        client_id="demonstrations",
-        env_config=env_config(recipe),
-        timeouts=EnvTimeouts(request_s=recipe.env_request_timeout_s),
-    )
-    async with client:
-        await client.health()
+    async with open_env_client(recipe, state, servers, purpose="demonstrations") as client:
         return await record(
             recipe_suite(recipe).train,
             make_desktop=client.desktop,

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from osworld_pipeline.agent.dialects import load_dialect
-from osworld_pipeline.agent.images import fit_size
 from osworld_pipeline.agent.model_inputs import PixelCache
 from osworld_pipeline.agent.renderer import Renderer
 from osworld_pipeline.domain.episode import SamplingParams
@@ -15,12 +14,11 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import RecipeError
 from osworld_pipeline.protocols import PolicyEngine
 from osworld_pipeline.recipes import Recipe
-from osworld_pipeline.rollout.env_client import EnvClient, EnvTimeouts
 from osworld_pipeline.rollout.run_episode import EpisodeSettings, EpisodeTools
 from osworld_pipeline.rollout.utilisation import BusyMeter, MeteredEngine, Utilisation
 from osworld_pipeline.runs.embedded_server import EnvServers
+from osworld_pipeline.runs.env_servers import open_env_client
 from osworld_pipeline.trajectories.store import TrajectoryStore
-from osworld_pipeline.wire import EnvConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +38,7 @@ async def rollout_session(
     recipe: Recipe,
     state: StateDir,
     servers: EnvServers,
-    client_id: str,
+    purpose: str,
     folder: Path | None = None,
     model: Any = None,
     processor: Any = None,
@@ -52,7 +50,8 @@ async def rollout_session(
     """Opens the session and checks that the engine and every env server answer.
 
     `folder`: a checkpoint, which the engine loads; or `model`, which an engine in this process samples from as it is.
-    An engine of words needs neither, nor a processor. `engine`: one to take instead of the recipe's.
+    An engine of words needs neither, nor a processor. `engine`: one to take instead of the recipe's. `purpose`: see
+    `open_env_client`.
 
     Raises:
         EnvServerError, EngineError: one does not answer; names it.
@@ -66,15 +65,7 @@ async def rollout_session(
             token=engine_token,
         )  # fmt: skip
         stack.push_async_callback(engine.close)
-        client = EnvClient(
-            servers.urls,
-            token=servers.token,
-            client_id=client_id,
-            env_config=env_config(recipe),
-            timeouts=EnvTimeouts(request_s=recipe.env_request_timeout_s),
-        )
-        stack.push_async_callback(client.close)
-        await client.health()
+        client = await stack.enter_async_context(open_env_client(recipe, state, servers, purpose=purpose))
         await engine.health()
         if recipe.engine.kind == "sglang" and folder is not None:
             await engine.load_weights(folder, policy_version=policy_version)
@@ -139,17 +130,6 @@ def _device(model: Any) -> Any:
     if model is not None:
         return next(model.parameters()).device
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-
-
-def env_config(recipe: Recipe) -> EnvConfig:
-    desktop = recipe.desktop
-    screen_size = (desktop.screen_width, desktop.screen_height)
-    return EnvConfig(
-        screen_size=screen_size,
-        image_size=fit_size(*screen_size, recipe.agent.max_pixels),
-        require_a11y_tree=desktop.require_a11y_tree,
-        require_terminal=desktop.require_terminal,
-    )
 
 
 def episode_settings(recipe: Recipe, *, max_turns: int) -> EpisodeSettings:

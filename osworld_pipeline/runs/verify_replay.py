@@ -13,11 +13,11 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import EnvServerError
 from osworld_pipeline.protocols import Desktop
 from osworld_pipeline.recipes import Recipe
-from osworld_pipeline.rollout.env_client import EnvClient, EnvTimeouts
+from osworld_pipeline.rollout.env_client import EnvClient
 from osworld_pipeline.runs.embedded_server import EnvServers
+from osworld_pipeline.runs.env_servers import open_env_client
 from osworld_pipeline.runs.playback import PlaybackLimits, play_back
 from osworld_pipeline.runs.playback_plan import Playback, PlaybackPlan, chosen_playbacks, plan_playbacks
-from osworld_pipeline.runs.rollout_session import env_config
 from osworld_pipeline.runs.verification_journal import VerificationJournal
 from osworld_pipeline.runs.verification_record import (
     Grounds,
@@ -48,15 +48,7 @@ async def _verify(
 ) -> VerificationSummary:
     plan = await asyncio.to_thread(plan_playbacks, state, min_reward=recipe.replay.threshold)
     record = await asyncio.to_thread(read_record, state)
-    client = EnvClient(
-        servers.urls,
-        token=servers.token,
-        client_id="verify_replay",
-        env_config=env_config(recipe),
-        timeouts=EnvTimeouts(request_s=recipe.env_request_timeout_s),
-    )
-    async with client:
-        await client.health()
+    async with open_env_client(recipe, state, servers, purpose="verify_replay") as client:
         grounds = await grounds_of_servers(client)
         verifier = Verifier(
             plan, record, grounds=grounds, recipe=recipe, make_desktop=client.desktop, write=journal.write

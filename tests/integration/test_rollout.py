@@ -1,6 +1,10 @@
 """Rollouts over HTTP on real desktops: a scripted policy solves real tasks, and a tiny model's episodes hold exactly
 what a trainer recomputes."""
 
+import asyncio
+import subprocess
+import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,12 +23,16 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.evaluation.suites import SuiteTask, build_suite
 from osworld_pipeline.protocols import GenerateRequest, GenerateResult
+from osworld_pipeline.recipes import load_recipe
 from osworld_pipeline.recipes.schema import AgentSection, DesktopSection, RewardSection
 from osworld_pipeline.rollout.engines.transformers import TransformersEngine
 from osworld_pipeline.rollout.env_client import EnvClient
 from osworld_pipeline.rollout.run_episode import EpisodeSettings, EpisodeTools
 from osworld_pipeline.rollout.run_group import GroupPlan, run_groups
 from osworld_pipeline.rollout.trajectories import episode_trajectories
+from osworld_pipeline.runs.embedded_server import EnvServers
+from osworld_pipeline.runs.env_servers import open_env_client
+from osworld_pipeline.runs.stages import recipe_suite
 from osworld_pipeline.trajectories.store import TrajectoryStore
 from osworld_pipeline.wire import EnvConfig
 
@@ -180,3 +188,44 @@ async def test_a_rerun_has_the_same_episode_ids_and_giving_up_an_impossible_task
     ids = [[episode.episode_id for group in groups for episode in group.episodes] for groups in runs]
     assert ids[0] == ids[1] == ["test-u0000-g00-s00", "test-u0000-g00-s01"]
     assert all(episode.is_success for groups in runs for group in groups for episode in group.episodes)
+
+
+KILLED = """
+import asyncio, sys
+from pathlib import Path
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.recipes import load_recipe
+from osworld_pipeline.runs.embedded_server import EnvServers
+from osworld_pipeline.runs.env_servers import open_env_client
+from osworld_pipeline.runs.stages import recipe_suite
+
+async def main(root, url):
+    recipe, servers = load_recipe("smoke"), EnvServers(urls=(url,), token=None, num_replicas=2)
+    async with open_env_client(recipe, StateDir(Path(root)), servers, purpose="gspo_phase1-1") as client:
+        task = recipe_suite(recipe).train[0].task
+        await asyncio.gather(*[client.desktop().reset(task) for _ in range(2)])
+        print("all taken", flush=True)
+        await asyncio.sleep(60)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+def take_all_desktops_and_die(root: Path, url: str) -> None:
+    with subprocess.Popen([sys.executable, "-c", KILLED, str(root), url], stdout=subprocess.PIPE) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == b"all taken\n"
+        program.kill()
+
+
+async def test_desktops_of_a_killed_program_are_given_back_when_it_is_started_again(
+    server: RunningServer, tmp_path: Path
+) -> None:
+    await asyncio.to_thread(take_all_desktops_and_die, tmp_path, server.url)
+    recipe, servers = load_recipe("smoke"), EnvServers(urls=(server.url,), token=None, num_replicas=2)
+    begun = time.monotonic()
+    async with open_env_client(recipe, StateDir(tmp_path), servers, purpose="gspo_phase1-1") as client:
+        desktop = client.desktop()
+        await desktop.reset(recipe_suite(recipe).train[0].task)
+        await desktop.close()
+    assert time.monotonic() - begun < 30, "it waited until they had been idle for long enough"

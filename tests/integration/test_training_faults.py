@@ -263,7 +263,8 @@ def test_a_phase_disturbed_at_random_ends_as_an_undisturbed_one(
             assert num_faulted(state) > 0, f"no fault was recorded; {told}"
         if is_trainer_alone:
             assert trainer.num_starts == chaos.done[Fault.TRAINER] + 1, told
-            assert final_digest(state) == final_digest(undisturbed), told
+            first = first_differences(state, undisturbed)
+            assert final_digest(state) == final_digest(undisturbed), f"{first}; {told}"
     if not is_trainer_alone and not has_disk:
         pytest.skip("all of it held, but for the full disk: mounting a small one is not allowed here")
 
@@ -272,6 +273,16 @@ def final_digest(state: StateDir) -> str:
     checkpoint = read_checkpoint(state, STAGE)
     assert checkpoint is not None
     return checkpoint.weights_digest
+
+
+def first_differences(state: StateDir, other: StateDir) -> list[tuple[object, ...]]:
+    """The first steps that were not seen, said or carried out alike, and how their episodes ended."""
+    rebuild_catalog(state)
+    sql = """
+        SELECT e."update", e.episode_id, s.step_index, s.screenshot_sha256, s.response_text, e.outcome, e.error
+        FROM episodes e LEFT JOIN steps s USING (episode_id) ORDER BY ALL"""
+    mine, theirs = run_query(state, sql).rows, run_query(other, sql).rows
+    return [pair for pair in zip(mine, theirs, strict=False) if pair[0] != pair[1]][:2]
 
 
 def groups_by_update(state: StateDir) -> list[tuple[int, int]]:

@@ -20,8 +20,8 @@ from osworld_pipeline.evaluation.suites import SuiteTask
 from osworld_pipeline.recipes import Recipe, load_recipe
 from osworld_pipeline.rollout.env_client import EnvClient
 from osworld_pipeline.runs.embedded_server import EnvServers, embedded_env_server
+from osworld_pipeline.runs.env_servers import env_config
 from osworld_pipeline.runs.record_demonstrations import record
-from osworld_pipeline.runs.rollout_session import env_config
 from osworld_pipeline.runs.stages import recipe_suite
 from osworld_pipeline.runs.verification_journal import FOLDER
 from osworld_pipeline.runs.verification_record import read_record

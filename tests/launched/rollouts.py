@@ -81,7 +81,7 @@ async def run(job: dict[str, Any]) -> dict[str, Any]:
         open_stub,
         Weights(folder=Path("/weights"), policy_version=0),
         shape=shape,
-        client_id="test",
+        purpose="test",
         settings=episode_settings(load_recipe("smoke"), max_turns=2),
         engine_name="stub",
     )

@@ -38,13 +38,13 @@ def test_as_many_episodes_are_in_flight_as_there_are_desktops_or_as_the_recipe_s
 
 async def test_an_engine_that_samples_from_a_checkpoint_is_refused_without_one(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="transformers samples from a checkpoint, and there is none"):
-        async with rollout_session(recipe=recipe_of(), state=StateDir(tmp_path), servers=NOWHERE, client_id="c"):
+        async with rollout_session(recipe=recipe_of(), state=StateDir(tmp_path), servers=NOWHERE, purpose="c"):
             raise AssertionError("it was opened")
 
 
 async def test_an_env_server_that_is_not_there_is_named_and_nothing_is_left_open(tmp_path: Path) -> None:
     recipe = recipe_of(engine={"kind": "openai", "urls": ["http://127.0.0.1:9/v1"], "model": "m"})
     with pytest.raises(EnvServerError, match="no env server answers at"):
-        async with rollout_session(recipe=recipe, state=StateDir(tmp_path), servers=NOWHERE, client_id="c"):
+        async with rollout_session(recipe=recipe, state=StateDir(tmp_path), servers=NOWHERE, purpose="c"):
             raise AssertionError("it was opened")
     assert len(asyncio.all_tasks()) == 1
