@@ -3,9 +3,11 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 BIN := .venv/bin
 export PYTHONUNBUFFERED := 1
+# Without kept bytecode every program compiles torch and transformers anew, which takes longer than all else it imports.
+export PYTHONDONTWRITEBYTECODE :=
 export DAGSTER_HOME := $(CURDIR)
 
-.PHONY: help setup setup-test setup-python demo test test-fast test-sglang test-faults test-windows bench-env bench-data bench-rollout bench-training bench-learning bench-scale check format dev mlflow constraints clean
+.PHONY: help setup setup-test setup-python demo test test-fast test-sglang test-faults test-windows bench-env bench-data bench-rollout bench-training bench-learning bench-scale bench-viewer check format dev mlflow constraints clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -23,7 +25,7 @@ demo: setup ## the whole pipeline on this machine, then a table of success rates
 	@$(BIN)/osworld-pipeline demo
 
 test: setup-test ## every test that can run here; JOBS=1 runs them one after the other
-	@$(BIN)/pytest -n $(or $(JOBS),4) --dist loadfile --no-loadscope-reorder
+	@$(BIN)/pytest -n $(or $(JOBS),3) --dist loadfile --no-loadscope-reorder
 
 test-fast: setup-python ## unit tests only
 	@$(BIN)/pytest tests/unit -m "not slow"
@@ -57,8 +59,11 @@ bench-learning: setup ## does it learn? three seeds of the whole road on real de
 bench-scale: setup-test ## what a replica takes, its cost a day, and 1,024 of them over 16 hosts simulated; QUICK=1 for a short run
 	@$(BIN)/python -m benchmarks.bench_scale $(if $(QUICK),--quick)
 
-check: setup-python ## format, lint, types, import layers
-	@$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/lint-imports && $(BIN)/pyright
+bench-viewer: setup-test ## the trajectory viewer in Chromium over 100,000 episodes: opening, filtering, stepping
+	@$(BIN)/python -m benchmarks.bench_viewer
+
+check: setup-python ## format, lint, types, import layers, links
+	@$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/lint-imports && $(BIN)/pyright && $(BIN)/python docs/check_links.py
 
 format: setup-python ## rewrite what ruff can
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .

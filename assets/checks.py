@@ -61,7 +61,7 @@ CHECKS = [
         "training_tasks_can_be_run",
         "train_tasks",
         invariants.UNFIT_TRAIN_TASKS,
-        holds="Every training task has a config, is no Windows task and has a demonstration.",
+        holds="Every training task has a config and a demonstration, and is a Windows task only of a Windows suite.",
         otherwise="remove train_tasks.parquet and materialize train_tasks again",
     ),
     build_check(

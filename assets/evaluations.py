@@ -1,6 +1,7 @@
 """Evaluations: every checkpoint on every suite that is asked for, one partition each; then a leaderboard, the champion,
 and a report people can read."""
 
+from contextlib import suppress
 from typing import Any
 
 import dagster as dg
@@ -9,6 +10,7 @@ from assets.checkpoints import parent_of
 from assets.links import tell_where_to_look
 from osworld_pipeline.domain.checkpoint import Checkpoint
 from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.errors import TableError
 from osworld_pipeline.evaluation.leaderboard_format import leaderboard_markdown, leaderboard_rows
 from osworld_pipeline.evaluation.scores import CheckpointScore, read_scores
 from osworld_pipeline.evaluation.suite_files import suite_names
@@ -168,21 +170,33 @@ def champion(
 def evaluation_report(
     context: dg.AssetExecutionContext, state: StateResource, recipe: RecipeResource, tracking: TrackingResource
 ) -> dg.MaterializeResult:
-    """One self-contained HTML page: scores with intervals, curves, what the best episodes saw."""
-    from osworld_pipeline.runs.report import make_report  # templates and pictures: not when definitions are loaded
+    """Self-contained HTML pages: scores with intervals, each training run, each suite, and an index of them."""
+    from osworld_pipeline.runs.report import make_all_reports  # templates and pictures: not when definitions are loaded
 
     folder = state.dir()
     ids = [checkpoint.checkpoint_id for checkpoint in latest_checkpoints(context, state)]
-    path = make_report(folder, recipe.load(), checkpoint_ids=ids, tracking_uri=tracking.resolve(folder))
-    return dg.MaterializeResult(metadata={"report": dg.MetadataValue.path(str(path))})
+    report, *others, index = make_all_reports(
+        folder, recipe.load(), checkpoint_ids=ids, stage_keys=ids, tracking_uri=tracking.resolve(folder),
+        say=context.log.warning,
+    )  # fmt: skip
+    return dg.MaterializeResult(
+        metadata={
+            "report": dg.MetadataValue.path(str(report)),
+            "index": dg.MetadataValue.path(str(index)),
+            "other pages": [path.name for path in others],
+        }
+    )
 
 
 def latest_checkpoints(context: dg.AssetExecutionContext, state: StateResource) -> list[Checkpoint]:
     """What the checkpoint assets stand for now, the base first. A flywheel without a round stands for the SFT
-    checkpoint, which is there once."""
+    checkpoint, which is there once. Of another state folder, which the instance may know too, none."""
     latest = context.instance.get_latest_materialization_event
-    known = [asset for asset in CHECKPOINT_ASSETS if latest(dg.AssetKey(asset))]
-    found = [parent_of(context, asset, state) for asset in known]
+    found: list[Checkpoint] = []
+    for asset in CHECKPOINT_ASSETS:
+        if latest(dg.AssetKey(asset)):
+            with suppress(TableError):
+                found.append(parent_of(context, asset, state))
     return list({checkpoint.checkpoint_id: checkpoint for checkpoint in found}.values())
 
 

@@ -15,15 +15,18 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
 
+from env_server.config import make_settings, overlay, read_config
 from env_server.providers.base_image import image_digest
 from env_server.providers.bounds import Bounds, DesktopLimits
 from env_server.providers.desktop_env.install import DesktopEnvInstall
+from env_server.providers.gateway.client import ClientOptions, load_client
+from env_server.providers.gateway.trial import try_gateway
 from env_server.providers.local import LocalProvider
 from env_server.providers.qemu.accelerator import boot_kernel, kvm_refusal
 from env_server.providers.qemu.build import find_image
 from env_server.providers.qemu.programs import check_builder, check_qemu, qemu_version
 from env_server.providers.requirements import SYSTEM_PATH, check_programs
-from env_server.settings import Settings
+from env_server.settings import GATEWAY_TOKEN_VARIABLE, GatewaySettings, Settings, SettingsError, gateway_token
 from osworld_pipeline.domain.finding import Finding, Status
 from osworld_pipeline.errors import DependencyError, PipelineError
 
@@ -44,14 +47,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="one object a line, as each check ends")
     parser.add_argument("--state-dir", type=Path, default=defaults.state_dir, help="images (default var/desktops)")
     parser.add_argument("--desktop-env-python", type=Path, default=defaults.desktop_env.python, metavar="PYTHON")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="the server's, for its [gateway]")
+    parser.add_argument("--gateway-url", metavar="URL", help="looks at this gateway too, and starts a sandbox there")
+    parser.add_argument("--gateway-client", metavar="NAME", help="a sandbox client's name, or module:attribute (https)")
+    parser.add_argument("--gateway-ca-file", type=Path, metavar="FILE", help="certificates to trust, PEM")
     parser.add_argument("checks", nargs="*", metavar="CHECK", help="only these; all without one")
     arguments = parser.parse_args(argv)
+    try:
+        gateway = _gateway_settings(arguments)
+    except SettingsError as error:
+        parser.error(str(error))
     checks = make_checks(arguments.state_dir.absolute(), arguments.desktop_env_python)
-    unknown = sorted(set(arguments.checks) - set(checks))
+    wanted = arguments.checks or [*checks, *(["gateway"] if gateway.url else [])]
+    checks["gateway"] = partial(check_gateway, gateway)
+    unknown = sorted(set(wanted) - set(checks))
     if unknown:
         parser.error(f"no check named {unknown[0]}; there are: {', '.join(checks)}")
     is_fine = True
-    for finding in find_all({name: checks[name] for name in arguments.checks or checks}):
+    for finding in find_all({name: checks[name] for name in wanted}):
         is_fine &= finding.status in (Status.OK, Status.WARN)
         print(json.dumps(finding.as_json()) if arguments.json else _line(finding), flush=True)
     return 0 if is_fine else 1
@@ -232,6 +245,45 @@ def check_docker() -> Finding:
             remedy="start it (systemctl start docker), and add this user to the group docker",
         )
     return Finding(name="docker", status=Status.OK, message=f"Docker {done.stdout.strip()} answers")
+
+
+def check_gateway(settings: GatewaySettings) -> Finding:
+    """Starts a sandbox there, and stops it: address, token, client and a guest, proven at once."""
+    if not settings.url:
+        raise DependencyError("no gateway is named; give --gateway-url https://HOST, or --config FILE")
+    secret = gateway_token()
+    options = ClientOptions(
+        url=settings.url,
+        token=secret.get_secret_value() if secret else "",
+        ca_file=settings.ca_file,
+        extra=settings.options,
+    )
+    try:
+        client = load_client(settings.client, options)
+    except ValueError as error:
+        raise DependencyError(f"{error}; check --gateway-url and --gateway-ca-file") from error
+    try:
+        said = asyncio.run(try_gateway(client))
+    except DependencyError as error:
+        if secret is not None:
+            raise
+        raise DependencyError(f"{error}; no token is set: export {GATEWAY_TOKEN_VARIABLE}") from error
+    if secret is not None:
+        return Finding(name="gateway", status=Status.OK, message=said)
+    return Finding(
+        name="gateway",
+        status=Status.WARN,
+        message=f"{said}, and wanted no token",
+        remedy=f"start the gateway with one, and export {GATEWAY_TOKEN_VARIABLE}",
+    )
+
+
+def _gateway_settings(arguments: argparse.Namespace) -> GatewaySettings:
+    """SettingsError where a setting is wrong, or the file is."""
+    held = read_config(arguments.config).get("gateway", {}) if arguments.config is not None else {}
+    given = {"url": arguments.gateway_url, "client": arguments.gateway_client, "ca_file": arguments.gateway_ca_file}
+    merged = overlay(held, {name: value for name, value in given.items() if value is not None})
+    return make_settings({"gateway": merged}).gateway
 
 
 def _line(finding: Finding) -> str:

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from env_server.fair_queue import FairQueue
 from env_server.providers.base import Provider
 from env_server.replica import STOP_TIMEOUT_S, Lease, Replica, ReplicaState
-from osworld_pipeline.errors import NoCapacityError
+from osworld_pipeline.errors import NoCapacityError, ReplicaError
 
 log = logging.getLogger(__name__)
 
@@ -65,17 +65,32 @@ class Pool:
         return max(MIN_RETRY_S, min(MAX_RETRY_S, math.ceil(expected_s)))
 
     async def start(self) -> None:
-        """Returns when every replica is warm.
+        """Returns when every replica is warm, or at the end of the limit when at least one is: the others go on trying,
+        and are lent as they come up.
 
         Raises:
-            DependencyError, ReplicaError: one of them cannot be started. Call `close` in any case.
+            DependencyError, ReplicaError: one of them can never be started, or none was in time. Call `close` in any
+                case.
         """
         for index, replica in enumerate(self._replicas):
             self._tasks.append(asyncio.create_task(replica.run(), name=replica.replica_id))
             if index == 0:
                 # Alone, so that the image is built once and the others find it.
                 await replica.wait_warm(self._start_timeout_s)
-        await asyncio.gather(*(replica.wait_warm(self._start_timeout_s) for replica in self._replicas))
+        late = [error for error in await asyncio.gather(*map(self._lateness, self._replicas)) if error is not None]
+        if late:
+            log.warning(
+                "%d of %d replicas are not warm after %g s; serving with the others meanwhile: %s",
+                len(late), self.num_replicas, self._start_timeout_s, late[0],
+            )  # fmt: skip
+
+    async def _lateness(self, replica: Replica) -> ReplicaError | None:
+        """Why it is not warm at the end of the limit. Raises DependencyError."""
+        try:
+            await replica.wait_warm(self._start_timeout_s)
+        except ReplicaError as error:
+            return error
+        return None
 
     def drain(self) -> None:
         """No further leases; who waits for one is told at once. Live leases go on."""

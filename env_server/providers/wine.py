@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from env_server.providers.qemu.files import keep_newest, locked, remove_leftovers
+from env_server.providers.files import keep_newest, locked, remove_leftovers
 from env_server.providers.requirements import SYSTEM_PATH
 from osworld_pipeline.errors import DependencyError
 

@@ -20,13 +20,15 @@ from osworld_pipeline.cli import (
     store,
     tasks,
     union,
+    view,
 )
 from osworld_pipeline.cli.machine import run_for_machine, wants_json
 from osworld_pipeline.errors import PipelineError
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 COMMANDS = (
-    pipeline, evaluate, backfill, collect, report, checkpoints, doctor, tasks, union, imports, exports, lineage, store,
+    pipeline, evaluate, backfill, collect, report, view, checkpoints, doctor, tasks, union, imports, exports, lineage,
+    store,
 )  # fmt: skip
 for module in COMMANDS:
     module.register(app)

@@ -14,7 +14,7 @@ from osworld_pipeline.domain.task import Task
 from osworld_pipeline.errors import TaskError
 
 _WINDOWS_SNAPSHOTS = ("excel", "word", "powerpoint")
-_ASKED_FOR = ("windows-basics/", "wine-basics/")
+ASKED_FOR = ("windows-basics/", "wine-basics/")
 """Sources of tasks that are there because the recipe's desktops run Windows programs."""
 # As they stand in JSON, where a backslash is two.
 _WINDOWS_PATHS = ("C:\\\\", "C:/", "\\\\Users\\\\")
@@ -88,7 +88,7 @@ def join_tasks(task_ids: Iterable[str], configs: TaskConfigs, replay_ids: set[st
         if problem is not None:
             union.rejects.append(_reject(task, "bad_task", problem))
         is_usable = problem is None or (is_artefact and "evaluator" not in config)
-        is_ours = not is_artefact and str(config.get("source", "")).startswith(_ASKED_FOR)
+        is_ours = not is_artefact and str(config.get("source", "")).startswith(ASKED_FOR)
         if is_usable and (row["platform"] != "windows" or is_ours) and task_id in replay_ids:
             union.train.append(row)
     return union

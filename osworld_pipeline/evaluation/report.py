@@ -1,24 +1,20 @@
-"""The report of a run: one HTML file that needs nothing else, with scores and their intervals, curves, filmstrips, and
-what the numbers depend on. Whatever a model wrote is data: the template escapes it."""
+"""The report of a pipeline: one HTML file that needs nothing else, with scores and their intervals, curves, filmstrips,
+and what the numbers depend on."""
 
-import base64
-import io
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
-
-from jinja2 import Environment, StrictUndefined
-from PIL import Image, UnidentifiedImageError
 
 from osworld_pipeline.domain.episode import Outcome
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.durable import write_file
-from osworld_pipeline.errors import StoreError
-from osworld_pipeline.evaluation.curves import Curve, MetricPoint, draw_curves
+from osworld_pipeline.evaluation.charts import Chart, Point, Series, line_chart
+from osworld_pipeline.evaluation.curves import METRIC_ORDER, STAGE_ORDER, MetricPoint
+from osworld_pipeline.evaluation.filmstrips import Filmstrip, FilmstripOf, read_filmstrips
 from osworld_pipeline.evaluation.intervals import rate_over_tasks
+from osworld_pipeline.evaluation.page import render_page
 from osworld_pipeline.evaluation.scores import (
     CheckpointScore,
     EvalRow,
@@ -26,41 +22,13 @@ from osworld_pipeline.evaluation.scores import (
     score_checkpoints,
     successes_by_task,
 )
+from osworld_pipeline.evaluation.ticks import Bins
+from osworld_pipeline.evaluation.training_metrics import UNITS
 from osworld_pipeline.tables.catalog import fresh_views
-from osworld_pipeline.trajectories import BlobStore
 
 REPORT_FILE = "report.html"
-THUMBNAIL_WIDTH = 300
 MAX_FILMSTRIPS = 6
-MAX_FRAMES = 12
-STAGE_NAMES = {
-    "base": "Base",
-    "external": "External",
-    "sft": "SFT",
-    "flywheel": "Flywheel",
-    "gspo_phase1": "GSPO phase 1",
-    "gspo_phase2": "GSPO phase 2",
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Frame:
-    step_index: int
-    image: str
-    """A data URI; empty where the screenshot is missing."""
-    response: str
-    command: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Filmstrip:
-    episode_id: str
-    task_id: str
-    instruction: str
-    stage: str
-    outcome: str
-    num_steps: int
-    frames: tuple[Frame, ...]
+TITLES = {"kl": "KL to the reference", "trainer_sampler_logprob_diff": "difference of log-probabilities"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,8 +61,8 @@ def write_report(
     html = render_report(
         scores=scores,
         rows=rows,
-        curves=draw_curves([*metrics, *_rollout_metrics(state)]),
-        filmstrips=_filmstrips(state, rows, scores),
+        curves=metric_charts([*metrics, *_rollout_metrics(state)]),
+        filmstrips=read_filmstrips(state, _shown(rows, scores)),
         injections=_injections(state),
         suite_digest=suite_digest,
         recipe_name=recipe_name,
@@ -109,33 +77,43 @@ def render_report(
     *,
     scores: Sequence[CheckpointScore],
     rows: Sequence[EvalRow],
-    curves: Sequence[Curve],
+    curves: Sequence[tuple[str, Sequence[Chart]]],
     filmstrips: Sequence[Filmstrip],
     injections: Mapping[str, int],
     suite_digest: str,
     recipe_name: str,
     confidence: float,
 ) -> str:
-    """The report's HTML."""
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["stage_name"] = lambda stage: STAGE_NAMES.get(stage, stage)
-    environment.filters["percent"] = lambda share: f"{share:.1%}" if share == share else "–"
-    environment.filters["figure"] = lambda value: f"{value:.2f}" if value == value else "–"
-    template = environment.from_string(
-        (resources.files("osworld_pipeline.evaluation") / "report.html.jinja").read_text(encoding="utf-8")
-    )
-    return template.render(
+    """The report's HTML; `curves`: by stage."""
+    return render_page(
+        "report.html.jinja",
         scores=scores,
         families=family_table(rows, scores, confidence=confidence),
         fault_kinds=dict(sorted(Counter(row.outcome for row in rows if not row.is_valid).items())),
-        fault_examples=_fault_examples(rows),
+        fault_examples=fault_examples(rows),
         curves=curves,
         filmstrips=filmstrips,
         injections=injections,
-        facts=_facts(rows, suite_digest, recipe_name),
+        facts={
+            "Recipe": recipe_name or "not recorded",
+            "Suite hash": suite_digest or "not recorded",
+            **settings_facts(rows),
+        },
         confidence=confidence,
         num_tasks=len({row.task_id for row in rows}),
     )
+
+
+def metric_charts(points: Sequence[MetricPoint]) -> list[tuple[str, list[Chart]]]:
+    """By stage, in the order of training, a plot for each metric; the last of two points of one update stays (a resumed
+    run reports some twice)."""
+    series: dict[str, dict[str, dict[int, float]]] = {}
+    for point in points:
+        series.setdefault(point.stage, {}).setdefault(point.name, {})[point.update] = point.value
+    charts = [
+        (stage, _stage_charts(series[stage])) for stage in sorted(series, key=lambda one: _rank(STAGE_ORDER, one))
+    ]
+    return [(stage, found) for stage, found in charts if found]
 
 
 def family_table(
@@ -158,28 +136,11 @@ def family_table(
     return table
 
 
-def thumbnail(data: bytes) -> str:
-    """A small JPEG as a data URI; empty where `data` is no image."""
-    try:
-        with Image.open(io.BytesIO(data)) as image:
-            small = image.convert("RGB")
-    except (UnidentifiedImageError, OSError):
-        return ""
-    height = max(1, round(small.height * THUMBNAIL_WIDTH / small.width))
-    if small.width > THUMBNAIL_WIDTH:
-        small = small.resize((THUMBNAIL_WIDTH, height), Image.Resampling.LANCZOS)
-    sink = io.BytesIO()
-    small.save(sink, "JPEG", quality=80)
-    return "data:image/jpeg;base64," + base64.b64encode(sink.getvalue()).decode()
-
-
-def _facts(rows: Sequence[EvalRow], suite_digest: str, recipe_name: str) -> dict[str, str]:
+def settings_facts(rows: Sequence[EvalRow]) -> dict[str, str]:
     """What the numbers depend on; several values where they were not all the same."""
     seeds = sorted({row.seed for row in rows})
     return {
-        "Recipe": recipe_name or "not recorded",
         "Suite": _distinct(row.suite for row in rows),
-        "Suite hash": suite_digest or "not recorded",
         "Step budget": _distinct(row.max_turns for row in rows if row.max_turns),
         "Seeds": ", ".join(map(str, seeds)) or "none",
         "Temperature": _distinct(row.temperature for row in rows),
@@ -189,11 +150,7 @@ def _facts(rows: Sequence[EvalRow], suite_digest: str, recipe_name: str) -> dict
     }
 
 
-def _distinct(values: Any) -> str:
-    return ", ".join(sorted({str(value) for value in values if value not in (None, "")})) or "not recorded"
-
-
-def _fault_examples(rows: Sequence[EvalRow]) -> list[EvalRow]:
+def fault_examples(rows: Sequence[EvalRow]) -> list[EvalRow]:
     """One episode for each kind of fault."""
     first: dict[str, EvalRow] = {}
     for row in rows:
@@ -202,10 +159,40 @@ def _fault_examples(rows: Sequence[EvalRow]) -> list[EvalRow]:
     return [first[kind] for kind in sorted(first)]
 
 
+def _stage_charts(metrics: Mapping[str, Mapping[int, float]]) -> list[Chart]:
+    charts = []
+    for name in sorted(metrics, key=lambda one: _rank(METRIC_ORDER, one)):
+        bins = Bins.over(metrics[name])
+        points = tuple(
+            Point(x=bins.centre(index), y=sum(values) / len(values), label=bins.label(index))
+            for index, values in sorted(bins.gather(metrics[name].items()).items())
+        )
+        words = TITLES.get(name, name.replace("_", " "))
+        series = [Series(name=words, points=points)]
+        charts.append(
+            line_chart(
+                words[:1].upper() + words[1:],
+                series,
+                x_label="update",
+                y_label=UNITS.get(name, "value"),
+                note=bins.note,
+            )
+        )
+    return [chart for chart in charts if chart is not None]
+
+
+def _rank(order: Sequence[str], name: str) -> tuple[int, str]:
+    return (order.index(name) if name in order else len(order)), name
+
+
+def _distinct(values: Any) -> str:
+    return ", ".join(sorted({str(value) for value in values if value not in (None, "")})) or "not recorded"
+
+
 def _rollout_metrics(state: StateDir) -> list[MetricPoint]:
-    """Mean rewards and success of each update's valid episodes, and injections, as the store tells them."""
+    """Mean rewards of each update's valid episodes, as the store tells them."""
     sql = """
-        SELECT coalesce(c.stage, e.stage_key) AS stage, e."update" AS at, avg(e.task_reward), avg(e.shaped_reward)
+        SELECT coalesce(c.stage, e.stage_key) AS stage, e."update" + 1 AS at, avg(e.task_reward), avg(e.shaped_reward)
         FROM episodes e LEFT JOIN checkpoints c ON c.checkpoint_id = e.stage_key
         WHERE e.purpose = 'train' AND e.is_valid AND e."update" >= 0 GROUP BY 1, 2 ORDER BY 1, 2
     """
@@ -227,7 +214,7 @@ def _injections(state: StateDir) -> dict[str, int]:
     return dict(found)
 
 
-def _filmstrips(state: StateDir, rows: Sequence[EvalRow], scores: Sequence[CheckpointScore]) -> list[Filmstrip]:
+def _shown(rows: Sequence[EvalRow], scores: Sequence[CheckpointScore]) -> list[FilmstripOf]:
     """Of the latest checkpoints a success and a failure each, of different families where there are some."""
     chosen: list[EvalRow] = []
     for score in reversed(scores):
@@ -236,33 +223,8 @@ def _filmstrips(state: StateDir, rows: Sequence[EvalRow], scores: Sequence[Check
             seen = {row.family for row in chosen}
             candidates.sort(key=lambda row: (row.family in seen, -row.turns, row.episode_id))
             chosen += candidates[:1]
-    return [_filmstrip(state, row) for row in chosen[:MAX_FILMSTRIPS]]
+    return [filmstrip_of(row) for row in chosen[:MAX_FILMSTRIPS]]
 
 
-def _filmstrip(state: StateDir, row: EvalRow) -> Filmstrip:
-    blobs = BlobStore(state.blobs)
-    with fresh_views(state) as connection:
-        steps = connection.execute(
-            "SELECT step_index, screenshot_sha256, response_text, command FROM steps WHERE episode_id = ? ORDER BY 1",
-            [row.episode_id],
-        ).fetchall()
-        told = connection.execute("SELECT instruction FROM union_tasks WHERE task_id = ?", [row.task_id]).fetchone()
-    return Filmstrip(
-        episode_id=row.episode_id,
-        task_id=row.task_id,
-        instruction=told[0] if told else "",
-        stage=row.stage or "",
-        outcome=row.outcome,
-        num_steps=len(steps),
-        frames=tuple(
-            Frame(step_index=index, image=_image(blobs, sha256), response=response or "", command=command or "")
-            for index, sha256, response, command in steps[:MAX_FRAMES]
-        ),
-    )
-
-
-def _image(blobs: BlobStore, sha256: str) -> str:
-    try:
-        return thumbnail(blobs.read(sha256))
-    except StoreError:
-        return ""
+def filmstrip_of(row: EvalRow) -> FilmstripOf:
+    return FilmstripOf(episode_id=row.episode_id, task_id=row.task_id, stage=row.stage or "", outcome=row.outcome)

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from osworld_pipeline.agent.dialects import load_dialect
+from osworld_pipeline.datasets.union_tasks import ASKED_FOR
 from osworld_pipeline.domain.replay import base_task_id
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import TableError
@@ -54,14 +55,19 @@ WHERE (figure.key IN ('loss', 'kl', 'grad_norm', 'entropy', 'ratio_mean') AND NO
 ORDER BY ALL
 """  # noqa: S608 - our own numbers
 
-UNFIT_TRAIN_TASKS = """
+_NOBODY_ASKED_FOR = " AND ".join(
+    f"NOT starts_with(coalesce(t.task_config ->> '$.source', ''), '{prefix}')" for prefix in ASKED_FOR
+)
+UNFIT_TRAIN_TASKS = f"""
 SELECT t.task_id, CASE WHEN NOT coalesce(t.has_task_config, false) OR t.task_config IS NULL THEN 'no config'
-                       WHEN t.platform = 'windows' THEN 'a Windows task' ELSE 'no demonstration' END AS problem
+                       WHEN t.platform = 'windows' AND {_NOBODY_ASKED_FOR} THEN 'a Windows task'
+                       ELSE 'no demonstration' END AS problem
 FROM train_tasks t
-WHERE NOT coalesce(t.has_task_config, false) OR t.task_config IS NULL OR t.platform = 'windows'
+WHERE NOT coalesce(t.has_task_config, false) OR t.task_config IS NULL
+   OR (t.platform = 'windows' AND {_NOBODY_ASKED_FOR})
    OR t.task_id NOT IN (SELECT task_id FROM replay_buffer)
 ORDER BY 1
-"""
+"""  # noqa: S608 - our own prefixes
 
 ORPHAN_INJECTIONS = """
 SELECT i.injection_id, i.group_id, i.row_id,

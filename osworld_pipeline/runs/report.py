@@ -1,21 +1,33 @@
-"""Gathers what the HTML report shows: scores and filmstrips from the tables, curves from MLflow."""
+"""Gathers what the HTML reports show: scores and episodes from the tables, curves from MLflow."""
 
-from collections.abc import Collection, Sequence
+import logging
+import math
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
+from osworld_pipeline.domain.checkpoint import Ancestor, Checkpoint, Stage
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.errors import TableError
+from osworld_pipeline.errors import DatasetError, TableError, TrackingError
 from osworld_pipeline.evaluation.curves import MetricPoint
+from osworld_pipeline.evaluation.leaderboard import build_leaderboard
 from osworld_pipeline.evaluation.report import write_report
-from osworld_pipeline.evaluation.scores import read_evals
+from osworld_pipeline.evaluation.report_index import write_index
+from osworld_pipeline.evaluation.scores import EvalRow, read_evals
+from osworld_pipeline.evaluation.suite_files import suite_names
+from osworld_pipeline.evaluation.suite_page import write_suite_page
+from osworld_pipeline.evaluation.training_metrics import REPORTED_METRICS
+from osworld_pipeline.evaluation.training_page import write_training_page
+from osworld_pipeline.evaluation.training_record import read_training, stage_of, stages_at_work
+from osworld_pipeline.lineage.client import SQLITE, told_clearly
 from osworld_pipeline.lineage.tracking import metric_history
 from osworld_pipeline.recipes import Recipe
-from osworld_pipeline.runs.evaluation_plan import plan_evaluation
+from osworld_pipeline.runs.evaluation_plan import load_suite, plan_evaluation
 from osworld_pipeline.runs.registered import all_checkpoints, register_checkpoint
-from osworld_pipeline.runs.stages import recipe_suite
-from osworld_pipeline.tables.checkpoints import read_checkpoints
+from osworld_pipeline.runs.stages import CARD, evaluation_key, recipe_suite
 
 CURVES = ("loss", "kl", "trainer_sampler_logprob_diff")
+TRAINED = (Stage.SFT, Stage.FLYWHEEL, Stage.GSPO_PHASE1, Stage.GSPO_PHASE2)
+Say = Callable[[str], None]
 
 
 def reported_checkpoints(state: StateDir, recipe: Recipe, named: Sequence[str]) -> list[str]:
@@ -37,15 +49,18 @@ def reported_checkpoints(state: StateDir, recipe: Recipe, named: Sequence[str]) 
     return found
 
 
-def make_report(state: StateDir, recipe: Recipe, *, checkpoint_ids: Collection[str], tracking_uri: str) -> Path:
-    """Writes `reports/report.html` of these checkpoints; returns its path."""
+def make_report(
+    state: StateDir, recipe: Recipe, *, checkpoint_ids: Collection[str], tracking_uri: str, say: Say | None = None
+) -> Path:
+    """Writes `reports/report.html` of these checkpoints' evaluations on the recipe's held-out tasks; returns its path.
+    `say`: hears of an MLflow that does not answer, which costs the curves; None logs a warning."""
     metrics = [
-        MetricPoint(stage=str(checkpoint.stage), name=name, update=update, value=value)
-        for checkpoint in read_checkpoints(state)
-        if checkpoint.checkpoint_id in checkpoint_ids
-        for name, update, value in metric_history(tracking_uri, checkpoint.checkpoint_id, CURVES)
+        point
+        for checkpoint in all_checkpoints(state)
+        if checkpoint.checkpoint_id in checkpoint_ids and checkpoint.stage in TRAINED
+        for point in _history(tracking_uri, checkpoint.checkpoint_id, str(checkpoint.stage), CURVES, say)
     ]
-    return write_report(
+    path = write_report(
         state,
         metrics=metrics,
         suite_digest=recipe_suite(recipe).digest,
@@ -53,3 +68,150 @@ def make_report(state: StateDir, recipe: Recipe, *, checkpoint_ids: Collection[s
         confidence=recipe.evaluation.confidence,
         stage_keys=[plan_evaluation(recipe, checkpoint_id).stage_key for checkpoint_id in checkpoint_ids],
     )
+    write_index(state)
+    return path
+
+
+def training_stages(state: StateDir) -> list[str]:
+    """Keys of the stages that trained anything, or are at it. Raises TableError."""
+    trained = [
+        Ancestor.parse(checkpoint.checkpoint_id).stage_key
+        for checkpoint in all_checkpoints(state)
+        if checkpoint.stage in TRAINED
+    ]
+    return list(dict.fromkeys([*trained, *stages_at_work(state)]))
+
+
+def find_stage(state: StateDir, named: str) -> str:
+    """The key of the stage that `named` means: a checkpoint it made, itself, or `gspo_phase1` for the newest of that
+    kind.
+
+    Raises:
+        TableError: there is none; names those that are there.
+    """
+    stages = training_stages(state)
+    wanted = Ancestor.parse(named).stage_key
+    if wanted in stages:
+        return wanted
+    of_kind = [key for key in stages if stage_of(key) == named]
+    if of_kind:
+        return max(of_kind, key=lambda key: (_ended_at(state, key), key))
+    known = ", ".join(sorted(stages)) or "none yet"
+    raise TableError(f"no training run '{named}' in {state.root}; there are: {known}")
+
+
+def make_training_report(
+    state: StateDir, stage_key: str, *, tracking_uri: str, confidence: float = 0.95, say: Say | None = None
+) -> Path:
+    """Writes `reports/training-<stage key>.html` of a stage that has ended or is at work; returns its path."""
+    path = _write_training(
+        state, stage_key, all_checkpoints(state), read_evals(state), tracking_uri, confidence=confidence, say=say
+    )
+    write_index(state)
+    return path
+
+
+def make_suite_report(state: StateDir, recipe: Recipe, suite_name: str) -> Path:
+    """Writes `reports/suite-<name>-<evaluation key>.html` of all checkpoints evaluated on the suite as the recipe says;
+    returns its path.
+
+    Raises:
+        DatasetError: there is no such suite.
+        TableError: nothing was evaluated so.
+    """
+    suite = load_suite(state, recipe, suite_name)
+    key = evaluation_key(recipe, suite_digest=suite.digest)
+    rows = _rows_of(read_evals(state), key)
+    if not rows:
+        raise TableError(
+            f"no checkpoint of {state.root} was evaluated on the suite {suite_name} as recipe {recipe.name} says: run "
+            f"osworld-pipeline backfill --suites {suite_name}, or name the recipe that it was run with"
+        )
+    num_planned = len(suite.tasks) * len(recipe.evaluation.seeds)
+    checkpoints = all_checkpoints(state)
+    board = build_leaderboard(
+        rows,
+        {checkpoint.checkpoint_id: checkpoint.parent_id for checkpoint in checkpoints},
+        planned={row.stage_key: num_planned for row in rows},
+        confidence=recipe.evaluation.confidence,
+    )
+    (table,) = board.tables
+    path = write_suite_page(
+        state,
+        table,
+        rows,
+        suite_name=suite_name,
+        suite_digest=suite.digest,
+        recipe_name=recipe.name,
+        num_updates_of={checkpoint.checkpoint_id: checkpoint.num_updates for checkpoint in checkpoints},
+        confidence=recipe.evaluation.confidence,
+    )
+    write_index(state)
+    return path
+
+
+def make_all_reports(
+    state: StateDir,
+    recipe: Recipe,
+    *,
+    checkpoint_ids: Collection[str],
+    stage_keys: Collection[str],
+    tracking_uri: str,
+    say: Say | None = None,
+) -> list[Path]:
+    """The report of these checkpoints, the page of each of these stages that trained, the page of each suite that
+    anything was evaluated on as the recipe says, and the index, which comes last."""
+    confidence = recipe.evaluation.confidence
+    paths = [make_report(state, recipe, checkpoint_ids=checkpoint_ids, tracking_uri=tracking_uri, say=say)]
+    evals, checkpoints = read_evals(state), all_checkpoints(state)
+    evaluated = {row.evaluation_key for row in evals}
+    for name in suite_names(state.suites):
+        try:
+            suite = load_suite(state, recipe, name)
+        except DatasetError:
+            continue  # a list of OSWorld's whose checkout is not here, or a file that is no suite: nothing to show
+        if evaluation_key(recipe, suite_digest=suite.digest) in evaluated:
+            paths.append(make_suite_report(state, recipe, name))
+    for stage_key in training_stages(state):
+        if stage_key in stage_keys:
+            path = _write_training(state, stage_key, checkpoints, evals, tracking_uri, confidence=confidence, say=say)
+            paths.append(path)
+    return [*paths, write_index(state)]
+
+
+def _write_training(
+    state: StateDir,
+    stage_key: str,
+    checkpoints: Sequence[Checkpoint],
+    evals: Sequence[EvalRow],
+    tracking_uri: str,
+    *,
+    confidence: float,
+    say: Say | None,
+) -> Path:
+    metrics = _history(tracking_uri, stage_key, stage_of(stage_key), REPORTED_METRICS, say)
+    record = read_training(state, stage_key, checkpoints=checkpoints, metrics=metrics, evals=evals)
+    return write_training_page(state, record, confidence=confidence)
+
+
+def _rows_of(rows: Sequence[EvalRow], key: str) -> list[EvalRow]:
+    return [row for row in rows if row.evaluation_key == key]
+
+
+def _ended_at(state: StateDir, stage_key: str) -> float:
+    """When the stage's checkpoint was written; a stage without one is at work now."""
+    card = state.checkpoints / stage_key / CARD
+    return card.stat().st_mtime if card.is_file() else math.inf
+
+
+def _history(tracking_uri: str, stage_key: str, stage: str, names: Sequence[str], say: Say | None) -> list[MetricPoint]:
+    """Nothing where MLflow knows nothing, or is not there."""
+    if tracking_uri.startswith(SQLITE) and not Path(tracking_uri.removeprefix(SQLITE)).exists():
+        return []
+    try:
+        with told_clearly(tracking_uri, f"cannot read the curves of {stage_key}"):
+            found = metric_history(tracking_uri, stage_key, names)
+    except TrackingError as error:
+        (say or logging.getLogger(__name__).warning)(f"curves are left out: {error}")
+        return []
+    return [MetricPoint(stage=stage, update=update, name=name, value=value) for name, update, value in found]

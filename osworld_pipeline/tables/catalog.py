@@ -67,6 +67,7 @@ def first_line(error: duckdb.Error) -> str:
 
 def _define(connection: duckdb.DuckDBPyConnection, state: StateDir) -> None:
     connection.execute(f"SET threads = {min(4, os.cpu_count() or 1)}")
+    connection.execute("SET enable_progress_bar = false")  # it would stand in answers on standard output
     for name, schema in OWNED_TABLES.items():
         connection.register("incoming", read_table(state, name))
         columns = ", ".join(

@@ -90,6 +90,7 @@ def open_catalog(state: StateDir) -> Iterator[duckdb.DuckDBPyConnection]:
         pin_snapshot(connection, state)
         for setting in (
             f"allowed_directories = ['{folder}']",
+            "enable_progress_bar = false",  # it would stand in the answer, on standard output
             "parquet_metadata_cache = true",  # no part is ever changed
             "enable_external_access = false",
             "python_enable_replacements = false",

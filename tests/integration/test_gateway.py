@@ -2,22 +2,28 @@
 and failures on the way; a browser inside one, looked into from outside; and what a killed env server leaves."""
 
 import asyncio
+import json
 import shutil
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+from desktop_env_place import find_python
 from env_server_process import RunningServer, desktops_below, running_env_server
 from gateway_process import TOKEN, RunningGateway, running_gateway
 from test_rollout import PLAN, SCREEN, SETTINGS, OraclePolicy, suite_tasks
 
+from env_server.download import Downloader
+from env_server.evaluators.osworld import OSWorldGraders
+from env_server.guest_driver import GuestDrivers
 from env_server.providers.gateway import GatewayProvider, SandboxBusyError
 from env_server.providers.gateway.port_tunnel import lent_ports
-from env_server.settings import GatewaySettings
+from env_server.settings import GatewaySettings, TaskLimits
 from osworld_pipeline.agent.processor import load_processor
 from osworld_pipeline.agent.renderer import Renderer
 from osworld_pipeline.domain.episode import Outcome
@@ -184,6 +190,62 @@ async def test_a_grader_looks_into_a_browser_inside_a_sandbox_as_osworlds_does(p
             titles = [await page.title() for context in browser.contexts for page in context.pages]
             await browser.close()
     assert "A page inside" in titles
+
+
+PAGE = b"<title>A page inside</title>hello"
+FILM = """
+import http.server
+class Status(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        body = b"<root><state>playing</state><information><category name='meta'><info name='filename'>film.mp4</info>" \
+            b"</category></information></root>"
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+http.server.ThreadingHTTPServer(("127.0.0.1", 8080), Status).serve_forever()
+"""
+"""What VLC answers at /requests/status.xml, for there is no VLC here."""
+TABS_AND_FILM = {
+    "id": "tabs-and-film",
+    "instruction": "Open the page and play the film.",
+    "config": [
+        {"type": "launch", "parameters": {"command": ["google-chrome", "--remote-debugging-port=1337"]}},
+        {"type": "launch", "parameters": {"command": ["python", "-c", FILM]}},
+        {"type": "chrome_open_tabs", "parameters": {"urls_to_open": ["file:///home/user/page.html"]}},
+    ],
+    "evaluator": {
+        "func": ["is_expected_tabs", "is_vlc_playing"],
+        "result": [{"type": "open_tabs_info"}, {"type": "vlc_playing_info", "dest": "status.xml"}],
+        "expected": [
+            {"type": "rule", "rules": {"type": "url", "urls": ["file:///home/user/page.html"]}},
+            {"type": "rule", "rules": {"type": "file_name", "file_name": "film.mp4"}},
+        ],
+    },
+}
+
+
+@pytest.mark.browser
+@pytest.mark.desktop_env
+@pytest.mark.timeout(600)
+async def test_osworlds_getters_of_browser_and_vlc_grade_inside_a_sandbox(
+    provider: GatewayProvider, tmp_path: Path
+) -> None:
+    """Its own, by Playwright and requests, at ports of this machine; and they tell a wrong page from the right one."""
+    limits = TaskLimits(setup_timeout_s=180, evaluate_timeout_s=180)
+    graders = OSWorldGraders(python=find_python(), folder=tmp_path / "graders", with_ports=True)
+    drivers = GuestDrivers(limits=limits, downloader=Downloader(limits), screen=SCREEN, graders=graders)
+    wrong: dict[str, Any] = json.loads(json.dumps(TABS_AND_FILM))
+    wrong["evaluator"]["expected"][0]["rules"]["urls"] = ["file:///home/user/another.html"]
+    desktop = await provider.start("r0")
+    await desktop.guest.upload("/home/user/page.html", PAGE)
+    try:
+        driver = drivers.plan(TABS_AND_FILM).drive(desktop)
+        await driver.prepare()
+        assert await driver.evaluate(last_action="DONE") == 1.0
+        assert await drivers.plan(wrong).drive(desktop).evaluate(last_action="DONE") == 0.0
+    finally:
+        await drivers.close()
 
 
 @pytest.mark.timeout(200)

@@ -12,16 +12,18 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from env_server.guest_client import GuestCall
+from env_server.guest_client import GuestCall, GuestClient
 from env_server.providers.qemu.bring_up import (
     BringUp,
     BroughtUp,
+    Sight,
+    Sign,
     Stage,
-    has_changed,
     is_answered,
     shows_mark,
     shows_something,
 )
+from env_server.providers.qemu.build import BaseImage
 from env_server.providers.qemu.command import DirectBoot, MachineSpec
 from env_server.providers.qemu.display import Display
 from env_server.providers.qemu.file_channel import CHANNEL_PORT, READY_ANSWER, FileChannel
@@ -41,13 +43,14 @@ MISSING = [name for name in PROGRAMS if shutil.which(name, path=f"{os.defpath}:/
 pytestmark = [
     pytest.mark.vm,
     pytest.mark.slow,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1800),
     pytest.mark.skipif("OSWORLD_WINDOWS_GUEST" not in os.environ, reason="takes minutes: make test-windows"),
     pytest.mark.skipif(
         bool(MISSING), reason=f"no such machines here: {', '.join(MISSING)} missing (scripts/setup qemu)"
     ),
 ]
 IMAGES = Path(__file__).parents[2] / "var/test-images/qemu"
+"""Where tests of virtual machines keep the disk that they share."""
 SCREEN = (1024, 768)
 CONSOLE = (
     "root=/dev/vda rw quiet net.ifnames=0 mitigations=off random.trust_cpu=on panic=-1 console=tty0 init=/bin/sh -- -c "
@@ -75,8 +78,30 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(data)
 http.server.ThreadingHTTPServer(("", {CHANNEL_PORT}), Handler).serve_forever()
 """
-A_LINE = 2e-4
-"""Of a text screen, the share of pixels that a few words are."""
+LINE_HEIGHT = 16
+PASSWORD_LINE = 4
+"""Of the text screen, counted from 0: issue and login stand above."""
+
+
+def shows_login() -> Sign:
+    """Firmware and boot loader have a smaller text screen, on which they may stand still for long."""
+    is_up = shows_something(still_s=4.0).is_there
+
+    async def is_there(sight: Sight) -> bool:
+        return sight.screen.size == SCREEN and await is_up(sight)
+
+    return Sign(words="login on a screen of the kernel's", is_there=is_there)
+
+
+def shows_words(*, line: int, still_s: float) -> Sign:
+    """On this line or below it. What was typed stands above, and a caret is narrower."""
+
+    async def is_there(sight: Sight) -> bool:
+        below = sight.screen.crop((0, line * LINE_HEIGHT, *sight.screen.size)).convert("L")
+        box = below.point([255 * (value > 60) for value in range(256)]).getbbox()
+        return box is not None and box[2] - box[0] > 2 * LINE_HEIGHT and sight.still_s >= still_s
+
+    return Sign(words=f"word on line {line} or below", is_there=is_there)
 
 
 class TextLogin:
@@ -85,13 +110,14 @@ class TextLogin:
     memory_mb = 512
     num_boots = 1
 
-    def __init__(self) -> None:
+    def __init__(self, base: BaseImage) -> None:
+        self.base = base
         self.done: list[BroughtUp] = []
 
     async def prepare(
         self, images: Path, *, accelerator: Wanted, screen_size: tuple[int, int]
     ) -> tuple[str, MachineSpec]:
-        base = await build_in_child(images)
+        base = self.base
         disc = await asyncio.to_thread(ensure_disc, images, {"start.sh": START.encode(), "files.py": FILES.encode()})
         return base.digest, MachineSpec(
             screen_size=screen_size,
@@ -105,17 +131,17 @@ class TextLogin:
         )
 
     def stages(self, channel: FileChannel) -> Sequence[Stage]:
-        line = has_changed(still_s=1.0, share=A_LINE)
+        asked, let_in = (shows_words(line=PASSWORD_LINE + more, still_s=1.0) for more in (0, 1))
         start = "echo password | sudo -S sh -c 'mount /dev/vdb /mnt; sh /mnt/start.sh'; clear\n"
         return (
-            Stage(name="the start", until=shows_something(still_s=4.0), limit_s=300),
-            Stage(name="the password prompt", do=(write("user\n"),), until=line, limit_s=60, num_tries=2),
-            Stage(name="the login", do=(write("password"), press("enter")), until=line, limit_s=120),
+            Stage(name="the start", until=shows_login(), limit_s=600),
+            Stage(name="the password prompt", do=(write("user\n"),), until=asked, limit_s=120),
+            Stage(name="the login", do=(write("password"), press("enter")), until=let_in, limit_s=240),
             Stage(
                 name="the file server",
                 do=(write(start),),
                 until=is_answered("the server", channel.is_ready),
-                limit_s=120,
+                limit_s=240,
             ),
         )
 
@@ -137,19 +163,47 @@ class TextLogin:
         assert await guest.platform() == "Windows"
 
 
+class NeverUp(TextLogin):
+    """Gives up on every machine as soon as it runs."""
+
+    memory_mb = 384  # so that no state saved by others is its own
+    num_boots = 3
+
+    def __init__(self, base: BaseImage) -> None:
+        super().__init__(base)
+        self.machines: list[Machine] = []
+
+    async def bring_up(self, machine: Machine, *, folder: Path) -> None:
+        self.machines.append(machine)
+        assert machine.is_alive()
+        raise ReplicaError(f"no login on machine {len(self.machines)}")
+
+
+@pytest.fixture(scope="module")
+def base() -> BaseImage:
+    return asyncio.run(build_in_child(IMAGES))
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Without a saved state: the first test goes all the way, the others begin where it came to."""
+    return tmp_path_factory.mktemp("states")
+
+
 @pytest.fixture
-async def desktop() -> AsyncIterator[QemuDesktop]:
-    source = TextLogin()
-    provider = QemuProvider(images=IMAGES, screen_size=SCREEN, accelerator="tcg", source=source)
+async def desktop(base: BaseImage, images: Path) -> AsyncIterator[QemuDesktop]:
+    source = TextLogin(base)
+    provider = QemuProvider(images=images, screen_size=SCREEN, accelerator="tcg", source=source)
     try:
         started = time.monotonic()
-        yield await provider.start("replica-0")
-        print(f"stages {source.done}, until closed {time.monotonic() - started:.1f} s")
+        desktop = await provider.start("replica-0")
+        print(f"up after {time.monotonic() - started:.1f} s; stages gone through: {source.done}")
+        yield desktop
     finally:
         await provider.close()
 
 
-async def file_of(desktop: QemuDesktop, path: str, *, limit_s: float = 60.0) -> bytes:
+async def file_of(desktop: QemuDesktop, path: str, *, limit_s: float = 120.0) -> bytes:
     """Once there is something in it."""
     until = time.monotonic() + limit_s
     while True:
@@ -164,6 +218,18 @@ def call(name: str, *args: object) -> GuestCall:
     return GuestCall(name=name, args=args)
 
 
+async def absolute_moves(guest: GuestClient) -> list[tuple[int, int]]:
+    """(axis, value) of each so far. An event of the kernel is 24 bytes: its kind (3 is EV_ABS) at byte 16, then axis
+    and value."""
+    seen = [await guest.file(f"/tmp/events-event{number}") or b"" for number in range(6)]
+    return [
+        (int.from_bytes(data[at + 18 : at + 20], "little"), int.from_bytes(data[at + 20 : at + 24], "little"))
+        for data in seen
+        for at in range(0, len(data) - 23, 24)
+        if int.from_bytes(data[at + 16 : at + 18], "little") == 3
+    ]
+
+
 async def test_machine_is_logged_in_at_by_keys_and_restored_with_its_file_channel(desktop: QemuDesktop) -> None:
     guest = desktop.guest
     assert await guest.screen_size() == SCREEN
@@ -171,16 +237,12 @@ async def test_machine_is_logged_in_at_by_keys_and_restored_with_its_file_channe
     # Keys, in every kind that a path and a redirection need.
     await guest.act([call("write", 'echo "By <KEYS> & Shift_1!" > /tmp/typed\n')])
     assert await file_of(desktop, "/tmp/typed") == b"By <KEYS> & Shift_1!\n"
-    # The absolute mouse: an event of the kernel is 24 bytes, the kind 3 (EV_ABS) at byte 16, its code and value next.
+    # The absolute mouse.
     await guest.act([call("moveTo", 1023, 0)])
-    seen = {path: await guest.file(path) or b"" for path in (f"/tmp/events-event{n}" for n in range(6))}
-    moves = [
-        (int.from_bytes(data[at + 18 : at + 20], "little"), int.from_bytes(data[at + 20 : at + 24], "little"))
-        for data in seen.values()
-        for at in range(0, len(data), 24)
-        if int.from_bytes(data[at + 16 : at + 18], "little") == 3
-    ]
-    assert (0, 0x7FFF) in moves
+    until = time.monotonic() + 60.0
+    while (0, 0x7FFF) not in await absolute_moves(guest):
+        assert time.monotonic() < until, "the pointer did not arrive"
+        await asyncio.sleep(0.2)
     # A piece of the screen is found again where it was cut.
     screen = Image.open(io.BytesIO(await guest.screenshot("png"))).convert("RGB")
     top = next(y for y in range(0, 700, 8) if len(screen.crop((0, y, 64, y + 16)).getcolors() or ()) > 1)
@@ -211,3 +273,18 @@ async def test_stage_that_does_not_come_about_tells_where_its_screenshot_is(
     (path,) = await asyncio.to_thread(lambda: list((tmp_path / "failed-boots").iterdir()))
     assert str(path) in str(caught.value)
     assert Image.open(path).size == SCREEN
+
+
+async def test_machine_that_does_not_come_up_is_booted_three_times_and_leaves_nothing(
+    base: BaseImage, tmp_path: Path
+) -> None:
+    source = NeverUp(base)
+    provider = QemuProvider(images=tmp_path, screen_size=SCREEN, accelerator="tcg", source=source)
+    try:
+        with pytest.raises(ReplicaError, match="no login on machine 3"):
+            await provider.start("replica-0")
+    finally:
+        await provider.close()
+    assert [machine.is_alive() for machine in source.machines] == [False] * 3
+    left = await asyncio.to_thread(lambda: [path.name for path in tmp_path.iterdir() if path.is_dir()])
+    assert left == [], "no state, and nothing of the attempts"

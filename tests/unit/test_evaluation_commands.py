@@ -35,6 +35,9 @@ def error_of(state: Path, *arguments: str) -> PipelineError:
         (("evaluate", "--seeds", "one"), "whole numbers with commas"),
         (("collect", "--oracle", "--checkpoint", "sft-1"), "both say who acts"),
         (("evaluate", "--max-tasks", "0"), "0 is not in the range"),
+        (("report", "--training", "sft", "--suite", "heldout"), "give one of them"),
+        (("report", "--all", "--training", "sft"), "give one of them"),
+        (("report", "--checkpoints", "sft-1", "--suite", "heldout"), "--checkpoints chooses"),
     ],
 )
 def test_options_that_contradict_each_other_are_a_mistake_of_usage(

@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 from typing import Literal, Protocol
 
+from env_server.providers.files import write_whole
 from env_server.providers.qemu.command import Accelerator
-from env_server.providers.qemu.files import write_whole
 from env_server.providers.qemu.programs import find, qemu_version
 from env_server.providers.requirements import SYSTEM_PATH
 from osworld_pipeline.errors import DependencyError

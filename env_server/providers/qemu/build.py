@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from env_server.providers.files import keep_newest, locked, remove_leftovers
 from env_server.providers.qemu.apt_sources import host_apt_options, host_sources
-from env_server.providers.qemu.files import keep_newest, locked, remove_leftovers
 from env_server.providers.qemu.programs import check_builder, find
 from env_server.providers.qemu.recipe import (
     DESKTOP_PACKAGES,

@@ -13,11 +13,11 @@ from collections.abc import Awaitable
 from pathlib import Path
 from typing import Literal, Protocol
 
+from env_server.providers.files import keep_newest, write_whole
 from env_server.providers.qemu.accelerator import choose_accelerator
 from env_server.providers.qemu.build import BUILD_LIMIT_S, BaseImage, find_image
 from env_server.providers.qemu.command import DirectBoot, Firmware, MachineSpec
 from env_server.providers.qemu.display import Display
-from env_server.providers.qemu.files import keep_newest, write_whole
 from env_server.providers.qemu.guest import MachineGuest
 from env_server.providers.qemu.guest_files import digest_of, guest_archive
 from env_server.providers.qemu.machine import Machine

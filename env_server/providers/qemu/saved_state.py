@@ -15,8 +15,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from env_server.providers.files import keep_newest, locked, remove_leftovers
 from env_server.providers.qemu.command import MachineSpec
-from env_server.providers.qemu.files import keep_newest, locked, remove_leftovers
 from env_server.providers.qemu.machine import Machine
 from env_server.providers.qemu.programs import find
 from osworld_pipeline.errors import DependencyError, ReplicaError

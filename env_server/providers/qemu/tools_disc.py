@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from env_server.providers.qemu.files import keep_newest, locked, remove_leftovers, write_whole
+from env_server.providers.files import keep_newest, locked, remove_leftovers, write_whole
 from env_server.providers.qemu.programs import find
 from osworld_pipeline.errors import DependencyError
 

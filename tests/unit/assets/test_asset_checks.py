@@ -1,5 +1,6 @@
 """Each check of an asset passes on a sound state and finds what breaks it."""
 
+import json
 import math
 import shutil
 from collections.abc import Callable
@@ -127,6 +128,13 @@ def test_no_training_task_is_told(state: StateDir) -> None:
 def test_a_training_task_that_cannot_be_run_is_found(state: StateDir, changes: dict[str, Any], problem: str) -> None:
     change_table(state, "train_tasks", **changes)
     assert problem in offenders(ask(state, "training_tasks_can_be_run"))
+
+
+@pytest.mark.parametrize(("source", "is_fit"), [("wine-basics/x", True), ("windows-basics/x", True), ("office", False)])
+def test_a_windows_task_is_trained_on_where_its_suite_was_asked_for(state: StateDir, source: str, is_fit: bool) -> None:
+    task = json.dumps({"id": "t1", "source": source})
+    change_table(state, "train_tasks", platform="windows", task_config=task)
+    assert ask(state, "training_tasks_can_be_run").passed == is_fit
 
 
 @pytest.mark.parametrize(

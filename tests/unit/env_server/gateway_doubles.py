@@ -106,23 +106,29 @@ class ScriptedClient:
         self.lifetime_s: float | None = None
         self.on_start: asyncio.Event | None = None
         self.size = SCREEN
+        self.limits: dict[str, list[float]] = {}
+        """How long each call was allowed to take, by its name."""
+        self.answers: dict[str, bytes] = {}
+        """What the guest answers at a path; success elsewhere."""
 
     async def start(self, request_id: str, *, limit_s: float) -> Sandbox:
-        self._meet("start", request_id)
+        self._meet("start", request_id, limit_s)
         if self.on_start is not None:
             await self.on_start.wait()
         return Sandbox(sandbox_id=f"sb-{len(self.calls)}", session_id="s", lifetime_s=self.lifetime_s)
 
     async def stop(self, sandbox: Sandbox, *, limit_s: float) -> None:
-        self._meet("stop", "")
+        self._meet("stop", "", limit_s)
         self.stopped.append(sandbox.sandbox_id)
 
     async def refresh(self, sandbox: Sandbox, *, limit_s: float) -> Sandbox:
-        self._meet("refresh", "")
+        self._meet("refresh", "", limit_s)
         return sandbox
 
     async def request(self, sandbox: Sandbox, request: SandboxRequest, *, limit_s: float) -> SandboxAnswer:
-        self._meet(request.path, request.request_id)
+        self._meet(request.path, request.request_id, limit_s)
+        if request.path in self.answers:
+            return SandboxAnswer(status=200, content_type="application/octet-stream", body=self.answers[request.path])
         if request.path == "/screenshot":
             return SandboxAnswer(status=200, content_type="image/png", body=picture(self.size))
         return SandboxAnswer(status=200, content_type="application/json", body=b'{"status": "success"}')
@@ -130,8 +136,9 @@ class ScriptedClient:
     async def close(self) -> None:
         self.calls.append("close")
 
-    def _meet(self, call: str, request_id: str) -> None:
+    def _meet(self, call: str, request_id: str, limit_s: float) -> None:
         self.calls.append(call)
+        self.limits.setdefault(call, []).append(limit_s)
         self.request_ids.append(request_id)
         error = self.errors.pop(0) if self.errors else None
         if error is not None:

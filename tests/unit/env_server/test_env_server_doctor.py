@@ -3,10 +3,15 @@
 import json
 import os
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
+from gateway_doubles import ScriptedClient
 
 from env_server import doctor
+from env_server.providers.gateway import SandboxBusyError, SandboxFailedError, SandboxRefusedError
+from env_server.providers.gateway.client import ClientOptions
+from env_server.settings import GatewaySettings
 from osworld_pipeline.domain.finding import Finding, Status
 from osworld_pipeline.errors import DependencyError, ReplicaError
 
@@ -77,3 +82,110 @@ def test_without_kvm_the_way_out_is_told(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(doctor, "kvm_refusal", lambda: "/dev/kvm may not be opened; add this user to the group kvm")
     found = doctor.check_kvm(tmp_path)
     assert (found.status, found.remedy) == (Status.WARN, "add this user to the group kvm")
+
+
+GATEWAY = GatewaySettings(url="http://127.0.0.1:9", client="test_env_server_doctor:Fine")
+
+
+class Fine(ScriptedClient):
+    """A client made as any other, of its options."""
+
+    made: ClassVar[list["Fine"]] = []
+
+    def __init__(self, options: ClientOptions) -> None:
+        super().__init__()
+        self.options = options
+        self.made.append(self)
+
+
+class Full(Fine):
+    def __init__(self, options: ClientOptions) -> None:
+        super().__init__(options)
+        self.errors = [SandboxBusyError("all 2 sandboxes of the quota are taken", retry_after_s=5)]
+
+
+class Refusing(Fine):
+    def __init__(self, options: ClientOptions) -> None:
+        super().__init__(options)
+        self.errors = [SandboxRefusedError("the gateway answered 401; check --gateway-url and the token")]
+
+
+class Away(Fine):
+    def __init__(self, options: ClientOptions) -> None:
+        super().__init__(options)
+        self.errors = [SandboxFailedError("the gateway cannot be reached", may_have_happened=False)]
+
+
+class Booting(Fine):
+    def __init__(self, options: ClientOptions) -> None:
+        super().__init__(options)
+        self.errors = [None, SandboxFailedError("booting", may_have_happened=False)]
+
+
+def look_at(client: str, **settings: object) -> Finding:
+    chosen = GATEWAY.model_copy(update={"client": f"test_env_server_doctor:{client}", **settings})
+    (finding,) = doctor.find_all({"gateway": lambda: doctor.check_gateway(chosen)})
+    return finding
+
+
+def test_a_gateway_is_believed_when_a_guest_of_it_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OSWORLD_SANDBOX_TOKEN", "secret")
+    for client in ("Fine", "Booting"):
+        found = look_at(client, options={"region": "here"})
+        assert (found.name, found.status) == ("gateway", Status.OK)
+        assert "its guest answered" in found.message
+        made = Fine.made[-1]
+        assert made.calls[0] == "start"
+        assert made.calls[-2:] == ["stop", "close"], "nothing is left there"
+        assert (made.options.token, made.options.extra) == ("secret", {"region": "here"})
+        assert "secret" not in found.message
+
+
+@pytest.mark.parametrize(
+    ("client", "status", "words"),
+    [
+        ("Full", Status.OK, "has no sandbox to give now"),
+        ("Refusing", Status.MISSING, "the gateway answered 401"),
+        ("Away", Status.BROKEN, "cannot be reached"),
+        ("Nobody", Status.MISSING, "cannot be made"),
+    ],
+)
+def test_what_a_gateway_lacks_is_told(client: str, status: Status, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OSWORLD_SANDBOX_TOKEN", "secret")
+    found = look_at(client)
+    assert found.status == status
+    assert words in found.message
+
+
+def test_a_missing_token_is_told_whether_or_not_it_was_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OSWORLD_SANDBOX_TOKEN", raising=False)
+    assert look_at("Refusing").remedy == "no token is set: export OSWORLD_SANDBOX_TOKEN"
+    found = look_at("Fine")
+    assert (found.status, "wanted no token" in found.message) == (Status.WARN, True)
+
+
+def test_an_address_that_would_betray_the_token_is_told_without_asking() -> None:
+    with pytest.raises(DependencyError, match=r"in the clear to gateway\.test; use https://; check --gateway-url"):
+        doctor.check_gateway(GatewaySettings(url="http://gateway.test"))
+    with pytest.raises(DependencyError, match="no gateway is named; give --gateway-url"):
+        doctor.check_gateway(GatewaySettings())
+
+
+def test_a_gateway_is_looked_at_where_one_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "make_checks", lambda *places: {"fine": fine})
+    monkeypatch.setattr(doctor, "check_gateway", lambda settings: Finding(
+        name="gateway", status=Status.OK, message=f"{settings.url} {settings.client} {settings.start_timeout_s:g}"
+    ))  # fmt: skip
+    assert doctor.main([]) == 0
+    assert "gateway" not in capsys.readouterr().out
+    config = tmp_path / "server.toml"
+    config.write_text('[gateway]\nurl = "https://one.test"\nclient = "vendor"\nstart_timeout_s = 7\n')
+    assert doctor.main(["--config", str(config), "gateway"]) == 0
+    assert "https://one.test vendor 7" in capsys.readouterr().out
+    assert doctor.main(["--config", str(config), "--gateway-url", "https://two.test", "--json"]) == 0
+    assert "https://two.test vendor 7" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        doctor.main(["--config", str(tmp_path / "none.toml")])
+    assert "cannot read the configuration" in capsys.readouterr().err

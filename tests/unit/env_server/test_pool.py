@@ -5,11 +5,24 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from fake_desktops import FakeProvider, fake_pool, until
+from fake_desktops import FakeDesktop, FakeProvider, fake_pool, until
 
 from env_server.fair_queue import FairQueue
 from env_server.pool import Pool
 from osworld_pipeline.errors import DependencyError, NoCapacityError, ReplicaError
+
+
+class Latecomer(FakeProvider):
+    """The second replica waits for what it is given late."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_late = asyncio.Event()
+
+    async def start(self, replica_id: str) -> FakeDesktop:
+        if replica_id == "fake-1":
+            await self.is_late.wait()
+        return await super().start(replica_id)
 
 
 @asynccontextmanager
@@ -154,6 +167,33 @@ async def test_desktop_that_can_never_start_fails_the_start_with_its_reason() ->
     provider.failures = [DependencyError("Xvfb is missing")] * 50
     with pytest.raises(DependencyError, match="Xvfb is missing"):
         async with started(fake_pool(provider)):
+            pass
+    assert provider.is_closed
+
+
+async def test_start_waits_for_a_late_replica_and_at_its_limit_serves_those_that_are_up(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    provider = Latecomer()
+    pool = Pool(provider, num_replicas=2, queue_timeout_s=0.2, start_timeout_s=0.3)
+    async with started(pool):
+        assert pool.num_free == 1
+        assert "1 of 2 replicas are not warm after 0.3 s" in caplog.text
+        async with pool.lease_replica("a"):
+            provider.is_late.set()
+            async with pool.lease_replica("b") as other:
+                assert other.replica_id == "fake-1"
+    punctual = Latecomer()
+    asyncio.get_running_loop().call_later(0.1, punctual.is_late.set)
+    async with started(Pool(punctual, num_replicas=2, start_timeout_s=5.0)) as pool:
+        assert pool.num_free == 2, "waited for"
+
+
+async def test_start_without_any_replica_fails_at_its_limit() -> None:
+    provider = FakeProvider()
+    provider.failures = [ReplicaError("no quota")] * 100
+    with pytest.raises(ReplicaError, match="no quota"):
+        async with started(Pool(provider, num_replicas=2, start_timeout_s=0.2)):
             pass
     assert provider.is_closed
 

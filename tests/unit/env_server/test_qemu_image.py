@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from env_server.providers.files import keep_newest, locked
 from env_server.providers.qemu.apt_sources import host_sources
 from env_server.providers.qemu.build import build_image, find_image
-from env_server.providers.qemu.files import keep_newest, locked
 from env_server.providers.qemu.guest_files import digest_of, guest_archive
 from env_server.providers.qemu.recipe import DESKTOP_PACKAGES, SUITE, recipe_digest
 from osworld_pipeline.errors import DependencyError

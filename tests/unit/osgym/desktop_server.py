@@ -2,6 +2,10 @@
 
 import base64
 import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import httpx
@@ -53,3 +57,32 @@ class DesktopServer:
     def _screen(self) -> dict[str, Any]:
         data = base64.b64encode(picture(self.shade, self.size)).decode()
         return {"screenshot_base64": data, "screenshot_format": "png", "screen_size": [128, 128]}
+
+
+@contextmanager
+def listening(server: DesktopServer) -> Iterator[str]:
+    """The same answers on a port of this machine, for environments in processes of their own; its address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            content = self.rfile.read(int(self.headers["Content-Length"]))
+            answer = server._answer(httpx.Request("POST", f"http://s{self.path}", content=content))
+            self.send_response(answer.status_code)
+            self.send_header("Content-Length", str(len(answer.content)))
+            self.end_headers()
+            self.wfile.write(answer.content)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
+        http.daemon_threads = True
+        serving = threading.Thread(target=http.serve_forever, args=(0.01,))
+        serving.start()
+        try:
+            yield f"http://127.0.0.1:{http.server_address[1]}"
+        finally:
+            http.shutdown()
+            serving.join()

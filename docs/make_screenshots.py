@@ -1,0 +1,178 @@
+"""Takes the pictures of the README in Chromium, from a state folder that holds a finished run:
+
+    python docs/make_screenshots.py --state var --dagster http://127.0.0.1:3000 --env-server http://127.0.0.1:8100
+
+Reports are written anew and the viewer is started here, on a free port; Dagster (`make dev`) and an env server must run
+already, and a picture whose address is not given is left as it is. Needs the extra `dev` and Chromium
+(`scripts/setup extras`). Each picture stays below 250 kB.
+"""
+
+import argparse
+import io
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from PIL import Image
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+DOCS = Path(__file__).resolve().parent
+SIZE = (1366, 768)
+MAX_BYTES = 250_000
+PAGE_LIMIT_MS = 60_000
+START_LIMIT_S = 60.0
+GRAPH = "asset-groups/"
+"""Of Dagster's UI: all assets as a graph."""
+
+
+class ScreenshotError(Exception):
+    """A picture could not be taken; says which, and why."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    arguments = _parse(argv)
+    state: Path = arguments.state.resolve()
+    pictures: dict[str, Callable[[Browser], bytes]] = {}
+    with _viewer(state, arguments.episode) as viewer:
+        if viewer:
+            pictures["viewer.png"] = partial(_shoot, url=viewer)
+        pictures["report.png"] = partial(_shoot, url=_report(state, "report.html", []).as_uri())
+        training = _report(state, None, ["--training", arguments.training])
+        pictures["training-report.png"] = partial(_shoot, url=training.as_uri(), settle=_to_the_plots)
+        if arguments.dagster:
+            pictures["asset-graph.png"] = partial(_shoot, url=f"{arguments.dagster.rstrip('/')}/{GRAPH}", settle=_graph)
+        if arguments.env_server:
+            pictures["env-server-status.png"] = partial(_shoot, url=f"{arguments.env_server.rstrip('/')}/status")
+        return _take(pictures, arguments.output)
+
+
+def _parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--state", type=Path, default=Path("var"), help="with a finished run (default var)")
+    parser.add_argument("--training", default="gspo_phase1", help="whose page is shown (default gspo_phase1)")
+    parser.add_argument("--episode", default="", metavar="ID", help="that the viewer shows (default its first page)")
+    parser.add_argument("--dagster", default="", metavar="URL", help="of a Dagster that runs: takes asset-graph.png")
+    parser.add_argument("--env-server", default="", metavar="URL", help="that runs: takes env-server-status.png")
+    parser.add_argument("--output", type=Path, default=DOCS, help="folder of the pictures (default docs)")
+    return parser.parse_args(argv)
+
+
+def _take(pictures: Mapping[str, "Callable[[Browser], bytes]"], folder: Path) -> int:
+    """Each picture by itself: one that cannot be taken costs no other. The exit status."""
+    from playwright.sync_api import Error, sync_playwright
+
+    program = shutil.which("chromium")
+    if program is None:
+        raise ScreenshotError("there is no chromium: scripts/setup extras")
+    failed = 0
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        for name, take in pictures.items():
+            try:
+                data = shrink(take(browser))
+            except (Error, ScreenshotError) as error:
+                print(f"{name} was not taken: {str(error).splitlines()[0]}", file=sys.stderr)
+                failed += 1
+                continue
+            (folder / name).write_bytes(data)
+            print(f"{folder / name}: {len(data) // 1000} kB")
+        browser.close()
+    return 1 if failed else 0
+
+
+def shrink(png: bytes, *, max_bytes: int = MAX_BYTES) -> bytes:
+    """The same picture with as many colours as fit into `max_bytes`; ScreenshotError where even few do not."""
+    with Image.open(io.BytesIO(png)) as image:
+        whole = image.convert("RGB")
+    for num_colours in (256, 128, 64, 32):
+        sink = io.BytesIO()
+        whole.quantize(num_colours, dither=Image.Dither.NONE).save(sink, "PNG", optimize=True)
+        if sink.tell() <= max_bytes:
+            return sink.getvalue()
+    raise ScreenshotError(
+        f"the picture takes {sink.tell() // 1000} kB with {num_colours} colours; show less of the page"
+    )
+
+
+def _shoot(browser: "Browser", *, url: str, settle: "Callable[[Page], None] | None" = None) -> bytes:
+    page = browser.new_page(viewport={"width": SIZE[0], "height": SIZE[1]}, color_scheme="light")
+    try:
+        page.goto(url, wait_until="load", timeout=PAGE_LIMIT_MS)
+        page.wait_for_timeout(1500)
+        if settle is not None:
+            settle(page)
+        return page.screenshot()
+    finally:
+        page.close()
+
+
+def _graph(page: "Page") -> None:
+    """Dagster draws the graph some time after the page is there."""
+    page.wait_for_selector("text=sft_checkpoint", timeout=PAGE_LIMIT_MS)
+    page.wait_for_timeout(3000)
+
+
+def _to_the_plots(page: "Page") -> None:
+    page.evaluate("[...document.querySelectorAll('h2')].find(one => one.textContent === 'Rollouts')?.scrollIntoView()")
+
+
+def _report(state: Path, name: str | None, options: list[str]) -> Path:
+    """Writes a report; its path. `name`: one that is taken as it lies there, where there is one."""
+    if name is not None and (state / "reports" / name).is_file():
+        return state / "reports" / name
+    command = [sys.executable, "-m", "osworld_pipeline.cli", "report", "--state", str(state), *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    if done.returncode != 0:
+        raise ScreenshotError(done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "the report failed")
+    return Path(done.stdout.strip().splitlines()[-1])
+
+
+@contextmanager
+def _viewer(state: Path, episode: str) -> Iterator[str]:
+    """The address of a viewer for as long as it is needed; empty where it did not start."""
+    command = [sys.executable, "-m", "osworld_pipeline.cli", "view", "--state", str(state), "--port", "0"]
+    command += ["--episode", episode] if episode else []
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        yield _address(process)
+    finally:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+def _address(process: "subprocess.Popen[str]") -> str:
+    """What it prints when it listens."""
+    found: list[str] = []
+    heard = threading.Event()
+
+    def listen() -> None:
+        for line in process.stdout or ():
+            if match := re.search(r"http://\S+", line):
+                found.append(match[0].rstrip(".,"))
+                heard.set()
+        heard.set()
+
+    threading.Thread(target=listen, daemon=True).start()
+    heard.wait(START_LIMIT_S)
+    if not found:
+        print("viewer.png was not taken: the viewer did not say where it listens", file=sys.stderr)
+    return found[0] if found else ""
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except ScreenshotError as error:
+        sys.exit(str(error))

@@ -1,0 +1,57 @@
+"""One sandbox started at a gateway and stopped again: what proves its address, its token and its guests at once."""
+
+import asyncio
+import time
+import uuid
+
+from env_server.providers.gateway.client import (
+    Sandbox,
+    SandboxBusyError,
+    SandboxClient,
+    SandboxFailedError,
+    SandboxRequest,
+)
+from osworld_pipeline.errors import ReplicaError
+
+TRIAL_LIMIT_S = 60.0
+"""From asking for a sandbox to its guest's first answer."""
+STOP_LIMIT_S = 20.0
+POLL_S = 0.5
+
+
+async def try_gateway(client: SandboxClient, *, limit_s: float = TRIAL_LIMIT_S) -> str:
+    """In words, what happened; closes the client.
+
+    Raises:
+        DependencyError: the gateway refuses for good.
+        ReplicaError: it fails, or is silent.
+    """
+    began = time.monotonic()
+    try:
+        async with asyncio.timeout(limit_s):
+            sandbox = await client.start(uuid.uuid4().hex, limit_s=limit_s)
+            try:
+                await _wait_for_guest(client, sandbox, limit_s)
+            finally:
+                await asyncio.shield(client.stop(sandbox, limit_s=STOP_LIMIT_S))
+        return f"a sandbox started there and its guest answered in {time.monotonic() - began:.1f} s"
+    except SandboxBusyError as error:
+        return f"it answers, and has no sandbox to give now ({error})"
+    except TimeoutError as error:
+        raise ReplicaError(
+            f"no guest of a sandbox answered within {limit_s:g} s; look at what the gateway logs"
+        ) from error
+    finally:
+        await client.close()
+
+
+async def _wait_for_guest(client: SandboxClient, sandbox: Sandbox, limit_s: float) -> None:
+    while True:
+        try:
+            request = SandboxRequest(method="GET", path="/platform")
+            answer = await client.request(sandbox, request, limit_s=limit_s)
+            if answer.status == 200:
+                return
+        except (SandboxBusyError, SandboxFailedError):
+            pass  # it is still booting, or the gateway has a moment
+        await asyncio.sleep(POLL_S)

@@ -1,0 +1,44 @@
+"""`view`: the trajectory viewer, in a browser."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from osworld_pipeline.cli.pipeline import StateOption
+from osworld_pipeline.viewer import DAGSTER_URL, DEFAULT_HOST, DEFAULT_PORT, MLFLOW_URL
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(view)
+
+
+def view(
+    state: StateOption = Path("var"),
+    host: Annotated[
+        str, typer.Option(help="Where it listens; beyond loopback it wants a token in OSWORLD_VIEWER_TOKEN.")
+    ] = DEFAULT_HOST,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = DEFAULT_PORT,
+    episode: Annotated[str, typer.Option(help="Show this episode first.")] = "",
+    opens: Annotated[bool, typer.Option("--open", help="Open a browser too.")] = False,
+    mlflow_url: Annotated[str, typer.Option(help="Where people see MLflow.")] = MLFLOW_URL,
+    dagster_url: Annotated[str, typer.Option(help="Where people see Dagster.")] = DAGSTER_URL,
+) -> None:
+    """Look at episodes, step by step, in a browser: read-only, beside training; Ctrl-C ends it."""
+    from osworld_pipeline.datasets.without_pandas import forbid_pandas
+
+    forbid_pandas()
+    from osworld_pipeline.domain.state import StateDir
+    from osworld_pipeline.viewer.pages import episode_url
+    from osworld_pipeline.viewer.serving import serve
+    from osworld_pipeline.viewer.settings import ViewerSettings, token_from
+
+    settings = ViewerSettings(
+        state=StateDir(state.resolve()),
+        host=host,
+        port=port,
+        token=token_from(),
+        mlflow_url=mlflow_url,
+        dagster_url=dagster_url,
+    )
+    serve(settings, path=episode_url(episode) if episode else "/", opens_browser=opens)

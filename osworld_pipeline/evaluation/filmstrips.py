@@ -1,0 +1,101 @@
+"""Episodes as the model saw them: small pictures of the screens, with what it answered."""
+
+import base64
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from PIL import Image, UnidentifiedImageError
+
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.errors import StoreError
+from osworld_pipeline.tables.catalog import fresh_views
+from osworld_pipeline.trajectories import BlobStore
+
+THUMBNAIL_WIDTH = 300
+MAX_FRAMES = 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilmstripOf:
+    """The episode to show."""
+
+    episode_id: str
+    task_id: str
+    stage: str
+    outcome: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frame:
+    step_index: int
+    image: str
+    """A data URI; empty where the screenshot is missing."""
+    response: str
+    command: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Filmstrip:
+    episode_id: str
+    task_id: str
+    instruction: str
+    stage: str
+    outcome: str
+    num_steps: int
+    frames: tuple[Frame, ...]
+
+
+def read_filmstrips(state: StateDir, chosen: Sequence[FilmstripOf]) -> list[Filmstrip]:
+    """In the order of `chosen`. Raises TableError."""
+    if not chosen:
+        return []
+    blobs = BlobStore(state.blobs)
+    strips = []
+    with fresh_views(state) as connection:
+        for one in chosen:
+            steps = connection.execute(
+                "SELECT step_index, screenshot_sha256, response_text, command FROM steps WHERE episode_id = ? "
+                "ORDER BY 1",
+                [one.episode_id],
+            ).fetchall()
+            sql = "SELECT instruction FROM union_tasks WHERE task_id = ?"
+            told = connection.execute(sql, [one.task_id]).fetchone()
+            frames = tuple(
+                Frame(step_index=index, image=_image(blobs, sha256), response=response or "", command=command or "")
+                for index, sha256, response, command in steps[:MAX_FRAMES]
+            )
+            strips.append(
+                Filmstrip(
+                    episode_id=one.episode_id,
+                    task_id=one.task_id,
+                    instruction=(told[0] or "") if told else "",
+                    stage=one.stage,
+                    outcome=one.outcome,
+                    num_steps=len(steps),
+                    frames=frames,
+                )
+            )
+    return strips
+
+
+def thumbnail(data: bytes) -> str:
+    """A small JPEG as a data URI; empty where `data` is no image."""
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            small = image.convert("RGB")
+    except (UnidentifiedImageError, OSError):
+        return ""
+    height = max(1, round(small.height * THUMBNAIL_WIDTH / small.width))
+    if small.width > THUMBNAIL_WIDTH:
+        small = small.resize((THUMBNAIL_WIDTH, height), Image.Resampling.LANCZOS)
+    sink = io.BytesIO()
+    small.save(sink, "JPEG", quality=80)
+    return "data:image/jpeg;base64," + base64.b64encode(sink.getvalue()).decode()
+
+
+def _image(blobs: BlobStore, sha256: str) -> str:
+    try:
+        return thumbnail(blobs.read(sha256))
+    except StoreError:
+        return ""

@@ -1,0 +1,60 @@
+"""One look for all HTML pages: a page needs nothing else, runs nothing, and escapes whatever a model wrote."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from osworld_pipeline.durable import write_file
+from osworld_pipeline.evaluation.charts import number
+
+STAGE_NAMES = {
+    "base": "Base",
+    "external": "External",
+    "sft": "SFT",
+    "flywheel": "Flywheel",
+    "gspo_phase1": "GSPO phase 1",
+    "gspo_phase2": "GSPO phase 2",
+}
+UNKNOWN = "–"
+
+
+def write_page(path: Path, template: str, **values: Any) -> Path:
+    """Raises StoreError: it cannot be written."""
+    write_file(path, render_page(template, **values).encode("utf-8", "replace"))
+    return path
+
+
+def render_page(template: str, **values: Any) -> str:
+    """The HTML of one of this folder's templates."""
+    environment = Environment(
+        loader=PackageLoader("osworld_pipeline", "evaluation"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["stage_name"] = lambda stage: STAGE_NAMES.get(stage, stage)
+    environment.filters["percent"] = _percent
+    environment.filters["points"] = _points
+    environment.filters["figure"] = lambda value: UNKNOWN if _is_unknown(value) else f"{value:.2f}"
+    environment.filters["number"] = lambda value: UNKNOWN if value is None else number(float(value))
+    environment.filters["chance"] = lambda p: "< 0.001" if p < 0.001 else f"{p:.3f}"
+    environment.filters["words"] = lambda name: str(name).replace("_", " ")
+    environment.filters["drawn"] = Markup  # a picture of ours, whose texts are escaped where it is drawn
+    return environment.get_template(template).render(**values)
+
+
+def _percent(share: float | None) -> str:
+    return UNKNOWN if share is None or _is_unknown(share) else f"{share:.1%}"
+
+
+def _points(difference: float | None) -> str:
+    """A difference of two shares, in points of a percent."""
+    return UNKNOWN if difference is None or _is_unknown(difference) else f"{100 * difference:+.1f}"
+
+
+def _is_unknown(value: float | None) -> bool:
+    return value is None or math.isnan(value)

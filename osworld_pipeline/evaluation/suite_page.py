@@ -1,0 +1,208 @@
+"""The page of one suite: its leaderboard, who is better than whom, by domain and task by task, how episodes ended, and
+what a success cost."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from osworld_pipeline.domain.episode import Outcome
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.evaluation.breakdown import TaskChange, domain_of
+from osworld_pipeline.evaluation.charts import Chart, Point, Series, line_chart
+from osworld_pipeline.evaluation.filmstrips import FilmstripOf, read_filmstrips
+from osworld_pipeline.evaluation.intervals import Rate, rate_over_tasks
+from osworld_pipeline.evaluation.leaderboard import LeaderboardRow, LeaderboardTable, Versus
+from osworld_pipeline.evaluation.page import write_page
+from osworld_pipeline.evaluation.report import fault_examples, filmstrip_of, settings_facts
+from osworld_pipeline.evaluation.scores import EvalRow, successes_by_task
+from osworld_pipeline.evaluation.training_charts import OUTCOME_COLOURS
+
+MAX_COLUMNS = 12
+"""Checkpoints side by side in the tables of domains and tasks."""
+MAX_TASKS = 400
+MAX_CHANGES = 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixPart:
+    """Of an outcome; `start` and `share` are shares of all episodes."""
+
+    name: str
+    colour: int
+    count: int
+    start: float
+    share: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """A checkpoint against another one of the same table."""
+
+    checkpoint_id: str
+    versus: Versus
+    gains: tuple[TaskChange, ...]
+    regressions: tuple[TaskChange, ...]
+    num_more: int
+    """Changed tasks that are not listed."""
+
+    @property
+    def verdict(self) -> str:
+        comparison = self.versus.changes.comparison
+        assert comparison is not None, "a leaderboard compares only what has tasks in common"
+        return "better" if comparison.is_better else "worse" if comparison.is_worse else "not told apart"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupRow:
+    """A domain, or a task: a rate for each of the shown checkpoints; None where it has no valid episode."""
+
+    name: str
+    rates: tuple[Rate | None, ...]
+
+
+def suite_file(suite_name: str, evaluation_key: str) -> str:
+    """One page for each way of evaluating: another recipe's evaluation of the same tasks is another page."""
+    return f"suite-{suite_name}-{evaluation_key}.html"
+
+
+def write_suite_page(
+    state: StateDir,
+    table: LeaderboardTable,
+    rows: Sequence[EvalRow],
+    *,
+    suite_name: str,
+    suite_digest: str,
+    recipe_name: str,
+    num_updates_of: Mapping[str, int],
+    confidence: float,
+) -> Path:
+    """Writes `reports/suite-<name>-<key>.html`. `rows`: of this table's evaluations; `num_updates_of`: by checkpoint.
+    Raises TableError, StoreError."""
+    shown = [row.score.checkpoint_id for row in table.rows[:MAX_COLUMNS]]
+    tasks = by_task(rows, shown)
+    return write_page(
+        state.reports / suite_file(suite_name, table.evaluation_key),
+        "suite.html.jinja",
+        suite_name=suite_name,
+        table=table,
+        confidence=confidence,
+        mixes={row.score.checkpoint_id: outcome_mix(row) for row in table.rows},
+        pairs=pairs_of(table),
+        charts=_progress(table, num_updates_of, confidence),
+        shown=shown,
+        num_hidden=len(table.rows) - len(shown),
+        domains=by_domain(rows, shown, confidence=confidence),
+        tasks=tasks[:MAX_TASKS],
+        num_more_tasks=max(0, len(tasks) - MAX_TASKS),
+        fault_kinds=dict(sorted(Counter(row.outcome for row in rows if not row.is_valid).items())),
+        fault_examples=fault_examples(rows),
+        filmstrips=read_filmstrips(state, _best_episodes(table, rows)),
+        facts={
+            "Evaluation": table.evaluation_key,
+            "Recipe": recipe_name,
+            **settings_facts(rows),
+            "Suite": suite_name,
+            "Suite hash": suite_digest,
+            "Tasks": str(len({row.task_id for row in rows})),
+        },
+    )
+
+
+def outcome_mix(row: LeaderboardRow) -> tuple[MixPart, ...]:
+    """In the order of the outcomes, success first; shares of all episodes that were run."""
+    counts = row.score.outcomes
+    total = sum(counts.values())
+    found: list[MixPart] = []
+    start = 0.0
+    for outcome in Outcome:
+        if count := counts.get(str(outcome), 0):
+            share = count / total
+            found.append(
+                MixPart(name=str(outcome), colour=OUTCOME_COLOURS[outcome], count=count, start=start, share=share)
+            )
+            start += share
+    return tuple(found)
+
+
+def pairs_of(table: LeaderboardTable) -> list[Pair]:
+    """Each checkpoint against its parent, where that was evaluated alike, and against the best."""
+    found = []
+    for row in table.rows:
+        for versus in dict.fromkeys((row.versus_parent, row.versus_best)):
+            if versus is not None:
+                gains, regressions = versus.changes.gains, versus.changes.regressions
+                left_out = max(0, len(gains) - MAX_CHANGES) + max(0, len(regressions) - MAX_CHANGES)
+                found.append(
+                    Pair(
+                        checkpoint_id=row.score.checkpoint_id,
+                        versus=versus,
+                        gains=gains[:MAX_CHANGES],
+                        regressions=regressions[:MAX_CHANGES],
+                        num_more=left_out,
+                    )
+                )
+    return found
+
+
+def by_domain(rows: Sequence[EvalRow], shown: Sequence[str], *, confidence: float) -> list[GroupRow]:
+    found = []
+    for name in sorted({domain_of(row) for row in rows}):
+        rates = tuple(
+            _rate([row for row in rows if row.checkpoint_id == one and domain_of(row) == name], confidence)
+            for one in shown
+        )
+        found.append(GroupRow(name=name, rates=rates))
+    return found
+
+
+def by_task(rows: Sequence[EvalRow], shown: Sequence[str]) -> list[GroupRow]:
+    """Those on which the checkpoints differ most first."""
+    cells: dict[tuple[str, str], list[EvalRow]] = {}
+    for row in rows:
+        cells.setdefault((row.task_id, row.checkpoint_id), []).append(row)
+    found = [
+        GroupRow(name=task_id, rates=tuple(_rate(cells.get((task_id, one), []), 0.95) for one in shown))
+        for task_id in sorted({row.task_id for row in rows})
+    ]
+
+    def spread(row: GroupRow) -> float:
+        values = [rate.value for rate in row.rates if rate is not None]
+        return max(values) - min(values) if values else 0.0
+
+    return sorted(found, key=lambda row: (-spread(row), row.name))
+
+
+def _rate(rows: Sequence[EvalRow], confidence: float) -> Rate | None:
+    rate = rate_over_tasks(list(successes_by_task(rows).values()), confidence=confidence)
+    return rate if rate.n else None
+
+
+def _progress(table: LeaderboardTable, num_updates_of: Mapping[str, int], confidence: float) -> list[Chart]:
+    """Success over updates, for stages of which several checkpoints were evaluated."""
+    by_stage: dict[str, list[Point]] = {}
+    for row in table.rows:
+        score = row.score
+        stage_key = score.checkpoint_id.rpartition("-u")[0] or score.checkpoint_id
+        if score.checkpoint_id in num_updates_of and score.n:
+            at = num_updates_of[score.checkpoint_id]
+            point = Point(x=at, y=score.success_rate, low=score.low, high=score.high)
+            by_stage.setdefault(stage_key if stage_key in num_updates_of else score.checkpoint_id, []).append(point)
+    charts = [
+        line_chart(
+            name, [Series(name="success", points=tuple(sorted(points, key=lambda one: one.x)))], x_label="updates",
+            y_label="valid episodes", is_share=True, band=f"interval at {confidence:.0%}",
+        )
+        for name, points in sorted(by_stage.items()) if len(points) > 1
+    ]  # fmt: skip
+    return [chart for chart in charts if chart is not None]
+
+
+def _best_episodes(table: LeaderboardTable, rows: Sequence[EvalRow]) -> list[FilmstripOf]:
+    """Of the first checkpoint a success and a failure, the longest ones."""
+    best = table.rows[0].score.checkpoint_id
+    chosen = []
+    for outcome in (Outcome.SUCCESS, Outcome.FAILURE, Outcome.TRUNCATED):
+        found = [row for row in rows if row.checkpoint_id == best and row.outcome == outcome]
+        chosen += sorted(found, key=lambda row: (-row.turns, row.episode_id))[:1]
+    return [filmstrip_of(row) for row in chosen[:2]]

@@ -1,0 +1,50 @@
+"""Screenshots by their hash: the name is checked before any path is made of it, and the type is told by the bytes."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from osworld_pipeline.errors import StoreError
+from osworld_pipeline.trajectories.blobs import BlobStore
+from osworld_pipeline.viewer.episode import SHA256
+from osworld_pipeline.viewer.settings import NotFoundError
+
+_TYPES = ((b"\x89PNG\r\n\x1a\n", "image/png"), (b"\xff\xd8\xff", "image/jpeg"))
+MAX_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Picture:
+    data: bytes
+    media_type: str
+
+
+def read_picture(root: Path, sha256: str) -> Picture:
+    """
+    Raises:
+        NotFoundError: it is no hash, the store has no such image, or its bytes are none.
+    """
+    if not SHA256.fullmatch(sha256):
+        raise NotFoundError("an image is named by its SHA-256, 64 hexadecimal digits")
+    try:
+        path = BlobStore(root).find(sha256)
+        if path.stat().st_size > MAX_BYTES:
+            raise NotFoundError(f"image {sha256} is larger than {MAX_BYTES >> 20} MB")
+        data = path.read_bytes()
+    except StoreError as error:
+        raise NotFoundError(str(error)) from error
+    except OSError as error:
+        raise NotFoundError(f"image {sha256} cannot be read: {error.strerror}") from error
+    return Picture(data, media_type_of(data, sha256))
+
+
+def media_type_of(data: bytes, sha256: str) -> str:
+    """
+    Raises:
+        NotFoundError: neither PNG, JPEG nor WebP.
+    """
+    for magic, media_type in _TYPES:
+        if data.startswith(magic):
+            return media_type
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return "image/webp"
+    raise NotFoundError(f"image {sha256} is neither PNG, JPEG nor WebP")

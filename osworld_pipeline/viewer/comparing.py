@@ -1,0 +1,130 @@
+"""Two checkpoints on the same tasks: what was gained and lost, task by task, with the episodes behind each. Only
+evaluations under the same settings are compared (evaluation/leaderboard.py says why)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from osworld_pipeline.evaluation.breakdown import compare_tasks
+from osworld_pipeline.evaluation.comparison import Comparison
+from osworld_pipeline.evaluation.scores import EvalRow
+from osworld_pipeline.viewer.index import Reader
+
+NUM_RESAMPLES = 2_000
+"""Of the interval: enough for two digits, and quick over hundreds of tasks."""
+
+# The last attempt at each task and seed, as the view `evals` has it.
+_EVALS = """
+SELECT
+    episode_id, checkpoint_id, stage, task_id, seed, coalesce(family, nullif(domain, ''), 'unknown') AS family, suite,
+    domain, instruction, outcome, is_valid, is_success, task_reward, shaped_reward, num_steps, max_turns, stage_key,
+    provider, image_digest, grader_version, temperature, error, started_at,
+    CASE WHEN starts_with(stage_key, concat('eval-', checkpoint_id, '-'))
+        THEN substr(stage_key, length(checkpoint_id) + 7) ELSE '' END AS settings
+FROM facts
+WHERE purpose = 'evaluate' AND {condition}
+QUALIFY row_number() OVER (
+    PARTITION BY checkpoint_id, stage_key, task_id, seed ORDER BY started_at DESC, attempt DESC, episode_id DESC
+) = 1
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluated:
+    """What a checkpoint was evaluated on under some settings."""
+
+    checkpoint_id: str
+    stage: str
+    settings: str
+    """The evaluation's key; empty where nobody said."""
+    suites: str
+    num_tasks: int
+    num_episodes: int
+    num_valid: int
+    num_successes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskPair:
+    """A task on both sides, one episode a seed."""
+
+    task_id: str
+    instruction: str
+    before: tuple[Mapping[str, Any], ...]
+    after: tuple[Mapping[str, Any], ...]
+    difference: float | None
+    """Of the success rates, above 0 for a gain; None where a side has no valid episode."""
+
+    @property
+    def kind(self) -> str:
+        if self.difference is None:
+            return "not compared"
+        return "gained" if self.difference > 0 else "lost" if self.difference < 0 else "same"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    pairs: tuple[TaskPair, ...]
+    """The most gained first, then the most lost, then the others."""
+    comparison: Comparison | None
+    counts: Mapping[str, int]
+    """By kind."""
+
+
+def list_evaluated(reader: Reader) -> list[Evaluated]:
+    rows = reader.dicts(
+        "SELECT checkpoint_id, any_value(stage) AS stage, settings, "  # noqa: S608 - our own names
+        "string_agg(DISTINCT suite, ', ' ORDER BY suite) AS suites, "
+        "count(DISTINCT task_id) AS num_tasks, count(*) AS num_episodes, count(*) FILTER (is_valid) AS num_valid, "
+        f"count(*) FILTER (is_success) AS num_successes FROM ({_EVALS.format(condition='true')}) "
+        "GROUP BY checkpoint_id, settings ORDER BY settings, checkpoint_id"
+    )
+    return [Evaluated(**{**row, "stage": row["stage"] or ""}) for row in rows]
+
+
+def compare(reader: Reader, before: str, after: str, settings: str) -> Compared:
+    """Of two checkpoints under the same settings."""
+    sides = [_rows(reader, checkpoint_id, settings) for checkpoint_id in (before, after)]
+    tasks = sorted({row["task_id"] for rows in sides for row in rows})
+    pairs = [
+        _pair(task_id, *([row for row in rows if row["task_id"] == task_id] for rows in sides)) for task_id in tasks
+    ]
+    rank = {"gained": 0, "lost": 1, "same": 2, "not compared": 3}
+    pairs.sort(key=lambda pair: (rank[pair.kind], -abs(pair.difference or 0.0), pair.task_id))
+    changes = compare_tasks(*(list(map(_eval_row, rows)) for rows in sides), num_resamples=NUM_RESAMPLES)
+    counts = {kind: sum(pair.kind == kind for pair in pairs) for kind in rank}
+    return Compared(pairs=tuple(pairs), comparison=changes.comparison, counts=counts)
+
+
+def _rows(reader: Reader, checkpoint_id: str, settings: str) -> list[dict[str, Any]]:
+    sql = f"SELECT * FROM ({_EVALS.format(condition='checkpoint_id = ?')}) WHERE settings = ? ORDER BY task_id, seed"  # noqa: S608
+    return reader.dicts(sql, [checkpoint_id, settings])
+
+
+def _pair(task_id: str, before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> TaskPair:
+    rates = [
+        sum(bool(row["is_success"]) for row in rows if row["is_valid"]) / sum(bool(row["is_valid"]) for row in rows)
+        if any(row["is_valid"] for row in rows)
+        else None
+        for rows in (before, after)
+    ]
+    return TaskPair(
+        task_id=task_id,
+        instruction=next((row["instruction"] for row in (*before, *after) if row["instruction"]), ""),
+        before=tuple(before),
+        after=tuple(after),
+        difference=None if rates[0] is None or rates[1] is None else rates[1] - rates[0],
+    )
+
+
+def _eval_row(row: Mapping[str, Any]) -> EvalRow:
+    names = (
+        "checkpoint_id", "stage", "task_id", "seed", "family", "suite", "outcome", "shaped_reward", "max_turns",
+        "episode_id", "provider", "image_digest", "grader_version", "temperature", "error", "stage_key", "domain",
+    )  # fmt: skip
+    return EvalRow(
+        **{name: row[name] for name in names},
+        success=row["is_success"] if row["is_valid"] else None,
+        reward=row["task_reward"] if row["is_valid"] else None,
+        turns=row["num_steps"],
+    )

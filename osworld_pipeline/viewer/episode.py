@@ -1,0 +1,221 @@
+"""One episode as a page shows it: its steps with what is drawn on their screenshots. Read from the one file that holds
+it, whose name the index knows."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+import pyarrow as pa
+
+from osworld_pipeline.agent.coordinates import CoordinateSpace
+from osworld_pipeline.agent.dialects import load_dialect
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.errors import StoreError
+from osworld_pipeline.trajectories.blobs import BlobStore
+from osworld_pipeline.trajectories.reading import read_part_table
+from osworld_pipeline.viewer.files import HeadFile
+from osworld_pipeline.viewer.index import EpisodeIndex
+from osworld_pipeline.viewer.marks import Drawn, Point, draw_step, find_space, read_action
+from osworld_pipeline.viewer.settings import NotFoundError
+
+SHA256 = re.compile(r"[0-9a-f]{64}")
+HEAD_COLUMNS = (
+    "episode_id", "task_id", "task_digest", "purpose", "checkpoint_id", "stage_key", "update", "group_id", "seed",
+    "attempt", "outcome", "error", "is_valid", "task_reward", "partial_reward", "penalty", "shaped_reward", "num_steps",
+    "max_turns", "engine", "temperature", "top_p", "max_new_tokens", "replica_id", "provider", "image_digest",
+    "grader_version", "source_dataset", "licence", "started_at", "times_s", "reward_parts", "run_ids", "context_mode",
+    "earlier_faults",
+)  # fmt: skip
+TOKEN_COLUMNS = ("checkpoint_id", "response_mask", "sampled_logprobs", "token_ids", "sequence_lengths")
+_STEP_COLUMNS = (
+    "episode_id", "step_index", "screenshot_sha256", "screenshot_width", "screenshot_height", "response_text", "action",
+    "command", "policy_version", "prompt_num_tokens", "response_num_tokens", "model_s", "step_s", "action_type",
+    "action_parsed", "action_executed", "action_error", "target_element", "fallback_used", "a11y_grounded",
+    "screen_diff", "screen_changed", "a11y_delta", "a11y_changed", "terminal_changed",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepView:
+    row: Mapping[str, Any]
+    """Of `steps`."""
+    drawn: Drawn
+    image: str
+    """SHA-256 of the screenshot; empty where the step has none."""
+    is_image_there: bool
+
+    @property
+    def index(self) -> int:
+        return self.row["step_index"]
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return (self.row["screenshot_width"] or 1, self.row["screenshot_height"] or 1)
+
+    @property
+    def state(self) -> str:
+        """In a word: unread, refused, guessed or done."""
+        if not self.row["action_parsed"]:
+            return "unread"
+        if not self.row["action_executed"]:
+            return "refused"
+        return "guessed" if self.row["fallback_used"] else "done"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeView:
+    row: Mapping[str, Any]
+    """Of `episodes`, without its tokens."""
+    instruction: str
+    domain: str
+    stage: str
+    steps: tuple[StepView, ...]
+    space: CoordinateSpace
+    """What the coordinates of its actions count."""
+
+    @property
+    def episode_id(self) -> str:
+        return self.row["episode_id"]
+
+    @property
+    def longest_s(self) -> float:
+        """Of its steps, model and desktop together."""
+        times = [(step.row["model_s"] or 0.0) + (step.row["step_s"] or 0.0) for step in self.steps]
+        return max(times, default=0.0)
+
+
+class Episodes:
+    """Reads episodes by id."""
+
+    def __init__(self, state: StateDir, index: EpisodeIndex) -> None:
+        self._state, self._index = state, index
+        self._blobs = BlobStore(state.blobs)
+
+    def view(self, episode_id: str) -> EpisodeView:
+        """
+        Raises:
+            NotFoundError: the store has no such episode.
+            StoreError: its file is damaged.
+        """
+        head, steps = self._read(episode_id, HEAD_COLUMNS), self._read_steps(episode_id, _STEP_COLUMNS)
+        row = _plain(head.to_pylist()[0])
+        rows = sorted(steps.to_pylist(), key=lambda step: step["step_index"])
+        known = self._known(row)
+        first = next((step for step in rows if step["screenshot_width"]), None)
+        size = (first["screenshot_width"], first["screenshot_height"] or 1) if first else (1, 1)
+        actions = [read_action(step["action"]) for step in rows]
+        turns = [(action, step["command"]) for action, step in zip(actions, rows, strict=True)]
+        space = find_space(turns, size, space_of(known["recipe"]))
+        return EpisodeView(
+            row=row,
+            instruction=known["instruction"] or "",
+            domain=known["domain"] or "",
+            stage=known["stage"] or "",
+            steps=tuple(self._steps(rows, actions, space)),
+            space=space,
+        )
+
+    def observation(self, episode_id: str, step_index: int) -> str:
+        """What the model read beside a screenshot. Raises as `view`."""
+        steps = self._read_steps(episode_id, ("step_index", "observation_text"))
+        for step in steps.to_pylist():
+            if step["step_index"] == step_index:
+                return step["observation_text"] or ""
+        raise NotFoundError(f"episode {episode_id} has no step {step_index}")
+
+    def tokens(self, episode_id: str) -> Mapping[str, Any]:
+        """The columns of its tokens. Raises as `view`."""
+        return self._read(episode_id, TOKEN_COLUMNS).to_pylist()[0]
+
+    def _read(self, episode_id: str, columns: Sequence[str]) -> pa.Table:
+        """One row of `episodes`."""
+
+        def read(file: HeadFile) -> pa.Table:
+            return read_part_table(file.head, "episodes", columns=columns, filters=_only(episode_id)).slice(0, 1)
+
+        return self._from_file(episode_id, read)
+
+    def _read_steps(self, episode_id: str, columns: Sequence[str]) -> pa.Table:
+        """Its rows of `steps`, in no order."""
+        names = list(dict.fromkeys(("episode_id", *columns)))
+
+        def read(file: HeadFile) -> pa.Table:
+            if file.detail is None:
+                return pa.table({name: pa.nulls(0) for name in names})
+            return read_part_table(file.detail, "steps", columns=names, filters=_only(episode_id))
+
+        return self._from_file(episode_id, read)
+
+    def _from_file(self, episode_id: str, read: Callable[[HeadFile], pa.Table]) -> pa.Table:
+        """A file that compaction has retired since the index looked is gone some time later: then it looks again."""
+        for is_last in (False, True):
+            with self._index.reading() as reader:
+                known = reader.one("SELECT file FROM facts WHERE episode_id = ? LIMIT 1", [episode_id])
+            file = self._index.files_of("episodes").files.get(known["file"]) if known else None
+            try:
+                if file is not None:
+                    return read(file)
+            except StoreError:
+                if is_last:
+                    raise
+            self._index.refresh(at_once=True)
+        raise NotFoundError(
+            f"there is no episode '{episode_id}' in {self._state.root}: its part may have been replaced"
+        )
+
+    def _known(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """What other tables say of it; the recipe is that of the stage that it was played for."""
+        with self._index.reading() as reader:
+            found = reader.one(
+                "SELECT f.instruction, f.domain, f.stage, c.recipe FROM facts f LEFT JOIN checkpoints c ON "
+                "c.checkpoint_id = CASE WHEN f.purpose = 'train' THEN f.stage_key ELSE f.checkpoint_id END "
+                "WHERE f.episode_id = ? LIMIT 1",
+                [row["episode_id"]],
+            )
+        return found or {"instruction": None, "domain": None, "stage": None, "recipe": None}
+
+    def _steps(
+        self, rows: Sequence[Mapping[str, Any]], actions: Sequence[Mapping[str, Any] | None], space: CoordinateSpace
+    ) -> list[StepView]:
+        pointer: Point | None = None
+        views = []
+        for step, action in zip(rows, actions, strict=True):
+            size = (step["screenshot_width"] or 1, step["screenshot_height"] or 1)
+            drawn = draw_step(action, step["command"], image=size, space=space, pointer=pointer)
+            pointer = drawn.pointer
+            sha256 = step["screenshot_sha256"] or ""
+            is_named = SHA256.fullmatch(sha256) is not None
+            views.append(
+                StepView(row=step, drawn=drawn, image=sha256 if is_named else "", is_image_there=self._has(sha256))
+            )
+        return views
+
+    def _has(self, sha256: str) -> bool:
+        if not SHA256.fullmatch(sha256):
+            return False
+        try:
+            self._blobs.find(sha256)
+        except StoreError:
+            return False
+        return True
+
+
+def _only(episode_id: str) -> list[tuple]:
+    return [("episode_id", "==", episode_id)]
+
+
+def space_of(recipe: str | None) -> str | None:
+    """What coordinates count by a recipe (as JSON); None where it does not say."""
+    try:
+        agent = orjson.loads(recipe or "{}").get("agent") or {}
+        return load_dialect(agent["dialect"], agent.get("coordinate_space", "dialect")).coordinate_space
+    except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError, ValueError):
+        return None
+
+
+def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Maps come from Arrow as lists of pairs."""
+    maps = ("times_s", "reward_parts", "run_ids")
+    return {name: dict(value or ()) if name in maps else value for name, value in row.items()}

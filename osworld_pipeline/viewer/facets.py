@@ -1,0 +1,171 @@
+"""The list of episodes and the counts beside each facet: of every value, how many episodes there would be if it alone
+were chosen, with all that is chosen elsewhere."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from osworld_pipeline.viewer.filters import FACETS, NOTHING, PAGE_SIZE, SORTS, SPANS, EpisodeFilter, Facet, Span
+from osworld_pipeline.viewer.index import Reader
+
+MAX_VALUES = 40
+NUM_SHOWN = 8
+NUM_BARS = 8
+_LIST_COLUMNS = (
+    "episode_id", "task_id", "instruction", "outcome", "error", "is_valid", "task_reward", "shaped_reward", "num_steps",
+    "max_turns", "stage", "checkpoint_id", "purpose", "stage_key", '"update"', "group_id", "seed", "attempt", "reading",
+    "num_unread", "started_at", "total_s",
+)  # fmt: skip
+_BARS = """
+WITH v AS (SELECT {column} AS value FROM {source} WHERE {condition}),
+ends AS (SELECT min(value) AS low, max(value) AS high FROM v)
+SELECT low, high,
+       CASE WHEN high > low THEN least(floor((value - low) / (high - low) * {bars}), {bars} - 1) ELSE 0 END AS bar,
+       count(value) AS n
+FROM v, ends WHERE value IS NOT NULL GROUP BY ALL ORDER BY bar
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FacetValue:
+    value: str
+    count: int
+    is_chosen: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountedFacet:
+    facet: Facet
+    values: tuple[FacetValue, ...]
+    """Chosen ones first, then by count; at most MAX_VALUES."""
+    num_values: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bar:
+    low: float
+    high: float
+    """Both counted in."""
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountedSpan:
+    span: Span
+    bars: tuple[Bar, ...]
+    low: float | None
+    high: float | None
+    """Of all that could be chosen; None where no episode has a value."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeList:
+    rows: list[dict[str, Any]]
+    total: int
+    """Of all pages."""
+    num_known: int
+    """Episodes in the store."""
+    facets: tuple[CountedFacet, ...]
+    spans: tuple[CountedSpan, ...]
+
+    @property
+    def num_pages(self) -> int:
+        return max(1, -(-self.total // PAGE_SIZE))
+
+
+def list_episodes(reader: Reader, chosen: EpisodeFilter, source: str) -> EpisodeList:
+    """One page of the episodes, and what could be chosen. `source`: as Questions.source."""
+    condition, values = chosen.condition()
+    rows = reader.dicts(
+        f"SELECT {', '.join(_LIST_COLUMNS)} FROM {source} WHERE {condition} ORDER BY {SORTS[chosen.sort]} "  # noqa: S608
+        f"LIMIT {PAGE_SIZE} OFFSET {PAGE_SIZE * (chosen.page - 1)}",
+        values,
+    )
+    total = reader.rows(f"SELECT count(*) FROM {source} WHERE {condition}", values)[0][0]  # noqa: S608 - our own names
+    known = reader.rows("SELECT count(*) FROM facts")[0][0]
+    return EpisodeList(
+        rows=rows,
+        total=total,
+        num_known=known,
+        facets=_facets(reader, chosen, source),
+        spans=_spans(reader, chosen, source),
+    )
+
+
+def neighbours(reader: Reader, chosen: EpisodeFilter, source: str, episode_id: str) -> tuple[str | None, str | None]:
+    """The episodes before and after this one in the list; None at its ends, and where the list does not hold it."""
+    condition, values = chosen.condition()
+    order = SORTS[chosen.sort]
+    rows = reader.rows(
+        f"SELECT before, after FROM (SELECT episode_id, lag(episode_id) OVER (ORDER BY {order}) AS before, "  # noqa: S608
+        f"lead(episode_id) OVER (ORDER BY {order}) AS after FROM {source} WHERE {condition}) WHERE episode_id = ?",
+        [*values, episode_id],
+    )
+    return rows[0] if rows else (None, None)
+
+
+def _facets(reader: Reader, chosen: EpisodeFilter, source: str) -> tuple[CountedFacet, ...]:
+    """Facets of which nothing is chosen are counted in one pass; each of the others without itself."""
+    free = [facet for facet in FACETS if facet.name not in chosen.chosen]
+    counts: dict[str, list[tuple[str, int]]] = {facet.name: [] for facet in FACETS}
+    if free:
+        condition, values = chosen.condition()
+        columns = ", ".join(f"coalesce(nullif({facet.column}, ''), '{NOTHING}') AS {facet.name}" for facet in free)
+        names = ", ".join(facet.name for facet in free)
+        sets = ", ".join(f"({facet.name})" for facet in free)
+        rows = reader.rows(
+            f"SELECT grouping({names}) AS which, {names}, count(*) AS n FROM "  # noqa: S608 - our own names
+            f"(SELECT {columns} FROM {source} WHERE {condition}) GROUP BY GROUPING SETS ({sets}) "
+            f"ORDER BY n DESC, {names}",
+            values,
+        )
+        for which, *cells, count in rows:
+            # Bits from the left, one a column; the column that was grouped by has none.
+            index = next(at for at in range(len(free)) if not which >> (len(free) - 1 - at) & 1)
+            counts[free[index].name].append((cells[index], count))
+    for facet in FACETS:
+        if facet.name in chosen.chosen:
+            condition, values = chosen.condition(but=facet.name)
+            counts[facet.name] = [
+                (value, count)
+                for value, count in reader.rows(
+                    f"SELECT coalesce(nullif({facet.column}, ''), '{NOTHING}') AS value, count(*) AS n FROM {source} "  # noqa: S608
+                    f"WHERE {condition} GROUP BY value ORDER BY n DESC, value",
+                    values,
+                )
+            ]
+    return tuple(_counted(facet, counts[facet.name], chosen.chosen.get(facet.name, ())) for facet in FACETS)
+
+
+def _counted(facet: Facet, counts: list[tuple[str, int]], chosen: tuple[str, ...]) -> CountedFacet:
+    known = dict(counts)
+    values = [FacetValue(value=value, count=known.get(value, 0), is_chosen=True) for value in chosen]
+    values += [FacetValue(value=value, count=count, is_chosen=False) for value, count in counts if value not in chosen]
+    return CountedFacet(facet=facet, values=tuple(values[: max(MAX_VALUES, len(chosen))]), num_values=len(values))
+
+
+def _spans(reader: Reader, chosen: EpisodeFilter, source: str) -> tuple[CountedSpan, ...]:
+    counted = []
+    for span in SPANS:
+        condition, values = chosen.condition(but=span.name)
+        rows = reader.rows(_BARS.format(source=source, column=span.column, condition=condition, bars=NUM_BARS), values)
+        if not rows:
+            counted.append(CountedSpan(span=span, bars=(), low=None, high=None))
+            continue
+        low, high = rows[0][0], rows[0][1]
+        width = (high - low) / NUM_BARS
+        bars = tuple(
+            _bar(span, low + width * bar, low + width * (bar + 1), low, high, count) for _, _, bar, count in rows
+        )
+        counted.append(CountedSpan(span=span, bars=bars, low=low, high=high))
+    return tuple(counted)
+
+
+def _bar(span: Span, start: float, end: float, low: float, high: float, count: int) -> Bar:
+    """Whole numbers are bounded by whole ones: those that lie in the bar."""
+    if high == low:
+        return Bar(low=low, high=high, count=count)
+    if span.is_whole:
+        first = -(-start // 1)
+        last = high if end >= high else -(-end // 1) - 1
+        return Bar(low=first, high=last, count=count)
+    return Bar(low=round(start, 4), high=round(end, 4), count=count)

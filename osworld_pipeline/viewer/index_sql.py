@@ -1,0 +1,117 @@
+"""The tables of the index, and how they are filled from the store's files. `{heads}` and `{details}` are scans of new
+files, `{hidden}` the parts written again since, `{keys}` which details belong to which head."""
+
+from osworld_pipeline.domain.checkpoint import Stage
+
+_STAGES = ", ".join(f"'{stage}'" for stage in Stage)
+
+TABLES = (
+    """
+    CREATE TABLE facts (
+        file VARCHAR, part VARCHAR, is_compacted BOOLEAN, episode_id VARCHAR, task_id VARCHAR, purpose VARCHAR,
+        checkpoint_id VARCHAR, stage_key VARCHAR, "update" INTEGER, group_id VARCHAR, seed BIGINT, attempt INTEGER,
+        outcome VARCHAR, error VARCHAR, fault VARCHAR, is_valid BOOLEAN, is_success BOOLEAN, task_reward DOUBLE,
+        shaped_reward DOUBLE, num_steps INTEGER, max_turns INTEGER, engine VARCHAR, temperature DOUBLE,
+        provider VARCHAR, image_digest VARCHAR, grader_version VARCHAR, source_dataset VARCHAR, started_at DOUBLE,
+        total_s DOUBLE, mlflow_run VARCHAR, dagster_run VARCHAR, suite VARCHAR, family VARCHAR, reading VARCHAR,
+        num_unread INTEGER, domain VARCHAR, instruction VARCHAR, stage VARCHAR
+    )
+    """,
+    """
+    CREATE TABLE grouped (
+        file VARCHAR, part VARCHAR, is_compacted BOOLEAN, group_id VARCHAR, task_id VARCHAR, checkpoint_id VARCHAR,
+        stage_key VARCHAR, "update" INTEGER, num_episodes INTEGER, num_valid INTEGER, num_successes INTEGER,
+        episode_ids VARCHAR[], shaped_rewards DOUBLE[], replay_row_id VARCHAR, fate VARCHAR, reason VARCHAR,
+        oldest_policy_version INTEGER
+    )
+    """,
+    """
+    CREATE TABLE injected (
+        file VARCHAR, part VARCHAR, is_compacted BOOLEAN, group_id VARCHAR, row_id VARCHAR, source_dataset VARCHAR,
+        reward DOUBLE, advantage DOUBLE, weight DOUBLE, kind VARCHAR, strategy VARCHAR
+    )
+    """,
+    "CREATE TABLE union_tasks (task_id VARCHAR, domain VARCHAR, instruction VARCHAR)",
+    """
+    CREATE TABLE checkpoints (
+        checkpoint_id VARCHAR, stage VARCHAR, parent_id VARCHAR, path VARCHAR, num_updates INTEGER,
+        run_ids MAP(VARCHAR, VARCHAR), recipe VARCHAR
+    )
+    """,
+)
+
+# Suite and family as the view `evals` tells them. A fault's numbers and ids are taken out, so that like ones are one.
+FACTS_FROM_HEADS = f"""
+INSERT INTO facts BY NAME
+WITH keys AS (
+    SELECT split_part(pair, chr(9), 1) AS path, split_part(pair, chr(9), 2) AS file
+    FROM (SELECT unnest({{keys}}) AS pair)
+),
+read_by AS (
+    SELECT keys.file, d.episode_id, count(*) AS num_read, count(*) FILTER (NOT d.action_parsed) AS num_unread
+    FROM {{details}} d JOIN keys ON keys.path = d.path GROUP BY ALL
+),
+h AS (
+    SELECT *, replace(path, '{{root}}/episodes/', '') AS file,
+           CASE WHEN purpose = 'train' THEN stage_key ELSE checkpoint_id END AS policy_key
+    FROM {{heads}}
+    WHERE NOT (is_compacted AND part IN (SELECT unnest({{hidden}})))
+)
+SELECT
+    h.file, h.part, h.is_compacted, h.episode_id, h.task_id, h.purpose, h.checkpoint_id, h.stage_key, h."update",
+    h.group_id, h.seed, h.attempt, h.outcome, h.error,
+    left(regexp_replace(regexp_replace(h.error, '[0-9a-f]{{{{8,}}}}', '…', 'g'), '[0-9]+([.][0-9]+)?', '#', 'g'), 100)
+        AS fault,
+    h.is_valid, h.is_success, h.task_reward, h.shaped_reward, h.num_steps, h.max_turns, h.engine, h.temperature,
+    h.provider, h.image_digest, h.grader_version, h.source_dataset, h.started_at, h.times_s['total'] AS total_s,
+    h.run_ids['mlflow'] AS mlflow_run, h.run_ids['dagster'] AS dagster_run,
+    coalesce(nullif(regexp_extract(h.task_id, '^(.+)-[a-z0-9_]+-[0-9]+$', 1), ''), 'osworld') AS suite,
+    nullif(regexp_extract(h.task_id, '-([a-z0-9_]+)-[0-9]+$', 1), '') AS family,
+    CASE WHEN r.num_read IS NULL THEN 'no step' WHEN r.num_unread = 0 THEN 'every action read'
+         WHEN r.num_unread = r.num_read THEN 'no action read' ELSE 'some not read' END AS reading,
+    coalesce(r.num_unread, 0) AS num_unread, t.domain, t.instruction,
+    coalesce(c.stage, CASE WHEN regexp_extract(h.policy_key, '^([a-z0-9_]+)-', 1) IN ({_STAGES})
+        THEN regexp_extract(h.policy_key, '^([a-z0-9_]+)-', 1) END) AS stage
+FROM h
+LEFT JOIN read_by r ON r.file = h.file AND r.episode_id = h.episode_id
+LEFT JOIN union_tasks t ON t.task_id = h.task_id
+LEFT JOIN checkpoints c ON c.checkpoint_id = h.policy_key
+"""  # noqa: S608 - our own names
+
+GROUPS_FROM_HEADS = """
+INSERT INTO grouped BY NAME
+SELECT
+    replace(path, '{root}/rollout_groups/', '') AS file, part, is_compacted, group_id, task_id, checkpoint_id,
+    stage_key, "update", num_episodes, num_valid, num_successes, episode_ids, shaped_rewards, replay_row_id, fate,
+    reason, oldest_policy_version
+FROM {heads} WHERE NOT (is_compacted AND part IN (SELECT unnest({hidden})))
+"""
+
+INJECTIONS_FROM_DETAILS = """
+INSERT INTO injected BY NAME
+SELECT
+    k.file, d.part, d.is_compacted, d.group_id, d.row_id, d.source_dataset, d.reward, d.advantage, d.weight, d.kind,
+    d.strategy
+FROM {details} d
+JOIN (
+    SELECT split_part(pair, chr(9), 1) AS path, split_part(pair, chr(9), 2) AS file
+    FROM (SELECT unnest({keys}) AS pair)
+) k ON k.path = d.path
+WHERE NOT (d.is_compacted AND d.part IN (SELECT unnest({hidden})))
+"""
+
+NAMES_OF_TASKS = (
+    """
+    UPDATE facts SET domain = t.domain, instruction = t.instruction
+    FROM union_tasks t WHERE t.task_id = facts.task_id
+      AND (facts.domain IS DISTINCT FROM t.domain OR facts.instruction IS DISTINCT FROM t.instruction)
+    """,
+)
+NAMES_OF_CHECKPOINTS = (
+    """
+    UPDATE facts SET stage = c.stage
+    FROM checkpoints c
+    WHERE c.checkpoint_id = CASE WHEN facts.purpose = 'train' THEN facts.stage_key ELSE facts.checkpoint_id END
+      AND facts.stage IS DISTINCT FROM c.stage
+    """,
+)

@@ -1,0 +1,241 @@
+"""Where an action points on the screenshot that the model saw, and what it does in a few words.
+
+A step keeps its action as the model wrote it, in a space that the row does not name: pixels of the image, shares of its
+sides, or thousandths. `find_space` tells which from the numbers themselves: shares are the only ones with decimals, and
+the command, which is in pixels of the screen, tells pixels from thousandths wherever the image is not square.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from osworld_pipeline.agent.coordinates import CoordinateSpace, limit_of
+from osworld_pipeline.agent.dialects.actions import POINT_KEYS, SEQUENCE, actions_in
+from osworld_pipeline.agent.dialects.pyautogui_calls import actions_of
+from osworld_pipeline.domain.pyautogui import SPECIAL_ACTIONS, parse_pyautogui
+from osworld_pipeline.errors import ActionParseError
+
+Point = tuple[float, float]
+MAX_CAPTION = 400
+"""Characters of typed text that a caption shows."""
+_SQUARE = 0.1
+"""Logarithm of width by height below which an image counts as square: pixels and thousandths then differ alike."""
+_NAMES = {
+    "left_click": "click",
+    "right_click": "right click",
+    "middle_click": "middle click",
+    "double_click": "double click",
+    "triple_click": "triple click",
+    "mouse_move": "move to",
+    "left_click_drag": "drag",
+    "mouse_down": "press the button",
+    "mouse_up": "let the button go",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """One action on the image, in pixels of the image; a drag has both ends."""
+
+    kind: str
+    """point, drag or scroll."""
+    x: float
+    y: float
+    to_x: float | None = None
+    to_y: float | None = None
+    direction: str = ""
+    """Of a scroll: up, down, left or right."""
+    number: int = 0
+    """Of a sequence, from 1; 0 where the turn is one action."""
+    is_assumed: bool = False
+    """The action does not say where: it is where the pointer was left."""
+    is_outside: bool = False
+    """It points beside the image, and is drawn at its edge."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """What is drawn of one step."""
+
+    caption: str
+    marks: tuple[Mark, ...]
+    pointer: Point | None
+    """Where the step leaves the pointer, in pixels of the image; None where nobody knows."""
+
+
+def read_action(text: str | None) -> Mapping[str, Any] | None:
+    """The `action` column: an action in normal form, or None where there is none or it is no such thing."""
+    if not text:
+        return None
+    try:
+        action = json.loads(text)
+    except ValueError:
+        return None
+    if not isinstance(action, dict) or not isinstance(action.get("action"), str):
+        return None
+    return None if action["action"] == SEQUENCE and not isinstance(action.get("actions"), list) else action
+
+
+def commanded(command: str | None) -> list[Mapping[str, Any]]:
+    """The actions of a `command`, points in pixels of the screen; none where it holds no calls that we know."""
+    lines = [line for line in (command or "").split("\n") if line.strip() not in SPECIAL_ACTIONS]
+    try:
+        return list(actions_of(parse_pyautogui("\n".join(lines)))) if any(map(str.strip, lines)) else []
+    except ActionParseError:
+        return []
+
+
+def find_space(
+    turns: Iterable[tuple[Mapping[str, Any] | None, str | None]], image: tuple[int, int], told: str | None = None
+) -> CoordinateSpace:
+    """What the coordinates of an episode count. `turns`: action and command of each step; `image`: (width, height) of
+    its screenshots; `told`: what the recipe says, believed where the numbers leave it open."""
+    pairs: list[tuple[Point, Point]] = []
+    for action, command in turns:
+        points = list(_points(action)) if action else []
+        if any(isinstance(number, float) for point in points for number in point):
+            return "unit"
+        on_screen = [point for one in commanded(command) for point in _points(one)]
+        if len(points) == len(on_screen):
+            pairs += zip(points, on_screen, strict=True)
+    width, height = image
+    if any(x > width or y > height for (x, y), _ in pairs):
+        return "thousand" if all(max(point) <= limit_of("thousand") for point, _ in pairs) else "model_pixels"
+    by_scale = _space_by_scale(pairs, image)
+    if by_scale is not None:
+        return by_scale
+    return "thousand" if told == "thousand" else "model_pixels"
+
+
+def _space_by_scale(pairs: Sequence[tuple[Point, Point]], image: tuple[int, int]) -> CoordinateSpace | None:
+    """A model's pixels grow alike along both sides of the screen, thousandths as width by height; None where neither
+    can be told."""
+    shape = math.log(image[0] / image[1]) if min(image) > 0 else 0.0
+    own_x, own_y = sum(point[0] for point, _ in pairs), sum(point[1] for point, _ in pairs)
+    screen_x, screen_y = sum(point[0] for _, point in pairs), sum(point[1] for _, point in pairs)
+    if min(own_x, own_y, screen_x, screen_y) <= 0 or abs(shape) < _SQUARE:
+        return None
+    skew = math.log((screen_x / own_x) / (screen_y / own_y))
+    return "thousand" if abs(skew - shape) < abs(skew) else "model_pixels"
+
+
+def draw_step(
+    action: Mapping[str, Any] | None,
+    command: str | None,
+    *,
+    image: tuple[int, int],
+    space: CoordinateSpace,
+    pointer: Point | None,
+) -> Drawn:
+    """`pointer`: where the step before left it. An action that could not be stored as one is drawn from its command, as
+    if the image showed the screen as it is."""
+    if action is None:
+        actions, space = commanded(command), "model_pixels"
+    else:
+        actions = [one for one in actions_in(action) if isinstance(one, Mapping)]
+    marks: list[Mark] = []
+    for number, one in enumerate(actions, start=1):
+        mark = _mark(one, image, space, pointer, number if len(actions) > 1 else 0)
+        if mark is None:
+            continue
+        marks.append(mark)
+        is_drag = mark.to_x is not None and mark.to_y is not None
+        pointer = (mark.to_x, mark.to_y) if is_drag else (mark.x, mark.y)  # pyright: ignore[reportAssignmentType]
+    caption = "; then ".join(filter(None, map(describe, actions))) or (command or "").strip()[:MAX_CAPTION]
+    return Drawn(caption=caption, marks=tuple(marks), pointer=pointer)
+
+
+def _mark(
+    one: Mapping[str, Any], image: tuple[int, int], space: CoordinateSpace, pointer: Point | None, number: int
+) -> Mark | None:
+    name = str(one.get("action", ""))
+    start = _place(one, "start_coordinate" if name == "left_click_drag" else "coordinate", image, space)
+    end = _place(one, "end_coordinate", image, space)
+    known = start or pointer
+    if name == "left_click_drag":
+        if end is None:
+            return None
+        known = known or end
+        (x, y), (to_x, to_y) = _inside(known, image), _inside(end, image)
+        is_outside = (x, y, to_x, to_y) != (*known, *end)
+        return Mark(
+            kind="drag", x=x, y=y, to_x=to_x, to_y=to_y, number=number, is_assumed=start is None, is_outside=is_outside
+        )
+    if known is None or name not in (*_NAMES, "scroll", "hscroll"):
+        return None
+    x, y = _inside(known, image)
+    return Mark(
+        kind="scroll" if "scroll" in name else "point",
+        x=x,
+        y=y,
+        direction=str(one.get("direction", "")) if "scroll" in name else "",
+        number=number,
+        is_assumed=start is None,
+        is_outside=(x, y) != known,
+    )
+
+
+def describe(one: Mapping[str, Any]) -> str:
+    """An action in a few words, places as the model counted them."""
+    name = str(one.get("action", ""))
+    if name in _NAMES:
+        ends = [_shown(one[key]) for key in POINT_KEYS if key in one]
+        words = _NAMES[name] + (f" ({one['button']})" if one.get("button") else "")
+        if name == "left_click_drag" and len(ends) == 2:
+            return f"drag from {ends[0]} to {ends[1]}"
+        if name == "left_click_drag" and ends:
+            return f"drag to {ends[0]}"
+        if name == "mouse_move" and ends:
+            return f"move to {ends[0]}"
+        return f"{words} at {ends[0]}" if ends else f"{words} at the pointer"
+    if name == "type":
+        text = str(one.get("text", ""))
+        return f"type {json.dumps(text[:MAX_CAPTION], ensure_ascii=False)}" + ("…" if len(text) > MAX_CAPTION else "")
+    if name in ("key", "key_down", "key_up"):
+        keys = one.get("keys")
+        held = {"key": "press", "key_down": "hold", "key_up": "let go of"}[name]
+        return f"{held} {' + '.join(map(str, keys))}" if isinstance(keys, list | tuple) else held
+    if name in ("scroll", "hscroll"):
+        at = f" at {_shown(one['coordinate'])}" if "coordinate" in one else ""
+        return f"scroll {one.get('direction', '')} {one.get('amount', '')}".rstrip() + at
+    if name == "wait":
+        return f"wait {one['seconds']:g} s" if isinstance(one.get("seconds"), int | float) else "wait"
+    if name == "terminate":
+        return f"end the task: {one.get('status', '')}".rstrip(": ")
+    return name.replace("_", " ")[:MAX_CAPTION]
+
+
+def _shown(point: Any) -> str:
+    if not _is_point(point):
+        return "an unknown place"
+    return f"({point[0]:g}, {point[1]:g})"
+
+
+def _points(action: Mapping[str, Any]) -> Iterable[Point]:
+    for one in actions_in(action):
+        if isinstance(one, Mapping):
+            yield from (tuple(one[key]) for key in POINT_KEYS if _is_point(one.get(key)))
+
+
+def _is_point(value: Any) -> bool:
+    return (
+        isinstance(value, list | tuple)
+        and len(value) == 2
+        and all(isinstance(number, int | float) and math.isfinite(number) for number in value)
+    )
+
+
+def _place(one: Mapping[str, Any], key: str, image: tuple[int, int], space: CoordinateSpace) -> Point | None:
+    value: Any = one.get(key)
+    if not _is_point(value):
+        return None
+    if space == "model_pixels":
+        return float(value[0]), float(value[1])
+    limit = limit_of(space)
+    return value[0] * image[0] / limit, value[1] * image[1] / limit
+
+
+def _inside(point: Point, image: tuple[int, int]) -> Point:
+    return min(max(point[0], 0.0), float(image[0])), min(max(point[1], 0.0), float(image[1]))

@@ -1,0 +1,107 @@
+"""The sampled tokens of each step with their log-probabilities, in text: how surprised the policy was by what it said.
+
+Token ids become text by the vocabulary beside the checkpoint's weights (`tokenizer.json`, byte-level BPE as Qwen and
+GPT-2 write it): no model library is needed for that.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from osworld_pipeline.viewer.settings import NotFoundError
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampledToken:
+    text: str
+    logprob: float
+    """At temperature 1, in nats."""
+
+
+def sampled_runs(row: Mapping[str, Any]) -> list[tuple[list[int], list[float]]]:
+    """Ids and log-probabilities of each turn, in the order played: in every context mode a turn's response is one run
+    of the mask, and prompt tokens stand between two."""
+    mask, ids, logprobs = row["response_mask"] or [], row["token_ids"] or [], row["sampled_logprobs"] or []
+    starts, at = set(), 0
+    for length in row["sequence_lengths"] or [len(ids)]:
+        starts.add(at)
+        at += length
+    sequence = 0
+    keys = []
+    for position, sampled in enumerate(mask):
+        sequence += position in starts
+        keys.append((sequence, bool(sampled)))
+    runs = []
+    for (_, is_sampled), positions in groupby(range(len(mask)), key=keys.__getitem__):
+        if is_sampled:
+            places = list(positions)
+            runs.append(([ids[place] for place in places], [logprobs[place] for place in places]))
+    return runs
+
+
+def tokens_by_step(row: Mapping[str, Any], tokenizer: Path) -> list[list[SampledToken]]:
+    """
+    Raises:
+        NotFoundError: no tokens were kept, or the vocabulary is not there.
+    """
+    runs = sampled_runs(row)
+    if not runs:
+        raise NotFoundError("this episode has no token ids: its engine deals in text, or it was imported")
+    vocabulary = load_vocabulary(tokenizer)
+    return [
+        [SampledToken(text=text, logprob=value) for text, value in zip(pieces(ids, vocabulary), values, strict=True)]
+        for ids, values in runs
+    ]
+
+
+def pieces(ids: Sequence[int], vocabulary: Mapping[int, bytes]) -> list[str]:
+    """The text of each token; a character of several tokens stands with its last one."""
+    texts, waiting = [], b""
+    for place, token in enumerate(ids):
+        waiting += vocabulary.get(token, f"<{token}>".encode())
+        is_last = place == len(ids) - 1
+        try:
+            texts.append(waiting.decode())
+            waiting = b""
+        except UnicodeDecodeError as error:
+            # Cut in the middle of a character it waits for the rest; what can never be one is shown as such.
+            if error.reason == "unexpected end of data" and not is_last:
+                texts.append("")
+                continue
+            texts.append(waiting.decode(errors="replace"))
+            waiting = b""
+    return texts
+
+
+@lru_cache(maxsize=4)
+def load_vocabulary(path: Path) -> Mapping[int, bytes]:
+    """Bytes by token id.
+
+    Raises:
+        NotFoundError: it is not there, or of another kind.
+    """
+    try:
+        found = orjson.loads(path.read_bytes())
+        model = found["model"]["vocab"]
+        to_byte = _bytes_of_characters()
+        vocabulary = {token: bytes(to_byte[char] for char in text) for text, token in model.items()}
+        added = {entry["id"]: entry["content"].encode() for entry in found.get("added_tokens", ())}
+    except FileNotFoundError as error:
+        raise NotFoundError(f"there is no tokenizer at {path}: tokens cannot be shown as text") from error
+    except (OSError, orjson.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+        raise NotFoundError(
+            f"{path} holds no byte-level vocabulary ({error!r}): tokens cannot be shown as text"
+        ) from error
+    return vocabulary | added
+
+
+def _bytes_of_characters() -> dict[str, int]:
+    """GPT-2's table: printable bytes stand for themselves, the others for the characters from 256 on."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    return {chr(byte): byte for byte in printable} | {chr(256 + rank): byte for rank, byte in enumerate(others)}

@@ -1,0 +1,156 @@
+"""docs/configuration.md, written from the resources: every key that a run of Dagster can be given, with type, default
+and meaning, and the environment variables. `python -m resources.describe > docs/configuration.md`"""
+
+import types
+from collections.abc import Iterator
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from resources.desktops import DesktopsResource
+from resources.engine import EngineResource
+from resources.launcher import Launcher
+from resources.local_launcher import LocalLauncher
+from resources.ray_launcher import RayLauncher
+from resources.start import StartResource
+from resources.state import RecipeResource, StateResource
+from resources.tracking import TrackingResource
+
+HEAD = """# Configuration
+What a run can be told, and by whom. This page is written from the code (`python -m resources.describe >
+docs/configuration.md`); three more stand beside it:
+
+| what | where |
+|---|---|
+| what a run does: model, agent, rewards, training, evaluation | a recipe: every key in [recipes.md](recipes.md) |
+| where it does it: desktops, engine, launcher, MLflow | Dagster's resources: below |
+| what an env server serves | options and a [file](../env_server/example.toml), [explained](../env_server/README.md) |
+| where Dagster keeps what it knows | `dagster.yaml`, or [Postgres](instances.md) |
+
+The commands of `osworld-pipeline` take the recipe (`--recipe`, `--set`, `--smoke`) and the state folder (`--state`);
+env servers elsewhere come from `desktop.server_urls` (or `OSWORLD_SERVER_URL`), tokens from the environment.
+Everything else is for runs in Dagster: in the launchpad, or in a file for `dagster job launch -w workspace.yaml -j
+train -c run.yaml`:
+```yaml
+resources:
+  recipe:
+    config: {name: qwen3vl_4b_async, settings: ["desktop.num_replicas=64"]}
+  desktops:
+    config: {urls: ["http://kvm-1:8100", "http://kvm-2:8100"], token: {env: ENV_SERVER_TOKEN}}
+  launcher:
+    config: {runs_on: {local: {grace_s: 60}}}
+```"""
+RESOURCES: tuple[tuple[str, type[BaseModel]], ...] = (
+    ("state", StateResource),
+    ("recipe", RecipeResource),
+    ("desktops", DesktopsResource),
+    ("engine", EngineResource),
+    ("tracking", TrackingResource),
+    ("start", StartResource),
+    ("launcher", Launcher),
+)
+LAUNCHERS: tuple[tuple[str, type[BaseModel]], ...] = (("local", LocalLauncher), ("ray", RayLauncher))
+OWN_VARIABLES: tuple[tuple[str, str, str], ...] = (
+    ("ENV_SERVER_TOKEN", "env server, pipeline", "the bearer token that the server wants and its clients send"),
+    ("OSWORLD_VIEWER_TOKEN", "viewer", "the token that the viewer asks a browser for, beyond loopback"),
+    ("ENGINE_TOKEN", "pipeline", "the bearer token of sglang servers, or of an OpenAI-compatible endpoint"),
+    (
+        "OSWORLD_RETRAINING_CRON",
+        "Dagster",
+        "when `retraining_schedule` ticks (UTC; five fields); 03:00 every day without it",
+    ),
+    ("OSWORLD_FAILURE_WEBHOOK", "Dagster", "an address that each failed run is posted to as JSON"),
+    ("OSWORLD_SANDBOX_TOKEN", "env server", "the token of a gateway of remote sandboxes"),
+    ("WINDOWS_ADMIN_PASSWORD", "env server", "what is typed at a Windows image's login"),
+    ("OSGYM_ALLOWED_IPS", "env server", "addresses and networks that OSGym's worker ports answer, comma-separated"),
+    ("DAGSTER_HOME", "Dagster", "the folder with `dagster.yaml`; `make` sets it to the checkout"),
+    ("SGLANG_ENV", "doctor", "the environment that has sglang"),
+)
+"""(name, who reads it, what it holds). Slime-OSWorld's names are in docs/recipes.md, with the keys they fill."""
+
+
+def describe() -> str:
+    """The whole page, in Markdown."""
+    parts = [HEAD, "## Resources", *(_table(name, model, level=3) for name, model in RESOURCES)]
+    parts += [
+        "## Where programs run\n"
+        "`launcher: {config: {runs_on: ...}}` has one of these; [launchers](launchers.md) tells more."
+    ]
+    parts += [_table(f"runs_on: {name}", model, level=3) for name, model in LAUNCHERS]
+    return "\n\n".join([*parts, _variables()]) + "\n"
+
+
+def keys() -> Iterator[tuple[str, FieldInfo]]:
+    """Every key of a resource or a launcher, by dotted name."""
+    for name, model in (*RESOURCES, *LAUNCHERS):
+        for key, field in model.model_fields.items():
+            if key != "kind":
+                yield f"{name}.{key}", field
+
+
+def _table(name: str, model: type[BaseModel], *, level: int) -> str:
+    lines = [
+        f"{'#' * level} {name}",
+        _flat(model.__doc__ or ""),
+        "",
+        "| key | type | default | meaning |",
+        "|---|---|---|---|",
+    ]
+    for key, field in model.model_fields.items():
+        if key != "kind":
+            meaning = _flat(field.description or "")
+            lines.append(f"| `{key}` | {_type(field.annotation)} | {_default(field)} | {meaning} |")
+    return "\n".join(lines)
+
+
+def _type(annotation: Any) -> str:
+    origin = get_origin(annotation)
+    if annotation is type(None):
+        return "nothing"
+    if origin is Literal:
+        return ", ".join(f"`{value}`" for value in get_args(annotation))
+    if origin in (Union, types.UnionType):
+        return " or ".join(_type(argument) for argument in get_args(annotation))
+    if origin is list:
+        return f"list of {_type(get_args(annotation)[0])}"
+    if origin is dict:
+        return "names and values"
+    names = {bool: "true or false", int: "whole number", float: "number", str: "text"}
+    return names.get(annotation) or f"`{annotation.model_fields['kind'].default}`"
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "must be given"
+    value = field.get_default(call_default_factory=True)
+    if isinstance(value, LocalLauncher | RayLauncher):
+        return f"`{value.kind}`"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if value is None:
+        return "nothing"
+    return f"`{value}`" if value not in ("", [], {}) else "empty"
+
+
+def _variables() -> str:
+    lines = [
+        "## Environment variables",
+        "Slime-OSWorld's names, and the keys they fill, are in [recipes.md](recipes.md#environment).",
+        "",
+    ]
+    lines += ["| variable | read by | holds |", "|---|---|---|"]
+    lines += [f"| `{name}` | {who} | {what} |" for name, who, what in OWN_VARIABLES]
+    lines.append(
+        "\nSecrets come from the environment alone: in a run's configuration a token is named "
+        "(`{env: ENV_SERVER_TOKEN}`), never given, and no command takes one as an argument."
+    )
+    return "\n".join(lines)
+
+
+def _flat(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    print(describe(), end="")

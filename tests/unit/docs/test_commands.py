@@ -1,0 +1,66 @@
+"""Every command line of the documentation is one that its program takes."""
+
+from collections import Counter
+
+import pytest
+from check_links import Page
+from command_lines import OURS, BadCommandError, Command, check, commands_of, split
+
+
+def test_every_documented_command_line_is_taken(pages: dict[str, Page]) -> None:
+    wrong = []
+    for name, page in pages.items():
+        for command in commands_of(name, page):
+            try:
+                check(command)
+            except BadCommandError as error:
+                wrong.append(f"{command.where}: {' '.join(command.words)}: {error}")
+    assert wrong == []
+
+
+def test_there_are_many_of_every_program_of_ours(pages: dict[str, Page]) -> None:
+    found = Counter(command.program for name, page in pages.items() for command in commands_of(name, page))
+    assert found["osworld-pipeline"] > 60
+    assert all(found[program] > 1 for program in OURS), found
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("osworld-pipeline evaluate --checkpiont x", "checkpiont"),
+        ("osworld-pipeline evaluat", "there is no command evaluat"),
+        ("osworld-pipeline lineage", "thing is missing"),
+        ("osworld-pipeline report here there", "here there is too much"),
+        ("osworld-pipeline evaluate --suite", "requires an argument"),
+        ("osworld-pipeline checkpoint ad x", "there is no command ad"),
+        ("env-server --replica-count 3", "unrecognized arguments: --replica-count"),
+        ("env-server --replicas many", "invalid int value"),
+        ("env-server doctor --jsn", "there is no option --jsn"),
+        ("env-server osgym begin --config x", "there is no command begin"),
+        ("osworld-gateway --quotas 3", "unrecognized arguments: --quotas"),
+        ("make dmo", "no target dmo"),
+        ("make bench-env SLIM=x", "asks for no SLIM"),
+        ("scripts/set-up python", "there is no scripts/set-up"),
+        ("dagster job lunch -j train", "there is no command lunch"),
+        ("osworld-pipline demo", "nobody knows"),
+    ],
+)
+def test_a_wrong_command_line_is_refused(line: str, told: str) -> None:
+    (words,) = split(line)
+    with pytest.raises(BadCommandError, match=told):
+        check(Command("here", words))
+
+
+def test_a_line_is_read_as_a_shell_reads_it() -> None:
+    line = 'A=1 B="$(cat x)" env-server --host 10.0.0.5 & osworld-pipeline query "SELECT 1; -- | x" > out  # a | b'
+    assert list(split(line)) == [
+        ("env-server", "--host", "10.0.0.5"),
+        ("osworld-pipeline", "query", "SELECT 1; -- | x", ">", "out"),
+    ]
+
+
+def test_alternatives_are_commands_of_their_own_and_brackets_may_be_left_out() -> None:
+    assert list(split("osworld-pipeline export a|b OUT [--state DIR] [filters]")) == [
+        ("osworld-pipeline", "export", "a", "OUT", "--state", "DIR"),
+        ("osworld-pipeline", "export", "b", "OUT", "--state", "DIR"),
+    ]

@@ -1,0 +1,169 @@
+"""Pages that tell what the code has: every check and message, every key, every endpoint of theirs that is ours too."""
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+from check_links import Page
+from fastapi import FastAPI
+
+from env_server.api import areal, osgym, slime
+from env_server.evaluators.getters import GETTERS
+from env_server.evaluators.grading import METRICS
+from env_server.settings import Settings
+from env_server.setup import VERBS
+from osworld_pipeline.doctor.neighbours import DESKTOP_CHECKS
+from osworld_pipeline.doctor.roles import ROLES
+from osworld_pipeline.recipes import recipe_names
+from osworld_pipeline.recipes.describe import keys as recipe_keys
+from osworld_pipeline.recipes.environment import VARIABLES
+from resources.describe import OWN_VARIABLES, describe, keys
+
+ROOT = Path(__file__).resolve().parents[3]
+SOURCES = ("osworld_pipeline", "env_server", "resources", "assets", "jobs")
+BLANK = "…"
+
+
+def rows(page: Page, first_column: str) -> list[list[str]]:
+    """Of the tables whose first column has that name: their cells, in Markdown."""
+    text = page.path.read_text()
+    found = []
+    for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        head, _, *body = table.strip().splitlines()
+        if cells(head)[0] == first_column:
+            found += [cells(line) for line in body]
+    return found
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip().strip("|"))]
+
+
+def names(cell: str) -> list[str]:
+    return re.findall(r"`([^`]*)`", cell)
+
+
+def test_the_configuration_page_is_what_the_resources_say() -> None:
+    page = ROOT / "docs/configuration.md"
+    assert page.read_text() == describe(), "python -m resources.describe > docs/configuration.md"
+
+
+def test_every_key_of_a_resource_says_what_it_means() -> None:
+    assert [name for name, field in keys() if not (field.description or "").strip()] == []
+    assert len(list(keys())) > 20
+
+
+def test_every_variable_that_is_listed_is_read_somewhere() -> None:
+    text = "".join(path.read_text() for path in sources())
+    read_elsewhere = {"DAGSTER_HOME"}
+    assert [name for name, _, _ in OWN_VARIABLES if f'"{name}"' not in text and name not in read_elsewhere] == []
+
+
+def test_every_check_of_the_doctors_has_its_way_out(pages: dict[str, Page]) -> None:
+    told = [name for row in rows(pages["docs/troubleshooting.md"], "check") for name in names(row[0])]
+    checks = {name for role in ROLES.values() for name in role.checks} | set(DESKTOP_CHECKS)
+    assert sorted(told) == sorted(checks | {"gateway"})
+    assert all(row[2] for row in rows(pages["docs/troubleshooting.md"], "check"))
+
+
+def test_every_message_of_the_page_is_one_that_a_program_says(pages: dict[str, Page]) -> None:
+    told = [name for row in rows(pages["docs/troubleshooting.md"], "it says") for name in names(row[0])]
+    assert len(told) > 20
+    spoken = "\n".join(messages())
+    missing = [message for message in told if not all(part in spoken for part in pieces(message))]
+    assert missing == []
+
+
+def pieces(message: str) -> list[str]:
+    return [part.strip() for part in message.split(BLANK) if part.strip()]
+
+
+@cache
+def messages() -> tuple[str, ...]:
+    """Every text of the programs, with a blank for each value in it."""
+    found = []
+    for path in sources():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                found.append("".join(str(v.value) if isinstance(v, ast.Constant) else BLANK for v in node.values))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(node.value)
+    return tuple(found)
+
+
+def sources() -> Iterator[Path]:
+    for folder in SOURCES:
+        yield from sorted((ROOT / folder).rglob("*.py"))
+
+
+@pytest.fixture(scope="module")
+def endpoints() -> set[str]:
+    """METHOD path, of every surface of the env server."""
+    table: Any = SimpleNamespace(pool=SimpleNamespace(retry_after_s=1.0), on_timing=None)
+    main = FastAPI()
+    main.include_router(slime.slime_router(table))
+    main.include_router(areal.areal_router(table, idle_ttl_s=1.0))
+    return endpoints_of(main) | endpoints_of(osgym.osgym_app(table, Settings(), on_fault=print), "/osgym")
+
+
+def endpoints_of(app: FastAPI, prefix: str = "") -> set[str]:
+    return {
+        f"{method.upper()} {prefix}{path}" for path, methods in app.openapi()["paths"].items() for method in methods
+    }
+
+
+def test_every_endpoint_that_migration_names_is_served(pages: dict[str, Page], endpoints: set[str]) -> None:
+    text = pages["docs/migration.md"].path.read_text()
+    named = set()
+    for line in text.splitlines():
+        if line.startswith("| `") and len(cells(line)) > 1:
+            named |= {name for name in names(cells(line)[1]) if re.match(r"(GET|POST|DELETE) /", name)}
+    assert len(named) >= 15
+    assert named - endpoints == set()
+
+
+def test_every_variable_that_migration_names_fills_that_key(pages: dict[str, Page]) -> None:
+    told = {names(row[0])[0]: names(row[1]) for row in rows(pages["docs/migration.md"], "Slime-OSWorld")
+            if names(row[0])[:1] and names(row[0])[0].startswith("OSWORLD_")}  # fmt: skip
+    assert set(told) == {variable.name for variable in VARIABLES}
+    for variable in VARIABLES:
+        assert variable.key is None or told[variable.name] == [variable.key], variable.name
+
+
+def test_every_recipe_checker_and_key_that_migration_names_exists(pages: dict[str, Page]) -> None:
+    known = {name for name, _ in recipe_keys()}
+    text = pages["docs/migration.md"].path.read_text()
+    assert set(re.findall(r"recipe `([a-z0-9_]+)`", text)) <= set(recipe_names())
+    checkers = set(re.findall(r"`(windows_(?:exact|date|names|has|non)[a-z_]*)`", text))
+    assert len(checkers) == 5
+    assert checkers <= set(METRICS)
+    keys_named = set(re.findall(r"`((?:gspo|agent|desktop|rollout|replay|reward|trainer)\.[a-z0-9_.]+)`", text))
+    assert len(keys_named) > 35
+    assert keys_named <= known
+
+
+def test_every_getter_and_verb_that_the_tutorial_names_exists(pages: dict[str, Page]) -> None:
+    parts = {names(row[0])[0]: row[1] for row in rows(pages["docs/tutorial.md"], "part")}
+    assert set(names(parts["config"])) <= set(VERBS)
+    assert set(names(parts["evaluator.result"])) <= set(GETTERS)
+    assert set(names(parts["evaluator.func"])) - {"conj"} <= set(METRICS)
+
+
+def test_the_sites_navigation_has_every_page(pages: dict[str, Page]) -> None:
+    def leaves(entry: Any) -> Iterator[str]:
+        if isinstance(entry, str):
+            yield entry
+        elif entry is not None:
+            for below in entry.values() if isinstance(entry, dict) else entry:
+                yield from leaves(below)
+
+    named = list(leaves(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]))
+    found = {name.removeprefix("docs/") for name in pages if name.startswith("docs/")}
+    assert set(named) <= found
+    assert {name for name in found - set(named) if not name.startswith("decisions/")} == set()

@@ -1,0 +1,62 @@
+"""The table of other systems' defects: each row says what shows that we do not have it, and that test is there."""
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs/defects.md").read_text()
+SYSTEMS = ("Slime-OSWorld", "AReaL's OSWorld example", "The Windows example", "OSGym")
+
+
+def rows_of(system: str) -> list[list[str]]:
+    """The cells of each row below that heading."""
+    section = PAGE.split(f"\n## {system}\n")[1].split("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    assert lines[:2] == ["| defect | here | shown by |", "|---|---|---|"]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def named_in(cell: str) -> list[tuple[str, str]]:
+    """(file below tests/, name) of each."""
+    return [(file, name) for file, name in re.findall(r"`([\w/]+\.py)::(\w+)`", cell)]
+
+
+@cache
+def names_in(file: str) -> frozenset[str]:
+    """Without importing it, for what it imports may not be here."""
+    tree = ast.parse((ROOT / "tests" / file).read_text())
+    functions = (node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    return frozenset(node.name for node in functions if node.name.startswith("test_"))
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_every_row_says_what_it_is_what_we_do_and_what_shows_it(system: str) -> None:
+    rows = rows_of(system)
+    assert len(rows) >= 6
+    for row in rows:
+        assert len(row) == 3, row
+        assert all(row), row
+        assert named_in(row[2]), row
+    assert len({row[0] for row in rows}) == len(rows), "a row stands twice"
+
+
+def test_every_test_that_is_named_exists() -> None:
+    named = {test for system in SYSTEMS for row in rows_of(system) for test in named_in(row[2])}
+    assert len(named) > 100
+    missing = [
+        f"{file}::{name}"
+        for file, name in sorted(named)
+        if not (ROOT / "tests" / file).is_file() or name not in names_in(file)
+    ]
+    assert missing == []
+
+
+def test_the_page_names_tests_in_no_other_way() -> None:
+    """What `named_in` would not see, nobody would miss."""
+    written = re.findall(r"`[^`]*::[^`]*`", PAGE)
+    assert len(written) == sum(len(named_in(row[2])) for system in SYSTEMS for row in rows_of(system))
+    assert set(re.findall(r"^## (.+)$", PAGE, re.M)) == set(SYSTEMS)

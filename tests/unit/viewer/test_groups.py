@@ -1,0 +1,84 @@
+"""Groups with the advantages that trained, and two checkpoints compared task by task."""
+
+import math
+
+import pytest
+from viewer_samples import GSPO, KEY, SFT, TASKS
+
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.evaluation.scores import read_evals
+from osworld_pipeline.training.advantage import compute_advantages
+from osworld_pipeline.viewer.comparing import compare, list_evaluated
+from osworld_pipeline.viewer.groups import estimator_of, list_groups, read_group
+from osworld_pipeline.viewer.index import EpisodeIndex
+from osworld_pipeline.viewer.settings import NotFoundError
+
+
+@pytest.fixture
+def index(sample_index: EpisodeIndex) -> EpisodeIndex:
+    return sample_index
+
+
+def test_advantages_are_those_of_training_with_the_replay_row_as_one_more_sample(index: EpisodeIndex) -> None:
+    with index.reading() as reader:
+        group = read_group(reader, f"{GSPO}-u0000-g00")
+    *own, _ = compute_advantages([0.1, 0.3, 0.2, 1.0])
+    assert [one.advantage for one in group.siblings] == pytest.approx([*own, None])
+    assert [one.row["outcome"] for one in group.siblings][-1] == "policy_fault"
+    assert [one["row_id"] for one in group.injections] == ["9ab9cfcd7089f3a6848918f4"]
+    assert group.num_missing == 0
+
+
+def test_group_that_was_not_trained_has_no_advantages(own_state: StateDir) -> None:
+    index = EpisodeIndex(own_state)
+    index.refresh()
+    for path in (own_state.trajectories / "rollout_groups").glob("*u0001*"):
+        path.unlink()
+    index.refresh(at_once=True)
+    with index.reading() as reader:
+        group = read_group(reader, f"{GSPO}-u0001-g00")
+        assert len(group.siblings) == 4
+        assert group.advantages == {}
+        with pytest.raises(NotFoundError, match="no rollout group"):
+            read_group(reader, "nobody")
+
+
+def test_groups_are_found_by_stage_fate_task_and_run(index: EpisodeIndex) -> None:
+    with index.reading() as reader:
+        rows, total = list_groups(reader, run=GSPO, fate="trained", task=TASKS[1][0], mlflow="abc123")
+        assert (total, [row["update"] for row in rows]) == (2, [1, 0])
+        assert (rows[0]["lowest"], rows[0]["highest"]) == (0.2, 0.9)
+        assert list_groups(reader, mlflow="another") == ([], 0)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "estimator"),
+    [(None, "mean_std"), ("{", "mean_std"), ('{"gspo": {"advantage": "leave_one_out"}}', "leave_one_out"),
+     ('{"gspo": {"advantage": ["x"]}}', "mean_std"), ("[]", "mean_std")],
+)  # fmt: skip
+def test_estimator_is_that_of_the_recipe(recipe: str | None, estimator: str) -> None:
+    assert estimator_of(recipe) == estimator
+
+
+def test_comparison_is_that_of_the_evaluations(index: EpisodeIndex, sample_state: StateDir) -> None:
+    with index.reading() as reader:
+        evaluated = list_evaluated(reader)
+        found = compare(reader, SFT, GSPO, KEY)
+    rows = read_evals(sample_state)
+    for one in evaluated:
+        mine = [row for row in rows if row.checkpoint_id == one.checkpoint_id and row.evaluation_key == one.settings]
+        assert (one.num_episodes, one.num_valid) == (len(mine), sum(row.is_valid for row in mine))
+        assert one.num_successes == sum(row.is_success for row in mine)
+    assert found.comparison is not None
+    assert found.comparison.difference == pytest.approx(
+        sum(pair.difference for pair in found.pairs if pair.difference is not None) / 6
+    )
+    assert [pair.kind for pair in found.pairs] == ["gained"] * 5 + ["same", "not compared"]
+    assert not math.isnan(found.comparison.p_value)
+
+
+def test_fault_is_no_failure_in_a_comparison(index: EpisodeIndex) -> None:
+    with index.reading() as reader:
+        pair = next(one for one in compare(reader, SFT, GSPO, KEY).pairs if one.task_id == TASKS[5][0])
+    assert [row["outcome"] for row in pair.before] == ["truncated", "env_fault"]
+    assert pair.difference == 1.0
