@@ -24,7 +24,7 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
     _option(parser, "screen_size", type=_screen_size, metavar="WIDTHxHEIGHT", help="default 1920x1080")
     _option(parser, "grader", choices=("own", "osworld"), help="whose metrics score (default own)")
     _option(parser, "state_dir", type=Path, help="images and replicas (default var/desktops)")
-    _option(parser, "ready_file", type=Path, help="gets {url, pid} when every replica is warm")
+    _option(parser, "ready_file", type=Path, help="gets {url, pid} when the server serves")
     _option(parser, "queue_timeout_s", type=float, help="longest wait for a free replica (default 60)")
     _option(parser, "idle_ttl_s", type=float, help="an episode unused for so long is closed (default 900)")
     _option(parser, "drain_timeout_s", type=float, help="longest wait for running calls after TERM (default 30)")

@@ -119,7 +119,10 @@ async def _serve_pool(
         url = _url(settings.host, listener)
         if settings.ready_file is not None:
             _write_ready_file(settings.ready_file, url)
-        print(f"env-server ready: {url} ({settings.num_replicas} replicas, provider {settings.provider})", flush=True)
+        states, wanted = pool.count_states(), settings.num_replicas
+        up = wanted - states["starting"] - states["failed"]
+        told = f"{wanted} replicas" if up == wanted else f"{up} of {wanted} replicas"
+        print(f"env-server ready: {url} ({told}, provider {settings.provider})", flush=True)
         await _finishes_before(stop.asked, _first_of(serving))
         await _drain(settings, episodes, stop)
     finally:

@@ -48,24 +48,35 @@ def query_arrow(state: StateDir, sql: str, *, timeout_s: float = TIMEOUT_S) -> p
 
 
 def _ask(state: StateDir, sql: str, timeout_s: float, fetch: Callable[[duckdb.DuckDBPyConnection], T]) -> T:
-    """DuckDB works in a thread of its own, so that this one hears Ctrl-C and the end of the time."""
-    with open_catalog(state) as connection, ThreadPoolExecutor(1, thread_name_prefix="query") as pool:
+    with open_catalog(state) as connection:
         try:
             _need_question(connection, sql)
-            asked = pool.submit(fetch, connection)
-            try:
-                return asked.result(timeout_s)
-            except BaseException:
-                while not asked.done():  # an interrupt that comes before the query has begun is lost
-                    connection.interrupt()
-                    wait([asked], timeout=0.05)
-                raise
+            return fetch_within(connection, fetch, timeout_s)
         except TimeoutError as error:
             raise TableError(
                 f"the query was stopped after {timeout_s:g} s: ask for less, or give it longer with --timeout-s"
             ) from error
         except duckdb.Error as error:
             raise TableError(f"DuckDB refused the query: {first_line(error)}") from error
+
+
+def fetch_within(
+    connection: duckdb.DuckDBPyConnection, fetch: Callable[[duckdb.DuckDBPyConnection], T], limit_s: float
+) -> T:
+    """DuckDB works in a thread of its own, so that this one hears Ctrl-C and the end of the time.
+
+    Raises:
+        TimeoutError: it was stopped.
+    """
+    with ThreadPoolExecutor(1, thread_name_prefix="query") as pool:
+        asked = pool.submit(fetch, connection)
+        try:
+            return asked.result(limit_s)
+        except BaseException:
+            while not asked.done():  # an interrupt that comes before the query has begun is lost
+                connection.interrupt()
+                wait([asked], timeout=0.05)
+            raise
 
 
 @contextmanager

@@ -4,7 +4,6 @@ store is the same, so that the next facet is quick again."""
 
 import threading
 from collections import OrderedDict
-from concurrent.futures import ThreadPoolExecutor, wait
 
 import duckdb
 import pyarrow as pa
@@ -13,6 +12,7 @@ from osworld_pipeline.columns import PART_TABLES
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.part_files import HEAD_OF
 from osworld_pipeline.tables.catalog import first_line
+from osworld_pipeline.tables.query import fetch_within
 from osworld_pipeline.viewer.files import StoreFiles, empty_rows, list_files, sql_list
 from osworld_pipeline.viewer.filters import EpisodeFilter
 from osworld_pipeline.viewer.index import EpisodeIndex
@@ -54,18 +54,11 @@ class Questions:
             return name
 
     def _ask(self, kind: str, text: str) -> pa.Table:
-        with duckdb.connect(":memory:") as connection, ThreadPoolExecutor(1, thread_name_prefix="question") as pool:
+        with duckdb.connect(":memory:") as connection:
             try:
                 self._prepare(connection, ("steps",) if kind == "said" else tuple(PART_TABLES))
                 sql, values = (_SAID, [text.lower()]) if kind == "said" else (_only_condition(connection, text), [])
-                asked = pool.submit(lambda: connection.sql(sql, params=values).to_arrow_table())
-                try:
-                    return asked.result(self._limit_s)
-                except BaseException:
-                    while not asked.done():  # an interrupt that comes before the query has begun is lost
-                        connection.interrupt()
-                        wait([asked], timeout=0.05)
-                    raise
+                return fetch_within(connection, lambda one: one.sql(sql, params=values).to_arrow_table(), self._limit_s)
             except TimeoutError as error:
                 raise BadQuestionError(
                     f"stopped after {self._limit_s:g} s: choose facets instead, or ask with `osworld-pipeline query`"
