@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from PIL import Image
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, FloatRect, Page
 
 DOCS = Path(__file__).resolve().parent
 SIZE = (1366, 768)
@@ -103,22 +103,39 @@ def shrink(png: bytes, *, max_bytes: int = MAX_BYTES) -> bytes:
     )
 
 
-def _shoot(browser: "Browser", *, url: str, settle: "Callable[[Page], None] | None" = None) -> bytes:
+def _shoot(browser: "Browser", *, url: str, settle: "Callable[[Page], FloatRect] | None" = None) -> bytes:
     page = browser.new_page(viewport={"width": SIZE[0], "height": SIZE[1]}, color_scheme="light")
     try:
         page.goto(url, wait_until="load", timeout=PAGE_LIMIT_MS)
         page.wait_for_timeout(1500)
         if settle is not None:
-            settle(page)
+            return page.screenshot(clip=settle(page))
         return page.screenshot()
     finally:
         page.close()
 
 
-def _graph(page: "Page") -> None:
-    """Dagster draws the graph some time after the page is there."""
-    page.wait_for_selector("text=sft_checkpoint", timeout=PAGE_LIMIT_MS)
-    page.wait_for_timeout(3000)
+def _graph(page: "Page") -> "FloatRect":
+    """Dagster draws the graph some time after the page is there, its groups folded and what is beside it open; the
+    wheel moves it. Where the graph is, once it is all to be seen."""
+    page.set_viewport_size({"width": 1700, "height": 1150})
+    page.reload()  # its size when it loads decides how large it draws
+    page.wait_for_selector("foreignObject >> text=upkeep", timeout=PAGE_LIMIT_MS)
+    page.wait_for_timeout(2000)
+    page.get_by_text("Hide navigation").click()
+    page.wait_for_timeout(1000)
+    page.mouse.click(340, 80)  # folds the list of groups
+    smaller = (1672, 1001)
+    for group, num_smaller in (("evaluation", 0), ("checkpoints", 4), ("tables", 2)):
+        page.locator(f"foreignObject >> text={group}").first.click()
+        page.wait_for_timeout(2500)
+        for _ in range(num_smaller):
+            page.mouse.click(*smaller)
+            page.wait_for_timeout(500)
+    page.mouse.move(900, 600)
+    page.mouse.wheel(480, -60)
+    page.wait_for_timeout(1500)
+    return {"x": 160, "y": 112, "width": 1480, "height": 930}
 
 
 def _to_the_plots(page: "Page") -> None:
