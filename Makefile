@@ -25,7 +25,7 @@ demo: setup ## the whole pipeline on this machine, then a table of success rates
 	@$(BIN)/osworld-pipeline demo
 
 test: setup-test ## every test that can run here; JOBS=1 runs them one after the other
-	@$(BIN)/pytest -n $(or $(JOBS),4) --dist loadfile --no-loadscope-reorder
+	@$(BIN)/pytest -n $(or $(JOBS),3) --dist loadfile --no-loadscope-reorder
 
 test-fast: setup-python ## unit tests only
 	@$(BIN)/pytest tests/unit -m "not slow"
