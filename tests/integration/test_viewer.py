@@ -100,7 +100,7 @@ def test_facets_narrow_the_list_without_a_reload_and_each_state_is_an_address(pa
     expect(page.locator("h1")).to_have_text("14 of 33 episodes")
     page.locator("[data-facet=stage] a", has_text="SFT").click()
     expect(page.locator("h1")).to_have_text("3 of 33 episodes")
-    assert page.url == f"{url}/episodes?outcome=success&stage=sft"
+    expect(page).to_have_url(f"{url}/episodes?outcome=success&stage=sft")
     assert page.evaluate("document.body.dataset.isTheSame") == "yes"
     assert page.evaluate("document.activeElement.dataset.key") == "stage-sft"
     page.go_back()
@@ -138,7 +138,7 @@ def test_keys_step_through_an_episode_and_the_step_is_an_address(page: Page, url
         page.keyboard.press(key)
         assert shown_step(page) == f"step {position} of 6"
     page.keyboard.press("End")
-    assert page.url == f"{url}{SOLVED}?step=6"
+    expect(page).to_have_url(f"{url}{SOLVED}?step=6")
     page.reload()
     assert shown_step(page) == "step 6 of 6"
     expect(page.locator(".step:visible .what")).to_have_text("end the task: success")
@@ -319,7 +319,7 @@ def test_token_is_asked_for_and_kept_out_of_the_address(browser: Browser, state:
         page.get_by_label("This viewer needs its token").fill("a secret")
         page.keyboard.press("Enter")
         expect(page.locator(".row-link")).to_have_count(14)
-        assert page.url == f"{url}/episodes?outcome=success"
+        expect(page).to_have_url(f"{url}/episodes?outcome=success")
         page.goto(f"{url}{SOLVED}")
         expect(page.locator(".step:visible img")).to_have_js_property("naturalWidth", SIZE[0])
         context.close()
