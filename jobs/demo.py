@@ -96,7 +96,7 @@ def _show_where_to_look(state_root: Path, console: Console) -> None:
     console.print("\n[bold]Where to look next[/]")
     console.print("  Dagster   make dev     http://127.0.0.1:3000   assets, lineage, runs")
     console.print("  MLflow    make mlflow  http://127.0.0.1:5000   parameters, curves, models")
-    console.print("  Viewer    .venv/bin/osworld-pipeline view      every episode, step by step", highlight=False)
+    console.print(f"  Viewer    .venv/bin/osworld-pipeline view --state {state_root}", highlight=False, soft_wrap=True)
     console.print(f"  Reports   {state_root}/reports/index.html", highlight=False)
     console.print(f"  DuckDB    {state_root}/osworld.duckdb, for example:", highlight=False)
     console.print(f'            .venv/bin/osworld-pipeline query "{EXAMPLE_QUERY}"', highlight=False, soft_wrap=True)

@@ -31,6 +31,7 @@ async def open_env_client(
 
     Raises:
         EnvServerError: a server does not answer; names it.
+        StoreError: the state folder does not let the name be held.
     """
     with client_name(state, purpose) as (name, is_sole):
         client = EnvClient(
@@ -75,18 +76,27 @@ def client_name(state: StateDir, purpose: str) -> Iterator[tuple[str, bool]]:
 
 
 def _take(path: Path) -> IO[str] | None:
-    """The lock file, held until it is closed or we die; None while another process holds it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    while True:
-        file = path.open("a+")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.close()
-            return None
-        if path.exists() and path.stat().st_ino == os.fstat(file.fileno()).st_ino:
-            return file
-        file.close()  # its holder removed it between our two looks
+    """The lock file, held until it is closed or we die; None while another process holds it.
+
+    Raises:
+        StoreError: the file system refuses it.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        while True:
+            file = path.open("a+")
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if path.stat().st_ino == os.fstat(file.fileno()).st_ino:
+                    return file
+                file.close()  # another one is there by now
+            except BlockingIOError:
+                file.close()
+                return None
+            except FileNotFoundError:
+                file.close()  # its holder removed it between our two looks
+    except OSError as error:
+        raise StoreError(f"cannot lock {path}: {error.strerror}; the state folder must allow writing") from error
 
 
 def _state_id(state: StateDir) -> str:

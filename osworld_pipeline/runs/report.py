@@ -168,8 +168,10 @@ def make_all_reports(
     for name in suite_names(state.suites):
         try:
             suite = load_suite(state, recipe, name)
-        except DatasetError:
-            continue  # a list of OSWorld's whose checkout is not here, or a file that is no suite: nothing to show
+        except DatasetError as error:
+            if say is not None and (state.suites / f"{name}.json").is_file():
+                say(f"suite {name} has no page: {error}")
+            continue  # or a list of OSWorld's whose checkout is not here: nothing was evaluated on it
         if evaluation_key(recipe, suite_digest=suite.digest) in evaluated:
             paths.append(make_suite_report(state, recipe, name))
     for stage_key in training_stages(state):

@@ -277,7 +277,6 @@ def final_digest(state: StateDir) -> str:
 
 def first_differences(state: StateDir, other: StateDir) -> list[tuple[object, ...]]:
     """The first steps that were not seen, said or carried out alike, and how their episodes ended."""
-    rebuild_catalog(state)
     sql = """
         SELECT e."update", e.episode_id, s.step_index, s.screenshot_sha256, s.response_text, e.outcome, e.error
         FROM episodes e LEFT JOIN steps s USING (episode_id) ORDER BY ALL"""

@@ -9,8 +9,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from osworld_pipeline.domain.digest import digest_json
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.errors import EnvServerError
+from osworld_pipeline.errors import EnvServerError, StoreError
 from osworld_pipeline.rollout.env_client import EnvClient
 from osworld_pipeline.runs.env_servers import client_name
 
@@ -55,6 +56,13 @@ def test_who_comes_while_another_has_the_name_gets_one_for_itself_until_the_othe
         holder.wait(10)
     with client_name(StateDir(tmp_path), "sft-1") as again:
         assert again == (name, True)
+
+
+def test_a_name_that_cannot_be_held_is_one_clear_error(tmp_path: Path) -> None:
+    lock = tmp_path / "clients" / f"{digest_json('sft-1')[:16]}.lock"
+    lock.mkdir(parents=True)
+    with pytest.raises(StoreError, match=lock.name), client_name(StateDir(tmp_path), "sft-1"):
+        pass
 
 
 async def test_what_lives_under_ones_own_name_is_closed_and_nothing_else() -> None:
