@@ -27,13 +27,18 @@ GROUP = "checkpoints"
 
 def parent_of(context: dg.AssetExecutionContext, asset: str, state: StateResource) -> Checkpoint:
     """The checkpoint that `asset` materialized in this run, where it did; else the last one."""
+    return read_checkpoint_row(state.dir(), checkpoint_id_of(context, asset))
+
+
+def checkpoint_id_of(context: dg.AssetExecutionContext, asset: str) -> str:
+    """As `parent_of`, of whichever state folder the instance knows it."""
     found = _made_in(context.run.run_id, asset, context.instance)
     if found is None:
         event = context.instance.get_latest_materialization_event(dg.AssetKey(asset))
         found = event.asset_materialization if event is not None else None
     if found is None:
         raise dg.Failure(f"{asset} has no checkpoint yet: materialize it first", allow_retries=False)
-    return read_checkpoint_row(state.dir(), str(found.metadata["checkpoint_id"].value))
+    return str(found.metadata["checkpoint_id"].value)
 
 
 def _made_in(run_id: str, asset: str, instance: dg.DagsterInstance) -> dg.AssetMaterialization | None:

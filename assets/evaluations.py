@@ -1,16 +1,14 @@
 """Evaluations: every checkpoint on every suite that is asked for, one partition each; then a leaderboard, the champion,
 and a report people can read."""
 
-from contextlib import suppress
 from typing import Any
 
 import dagster as dg
 
-from assets.checkpoints import parent_of
+from assets.checkpoints import checkpoint_id_of
 from assets.links import tell_where_to_look
 from osworld_pipeline.domain.checkpoint import Checkpoint
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.errors import TableError
 from osworld_pipeline.evaluation.leaderboard_format import leaderboard_markdown, leaderboard_rows
 from osworld_pipeline.evaluation.scores import CheckpointScore, read_scores
 from osworld_pipeline.evaluation.suite_files import suite_names
@@ -22,6 +20,7 @@ from osworld_pipeline.runs.evaluation_plan import EvaluationPlan, load_suite, pl
 from osworld_pipeline.runs.leaderboard import read_leaderboard
 from osworld_pipeline.runs.registered import register_checkpoint
 from osworld_pipeline.tables.catalog import rebuild_catalog
+from osworld_pipeline.tables.checkpoints import read_checkpoints
 from resources.desktops import DesktopsResource
 from resources.engine import EngineResource
 from resources.launcher import Launcher
@@ -192,12 +191,11 @@ def latest_checkpoints(context: dg.AssetExecutionContext, state: StateResource) 
     """What the checkpoint assets stand for now, the base first. A flywheel without a round stands for the SFT
     checkpoint, which is there once. Of another state folder, which the instance may know too, none."""
     latest = context.instance.get_latest_materialization_event
-    found: list[Checkpoint] = []
-    for asset in CHECKPOINT_ASSETS:
-        if latest(dg.AssetKey(asset)):
-            with suppress(TableError):
-                found.append(parent_of(context, asset, state))
-    return list({checkpoint.checkpoint_id: checkpoint for checkpoint in found}.values())
+    ids = dict.fromkeys(checkpoint_id_of(context, asset) for asset in CHECKPOINT_ASSETS if latest(dg.AssetKey(asset)))
+    known = {checkpoint.checkpoint_id: checkpoint for checkpoint in read_checkpoints(state.dir())}
+    if elsewhere := [checkpoint_id for checkpoint_id in ids if checkpoint_id not in known]:
+        context.log.warning(f"left out, for they are not in {state.dir().root}: {', '.join(elsewhere)}")
+    return [known[checkpoint_id] for checkpoint_id in ids if checkpoint_id in known]
 
 
 def _score(state: StateDir, plan: EvaluationPlan, recipe: Recipe) -> CheckpointScore:
