@@ -118,10 +118,10 @@ def _dense(console: Console, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _sparse(console: Console, arguments: argparse.Namespace) -> dict[str, Any]:
-    arms = {
-        arm.name: [run_seed(arm, seed, arguments.folder, console) for seed in arguments.seeds]
-        for arm in (SPARSE, SPARSE_ALONE)
-    }
+    arms: dict[str, list[SeedRun]] = {SPARSE.name: [], SPARSE_ALONE.name: []}
+    for seed in arguments.seeds:
+        for arm in (SPARSE, SPARSE_ALONE):
+            arms[arm.name].append(run_seed(arm, seed, arguments.folder, console))
     for name, runs in arms.items():
         print_runs(console, f"Sparse split, {name}", runs)
     gain = compare_paired(
