@@ -20,6 +20,7 @@ from env_server.osgym_ports import osgym_listeners
 from env_server.providers.base import Provider
 from env_server.serving import bind, run_server, serve
 from env_server.settings import Settings, SettingsError
+from osworld_pipeline.domain.version import version_line
 from osworld_pipeline.errors import PipelineError
 
 __all__ = ["bind", "main", "make_drivers", "make_provider", "prepare_process", "serve"]
@@ -150,6 +151,7 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="env-server", description="Serves desktops for OSWorld tasks over HTTP.", epilog=EPILOG
     )
+    parser.add_argument("--version", action="version", version=version_line("env-server"))
     add_server_options(parser)
     return parser.parse_args(words)
 

@@ -21,6 +21,7 @@ from env_server.gateway_server.faults import Faults, FaultShares
 from env_server.gateway_server.sandboxes import SandboxTable
 from env_server.main import bind, make_provider, prepare_process
 from env_server.settings import GATEWAY_TOKEN_VARIABLE, Settings, SettingsError, gateway_token, is_loopback
+from osworld_pipeline.domain.version import version_line
 from osworld_pipeline.errors import PipelineError
 
 log = logging.getLogger("osworld_gateway")
@@ -50,6 +51,7 @@ def make_parser() -> argparse.ArgumentParser:
         epilog=f"The token that clients must send comes from the environment: {GATEWAY_TOKEN_VARIABLE}.",
     )
     add = parser.add_argument
+    add("--version", action="version", version=version_line("osworld-gateway"))
     add("--provider", choices=("local", "qemu"), default="local", help="kind of desktop (default local)")
     add("--quota", type=_at_least_one, default=4, help="sandboxes at a time; one more is 429 (default 4)")
     add("--lifetime-s", type=_seconds, default=300.0, help="one unused and not refreshed for so long ends (300)")

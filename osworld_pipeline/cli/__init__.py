@@ -1,6 +1,7 @@
 """`osworld-pipeline`: the pipeline from the command line. Each module adds its commands; heavy imports wait in them."""
 
 import sys
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -23,15 +24,31 @@ from osworld_pipeline.cli import (
     view,
 )
 from osworld_pipeline.cli.machine import run_for_machine, wants_json
+from osworld_pipeline.domain.version import version_line
 from osworld_pipeline.errors import PipelineError
 
-app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 COMMANDS = (
     pipeline, evaluate, backfill, collect, report, view, checkpoints, doctor, tasks, union, imports, exports, lineage,
     store,
 )  # fmt: skip
 for module in COMMANDS:
     module.register(app)
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        print(version_line("osworld-pipeline"))
+        raise typer.Exit
+
+
+@app.callback(help="Train and evaluate agents that use a computer: from raw data to a score one can trust.")
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+) -> None:
+    pass
 
 
 def main() -> None:

@@ -9,8 +9,8 @@ from packaging.requirements import Requirement
 
 from osworld_pipeline.doctor.place import checkout
 from osworld_pipeline.domain.finding import Finding, Status
+from osworld_pipeline.domain.version import DISTRIBUTION
 
-DISTRIBUTION = "osworld-pipeline"
 MODULES = {"pillow": "PIL", "pyyaml": "yaml"}
 """Distributions whose module has another name."""
 SET_UP = ("server", "pipeline", "train", "lora", "ray", "dev")

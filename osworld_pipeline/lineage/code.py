@@ -3,10 +3,10 @@
 import subprocess
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-DISTRIBUTION = "osworld-pipeline"
+from osworld_pipeline.domain.version import DISTRIBUTION, installed_version
+
 PACKAGES = ("osworld_pipeline", "assets", "resources", "jobs", "env_server")
 """Beside each other in a checkout: what of it can run."""
 GIT_TIMEOUT_S = 10.0
@@ -38,10 +38,7 @@ def origin_of(root: Path) -> CodeOrigin:
 
 
 def _distribution() -> str:
-    try:
-        return f"{DISTRIBUTION} {version(DISTRIBUTION)}"
-    except PackageNotFoundError:
-        return DISTRIBUTION
+    return f"{DISTRIBUTION} {installed_version()}".rstrip()
 
 
 def _git(root: Path, *arguments: str) -> str | None:

@@ -1,5 +1,6 @@
 """The command line as a program meets it: with --json an answer is JSON, and so is an error, with its exit status."""
 
+import importlib.metadata
 import json
 import os
 import subprocess
@@ -110,3 +111,17 @@ def test_doctor_loads_neither_torch_nor_dagster_and_names_every_role(tmp_path: P
     text, _, modules = done.stdout.rstrip().rpartition("\n")
     assert {"torch", "transformers", "dagster", "mlflow", "duckdb", "env_server"}.isdisjoint(json.loads(modules))
     assert [role for role in ROLES if role not in text] == []
+
+
+def test_every_program_tells_its_version(tmp_path: Path) -> None:
+    programs = {
+        "osworld-pipeline": "osworld_pipeline.cli",
+        "env-server": "env_server.main",
+        "osworld-gateway": "env_server.gateway_server.main",
+    }
+    for program, module in programs.items():
+        done = subprocess.run(
+            [sys.executable, "-m", module, "--version"], cwd=tmp_path, capture_output=True, text=True, timeout=120
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout == f"{program} {importlib.metadata.version('osworld-pipeline')}\n"
