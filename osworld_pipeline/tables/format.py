@@ -13,6 +13,9 @@ from osworld_pipeline.durable import parquet_bytes
 from osworld_pipeline.errors import TableError
 from osworld_pipeline.tables.query import TIMEOUT_S, QueryResult, query_arrow, run_query
 
+MAX_LINES_A_ROW = 3
+NUM_HEADER_LINES = 5
+"""Of a table: blank, names, rule, blank, count."""
 FORMATS = ("table", "json", "csv", "parquet")
 # What a model wrote must not steer the terminal it is shown on.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -54,20 +57,43 @@ def render(result: QueryResult, fmt: str) -> str:
 
 
 def _table(result: QueryResult) -> str:
+    """A row a line; where folded rows would take more than MAX_LINES_A_ROW, a column a line."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    def cell(value: Any) -> Text:
+        return Text("NULL", style="dim") if value is None else Text(_visible(_cell(value)))
+
+    sink = io.StringIO()
+    console = Console(file=sink, width=max(100, shutil.get_terminal_size().columns), no_color=True)
+
+    def lines(*tables: Table) -> list[str]:
+        sink.seek(0)
+        sink.truncate()
+        for one in tables:
+            console.print(one)
+        return [line.rstrip() for line in sink.getvalue().rstrip().splitlines()]
 
     table = Table(box=box.SIMPLE_HEAD, caption=_count(len(result.rows)), caption_justify="left")
     for index, name in enumerate(result.columns):
         is_number = any(isinstance(row[index], int | float) for row in result.rows)
         table.add_column(Text(_visible(name)), justify="right" if is_number else "left", overflow="fold")
     for row in result.rows:
-        table.add_row(*(Text("NULL", style="dim") if value is None else Text(_visible(_cell(value))) for value in row))
-    sink = io.StringIO()
-    Console(file=sink, width=max(100, shutil.get_terminal_size().columns), no_color=True).print(table)
-    return "\n".join(line.rstrip() for line in sink.getvalue().rstrip().splitlines())
+        table.add_row(*map(cell, row))
+    across = lines(table)
+    if len(across) - NUM_HEADER_LINES <= MAX_LINES_A_ROW * len(result.rows):
+        return "\n".join(across)
+    listed = []
+    for number, row in enumerate(result.rows, start=1):
+        one = Table(box=None, show_header=False, title=f"row {number}", title_justify="left", pad_edge=False)
+        one.add_column(no_wrap=True)
+        one.add_column(overflow="fold")
+        for name, value in zip(result.columns, row, strict=True):
+            one.add_row(Text(_visible(name), style="dim"), cell(value))
+        listed.append(one)
+    return "\n".join([*lines(*listed), "", _count(len(result.rows))])
 
 
 def _count(num_rows: int) -> str:

@@ -178,6 +178,22 @@ def test_a_table_disarms_control_characters_and_markup() -> None:
     assert "[bold]hi[/bold]" in text
 
 
+def test_rows_too_wide_for_a_table_are_listed_a_column_a_line() -> None:
+    columns = [f"column_{number}" for number in range(12)]
+    wide = [tuple(f"{row}-{number}-{'x' * 40}" for number in range(12)) for row in range(2)]
+    lines = render(QueryResult(columns, wide), "table").splitlines()
+    assert lines[0] == "row 1"
+    assert lines[1].split() == ["column_0", f"0-0-{'x' * 40}"]
+    assert [line.split()[1] for line in lines if line.startswith("column_")] == [*wide[0], *wide[1]]
+    assert lines[-1] == "2 rows"
+
+
+def test_one_long_text_folds_in_its_table() -> None:
+    lines = render(QueryResult(["id", "said"], [("a", "word " * 30), ("b", "short")]), "table").splitlines()
+    assert lines[1].split() == ["id", "said"]
+    assert lines[-1] == "2 rows"
+
+
 def test_an_unknown_format_names_the_known_ones() -> None:
     with pytest.raises(TableError, match="no format named 'xml'; there are: table, json, csv, parquet"):
         render(RESULT, "xml")
