@@ -1,14 +1,15 @@
-"""Takes the pictures of the README in Chromium, from a state folder that holds a finished run:
+"""Takes the pictures of the documentation in Chromium, from a state folder that holds a finished run:
 
     python docs/make_screenshots.py --state var --dagster http://127.0.0.1:3000 --env-server http://127.0.0.1:8100
 
-Reports are written anew and the viewer is started here, on a free port; Dagster (`make dev`) and an env server must run
-already, and a picture whose address is not given is left as it is. Needs the extra `dev` and Chromium
+The report is written anew and the viewer is started here, on a free port; Dagster (`make dev`) and an env server must
+run already, and a picture whose address is not given is left as it is. Needs the extra `dev` and Chromium
 (`scripts/setup extras`). Each picture stays below 250 kB.
 """
 
 import argparse
 import io
+import json
 import re
 import shutil
 import subprocess
@@ -30,6 +31,12 @@ SIZE = (1366, 768)
 MAX_BYTES = 250_000
 PAGE_LIMIT_MS = 60_000
 START_LIMIT_S = 60.0
+LIST = "purpose=evaluate&stage=gspo_phase1&stage=gspo_phase2"
+CLICKED = """
+SELECT episode_id, s.step_index FROM steps s JOIN episodes e USING (episode_id)
+WHERE e.is_success AND e.purpose = 'evaluate' AND e.checkpoint_id LIKE 'gspo_phase2-%' AND s.command LIKE '%.click(%'
+ORDER BY e.num_steps DESC, episode_id, s.step_index LIMIT 1
+"""
 GRAPH = "asset-groups/"
 """Of Dagster's UI: all assets as a graph."""
 
@@ -42,11 +49,11 @@ def main(argv: list[str] | None = None) -> int:
     arguments = _parse(argv)
     state: Path = arguments.state.resolve()
     pictures: dict[str, Callable[[Browser], bytes]] = {}
-    with _viewer(state, arguments.episode) as viewer:
+    with _viewer(state) as viewer:
         if viewer:
-            pictures["viewer.png"] = partial(_shoot, url=viewer)
-        pictures["report.png"] = partial(_shoot, url=_report(state, "report.html", []).as_uri())
-        training = _report(state, None, ["--training", arguments.training])
+            pictures["viewer-list.png"] = partial(_shoot, url=f"{viewer}/episodes?{LIST}")
+            pictures["viewer-episode.png"] = partial(_shoot, url=f"{viewer}/episode/{_episode(state)}")
+        training = _report(state, ["--training", arguments.training])
         pictures["training-report.png"] = partial(_shoot, url=training.as_uri(), settle=_to_the_plots)
         if arguments.dagster:
             pictures["asset-graph.png"] = partial(_shoot, url=f"{arguments.dagster.rstrip('/')}/{GRAPH}", settle=_graph)
@@ -59,7 +66,6 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--state", type=Path, default=Path("var"), help="with a finished run (default var)")
     parser.add_argument("--training", default="gspo_phase1", help="whose page is shown (default gspo_phase1)")
-    parser.add_argument("--episode", default="", metavar="ID", help="that the viewer shows (default its first page)")
     parser.add_argument("--dagster", default="", metavar="URL", help="of a Dagster that runs: takes asset-graph.png")
     parser.add_argument("--env-server", default="", metavar="URL", help="that runs: takes env-server-status.png")
     parser.add_argument("--output", type=Path, default=DOCS, help="folder of the pictures (default docs)")
@@ -142,22 +148,33 @@ def _to_the_plots(page: "Page") -> None:
     page.evaluate("[...document.querySelectorAll('h2')].find(one => one.textContent === 'Rollouts')?.scrollIntoView()")
 
 
-def _report(state: Path, name: str | None, options: list[str]) -> Path:
-    """Writes a report; its path. `name`: one that is taken as it lies there, where there is one."""
-    if name is not None and (state / "reports" / name).is_file():
-        return state / "reports" / name
-    command = [sys.executable, "-m", "osworld_pipeline.cli", "report", "--state", str(state), *options]
+def _report(state: Path, options: list[str]) -> Path:
+    """Writes a report; its path."""
+    return Path(_pipeline("report", "--state", str(state), *options).strip().splitlines()[-1])
+
+
+def _episode(state: Path) -> str:
+    """The end of an address: of the longest episode of an evaluation in which a click helped, and the click's step."""
+    found = json.loads(_pipeline("query", CLICKED, "--format", "json", "--state", str(state)))
+    if not found:
+        raise ScreenshotError("viewer-episode.png was not taken: no evaluated episode succeeded by a click")
+    return f"{found[0]['episode_id']}?step={found[0]['step_index'] + 1}"
+
+
+def _pipeline(*words: str) -> str:
+    """What the command prints."""
+    command = [sys.executable, "-m", "osworld_pipeline.cli", *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     if done.returncode != 0:
-        raise ScreenshotError(done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "the report failed")
-    return Path(done.stdout.strip().splitlines()[-1])
+        told = done.stderr.strip().splitlines()
+        raise ScreenshotError(told[-1] if told else f"{words[0]} failed")
+    return done.stdout
 
 
 @contextmanager
-def _viewer(state: Path, episode: str) -> Iterator[str]:
+def _viewer(state: Path) -> Iterator[str]:
     """The address of a viewer for as long as it is needed; empty where it did not start."""
     command = [sys.executable, "-m", "osworld_pipeline.cli", "view", "--state", str(state), "--port", "0"]
-    command += ["--episode", episode] if episode else []
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         yield _address(process)
@@ -184,8 +201,8 @@ def _address(process: "subprocess.Popen[str]") -> str:
     threading.Thread(target=listen, daemon=True).start()
     heard.wait(START_LIMIT_S)
     if not found:
-        print("viewer.png was not taken: the viewer did not say where it listens", file=sys.stderr)
-    return found[0] if found else ""
+        print("the viewer's pictures were not taken: the viewer did not say where it listens", file=sys.stderr)
+    return found[0].rstrip("/") if found else ""
 
 
 if __name__ == "__main__":

@@ -44,6 +44,7 @@ def _environment() -> Environment:
     )
     environment.filters |= {
         "stage_name": stage_name,
+        "facet_value": facet_value,
         "figure": figure,
         "percent": percent,
         "seconds": seconds,
@@ -87,6 +88,13 @@ def with_query(path: str, **query: Any) -> str:
 
 def stage_name(stage: str | None) -> str:
     return STAGE_NAMES.get(stage or "", stage or "unknown")
+
+
+def facet_value(value: str, facet: str) -> str:
+    """As a person reads it."""
+    if facet == "stage":
+        return STAGE_NAMES.get(value, value)
+    return value.replace("_", " ") if facet in ("outcome", "purpose") else value
 
 
 def outcome_kind(outcome: str | None) -> str:
