@@ -21,7 +21,7 @@ ends AS (SELECT min(value) AS low, max(value) AS high FROM v)
 SELECT low, high,
        CASE WHEN high > low THEN least(floor((value - low) / (high - low) * {bars}), {bars} - 1) ELSE 0 END AS bar,
        count(value) AS n
-FROM v, ends WHERE value IS NOT NULL GROUP BY ALL ORDER BY bar
+FROM v, ends WHERE value IS NOT NULL GROUP BY ALL
 """
 
 
@@ -128,20 +128,26 @@ def _counted(facet: Facet, counts: list[tuple[str, int]], chosen: tuple[str, ...
 
 
 def _spans(reader: Reader, chosen: EpisodeFilter, source: str) -> tuple[CountedSpan, ...]:
-    counted = []
+    parts, values = [], []
     for span in SPANS:
-        condition, values = chosen.condition(but=span.name)
-        rows = reader.rows(_BARS.format(source=source, column=span.column, condition=condition, bars=NUM_BARS), values)
-        if not rows:
-            counted.append(CountedSpan(span=span, bars=(), low=None, high=None))
-            continue
-        low, high = rows[0][0], rows[0][1]
-        width = (high - low) / NUM_BARS
-        bars = tuple(
-            _bar(span, low + width * bar, low + width * (bar + 1), low, high, count) for _, _, bar, count in rows
-        )
-        counted.append(CountedSpan(span=span, bars=bars, low=low, high=high))
-    return tuple(counted)
+        condition, own = chosen.condition(but=span.name)
+        bars = _BARS.format(source=source, column=span.column, condition=condition, bars=NUM_BARS)
+        parts.append(f"SELECT '{span.name}' AS span, * FROM ({bars})")  # noqa: S608 - our own names
+        values += own
+    found: dict[str, list[tuple[Any, ...]]] = {span.name: [] for span in SPANS}
+    for name, *row in reader.rows(f"{' UNION ALL '.join(parts)} ORDER BY span, bar", values):
+        found[name].append(tuple(row))
+    return tuple(_counted_span(span, found[span.name]) for span in SPANS)
+
+
+def _counted_span(span: Span, rows: list[tuple[Any, ...]]) -> CountedSpan:
+    """`rows`: as _BARS gives them."""
+    if not rows:
+        return CountedSpan(span=span, bars=(), low=None, high=None)
+    low, high = rows[0][0], rows[0][1]
+    width = (high - low) / NUM_BARS
+    bars = tuple(_bar(span, low + width * bar, low + width * (bar + 1), low, high, count) for _, _, bar, count in rows)
+    return CountedSpan(span=span, bars=bars, low=low, high=high)
 
 
 def _bar(span: Span, start: float, end: float, low: float, high: float, count: int) -> Bar:
