@@ -2,6 +2,7 @@
 each family's oracle against its grader."""
 
 import asyncio
+import io
 import os
 import shutil
 import time
@@ -9,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 
 import pytest
+from PIL import Image, ImageChops
 
 from env_server.download import Downloader
 from env_server.evaluators.windows_metrics import windows_text
@@ -16,7 +18,6 @@ from env_server.guest_client import GuestCall, GuestClient
 from env_server.guest_driver import GuestDrivers
 from env_server.providers.local import LocalDesktop, LocalProvider
 from env_server.settings import TaskLimits
-from env_server.settle import screen_digest
 from osworld_pipeline.agent.dialects import load_dialect
 from osworld_pipeline.evaluation.suites import SuiteTask, build_suite
 
@@ -34,6 +35,8 @@ WAIT_LIMIT_S = 180.0
 """For a window: a busy machine takes long, and nothing here counts on its being quick."""
 POLL_S = 0.25
 STILL_S = 0.8
+MAX_CARET_WIDTH = 10
+"""Of the command prompt's, a letter wide."""
 WRITE_LIMIT_S = 60.0
 """For a program to finish what it writes."""
 SENDKEY = load_dialect("sendkey")
@@ -57,17 +60,23 @@ async def until(question: Callable[[], Awaitable[bool]], what: str) -> None:
 
 def has_focus(guest: GuestClient, title: str) -> Callable[[], Awaitable[bool]]:
     """Whether that window is in front and has drawn itself: before, it hears no keys."""
-    last, since = b"", time.monotonic()
+    last, since = Image.new("RGB", SCREEN), time.monotonic()
 
     async def asked() -> bool:
         nonlocal last, since
         result = await guest.execute(["xdotool", "getactivewindow", "getwindowname"])
-        shown = await screen_digest(guest)
-        if shown != last or title.lower() not in result.output.lower():
+        shown = Image.open(io.BytesIO(await guest.screenshot())).convert("RGB")
+        if not differs_by_a_caret(shown, last) or title.lower() not in result.output.lower():
             last, since = shown, time.monotonic()
         return time.monotonic() - since >= STILL_S
 
     return asked
+
+
+def differs_by_a_caret(shown: Image.Image, last: Image.Image) -> bool:
+    """Or by nothing: a caret blinks for as long as one looks."""
+    box = ImageChops.difference(shown, last).getbbox()
+    return box is None or box[2] - box[0] <= MAX_CARET_WIDTH
 
 
 def has_file(guest: GuestClient, path: str) -> Callable[[], Awaitable[bool]]:
