@@ -21,7 +21,6 @@ from env_server.providers.qemu.bring_up import (
     Stage,
     is_answered,
     shows_mark,
-    shows_something,
 )
 from env_server.providers.qemu.build import BaseImage
 from env_server.providers.qemu.command import DirectBoot, MachineSpec
@@ -79,26 +78,38 @@ class Handler(http.server.BaseHTTPRequestHandler):
 http.server.ThreadingHTTPServer(("", {CHANNEL_PORT}), Handler).serve_forever()
 """
 LINE_HEIGHT = 16
+LOGIN_LINE = 3
 PASSWORD_LINE = 4
 """Of the text screen, counted from 0: issue and login stand above."""
 
 
 def shows_login() -> Sign:
-    """Firmware and boot loader have a smaller text screen, on which they may stand still for long."""
-    is_up = shows_something(still_s=4.0).is_there
+    """The kernel goes on below what the firmware wrote from line 0 on, until the login clears the screen and leaves
+    that line empty."""
+    words = shows_words(line=LOGIN_LINE, still_s=4.0).is_there
 
     async def is_there(sight: Sight) -> bool:
-        return sight.screen.size == SCREEN and await is_up(sight)
+        if sight.screen.size != SCREEN or first_lit_row(sight.screen) < LINE_HEIGHT:
+            return False
+        return await words(sight)
 
     return Sign(words="login on a screen of the kernel's", is_there=is_there)
+
+
+def lit_box(screen: Image.Image) -> tuple[int, int, int, int] | None:
+    return screen.convert("L").point([255 * (value > 60) for value in range(256)]).getbbox()
+
+
+def first_lit_row(screen: Image.Image) -> int:
+    box = lit_box(screen)
+    return screen.height if box is None else box[1]
 
 
 def shows_words(*, line: int, still_s: float) -> Sign:
     """On this line or below it. What was typed stands above, and a caret is narrower."""
 
     async def is_there(sight: Sight) -> bool:
-        below = sight.screen.crop((0, line * LINE_HEIGHT, *sight.screen.size)).convert("L")
-        box = below.point([255 * (value > 60) for value in range(256)]).getbbox()
+        box = lit_box(sight.screen.crop((0, line * LINE_HEIGHT, *sight.screen.size)))
         return box is not None and box[2] - box[0] > 2 * LINE_HEIGHT and sight.still_s >= still_s
 
     return Sign(words=f"word on line {line} or below", is_there=is_there)
@@ -272,7 +283,8 @@ async def test_stage_that_does_not_come_about_tells_where_its_screenshot_is(
         display.close()
     (path,) = await asyncio.to_thread(lambda: list((tmp_path / "failed-boots").iterdir()))
     assert str(path) in str(caught.value)
-    assert Image.open(path).size == SCREEN
+    with Image.open(path) as picture:
+        assert picture.size == SCREEN
 
 
 async def test_machine_that_does_not_come_up_is_booted_three_times_and_leaves_nothing(

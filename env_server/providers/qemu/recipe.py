@@ -27,11 +27,11 @@ MACHINE_PACKAGES = (
 """What a machine of its own needs besides."""
 
 KERNEL_MODULES = (
-    "arch/x86/crypto", "crypto", "drivers/block/virtio_blk.ko", "drivers/char/hw_random", "drivers/gpu/drm/drm.ko",
-    "drivers/gpu/drm/drm_kms_helper.ko", "drivers/gpu/drm/drm_ttm_helper.ko", "drivers/gpu/drm/drm_vram_helper.ko",
-    "drivers/gpu/drm/tiny/bochs.ko", "drivers/gpu/drm/ttm", "drivers/i2c", "drivers/input/evdev.ko",
-    "drivers/net/net_failover.ko", "drivers/net/virtio_net.ko", "drivers/virtio", "fs/ext4", "fs/fuse", "fs/isofs",
-    "fs/jbd2", "fs/mbcache.ko", "fs/overlayfs", "lib", "net/core",
+    "arch/x86/crypto", "crypto", "drivers/block/virtio_blk.ko", "drivers/cdrom", "drivers/char/hw_random",
+    "drivers/gpu/drm/drm.ko", "drivers/gpu/drm/drm_kms_helper.ko", "drivers/gpu/drm/drm_ttm_helper.ko",
+    "drivers/gpu/drm/drm_vram_helper.ko", "drivers/gpu/drm/tiny/bochs.ko", "drivers/gpu/drm/ttm", "drivers/i2c",
+    "drivers/input/evdev.ko", "drivers/net/net_failover.ko", "drivers/net/virtio_net.ko", "drivers/virtio", "fs/ext4",
+    "fs/fuse", "fs/isofs", "fs/jbd2", "fs/mbcache.ko", "fs/overlayfs", "lib", "net/core",
 )  # fmt: skip
 """All that is kept of the kernel's drivers; the rest is for hardware that no virtual machine has."""
 
