@@ -11,7 +11,7 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.runs.endpoints import is_address
 from osworld_pipeline.runs.flywheel_plan import FlywheelResult, Round, walk_flywheel
 from osworld_pipeline.runs.retraining import RETRAINING_TAG
-from osworld_pipeline.runs.stages import training_data_digest
+from osworld_pipeline.runs.stages import flywheel_data_digest, gspo_data_digest, training_data_digest
 from osworld_pipeline.tables.checkpoints import read_checkpoint_row, read_checkpoints
 from osworld_pipeline.tables.preview import markdown_table
 from resources.desktops import DesktopsResource
@@ -113,8 +113,7 @@ def flywheel_checkpoint(
     settings, folder = recipe.load(), state.dir()
     services = StageServices(launcher=launcher, tracking=tracking, progress=progress)
     parent = starting_point(context, start, state, tracking)
-    tables = ["replay_buffer", "train_tasks"] if settings.flywheel.with_demonstrations else ["train_tasks"]
-    data_digest = training_data_digest(folder, tables, replay=settings.replay, sft=settings.sft)
+    data_digest = flywheel_data_digest(folder, settings)
     ran: list[int] = []
 
     def run_round(one: Round) -> None:
@@ -188,7 +187,7 @@ def build_gspo_asset(stage: Stage, parent_asset: str, description: str) -> dg.As
         return run_stage(
             context, services, stage=stage, program="train_gspo", recipe=settings, state=folder,
             parent=parent_of(context, parent_asset, state), desktops=desktops, engine=engine,
-            data_digest=training_data_digest(folder, ["replay_buffer", "train_tasks"], replay=settings.replay),
+            data_digest=gspo_data_digest(folder, settings),
             budget=start.budget_left(context, settings, folder),
         )  # fmt: skip
 

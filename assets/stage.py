@@ -112,6 +112,8 @@ def try_stage(
         context.log.info(f"recipe {recipe.name}, {line}")
     checkpoint, stopped = read_checkpoint(state, checkpoint_id), ""
     is_found = checkpoint is not None
+    if is_found:
+        context.log.info(f"nothing to train: {checkpoint_id} was made before of the same recipe, parent and data")
     if checkpoint is None and (ended := budget.end_reason(now=time.time())):
         return StageEnd(checkpoint=parent, stopped=f"it did not run: {ended}")
     if checkpoint is None or services.tracking.run_id_of(state, checkpoint_id) is None:

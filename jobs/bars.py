@@ -53,6 +53,12 @@ class Bars:
         self._num_assets += num_assets
         self._progress.update(self._assets, total=self._num_assets, visible=True)
 
+    def tell_wait(self, sentence: str) -> None:
+        """For what is waited before a run begins; empty when the wait is over."""
+        self._progress.update(self._assets, note=escape(sentence))
+        if sentence:
+            self._progress.console.print(sentence, highlight=False, markup=False, soft_wrap=True)
+
     def __call__(self, entry: dg.EventLogEntry) -> None:
         event = entry.dagster_event
         if event is None:

@@ -18,11 +18,12 @@ from assets.evaluations import CHECKPOINTS
 from jobs.bars import Bars, shown_bars
 from jobs.failures import reason_of
 from jobs.pipeline import EVALUATE
+from jobs.pools import heard_interrupts, pools_of, wait_for_pools
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import DependencyError, PipelineError, StoreError
+from resources.progress import WATCHED_TAG
 from resources.state import RecipeResource
 
-PID_TAG = "osworld/demo_pid"
 MIN_FREE_BYTES = 1_000_000_000
 
 
@@ -41,26 +42,29 @@ class InProcess:
     def run(
         self, job: str, *, partition: dg.MultiPartitionKey | None = None, request: Mapping[str, Any] | None = None
     ) -> None:
-        """`request`: what each op of the job is told, by its name. Raises JobStoppedError with the sentence of the
-        first failed step."""
+        """Waits for what runs of Dagster hold. `request`: what each op of the job is told, by its name. Raises
+        JobStoppedError with the sentence of the first failed step."""
         run_id = str(uuid4())
+        definition = self.defs.resolve_job_def(job)
         self.instance.add_event_listener(run_id, self.bars)
         try:
-            result = self.defs.resolve_job_def(job).execute_in_process(
-                instance=self.instance,
-                run_id=run_id,
-                raise_on_error=False,
-                partition_key=partition,
-                tags={PID_TAG: str(os.getpid())},
-                run_config={
-                    "loggers": {"console": {"config": {"log_level": "CRITICAL"}}},
-                    "resources": {
-                        "recipe": {"config": self.source.model_dump()},
-                        "state": {"config": {"path": str(self.state_root)}},
+            wait_for_pools(self.instance, pools_of(definition), say=self.bars.tell_wait)
+            with heard_interrupts():
+                result = definition.execute_in_process(
+                    instance=self.instance,
+                    run_id=run_id,
+                    raise_on_error=False,
+                    partition_key=partition,
+                    tags={WATCHED_TAG: str(os.getpid())},
+                    run_config={
+                        "loggers": {"console": {"config": {"log_level": "CRITICAL"}}},
+                        "resources": {
+                            "recipe": {"config": self.source.model_dump()},
+                            "state": {"config": {"path": str(self.state_root)}},
+                        },
+                        "ops": {name: {"config": dict(config)} for name, config in (request or {}).items()},
                     },
-                    "ops": {name: {"config": dict(config)} for name, config in (request or {}).items()},
-                },
-            )
+                )
         except KeyboardInterrupt as error:
             raise JobStoppedError("interrupted from the keyboard") from error
         if not result.success:
@@ -117,7 +121,7 @@ def _end_stale_runs(instance: dg.DagsterInstance) -> None:
     """A killed program leaves its run STARTED for ever; only one is at work at a time, so any such run is dead."""
     unfinished = [dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.NOT_STARTED]
     for run in instance.get_runs(dg.RunsFilter(statuses=unfinished)):
-        if PID_TAG in run.tags:
+        if WATCHED_TAG in run.tags:
             instance.report_run_failed(run, "its process was killed; the next one continues its work")
             instance.event_log_storage.free_concurrency_slots_for_run(run.run_id)
 

@@ -10,9 +10,18 @@ from jobs.pipeline import RANK, evaluate, retrain
 from jobs.sensors import resources_of
 from jobs.unfinished import EVALUATIONS, num_evaluating, num_training
 from osworld_pipeline.domain.checkpoint import Checkpoint
-from osworld_pipeline.errors import RecipeError
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.errors import RecipeError, TableError
+from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.runs.registered import all_checkpoints
-from osworld_pipeline.runs.retraining import RETRAINING_TAG, Retraining, decide, last_look, news_since
+from osworld_pipeline.runs.retraining import (
+    RETRAINING_TAG,
+    Retraining,
+    decide,
+    end_that_is_there,
+    last_look,
+    news_since,
+)
 from osworld_pipeline.runs.stages import read_checkpoint
 from resources.state import RecipeResource, StateResource
 
@@ -77,7 +86,21 @@ def ask(
     decision = decide(settings.retraining, champion_id, history, news, is_scheduled=is_scheduled)
     if not decision.is_due:
         return dg.SkipReason(decision.reason)
+    if end := _end_that_is_there(folder, settings, champion):
+        return dg.SkipReason(
+            f"{champion_id} was trained further by this recipe and these data before, to {end}: nothing is left to "
+            "train until the data change; launch it with other settings (another seed, more updates) for more"
+        )
     return _request(champion, resources, state, history, reason=decision.reason)
+
+
+def _end_that_is_there(state: StateDir, recipe: Recipe, champion: Checkpoint) -> str:
+    """Empty where something is to be trained, or where tables are missing: the run says which."""
+    try:
+        end = end_that_is_there(state, recipe, champion)
+    except TableError:
+        return ""
+    return end.checkpoint_id if end else ""
 
 
 def past_retrainings(instance: dg.DagsterInstance) -> list[Retraining]:

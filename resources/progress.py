@@ -9,6 +9,8 @@ from typing import Any
 import dagster as dg
 from pydantic import Field, PrivateAttr
 
+WATCHED_TAG = "osworld/demo_pid"
+"""Of a run whose progress somebody watches as bars: the process that runs it."""
 MIN_COUNTED_BYTES = 32 * 2**20
 """Less is read before anyone has looked at a bar."""
 _LINE = re.compile(r"^progress of (?P<stage>[\w ]+): (?P<done>\d+)/(?P<total>\d+)(?: (?P<note>.*))?$", re.DOTALL)
@@ -35,7 +37,8 @@ class ProgressLine:
 class ProgressResource(dg.ConfigurableResource):
     """Tells how far a stage is, now and then."""
 
-    every_s: float = Field(default=2.0, description="Seconds between two lines of one stage; the last is always told.")
+    every_s: float = Field(default=20.0, description="Seconds between two lines of one stage; the last is always told.")
+    watched_every_s: float = Field(default=2.0, description="The same where a terminal shows bars of them.")
     _last: dict[str, float] = PrivateAttr(default_factory=dict)
 
     def listener(self, context: dg.AssetExecutionContext, stage: str) -> Callable[[Mapping[str, Any]], None]:
@@ -68,8 +71,8 @@ class ProgressResource(dg.ConfigurableResource):
             self.update(context, line)
 
     def update(self, context: dg.AssetExecutionContext, line: ProgressLine) -> None:
-        now = time.monotonic()
-        if line.done < line.total and now - self._last.get(line.stage, -self.every_s) < self.every_s:
+        now, every_s = time.monotonic(), self.watched_every_s if context.has_tag(WATCHED_TAG) else self.every_s
+        if line.done < line.total and now - self._last.get(line.stage, -every_s) < every_s:
             return
         self._last[line.stage] = now
         context.log.info(str(line))

@@ -3,9 +3,18 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
 from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.recipes.schema import RetrainingSection
-from osworld_pipeline.runs.stages import CARD
+from osworld_pipeline.runs.flywheel_plan import Round, walk_flywheel
+from osworld_pipeline.runs.stages import (
+    CARD,
+    flywheel_data_digest,
+    gspo_data_digest,
+    read_checkpoint,
+    stage_checkpoint_id,
+)
 from osworld_pipeline.tables.replay import part_views
 
 RETRAINING_TAG = "osworld/retraining"
@@ -101,6 +110,34 @@ def decide(
     if is_scheduled:
         return Decision(is_due=True, reason=f"it is time; {told}")
     return Decision(is_due=False, reason=f"{told} (retraining.min_new_successes), and the same data as before")
+
+
+def end_that_is_there(state: StateDir, recipe: Recipe, champion: Checkpoint) -> Checkpoint | None:
+    """What training `champion` further by this recipe and today's tables would end with, where all of it is there
+    already; None where something is to be trained. Raises TableError."""
+    unfinished: list[str] = []
+
+    def note_unfinished() -> str:
+        unfinished.append("a round")
+        return "nothing is run here"
+
+    def run_nothing(one: Round) -> None:
+        raise AssertionError(f"{one.round_id} was to be looked at only")
+
+    data_digest = flywheel_data_digest(state, recipe)
+    parent = walk_flywheel(
+        state, recipe, champion, data_digest=data_digest, run_round=run_nothing, end_reason=note_unfinished
+    ).checkpoint
+    if unfinished:
+        return None
+    data_digest = gspo_data_digest(state, recipe)
+    for stage in (Stage.GSPO_PHASE1, Stage.GSPO_PHASE2):
+        checkpoint_id = stage_checkpoint_id(stage, recipe, parent_id=parent.checkpoint_id, data_digest=data_digest)
+        found = read_checkpoint(state, checkpoint_id)
+        if found is None:
+            return None
+        parent = found
+    return parent
 
 
 def _of_champion(champion_id: str, history: Sequence[Retraining]) -> list[Retraining]:

@@ -112,6 +112,17 @@ def recipe_suite(recipe: Recipe) -> Suite:
     )
 
 
+def flywheel_data_digest(state: StateDir, recipe: Recipe) -> str:
+    """Of what a round of the flywheel learns from, besides what it rolls out."""
+    tables = ["replay_buffer", "train_tasks"] if recipe.flywheel.with_demonstrations else ["train_tasks"]
+    return training_data_digest(state, tables, replay=recipe.replay, sft=recipe.sft)
+
+
+def gspo_data_digest(state: StateDir, recipe: Recipe) -> str:
+    """Of what both phases train on."""
+    return training_data_digest(state, ["replay_buffer", "train_tasks"], replay=recipe.replay)
+
+
 def training_data_digest(
     state: StateDir, tables: Sequence[str], *, replay: ReplaySection | None = None, sft: SftSection | None = None
 ) -> str:

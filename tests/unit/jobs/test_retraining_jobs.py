@@ -7,15 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
+import pyarrow as pa
 import pytest
 from checkpoint_samples import lay_down, make_checkpoint
 from replay_samples import rollout
 
 from jobs.retraining import RETRAINING_TAG, ask, build_retraining_schedule, retraining_is_due
 from jobs.sensors import EVALUATIONS
+from osworld_pipeline.columns import OWNED_TABLES
 from osworld_pipeline.definitions import defs
+from osworld_pipeline.domain.checkpoint import Stage
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.runs.stages import CARD
+from osworld_pipeline.runs.stages import CARD, gspo_data_digest, stage_checkpoint_id
+from osworld_pipeline.tables.owned import write_table
 from osworld_pipeline.trajectories import TrajectoryStore
 from resources.state import RecipeResource, StateResource
 
@@ -216,3 +220,24 @@ def test_both_are_off_until_they_are_turned_on() -> None:
 def test_a_schedule_at_no_time_is_refused() -> None:
     with pytest.raises(dg.DagsterInvalidDefinitionError, match="each full moon"):
         build_retraining_schedule("each full moon")
+
+
+def test_where_all_of_it_was_made_before_nothing_begins_until_the_data_change(
+    instance: dg.DagsterInstance, state: StateDir
+) -> None:
+    tasks = [{"task_id": "desktop-basics-create_folder-0001", "task_config": "{}", "instruction": "Create a folder."}]
+    schemas = {name: pa.Table.from_pylist([], schema=OWNED_TABLES[name]) for name in ("replay_buffer", "train_tasks")}
+    for name, table in schemas.items():
+        write_table(state, name, table)
+    recipe = RecipeResource(**FEW["recipe"]["config"]).load()
+    parent_id = "gspo-1"
+    for stage in (Stage.GSPO_PHASE1, Stage.GSPO_PHASE2):
+        assert isinstance(strike(instance, state), dg.RunRequest), f"{stage} is to be trained"
+        checkpoint_id = stage_checkpoint_id(
+            stage, recipe, parent_id=parent_id, data_digest=gspo_data_digest(state, recipe)
+        )
+        lay_down(state, make_checkpoint(checkpoint_id, stage, parent_id=parent_id))
+        parent_id = checkpoint_id
+    assert f"to {parent_id}: nothing is left to train" in strike(instance, state).skip_message
+    write_table(state, "train_tasks", pa.Table.from_pylist(tasks, schema=OWNED_TABLES["train_tasks"]))
+    assert isinstance(strike(instance, state), dg.RunRequest)

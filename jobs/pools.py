@@ -1,0 +1,101 @@
+"""Waiting for places in Dagster's pools. Dagster waits inside a run: without a word on the terminal, and deaf to
+Ctrl-C. So a run in this process waits before it begins, and says for whom."""
+
+import ctypes
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+import dagster as dg
+from dagster._utils.interrupts import check_captured_interrupt, pop_captured_interrupt
+
+from osworld_pipeline.errors import PipelineError
+
+WAIT_LIMIT_S = 24 * 3600.0
+POLL_S = 2.0
+DEAF_S = 3.0
+"""A step hears Ctrl-C at once; only Dagster's own waiting leaves it unheard for longer."""
+
+
+def pools_of(job: dg.JobDefinition) -> set[str]:
+    return {node.pool for node in job.all_node_defs if isinstance(node, dg.OpDefinition) and node.pool}
+
+
+def wait_for_pools(
+    instance: dg.DagsterInstance,
+    pools: Iterable[str],
+    *,
+    say: Callable[[str], None],
+    limit_s: float = WAIT_LIMIT_S,
+    poll_s: float = POLL_S,
+) -> None:
+    """Returns when none of `pools` is full. `say` hears for whom is waited, each time that changes, and nothing when
+    the wait is over.
+
+    Raises:
+        PipelineError: one is still full after `limit_s`.
+    """
+    names, told = sorted(pools), ""
+    until = time.monotonic() + limit_s
+    while reason := _why_to_wait(instance, names):
+        if reason != told:
+            say(f"waiting until {reason}; Ctrl-C ends the waiting")
+            told = reason
+        if time.monotonic() >= until:
+            raise PipelineError(
+                f"waited for {limit_s / 3600:.3g} h until {reason}: terminate that run in Dagster, or start Dagster "
+                "(make dev), which ends runs whose process is dead"
+            )
+        time.sleep(poll_s)
+    if told:
+        say("")
+
+
+def _why_to_wait(instance: dg.DagsterInstance, pools: Iterable[str]) -> str:
+    """Empty where every pool has a place. What an ended run holds is freed: without a daemon nobody else does it."""
+    storage = instance.event_log_storage
+    known = {pool.name for pool in storage.get_pool_limits()}
+    for pool in pools:
+        if pool not in known:
+            continue  # no run has ever asked for it
+        info = storage.get_concurrency_info(pool)
+        if info.limit is None or info.active_slot_count < info.limit:
+            continue
+        runs = [(run_id, instance.get_run_by_id(run_id)) for run_id in sorted(info.active_run_ids)]
+        ended = [run_id for run_id, run in runs if run is None or run.is_finished]
+        for run_id in ended:
+            storage.free_concurrency_slots_for_run(run_id)
+        if not ended:
+            named = ", ".join(f"run {run_id[:8]} ({run.job_name})" for run_id, run in runs if run is not None)
+            return f"the pool '{pool}' has a place, which {named} holds"
+    return ""
+
+
+@contextmanager
+def heard_interrupts() -> Iterator[None]:
+    """In here Ctrl-C ends Dagster's own waiting for a pool, too: it is raised in the thread that entered, and the run
+    is cancelled."""
+    thread_id, is_over = threading.get_ident(), threading.Event()
+
+    def watch() -> None:
+        unheard_since: float | None = None
+        while not is_over.wait(0.5):
+            if not check_captured_interrupt():
+                unheard_since = None
+            elif unheard_since is None:
+                unheard_since = time.monotonic()
+            elif time.monotonic() - unheard_since >= DEAF_S:
+                pop_captured_interrupt()  # heard now: cleaning up is not to be interrupted as well
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                    ctypes.c_ulong(thread_id), ctypes.py_object(KeyboardInterrupt)
+                )
+                return
+
+    watcher = threading.Thread(target=watch, name="interrupts", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        watcher.join()

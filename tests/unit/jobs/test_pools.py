@@ -1,0 +1,93 @@
+"""A run in this process waits for places in pools before it begins, and can be interrupted while it does."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+
+import dagster as dg
+import pytest
+from dagster._core.test_utils import create_run_for_test
+
+from jobs.pools import DEAF_S, heard_interrupts, pools_of, wait_for_pools
+from osworld_pipeline.errors import PipelineError
+
+
+@dg.op(pool="trainer")
+def train() -> None:
+    pass
+
+
+@dg.op
+def look() -> None:
+    pass
+
+
+@dg.job
+def trains() -> None:
+    train()
+    look()
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    settings = {"concurrency": {"pools": {"granularity": "op", "default_limit": 1}}}
+    with dg.instance_for_test(overrides=settings) as instance:
+        instance.event_log_storage.initialize_concurrency_limit_to_default("trainer")
+        yield instance
+
+
+def hold(instance: dg.DagsterInstance, status: dg.DagsterRunStatus = dg.DagsterRunStatus.STARTED) -> str:
+    """A run of another program takes the only place; its id."""
+    run = create_run_for_test(instance, job_name="retrain", status=status)
+    assert instance.event_log_storage.claim_concurrency_slot("trainer", run.run_id, "step").is_claimed
+    return run.run_id
+
+
+def test_pools_of_a_job_are_those_of_its_ops() -> None:
+    assert pools_of(trains) == {"trainer"}
+
+
+def test_nothing_is_said_where_there_is_a_place(instance: dg.DagsterInstance) -> None:
+    said: list[str] = []
+    wait_for_pools(instance, ["trainer", "never-used"], say=said.append)
+    assert said == []
+
+
+def test_it_is_said_for_whom_is_waited_once_and_when_it_is_over(instance: dg.DagsterInstance) -> None:
+    holder = hold(instance)
+    said: list[str] = []
+    free = instance.event_log_storage.free_concurrency_slots_for_run
+    threading.Timer(0.5, free, [holder]).start()
+    started = time.monotonic()
+    wait_for_pools(instance, ["trainer"], say=said.append, poll_s=0.05)
+    assert time.monotonic() - started >= 0.4
+    assert said == [
+        f"waiting until the pool 'trainer' has a place, which run {holder[:8]} (retrain) holds; "
+        "Ctrl-C ends the waiting",
+        "",
+    ]
+
+
+def test_a_wait_has_an_end(instance: dg.DagsterInstance) -> None:
+    holder = hold(instance)
+    with pytest.raises(PipelineError, match=rf"waited for 0 h until .* run {holder[:8]} \(retrain\) holds: terminate"):
+        wait_for_pools(instance, ["trainer"], say=lambda _: None, limit_s=0.0)
+
+
+def test_what_an_ended_run_holds_is_freed(instance: dg.DagsterInstance) -> None:
+    hold(instance, dg.DagsterRunStatus.FAILURE)
+    wait_for_pools(instance, ["trainer"], say=lambda _: None, limit_s=0.0)
+    assert instance.event_log_storage.get_concurrency_info("trainer").active_slot_count == 0
+
+
+def test_control_c_ends_dagsters_own_waiting(instance: dg.DagsterInstance) -> None:
+    holder = hold(instance)
+    threading.Timer(1.0, os.kill, [os.getpid(), signal.SIGINT]).start()
+    started = time.monotonic()
+    with heard_interrupts():
+        result = trains.execute_in_process(instance=instance, raise_on_error=False)
+    assert not result.success
+    assert time.monotonic() - started < DEAF_S + 20.0
+    assert instance.event_log_storage.get_concurrency_info("trainer").active_run_ids == {holder}
