@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from env_server.download import Downloader
 from env_server.driver import EpisodeDriver, Plan, View
-from env_server.evaluators.grading import Grader, grade, read_grader
+from env_server.evaluators.grading import grade
 from env_server.evaluators.result_file import EpisodeCache
 from env_server.evaluators.version import GRADER_VERSION
 from env_server.guest_client import GuestClient
@@ -16,10 +16,11 @@ from env_server.providers.base import ProvidedDesktop
 from env_server.pyautogui_calls import MAX_ACTION_S, read_calls
 from env_server.settings import TaskLimits
 from env_server.settle import screen_digest, wait_until_calm
-from env_server.setup import OPENING_VERBS, SetupContext, check_verbs, run_verbs
+from env_server.setup import OPENING_VERBS, SetupContext, run_verbs
 from osworld_pipeline.domain.observation import Observation
 from osworld_pipeline.domain.pyautogui import SPECIAL_ACTIONS
 from osworld_pipeline.domain.task import Task
+from osworld_pipeline.domain.task_words.reading import Grader, check_verbs, read_grader
 from osworld_pipeline.errors import EvaluatorError, ReplicaError, SetupError
 
 ACT_MARGIN_S = 30.0

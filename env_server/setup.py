@@ -20,7 +20,7 @@ from env_server.download import Downloader
 from env_server.evaluators.result_file import EpisodeCache
 from env_server.guest_client import CommandResult, GuestClient
 from env_server.settings import TaskLimits
-from osworld_pipeline.errors import SetupError, TaskError
+from osworld_pipeline.errors import SetupError
 
 log = logging.getLogger(__name__)
 
@@ -46,28 +46,6 @@ class SetupContext:
 
 
 Verb = Callable[..., Awaitable[None]]
-
-
-def check_verbs(task_id: str, verbs: object) -> tuple[Mapping[str, Any], ...]:
-    """The verbs of a task, once they are known to be ones that this server has.
-
-    Raises:
-        TaskError: a malformed list, or an unknown verb.
-    """
-    if verbs is None:
-        return ()
-    if not isinstance(verbs, Sequence) or isinstance(verbs, str | bytes):
-        raise TaskError(f"task {task_id} has a config that is no list")
-    for index, verb in enumerate(verbs):
-        if not isinstance(verb, Mapping) or not isinstance(verb.get("type"), str):
-            raise TaskError(f"task {task_id}: set-up verb {index + 1} is no object with a 'type'")
-        if verb["type"] not in VERBS:
-            raise TaskError(
-                f"task {task_id} needs the set-up verb {verb['type']!r}, which this env server does not have"
-            )
-        if not isinstance(verb.get("parameters", {}), Mapping):
-            raise TaskError(f"task {task_id}: the parameters of set-up verb {index + 1} are no object")
-    return tuple(verbs)
 
 
 async def run_verbs(

@@ -11,13 +11,15 @@ from collections.abc import Iterable, Mapping
 from functools import reduce
 from typing import Any
 
+import yaml
+
 from env_server.evaluators.result_file import ResultFile
 
 Rules = Mapping[str, Any]
 
 
 def compare_text_file(
-    actual: ResultFile | None, expected: ResultFile, *, ignore_blanks: bool = False, ignore_case: bool = False, **_: Any
+    actual: ResultFile | None, expected: ResultFile, *, ignore_blanks: bool = False, ignore_case: bool = False
 ) -> float:
     if actual is None:
         return 0.0
@@ -101,12 +103,12 @@ def check_csv(result: ResultFile | None, rules: Rules) -> float:
     return float(has_all and not any(occurs(pattern) for pattern in rules.get("unexpect", [])))
 
 
-def check_json(result: ResultFile | None, rules: Rules) -> float:
+def check_json(result: ResultFile | None, rules: Rules, *, is_yaml: bool = False) -> float:
     """Values at key paths fulfil their rules (`method`, `ref`)."""
     text = None if result is None else _agent_text(result)
     try:
-        data = None if text is None else json.loads(text)
-    except json.JSONDecodeError:
+        data = None if text is None else yaml.safe_load(text) if is_yaml else json.loads(text)
+    except (ValueError, yaml.YAMLError):  # a ValueError is no JSON, or a date in YAML that there is not
         return 0.0
     if data is None:
         return 0.0

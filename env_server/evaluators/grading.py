@@ -4,16 +4,13 @@ A crash is an EvaluatorError and never a reward."""
 import asyncio
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
 
 from env_server.evaluators import desktop_metrics, file_metrics, text_metrics, windows_metrics
 from env_server.evaluators.getters import GETTERS
 from env_server.evaluators.result_file import EpisodeCache
 from env_server.guest_client import GuestClient
-from osworld_pipeline.errors import EvaluatorError, PipelineError, ReplicaError, TaskError
-
-INFEASIBLE = "infeasible"
+from osworld_pipeline.domain.task_words.reading import Check, Grader
+from osworld_pipeline.errors import EvaluatorError, PipelineError, ReplicaError
 
 METRICS: Mapping[str, Callable[..., float]] = {
     function.__name__: function
@@ -45,72 +42,6 @@ METRICS: Mapping[str, Callable[..., float]] = {
         windows_metrics.windows_non_empty,
     )
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Check:
-    """One metric with its getters' configs."""
-
-    func: str
-    result: Mapping[str, Any] | None
-    expected: Mapping[str, Any] | None
-    options: Mapping[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Grader:
-    """A task's evaluator, read and checked once, before a desktop is taken for it."""
-
-    checks: tuple[Check, ...]
-    """Empty for an infeasible task."""
-    conj: str
-    is_list: bool
-
-    @property
-    def is_infeasible(self) -> bool:
-        return not self.checks
-
-
-def read_grader(task_id: str, evaluator: Mapping[str, Any]) -> Grader:
-    """
-    Raises:
-        TaskError: lists of different lengths, or a metric or getter that this server does not have.
-    """
-    func = evaluator["func"]
-    if func in (INFEASIBLE, [INFEASIBLE]):
-        return Grader(checks=(), conj="and", is_list=False)
-    is_list = isinstance(func, list)
-    funcs = func if is_list else [func]
-    columns = [_column(task_id, evaluator, key, is_list, len(funcs)) for key in ("result", "expected", "options")]
-    checks = tuple(
-        Check(func=name, result=result, expected=expected, options=options or {})
-        for name, result, expected, options in zip(funcs, *columns, strict=True)
-    )
-    for check in checks:
-        if check.func not in METRICS:
-            raise TaskError(f"task {task_id} needs the metric {check.func!r}, which this env server does not have")
-        for config in (check.result, check.expected):
-            if config is not None and config.get("type") not in GETTERS:
-                raise TaskError(
-                    f"task {task_id} needs the getter {config.get('type')!r}, which this env server does not have"
-                )
-    conj = evaluator.get("conj", "and")
-    if conj not in ("and", "or"):
-        raise TaskError(f"task {task_id} joins its metrics by {conj!r}; OSWorld knows and, or")
-    return Grader(checks=checks, conj=conj, is_list=is_list)
-
-
-def _column(
-    task_id: str, evaluator: Mapping[str, Any], key: str, is_list: bool, num_checks: int
-) -> list[Mapping[str, Any] | None]:
-    """One of the parallel lists; an absent or empty one stands for None throughout."""
-    value = evaluator.get(key)
-    values: list[Any] = [None] * num_checks if not value else value if isinstance(value, list) and is_list else [value]
-    if len(values) != num_checks:
-        raise TaskError(f"task {task_id} has {num_checks} evaluator functions and {len(values)} of {key!r}")
-    if not all(item is None or isinstance(item, Mapping) for item in values):
-        raise TaskError(f"task {task_id} has an evaluator whose {key!r} is no object")
-    return [item or None for item in values]
 
 
 async def grade(grader: Grader, guest: GuestClient, cache: EpisodeCache, *, last_action: str | None) -> float:

@@ -2,10 +2,13 @@
 lists and domains, and files of the user's.
 
 A suite file, `<state>/suites/<name>.json`, is a list of tasks in OSWorld's format, or an object with that list under
-`tasks`; a task may also be the path of its file, relative to the suite's.
+`tasks`; a task may also be the path of its file, relative to the suite's. Its tasks are checked word by word: an
+unknown verb, getter, metric or rule is refused by name. Words that only OSWorld's desktop-env has pass with a warning,
+for the env server alone knows who will score.
 """
 
 import json
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +18,10 @@ from typing import Any
 
 from osworld_pipeline.domain.digest import digest_json
 from osworld_pipeline.domain.task import Task
+from osworld_pipeline.domain.task_words.reading import check_task
 from osworld_pipeline.errors import DatasetError, TaskError
+
+log = logging.getLogger(__name__)
 
 HELDOUT = "heldout"
 """Of the recipe's own suite."""
@@ -99,16 +105,27 @@ def read_osworld_suite(name: str, root: Path) -> EvalSuite:
 def read_suite_file(path: Path) -> EvalSuite:
     """
     Raises:
-        DatasetError: no such suite, or one of its tasks cannot be read, scored, or is there twice; names it.
+        DatasetError: no such suite, or one of its tasks cannot be read, set up or scored, or is there twice; names it.
     """
     document = _read_json(path, what_to_do="it is a list of tasks in OSWorld's format (docs/evaluation.md)")
     entries = document.get("tasks") if isinstance(document, Mapping) else document
     if not isinstance(entries, list) or not entries:
         raise DatasetError(f"{path} is no suite: it has no list of tasks")
-    tasks = [
-        _read_task(path.parent / entry) if isinstance(entry, str) else _task(entry, f"{path}, task {number}")
-        for number, entry in enumerate(entries, start=1)
-    ]
+    tasks = []
+    osworlds: dict[str, str] = {}
+    for number, entry in enumerate(entries, start=1):
+        file = path.parent / entry if isinstance(entry, str) else None
+        where = f"{path}, task {number}" if file is None else str(file)
+        task = _task(entry, where) if file is None else _read_task(file)
+        for word in _checked_words(task, where):
+            osworlds.setdefault(word, task.task_id)
+        tasks.append(task)
+    if osworlds:
+        listed = ", ".join(f"{word} (task {task_id})" for word, task_id in osworlds.items())
+        log.warning(
+            "suite %s has what only OSWorld's desktop-env can do: %s. Env servers without --grader osworld or "
+            "--provider desktop_env refuse these tasks.", path.stem, listed,
+        )  # fmt: skip
     return _suite(path.stem, tasks)
 
 
@@ -138,6 +155,13 @@ def _task(config: Any, where: str, *, domain: str | None = None) -> Task:
         raise DatasetError(f"{where} is no task: it is no JSON object")
     try:
         return Task.from_config(config, domain=domain)
+    except TaskError as error:
+        raise DatasetError(f"{where}: {error}") from error
+
+
+def _checked_words(task: Task, where: str) -> tuple[str, ...]:
+    try:
+        return check_task(task)
     except TaskError as error:
         raise DatasetError(f"{where}: {error}") from error
 

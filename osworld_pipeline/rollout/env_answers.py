@@ -17,7 +17,7 @@ from osworld_pipeline.errors import (
     NoCapacityError,
     PipelineError,
     ReplicaError,
-    SetupError,
+    TaskError,
 )
 from osworld_pipeline.wire import Message, ObservationMessage
 
@@ -103,7 +103,7 @@ def error_of(path: str, base_url: str, response: httpx.Response) -> PipelineErro
     if path == "/step" and status == httpx.codes.BAD_REQUEST:
         return ActionParseError(sentence)
     if path == "/reset" and status in (httpx.codes.BAD_REQUEST, httpx.codes.UNPROCESSABLE_ENTITY):
-        return SetupError(f"{where} refused the task: {sentence}")
+        return TaskError(f"the env server at {base_url} refused the task: {sentence}")
     return EnvServerError(f"{where} answered {status}: {sentence}")
 
 

@@ -11,9 +11,9 @@ from env_server.download import matches_host
 from env_server.providers.desktop_env.install import DesktopEnvInstall
 from env_server.settings import TaskLimits
 from osworld_pipeline.domain.task import Task
+from osworld_pipeline.domain.task_words.reading import INFEASIBLE, suggestion
 from osworld_pipeline.errors import TaskError
 
-INFEASIBLE = "infeasible"
 Config = Mapping[str, Any]
 
 
@@ -30,7 +30,10 @@ def check_evaluator(task: Task, install: DesktopEnvInstall, *, has_ports: bool) 
     is_list = isinstance(func, list)
     for name in func if is_list else [func]:
         if not isinstance(name, str) or name not in install.metrics or name == INFEASIBLE:
-            raise TaskError(f"task {task_id} needs the metric {name!r}, which {install.name} does not have")
+            raise TaskError(
+                f"task {task_id} needs the metric {name!r}, which {install.name} does not have: "
+                f"{suggestion(name, install.metrics)}"
+            )
     for key in ("result", "expected", "options"):
         value = evaluator.get(key)
         if not value and key != "result":
@@ -51,7 +54,10 @@ def _check_getter(task_id: str, key: str, config: object, install: DesktopEnvIns
         raise TaskError(f"task {task_id} has an evaluator whose {key!r} is no object with a 'type'")
     kind = config["type"]
     if kind not in install.getters:
-        raise TaskError(f"task {task_id} needs the getter {kind!r}, which {install.name} does not have")
+        raise TaskError(
+            f"task {task_id} needs the getter {kind!r}, which {install.name} does not have: "
+            f"{suggestion(kind, install.getters)}"
+        )
     if kind in install.port_getters and not has_ports:
         raise TaskError(
             f"task {task_id} needs the getter {kind!r}, which reaches into a browser or VLC by a port that this "
@@ -83,7 +89,10 @@ def _harmless_verb(task_id: str, verb: Any, install: DesktopEnvInstall, limits: 
     name = verb.get("type") if isinstance(verb, Mapping) else None
     parameters = verb.get("parameters", {}) if isinstance(verb, Mapping) else None
     if not isinstance(parameters, Mapping) or not isinstance(name, str) or name not in install.verbs:
-        raise TaskError(f"task {task_id} needs the set-up verb {name!r}, which {install.name} does not have")
+        raise TaskError(
+            f"task {task_id} needs the set-up verb {name!r}, which {install.name} does not have: "
+            f"{suggestion(name, install.verbs)}"
+        )
     made = dict(parameters)
     if name in ("execute", "command"):
         for key in ("stdout", "stderr"):

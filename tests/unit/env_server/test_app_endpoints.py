@@ -125,7 +125,15 @@ async def test_no_free_replica_is_503_with_retry_after() -> None:
         ({"id": None}, "without a string 'id'"),
         ({"instruction": " "}, "has no instruction"),
         ({"config": [{"type": "googledrive", "parameters": {}}]}, "set-up verb 'googledrive'"),
-        ({"evaluator": {"func": "compare_pptx_files"}}, "metric 'compare_pptx_files'"),
+        ({"config": [{"type": "wait"}]}, "'wait', which there is not: there are activate_window,"),
+        (
+            {"evaluator": {"func": "compare_pptx_files"}},
+            "metric 'compare_pptx_files', which only OSWorld's desktop-env has",
+        ),
+        (
+            {"evaluator": {"func": "check_includes"}},
+            "'check_includes', which there is not: did you mean check_include_exclude",
+        ),
         ({"evaluator": {"func": "exact_match", "result": {"type": "bookmarks"}}}, "getter 'bookmarks'"),
         ({"evaluator": {"func": ["exact_match"] * 2, "result": [{"type": "rule"}]}}, "2 evaluator functions and 1"),
     ],

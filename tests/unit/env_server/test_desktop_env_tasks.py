@@ -69,6 +69,7 @@ def test_image_digest_follows_what_a_vm_is_made_of(tmp_path: Path) -> None:
     ("evaluator", "sentence"),
     [
         ({"func": "no_such_metric"}, "metric 'no_such_metric'"),
+        ({"func": "exact_mach"}, "metric 'exact_mach', which .* does not have: did you mean exact_match"),
         ({"func": ["infeasible"]}, "metric 'infeasible'"),
         ({"func": [{}]}, "metric {}"),
         ({"result": {"type": "no_such_getter"}}, "getter 'no_such_getter'"),

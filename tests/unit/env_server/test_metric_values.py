@@ -132,6 +132,15 @@ def test_list_wants_each_pattern_on_some_line() -> None:
     assert [files.check_list(a_file(text), rules) for text in ("a\nb", "a", "a\nb\nc")] == [1, 0, 0]
 
 
+def test_json_metric_reads_yaml_where_told() -> None:
+    rules = {"expect": [{"key": ["author", "name"], "method": "eq", "ref": "Ada"}]}
+    assert files.check_json(a_file("author:\n  name: Ada\n"), rules, is_yaml=True) == 1.0
+    assert files.check_json(a_file("author:\n  name: Bob\n"), rules, is_yaml=True) == 0.0
+    assert files.check_json(a_file("author:\n  name: Ada\n"), rules) == 0.0
+    for broken in ("author: [", "", "born: 1815-13-45", "author: Ada", "!!python/object/apply:os.getcwd []"):
+        assert files.check_json(a_file(broken), rules, is_yaml=True) == 0.0
+
+
 def test_csv_wants_some_record_with_the_values() -> None:
     rules = {"expect": [{"name": "x"}], "unexpect": [{"age": "9"}]}
     assert files.check_csv(a_file("name,age\nx,1\n"), rules) == 1.0

@@ -11,7 +11,8 @@ from fake_desktops import FakeDesktop
 from env_server.download import Downloader
 from env_server.evaluators.result_file import EpisodeCache
 from env_server.settings import TaskLimits
-from env_server.setup import SetupContext, check_verbs, run_verbs
+from env_server.setup import SetupContext, run_verbs
+from osworld_pipeline.domain.task_words.reading import check_verbs
 from osworld_pipeline.errors import ReplicaError, SetupError, TaskError
 
 Answers = dict[str, httpx.Response]
@@ -46,7 +47,7 @@ async def run(desktop: FakeDesktop, *verbs: dict[str, Any], **options: Any) -> S
     is_before_grading = options.pop("is_before_grading", False)
     context = context_of(desktop, **options)
     try:
-        await run_verbs(check_verbs("t", list(verbs)), context, is_before_grading=is_before_grading)
+        await run_verbs(verbs, context, is_before_grading=is_before_grading)
     finally:
         await context.downloader.close()
     return context
@@ -133,16 +134,22 @@ async def test_sleep_is_a_bounded_number_of_seconds(seconds: object) -> None:
         await run(FakeDesktop("d"), verb("sleep", seconds=seconds))
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        verb("execute"), verb("execute", command=""), verb("execute", command=[1]), verb("execute", cmd="a"),
-        verb("open", path=""), verb("launch", command=[]), verb("download", files=["a"]),
-        verb("download", files=[{"url": "http://files.test/a"}]), verb("upload_file", files=[{"content": "a"}]),
-        verb("chrome_open_tabs", urls_to_open="https://a.test"), verb("chrome_close_tabs", urls_to_close=[1]),
-        verb("chrome_open_tabs"),
-    ],
-)  # fmt: skip
+WRONG = [
+    verb("execute"), verb("execute", command=""), verb("execute", command=[1]), verb("execute", cmd="a"),
+    verb("open", path=""), verb("launch", command=[]), verb("download", files=["a"]),
+    verb("download", files=[{"url": "http://files.test/a"}]), verb("upload_file", files=[{"content": "a"}]),
+    verb("chrome_open_tabs", urls_to_open="https://a.test"), verb("chrome_close_tabs", urls_to_close=[1]),
+    verb("chrome_open_tabs"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", [*WRONG, verb("sleep", seconds="1"), verb("sleep", seconds=-1)])
+def test_wrong_parameters_are_refused_before_a_desktop_is_taken(wrong: dict[str, Any]) -> None:
+    with pytest.raises(TaskError, match=rf"set-up verb 1 \({wrong['type']}\)"):
+        check_verbs("t", [wrong])
+
+
+@pytest.mark.parametrize("wrong", WRONG)
 async def test_wrong_parameters_are_a_set_up_error_that_names_the_verb(wrong: dict[str, Any]) -> None:
     with pytest.raises(SetupError, match=rf"set-up verb 1 \({wrong['type']}\)"):
         await run(FakeDesktop("d"), wrong)
@@ -153,7 +160,12 @@ async def test_wrong_parameters_are_a_set_up_error_that_names_the_verb(wrong: di
     [
         ("execute", "no list"),
         ([{"parameters": {}}], "no object with a 'type'"),
-        ([{"type": "googledrive"}], "set-up verb 'googledrive'"),
+        ([{"type": "googledrive"}], "set-up verb 'googledrive', which only OSWorld's desktop-env has; serve it with"),
+        (
+            [{"type": "wait"}],
+            "set-up verb 'wait', which there is not: there are activate_window, .*, sleep, upload_file",
+        ),
+        ([{"type": "excute"}], "set-up verb 'excute', which there is not: did you mean execute"),
         ([{"type": "execute", "parameters": []}], "parameters of set-up verb 1"),
     ],
 )

@@ -17,7 +17,7 @@ from osworld_pipeline.errors import (
     EvaluatorError,
     NoCapacityError,
     ReplicaError,
-    SetupError,
+    TaskError,
 )
 from osworld_pipeline.rollout.env_client import EnvClient, EnvTimeouts
 from osworld_pipeline.wire import EnvConfig
@@ -258,7 +258,7 @@ async def test_a_lost_reset_is_not_sent_again_to_any_other_server(connect: Any, 
 @pytest.mark.parametrize(
     ("answer", "error_class"),
     [
-        (failure(422, "no evaluator", "client_error"), SetupError),
+        (failure(422, "no evaluator", "client_error"), TaskError),
         (failure(500, "launch failed", "env_fault"), ReplicaError),
         (failure(409, "screens are 1920x1080", "client_error"), EnvServerError),
     ],

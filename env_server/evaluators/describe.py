@@ -1,0 +1,106 @@
+"""docs/evaluators.md, written from the words that there are: `python -m env_server.evaluators.describe >
+docs/evaluators.md`"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from osworld_pipeline.domain.task_words.getters import GETTERS
+from osworld_pipeline.domain.task_words.metrics import METRICS
+from osworld_pipeline.domain.task_words.osworld import OSWORLD_GETTERS, OSWORLD_METRICS, OSWORLD_VERBS
+from osworld_pipeline.domain.task_words.verbs import VERBS
+from osworld_pipeline.domain.task_words.word import Getter, Key, Metric, State
+
+HEAD = """# What a task may say
+A task prepares its desktop by set-up verbs, and its evaluator looks by getters and compares by metrics, all by
+OSWorld's names and with its scores. This page lists what there is; it is written from the code (`python -m
+env_server.evaluators.describe > docs/evaluators.md`).
+
+A suite of yours is checked against these lists when it is loaded, and an env server checks each task again before it
+takes a desktop: an unknown verb, getter, metric, parameter, rule or option is refused by its name, with the names
+that there are, and so is a rule that every desktop would fulfil. What only OSWorld's own desktop-env has
+([below](#what-only-desktop-env-has)) passes in a suite with a warning, and runs on env servers with `--grader
+osworld` or `--provider desktop_env`.
+
+An evaluator is an object with `func`, `result`, and for most metrics `expected`; `options` where the metric has some.
+Several metrics are lists of equal length (`func`, `result`, `expected`, `options`) joined by `conj`: `and` (the mean
+of the scores, 0 where one is 0) or `or` (the greatest). `postconfig` is a list of set-up verbs that are carried out
+before the evaluator looks. With the `func` `infeasible` the task cannot be done, and giving up (FAIL) is its success.
+What a getter does not find scores 0; a desktop or a grader that breaks is a fault, and never a score."""
+GIVES: Mapping[State, str] = {
+    "text": "a text",
+    "file": "a file",
+    "size": "width and height",
+    "tree": "a folder's contents",
+    "rules": "rules",
+    "anything": "a text, size or folder's contents",
+}
+
+
+def describe() -> str:
+    """The whole page, in Markdown."""
+    parts = [HEAD, "## Set-up verbs", *_index(VERBS)]
+    for verb in VERBS.values():
+        parts += [f"### {verb.name}", verb.about, *_table("parameter", verb.keys), _example(verb.example)]
+    parts += ["## Getters", *_index(GETTERS)]
+    for getter in GETTERS.values():
+        parts += _getter(getter)
+    parts += ["## Metrics", *_index(METRICS)]
+    for metric in METRICS.values():
+        parts += _metric(metric)
+    parts += ["## What only desktop-env has", *_osworlds()]
+    return "\n\n".join(parts) + "\n"
+
+
+def _getter(getter: Getter) -> list[str]:
+    about = f"{getter.about} Gives {GIVES[getter.gives]}."
+    return [f"### {getter.name}", about, *_table("parameter", getter.keys), _example(getter.example)]
+
+
+def _metric(metric: Metric) -> list[str]:
+    reads = f"`result`: {GIVES[metric.result]}"
+    reads += f"; `expected`: {GIVES[metric.expected]}." if metric.expected else "; no `expected`."
+    parts = [f"### {metric.name}", f"{metric.about} {reads}", *_table("rule", metric.rules)]
+    if metric.needs_a_rule:
+        parts.append("One of the rules has to say something.")
+    return [*parts, *_table("option", metric.options), _example(metric.example)]
+
+
+def _index(words: Mapping[str, Any]) -> list[str]:
+    return [", ".join(f"[`{name}`](#{name})" for name in words)]
+
+
+def _table(what: str, keys: Sequence[Key]) -> list[str]:
+    if not keys:
+        return []
+    rows = [
+        f"| `{key.name}` | {key.kind}{'' if key.is_required else ', may be left out'} | {key.about} |" for key in keys
+    ]
+    return ["\n".join([f"| {what} | holds | meaning |", "|---|---|---|", *rows])]
+
+
+def _example(value: Mapping[str, Any]) -> str:
+    return f"```json\n{_laid_out(value)}\n```"
+
+
+def _laid_out(value: Mapping[str, Any]) -> str:
+    """One line where it fits, or else one for each key."""
+    line = json.dumps(value)
+    if len(line) <= 110:
+        return line
+    return "{\n" + ",\n".join(f"  {json.dumps(key)}: {json.dumps(inner)}" for key, inner in value.items()) + "\n}"
+
+
+def _osworlds() -> list[str]:
+    return [
+        f"{what}: {', '.join(f'`{name}`' for name in sorted(names))}."
+        for what, names in (
+            ("Set-up verbs", OSWORLD_VERBS),
+            ("Getters", OSWORLD_GETTERS),
+            ("Metrics", OSWORLD_METRICS),
+        )
+    ]
+
+
+if __name__ == "__main__":
+    print(describe(), end="")

@@ -1,0 +1,137 @@
+"""What a word of a task is, and what values its parameters may have."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal
+
+State = Literal["text", "file", "size", "tree", "rules", "anything"]
+"""What a getter gives and a metric reads."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Key:
+    """A parameter, a rule or an option."""
+
+    name: str
+    kind: str = "text"
+    """One of KINDS."""
+    about: str
+    is_required: bool = False
+    may_be_empty: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verb:
+    name: str
+    about: str
+    keys: tuple[Key, ...]
+    """Of `parameters`."""
+    example: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Getter:
+    name: str
+    about: str
+    gives: State
+    keys: tuple[Key, ...] = ()
+    """Beside `type`."""
+    example: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    name: str
+    about: str
+    result: State
+    expected: State | None
+    """None: it takes no `expected`."""
+    rules: tuple[Key, ...] = ()
+    """Of the side that reads rules."""
+    needs_a_rule: bool = False
+    """No single rule is required, but one of them has to say something, or the metric holds for every desktop."""
+    options: tuple[Key, ...] = ()
+    example: Mapping[str, Any]
+    """A whole `evaluator`."""
+
+
+def fault_of(key: Key, value: Any) -> str | None:
+    """What is wrong with a value, as the end of a sentence; None for a good one."""
+    if value in ("", [], {}):
+        return "is empty" if key.is_required and not key.may_be_empty else None
+    return None if KINDS[key.kind](value) else f"is no {key.kind}"
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(_is_text(item) for item in value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
+
+
+def _is_whole_number(value: Any) -> bool:
+    return (
+        isinstance(value, int | str) and not isinstance(value, bool) and re.fullmatch(r"[0-9]+", str(value)) is not None
+    )
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _is_objects(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(item, Mapping) and item for item in value)
+
+
+def _is_patterns(value: Any) -> bool:
+    if not _is_texts(value):
+        return False
+    try:
+        return all(re.compile(pattern) for pattern in value)
+    except (re.error, OverflowError, RecursionError):
+        return False
+
+
+def _is_comparisons(value: Any) -> bool:
+    return _is_objects(value) and all(
+        isinstance(item.get("key"), list) and isinstance(item.get("method"), str) and "ref" in item for item in value
+    )
+
+
+def _is_files(value: Any, *sources: str) -> bool:
+    """Files to put into the desktop, each from one of the `sources`."""
+    return _is_objects(value) and all(
+        _is_text(file.get("path")) and any(isinstance(file.get(source), str) for source in sources) for file in value
+    )
+
+
+KINDS: Mapping[str, Callable[[Any], bool]] = MappingProxyType(
+    {
+        "anything": lambda _: True,
+        "text": _is_text,
+        "list of texts": _is_texts,
+        "text or list of texts": lambda value: _is_text(value) or _is_texts(value),
+        # OSWorld's own tasks write "true", too.
+        "true or false": lambda value: isinstance(value, bool) or value == "true",
+        "number from 0": _is_number,
+        "whole number": _is_whole_number,
+        "list of whole numbers": lambda value: isinstance(value, list) and all(map(_is_whole_number, value)),
+        "object": _is_object,
+        "list": lambda value: isinstance(value, list),
+        "list of objects": _is_objects,
+        "list of regular expressions": _is_patterns,
+        "list of objects with key (a list), method and ref": _is_comparisons,
+        "list of files with url and path": lambda value: _is_files(value, "url"),
+        "list of files with path and content, content_base64 or local_path": lambda value: _is_files(
+            value, "content", "content_base64", "local_path"
+        ),
+        "`str` or `list`": lambda value: value in ("str", "list"),
+    }
+)
