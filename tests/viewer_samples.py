@@ -5,6 +5,7 @@ import io
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -212,6 +213,20 @@ def checkpoint_row(checkpoint_id: str, stage: str, parent: str | None, **changes
         "checkpoint_id": checkpoint_id, "stage": stage, "parent_id": parent, "path": f"checkpoints/{checkpoint_id}",
         "num_updates": 20, "run_ids": {"mlflow": "abc123", "dagster": "run-1"}, "recipe": json.dumps(recipe),
     } | changes  # fmt: skip
+
+
+def write_suite(state: StateDir, name: str, **instructions: str) -> Path:
+    """A suite of the user's own: instructions by task id."""
+    evaluator = {"func": "exact_match", "result": {"type": "vm_command_line", "command": "id"},
+                 "expected": {"type": "rule", "rules": {"expected": ""}}}  # fmt: skip
+    tasks = [
+        {"id": task_id, "instruction": instruction, "config": [], "evaluator": evaluator}
+        for task_id, instruction in instructions.items()
+    ]
+    path = state.suites / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(tasks))
+    return path
 
 
 def write_sample_store(state: StateDir) -> None:

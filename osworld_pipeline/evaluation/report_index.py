@@ -1,12 +1,16 @@
 """The page that names all reports of a state folder: those that lie in it, whenever they were written."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.evaluation.curves import STAGE_ORDER
+from osworld_pipeline.evaluation.evaluation_names import EvaluationName, read_evaluation_names
 from osworld_pipeline.evaluation.page import STAGE_NAMES, write_page
 from osworld_pipeline.evaluation.report import REPORT_FILE
+from osworld_pipeline.tables.catalog import fresh_views
 
 INDEX_FILE = "index.html"
 
@@ -16,35 +20,69 @@ class ReportLink:
     file: str
     """Relative to the index."""
     title: str
+    digest: str
+    """What the file is told by; empty where the title is enough."""
     about: str
 
 
 def write_index(state: StateDir) -> Path:
-    """Writes `reports/index.html`. Raises StoreError."""
+    """Writes `reports/index.html`. Raises TableError, StoreError."""
+    names, begun = read_evaluation_names(state), _begun(state)
+    places = {key: place for place, key in enumerate(names)}
+    suites = sorted(
+        state.reports.glob("suite-*.html"), key=lambda path: (places.get(_digest(path), len(places)), path.name)
+    )
+    stages = sorted(state.reports.glob("training-*.html"), key=lambda path: _place(path, begun))
     groups = {
-        "Evaluations": _links(state, REPORT_FILE),
-        "Suites": _links(state, "suite-*.html"),
-        "Training runs": _links(state, "training-*.html"),
+        "Evaluations": [_link(path, "Success on held-out tasks") for path in state.reports.glob(REPORT_FILE)],
+        "Suites": [_link(path, _suite_title(path, names), _digest(path)) for path in suites],
+        "Training runs": [_link(path, _stage_title(path, begun), _digest(path)) for path in stages],
     }
     return write_page(state.reports / INDEX_FILE, "index.html.jinja", groups=groups, written_at=_time(None))
 
 
-def _links(state: StateDir, pattern: str) -> list[ReportLink]:
-    return [
-        ReportLink(file=path.name, title=_title(path.stem), about=f"written {_time(path.stat().st_mtime)}")
-        for path in sorted(state.reports.glob(pattern))
-    ]
+def _link(path: Path, title: str, digest: str = "") -> ReportLink:
+    return ReportLink(file=path.name, title=title, digest=digest, about=f"written {_time(path.stat().st_mtime)}")
 
 
-def _title(name: str) -> str:
-    kind, _, rest = name.partition("-")
-    if kind == "suite":
-        suite, _, key = rest.rpartition("-")
-        return f"{suite}, evaluation {key}"
-    if kind == "training":
-        stage, _, digest = rest.rpartition("-")
-        return f"{STAGE_NAMES.get(stage, stage)}, {digest}"
-    return "Success on held-out tasks"
+def _suite_title(path: Path, names: Mapping[str, EvaluationName]) -> str:
+    name = names.get(_digest(path))
+    return name.words if name else path.stem.removeprefix("suite-").rpartition("-")[0]
+
+
+def _stage_title(path: Path, begun: Mapping[str, tuple[float, int]]) -> str:
+    stage = _stage(path)
+    title = STAGE_NAMES.get(stage, stage)
+    began_at, num_updates = begun.get(path.stem.removeprefix("training-"), (0.0, 0))
+    told = f" · begun {_time(began_at)}" if began_at else ""
+    return (
+        f"{title} · {num_updates:,} update{'' if num_updates == 1 else 's'} rolled out{told}" if num_updates else title
+    )
+
+
+def _stage(path: Path) -> str:
+    return path.stem.removeprefix("training-").rpartition("-")[0]
+
+
+def _begun(state: StateDir) -> dict[str, tuple[float, int]]:
+    """By stage that rolled out: when it began (0.0: not known), and how many updates it began."""
+    sql = """
+        SELECT stage_key, coalesce(min(started_at) FILTER (started_at > 0), 0.0), max("update") + 1
+        FROM episodes WHERE purpose = 'train' AND "update" >= 0 GROUP BY 1
+    """
+    with fresh_views(state) as connection:
+        return {row[0]: (row[1], row[2]) for row in connection.execute(sql).fetchall()}
+
+
+def _digest(path: Path) -> str:
+    return path.stem.rpartition("-")[2]
+
+
+def _place(path: Path, begun: Mapping[str, tuple[float, int]]) -> tuple[int, float, str]:
+    """In the order of training, then of beginning."""
+    stage = _stage(path)
+    rank = STAGE_ORDER.index(stage) if stage in STAGE_ORDER else len(STAGE_ORDER)
+    return rank, begun.get(path.stem.removeprefix("training-"), (0.0, 0))[0], path.name
 
 
 def _time(timestamp: float | None) -> str:

@@ -10,6 +10,7 @@ from osworld_pipeline.domain.episode import Outcome
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.evaluation.breakdown import TaskChange, domain_of
 from osworld_pipeline.evaluation.charts import Chart, Point, Series, line_chart
+from osworld_pipeline.evaluation.evaluation_names import read_evaluation_names
 from osworld_pipeline.evaluation.filmstrips import FilmstripOf, read_filmstrips
 from osworld_pipeline.evaluation.intervals import Rate, rate_over_tasks
 from osworld_pipeline.evaluation.leaderboard import LeaderboardRow, LeaderboardTable, Versus
@@ -81,10 +82,12 @@ def write_suite_page(
     Raises TableError, StoreError."""
     shown = [row.score.checkpoint_id for row in table.rows[:MAX_COLUMNS]]
     tasks = by_task(rows, shown)
+    name = read_evaluation_names(state).get(table.evaluation_key)
     return write_page(
         state.reports / suite_file(suite_name, table.evaluation_key),
         "suite.html.jinja",
         suite_name=suite_name,
+        settings=name.settings if name else "",
         table=table,
         confidence=confidence,
         mixes={row.score.checkpoint_id: outcome_mix(row) for row in table.rows},

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from osworld_pipeline.domain.episode import Outcome
 from osworld_pipeline.domain.group import GroupFate
 from osworld_pipeline.evaluation.charts import Chart, Point, Series, line_chart, stacked_chart
+from osworld_pipeline.evaluation.evaluation_names import EvaluationName
 from osworld_pipeline.evaluation.intervals import percentiles, rate_over_tasks
 from osworld_pipeline.evaluation.scores import score_checkpoints
 from osworld_pipeline.evaluation.ticks import Bins
@@ -56,15 +57,17 @@ class Section:
     charts: tuple[Chart, ...]
 
 
-def training_sections(record: TrainingRecord, *, confidence: float = 0.95) -> list[Section]:
-    """Those that have something to show."""
+def training_sections(
+    record: TrainingRecord, *, confidence: float = 0.95, names: Mapping[str, EvaluationName] | None = None
+) -> list[Section]:
+    """Those that have something to show. `names`: of evaluations, by key."""
     rollouts = _Rollouts(record, confidence) if record.episodes else None
     trainer = _Trainer(record)
     found = [
         Section(
-            title="Held-out tasks",
-            about="Success of the milestones and of the end, as evaluated; a line for each way of evaluating.",
-            charts=_some(_held_out(record, confidence)),
+            title="Evaluated suites",
+            about="Success of the milestones and of the end; a line for each suite and way of evaluating.",
+            charts=_some(_evaluated(record, confidence, names or {})),
         )
     ]
     if rollouts is not None:
@@ -124,20 +127,22 @@ def _some(*charts: Chart | None) -> tuple[Chart, ...]:
     return tuple(chart for chart in charts if chart is not None)
 
 
-def _held_out(record: TrainingRecord, confidence: float) -> Chart | None:
+def _evaluated(record: TrainingRecord, confidence: float, names: Mapping[str, EvaluationName]) -> Chart | None:
     by_key: dict[str, list[Point]] = {}
     for score in score_checkpoints(record.evals, confidence=confidence):
         key = score.stage_key.removeprefix(f"eval-{score.checkpoint_id}-")
         at = record.num_updates_of[score.checkpoint_id]
         point = Point(x=at, y=score.success_rate, low=score.low, high=score.high)
         by_key.setdefault(key, []).append(point)
+    words = {key: names[key].words if key in names else f"evaluation {key}" for key in by_key}
+    places = {key: place for place, key in enumerate(names)}
     series = [
-        Series(name=f"evaluation {key}", points=tuple(sorted(points, key=lambda point: point.x)), colour=index)
-        for index, (key, points) in enumerate(sorted(by_key.items()))
+        Series(name=words[key], points=tuple(sorted(by_key[key], key=lambda point: point.x)), colour=index)
+        for index, key in enumerate(sorted(by_key, key=lambda key: (places.get(key, len(places)), key)))
     ]
     return line_chart(
         "Success on evaluated tasks", series, x_label="updates", y_label="valid episodes", is_share=True,
-        band=f"interval at {confidence:.0%}",
+        band=f"interval at {confidence:.0%}", note=words.popitem()[1] if len(words) == 1 else "",
     )  # fmt: skip
 
 

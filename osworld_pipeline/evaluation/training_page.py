@@ -10,6 +10,7 @@ from pathlib import Path
 from osworld_pipeline.domain.episode import Outcome
 from osworld_pipeline.domain.group import GroupFate
 from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.evaluation.evaluation_names import read_evaluation_names
 from osworld_pipeline.evaluation.filmstrips import FilmstripOf, read_filmstrips
 from osworld_pipeline.evaluation.page import write_page
 from osworld_pipeline.evaluation.training_charts import training_sections
@@ -50,13 +51,14 @@ def training_file(stage_key: str) -> str:
 def write_training_page(state: StateDir, record: TrainingRecord, *, confidence: float = 0.95) -> Path:
     """Writes `reports/training-<stage key>.html`. Raises TableError, StoreError."""
     tasks = task_halves(record)
+    names = read_evaluation_names(state) if record.evals else {}
     return write_page(
         state.reports / training_file(record.stage_key),
         "training.html.jinja",
         record=record,
         summary=_summary(record),
         facts=_facts(record),
-        sections=training_sections(record, confidence=confidence),
+        sections=training_sections(record, confidence=confidence, names=names),
         tasks=tasks[:MAX_TASKS],
         num_more_tasks=max(0, len(tasks) - MAX_TASKS),
         dropped=_dropped(record.groups),

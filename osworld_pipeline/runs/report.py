@@ -54,13 +54,21 @@ def make_report(
 ) -> Path:
     """Writes `reports/report.html` of these checkpoints' evaluations on the recipe's held-out tasks; returns its path.
     `say`: hears of an MLflow that does not answer, which costs the curves; None logs a warning."""
+    path = _write_report(state, recipe, checkpoint_ids, tracking_uri, say=say)
+    write_index(state)
+    return path
+
+
+def _write_report(
+    state: StateDir, recipe: Recipe, checkpoint_ids: Collection[str], tracking_uri: str, *, say: Say | None
+) -> Path:
     metrics = [
         point
         for checkpoint in all_checkpoints(state)
         if checkpoint.checkpoint_id in checkpoint_ids and checkpoint.stage in TRAINED
         for point in _history(tracking_uri, checkpoint.checkpoint_id, str(checkpoint.stage), CURVES, say)
     ]
-    path = write_report(
+    return write_report(
         state,
         metrics=metrics,
         suite_digest=recipe_suite(recipe).digest,
@@ -68,8 +76,6 @@ def make_report(
         confidence=recipe.evaluation.confidence,
         stage_keys=[plan_evaluation(recipe, checkpoint_id).stage_key for checkpoint_id in checkpoint_ids],
     )
-    write_index(state)
-    return path
 
 
 def training_stages(state: StateDir) -> list[str]:
@@ -119,6 +125,12 @@ def make_suite_report(state: StateDir, recipe: Recipe, suite_name: str) -> Path:
         DatasetError: there is no such suite.
         TableError: nothing was evaluated so.
     """
+    path = _write_suite(state, recipe, suite_name)
+    write_index(state)
+    return path
+
+
+def _write_suite(state: StateDir, recipe: Recipe, suite_name: str) -> Path:
     suite = load_suite(state, recipe, suite_name)
     key = evaluation_key(recipe, suite_digest=suite.digest)
     rows = _rows_of(read_evals(state), key)
@@ -136,7 +148,7 @@ def make_suite_report(state: StateDir, recipe: Recipe, suite_name: str) -> Path:
         confidence=recipe.evaluation.confidence,
     )
     (table,) = board.tables
-    path = write_suite_page(
+    return write_suite_page(
         state,
         table,
         rows,
@@ -146,8 +158,6 @@ def make_suite_report(state: StateDir, recipe: Recipe, suite_name: str) -> Path:
         num_updates_of={checkpoint.checkpoint_id: checkpoint.num_updates for checkpoint in checkpoints},
         confidence=recipe.evaluation.confidence,
     )
-    write_index(state)
-    return path
 
 
 def make_all_reports(
@@ -162,7 +172,7 @@ def make_all_reports(
     """The report of these checkpoints, the page of each of these stages that trained, the page of each suite that
     anything was evaluated on as the recipe says, and the index, which comes last."""
     confidence = recipe.evaluation.confidence
-    paths = [make_report(state, recipe, checkpoint_ids=checkpoint_ids, tracking_uri=tracking_uri, say=say)]
+    paths = [_write_report(state, recipe, checkpoint_ids, tracking_uri, say=say)]
     evals, checkpoints = read_evals(state), all_checkpoints(state)
     evaluated = {row.evaluation_key for row in evals}
     for name in suite_names(state.suites):
@@ -173,7 +183,7 @@ def make_all_reports(
                 say(f"suite {name} has no page: {error}")
             continue  # or a list of OSWorld's whose checkout is not here: nothing was evaluated on it
         if evaluation_key(recipe, suite_digest=suite.digest) in evaluated:
-            paths.append(make_suite_report(state, recipe, name))
+            paths.append(_write_suite(state, recipe, name))
     for stage_key in training_stages(state):
         if stage_key in stage_keys:
             path = _write_training(state, stage_key, checkpoints, evals, tracking_uri, confidence=confidence, say=say)

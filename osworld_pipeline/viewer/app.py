@@ -19,6 +19,7 @@ from osworld_pipeline.tables.catalog import first_line
 from osworld_pipeline.viewer.blobs import read_picture
 from osworld_pipeline.viewer.comparing import compare, list_evaluated
 from osworld_pipeline.viewer.episode import Episodes
+from osworld_pipeline.viewer.evaluations import Evaluations
 from osworld_pipeline.viewer.facets import list_episodes, neighbours
 from osworld_pipeline.viewer.filters import FACETS, SORTS, SPANS, EpisodeFilter
 from osworld_pipeline.viewer.groups import GROUPS_PAGE, list_groups, read_group
@@ -71,6 +72,7 @@ class Viewer:
         self.index = EpisodeIndex(settings.state)
         self.questions = Questions(settings.state, self.index)
         self.episodes = Episodes(settings.state, self.index)
+        self.evaluations = Evaluations(settings.state, self.index)
 
     def routes(self) -> Mapping[str, Callable[[Request], Response]]:
         return {
@@ -98,7 +100,7 @@ class Viewer:
     def home(self, _: Request | None = None) -> Response:
         self.index.refresh()
         with self.index.reading() as reader:
-            overview = read_overview(reader)
+            overview = read_overview(reader, self.evaluations.names(reader))
         has_report = (self.settings.state.reports / REPORT_INDEX).is_file()
         return self._page("home.html.jinja", overview=overview, has_report=has_report)
 
@@ -111,10 +113,11 @@ class Viewer:
             source, problem = "facts", str(error)
         with self.index.reading() as reader:
             listed = list_episodes(reader, chosen, source)
+            names = self.evaluations.names(reader)
         is_part = request.headers.get(PART_HEADER) == "results"
         return self._page(
             "results.html.jinja" if is_part else "list.html.jinja",
-            listed=listed, chosen=chosen, problem=problem, facets=FACETS, spans=SPANS, sorts=SORTS,
+            listed=listed, chosen=chosen, problem=problem, facets=FACETS, spans=SPANS, sorts=SORTS, names=names,
         )  # fmt: skip
 
     def episode_page(self, request: Request) -> Response:
@@ -123,6 +126,8 @@ class Viewer:
         query = [(name, value) for name, value in request.query_params.multi_items() if name != "step"]
         chosen = EpisodeFilter.from_query(query)
         view = self.episodes.view(episode_id)
+        with self.index.reading() as reader:
+            names = self.evaluations.names(reader)
         try:
             source = self.questions.source(chosen)
             with self.index.reading() as reader:
@@ -131,9 +136,8 @@ class Viewer:
             before, after = None, None
         step = _step(request, len(view.steps))
         return self._page(
-            "episode.html.jinja", view=view, current=step, before=before, after=after, chosen=chosen,
-            has_report=False,
-        )  # fmt: skip
+            "episode.html.jinja", view=view, current=step, before=before, after=after, chosen=chosen, names=names
+        )
 
     def side_by_side(self, request: Request) -> Response:
         self.index.refresh()
@@ -167,7 +171,8 @@ class Viewer:
         self.index.refresh()
         before, after, settings = (request.query_params.get(name, "") for name in ("a", "b", "settings"))
         with self.index.reading() as reader:
-            evaluated = list_evaluated(reader)
+            names = self.evaluations.names(reader)
+            evaluated = list_evaluated(reader, names)
             under = {
                 name: [one.settings for one in evaluated if one.checkpoint_id == name]
                 for name in (before, after)
@@ -179,7 +184,7 @@ class Viewer:
             compared = compare(reader, before, after, settings) if is_comparable else None
         return self._page(
             "compare.html.jinja", evaluated=evaluated, compared=compared, a=before, b=after, settings=settings,
-            common=common, under=under,
+            common=common, under=under, names=names,
         )  # fmt: skip
 
     def report(self, request: Request) -> Response:

@@ -5,8 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from osworld_pipeline.domain.checkpoint import Stage
 from osworld_pipeline.evaluation.breakdown import compare_tasks
 from osworld_pipeline.evaluation.comparison import Comparison
+from osworld_pipeline.evaluation.evaluation_names import EvaluationName
 from osworld_pipeline.evaluation.scores import EvalRow
 from osworld_pipeline.viewer.index import Reader
 
@@ -37,7 +39,8 @@ class Evaluated:
     stage: str
     settings: str
     """The evaluation's key; empty where nobody said."""
-    suites: str
+    name: EvaluationName
+    """The same in words."""
     num_tasks: int
     num_episodes: int
     num_valid: int
@@ -71,15 +74,23 @@ class Compared:
     """By kind."""
 
 
-def list_evaluated(reader: Reader) -> list[Evaluated]:
+def list_evaluated(reader: Reader, names: Mapping[str, EvaluationName]) -> list[Evaluated]:
+    """By suite and time, then in the order of the stages. `names`: of evaluations, by key."""
     rows = reader.dicts(
         "SELECT checkpoint_id, any_value(stage) AS stage, settings, "  # noqa: S608 - our own names
-        "string_agg(DISTINCT suite, ', ' ORDER BY suite) AS suites, "
         "count(DISTINCT task_id) AS num_tasks, count(*) AS num_episodes, count(*) FILTER (is_valid) AS num_valid, "
         f"count(*) FILTER (is_success) AS num_successes FROM ({_EVALS.format(condition='true')}) "
-        "GROUP BY checkpoint_id, settings ORDER BY settings, checkpoint_id"
+        "GROUP BY checkpoint_id, settings ORDER BY checkpoint_id"
     )
-    return [Evaluated(**{**row, "stage": row["stage"] or ""}) for row in rows]
+    found = [
+        Evaluated(**{**row, "stage": row["stage"] or "", "name": name})
+        for row in rows
+        if (name := names.get(row["settings"])) is not None
+    ]
+    stages = list(map(str, Stage))
+    return sorted(
+        found, key=lambda one: (one.name.order, stages.index(one.stage) if one.stage in stages else len(stages))
+    )
 
 
 def compare(reader: Reader, before: str, after: str, settings: str) -> Compared:

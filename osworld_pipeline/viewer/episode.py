@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from osworld_pipeline.agent.coordinates import CoordinateSpace
 from osworld_pipeline.agent.dialects import load_dialect
+from osworld_pipeline.agent.observation_text import task_part
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
 from osworld_pipeline.trajectories.blobs import BlobStore
@@ -110,7 +111,7 @@ class Episodes:
         space = find_space(turns, size, space_of(known["recipe"]))
         return EpisodeView(
             row=row,
-            instruction=known["instruction"] or "",
+            instruction=self._instruction(episode_id, known),
             domain=known["domain"] or "",
             stage=known["stage"] or "",
             steps=tuple(self._steps(rows, actions, space)),
@@ -169,12 +170,22 @@ class Episodes:
         """What other tables say of it; the recipe is that of the stage that it was played for."""
         with self._index.reading() as reader:
             found = reader.one(
-                "SELECT f.instruction, f.domain, f.stage, c.recipe FROM facts f LEFT JOIN checkpoints c ON "
+                "SELECT f.instruction, f.domain, f.stage, c.recipe, t.is_own FROM facts f LEFT JOIN checkpoints c ON "
                 "c.checkpoint_id = CASE WHEN f.purpose = 'train' THEN f.stage_key ELSE f.checkpoint_id END "
+                "LEFT JOIN union_tasks t ON t.task_id = f.task_id "
                 "WHERE f.episode_id = ? LIMIT 1",
                 [row["episode_id"]],
             )
-        return found or {"instruction": None, "domain": None, "stage": None, "recipe": None}
+        return found or dict.fromkeys(("instruction", "domain", "stage", "recipe", "is_own"))
+
+    def _instruction(self, episode_id: str, known: Mapping[str, Any]) -> str:
+        """As the table of tasks has it. A task of the user's own may have been changed since, or its file is gone: then
+        as the model was told."""
+        if known["instruction"] and not known["is_own"]:
+            return known["instruction"]
+        steps = self._read_steps(episode_id, ("step_index", "observation_text")).to_pylist()
+        first = next((step["observation_text"] for step in steps if step["step_index"] == 0), None)
+        return told_task(first or "") or known["instruction"] or ""
 
     def _steps(
         self, rows: Sequence[Mapping[str, Any]], actions: Sequence[Mapping[str, Any] | None], space: CoordinateSpace
@@ -200,6 +211,11 @@ class Episodes:
         except StoreError:
             return False
         return True
+
+
+def told_task(text: str) -> str:
+    """The task in the first turn's text; empty where it names none (agent/observation_text.py)."""
+    return f"\n{task_part(text)}".partition("\n[Task]\n")[2].strip()
 
 
 def _only(episode_id: str) -> list[tuple]:

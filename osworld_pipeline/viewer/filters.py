@@ -40,7 +40,7 @@ FACETS = (
     Facet(name="stage", label="Stage", column="stage"),
     Facet(name="reading", label="Actions the parser read", column="reading"),
     Facet(name="checkpoint", label="Checkpoint", column="checkpoint_id", is_open=False),
-    Facet(name="suite", label="Suite", column="suite"),
+    Facet(name="suite", label="Suite, as task ids name it", column="suite"),
     Facet(name="family", label="Family of tasks", column="family", is_open=False),
     Facet(name="domain", label="Domain", column="domain", is_open=False),
     Facet(name="task", label="Task", column="task_id", is_open=False),

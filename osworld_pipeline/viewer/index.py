@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from osworld_pipeline.columns import stored
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import PipelineError, StoreError
+from osworld_pipeline.evaluation.evaluation_names import own_suite_files, own_suites
 from osworld_pipeline.tables.catalog import first_line
 from osworld_pipeline.viewer.files import StoreFiles, empty_rows, list_files, sql_list
 from osworld_pipeline.viewer.index_sql import (
@@ -133,6 +134,7 @@ class EpisodeIndex:
     def _take_in(self) -> None:
         found = {head: list_files(self._state, head) for head in ("episodes", "rollout_groups")}
         owned = {name: _stamp(self._state.tables / f"{name}.parquet") for name in OWNED}
+        owned |= {str(path): (0, *stamp) for path, stamp in own_suite_files(self._state)}
         if found == self._files and owned == self._owned:
             return
         with self._database.cursor() as cursor:
@@ -181,7 +183,8 @@ class EpisodeIndex:
             cursor.execute(statement.format(heads=heads, details=details, hidden=hidden, keys=keys, root=str(root)))
 
     def _take_names(self, cursor: duckdb.DuckDBPyConnection) -> None:
-        """The few columns of the small tables that a list shows; a table nobody has written yet is empty."""
+        """The few columns of the small tables that a list shows, and the tasks of the user's own suites; a table nobody
+        has written yet is empty."""
         for name, columns in (
             ("union_tasks", ["task_id", "domain", "instruction"]),
             ("checkpoints", ["checkpoint_id", "stage", "parent_id", "path", "num_updates", "run_ids", "recipe"]),
@@ -193,6 +196,13 @@ class EpisodeIndex:
                 cursor.register("incoming", pq.read_table(path, columns=present))
                 cursor.execute(f"INSERT INTO {name} BY NAME SELECT DISTINCT ON ({columns[0]}) * FROM incoming")  # noqa: S608
                 cursor.unregister("incoming")
+        own = {task.task_id: task for suite in own_suites(self._state) for task in suite.tasks}
+        if own:
+            names = [(one.task_id, one.domain, one.instruction) for one in own.values()]
+            cursor.executemany(
+                "INSERT INTO union_tasks SELECT $1, $2, $3, true WHERE $1 NOT IN (SELECT task_id FROM union_tasks)",
+                names,
+            )
 
 
 class Reader:

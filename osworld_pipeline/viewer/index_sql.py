@@ -31,7 +31,7 @@ TABLES = (
         reward DOUBLE, advantage DOUBLE, weight DOUBLE, kind VARCHAR, strategy VARCHAR
     )
     """,
-    "CREATE TABLE union_tasks (task_id VARCHAR, domain VARCHAR, instruction VARCHAR)",
+    "CREATE TABLE union_tasks (task_id VARCHAR, domain VARCHAR, instruction VARCHAR, is_own BOOLEAN DEFAULT false)",
     """
     CREATE TABLE checkpoints (
         checkpoint_id VARCHAR, stage VARCHAR, parent_id VARCHAR, path VARCHAR, num_updates INTEGER,

@@ -33,6 +33,8 @@ _NAMES = {
     "mouse_down": "press the button",
     "mouse_up": "let the button go",
 }
+_ENDS = {"success": "says that the task is done", "failure": "says that the task cannot be done"}
+"""What a policy says by ending; whether it is right, the grader tells."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,7 +205,7 @@ def describe(one: Mapping[str, Any]) -> str:
     if name == "wait":
         return f"wait {one['seconds']:g} s" if isinstance(one.get("seconds"), int | float) else "wait"
     if name == "terminate":
-        return f"end the task: {one.get('status', '')}".rstrip(": ")
+        return _ENDS.get(str(one.get("status", "")), "end the task")
     return name.replace("_", " ")[:MAX_CAPTION]
 
 

@@ -1,9 +1,11 @@
 """What is in the store, for the first page: checkpoints with what was played by them and for them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from osworld_pipeline.domain.checkpoint import Stage
+from osworld_pipeline.evaluation.evaluation_names import EvaluationName
 from osworld_pipeline.viewer.comparing import Evaluated, list_evaluated
 from osworld_pipeline.viewer.index import Reader
 
@@ -15,11 +17,14 @@ class Overview:
     """In the order of the stages."""
     evaluations: dict[str, list[Evaluated]]
     """By checkpoint, one for each way of evaluating: what was not run alike is not added up."""
-    unknown: list[dict[str, Any]]
-    """Policies that were played and that no table of checkpoints knows: of imports, of stages that still train."""
+    at_work: list[dict[str, Any]]
+    """Stages that have rolled out and left no checkpoint of their end: they train now, or were cut short."""
+    others: list[dict[str, Any]]
+    """Further policies that no table of checkpoints knows: of imports, mostly."""
 
 
-def read_overview(reader: Reader) -> Overview:
+def read_overview(reader: Reader, names: Mapping[str, EvaluationName]) -> Overview:
+    """`names`: of evaluations, by key."""
     totals = reader.dicts(
         "SELECT count(*) AS num_episodes, count(*) FILTER (purpose = 'train') AS num_train, "
         "count(*) FILTER (purpose = 'evaluate') AS num_evaluate, count(*) FILTER (NOT is_valid) AS num_faults, "
@@ -41,14 +46,27 @@ def read_overview(reader: Reader) -> Overview:
     unknown = reader.dicts(
         """
         SELECT key, any_value(purpose) AS purpose, any_value(stage) AS stage, count(*) AS n,
-               count(*) FILTER (is_success) AS successes, count(*) FILTER (is_valid) AS valid
+               count(*) FILTER (is_success) AS successes, count(*) FILTER (is_valid) AS valid,
+               max("update") FILTER (purpose = 'train') + 1 AS num_updates, max(started_at) AS newest_at,
+               string_agg(DISTINCT nullif(source_dataset, ''), ', ') AS source_dataset
         FROM (
             SELECT *, CASE WHEN purpose = 'train' THEN stage_key ELSE checkpoint_id END AS key FROM facts
         )
-        WHERE key NOT IN (SELECT checkpoint_id FROM checkpoints) GROUP BY key ORDER BY key LIMIT 200
+        WHERE key NOT IN (SELECT checkpoint_id FROM checkpoints) GROUP BY key
+        ORDER BY newest_at DESC NULLS LAST, key LIMIT 200
         """
     )
     evaluations: dict[str, list[Evaluated]] = {}
-    for one in list_evaluated(reader):
+    for one in list_evaluated(reader, names):
         evaluations.setdefault(one.checkpoint_id, []).append(one)
-    return Overview(totals=totals, checkpoints=checkpoints, evaluations=evaluations, unknown=unknown)
+    return Overview(
+        totals=totals,
+        checkpoints=checkpoints,
+        evaluations=evaluations,
+        at_work=[one for one in unknown if _is_at_work(one)],
+        others=[one for one in unknown if not _is_at_work(one)],
+    )
+
+
+def _is_at_work(policy: Mapping[str, Any]) -> bool:
+    return (policy["num_updates"] or 0) > 0 and not policy["source_dataset"]

@@ -12,6 +12,7 @@ from urllib.parse import quote, urlencode
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from osworld_pipeline.domain.episode import Outcome
+from osworld_pipeline.viewer.evaluations import evaluation_words, suite_words
 from osworld_pipeline.viewer.marks import Mark
 
 _FOLDER = Path(__file__).parent
@@ -53,6 +54,9 @@ def _environment() -> Environment:
         "px": px,
         "outcome_kind": outcome_kind,
         "words": lambda text: str(text).replace("_", " "),
+        "row_id": row_id,
+        "evaluation_words": evaluation_words,
+        "suite_words": suite_words,
     }
     environment.globals |= {
         "static": static_url,
@@ -77,6 +81,11 @@ def episode_url(episode_id: str, **query: Any) -> str:
 
 def group_url(group_id: str, **query: Any) -> str:
     return with_query(f"/group/{quote(group_id, safe='')}", **query)
+
+
+def row_id(name: str) -> str:
+    """Of the link to an episode or a group in a list: an address that leads back names it, and browsers focus it."""
+    return f"row-{name}"
 
 
 def with_query(path: str, **query: Any) -> str:

@@ -11,7 +11,6 @@ import pyarrow as pa
 from osworld_pipeline.columns import PART_TABLES
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.part_files import HEAD_OF
-from osworld_pipeline.tables.catalog import first_line
 from osworld_pipeline.tables.query import fetch_within
 from osworld_pipeline.viewer.files import StoreFiles, empty_rows, list_files, sql_list
 from osworld_pipeline.viewer.filters import EpisodeFilter
@@ -64,7 +63,7 @@ class Questions:
                     f"stopped after {self._limit_s:g} s: choose facets instead, or ask with `osworld-pipeline query`"
                 ) from error
             except duckdb.Error as error:
-                raise BadQuestionError(f"DuckDB refuses the condition: {first_line(error)}") from error
+                raise BadQuestionError(f"DuckDB refuses the condition: {_refusal(error)}") from error
 
     def _prepare(self, connection: duckdb.DuckDBPyConnection, tables: tuple[str, ...]) -> None:
         """Views of one moment, and nothing else within reach."""
@@ -89,6 +88,13 @@ class Questions:
 
 
 _SAID = "SELECT DISTINCT episode_id FROM steps WHERE contains(lower(response_text), ?)"
+
+
+def _refusal(error: duckdb.Error) -> str:
+    """Its first line, and what it proposes instead."""
+    first, *others = str(error).strip().splitlines()
+    proposed = [line.strip() for line in others if line.startswith(("Candidate bindings:", "Did you mean"))]
+    return ". ".join(line.rstrip("!.") for line in (first, *proposed))
 
 
 def _only_condition(connection: duckdb.DuckDBPyConnection, text: str) -> str:

@@ -141,7 +141,7 @@ def test_keys_step_through_an_episode_and_the_step_is_an_address(page: Page, url
     expect(page).to_have_url(f"{url}{SOLVED}?step=6")
     page.reload()
     assert shown_step(page) == "step 6 of 6"
-    expect(page.locator(".step:visible .what")).to_have_text("end the task: success")
+    expect(page.locator(".step:visible .what")).to_have_text("says that the task is done")
     page.locator(".tick").nth(3).click()
     expect(page.locator(".step:visible .what")).to_have_text('type "hello there\\n"')
     page.get_by_label("Step", exact=True).focus()
@@ -223,6 +223,10 @@ def test_keys_alone_reach_an_episode_and_lead_on_and_back(page: Page, url: str) 
     page.wait_for_url(url + first)
     page.keyboard.press("u")
     expect(page.locator("h1")).to_have_text("14 of 33 episodes")
+    expect(page.locator(f"a[href='{first}']")).to_be_focused()
+    page.keyboard.press("k")
+    page.keyboard.press("j")
+    assert page.evaluate("document.activeElement.getAttribute('href')") == first
     page.keyboard.press("/")
     assert page.evaluate("document.activeElement.id") == "q"
     page.keyboard.press("Escape")
@@ -231,6 +235,16 @@ def test_keys_alone_reach_an_episode_and_lead_on_and_back(page: Page, url: str) 
     expect(page.get_by_role("dialog")).to_be_visible()
     page.keyboard.press("Escape")
     expect(page.get_by_role("dialog")).not_to_be_visible()
+
+
+def test_way_back_shows_the_row_that_was_open(page: Page, url: str) -> None:
+    for path, row in (("/episodes?sort=oldest", 32), ("/groups", 1)):
+        page.goto(url + path)
+        page.locator(".row-link").nth(row).click()
+        page.wait_for_selector("[data-scrubber], .panel")
+        page.keyboard.press("u")
+        expect(page.locator(".row-link").nth(row)).to_be_focused()
+        expect(page.locator(".row-link").nth(row)).to_be_in_viewport()
 
 
 def test_tab_reaches_every_control_and_each_shows_that_it_is_reached(page: Page, url: str) -> None:

@@ -38,6 +38,54 @@ def test_list_of_tasks_is_a_suite_and_so_is_an_object_that_names_files(tmp_path:
     assert named.digest == listed.digest
 
 
+def scored(**changes: Any) -> dict[str, Any]:
+    evaluator = {
+        "func": "check_include_exclude",
+        "result": {"type": "vm_command_line", "command": "cat a"},
+        "expected": {"type": "rule", "rules": {"include": ["milk"]}},
+    }
+    return {**task("a"), "evaluator": {**evaluator, **changes}}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        (
+            scored(func="check_includes"),
+            "metric 'check_includes', which there is not: did you mean check_include_exclude",
+        ),
+        (scored(result={"type": "vm_command", "command": "a"}), "getter 'vm_command'.*did you mean vm_command_line"),
+        (scored(expected={"type": "rule", "rules": {"contains": ["milk"]}}), "no rule 'contains'; .* include, exclude"),
+        (scored(expected={"type": "rule", "rules": {}}), "has no rule, so every desktop would fulfil it"),
+        (scored(postconfig=[{"type": "wait"}]), "set-up verb 'wait', which there is not: there are .*sleep"),
+        ({**scored(), "config": [{"type": "wait", "parameters": {"seconds": 1}}]}, "set-up verb 'wait'"),
+        ({**scored(), "config": [{"type": "sleep", "parameters": {"second": 1}}]}, "no parameter 'second'; .* seconds"),
+    ],
+)
+def test_what_cannot_be_set_up_or_scored_is_refused_when_the_suite_is_loaded(
+    tmp_path: Path, wrong: dict[str, Any], sentence: str
+) -> None:
+    write(tmp_path / "tasks" / "wrong.json", wrong)
+    assert read_suite_file(write(tmp_path / "good.json", [scored()])).tasks
+    with pytest.raises(DatasetError, match=rf"bad.json, task 2: task a.*{sentence}"):
+        read_suite_file(write(tmp_path / "bad.json", [task("b"), wrong]))
+    with pytest.raises(DatasetError, match=rf"wrong.json: task a.*{sentence}"):
+        read_suite_file(write(tmp_path / "named.json", ["tasks/wrong.json"]))
+
+
+def test_what_only_osworlds_graders_can_do_passes_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = {"type": "vm_file", "path": "/a", "dest": "a"}
+    tables = scored(func="compare_table", result=file, expected={**file, "type": "cloud_file"})
+    assert read_suite_file(write(tmp_path / "mine.json", [tables])).tasks
+    assert "suite mine has what only OSWorld's desktop-env can do: metric compare_table (task a)" in caplog.text
+    assert "getter cloud_file" in caplog.text
+    caplog.clear()
+    assert read_suite_file(write(tmp_path / "ours.json", [scored()])).tasks
+    assert not caplog.text
+
+
 def test_digest_does_not_depend_on_the_order_and_does_on_every_task(tmp_path: Path) -> None:
     there = read_suite_file(write(tmp_path / "a.json", [task("a"), task("b")]))
     back = read_suite_file(write(tmp_path / "b.json", [task("b"), task("a")]))

@@ -3,9 +3,11 @@
 from pathlib import Path
 
 import pytest
+from episode_samples import make_episode
 from eval_samples import KEY, eval_rows
 from page_reader import Reader, read_page
 
+from osworld_pipeline.domain.episode import EpisodePurpose, SamplingParams
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.evaluation.leaderboard import LeaderboardTable, build_leaderboard
 from osworld_pipeline.evaluation.report_index import write_index
@@ -20,6 +22,7 @@ from osworld_pipeline.evaluation.suite_page import (
     suite_file,
     write_suite_page,
 )
+from osworld_pipeline.trajectories import TrajectoryStore
 
 EVIL = '<img src=x onerror="alert(1)">'
 PARENTS = {"base": None, "sft": "base", "sft-u0002": "base"}
@@ -139,7 +142,45 @@ def test_the_index_names_every_report_that_lies_there(tmp_path: Path) -> None:
     assert [value for name, value in page.attributes if name == "href"] == [
         suite_file("mine", KEY), "training-gspo_phase1-00ff.html",
     ]  # fmt: skip
-    assert "GSPO phase 1, 00ff" in page.text
+    assert f"mine {KEY} written" in page.text
+    assert "GSPO phase 1 00ff written" in page.text
+
+
+def test_the_index_tells_evaluations_and_runs_by_what_they_were_and_in_time(tmp_path: Path) -> None:
+    state = StateDir(tmp_path)
+    store = TrajectoryStore(state)
+    for seconds, key, temperature in ((20, "0a", 0.6), (10, "ff", 0.0)):
+        store.write_episodes(key, [
+            make_episode(key, task_id="mine-a-1", checkpoint_id="c", stage_key=f"eval-c-{key}",
+                         started_at=1e9 + seconds, sampling=SamplingParams(temperature=temperature)),
+        ])  # fmt: skip
+    for seconds, name in ((40, "gspo_phase1-0a"), (30, "gspo_phase1-ff")):
+        store.write_episodes(name, [
+            make_episode(name, purpose=EpisodePurpose.TRAIN, stage_key=name, update=2, started_at=1e9 + seconds),
+        ])  # fmt: skip
+    state.reports.mkdir()
+    for name in ("suite-mine-0a", "suite-mine-ff", "training-gspo_phase1-0a", "training-gspo_phase1-ff",
+                 "training-sft-99"):  # fmt: skip
+        (state.reports / f"{name}.html").write_text("")
+    text = read_page(write_index(state)).text
+    told = [
+        "mine · seed 0 · T 0 ff written", "mine · seed 0 · T 0.6 0a written", "SFT 99 written",
+        "GSPO phase 1 · 3 updates rolled out · begun 2001-09-09 01:47 UTC ff written",
+        "GSPO phase 1 · 3 updates rolled out · begun 2001-09-09 01:47 UTC 0a written",
+    ]  # fmt: skip
+    places = [text.find(one) for one in told]
+    assert -1 not in places
+    assert places == sorted(places)
+
+
+def test_the_page_of_a_suite_says_how_it_was_evaluated(tmp_path: Path) -> None:
+    state = StateDir(tmp_path)
+    for seed in range(3):
+        TrajectoryStore(state).write_episodes(f"p{seed}", [
+            make_episode(f"e{seed}", checkpoint_id="sft", stage_key=f"eval-sft-{KEY}", seed=seed,
+                         sampling=SamplingParams(temperature=0.6)),
+        ])  # fmt: skip
+    assert f"mine 3 seeds · T 0.6 · {KEY}" in write(state, ROWS).text
 
 
 @pytest.mark.parametrize("letters", ["e", "eg"])

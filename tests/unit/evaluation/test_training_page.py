@@ -3,6 +3,7 @@ else."""
 
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from osworld_pipeline.domain.group import GroupFate, RolloutGroup
 from osworld_pipeline.domain.replay import Injection
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.evaluation.curves import MetricPoint
+from osworld_pipeline.evaluation.evaluation_names import EvaluationName
 from osworld_pipeline.evaluation.scores import read_evals
 from osworld_pipeline.evaluation.training_charts import training_sections
 from osworld_pipeline.evaluation.training_metrics import REPORTED_METRICS, UNITS, WORDS
@@ -127,6 +129,20 @@ def test_fates_injections_lengths_and_times_have_their_plots(record: TrainingRec
 
 def test_milestones_are_shown_where_they_were_evaluated(record: TrainingRecord) -> None:
     assert rows(record, "Success on evaluated tasks")[0][:2] == ("2", "100.0%")
+
+
+def test_evaluations_of_a_stage_are_told_by_suite_and_settings(state: StateDir, record: TrainingRecord) -> None:
+    name = EvaluationName(key="", suite="mine", origin="", settings="seed 3 · T 0.6", began_at=None)
+    first = record.evals[0]
+    other = replace(first, stage_key=f"eval-{first.checkpoint_id}-0a", seed=1)
+    keys = {first.evaluation_key: name, "0a": replace(name, suite="heldout")}
+    (one,) = training_sections(record, names=keys)[0].charts
+    (both,) = training_sections(replace(record, evals=(*record.evals, other)), names=keys)[0].charts
+    assert (one.note, one.legend) == ("mine · seed 3 · T 0.6", ())
+    assert [words for _, words in both.legend] == ["mine · seed 3 · T 0.6", "heldout · seed 3 · T 0.6"]
+    text = read_page(write_training_page(state, record)).text
+    assert "Evaluated suites" in text
+    assert "Held-out tasks" not in text, "a suite of the user's is none"
 
 
 def test_what_a_milestone_carries_is_shown_where_mlflow_knows_nothing(state: StateDir, record: TrainingRecord) -> None:

@@ -9,6 +9,7 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.evaluation.scores import read_evals
 from osworld_pipeline.training.advantage import compute_advantages
 from osworld_pipeline.viewer.comparing import compare, list_evaluated
+from osworld_pipeline.viewer.evaluations import Evaluations
 from osworld_pipeline.viewer.groups import estimator_of, list_groups, read_group
 from osworld_pipeline.viewer.index import EpisodeIndex
 from osworld_pipeline.viewer.settings import NotFoundError
@@ -62,7 +63,7 @@ def test_estimator_is_that_of_the_recipe(recipe: str | None, estimator: str) -> 
 
 def test_comparison_is_that_of_the_evaluations(index: EpisodeIndex, sample_state: StateDir) -> None:
     with index.reading() as reader:
-        evaluated = list_evaluated(reader)
+        evaluated = list_evaluated(reader, Evaluations(sample_state, index).names(reader))
         found = compare(reader, SFT, GSPO, KEY)
     rows = read_evals(sample_state)
     for one in evaluated:

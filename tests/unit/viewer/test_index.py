@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from episode_samples import make_episode
-from viewer_samples import BASE, GSPO, SFT, checkpoint_row
+from viewer_samples import BASE, GSPO, SFT, TASKS, checkpoint_row, write_suite
 
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
@@ -128,6 +128,21 @@ def test_instruction_follows_the_table_of_tasks(own_state: StateDir) -> None:
     write_table(own_state, "union_tasks", [{"task_id": task, "instruction": "Something else."}])
     os.utime(path)
     assert ("Something else.",) in known(index, "SELECT DISTINCT instruction FROM facts")
+
+
+def test_task_of_a_suite_of_the_users_has_its_instruction_and_follows_the_file(own_state: StateDir) -> None:
+    TrajectoryStore(own_state).write_episodes("mine", [make_episode("m", task_id="notes"), make_episode("n")])
+    index = EpisodeIndex(own_state)
+    sql = "SELECT instruction FROM facts WHERE episode_id = 'm'"
+    assert known(index, sql) == [(None,)]
+    path = write_suite(own_state, "mine", notes="Make a folder.", other="Something.")
+    assert known(index, sql) == [("Make a folder.",)]
+    write_suite(own_state, "mine", notes="Make a new folder.")
+    os.utime(path, ns=(1, 1))
+    assert known(index, sql) == [("Make a new folder.",)]
+    write_suite(own_state, "mine", **{TASKS[0][0]: "Not what the table says."})
+    os.utime(path, ns=(2, 2))
+    assert known(index, f"SELECT DISTINCT instruction FROM facts WHERE task_id = '{TASKS[0][0]}'") == [(TASKS[0][2],)]
 
 
 def test_no_refresh_fails_while_parts_are_written_again_and_compacted(tmp_path: Path) -> None:

@@ -114,7 +114,9 @@ def test_import_without_an_action_is_drawn_from_its_command() -> None:
         ({"action": "double_click", "coordinate": [1, 2]}, "double click at (1, 2)"),
         ({"action": "left_click"}, "click at the pointer"),
         ({"action": "wait"}, "wait"),
-        ({"action": "terminate", "status": "failure"}, "end the task: failure"),
+        ({"action": "terminate", "status": "failure"}, "says that the task cannot be done"),
+        ({"action": "terminate", "status": "success"}, "says that the task is done"),
+        ({"action": "terminate", "status": ["?"]}, "end the task"),
         ({"action": "left_click", "coordinate": [0.5, 0.25]}, "click at (0.5, 0.25)"),
     ],
 )

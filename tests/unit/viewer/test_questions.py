@@ -79,6 +79,18 @@ def test_condition_that_is_none_or_reaches_for_more_is_refused(ask: Ask, text: s
         ask(where=text)
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("shaped_rewards > 1", 'not found in FROM clause. Candidate bindings: "shaped_reward"'),
+     ("lenn(task_id) > 1", 'Did you mean "len"?')],
+)  # fmt: skip
+def test_refusal_says_what_is_there_instead(ask: Ask, text: str, words: str) -> None:
+    with pytest.raises(BadQuestionError) as refused:
+        ask(where=text)
+    assert words in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
 def test_condition_that_takes_long_is_stopped(sample_state: StateDir, sample_index: EpisodeIndex) -> None:
     questions = Questions(sample_state, sample_index, limit_s=0.3)
     endless = "(SELECT count(*) FROM range(10000000) a, range(10000000) b) > 0"

@@ -1,0 +1,194 @@
+"""Evaluations in words: the suite, and how it was run as far as the tables say. The key that tells any two apart is a
+digest, which says nothing to a person."""
+
+import math
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import lru_cache
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.errors import DatasetError
+from osworld_pipeline.evaluation.suite_files import HELDOUT, EvalSuite, read_suite_file
+from osworld_pipeline.evaluation.suites.suite import HELDOUT_EVERY, SUITES
+from osworld_pipeline.tables.catalog import fresh_views
+
+UNKNOWN_SETTINGS = "settings not recorded"
+NO_SUITE = "osworld"
+"""What the view `evals` calls the suite of a task whose id names none."""
+_BUILT_IN = frozenset(name.replace("_", "-") for name in SUITES)
+_TASK = re.compile(r"(.+)-[a-z0-9_]+-([0-9]+)")
+_REPORT = re.compile(r"suite-(.+)-([^-]+)")
+
+PLAYED = """
+SELECT key, list(DISTINCT task_id) AS task_ids, list(DISTINCT seed) AS seeds, list(DISTINCT max_turns) AS max_turns,
+       list(DISTINCT temperature) AS temperatures, list(DISTINCT engine) AS engines,
+       min(started_at) FILTER (started_at > 0) AS began_at
+FROM (
+    SELECT *, CASE WHEN starts_with(stage_key, concat('eval-', checkpoint_id, '-'))
+        THEN substr(stage_key, length(checkpoint_id) + 7) ELSE '' END AS key
+    FROM {source} WHERE purpose = 'evaluate'
+) GROUP BY key
+"""
+"""For each evaluation what is recorded of it; `source` has the columns of `episodes`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Played:
+    """What was played under one key, whoever the policy was. A row of PLAYED."""
+
+    key: str
+    task_ids: Sequence[str]
+    seeds: Sequence[int | None]
+    max_turns: Sequence[int | None]
+    temperatures: Sequence[float | None]
+    engines: Sequence[str | None]
+    began_at: float | None
+    """Unix time; None where nobody said."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationName:
+    key: str
+    suite: str
+    """As commands name it, where that is known."""
+    origin: str
+    """What the tasks' ids name instead; empty where it is the same or nothing."""
+    settings: str
+    """What tells it from others of the suite."""
+    began_at: float | None
+
+    @property
+    def words(self) -> str:
+        return f"{self.suite} · {self.settings}"
+
+    @property
+    def order(self) -> tuple[str, float, str]:
+        """By suite, then by time."""
+        return self.suite, self.began_at or 0.0, self.key
+
+
+def read_evaluation_names(state: StateDir) -> dict[str, EvaluationName]:
+    """By evaluation key, in the order of suite and time. Raises TableError."""
+    with fresh_views(state) as connection:
+        cursor = connection.execute(PLAYED.format(source="episodes"))
+        columns = [column[0] for column in cursor.description or ()]
+        rows = [dict(zip(columns, row, strict=True)) for row in cursor.fetchall()]
+    return name_evaluations(rows, suites=own_suites(state), recorded=recorded_suites(state))
+
+
+def name_evaluations(
+    rows: Iterable[Mapping[str, Any]], *, suites: Iterable[EvalSuite], recorded: Mapping[str, str]
+) -> dict[str, EvaluationName]:
+    """`rows`: of PLAYED; `suites`: the user's own; `recorded`: suites by key, where somebody wrote them down. By key,
+    in the order of suite and time. Tasks, turns and engine are named where the evaluations of a suite differ in them,
+    and when it began where nothing else tells two apart."""
+    there = {suite.name: frozenset(task.task_id for task in suite.tasks) for suite in suites}
+    named = []
+    for played in (Played(**row) for row in rows):
+        by_id = suite_by_id(played.task_ids)
+        suite = recorded.get(played.key) or suite_of(played.task_ids, there)
+        origin = by_id if by_id not in (suite, NO_SUITE) else ""
+        name = EvaluationName(key=played.key, suite=suite, origin=origin, settings="", began_at=played.began_at)
+        named.append((name, played))
+    named.sort(key=lambda pair: pair[0].order)
+    found: dict[str, EvaluationName] = {}
+    for _, group in groupby(named, key=lambda pair: pair[0].suite):
+        found |= {name.key: name for name in _tell_apart(list(group))}
+    return found
+
+
+def suite_of(task_ids: Collection[str], own: Mapping[str, frozenset[str]]) -> str:
+    """The name of the suite that these tasks are of: held-out ones of a built-in suite, or the smallest of the user's
+    that has them all; else what the ids name."""
+    read = [_TASK.fullmatch(task_id) for task_id in task_ids]
+    if read and all(one and one[1] in _BUILT_IN and int(one[2]) % HELDOUT_EVERY == HELDOUT_EVERY - 1 for one in read):
+        return HELDOUT
+    holding = [(len(ids), name) for name, ids in own.items() if ids.issuperset(task_ids)]
+    smallest = min(holding, default=(0, ""))[0]
+    return " or ".join(sorted(name for size, name in holding if size == smallest)) or suite_by_id(task_ids)
+
+
+def suite_by_id(task_ids: Iterable[str]) -> str:
+    """As the view `evals` tells it."""
+    found = {one[1] if (one := _TASK.fullmatch(task_id)) else NO_SUITE for task_id in task_ids}
+    return ", ".join(sorted(found))
+
+
+def own_suites(state: StateDir) -> list[EvalSuite]:
+    """The user's; one that cannot be read now is left out."""
+    found = [_read_suite(path, stamp) for path, stamp in own_suite_files(state)]
+    return [suite for suite in found if suite is not None]
+
+
+def own_suite_files(state: StateDir) -> list[tuple[Path, tuple[int, int]]]:
+    """With what changes when a file does."""
+    found = []
+    for path in sorted(state.suites.glob("*.json")):
+        try:
+            stat = path.stat()
+        except OSError:
+            continue
+        found.append((path, (stat.st_mtime_ns, stat.st_size)))
+    return found
+
+
+def recorded_suites(state: StateDir) -> dict[str, str]:
+    """By evaluation key, from the names of the suites' reports: whoever wrote one knew the suite."""
+    found = [_REPORT.fullmatch(path.stem) for path in state.reports.glob("suite-*.html")]
+    return {one[2]: one[1] for one in found if one}
+
+
+@lru_cache(maxsize=64)
+def _read_suite(path: Path, stamp: tuple[int, int]) -> EvalSuite | None:
+    """`stamp`: another one is another file."""
+    try:
+        return read_suite_file(path)
+    except DatasetError:
+        return None
+
+
+_ALWAYS: Sequence[Callable[[Played], str]] = (
+    lambda one: _counted(one.seeds, "seed"),
+    lambda one: ", ".join(f"T {value:g}" for value in _known(one.temperatures)),
+)
+_WHERE_THEY_DIFFER: Sequence[Callable[[Played], str]] = (
+    lambda one: f"{len(one.task_ids):,} task{'' if len(one.task_ids) == 1 else 's'}",
+    lambda one: ", ".join(f"{value} turns" for value in _known(one.max_turns)),
+    lambda one: ", ".join(_known(one.engines)),
+)
+
+
+def _tell_apart(named: Sequence[tuple[EvaluationName, Played]]) -> list[EvaluationName]:
+    """Those of one suite, with their settings in words."""
+    with_key = [played for name, played in named if name.key]
+    wanted = [*_ALWAYS, *(told for told in _WHERE_THEY_DIFFER if len({told(one) for one in with_key}) > 1)]
+    settings = [
+        (" · ".join(filter(None, (told(played) for told in wanted))) if name.key else "") or UNKNOWN_SETTINGS
+        for name, played in named
+    ]
+    return [
+        replace(name, settings=words if settings.count(words) == 1 else f"{words} · {_began(name.began_at)}")
+        for (name, _), words in zip(named, settings, strict=True)
+    ]
+
+
+def _known(values: Iterable[Any]) -> list[Any]:
+    return sorted(
+        value for value in values if value not in (None, "") and not (isinstance(value, float) and math.isnan(value))
+    )
+
+
+def _counted(values: Iterable[Any], noun: str) -> str:
+    known = _known(values)
+    return f"{noun} {known[0]}" if len(known) == 1 else f"{len(known)} {noun}s" if known else ""
+
+
+def _began(unix_time: float | None) -> str:
+    if unix_time is None or not math.isfinite(unix_time):
+        return "begun at a time unknown"
+    return f"begun {datetime.fromtimestamp(unix_time, UTC):%Y-%m-%d %H:%M:%S}"
