@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
+
+from osworld_pipeline.cli.options import names_of
+from osworld_pipeline.cli.shown import ScoreLine, counted, say, show_scores
 
 
 def register(app: typer.Typer) -> None:
@@ -28,39 +30,47 @@ def backfill(
 ) -> None:
     """Evaluate checkpoints on suites, one Dagster run each; what is finished is not run again, so an interrupted
     backfill goes on where it ended."""
+    chosen, wanted = names_of(checkpoints), list(dict.fromkeys(names_of(suites)))
+    who = ", ".join(chosen) or "every checkpoint"
+    say(f"backfill: {who} on {', '.join(wanted)}, as recipe {recipe} says", as_json=as_json)
     from jobs.backfill import run_backfill
     from osworld_pipeline.definitions import defs, environment
+    from osworld_pipeline.domain.state import StateDir
+    from osworld_pipeline.runs.evaluation_plan import load_suite
+    from osworld_pipeline.runs.registered import all_checkpoints
     from resources.state import RecipeResource
 
     source = RecipeResource(name=recipe, settings=settings or [], smoke=smoke, environment=environment)
+    folder, loaded = StateDir(state.resolve()), source.load()
+    num_tasks = sum(len(load_suite(folder, loaded, name).tasks) for name in wanted)
+    num_seeds, num_checkpoints = len(loaded.evaluation.seeds), len(set(chosen)) or len(all_checkpoints(folder))
+    say(
+        f"{counted(num_checkpoints * num_tasks * num_seeds, 'episode')} ({counted(num_checkpoints, 'checkpoint')}, "
+        f"{counted(num_tasks, 'task')}, {counted(num_seeds, 'seed')}); what is finished is not run again",
+        as_json=as_json,
+    )
     rows = run_backfill(
         defs,
         source=source,
         state_root=state,
-        checkpoint_ids=_names(checkpoints),
-        suites=_names(suites),
+        checkpoint_ids=chosen,
+        suites=wanted,
         console=Console(stderr=as_json),
     )
     if as_json:
         sys.stdout.write(json.dumps(rows, indent=1) + "\n")
         return
-    table = Table("suite", "checkpoint", "success", "interval", "strict", "n", "faults")
-    for row in rows:
-        table.add_row(
-            row["suite"],
-            row["checkpoint_id"],
-            _percent(row["lenient_success"]),
-            f"{_percent(row['lenient_low'])} - {_percent(row['lenient_high'])}",
-            _percent(row["strict_success"]),
-            f"{row['lenient_successes']}/{row['lenient_n']}",
-            str(row["num_faults"]),
+    lines = [
+        ScoreLine(
+            suite=row["suite"],
+            checkpoint=row["checkpoint_id"],
+            success=row["lenient_success"],
+            interval=(row["lenient_low"], row["lenient_high"]),
+            strict=row["strict_success"],
+            num_success=row["lenient_successes"],
+            num_valid=row["lenient_n"],
+            num_faults=row["num_faults"],
         )
-    Console().print(table)
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{share:.1%}"
-
-
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
+        for row in rows
+    ]
+    show_scores(lines, Console())

@@ -5,10 +5,10 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from osworld_pipeline.cli.machine import JsonOption, tell
 from osworld_pipeline.cli.pipeline import StateOption
+from osworld_pipeline.cli.shown import show_table
 
 checkpoints = typer.Typer(help="Checkpoints: what there is, and those made elsewhere.", no_args_is_help=True)
 
@@ -53,7 +53,14 @@ def list_(state: StateOption = Path("var"), as_json: JsonOption = False) -> None
     if as_json:
         tell([checkpoint_card(checkpoint) for checkpoint in found])
         return
-    table = Table("checkpoint", "stage", "updates", "parent", "path")
-    for one in found:
-        table.add_row(one.checkpoint_id, str(one.stage), str(one.num_updates), one.parent_id or "-", one.path)
-    Console().print(table)
+    rows = [
+        {
+            "checkpoint": one.checkpoint_id,
+            "stage": str(one.stage),
+            "updates": str(one.num_updates),
+            "parent": one.parent_id or "-",
+            "path": one.path,
+        }
+        for one in found
+    ]
+    show_table(rows, Console(), spare=["path", "stage"])

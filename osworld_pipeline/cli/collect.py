@@ -17,6 +17,7 @@ from osworld_pipeline.cli.options import (
     recipe_source,
 )
 from osworld_pipeline.cli.pipeline import StateOption
+from osworld_pipeline.cli.shown import counted, say, without_login
 
 if TYPE_CHECKING:
     from jobs.collect import Collected
@@ -46,6 +47,12 @@ def collect(
         raise typer.BadParameter("--suite and --tasks both say which tasks: give one of them")
     if oracle and checkpoint:
         raise typer.BadParameter("--oracle and --checkpoint both say who acts: give one of them")
+    who = "the oracle" if oracle else without_login(checkpoint) or "the champion, else the newest checkpoint,"
+    what = tasks or f"suite {suite or 'train'}"
+    say(
+        f"collect: {counted(samples, 'episode')} of each task by {who} on {what}, as recipe {recipe} says",
+        as_json=as_json,
+    )
     source = recipe_source(recipe, settings, smoke, agent__max_turns=max_turns)
     from jobs.collect import run_collect
     from osworld_pipeline.definitions import defs

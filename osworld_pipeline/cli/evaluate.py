@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from osworld_pipeline.cli.machine import JsonOption, tell
 from osworld_pipeline.cli.options import (
@@ -20,6 +19,7 @@ from osworld_pipeline.cli.options import (
     recipe_source,
 )
 from osworld_pipeline.cli.pipeline import StateOption
+from osworld_pipeline.cli.shown import ScoreLine, counted, say, show_scores, without_login
 
 
 def register(app: typer.Typer) -> None:
@@ -47,26 +47,41 @@ def evaluate(
         raise typer.BadParameter("--suite and --tasks both say which tasks: give one of them")
     if output is not None and output.is_dir():
         raise typer.BadParameter(f"--output {output} is a folder: name a file in it")
+    given_seeds = _seeds(seeds)
+    who = without_login(checkpoint) or "the champion, else the newest checkpoint,"
+    what = tasks or f"suite {suite or 'heldout'}"
+    say(f"evaluate: {who} on {what}, as recipe {recipe} says", as_json=as_json)
     source = recipe_source(
         recipe,
         settings,
         smoke,
-        evaluation__seeds=_seeds(seeds),
+        evaluation__seeds=given_seeds,
         evaluation__max_turns=max_turns,
         evaluation__temperature=temperature,
     )
-    from jobs.evaluate import run_evaluate
+    from jobs.evaluate import default_checkpoint, run_evaluate
     from osworld_pipeline.definitions import defs
+    from osworld_pipeline.domain.state import StateDir
     from osworld_pipeline.durable import write_file
     from osworld_pipeline.evaluation.suite_files import HELDOUT
-    from osworld_pipeline.runs.evaluation_plan import TaskChoice
+    from osworld_pipeline.runs.evaluation_plan import TaskChoice, load_tasks
 
+    folder, loaded = StateDir(state.resolve()), source.load()
+    if not checkpoint:
+        checkpoint = who = default_checkpoint(folder).checkpoint_id
+    choice = TaskChoice(suite=suite or HELDOUT, tasks_file=tasks, max_tasks=max_tasks)
+    num_tasks, num_seeds = len(load_tasks(folder, loaded, choice).tasks), len(loaded.evaluation.seeds)
+    say(
+        f"{who}: {counted(num_tasks * num_seeds, 'episode')} ({counted(num_tasks, 'task')}, "
+        f"{counted(num_seeds, 'seed')}); what is finished is not run again",
+        as_json=as_json,
+    )
     result = run_evaluate(
         defs,
         source=source,
         state_root=state,
         checkpoint=checkpoint,
-        choice=TaskChoice(suite=suite or HELDOUT, tasks_file=tasks, max_tasks=max_tasks),
+        choice=choice,
         console=Console(stderr=as_json),
     )
     if output is not None:
@@ -87,22 +102,18 @@ def _seeds(text: str) -> list[int] | None:
 
 
 def _show(result: dict[str, Any], console: Console) -> None:
-    table = Table("suite", "checkpoint", "success", "interval", "strict", "n", "faults")
-    interval = result["interval"]
-    table.add_row(
-        result["suite"]["name"],
-        result["checkpoint"],
-        _percent(result["success_rate"]),
-        f"{_percent(interval['low'])} - {_percent(interval['high'])}" if interval else "-",
-        _percent(result["strict_success_rate"]),
-        f"{result['num_success']}/{result['num_valid']}",
-        str(result["num_faults"]),
+    interval = result["interval"] or {}
+    line = ScoreLine(
+        suite=result["suite"]["name"],
+        checkpoint=result["checkpoint"],
+        success=result["success_rate"],
+        interval=(interval.get("low"), interval.get("high")),
+        strict=result["strict_success_rate"],
+        num_success=result["num_success"],
+        num_valid=result["num_valid"],
+        num_faults=result["num_faults"],
     )
-    console.print(table)
+    show_scores([line], console)
     for row in result["results"]:
         if row["error"] and row["success"] is None:
             console.print(f"{row['outcome']} {row['task_id']}: {row['error']}", highlight=False, markup=False)
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{share:.1%}"

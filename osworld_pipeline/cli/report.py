@@ -1,7 +1,8 @@
 """`report`: evaluations, one training run, or one suite's leaderboard, each as an HTML page."""
 
+import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -9,6 +10,11 @@ from rich.console import Console
 from osworld_pipeline.cli.machine import JsonOption, tell
 from osworld_pipeline.cli.options import RecipeOption, SettingsOption, SmokeOption, names_of, recipe_source
 from osworld_pipeline.cli.pipeline import StateOption
+from osworld_pipeline.cli.shown import counted, say
+
+if TYPE_CHECKING:
+    from osworld_pipeline.domain.state import StateDir
+    from osworld_pipeline.recipes import Recipe
 
 
 def register(app: typer.Typer) -> None:
@@ -43,7 +49,7 @@ def report(
     uri = TrackingResource().resolve(folder)
     if training:
         stage_key = made.find_stage(folder, training)
-        path = made.make_training_report(folder, stage_key, tracking_uri=uri, say=_warn)
+        path = made.make_training_report(folder, stage_key, tracking_uri=uri, say=say)
         _answer([path], {"report": path, "stage_key": stage_key}, as_json)
         return
     loaded = recipe_source(recipe, settings, smoke).load()
@@ -54,14 +60,37 @@ def report(
     if everything:
         ids = names_of(checkpoints) or [checkpoint.checkpoint_id for checkpoint in all_checkpoints(folder)]
         stages = [made.find_stage(folder, one) for one in names_of(checkpoints)] or made.training_stages(folder)
-        paths = made.make_all_reports(
-            folder, loaded, checkpoint_ids=ids, stage_keys=stages, tracking_uri=uri, say=_warn
-        )
+        paths = _make_all(folder, loaded, ids, stages, tracking_uri=uri, as_json=as_json)
         _answer(paths, {"reports": paths, "checkpoints": ids}, as_json)
         return
     ids = made.reported_checkpoints(folder, loaded, names_of(checkpoints))
-    path = made.make_report(folder, loaded, checkpoint_ids=ids, tracking_uri=uri, say=_warn)
+    path = made.make_report(folder, loaded, checkpoint_ids=ids, tracking_uri=uri, say=say)
     _answer([path], {"report": path, "checkpoints": ids}, as_json)
+
+
+def _make_all(
+    folder: "StateDir", recipe: "Recipe", ids: list[str], stages: list[str], *, tracking_uri: str, as_json: bool
+) -> list[Path]:
+    """Every page and, last, their index; a line on standard error for each page as soon as it is there."""
+    from osworld_pipeline.runs import report as made
+
+    begun_s, confidence = time.monotonic(), recipe.evaluation.confidence
+
+    def told(path: Path) -> Path:
+        say(f"{time.monotonic() - begun_s:6.1f} s  {path.name}", as_json=as_json)
+        return path
+
+    say(f"pages of evaluations, of suites, and of {counted(len(stages), 'training run')}", as_json=as_json)
+    with Console(stderr=True, quiet=as_json).status("evaluations and suites") as status:
+        *pages, index = made.make_all_reports(
+            folder, recipe, checkpoint_ids=ids, stage_keys=[], tracking_uri=tracking_uri, say=say
+        )
+        paths = [told(path) for path in pages]
+        for stage in stages:
+            status.update(f"training run {stage}")
+            path = made.make_training_report(folder, stage, tracking_uri=tracking_uri, confidence=confidence, say=say)
+            paths.append(told(path))
+    return [*paths, told(index)]
 
 
 def _answer(paths: list[Path], answer: dict[str, object], as_json: bool) -> None:
@@ -70,7 +99,3 @@ def _answer(paths: list[Path], answer: dict[str, object], as_json: bool) -> None
     else:
         for path in paths:
             print(path)
-
-
-def _warn(sentence: str) -> None:
-    Console(stderr=True).print(sentence, highlight=False, markup=False)

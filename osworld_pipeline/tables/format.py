@@ -6,16 +6,31 @@ import json
 import math
 import re
 import shutil
+from collections.abc import Sequence
 from typing import Any
+
+from rich import box
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.durable import parquet_bytes
 from osworld_pipeline.errors import TableError
 from osworld_pipeline.tables.query import TIMEOUT_S, QueryResult, query_arrow, run_query
 
+WIDTH, MIN_WIDTH = 100, 20
+"""Where there is neither a terminal nor COLUMNS; and of a terminal that is no wider than that."""
+MAX_ROWS, MAX_LISTED_ROWS = 1_000, 40
+"""Shown to people: a row a line, and a column a line."""
+MAX_CELL = 500
+"""Characters of a value that are shown to people."""
 MAX_LINES_A_ROW = 3
-NUM_HEADER_LINES = 5
-"""Of a table: blank, names, rule, blank, count."""
+MIN_COLUMN = 10
+"""A column that holds so much is not made narrower."""
+NUM_HEADER_LINES = 3
+"""Blank, names, rule."""
 FORMATS = ("table", "json", "csv", "parquet")
 # What a model wrote must not steer the terminal it is shown on.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -57,47 +72,79 @@ def render(result: QueryResult, fmt: str) -> str:
 
 
 def _table(result: QueryResult) -> str:
-    """A row a line; where folded rows would take more than MAX_LINES_A_ROW, a column a line."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+    """A row a line; a column a line where columns would be too narrow, or rows too high. Of many rows and of long
+    values a part is shown, and how much there is."""
+    rows = result.rows[:MAX_ROWS]
+    few = rows[:MAX_LISTED_ROWS]
+    lines = _across(result.columns, few)
+    if lines is not None and len(rows) > len(few):
+        lines = _across(result.columns, rows)
+    if lines is None:
+        rows, lines = few, _listed(result.columns, few)
+    num_more = len(result.rows) - len(rows)
+    last = f"… {_counted(num_more, 'more row')}: --format csv gives all" if num_more else _counted(len(rows), "row")
+    return "\n".join([*lines, "", last])
 
-    def cell(value: Any) -> Text:
-        return Text("NULL", style="dim") if value is None else Text(_visible(_cell(value)))
 
+def _across(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str] | None:
+    """None where nobody could read it so."""
+    table = Table(box=box.SIMPLE_HEAD)
+    names, cells = list(map(_name, columns)), [list(map(_value, row)) for row in rows]
+    num_needed = 1
+    for index, name in enumerate(names):
+        is_number = any(isinstance(row[index], int | float) for row in rows)
+        table.add_column(name, justify="right" if is_number else "left", overflow="fold")
+        widest = max(
+            cell_len(line) for text in (name, *(row[index] for row in cells)) for line in text.plain.split("\n")
+        )
+        num_needed += min(widest, MIN_COLUMN) + 3
+    for row in cells:
+        table.add_row(*row)
+    if num_needed > _terminal_width():
+        return None
+    lines = _drawn(table)
+    return lines if len(lines) - NUM_HEADER_LINES <= MAX_LINES_A_ROW * max(1, len(rows)) else None
+
+
+def _listed(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
+    tables = []
+    for number, row in enumerate(rows, start=1):
+        table = Table(box=None, show_header=False, title=f"row {number}", title_justify="left", pad_edge=False)
+        table.add_column(style="dim", overflow="fold")
+        table.add_column(overflow="fold")
+        for name, value in zip(columns, row, strict=True):
+            table.add_row(_name(name), _value(value))
+        tables.append(table)
+    return _drawn(*tables) if rows else [_visible(name) for name in columns]
+
+
+def _drawn(*tables: Table) -> list[str]:
     sink = io.StringIO()
-    console = Console(file=sink, width=max(100, shutil.get_terminal_size().columns), no_color=True)
-
-    def lines(*tables: Table) -> list[str]:
-        sink.seek(0)
-        sink.truncate()
-        for one in tables:
-            console.print(one)
-        return [line.rstrip() for line in sink.getvalue().rstrip().splitlines()]
-
-    table = Table(box=box.SIMPLE_HEAD, caption=_count(len(result.rows)), caption_justify="left")
-    for index, name in enumerate(result.columns):
-        is_number = any(isinstance(row[index], int | float) for row in result.rows)
-        table.add_column(Text(_visible(name)), justify="right" if is_number else "left", overflow="fold")
-    for row in result.rows:
-        table.add_row(*map(cell, row))
-    across = lines(table)
-    if len(across) - NUM_HEADER_LINES <= MAX_LINES_A_ROW * len(result.rows):
-        return "\n".join(across)
-    listed = []
-    for number, row in enumerate(result.rows, start=1):
-        one = Table(box=None, show_header=False, title=f"row {number}", title_justify="left", pad_edge=False)
-        one.add_column(no_wrap=True)
-        one.add_column(overflow="fold")
-        for name, value in zip(result.columns, row, strict=True):
-            one.add_row(Text(_visible(name), style="dim"), cell(value))
-        listed.append(one)
-    return "\n".join([*lines(*listed), "", _count(len(result.rows))])
+    # Given a width alone, rich takes 80 where TERM is dumb.
+    console = Console(file=sink, width=_terminal_width(), height=1, no_color=True)
+    for table in tables:
+        console.print(table)
+    return [line.rstrip() for line in sink.getvalue().rstrip().splitlines()]
 
 
-def _count(num_rows: int) -> str:
-    return "1 row" if num_rows == 1 else f"{num_rows:,} rows"
+def _terminal_width() -> int:
+    return max(MIN_WIDTH, shutil.get_terminal_size((WIDTH, 0)).columns)
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _name(name: str) -> Text:
+    return Text(_visible(name))
+
+
+def _value(value: Any) -> Text:
+    if value is None:
+        return Text("NULL", style="dim")
+    text = _cell(value)
+    more = f"… ({len(text):,} characters)" if len(text) > MAX_CELL else ""
+    return Text(_visible(text[:MAX_CELL]) + more)
 
 
 def _visible(text: str) -> str:
@@ -106,7 +153,9 @@ def _visible(text: str) -> str:
 
 def _cell(value: Any, *, is_exact: bool = False) -> str:
     if isinstance(value, float):
-        return repr(value) if is_exact else f"{value:.6g}"
+        if is_exact:
+            return repr(value)
+        return f"{value:.1f}" if 1e6 <= abs(value) < 1e15 else f"{value:.6g}"
     if isinstance(value, list | dict | tuple):
         return json.dumps(_plain(value), ensure_ascii=False)
     return str(value)

@@ -1,17 +1,26 @@
 """Queries: read-only, and every failure is one sentence that names the way out."""
 
+import fcntl
 import io
 import json
+import os
+import pty
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.cells import cell_len
 
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import TableError
@@ -192,6 +201,82 @@ def test_one_long_text_folds_in_its_table() -> None:
     lines = render(QueryResult(["id", "said"], [("a", "word " * 30), ("b", "short")]), "table").splitlines()
     assert lines[1].split() == ["id", "said"]
     assert lines[-1] == "2 rows"
+
+
+def test_more_columns_than_the_terminal_has_room_for_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    columns = [f"c{number}" for number in range(40)]
+    lines = render(QueryResult(columns, [tuple(range(40))]), "table").splitlines()
+    assert lines[0] == "row 1"
+    assert [line.split() for line in lines[1:41]] == [[f"c{number}", str(number)] for number in range(40)]
+
+
+def test_a_table_is_as_wide_as_the_terminal(state: StateDir) -> None:
+    command = [sys.executable, "-m", "osworld_pipeline.cli", "query", "SELECT repeat('x', 200) AS said"]
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    environment = {"PATH": os.environ["PATH"], "TERM": "xterm"}
+    try:
+        subprocess.run([*command, "--state", str(state.root)], stdout=theirs, env=environment, check=True, timeout=60)
+        text = os.read(ours, 10_000).decode()
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    lines = [line.rstrip("\r") for line in text.split("\n")]
+    assert max(map(len, lines)) in range(76, 81)
+    assert text.count("x") == 200
+
+
+def test_a_listed_result_shows_forty_rows_and_counts_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    rows = [tuple(f"{row}-{column}-{'x' * 20}" for column in range(12)) for row in range(1_234)]
+    result = QueryResult([f"column_{number}" for number in range(12)], rows)
+    lines = render(result, "table").splitlines()
+    assert [line for line in lines if line.startswith("row ")][-1] == "row 40"
+    assert lines[-1] == "… 1,194 more rows: --format csv gives all"
+    assert len(render(result, "csv").splitlines()) == 1_235
+    assert len(json.loads(render(result, "json"))) == 1_234
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "last"),
+    [(1, "1 row"), (1_000, "1,000 rows"), (1_001, "… 1 more row: --format csv gives all")],
+)
+def test_a_table_shows_a_thousand_rows(num_rows: int, last: str) -> None:
+    lines = render(QueryResult(["n"], [(number,) for number in range(num_rows)]), "table").splitlines()
+    assert (lines[3].strip(), lines[-3].strip()) == ("0", str(min(num_rows, 1_000) - 1))
+    assert lines[-1] == last
+
+
+def test_a_long_value_is_shortened_for_people_alone() -> None:
+    ids = list(range(1_000))
+    result = QueryResult(["ids", "said"], [(ids, "z" * 500)])
+    shown = " ".join(render(result, "table").split())
+    assert "… (4,890 characters)" in shown
+    assert shown.count("z") == 500
+    assert json.loads(render(result, "json")) == [{"ids": ids, "said": "z" * 500}]
+    assert str(ids) in render(result, "csv")
+
+
+def test_without_rows_the_columns_are_named() -> None:
+    assert render(QueryResult(["a", "b"], []), "table").split() == ["a", "b", "─" * 7, "0", "rows"]
+    columns = [f"column_{number}" for number in range(40)]
+    assert render(QueryResult(columns, []), "table").split() == [*columns, "0", "rows"]
+
+
+VALUES = st.one_of(st.none(), st.integers(), st.floats(), st.text(max_size=60), st.lists(st.integers(), max_size=40))
+
+
+@given(
+    st.integers(1, 14).flatmap(lambda num: st.lists(st.tuples(*[VALUES] * num), min_size=1, max_size=5)),
+    st.integers(40, 200),
+)
+@settings(max_examples=60, deadline=None)
+def test_no_line_is_wider_than_the_terminal(rows: list[tuple[Any, ...]], width: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", str(width))
+        text = render(QueryResult([f"column_{number}" for number in range(len(rows[0]))], rows), "table")
+    assert max(cell_len(line) for line in text.split("\n")) <= width
 
 
 def test_an_unknown_format_names_the_known_ones() -> None:

@@ -1,0 +1,165 @@
+"""What commands show to people: ids that are whole at any width, and what is done, said before it begins."""
+
+import io
+import os
+from pathlib import Path
+
+import pytest
+from checkpoint_samples import lay_down, make_checkpoint, write_evaluation
+from rich.cells import cell_len
+from rich.console import Console
+
+from osworld_pipeline.domain.checkpoint import Stage
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.errors import PipelineError
+from osworld_pipeline.recipes import load_recipe
+from osworld_pipeline.runs.stages import CARD
+from osworld_pipeline.tables.checkpoints import upsert_checkpoint
+
+pytestmark = pytest.mark.filterwarnings("ignore:'click:DeprecationWarning")
+"""Typer uses, while it is imported, what a later click will not have."""
+
+MILESTONE, PARENT = "gspo_phase2-fd466df85180-u0012", "gspo_phase1-45f5bdb698d3-u0008"
+ROW = {"checkpoint": MILESTONE, "stage": "gspo_phase2", "updates": "12", "parent": PARENT, "path": f"var/{MILESTONE}"}
+
+
+def a_terminal(width: int, term: str = "xterm") -> Console:
+    return Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None, _environ={"TERM": term})
+
+
+def lines_of(console: Console) -> list[str]:
+    assert isinstance(console.file, io.StringIO)
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]
+
+
+def call(state: Path, *arguments: str) -> None:
+    from osworld_pipeline.cli import app
+
+    app([*arguments, "--state", str(state)], standalone_mode=False)
+
+
+@pytest.mark.parametrize(
+    ("width", "told"),
+    [
+        (200, None),
+        (110, "too wide for this terminal: path (--json has all)"),
+        (80, "too wide for this terminal: path, stage (--json has all)"),
+        (40, "too wide for this terminal: path, stage (--json has all)"),
+    ],
+)
+def test_checkpoints_are_listed_with_whole_ids_at_any_width(width: int, told: str | None) -> None:
+    from osworld_pipeline.cli.shown import show_table
+
+    console = a_terminal(width)
+    show_table([ROW, {**ROW, "path": "[bold]there[/]"}], console, spare=["path", "stage"])
+    head, first, second, *rest = lines_of(console)
+    assert (MILESTONE in first, PARENT in first) == (True, True)
+    assert ("path" in head, "[bold]there[/]" in second, rest) == (told is None, told is None, [told] if told else [])
+    assert width < 80 or max(map(cell_len, (head, first, second))) <= width
+
+
+def test_a_terminal_that_knows_nothing_cuts_no_id() -> None:
+    from osworld_pipeline.cli.shown import show_table
+
+    console = a_terminal(80, term="dumb")
+    show_table([{**ROW, "parent": "p" * 90}], console)
+    assert lines_of(console)[1].split() == [*list(ROW.values())[:3], "p" * 90, ROW["path"]]
+
+
+def test_what_is_no_terminal_shows_every_column_on_one_line() -> None:
+    from osworld_pipeline.cli.shown import show_table
+
+    console = Console(file=io.StringIO(), width=80)
+    show_table([ROW], console, spare=["path", "stage"])
+    assert lines_of(console)[1].split() == list(ROW.values())
+
+
+def test_scores_fit_into_80_columns_with_a_table_for_each_suite() -> None:
+    from osworld_pipeline.cli.shown import ScoreLine, show_scores
+
+    console = a_terminal(80)
+    score = ScoreLine(
+        suite="osworld-test_small",
+        checkpoint=MILESTONE,
+        success=1.0,
+        interval=(0.8, 1.0),
+        strict=0.9,
+        num_success=18,
+        num_valid=18,
+        num_faults=2,
+    )
+    fault = score._replace(suite="mine", success=None, interval=(None, None), strict=0.0, num_success=0, num_valid=0)
+    show_scores([score, score, fault], console)
+    lines = lines_of(console)
+    row = [MILESTONE, "100.0%", "80.0%", "-", "100.0%", "90.0%", "18/18", "2"]
+    assert [lines[0], lines[2].split(), lines[3].split()] == ["suite osworld-test_small", row, row]
+    assert [lines[4], lines[6].split()] == ["suite mine", [MILESTONE, "-", "-", "0.0%", "0/0", "2"]]
+    assert max(map(cell_len, lines)) <= 80
+
+
+def test_checkpoint_list_is_whole_where_a_program_reads_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    lay_down(StateDir(tmp_path), make_checkpoint(MILESTONE, Stage.GSPO_PHASE2, parent_id=PARENT))
+    call(tmp_path, "checkpoint", "list")
+    row = [MILESTONE, "gspo_phase2", "4", PARENT, f"checkpoints/{MILESTONE}"]
+    assert capfd.readouterr().out.splitlines()[1].split() == row
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (
+            ("evaluate", "--seeds", "0,1"),
+            [
+                "evaluate: the champion, else the newest checkpoint, on suite heldout, as recipe smoke says",
+                "sft-1: 4 episodes (2 tasks, 2 seeds); what is finished is not run again",
+            ],
+        ),
+        (
+            ("backfill",),
+            [
+                "backfill: every checkpoint on heldout, as recipe smoke says",
+                "4 episodes (2 checkpoints, 2 tasks, 1 seed); what is finished is not run again",
+            ],
+        ),
+        (
+            ("collect", "--oracle", "--samples", "3"),
+            ["collect: 3 episodes of each task by the oracle on suite train, as recipe smoke says"],
+        ),
+    ],
+)
+def test_what_will_be_done_is_said_before_it_begins(
+    tmp_path: Path, arguments: tuple[str, ...], told: list[str], capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    for number, name in enumerate(("base-1", "sft-1")):
+        lay_down(StateDir(tmp_path), make_checkpoint(name))
+        os.utime(tmp_path / "checkpoints" / name / CARD, (number, number))
+    monkeypatch.chdir(tmp_path)  # no instance of Dagster is here: nothing begins
+    for more in ((), ("--json",)):
+        with pytest.raises(PipelineError, match=r"there is no dagster\.yaml here"):
+            call(tmp_path, *arguments, "--recipe", "smoke", *more)
+        out, err = capfd.readouterr()
+        assert (out, err.splitlines()) == ("", [] if more else told)
+
+
+def test_no_password_of_an_address_is_shown(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    from osworld_pipeline.cli.shown import without_login
+
+    with pytest.raises(PipelineError, match="holds a name or a password"):
+        call(tmp_path, "evaluate", "--recipe", "smoke", "--checkpoint", "https://me:secret@models.example/v1#big")
+    err = capfd.readouterr().err
+    assert "https://models.example/v1#big" in err
+    assert "secret" not in err
+    assert without_login("hub:OWNER/NAME@v1.2") == "hub:OWNER/NAME@v1.2"
+
+
+def test_every_page_of_report_all_is_told_as_it_is_made(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    state = StateDir(tmp_path)
+    upsert_checkpoint(state, make_checkpoint("sft-0123456789ab"))
+    write_evaluation(state, load_recipe("smoke"), "sft-0123456789ab", num_successes=1)
+    call(tmp_path, "report", "--all", "--recipe", "smoke")
+    out, err = capfd.readouterr()
+    first, *told = err.splitlines()
+    assert first == "pages of evaluations, of suites, and of 1 training run"
+    assert [line.split()[-1] for line in told] == [Path(line).name for line in out.splitlines()]
+    assert len(told) == 4
