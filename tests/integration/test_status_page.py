@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -74,9 +75,16 @@ def log_in(page: Page, server: RunningServer) -> None:
 
 
 def open_episode(http: httpx.Client) -> tuple[str, str]:
-    """(episode id, replica id)"""
-    answer: dict[str, Any] = http.post("/reset", json={"task_config": TASK, "client_id": "a <i>client</i>"}).json()
-    return answer["episode_id"], answer["replica_id"]
+    """(episode id, replica id). A server whose desktops are being reset on a busy machine is asked again."""
+    until = time.monotonic() + 180.0
+    while True:
+        answer = http.post("/reset", json={"task_config": TASK, "client_id": "a <i>client</i>"})
+        if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE:
+            break
+        assert time.monotonic() < until, answer.text
+    assert answer.status_code == httpx.codes.OK, answer.text
+    told: dict[str, Any] = answer.json()
+    return told["episode_id"], told["replica_id"]
 
 
 def picture_of(page: Page, replica_id: str) -> str:
