@@ -71,26 +71,16 @@ def report(
 def _make_all(
     folder: "StateDir", recipe: "Recipe", ids: list[str], stages: list[str], *, tracking_uri: str, as_json: bool
 ) -> list[Path]:
-    """Every page and, last, their index; a line on standard error for each page as soon as it is there."""
+    """Every page and, last, their index; a line on standard error for each as soon as it is there."""
     from osworld_pipeline.runs import report as made
 
-    begun_s, confidence = time.monotonic(), recipe.evaluation.confidence
-
-    def told(path: Path) -> Path:
-        say(f"{time.monotonic() - begun_s:6.1f} s  {path.name}", as_json=as_json)
-        return path
-
+    begun_s = time.monotonic()
     say(f"pages of evaluations, of suites, and of {counted(len(stages), 'training run')}", as_json=as_json)
-    with Console(stderr=True, quiet=as_json).status("evaluations and suites") as status:
-        *pages, index = made.make_all_reports(
-            folder, recipe, checkpoint_ids=ids, stage_keys=[], tracking_uri=tracking_uri, say=say
-        )
-        paths = [told(path) for path in pages]
-        for stage in stages:
-            status.update(f"training run {stage}")
-            path = made.make_training_report(folder, stage, tracking_uri=tracking_uri, confidence=confidence, say=say)
-            paths.append(told(path))
-    return [*paths, told(index)]
+    with Console(stderr=True, quiet=as_json).status("writing pages"):
+        return made.make_all_reports(
+            folder, recipe, checkpoint_ids=ids, stage_keys=stages, tracking_uri=tracking_uri, say=say,
+            on_page=lambda path: say(f"{time.monotonic() - begun_s:6.1f} s  {path.name}", as_json=as_json),
+        )  # fmt: skip
 
 
 def _answer(paths: list[Path], answer: dict[str, object], as_json: bool) -> None:

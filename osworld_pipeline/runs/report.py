@@ -168,11 +168,20 @@ def make_all_reports(
     stage_keys: Collection[str],
     tracking_uri: str,
     say: Say | None = None,
+    on_page: Callable[[Path], None] | None = None,
 ) -> list[Path]:
     """The report of these checkpoints, the page of each of these stages that trained, the page of each suite that
-    anything was evaluated on as the recipe says, and the index, which comes last."""
+    anything was evaluated on as the recipe says, and the index, which comes last. `on_page` hears of each when it is
+    there."""
+    paths: list[Path] = []
+
+    def add(path: Path) -> None:
+        paths.append(path)
+        if on_page is not None:
+            on_page(path)
+
     confidence = recipe.evaluation.confidence
-    paths = [_write_report(state, recipe, checkpoint_ids, tracking_uri, say=say)]
+    add(_write_report(state, recipe, checkpoint_ids, tracking_uri, say=say))
     evals, checkpoints = read_evals(state), all_checkpoints(state)
     evaluated = {row.evaluation_key for row in evals}
     for name in suite_names(state.suites):
@@ -183,12 +192,12 @@ def make_all_reports(
                 say(f"suite {name} has no page: {error}")
             continue  # or a list of OSWorld's whose checkout is not here: nothing was evaluated on it
         if evaluation_key(recipe, suite_digest=suite.digest) in evaluated:
-            paths.append(_write_suite(state, recipe, name))
+            add(_write_suite(state, recipe, name))
     for stage_key in training_stages(state):
         if stage_key in stage_keys:
-            path = _write_training(state, stage_key, checkpoints, evals, tracking_uri, confidence=confidence, say=say)
-            paths.append(path)
-    return [*paths, write_index(state)]
+            add(_write_training(state, stage_key, checkpoints, evals, tracking_uri, confidence=confidence, say=say))
+    add(write_index(state))
+    return paths
 
 
 def _write_training(
