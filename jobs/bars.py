@@ -66,7 +66,9 @@ class Bars:
         elif event.event_type == dg.DagsterEventType.STEP_START:
             self._progress.update(self._assets, note=escape(event.step_key or ""))
         elif event.event_type == dg.DagsterEventType.ASSET_MATERIALIZATION:
-            self._progress.update(self._assets, advance=1, note="")
+            self._progress.update(self._assets, advance=1)
+        elif event.event_type in (dg.DagsterEventType.STEP_SUCCESS, dg.DagsterEventType.STEP_FAILURE):
+            self._progress.update(self._assets, note="")
 
     def _hear(self, line: ProgressLine | None) -> None:
         if line is None:

@@ -1,12 +1,14 @@
 """Bars: how fast it goes and how long it takes, whole in 80 columns; and as lines where there is no terminal."""
 
 import io
+from uuid import uuid4
 
+import dagster as dg
 import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from jobs.bars import log_line, make_progress, shown_rate
+from jobs.bars import Bars, log_line, make_progress, shown_rate
 from resources.progress import ProgressLine
 
 
@@ -52,3 +54,24 @@ def test_log_has_the_same_figures_as_the_bar_and_leaves_out_what_is_not_known() 
     line = ProgressLine(stage="evaluate", done=270, total=1440, note="13 successes")
     assert log_line(line, played(80).tasks[0]) == "evaluate: 270/1440, 1.3/s, 0:15:10 to go: 13 successes"
     assert log_line(line, played(80, num_steps=0).tasks[0]) == "evaluate: 270/1440: 13 successes"
+
+
+def test_the_note_of_the_assets_is_gone_when_the_last_step_has_ended() -> None:
+    @dg.asset
+    def leaderboard() -> None: ...
+
+    @dg.asset_check(asset=leaderboard)
+    def is_whole() -> dg.AssetCheckResult:
+        return dg.AssetCheckResult(passed=True)
+
+    progress = make_progress(Console(width=80, file=io.StringIO()))
+    bars = Bars(progress)
+    bars.expect(1)
+    definitions = dg.Definitions(assets=[leaderboard], asset_checks=[is_whole])
+    with dg.DagsterInstance.ephemeral() as instance:
+        job = definitions.resolve_implicit_global_asset_job_def()
+        run_id = str(uuid4())
+        instance.add_event_listener(run_id, bars)
+        assert job.execute_in_process(instance=instance, run_id=run_id).success
+    (assets,) = progress.tasks
+    assert (assets.completed, assets.total, assets.fields["note"]) == (1, 1, "")
