@@ -19,7 +19,8 @@ import pyarrow.parquet as pq
 from osworld_pipeline.errors import PipelineError, StoreError
 
 HOST = re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname())[:64] or "host"
-_TEMP = re.compile(r"\.(?P<host>[A-Za-z0-9-]+)\.(?P<pid>\d+)\.[0-9a-f]{32}\.tmp(\.wal)?")
+_TEMP = re.compile(r"\.(?P<host>[A-Za-z0-9-]+)\.(?P<pid>\d+)\.[0-9a-f]{32}\.tmp(\.wal|-journal|-wal|-shm)?")
+"""With what DuckDB and SQLite keep beside a database."""
 
 
 @contextmanager

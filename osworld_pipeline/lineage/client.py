@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from osworld_pipeline.durable import locked, replacing
+from osworld_pipeline.durable import locked, remove_stale_temps, replacing
 from osworld_pipeline.errors import StoreError, TrackingError
 
 SQLITE = "sqlite:///"
@@ -38,6 +38,7 @@ def open_client(tracking_uri: str) -> Any:
         lock = database.with_name(f".{database.name}.lock")
         with locked(lock, timeout_s=TABLES_TIMEOUT_S, error=StoreError, what=f"making {database}"):
             if not database.exists():
+                remove_stale_temps(database.parent)
                 # Killed among MLflow's dozens of migrations, it would leave a database that nobody opens again.
                 with replacing(database) as temp:
                     MlflowClient(tracking_uri=f"{SQLITE}{temp}").search_experiments(max_results=1)

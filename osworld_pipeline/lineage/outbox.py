@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from osworld_pipeline.durable import write_file
+from osworld_pipeline.durable import remove_stale_temps, write_file
 from osworld_pipeline.errors import StoreError
 from osworld_pipeline.lineage.client import first_words, is_final
 
@@ -83,6 +83,7 @@ class Outbox:
             return f"{len(rest)} messages to MLflow could not be sent and are lost"
         path = self._folder / f"{self._name}.jsonl"
         try:
+            remove_stale_temps(self._folder)
             write_file(path, "".join(f"{json.dumps(letter)}\n" for letter in rest).encode())
         except StoreError as error:
             return f"{len(rest)} messages to MLflow could neither be sent nor kept: {error}"

@@ -12,7 +12,7 @@ from typing import IO
 from osworld_pipeline.agent.images import fit_size
 from osworld_pipeline.domain.digest import digest_json
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.durable import locked, write_file
+from osworld_pipeline.durable import locked, remove_stale_temps, write_file
 from osworld_pipeline.errors import StoreError
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.rollout.env_client import EnvClient, EnvTimeouts
@@ -105,5 +105,6 @@ def _state_id(state: StateDir) -> str:
     if not path.is_file():
         with locked(path.with_suffix(".lock"), timeout_s=LOCK_TIMEOUT_S, error=StoreError, what="the state's id"):
             if not path.is_file():
+                remove_stale_temps(path.parent)
                 write_file(path, uuid.uuid4().hex.encode())
     return digest_json([path.read_text(), str(state.root.resolve())])[:12]

@@ -10,7 +10,7 @@ from typing import Any
 from osworld_pipeline.datasets.demonstrations import write_raw_sources
 from osworld_pipeline.domain.digest import digest_json
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.durable import write_file
+from osworld_pipeline.durable import remove_stale_temps, write_file
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.runs.embedded_server import EnvServers
 from osworld_pipeline.runs.env_servers import open_env_client
@@ -56,6 +56,7 @@ def main(job: dict[str, Any], report: Callable[[Mapping[str, Any]], None]) -> di
         num_failed=len(recording.failed),
         num_attempts=recording.num_attempts,
     )
+    remove_stale_temps(state.datasets)
     write_file(state.datasets / MARKER, json.dumps(asdict(sources)).encode())
     return asdict(sources)
 

@@ -18,7 +18,7 @@ from osworld_pipeline.datasets.raw import (
 )
 from osworld_pipeline.domain.digest import digest_json
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.durable import write_file
+from osworld_pipeline.durable import remove_stale_temps, write_file
 from osworld_pipeline.errors import DatasetError
 from osworld_pipeline.runs.code_version import code_version
 
@@ -61,6 +61,7 @@ def look_at_source(state: StateDir, source: Source) -> SourceState:
         return _state_from(known["source"], is_cached=True)
     found = _look(state, source)
     fields = {name: value for name, value in asdict(found).items() if name != "is_cached"}
+    remove_stale_temps(path.parent)
     write_file(path, json.dumps({"fingerprint": fingerprint, "source": fields}).encode())
     return found
 

@@ -153,3 +153,4 @@ def test_a_program_killed_while_it_makes_the_database_leaves_none_or_a_whole_one
     assert not database.exists()
     assert find_run(f"sqlite:///{database}", "a-stage") is None
     assert database.exists()
+    assert list(database.parent.glob("*.tmp*")) == [], "what the killed one left is gone"

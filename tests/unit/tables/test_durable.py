@@ -40,8 +40,9 @@ def test_only_what_dead_writers_of_this_host_left_is_removed(tmp_path: Path) -> 
     )
     for path in (dead, ours, others, foreign):
         path.touch()
-    Path(f"{dead}.wal").touch()
-    assert remove_stale_temps(tmp_path) == 2
+    for companion in (".wal", "-journal", "-wal", "-shm"):
+        Path(f"{dead}{companion}").touch()
+    assert remove_stale_temps(tmp_path) == 5
     assert set(tmp_path.iterdir()) == {ours, others, foreign}
 
 
