@@ -54,7 +54,7 @@ def test_evaluations_are_told_by_suite_and_settings_on_every_page(own_state: Sta
             assert f"{words.strip()} desktop-basics" in home
             assert f"{words.strip()} (desktop-basics)" in compare
         assert "evaluate · heldout · reward" in read(f"/episode/{name}")
-        assert "evaluate · heldout" in read("/episodes?purpose=evaluate&sort=task")
+        assert "· heldout" in read("/episodes?purpose=evaluate&sort=task")
         assert f"heldout · seed 0 · T 0 · {SFT}" in read(f"/episodes?run=eval-{SFT}-bb")
 
 
