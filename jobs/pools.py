@@ -14,6 +14,9 @@ from osworld_pipeline.errors import PipelineError
 
 WAIT_LIMIT_S = 24 * 3600.0
 POLL_S = 2.0
+ENDED_S = 15.0
+"""A run that was cancelled may still be ending its programs; after so long its place is free, as in dagster.yaml
+(free_slots_after_run_end_seconds)."""
 DEAF_S = 3.0
 """A step hears Ctrl-C at once; only Dagster's own waiting leaves it unheard for longer."""
 
@@ -62,14 +65,23 @@ def _why_to_wait(instance: dg.DagsterInstance, pools: Iterable[str]) -> str:
         info = storage.get_concurrency_info(pool)
         if info.limit is None or info.active_slot_count < info.limit:
             continue
-        runs = [(run_id, instance.get_run_by_id(run_id)) for run_id in sorted(info.active_run_ids)]
-        ended = [run_id for run_id, run in runs if run is None or run.is_finished]
+        records = {run_id: instance.get_run_record_by_id(run_id) for run_id in sorted(info.active_run_ids)}
+        ended = [run_id for run_id, record in records.items() if _has_ended(record)]
         for run_id in ended:
             storage.free_concurrency_slots_for_run(run_id)
         if not ended:
-            named = ", ".join(f"run {run_id[:8]} ({run.job_name})" for run_id, run in runs if run is not None)
+            named = ", ".join(
+                f"run {run_id[:8]} ({one.dagster_run.job_name})" for run_id, one in records.items() if one
+            )
             return f"the pool '{pool}' has a place, which {named} holds"
     return ""
+
+
+def _has_ended(record: dg.RunRecord | None) -> bool:
+    """None: its run was deleted."""
+    if record is None:
+        return True
+    return record.dagster_run.is_finished and time.time() - (record.end_time or 0.0) >= ENDED_S
 
 
 @contextmanager

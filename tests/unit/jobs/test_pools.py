@@ -91,3 +91,12 @@ def test_control_c_ends_dagsters_own_waiting(instance: dg.DagsterInstance) -> No
     assert not result.success
     assert time.monotonic() - started < DEAF_S + 20.0
     assert instance.event_log_storage.get_concurrency_info("trainer").active_run_ids == {holder}
+
+
+def test_a_run_that_was_cancelled_just_now_may_still_hold_its_programs(instance: dg.DagsterInstance) -> None:
+    run = instance.get_run_by_id(hold(instance))
+    assert run is not None
+    instance.report_run_canceled(run)
+    with pytest.raises(PipelineError, match=run.run_id[:8]):
+        wait_for_pools(instance, ["trainer"], say=lambda _: None, limit_s=0.0)
+    assert instance.event_log_storage.get_concurrency_info("trainer").active_run_ids == {run.run_id}
