@@ -116,7 +116,7 @@ class TokenSequence:
     response_mask: tuple[int, ...]
     """1 where the policy sampled the token."""
     sampled_logprobs: tuple[float, ...]
-    """Aligned with token_ids, 0.0 outside the mask; of the raw logits (temperature 1, no top-p)."""
+    """Aligned with token_ids, 0.0 outside the mask; as protocols.GenerateResult.logprobs."""
     policy_versions: tuple[int, ...]
     """Aligned with token_ids: updates behind the weights that sampled the token; -1 outside the mask."""
     image_steps: tuple[int, ...]

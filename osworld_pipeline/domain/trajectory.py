@@ -50,13 +50,26 @@ class Trajectory:
     images: Sequence[bytes]
     """Encoded images, exactly as the model saw them, in placeholder order; often read only when they are needed."""
     sampled_logprobs: tuple[float, ...] | None = None
-    """Aligned with token_ids; None for replay and demonstrations."""
+    """Aligned with token_ids, as `GenerateResult.logprobs`; None for replay and demonstrations."""
     policy_versions: tuple[int, ...] | None = None
     """Aligned with token_ids, -1 outside the mask: updates behind the weights that sampled each token."""
+    temperature: float = 1.0
+    """Logits are divided by it: that of the sampling; for replay, that of the phase it joins."""
     advantage: float = 0.0
     weight: float = 1.0
-    """Of its term in the loss; the sequences of one episode share a weight of 1."""
+    """Of its episode in the loss. How an episode's sequences share it is the trainer's choice (`gspo.turn_weight`)."""
     is_replay: bool = False
+    is_canary: bool = False
+    """Sampled with the trainer's present weights to be compared with them; not trained on."""
+
+    @property
+    def episode_id(self) -> str:
+        """`<episode>#<turn>` is one sequence of an episode in `window` mode."""
+        return self.trajectory_id.partition("#")[0]
+
+    @property
+    def num_response_tokens(self) -> int:
+        return sum(self.response_mask)
 
     def __post_init__(self) -> None:
         if len(self.token_ids) != len(self.response_mask):

@@ -36,6 +36,20 @@ CONTRADICTIONS = (
         is_met=lambda recipe: recipe.rollout.min_valid_episodes > recipe.gspo.group_size,
     ),
     Contradiction(
+        sentence="gspo.top_p must be 1: below it tokens are sampled from a nucleus that is not recorded, so that the "
+        "trainer cannot compute the distribution that sampled them",
+        is_met=lambda recipe: recipe.gspo.top_p < 1,
+    ),
+    Contradiction(
+        sentence='gspo.old_logprobs "sampler" needs gspo.importance "none": the ratio to the sampler already holds '
+        "what lies between sampler and trainer",
+        is_met=lambda recipe: recipe.gspo.old_logprobs == "sampler" and recipe.gspo.importance != "none",
+    ),
+    Contradiction(
+        sentence="gspo.importance_low must be below gspo.importance_high",
+        is_met=lambda recipe: recipe.gspo.importance_low >= recipe.gspo.importance_high,
+    ),
+    Contradiction(
         sentence='replay.require_verified needs replay.verify = "all"',
         is_met=lambda recipe: recipe.replay.require_verified and recipe.replay.verify != "all",
     ),

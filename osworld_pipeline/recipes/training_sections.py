@@ -7,6 +7,12 @@ from pydantic import Field
 
 from osworld_pipeline.recipes.section import Section
 
+ImportanceForm = Literal[
+    "none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask", "sequence_reject"
+]
+Denominator = Literal["signal", "group", "batch"]
+TurnWeight = Literal["turn", "token"]
+
 
 class TinyModelSection(Section):
     """A Qwen3-VL of a few million parameters with random weights and a tokenizer of its own."""
@@ -138,10 +144,25 @@ class GspoSharedSection(Section):
     """Schulman's estimators of the divergence, per token: k1 = log ratio, k2 = half its square, k3 = low variance."""
     entropy_coef: float = Field(default=1e-4, ge=0)
     """Weight of the entropy bonus."""
-    importance_cap: float | None = Field(default=None, gt=0)
-    """Truncated importance weights for what lies between sampler and trainer: min(trainer / sampler, cap) without
-    gradient, for gspo one a sequence (of its mean log-probabilities), for grpo one a token. None: the sampler's own
-    log-probabilities are the old ones."""
+    old_logprobs: Literal["trainer", "sampler"] = "trainer"
+    """Old log-probabilities, to which the ratio is taken: the trainer's own from before the update, or those that the
+    sampler reported. The sampler's differ by its rounding, which a tight clip takes for a change of the policy."""
+    importance: ImportanceForm = "token_truncate"
+    """Weight of what lies between sampler and trainer, by its published form (docs/training.md, Importance weights)."""
+    importance_low: float = Field(default=0.5, ge=0)
+    """Lower bound of the ratio in the forms that mask or reject."""
+    importance_high: float = Field(default=2.0, gt=0)
+    """Upper bound of the ratio."""
+    min_effective_share: float = Field(default=0.1, ge=0, le=1)
+    """Trust region of stale samples: an update whose importance weights leave less than this effective share of the
+    batch (Kish's effective sample size over the number of samples) is held, not made. 0 turns it off."""
+    denominator: Denominator = "group"
+    """Which episodes the mean of the loss counts: those with an advantage; all valid ones of the groups that are
+    trained; or also those of groups without signal, as slime does where it filters no groups. They add KL and entropy
+    terms where those have a weight."""
+    turn_weight: TurnWeight = "turn"
+    """How the sequences of an episode in `window` mode share its weight under length_norm `sequence_mean`: evenly, or
+    by their response tokens, as slime does."""
     beta1: float = 0.9
     """AdamW's."""
     beta2: float = 0.98
@@ -165,8 +186,8 @@ class GspoSharedSection(Section):
     """From the first observation to the last action."""
     turn_timeout_s: float = Field(default=120.0, gt=0)
     """Of one turn: model and desktop."""
-    top_p: float = Field(default=0.95, gt=0, le=1)
-    """Of the sampling."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Of the sampling. Only 1: below it the distribution is cut to a nucleus that the trainer does not know."""
 
 
 class ReplaySection(Section):

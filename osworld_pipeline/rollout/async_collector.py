@@ -160,8 +160,7 @@ class AsynchronousCollector:
             self._drop([self._as_stale(ended) for ended in stale])
 
     def _is_stale(self, ended: _Ended) -> bool:
-        is_trained = ended.batch.groups[0].fate is GroupFate.TRAINED
-        return is_trained and ended.staleness(self._update) > self._max_staleness
+        return bool(ended.batch.trajectories) and ended.staleness(self._update) > self._max_staleness
 
     def _as_stale(self, ended: _Ended) -> _Ended:
         reason = (

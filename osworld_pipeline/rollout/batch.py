@@ -12,7 +12,7 @@ from osworld_pipeline.rollout.replay import ReplayStats, SkippedRow
 @dataclass(frozen=True, kw_only=True)
 class GspoBatch:
     trajectories: tuple[Trajectory, ...] = ()
-    """Those with an advantage; a group that is not trained on gives none."""
+    """What the update trains on and what its loss counts in its mean (`gspo.denominator`)."""
     groups: tuple[RolloutGroup, ...] = ()
     """With their fates, and the replay rows that joined them."""
     injections: tuple[Injection, ...] = ()

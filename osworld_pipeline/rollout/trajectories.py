@@ -17,8 +17,8 @@ ReadBlob = Callable[[str], bytes]
 def episode_trajectories(
     episode: Episode, read_blob: ReadBlob, *, advantage: float = 0.0, weight: float = 1.0
 ) -> list[Trajectory]:
-    """A valid episode as its sequences, screenshots read back by hash when they are needed. They share the advantage,
-    and `weight` is dealt out evenly among them, so that an episode counts once in either context mode.
+    """A valid episode as its sequences, screenshots read back by hash when they are needed. They share the advantage
+    and the temperature of the sampling (1 for greedy decoding, whose log-probabilities are those of temperature 1).
 
     Raises:
         ValueError: the episode ended in a fault or a timeout, or holds no sampled token.
@@ -37,8 +37,9 @@ def episode_trajectories(
             images=LazyImages(read_blob, (episode.steps[step].screenshot_sha256 for step in sequence.image_steps)),
             sampled_logprobs=sequence.sampled_logprobs,
             policy_versions=sequence.policy_versions,
+            temperature=episode.sampling.temperature or 1.0,
             advantage=advantage,
-            weight=weight / len(episode.sequences),
+            weight=weight,
         )
         for index, sequence in enumerate(episode.sequences)
     ]
@@ -50,12 +51,13 @@ def replay_trajectories(
     renderer: Renderer,
     *,
     agent: AgentSection,
+    temperature: float = 1.0,
     advantage: float = 0.0,
     weight: float = 1.0,
     is_replay: bool = True,
 ) -> list[Trajectory]:
     """A replay row (or, with `is_replay=False`, a demonstration for SFT) as the agent's own episodes are: in its
-    dialect, at its size of image, and in its context mode, in which `weight` is dealt out among its sequences.
+    dialect, at its size of image, and in its context mode. `temperature`: of the phase that trains on it.
 
     Raises:
         ValueError: placeholders and images disagree, an image is damaged, a turn cannot be said in the agent's dialect,
@@ -75,8 +77,9 @@ def replay_trajectories(
             token_ids=part.token_ids,
             response_mask=part.mask,
             images=part.images,
+            temperature=temperature,
             advantage=advantage,
-            weight=weight / len(rendered),
+            weight=weight,
             is_replay=is_replay,
         )
         for index, part in enumerate(rendered)
@@ -90,13 +93,14 @@ def online_replay_trajectories(
     *,
     max_tokens: int,
     processor_digest: str,
+    temperature: float = 1.0,
     advantage: float = 0.0,
     weight: float = 1.0,
 ) -> list[Trajectory]:
     """A recorded success as its own sampled tokens, injected again.
 
     The log-probabilities that were sampled with them belong to an older policy, so they are left out: as for every
-    replay row the trainer takes its own from before the update.
+    replay row the trainer takes its own from before the update, at the `temperature` of the phase that trains on it.
 
     Raises:
         ValueError: its tokens are of another processor, or more than `max_tokens`, or it is not to be trained on.
@@ -117,6 +121,7 @@ def online_replay_trajectories(
             task_id=row.task_id,
             sampled_logprobs=None,
             policy_versions=None,
+            temperature=temperature,
             is_replay=True,
         )
         for trajectory in trajectories

@@ -10,6 +10,7 @@ from osworld_pipeline.domain.group import GroupFate, RolloutGroup
 from osworld_pipeline.domain.replay import Injection, ReplayRow
 from osworld_pipeline.domain.trajectory import Trajectory
 from osworld_pipeline.recipes.schema import AgentSection, ReplaySection
+from osworld_pipeline.recipes.training_sections import Denominator
 from osworld_pipeline.rollout.batch import GspoBatch
 from osworld_pipeline.rollout.replay import ReplayBuffer, ServedGroup
 from osworld_pipeline.rollout.trajectories import episode_trajectories, online_replay_trajectories, replay_trajectories
@@ -23,6 +24,8 @@ class RowRenderer:
 
     agent: AgentSection
     renderer: Renderer
+    temperature: float
+    """Of the phase."""
     read_blob: Callable[[str], bytes]
     find_episode: Callable[[str], Episode]
 
@@ -34,12 +37,19 @@ class RowRenderer:
         """
         max_tokens = self.agent.max_context_tokens
         if not row.is_online:
-            return replay_trajectories(row, self.read_blob, self.renderer, agent=self.agent)
+            return replay_trajectories(
+                row, self.read_blob, self.renderer, agent=self.agent, temperature=self.temperature
+            )
         episode = self.find_episode(row.row_id)
         if any(other.task_digest != episode.task_digest for other in group.episodes):
             raise ValueError(f"episode {row.row_id} solved task {row.task_id} as it was before its config changed")
         return online_replay_trajectories(
-            row, episode, self.read_blob, max_tokens=max_tokens, processor_digest=self.renderer.processor_digest
+            row,
+            episode,
+            self.read_blob,
+            max_tokens=max_tokens,
+            processor_digest=self.renderer.processor_digest,
+            temperature=self.temperature,
         )
 
 
@@ -52,6 +62,7 @@ def build_batch(
     render_row: Callable[[RolloutGroup, ReplayRow], list[Trajectory]],
     read_blob: Callable[[str], bytes],
     estimator: Estimator = "mean_std",
+    denominator: Denominator = "group",
     min_valid: int = 2,
     num_served_before: int = 0,
 ) -> GspoBatch:
@@ -74,11 +85,14 @@ def build_batch(
                 f"all {len(group.valid_episodes)} valid episodes earned the same, and no replay row tells them apart"
             )
             judged.append(replace(group, fate=GroupFate.ZERO_VARIANCE, reason=reason))
+            if denominator == "batch":
+                for episode in group.valid_episodes:
+                    trajectories += _counted(episode, read_blob)
             continue
         judged.append(joined)
         for episode, advantage in zip(group.valid_episodes, advantages.episodes, strict=True):
-            if advantage and episode.sequences:
-                trajectories += episode_trajectories(episode, read_blob, advantage=advantage)
+            if advantage or denominator != "signal":
+                trajectories += _counted(episode, read_blob, advantage=advantage)
         if one is not None and advantages.replay is not None:
             trajectories += [
                 # One row may join two groups of an update: there it counts as two episodes.
@@ -86,7 +100,7 @@ def build_batch(
                     part,
                     trajectory_id=f"{group.group_id}/{part.trajectory_id}",
                     advantage=advantages.replay,
-                    weight=settings.weight * part.weight,
+                    weight=settings.weight,
                 )
                 for part in one.trajectories
             ]
@@ -111,6 +125,7 @@ class GroupJudge:
         render_row: Callable[[RolloutGroup, ReplayRow], list[Trajectory]],
         read_blob: Callable[[str], bytes],
         estimator: Estimator,
+        denominator: Denominator,
         min_valid: int,
         max_tokens: int,
     ) -> None:
@@ -120,6 +135,7 @@ class GroupJudge:
         self._render_row = render_row
         self._read_blob = read_blob
         self._estimator: Estimator = estimator
+        self._denominator: Denominator = denominator
         self._min_valid = min_valid
         self._max_tokens = max_tokens
         self._num_served: Counter[int] = Counter()
@@ -134,6 +150,7 @@ class GroupJudge:
             render_row=self._render_row,
             read_blob=self._read_blob,
             estimator=self._estimator,
+            denominator=self._denominator,
             min_valid=self._min_valid,
             num_served_before=self._num_served[update],
         )
@@ -141,6 +158,11 @@ class GroupJudge:
             check_length(trajectory, max_tokens=self._max_tokens)
         self._num_served[update] += len(batch.injections)
         return batch
+
+
+def _counted(episode: Episode, read_blob: Callable[[str], bytes], *, advantage: float = 0.0) -> list[Trajectory]:
+    """Nothing of an episode that ended before its first response."""
+    return episode_trajectories(episode, read_blob, advantage=advantage) if episode.sequences else []
 
 
 def _too_few(group: RolloutGroup, min_valid: int) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 from osworld_pipeline.agent.model_inputs import PixelCache
 from osworld_pipeline.agent.renderer import Renderer
 from osworld_pipeline.errors import EngineError
+from osworld_pipeline.rollout.canary import Generate
 from osworld_pipeline.rollout.run_episode import RunEpisode, episode_runner
 from osworld_pipeline.rollout.utilisation import BusyMeter, Utilisation
 from osworld_pipeline.runs.gspo_job import GspoJob, ResumePoint
@@ -37,6 +38,8 @@ Result = TypeVar("Result")
 @dataclass(frozen=True, kw_only=True)
 class PhaseRollouts:
     run_one: RunEpisode
+    generate: Generate
+    """One response by the engine, or by one of the engines, that sample the episodes."""
     handover: Handover
     store: TrajectoryStore
     renderer: Renderer
@@ -77,6 +80,7 @@ async def open_rollouts(
             )
         yield PhaseRollouts(
             run_one=episode_runner(session.tools, settings),
+            generate=session.engine.generate,
             handover=_open_handover(job, session, trainer, thread),
             store=session.store,
             renderer=session.renderer,
@@ -105,6 +109,7 @@ async def _on_actors(
 
         yield PhaseRollouts(
             run_one=actors,
+            generate=actors.generate,
             handover=_through_folder(job, trainer, thread, load),
             store=TrajectoryStore(job.state),
             renderer=Renderer(trainer.processor),

@@ -45,11 +45,13 @@ async def open_collector(
         render_row=RowRenderer(
             agent=recipe.agent,
             renderer=rollouts.renderer,
+            temperature=job.phase.temperature,
             read_blob=rollouts.store.read_blob,
             find_episode=rollouts.store.find_episode,
         ),
         read_blob=rollouts.store.read_blob,
         estimator=gspo.advantage,
+        denominator=gspo.denominator,
         min_valid=recipe.rollout.min_valid_episodes,
         max_tokens=recipe.trainer.max_tokens_per_batch,
     )

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from osworld_pipeline.domain.episode import Episode
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.domain.task import Task
+from osworld_pipeline.protocols import GenerateRequest, GenerateResult
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.rollout.run_episode import EpisodePlan, episode_runner
 from osworld_pipeline.runs.embedded_server import EnvServers
@@ -30,6 +31,8 @@ class ActorSession(Protocol):
     """What an actor has open."""
 
     async def run_episode(self, task: Task, plan: EpisodePlan) -> Episode: ...
+
+    async def generate(self, request: GenerateRequest) -> GenerateResult: ...
 
     async def load_weights(self, weights: Weights) -> None: ...
 
@@ -68,6 +71,9 @@ class RecipeSession:
                 async def run_episode(self, task: Task, plan: EpisodePlan) -> Episode:
                     return await run_one(task, plan)
 
+                async def generate(self, request: GenerateRequest) -> GenerateResult:
+                    return await session.engine.generate(request)
+
                 async def load_weights(self, weights: Weights) -> None:
                     await session.engine.load_weights(weights.folder, policy_version=weights.policy_version)
 
@@ -87,6 +93,10 @@ class RolloutActor:
     async def run_episode(self, task: Task, plan: EpisodePlan) -> Episode:
         assert self._session is not None, "an actor is opened before it is used"
         return await self._session.run_episode(task, plan)
+
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        assert self._session is not None, "an actor is opened before it is used"
+        return await self._session.generate(request)
 
     async def load_weights(self, weights: Weights) -> None:
         assert self._session is not None, "an actor is opened before it is used"

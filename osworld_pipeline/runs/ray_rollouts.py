@@ -15,6 +15,7 @@ from osworld_pipeline.domain.episode import ContextMode, Episode, Outcome
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.errors import EngineError, EnvServerError, PipelineError
+from osworld_pipeline.protocols import GenerateRequest, GenerateResult
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.rollout.run_episode import EpisodePlan, EpisodeSettings
 from osworld_pipeline.runs.embedded_server import EnvServers
@@ -84,6 +85,16 @@ class RayRollouts:
                 episode, attempt=episode.attempt + len(losses), earlier_faults=(*losses, *episode.earlier_faults)
             )
         return self._lost_episode(task, plan, losses, started_at)
+
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        """One response, by the actor with the fewest episodes. Raises EngineError."""
+        slot = min(self._slots, key=lambda slot: slot.num_running)
+        handle = await self._actor(slot)
+        try:
+            return await self._call(handle.generate.remote(request), self._settings.turn_timeout_s + SLACK_S)
+        except _LostError as error:
+            await self._bury(slot, handle)
+            raise EngineError(f"rollout actor {slot.index} gave no response: {error}") from error
 
     async def load_weights(self, weights: Weights) -> None:
         """Into every actor; those that start later have them too. Raises EngineError where one cannot be replaced."""

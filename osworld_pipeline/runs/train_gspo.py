@@ -7,7 +7,7 @@ budget is spent leaves a checkpoint to go on from, and a milestone that stands f
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from osworld_pipeline.agent.model_inputs import PixelCache
 from osworld_pipeline.domain.checkpoint import Checkpoint, milestone_id
+from osworld_pipeline.domain.trajectory import Trajectory
+from osworld_pipeline.rollout.canary import needs_canary, sample_canary
 from osworld_pipeline.rollout.collector import Collector
 from osworld_pipeline.rollout.task_sampling import open_task_sampler
 from osworld_pipeline.runs.budget import Budget, spent_by
@@ -150,8 +152,9 @@ class _Phase:
             self.report({"kind": "reward", "message": f"update {update + 1}: {line}"})
         for skipped in batch.skipped:
             self.report({"kind": "warning", "message": f"update {update + 1}: {skipped}"})
+        trajectories = await self._with_evidence(batch.trajectories, update)
         with self.rollouts.utilisation.trainer.busy():
-            metrics = await in_thread(self.thread, partial(self.trainer.update, batch.trajectories))
+            metrics = await in_thread(self.thread, partial(self.trainer.update, trajectories))
         metrics |= group_metrics(batch, update=update) | coverage_metrics(self.coverage)
         metrics |= self.rollouts.utilisation.metrics()
         metrics |= {"rollout_s": rollout_s, "update_s": time.monotonic() - started - rollout_s}
@@ -171,6 +174,19 @@ class _Phase:
             done = f"{num_updates} of {self.job.phase.num_updates} updates"
             self.report({"kind": "warning", "message": f"{stopped}: stopped after {done}, to go on another time"})
         return _UpdateEnd(budget=budget, stopped=stopped)
+
+    async def _with_evidence(self, trajectories: Sequence[Trajectory], update: int) -> Sequence[Trajectory]:
+        """With a canary where the trainer would have no token of its own weights to compare."""
+        if not needs_canary(trajectories, update=update):
+            return trajectories
+        canary = await sample_canary(
+            trajectories,
+            update=update,
+            generate=self.rollouts.generate,
+            sampling=self.job.sampling,
+            image_id=self.rollouts.renderer.image_id,
+        )
+        return (*trajectories, canary)
 
     def _save(
         self,

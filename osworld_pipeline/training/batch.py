@@ -35,6 +35,10 @@ class Batch:
     """Which distinct image stands at each run of placeholders, in the order of the text."""
     num_tokens: int
     """Without padding."""
+    temperature_N: torch.Tensor | None = None
+    """Of each response token, sequence by sequence; None where all are 1."""
+    banned_ids: torch.Tensor | None = None
+    """Ids that the policy never samples; None where all may be."""
 
     @property
     def num_response_tokens(self) -> int:
@@ -48,19 +52,24 @@ def build_batch(
     cache: PixelCache | None = None,
     device: torch.device | str = "cpu",
     is_packed: bool = False,
+    banned_ids: Sequence[int] = (),
 ) -> Batch:
-    """Checks placeholders, images and masks against each other on the way.
+    """Checks placeholders, images and masks against each other on the way. `banned_ids`: `Renderer.banned_ids`, where
+    the batch is scored as the policy samples.
 
     Raises:
-        TrainingError: a trajectory whose images and placeholders disagree, or that has nothing to learn from; names it.
+        TrainingError: a trajectory whose images and placeholders disagree, that has nothing to learn from, or whose
+            response holds a banned id; names it.
     """
     cache = cache or PixelCache()
     images = _Images(processor, cache)
+    banned = frozenset(banned_ids)
     lengths = tuple(len(trajectory.token_ids) for trajectory in trajectories)
     positions: list[np.ndarray] = []
     for row, trajectory in enumerate(trajectories):
         grids = images.add(trajectory.images)
         _check(processor, row, trajectory, grids)
+        _check_banned(trajectory, banned)
         positions.append(rope_positions(processor, trajectory.token_ids, grids))
     rows = [np.asarray(trajectory.token_ids, dtype=np.int64) for trajectory in trajectories]
     masks = [np.asarray(trajectory.response_mask, dtype=bool) for trajectory in trajectories]
@@ -79,7 +88,17 @@ def build_batch(
         image_grid_U3=tensor(np.stack(images.grids)) if images.grids else None,
         image_index_I=tuple(images.index),
         num_tokens=sum(lengths),
+        temperature_N=_temperatures(trajectories, device),
+        banned_ids=torch.tensor(sorted(banned), device=device) if banned else None,
     )
+
+
+def _temperatures(trajectories: Sequence[Trajectory], device: torch.device | str) -> torch.Tensor | None:
+    if all(trajectory.temperature == 1.0 for trajectory in trajectories):
+        return None
+    temperature_B = torch.tensor([trajectory.temperature for trajectory in trajectories], device=device)
+    num_tokens_B = torch.tensor([trajectory.num_response_tokens for trajectory in trajectories], device=device)
+    return temperature_B.repeat_interleave(num_tokens_B)
 
 
 class _Images:
@@ -115,6 +134,17 @@ def _padded(rows: Sequence[np.ndarray], fill: int) -> np.ndarray:
 
 def _packed(rows: Sequence[np.ndarray], fill: int) -> np.ndarray:
     return np.concatenate(rows)[None]
+
+
+def _check_banned(trajectory: Trajectory, banned: frozenset[int]) -> None:
+    if not banned:
+        return
+    for token_id, is_response in zip(trajectory.token_ids, trajectory.response_mask, strict=True):
+        if is_response and token_id in banned:
+            raise TrainingError(
+                f"trajectory {trajectory.trajectory_id} has the id {token_id} in a response, which no policy samples "
+                "(a placeholder, or beyond the tokenizer): it comes from another sampler or another tokenizer"
+            )
 
 
 def _check(processor: Any, row: int, trajectory: Trajectory, grids: Sequence[np.ndarray]) -> None:

@@ -13,6 +13,8 @@ from torch.utils.checkpoint import checkpoint
 
 MAX_CHUNK_LOGITS = 1 << 26
 """Logits held in float32 at once (256 MB); a vocabulary of 150,000 would otherwise need gigabytes."""
+BANNED_LOGIT = -1e30
+"""Probability 0 in float32. Minus infinity would make a NaN of the entropy's 0 log 0."""
 MAX_TOKEN_KL = 10.0
 """k3 is cut here: one token that the reference finds 1e10 times likelier must not be the whole update."""
 MAX_LOG_RATIO = 20.0
@@ -31,26 +33,45 @@ def token_logprobs(
     *,
     vocab_size: int,
     with_entropy: bool = False,
+    temperature_N: torch.Tensor | None = None,
+    banned_ids: torch.Tensor | None = None,
     max_chunk_logits: int = MAX_CHUNK_LOGITS,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """log p(target) of each position in float32, and the distribution's entropy (zeros where not asked for).
+    """log p(target) of each position, and the distribution's entropy (zeros where not asked for), under what a policy
+    samples: softmax of logits / temperature in which banned ids have probability 0. In float32, or float64 where
+    logits are.
 
     `project` makes logits of hidden states. Logits are made in chunks; beyond one chunk they are made again in the
-    backward pass instead of being kept.
+    backward pass instead of being kept. Without temperatures they count as 1.
     """
 
-    def chunk_logprobs(hidden: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        all_logprobs = torch.log_softmax(project(hidden).float(), dim=-1)
+    def chunk_logprobs(
+        hidden: torch.Tensor, targets: torch.Tensor, temperatures: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = project(hidden)
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        if temperatures is not None:
+            logits = logits / temperatures[:, None]
+        if banned_ids is not None:
+            logits = logits.index_fill(-1, banned_ids, BANNED_LOGIT)
+        all_logprobs = torch.log_softmax(logits, dim=-1)
         picked = all_logprobs.gather(-1, targets[:, None])[:, 0]
         entropy = -(all_logprobs.exp() * all_logprobs).sum(-1) if with_entropy else torch.zeros_like(picked)
         return picked, entropy
 
     size = max(1, max_chunk_logits // vocab_size)
     if len(targets_N) <= size:
-        return chunk_logprobs(hidden_ND, targets_N)
+        return chunk_logprobs(hidden_ND, targets_N, temperature_N)
+    chunks = range(0, len(targets_N), size)
     parts = [
-        checkpoint(chunk_logprobs, hidden, targets, use_reentrant=False)
-        for hidden, targets in zip(hidden_ND.split(size), targets_N.split(size), strict=True)
+        checkpoint(
+            chunk_logprobs,
+            hidden_ND[start : start + size],
+            targets_N[start : start + size],
+            None if temperature_N is None else temperature_N[start : start + size],
+            use_reentrant=False,
+        )
+        for start in chunks
     ]
     return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
 
@@ -105,7 +126,7 @@ class PolicyLoss:
     entropy_B: torch.Tensor
     """Mean over tokens; zeros where it was not asked for."""
     importance_B: torch.Tensor
-    """Truncated importance weight; for grpo the mean over tokens; ones without a cap."""
+    """Mean importance weight over tokens; ones where none were given."""
 
 
 def policy_loss(
@@ -124,8 +145,7 @@ def policy_loss(
     kl_estimator: KlEstimator = "k3",
     entropy_BT: torch.Tensor | None = None,
     entropy_coef: float = 0.0,
-    sampler_logprobs_BT: torch.Tensor | None = None,
-    importance_cap: float | None = None,
+    importance_BT: torch.Tensor | None = None,
     weights_B: torch.Tensor | None = None,
     num_sequences: int | None = None,
     num_tokens: int | None = None,
@@ -134,7 +154,7 @@ def policy_loss(
 
         gspo  s_i   = exp(mean over t of (logp - old_logp))   one ratio a sequence (arXiv 2507.18071)
         grpo  s_i,t = exp(logp - old_logp)                    one a token (arXiv 2402.03300)
-        term  = -c min(s A_i, clip(s, 1 - clip_low, 1 + clip_high) A_i)
+        term  = -c_t min(s A_i, clip(s, 1 - clip_low, 1 + clip_high) A_i)
         l_i   = mean over t of (term + kl_coef kl - entropy_coef H)
 
         sequence_mean  loss = 1/n sum_i w_i l_i               (GRPO, GSPO)
@@ -145,15 +165,14 @@ def policy_loss(
     then add up to it. w_i is 1 where no weights are given; neither n nor N counts weights, so a replay weight of 0.5
     halves that sequence's pull.
 
-    c is 1, or with `importance_cap` the truncated importance weight min(exp(old_logp - sampler_logp), cap), without
-    gradient (Ionides 2008, Journal of Computational and Graphical Statistics 17(2)); the old log-probabilities are then
-    the trainer's own. For gspo its exponent is the mean over t, so that c s_i is GSPO's ratio of the new policy to the
-    sampler; for grpo each token has its own.
+    c_t is 1, or the importance weight of the token, without gradient (training/importance.py); the old
+    log-probabilities are then the trainer's own from before the update. It weighs neither KL nor entropy.
 
     Raises:
-        ValueError: what a choice needs is not given.
+        ValueError: length_norm `constant` without max_response_tokens.
     """
-    _check_given(length_norm, max_response_tokens, importance_cap, sampler_logprobs_BT)
+    if length_norm == "constant" and max_response_tokens is None:
+        raise ValueError("length_norm constant divides by max_response_tokens: give it")
 
     def per_ratio(values_BT: torch.Tensor) -> torch.Tensor:
         """(B, 1) for gspo, (B, T) for grpo."""
@@ -165,10 +184,14 @@ def policy_loss(
     ratio = _safe_exp(per_ratio(logprobs_BT - old_logprobs_BT))
     free = ratio * advantages_B[:, None]
     clipped = ratio.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages_B[:, None]
-    importance = torch.ones_like(ratio)
-    if importance_cap is not None and sampler_logprobs_BT is not None:
-        importance = _safe_exp(per_ratio(old_logprobs_BT - sampler_logprobs_BT)).clamp(max=importance_cap).detach()
-    loss_B = per_sequence(-importance * torch.minimum(free, clipped))
+    term = -torch.minimum(free, clipped)
+    importance_B = torch.ones_like(ratio[:, 0])
+    if importance_BT is None:
+        loss_B = per_sequence(term)
+    else:
+        importance_BT = _response_only(importance_BT.detach().to(term.dtype), mask_BT)
+        importance_B = masked_mean_B(importance_BT, mask_BT)
+        loss_B = masked_mean_B(importance_BT * term, mask_BT)
     kl_B = entropy_B = torch.zeros_like(loss_B)
     if ref_logprobs_BT is not None:
         # Outside the mask both may be anything: they are zeroed before the exponential.
@@ -186,20 +209,8 @@ def policy_loss(
         clipped_B=per_sequence((clipped < free).to(ratio.dtype)).detach(),
         kl_B=kl_B.detach(),
         entropy_B=entropy_B.detach(),
-        importance_B=per_sequence(importance),
+        importance_B=importance_B,
     )
-
-
-def _check_given(
-    length_norm: LengthNorm,
-    max_response_tokens: int | None,
-    importance_cap: float | None,
-    sampler_logprobs_BT: torch.Tensor | None,
-) -> None:
-    if length_norm == "constant" and max_response_tokens is None:
-        raise ValueError("length_norm constant divides by max_response_tokens: give it")
-    if importance_cap is not None and sampler_logprobs_BT is None:
-        raise ValueError("importance_cap weighs the trainer against the sampler: give sampler_logprobs_BT")
 
 
 def _normalised(

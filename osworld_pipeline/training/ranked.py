@@ -36,8 +36,10 @@ class RankedTrainer:
         num_updates: int,
         cache: PixelCache | None,
         base_folder: Path | None,
+        banned_ids: Sequence[int] = (),
     ) -> None:
-        """`base_folder`: of the frozen weights under LoRA's adapters."""
+        """`base_folder`: of the frozen weights under LoRA's adapters. `banned_ids`: what the policy never samples,
+        where it is trained on what it sampled."""
         self.model = model
         self.processor = processor
         self.optimizer = optimizer
@@ -46,6 +48,7 @@ class RankedTrainer:
         self._section = section or TrainerSection()
         self._cache = cache or PixelCache()
         self._base_folder = base_folder
+        self._banned_ids = tuple(banned_ids)
 
     @property
     def shares_weights(self) -> bool:
@@ -141,10 +144,22 @@ class RankedTrainer:
 
     def _batch(self, trajectories: Sequence[Trajectory]) -> Batch:
         return build_batch(
-            self.processor, trajectories, cache=self._cache, device=self.ranks.device, is_packed=self._is_packed
+            self.processor,
+            trajectories,
+            cache=self._cache,
+            device=self.ranks.device,
+            is_packed=self._is_packed,
+            banned_ids=self._banned_ids,
         )
 
-    def _score(self, model: Any, trajectories: Sequence[Trajectory], *, without_adapters: bool = False) -> list[Any]:
+    def _score(
+        self,
+        model: Any,
+        trajectories: Sequence[Trajectory],
+        *,
+        max_sequences: int | None = None,
+        without_adapters: bool = False,
+    ) -> list[Any]:
         with lora.without_adapters(model) if without_adapters else nullcontext():
             return score_trajectories(
                 model,
@@ -152,6 +167,7 @@ class RankedTrainer:
                 trajectories,
                 cache=self._cache,
                 max_tokens=self._section.max_tokens_per_batch,
+                max_sequences=max_sequences,
                 is_packed=self._is_packed,
                 ranks=self.ranks,
             )

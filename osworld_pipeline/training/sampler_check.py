@@ -1,4 +1,5 @@
-"""What the sampler said of its tokens against what the trainer says: the same weights must say the same."""
+"""The sampler's log-probabilities against the trainer's: the same weights must give the same, and an update without a
+token to compare is refused."""
 
 import math
 from collections.abc import Sequence
@@ -8,29 +9,6 @@ import torch
 
 from osworld_pipeline.domain.trajectory import Trajectory
 from osworld_pipeline.errors import TrainingError
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScoredTrajectory:
-    """A trajectory with the log-probabilities that the loss compares with, aligned with its token_ids."""
-
-    trajectory: Trajectory
-    own_logprobs: torch.Tensor
-    """The trainer's before the update."""
-    sampled_logprobs: torch.Tensor
-    """The sampler's own, of whichever weights; for replay, which has none, the trainer's."""
-    ref_logprobs: torch.Tensor | None
-
-    @classmethod
-    def of(
-        cls, trajectory: Trajectory, own_logprobs: torch.Tensor, ref_logprobs: torch.Tensor | None
-    ) -> "ScoredTrajectory":
-        sampled = own_logprobs
-        if trajectory.sampled_logprobs is not None:
-            sampled = torch.tensor(trajectory.sampled_logprobs, dtype=torch.float32)
-        return cls(
-            trajectory=trajectory, own_logprobs=own_logprobs, sampled_logprobs=sampled, ref_logprobs=ref_logprobs
-        )
 
 
 @dataclass(kw_only=True)
@@ -54,26 +32,45 @@ class _Difference:
         return self.total / max(self.count, 1)
 
 
+def _token_ages(trajectory: Trajectory, *, num_updates: int) -> torch.Tensor:
+    """Of each sampled token: updates between the weights that sampled it and these. Empty for replay."""
+    if trajectory.sampled_logprobs is None:
+        return torch.zeros(0)
+    if trajectory.policy_versions is None:
+        return torch.zeros(trajectory.num_response_tokens)
+    mask = torch.tensor(trajectory.response_mask, dtype=torch.bool)
+    return (num_updates - torch.tensor(trajectory.policy_versions)[mask]).float()
+
+
 def check_sampler(
     trajectories: Sequence[Trajectory], own: Sequence[torch.Tensor], *, num_updates: int, max_diff: float
 ) -> dict[str, float]:
-    """Mean absolute differences over the sampled tokens, of this trainer's weights (`fresh`) and of older ones, and how
-    many updates old the tokens are.
+    """Mean absolute differences over the sampled tokens, of this trainer's weights (`fresh`, canaries included) and of
+    older ones, the share of the sampled tokens that were compared, and how many updates old the tokens are.
 
     Raises:
-        TrainingError: on fresh tokens they differ by more than `max_diff` on average; names the worst trajectory.
+        TrainingError: on fresh tokens they differ by more than `max_diff` on average, naming the worst trajectory; or
+            there is no fresh token.
     """
     fresh, stale, ages = _Difference(), _Difference(), [torch.zeros(0)]
+    num_canary_tokens = 0
     for trajectory, own_logprobs in zip(trajectories, own, strict=True):
         if trajectory.sampled_logprobs is None:
             continue
         mask = torch.tensor(trajectory.response_mask, dtype=torch.bool)
         diffs = (own_logprobs - torch.tensor(trajectory.sampled_logprobs, dtype=torch.float32))[mask].abs()
-        versions = trajectory.policy_versions
-        age = torch.zeros(len(diffs)) if versions is None else num_updates - torch.tensor(versions)[mask]
+        age = _token_ages(trajectory, num_updates=num_updates)
         fresh.add(trajectory.trajectory_id, diffs[age == 0])
+        if trajectory.is_canary:
+            num_canary_tokens += int((age == 0).sum())
+            continue
         stale.add(trajectory.trajectory_id, diffs[age != 0])
-        ages.append(age.float())
+        ages.append(age)
+    if not fresh.count:
+        raise TrainingError(
+            f"update {num_updates}: its own weights sampled none of its tokens, so that trainer and sampler cannot be "
+            "compared: give it a canary, a response sampled with the weights of this update"
+        )
     if not fresh.mean <= max_diff:
         raise TrainingError(
             f"update {num_updates}: the trainer's log-probabilities of the sampled tokens differ from the sampler's by "
@@ -81,9 +78,12 @@ def check_sampler(
             "check that both run the same weights on the same tokens and images"
         )
     staleness = torch.cat(ages)
+    num_checked = fresh.count - num_canary_tokens
     return {
         "trainer_sampler_logprob_diff": fresh.mean,
         "trainer_sampler_logprob_diff_stale": stale.mean,
+        "checked_token_share": num_checked / max(len(staleness), 1),
+        "num_canary_tokens": float(num_canary_tokens),
         "staleness_mean": float(staleness.mean()) if len(staleness) else 0.0,
         "staleness_max": float(staleness.max()) if len(staleness) else 0.0,
     }

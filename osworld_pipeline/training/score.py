@@ -13,6 +13,7 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 
 from osworld_pipeline.agent.model_inputs import PixelCache
+from osworld_pipeline.agent.renderer import Renderer
 from osworld_pipeline.domain.trajectory import Trajectory
 from osworld_pipeline.training.batch import Batch, build_batch
 from osworld_pipeline.training.dealing import deal
@@ -27,7 +28,8 @@ FORWARD_METHOD = "response_logprobs"
 @dataclass(frozen=True, kw_only=True)
 class Scores:
     logprobs_BT: torch.Tensor
-    """log p(token at t | tokens before t), float32; 0 outside the response mask."""
+    """log p(token at t | tokens before t) at the batch's temperatures and without its banned ids, float32; 0 outside
+    the response mask."""
     entropy_BT: torch.Tensor
     """Zeros where it was not asked for."""
 
@@ -59,6 +61,8 @@ def response_logprobs(model: Any, batch: Batch, with_entropy: bool) -> tuple[tor
         model.lm_head,
         vocab_size=model.config.text_config.vocab_size,
         with_entropy=with_entropy,
+        temperature_N=batch.temperature_N,
+        banned_ids=batch.banned_ids,
     )
     return logprobs_N.clone(), entropy_N.clone()  # FSDP2 hooks what it returns, and cannot hook views
 
@@ -93,6 +97,11 @@ def _image_features(core: Any, batch: Batch) -> Any:
     return features
 
 
+def banned_ids_of(model: Any, processor: Any) -> tuple[int, ...]:
+    """What this model's samplers never say."""
+    return Renderer(processor).banned_ids(model.config.text_config.vocab_size)
+
+
 def device_of(model: Any) -> torch.device:
     return next(model.parameters()).device
 
@@ -105,21 +114,38 @@ def score_trajectories(
     *,
     cache: PixelCache | None = None,
     max_tokens: int = MAX_TOKENS,
+    max_sequences: int | None = None,
     is_packed: bool = False,
     ranks: Ranks | None = None,
 ) -> list[torch.Tensor]:
-    """Log-probabilities of each trajectory's tokens, aligned with its token_ids, on the CPU; no gradients. The ranks
-    share the work, and each gets all of it.
+    """Log-probabilities of each trajectory's tokens as the policy samples them: at the trajectory's temperature,
+    without the banned ids. Aligned with its token_ids, on the CPU; no gradients. The ranks share the work, and each
+    gets all of it.
 
     Raises:
         TrainingError: a malformed trajectory, or one of more than `max_tokens`; names it.
     """
     ranks = ranks or Ranks.alone(device_of(model))
+    banned_ids = banned_ids_of(model, processor)
     index_of = {id(trajectory): index for index, trajectory in enumerate(trajectories)}
     own: dict[int, torch.Tensor] = {}
-    for shares in deal(trajectories, num_ranks=ranks.world_size, max_tokens=max_tokens, is_packed=is_packed):
+    rounds = deal(
+        trajectories,
+        num_ranks=ranks.world_size,
+        max_tokens=max_tokens,
+        max_sequences=max_sequences,
+        is_packed=is_packed,
+    )
+    for shares in rounds:
         share = shares[ranks.rank]
-        batch = build_batch(processor, share.trajectories, cache=cache, device=ranks.device, is_packed=is_packed)
+        batch = build_batch(
+            processor,
+            share.trajectories,
+            cache=cache,
+            device=ranks.device,
+            is_packed=is_packed,
+            banned_ids=banned_ids,
+        )
         logprobs_BT = score_responses(model, batch).logprobs_BT.cpu()
         if not share.is_dummy:
             for row, trajectory in enumerate(share.trajectories):

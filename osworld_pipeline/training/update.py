@@ -14,13 +14,15 @@ from osworld_pipeline.agent.model_inputs import PixelCache
 from osworld_pipeline.domain.trajectory import Trajectory
 from osworld_pipeline.errors import TrainingError
 from osworld_pipeline.recipes.schema import GspoSharedSection, TrainerSection
+from osworld_pipeline.recipes.training_sections import TurnWeight
 from osworld_pipeline.training.batch import Batch
 from osworld_pipeline.training.loss import PolicyLoss, policy_loss
 from osworld_pipeline.training.optimizer import MasterAdamW
 from osworld_pipeline.training.ranked import RankedTrainer
 from osworld_pipeline.training.ranks import Ranks
-from osworld_pipeline.training.sampler_check import ScoredTrajectory, check_sampler
-from osworld_pipeline.training.score import score_responses
+from osworld_pipeline.training.sampler_check import check_sampler
+from osworld_pipeline.training.score import banned_ids_of, score_responses
+from osworld_pipeline.training.scored import ScoredBatch, ScoredTrajectory, score_batch
 from osworld_pipeline.training.tally import Tally
 
 
@@ -62,6 +64,7 @@ class GspoTrainer(RankedTrainer):
             num_updates=num_updates,
             cache=cache,
             base_folder=base_folder,
+            banned_ids=banned_ids_of(model, processor),
         )
         self._reference = reference
         self._has_adapters = has_adapters
@@ -71,74 +74,103 @@ class GspoTrainer(RankedTrainer):
 
     def _update(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
         """Without a single advantage there is nothing to learn: the weights stay, and `is_skipped` is 1. KL alone does
-        not count, and Adam would blow its tiny gradient up to a full step."""
+        not count, and Adam would blow its tiny gradient up to a full step. Where the importance weights leave less than
+        `min_effective_share` of the batch, the update is held: the weights stay, and `is_held` is 1."""
+        trained = [trajectory for trajectory in trajectories if not trajectory.is_canary]
         metrics = {
-            "num_trajectories": float(len(trajectories)),
-            "num_replay": float(sum(trajectory.is_replay for trajectory in trajectories)),
-            "num_tokens": float(sum(len(trajectory.token_ids) for trajectory in trajectories)),
-            "num_response_tokens": float(sum(sum(trajectory.response_mask) for trajectory in trajectories)),
+            "num_trajectories": float(len(trained)),
+            "num_replay": float(sum(trajectory.is_replay for trajectory in trained)),
+            "num_tokens": float(sum(len(trajectory.token_ids) for trajectory in trained)),
+            "num_response_tokens": float(sum(trajectory.num_response_tokens for trajectory in trained)),
             "is_skipped": 1.0,
+            "is_held": 0.0,
         }
-        if not trajectories:
+        if not any(_has_signal(trajectory) for trajectory in trained):
             return metrics
         started = time.monotonic()
-        scored, sampler_metrics = self._score_all(trajectories)
-        score_s = time.monotonic() - started
+        first_epoch = self._minibatches(trained, 0)
+        scored, sampler_metrics = self._score_all(trajectories, first_epoch)
+        metrics |= {"score_s": time.monotonic() - started} | sampler_metrics | scored.metrics
+        if scored.effective_share < self._settings.min_effective_share:
+            return metrics | {"is_held": 1.0}
         tally = Tally()
+        by_trajectory = {id(item.trajectory): item for item in scored.items}
         for epoch in range(self._settings.epochs_per_update):
-            for minibatch in self._minibatches(scored, epoch):
-                self._optimizer_step(minibatch, tally)
-        total_s = time.monotonic() - started
-        metrics |= sampler_metrics
-        metrics |= {"score_s": score_s, "tokens_per_s": metrics["num_tokens"] / total_s}
-        if tally.num_steps:
-            metrics |= {**tally.merged(self.ranks.gather(tally)).metrics(), "is_skipped": 0.0}
-        return metrics
+            for minibatch in first_epoch if epoch == 0 else self._minibatches(trained, epoch):
+                self._optimizer_step(minibatch, by_trajectory, tally)
+        metrics |= tally.merged(self.ranks.gather(tally)).metrics()
+        return metrics | {
+            "tokens_per_s": metrics["num_tokens"] / (time.monotonic() - started),
+            "is_skipped": 0.0,
+        }
 
-    def _score_all(self, trajectories: Sequence[Trajectory]) -> tuple[list[ScoredTrajectory], dict[str, float]]:
-        """The trainer's own log-probabilities before the update, held against the sampler's."""
-        own = self._score(self.model, trajectories)
+    def _score_all(
+        self, trajectories: Sequence[Trajectory], minibatches: Sequence[Sequence[Trajectory]]
+    ) -> tuple[ScoredBatch, dict[str, float]]:
+        """The trainer's own log-probabilities before the update, held against the sampler's.
+
+        They are computed in the very passes in which the first epoch trains, so that the ratio of its first step is 1
+        to the bit: in bfloat16 another layout of the batch rounds otherwise, and a clip of 3.5e-4 takes that for a
+        change of the policy.
+        """
+        settings = self._settings
+        canaries = [trajectory for trajectory in trajectories if trajectory.is_canary]
+        groups = [self._with_gradient(minibatch) for minibatch in minibatches]
+        own: list[torch.Tensor] = []
+        refs: list[torch.Tensor | None] = []
+        for group in groups:
+            own += self._score(self.model, group, max_sequences=settings.micro_batch_size)
+            refs += self._ref_logprobs(group)
+        items = [trajectory for group in groups for trajectory in group]
         sampler_metrics = check_sampler(
-            trajectories, own, num_updates=self.num_updates, max_diff=self._settings.max_logprob_diff
+            [*items, *canaries],
+            [*own, *(self._score(self.model, canaries) if canaries else ())],
+            num_updates=self.num_updates,
+            max_diff=settings.max_logprob_diff,
         )
-        refs: Sequence[torch.Tensor | None] = [None] * len(trajectories)
-        if self._settings.kl_coef > 0 and any(_has_signal(trajectory) for trajectory in trajectories):
-            if self._has_adapters:
-                refs = self._score(self.model, trajectories, without_adapters=True)
-            else:
-                refs = self._score(self._reference, trajectories)
-        scored = [
-            ScoredTrajectory.of(trajectory, own_logprobs, ref_logprobs)
-            for trajectory, own_logprobs, ref_logprobs in zip(trajectories, own, refs, strict=True)
-        ]
-        return scored, sampler_metrics
+        return score_batch(items, own, refs, settings), sampler_metrics
 
-    def _minibatches(self, scored: Sequence[ScoredTrajectory], epoch: int) -> list[list[ScoredTrajectory]]:
+    def _ref_logprobs(self, trajectories: Sequence[Trajectory]) -> Sequence[torch.Tensor | None]:
+        if not self._settings.kl_coef > 0:
+            return [None] * len(trajectories)
+        limit = self._settings.micro_batch_size
+        if self._has_adapters:
+            return self._score(self.model, trajectories, max_sequences=limit, without_adapters=True)
+        return self._score(self._reference, trajectories, max_sequences=limit)
+
+    def _with_gradient(self, minibatch: Sequence[Trajectory]) -> list[Trajectory]:
+        """Without KL and entropy terms, a trajectory without advantage counts in the denominators alone."""
+        if self._settings.kl_coef > 0 or self._settings.entropy_coef > 0:
+            return list(minibatch)
+        return [trajectory for trajectory in minibatch if _has_signal(trajectory)]
+
+    def _minibatches(self, trajectories: Sequence[Trajectory], epoch: int) -> list[list[Trajectory]]:
         """Episodes shuffled by seed and dealt out evenly, the sequences of one together; minibatches without any
         advantage are left out."""
-        by_episode: dict[str, list[ScoredTrajectory]] = {}
-        for item in sorted(scored, key=lambda item: item.trajectory.trajectory_id):
-            by_episode.setdefault(_episode_of(item.trajectory), []).append(item)
+        by_episode: dict[str, list[Trajectory]] = {}
+        for trajectory in sorted(trajectories, key=lambda one: one.trajectory_id):
+            by_episode.setdefault(trajectory.episode_id, []).append(trajectory)
         order = list(by_episode.values())
         random.Random(f"{self._seed}:{self.num_updates}:{epoch}").shuffle(order)
         count = min(self._settings.minibatches_per_update, len(order))
         dealt = [[item for episode in order[start::count] for item in episode] for start in range(count)]
-        return [part for part in dealt if any(_has_signal(item.trajectory) for item in part)]
+        return [part for part in dealt if any(_has_signal(trajectory) for trajectory in part)]
 
-    def _optimizer_step(self, minibatch: Sequence[ScoredTrajectory], tally: Tally) -> None:
-        """The loss is a mean over episodes and replay rows: in `window` mode the sequences of one share its weight, so
-        that both context modes weigh an episode the same."""
-        by_trajectory = {id(item.trajectory): item for item in minibatch}
-        trajectories = [item.trajectory for item in minibatch]
-        num_tokens = sum(sum(trajectory.response_mask) for trajectory in trajectories)
-        num_turns = Counter(_episode_of(one) for one in {item.trajectory_id: item for item in trajectories}.values())
+    def _optimizer_step(
+        self, minibatch: Sequence[Trajectory], scored: Mapping[int, ScoredTrajectory], tally: Tally
+    ) -> None:
+        """The loss is a mean over the minibatch's episodes and replay rows, or over its tokens."""
+        shares = turn_shares(minibatch, self._settings.turn_weight)
+        num_tokens = sum(trajectory.num_response_tokens for trajectory in minibatch)
+        num_sequences = len({trajectory.episode_id for trajectory in minibatch})
         started, loss = time.monotonic(), 0.0
         try:
             with self._training(seed=self._seed):
-                for share, batch in self._passes(trajectories, max_sequences=self._settings.micro_batch_size):
-                    items = [by_trajectory[id(trajectory)] for trajectory in share.trajectories]
-                    weights = [self._weight(trajectory, num_turns) for trajectory in share.trajectories]
-                    result = self._loss(items, batch, weights, num_sequences=len(num_turns), num_tokens=num_tokens)
+                passes = self._passes(self._with_gradient(minibatch), max_sequences=self._settings.micro_batch_size)
+                for share, batch in passes:
+                    items = [scored[id(trajectory)] for trajectory in share.trajectories]
+                    weights = [self._weight(trajectory, shares) for trajectory in share.trajectories]
+                    result = self._loss(items, batch, weights, num_sequences=num_sequences, num_tokens=num_tokens)
                     (result.loss * 0.0 if share.is_dummy else result.loss).backward()
                     self.optimizer.collect_gradients()
                     if not share.is_dummy:
@@ -157,12 +189,11 @@ class GspoTrainer(RankedTrainer):
             loss=total, grad_norm=grad_norm, forward_s=passed - started, optimizer_s=time.monotonic() - passed
         )
 
-    def _weight(self, trajectory: Trajectory, num_turns: Mapping[str, int]) -> float:
-        """Where length_norm counts tokens, those of a `window` sequence count as they would in `append` mode: by the
-        weight of the whole episode, which is dealt out evenly among its sequences."""
+    def _weight(self, trajectory: Trajectory, shares: Mapping[str, float]) -> float:
+        """Where length_norm counts tokens, each token of an episode counts once, whatever sequence it stands in."""
         if self._settings.length_norm == "sequence_mean":
-            return trajectory.weight
-        return trajectory.weight * num_turns[_episode_of(trajectory)]
+            return trajectory.weight * shares[trajectory.trajectory_id]
+        return trajectory.weight
 
     def _loss(
         self,
@@ -173,18 +204,13 @@ class GspoTrainer(RankedTrainer):
         num_sequences: int,
         num_tokens: int,
     ) -> PolicyLoss:
-        """Without an importance cap the sampler's own log-probabilities are the old ones, with one the trainer's."""
         settings, device = self._settings, self.ranks.device
         scores = score_responses(self.model, batch, with_entropy=True)
         length = batch.response_mask_BT.shape[1]
         refs = [item.ref_logprobs for item in items if item.ref_logprobs is not None]
-        sampled_BT = _padded([item.sampled_logprobs for item in items], length).to(device)
-        old_BT = sampled_BT
-        if settings.importance_cap is not None:
-            old_BT = _padded([item.own_logprobs for item in items], length).to(device)
         return policy_loss(
             scores.logprobs_BT,
-            old_BT,
+            _padded([item.old_logprobs for item in items], length).to(device),
             torch.tensor([item.trajectory.advantage for item in items], device=device),
             batch.response_mask_BT,
             algorithm=settings.algorithm,
@@ -197,21 +223,24 @@ class GspoTrainer(RankedTrainer):
             kl_estimator=settings.kl_estimator,
             entropy_BT=scores.entropy_BT,
             entropy_coef=settings.entropy_coef,
-            sampler_logprobs_BT=sampled_BT,
-            importance_cap=settings.importance_cap,
+            importance_BT=_padded([item.importance for item in items], length).to(device),
             weights_B=torch.tensor(weights, device=device),
             num_sequences=num_sequences,
             num_tokens=num_tokens,
         )
 
 
+def turn_shares(trajectories: Sequence[Trajectory], turn_weight: TurnWeight) -> dict[str, float]:
+    """By trajectory id: the share of its episode's weight that a sequence has; in `append` mode 1."""
+    size = {"turn": lambda one: 1, "token": lambda one: one.num_response_tokens}[turn_weight]
+    totals: Counter[str] = Counter()
+    for trajectory in trajectories:
+        totals[trajectory.episode_id] += size(trajectory)
+    return {one.trajectory_id: size(one) / totals[one.episode_id] for one in trajectories}
+
+
 def _has_signal(trajectory: Trajectory) -> bool:
     return trajectory.advantage != 0.0 and trajectory.weight != 0.0
-
-
-def _episode_of(trajectory: Trajectory) -> str:
-    """`<episode>#<turn>` is a sequence of an episode in `window` mode."""
-    return trajectory.trajectory_id.partition("#")[0]
 
 
 def _padded(rows: Sequence[torch.Tensor], length: int) -> torch.Tensor:

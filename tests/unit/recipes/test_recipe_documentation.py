@@ -25,7 +25,7 @@ EXPECTED = {
 KEPT_AT_SMOKE_SIZE = (
     ("agent", ("dialect", "coordinate_space", "context_mode", "window_screenshots", "show_screenshots")),
     ("rollout", ("mode", "max_staleness", "zero_variance", "task_sampling")),
-    ("gspo", ("algorithm", "advantage", "length_norm", "kl_coef", "kl_estimator", "importance_cap")),
+    ("gspo", ("algorithm", "advantage", "length_norm", "kl_coef", "kl_estimator", "importance", "denominator")),
     ("replay", ("strategy", "include_online", "weight", "verify")),
     ("trainer", ("batching", "train_vision")),
 )
@@ -78,7 +78,7 @@ def test_every_contradiction_can_be_met_and_no_shipped_recipe_meets_one(contradi
     recipe = load_recipe("demo")
     bad = {
         "agent": {"max_response_tokens": 9000, "max_context_tokens": 20_000},
-        "gspo": {"minibatches_per_update": 99},
+        "gspo": {"minibatches_per_update": 99, "top_p": 0.95, "old_logprobs": "sampler", "importance_low": 3.0},
         "rollout": {"min_valid_episodes": 99},
         "replay": {"require_verified": True},
         "trainer": {"context_parallel": 2, "lora": object(), "train_vision": True},

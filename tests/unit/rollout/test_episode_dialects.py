@@ -90,7 +90,8 @@ async def test_each_turn_of_a_window_trains_on_the_screenshots_that_it_showed(
     for request, trajectory in zip(requests, trajectories, strict=True):
         assert tuple(trajectory.images) == request.images
         assert trajectory.token_ids[: len(request.token_ids)] == request.token_ids
-        assert trajectory.weight == pytest.approx(1 / 3)
+        assert trajectory.episode_id == episode.episode_id
+        assert trajectory.temperature == episode.sampling.temperature
 
 
 async def test_the_recipes_threshold_decides_what_a_success_is(

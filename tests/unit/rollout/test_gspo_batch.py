@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from episode_samples import make_sequence
@@ -51,7 +52,10 @@ def batch_of(
         raise AssertionError("a demonstration is no episode")
 
     def build(
-        *episodes: Episode, read_blob: Callable[[str], bytes] = lambda _: image, group_ids: Sequence[str] = ("g",)
+        *episodes: Episode,
+        read_blob: Callable[[str], bytes] = lambda _: image,
+        group_ids: Sequence[str] = ("g",),
+        **choices: Any,
     ) -> GspoBatch:
         groups = [
             RolloutGroup(group_id=group_id, task_id="t", stage_key="k", update=0, episodes=episodes)
@@ -64,9 +68,14 @@ def batch_of(
                 replay=replay,
                 settings=RECIPE.replay,
                 render_row=RowRenderer(
-                    agent=RECIPE.agent, renderer=renderer, read_blob=read_blob, find_episode=find_episode
+                    agent=RECIPE.agent,
+                    renderer=renderer,
+                    temperature=0.5,
+                    read_blob=read_blob,
+                    find_episode=find_episode,
                 ),
                 read_blob=read_blob,
+                **choices,
             )
 
     return build
@@ -114,6 +123,30 @@ def test_group_of_equal_successes_trains_nothing_and_is_counted(batch_of: Callab
     assert batch.trajectories == ()
     assert batch.num_groups(GroupFate.ZERO_VARIANCE) == 1
     assert len(batch.groups) == 1, "the group is recorded all the same"
+
+
+@pytest.mark.parametrize(
+    ("denominator", "of_mixed", "of_equal"), [("signal", "ac", ""), ("group", "abc", ""), ("batch", "abc", "de")]
+)
+def test_the_recipe_says_which_members_without_advantage_the_loss_counts(
+    batch_of: Callable[..., GspoBatch], denominator: str, of_mixed: str, of_equal: str
+) -> None:
+    # Rewards 1, 0.5 and 0: the one in the middle has no advantage.
+    mixed = [
+        episode(name, task_reward=reward, shaped=reward, outcome=Outcome.SUCCESS)
+        for name, reward in zip("abc", (1.0, 0.5, 0.0), strict=True)
+    ]
+    equal = [episode(name, task_reward=1, shaped=1.0, outcome=Outcome.SUCCESS) for name in "de"]
+    for episodes, counted in ((mixed, of_mixed), (equal, of_equal)):
+        batch = batch_of(*episodes, denominator=denominator)
+        assert [trajectory.trajectory_id for trajectory in batch.trajectories] == list(counted)
+    assert batch.num_groups(GroupFate.ZERO_VARIANCE) == 1
+
+
+def test_a_replay_row_is_scored_at_the_temperature_of_the_phase(batch_of: Callable[..., GspoBatch]) -> None:
+    batch = batch_of(episode("a", task_reward=0, shaped=0.1), episode("b", task_reward=0, shaped=0.1))
+    assert batch.trajectories[-1].is_replay
+    assert batch.trajectories[-1].temperature == 0.5
 
 
 def test_a_group_with_too_few_valid_episodes_is_dropped_with_the_reason_and_gets_no_replay(
@@ -167,10 +200,15 @@ def test_injections_of_an_update_are_limited_over_all_the_groups_that_are_judged
             replay=replay,
             settings=section,
             render_row=RowRenderer(
-                agent=RECIPE.agent, renderer=renderer, read_blob=lambda _: image, find_episode=lambda _: failures[0]
+                agent=RECIPE.agent,
+                renderer=renderer,
+                temperature=0.5,
+                read_blob=lambda _: image,
+                find_episode=lambda _: failures[0],
             ),
             read_blob=lambda _: image,
             estimator="mean_std",
+            denominator="group",
             min_valid=2,
             max_tokens=4096,
         )

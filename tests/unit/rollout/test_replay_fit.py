@@ -40,7 +40,7 @@ def test_points_move_with_the_image_that_trains(
     assert point in processor.tokenizer.decode(trajectory.token_ids).replace(" ", "")
 
 
-def test_in_window_mode_the_answers_of_a_row_share_its_weight(
+def test_in_window_mode_the_answers_of_a_row_are_sequences_of_its_weight(
     processor, noise_png: Callable[[int, int, int], bytes]
 ) -> None:
     image = noise_png(64, 32, 0)
@@ -57,4 +57,4 @@ def test_in_window_mode_the_answers_of_a_row_share_its_weight(
     agent = AgentSection(context_mode="window", window_screenshots=1, system_prompt="short")
     parts = replay_trajectories(row, lambda _: image, Renderer(processor), agent=agent, advantage=2.0, weight=0.5)
     assert [part.trajectory_id for part in parts] == ["replay:abc#0", "replay:abc#1"]
-    assert [(part.weight, part.advantage, len(part.images)) for part in parts] == [(0.25, 2.0, 1)] * 2
+    assert [(part.weight, part.advantage, len(part.images)) for part in parts] == [(0.5, 2.0, 1)] * 2

@@ -127,7 +127,13 @@ def train(state: StateDir, renderer: Renderer) -> Callable[..., GspoBatch]:
     """One update: builds the batch and writes what happened, as the training program does."""
     store = TrajectoryStore(state)
     agent = AgentSection(max_context_tokens=512, max_response_tokens=64)
-    render_row = RowRenderer(agent=agent, renderer=renderer, read_blob=store.read_blob, find_episode=store.find_episode)
+    render_row = RowRenderer(
+        agent=agent,
+        renderer=renderer,
+        temperature=0.5,
+        read_blob=store.read_blob,
+        find_episode=store.find_episode,
+    )
 
     def update(number: int, *groups: RolloutGroup) -> GspoBatch:
         with ReplayBuffer(state, ONLINE, stage_key="stage") as buffer:

@@ -28,6 +28,7 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.domain.trajectory import Trajectory
 from osworld_pipeline.errors import EngineError, EnvServerError
+from osworld_pipeline.protocols import GenerateRequest, GenerateResult
 from osworld_pipeline.recipes import Recipe, load_recipe
 from osworld_pipeline.rollout.run_episode import EpisodePlan
 from osworld_pipeline.rollout.utilisation import BusyMeter, Utilisation
@@ -104,6 +105,11 @@ class ChainEngine:
 
     async def hand_over(self, policy_version: int, saved: Path | None) -> None:
         self.version, self.weights = policy_version, self._trainer.weights_digest
+
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        return GenerateResult(
+            text="r", policy_version=self.version, finish_reason="stop", token_ids=(2,), logprobs=(-0.5,)
+        )
 
     async def run_episode(self, task: Task, plan: EpisodePlan) -> Episode:
         self._fuse.pass_by("episode")
@@ -228,6 +234,7 @@ def run_phase(
     async def run() -> None:
         rollouts = PhaseRollouts(
             run_one=engine.run_episode,
+            generate=engine.generate,
             handover=engine.hand_over,
             store=FusedStore(job.state, fuse),
             renderer=Renderer(processor),
@@ -299,6 +306,20 @@ def test_asynchronous_a_kill_loses_no_group_and_counts_none_twice(
     groups = {one.group_id for episodes in found.values() for one in episodes}
     assert groups == {f"{STAGE}-g{serial:06d}" for serial in range(len(groups))}
     assert all(one.update == int(part[-4:]) for part, episodes in found.items() for one in episodes)
+
+
+@pytest.mark.parametrize("max_staleness", [0, 1, 3])
+def test_every_update_holds_a_token_of_its_own_weights_to_compare(
+    tmp_path: Path, processor: Any, max_staleness: int
+) -> None:
+    ran = run_phase(job_of(tmp_path, recipe_of(mode="asynchronous", max_staleness=max_staleness)), processor)
+    num_canaries = 0
+    for update, trajectories in ran.trainer.seen:
+        canaries = [one for one in trajectories if one.is_canary]
+        is_fresh = any(update in (one.policy_versions or ()) for one in trajectories if not one.is_canary)
+        assert len(canaries) == int(bool(trajectories) and not is_fresh)
+        num_canaries += len(canaries)
+    assert max_staleness < 3 or num_canaries > 0
 
 
 def test_what_was_recorded_beyond_the_checkpoint_is_taken_back_before_anything_is_rolled_out(

@@ -123,40 +123,29 @@ def test_entropy_is_a_bonus_by_hand():
     assert float(result.loss) == pytest.approx(-0.15)
 
 
-# Trainer over sampler: token differences ln 2 and ln 8. Sequence: mean ln 4, weight 4, capped at 3 -> 3. Tokens: 2 and
-# 8, capped at 3 -> 2 and 3, mean 2.5. On fresh samples the loss is -A times that.
-@pytest.mark.parametrize(("algorithm", "cap", "expected"), [
-    ("gspo", 3.0, 3.0), ("gspo", 5.0, 4.0), ("grpo", 3.0, 2.5), ("grpo", 9.0, 5.0),
-])  # fmt: skip
-def test_truncated_importance_weights_by_hand(algorithm: str, cap: float, expected: float):
+# Weights 2 and 3 on the two response tokens; on fresh samples the loss is -A times their mean. For gspo both weigh the
+# one ratio of the sequence, whose gradient is spread evenly; for grpo each its own token.
+@pytest.mark.parametrize(("algorithm", "expected"), [("gspo", [2.5, 2.5]), ("grpo", [2.0, 3.0])])
+def test_importance_weights_by_hand(algorithm: str, expected: list[float]):
     own = [[-1.0, -1.0, -7.0]]
-    sampler = double([[-1.0 - math.log(2), -1.0 - math.log(8), 50.0]])
-    choices = {"algorithm": algorithm, "sampler_logprobs_BT": sampler, "importance_cap": cap}
+    choices = {"algorithm": algorithm, "importance_BT": double([[2.0, 3.0, math.inf]])}
     result = loss_of(own, own, [1.0], [[1, 1, 0]], **choices)
-    assert float(result.loss) == pytest.approx(-expected)
-    assert result.importance_B.tolist() == pytest.approx([expected])
+    assert float(result.loss) == pytest.approx(-2.5)
+    assert result.importance_B.tolist() == pytest.approx([2.5])
     # The weight is a number: the gradient is the plain one times it.
-    each = [2.0 if algorithm == "grpo" else expected, min(8.0, cap) if algorithm == "grpo" else expected]
-    assert gradient(own, own, [1.0], [[1, 1, 0]], **choices) == [pytest.approx([-each[0] / 2, -each[1] / 2, 0.0])]
+    pulls = [-one / 2 for one in expected]
+    assert gradient(own, own, [1.0], [[1, 1, 0]], **choices) == [pytest.approx([*pulls, 0.0])]
 
 
 def test_importance_weighs_neither_kl_nor_entropy():
-    own, sampler = [[-1.0]], double([[-1.0 - math.log(2)]])
+    own = [[-1.0]]
     result = loss_of(
-        own, own, [0.0], sampler_logprobs_BT=sampler, importance_cap=9.0, entropy_BT=double([[1.0]]), entropy_coef=1.0,
+        own, own, [0.0], importance_BT=double([[2.0]]), entropy_BT=double([[1.0]]), entropy_coef=1.0,
         ref_logprobs_BT=double([[-3.0]]), kl_coef=1.0, kl_estimator="k1",
     )  # fmt: skip
     assert float(result.loss) == pytest.approx(2.0 - 1.0)
 
 
-def test_without_a_cap_there_is_no_importance_weight():
-    result = loss_of([[-1.0]], [[-1.0]], [1.0], sampler_logprobs_BT=double([[-3.0]]))
-    assert float(result.loss) == -1.0
-    assert result.importance_B.tolist() == [1.0]
-
-
 def test_a_choice_without_what_it_needs_is_refused():
     with pytest.raises(ValueError, match="divides by max_response_tokens"):
         loss_of([[-1.0]], [[-1.0]], [1.0], length_norm="constant")
-    with pytest.raises(ValueError, match="give sampler_logprobs_BT"):
-        loss_of([[-1.0]], [[-1.0]], [1.0], importance_cap=2.0)

@@ -88,7 +88,7 @@ def test_policies_far_apart_give_finite_losses_and_gradients_in_float32(algorith
     far = torch.tensor([[-1.0 - distance, -1.0]])
     result = policy_loss(
         logp, far, torch.tensor([-1.0]), torch.ones(1, 2), algorithm=algorithm, clip_low=0.1, clip_high=0.1,
-        ref_logprobs_BT=far, kl_coef=0.1, kl_estimator=estimator, sampler_logprobs_BT=-far, importance_cap=2.0,
+        ref_logprobs_BT=far, kl_coef=0.1, kl_estimator=estimator, importance_BT=torch.full((1, 2), 2.0),
     )  # fmt: skip
     result.loss.backward()
     assert logp.grad is not None

@@ -31,7 +31,7 @@ def random_case(seed: int) -> dict[str, np.ndarray]:
     return {
         "logp": logp,
         "old": old,
-        "sampler": old + rng.normal(0, 0.1, shape),
+        "importance": np.exp(rng.normal(0, 0.1, shape)),
         "ref": logp + rng.normal(0, 2.0, shape),
         "entropy": rng.random(shape),
         "mask": mask,
@@ -46,15 +46,15 @@ def plain_loss(case, algorithm: str, length_norm: str, estimator: str, cap: floa
     for i in range(len(case["logp"])):
         tokens = [t for t in range(case["mask"].shape[1]) if case["mask"][i, t]]
         logs = [case["logp"][i, t] - case["old"][i, t] for t in tokens]
-        gaps = [case["old"][i, t] - case["sampler"][i, t] for t in tokens]
         if algorithm == "gspo":
             logs = [sum(logs) / len(logs)] * len(logs)
-            gaps = [sum(gaps) / len(gaps)] * len(gaps)
         terms = []
-        for t, log, gap in zip(tokens, logs, gaps, strict=True):
+        for t, log in zip(tokens, logs, strict=True):
             ratio, advantage = math.exp(log), case["advantage"][i]
             clipped = min(max(ratio, 1 - CLIP["clip_low"]), 1 + CLIP["clip_high"])
-            term = -min(ratio * advantage, clipped * advantage) * (1.0 if cap is None else min(math.exp(gap), cap))
+            term = -min(ratio * advantage, clipped * advantage) * (
+                1.0 if cap is None else min(case["importance"][i, t], cap)
+            )
             d = case["ref"][i, t] - case["logp"][i, t]
             kl = {"k1": -d, "k2": d * d / 2, "k3": min(math.exp(d) - d - 1, 10.0)}[estimator]
             terms.append(term + COEFS["kl_coef"] * kl - COEFS["entropy_coef"] * case["entropy"][i, t])
@@ -80,8 +80,7 @@ def torch_loss(case, logp: torch.Tensor, choice, *, entropy: torch.Tensor | None
         ref_logprobs_BT=torch.from_numpy(case["ref"]),
         kl_estimator=estimator,
         entropy_BT=torch.from_numpy(case["entropy"]) if entropy is None else entropy,
-        sampler_logprobs_BT=torch.from_numpy(case["sampler"]),
-        importance_cap=cap,
+        importance_BT=None if cap is None else torch.from_numpy(case["importance"]).clamp(max=cap),
         weights_B=torch.from_numpy(case["weight"]),
         **CLIP,
         **COEFS,
@@ -152,7 +151,7 @@ def test_what_lies_outside_the_mask_changes_neither_loss_nor_gradient(choice):
 
     loss, gradient = run()
     for anything in (123.0, -math.inf, math.inf, math.nan):
-        for name in ("logp", "old", "sampler", "ref", "entropy"):
+        for name in ("logp", "old", "importance", "ref", "entropy"):
             case[name] = np.where(outside, anything, case[name])
         again, gradient_again = run()
         assert again == loss

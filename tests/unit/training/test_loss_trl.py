@@ -2,7 +2,8 @@
 
 TRL's `GRPOTrainer._compute_loss` is driven as it is, with a stand-in for the trainer that only holds settings and hands
 out log-probabilities. Two things TRL has no like of are left out: its entropy bonus is always a mean over tokens, so it
-is compared under token_mean alone, and its importance weights are made elsewhere, so they are given to it.
+is compared under token_mean alone, and its importance weights are made elsewhere, so they are given to it
+(test_importance.py compares them).
 """
 
 from collections import defaultdict
@@ -151,13 +152,15 @@ def test_the_entropy_bonus_equals_trls_under_token_mean(trl_loss, algorithm: str
 
 
 @pytest.mark.parametrize("loss_type", LENGTH_NORMS)
-def test_importance_weights_of_tokens_enter_as_trls_do(trl_loss, loss_type: str):
+@pytest.mark.parametrize("algorithm", LEVELS)
+@pytest.mark.parametrize("weighs", ["tokens", "sequences"])
+def test_importance_weights_enter_as_trls_do(trl_loss, loss_type: str, algorithm: str, weighs: str):
     for seed in range(NUM_BATCHES):
         case = Case(seed, torch.float64)
         weights = torch.exp(case.old - case.sampler).clamp(max=1.05)
-        settings = {"level": "token", "loss_type": loss_type, "beta": 0.04, "entropy_coef": 0.0}
+        if weighs == "sequences":
+            weights = weights[:, :1].expand(weights.shape)
+        settings = {"level": LEVELS[algorithm], "loss_type": loss_type, "beta": 0.04, "entropy_coef": 0.0}
         theirs = trl_loss(stand_in(case, **settings, has_weights=True), None, trl_inputs(case, weights))
-        ours = our_loss(
-            case, "grpo", loss_type, beta=0.04, sampler_logprobs_BT=case.sampler, importance_cap=1.05
-        )  # fmt: skip
+        ours = our_loss(case, algorithm, loss_type, beta=0.04, importance_BT=weights)
         assert_equal(case, ours, theirs, atol=1e-12)

@@ -38,7 +38,8 @@ def fine_tune(model: Path, out: Path, variant: str, stops: tuple[int, ...]) -> P
 
 def reinforce(model: Path, out: Path, variant: str, stops: tuple[int, ...]) -> Path:
     state, folder, done = StateDir(out), model, 0
-    recipe = recipe_of(variant, max_logprob_diff=100.0)  # every update trains on the first weights' samples
+    # Every update trains on the first weights' samples as if they were its own.
+    recipe = recipe_of(variant, max_logprob_diff=100.0, min_effective_share=0.0)
     for stop in stops:
         trainer = open_gspo_trainer(
             folder,
@@ -49,7 +50,7 @@ def reinforce(model: Path, out: Path, variant: str, stops: tuple[int, ...]) -> P
             num_updates=done,
         )
         for update in range(done, stop):
-            trainer.update(rollouts(model, trainer.processor, update))
+            trainer.update(rollouts(model, trainer.processor, update, num_updates=update))
         save(state, trainer, "gspo", {})
         newest = latest_complete(state, "gspo")
         assert newest is not None

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from training_samples import conversation, picture
 
 from osworld_pipeline.agent.model_inputs import build_model_inputs
+from osworld_pipeline.agent.renderer import Renderer
 from osworld_pipeline.domain.trajectory import Trajectory
 from osworld_pipeline.errors import TrainingError
 from osworld_pipeline.training.batch import build_batch
@@ -16,12 +17,13 @@ from osworld_pipeline.training.score import score_responses, score_trajectories
 
 
 def stock_logprobs(model, processor, trajectory: Trajectory) -> torch.Tensor:
-    """All logits of one sequence by the model's own forward pass, as a sampler would see them."""
+    """All logits of one sequence by the model's own forward pass, as a sampler would see them: without banned ids."""
     arrays = build_model_inputs(processor, [(trajectory.token_ids, trajectory.images)])
     with torch.no_grad():
         logits = model(**{name: torch.from_numpy(array) for name, array in arrays.items()}).logits[0]
+    logits[:, list(Renderer(processor).banned_ids(logits.shape[-1]))] = -torch.inf
     picked = torch.log_softmax(logits[:-1], -1).gather(-1, torch.tensor(trajectory.token_ids)[1:, None])[:, 0]
-    return torch.cat([torch.zeros(1), picked]) * torch.tensor(trajectory.response_mask)
+    return torch.cat([torch.zeros(1), picked]).masked_fill(torch.tensor(trajectory.response_mask) == 0, 0.0)
 
 
 def text_only(processor, trajectory_id: str) -> Trajectory:

@@ -8,9 +8,10 @@ from osworld_pipeline.domain.replay import ReplayRow
 from osworld_pipeline.domain.trajectory import Trajectory
 from osworld_pipeline.errors import TrainingError
 from osworld_pipeline.recipes.schema import SftSection
+from osworld_pipeline.training.batch import build_batch
 from osworld_pipeline.training.demonstrations import DemonstrationSet
 from osworld_pipeline.training.model import load_model
-from osworld_pipeline.training.score import score_trajectories
+from osworld_pipeline.training.score import score_responses
 from osworld_pipeline.training.sft import SftTrainer, batch_indices, learning_rate_at
 
 SETTINGS = SftSection(num_updates=30, batch_size=3, learning_rate=3e-3, warmup_updates=3)
@@ -67,7 +68,7 @@ def test_a_few_updates_teach_the_demonstrations(model, processor):
 def test_only_the_demonstrators_tokens_carry_the_loss(model, processor):
     trajectories = [conversation(processor, number, num_turns=number + 1) for number in range(3)]
     metrics = SftTrainer(load_model(model.name_or_path), processor, SETTINGS).update(trajectories)
-    rows = score_trajectories(model, processor, trajectories)
+    rows = score_responses(model, build_batch(processor, trajectories)).logprobs_BT.detach()
     num_tokens = sum(sum(trajectory.response_mask) for trajectory in trajectories)
     assert metrics["num_response_tokens"] == num_tokens
     assert metrics["loss"] == pytest.approx(-sum(float(row.sum()) for row in rows) / num_tokens, rel=1e-5)

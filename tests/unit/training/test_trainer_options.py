@@ -162,10 +162,10 @@ def test_images_are_read_when_somebody_looks_and_travel_once(processor):
 
 
 def test_an_episode_weighs_the_same_in_both_context_modes(tiny_folder: Path, processor):
-    """Two equal windows that share an episode's weight are one sequence of that weight."""
+    """Two equal windows share their episode's weight, so that they count as one sequence."""
     model = load_model(tiny_folder)
     good, bad = as_sampled(model, processor, [conversation(processor, 1), conversation(processor, 2)], [1.0, -1.0])
-    windows = [replace(good, trajectory_id=f"t1#{turn}", weight=0.5) for turn in range(2)]
+    windows = [replace(good, trajectory_id=f"t1#{turn}") for turn in range(2)]
     recipe = recipe_of("plain", kl_coef=0.0, minibatches_per_update=1, max_grad_norm=1e9, entropy_coef=0.0)
     norms = []
     for trajectories in ([good, bad], [*windows, bad]):
