@@ -65,8 +65,12 @@ EPISODES = pa.schema(
         column("token_ids", pa.list_(pa.int32()), "Its sequences, one after the other, placeholders expanded."),
         column("response_mask", pa.list_(pa.int8()), "1 where the policy sampled the token; aligned with token_ids."),
         column(
-            "sampled_logprobs", pa.list_(pa.float64()), "Of each token at temperature 1; 0.0 outside the mask.", NATS
+            "sampled_logprobs",
+            pa.list_(pa.float64()),
+            "Of each token in softmax(logits / logprob_temperature) without the banned ids; 0.0 outside the mask.",
+            NATS,
         ),
+        column("logprob_temperature", FLOAT, "Of sampled_logprobs; NULL: 1, with the banned ids counted."),
         column("policy_versions", pa.list_(pa.int32()), "Updates behind what sampled each token; -1 outside the mask."),
         column("sequence_lengths", pa.list_(pa.int32()), "Where token_ids is to be cut; NULL: one sequence.", TOKENS),
         column("sequence_image_counts", pa.list_(pa.int32()), "Images of each sequence."),

@@ -93,6 +93,7 @@ def episode_row(episode: Episode) -> Row:
         "reward_parts": list(reward.parts.items()) if reward else None,
         "num_steps": len(episode.steps),
         "temperature": sampling.temperature,
+        "logprob_temperature": sampling.temperature or 1.0,
         "top_p": sampling.top_p,
         "max_new_tokens": sampling.max_new_tokens,
         "stop": list(sampling.stop),
