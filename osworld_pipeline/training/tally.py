@@ -22,6 +22,8 @@ class Tally:
     """With padding."""
     ratios: list[float] = field(default_factory=list)
     clipped: list[float] = field(default_factory=list)
+    first_clipped: list[float] = field(default_factory=list)
+    """Of the first step, whose ratios are 1: above 0 it is rounding that is clipped."""
     kls: list[float] = field(default_factory=list)
     entropies: list[float] = field(default_factory=list)
     importances: list[float] = field(default_factory=list)
@@ -30,6 +32,8 @@ class Tally:
         """One pass."""
         self.ratios += result.ratio_B.tolist()
         self.clipped += result.clipped_B.tolist()
+        if not self.num_steps:
+            self.first_clipped += result.clipped_B.tolist()
         self.kls += result.kl_B.tolist()
         self.entropies += result.entropy_B.tolist()
         self.importances += result.importance_B.tolist()
@@ -55,6 +59,7 @@ class Tally:
             num_positions=sum(tally.num_positions for tally in tallies),
             ratios=[value for tally in tallies for value in tally.ratios],
             clipped=[value for tally in tallies for value in tally.clipped],
+            first_clipped=[value for tally in tallies for value in tally.first_clipped],
             kls=[value for tally in tallies for value in tally.kls],
             entropies=[value for tally in tallies for value in tally.entropies],
             importances=[value for tally in tallies for value in tally.importances],
@@ -66,6 +71,7 @@ class Tally:
             "kl": _mean(self.kls),
             "entropy": _mean(self.entropies),
             "clip_fraction": _mean(self.clipped),
+            "first_step_clip_fraction": _mean(self.first_clipped),
             "ratio_mean": _mean(self.ratios),
             "importance_mean": _mean(self.importances),
             "grad_norm": _mean(self.grad_norms),
