@@ -12,7 +12,7 @@ class GroupFate(StrEnum):
 
     TRAINED = "trained"
     ZERO_VARIANCE = "zero_variance"
-    """All valid episodes earned the same, and no replay row joined: it teaches nothing."""
+    """All valid episodes have the same reward, raw or shaped as `rollout.signal` says, and no replay row joined."""
     TOO_FEW_VALID = "too_few_valid"
     """Faults left fewer than two episodes, after every resample."""
     STALE = "stale"

@@ -140,9 +140,13 @@ class RolloutSection(Section):
     """Updates that may lie between the weights that sampled a token and those it trains, in asynchronous mode."""
     max_concurrent_episodes: int | None = Field(default=None, ge=1)
     """Episodes in flight; None for as many as there are replicas."""
+    signal: Literal["task", "shaped"] = "task"
+    """Which rewards of a group must differ for it to be trained on: raw task rewards (`task`: a group that failed or
+    succeeded as a whole is not, however its shaped rewards differ) or shaped ones. Advantages are over shaped rewards
+    either way."""
     zero_variance: Literal["skip", "top_up"] = "skip"
-    """What becomes of a group whose episodes all earned the same: nothing, or another task's group in its place
-    (dynamic sampling)."""
+    """What becomes of a group without a signal, whose fate is `zero_variance`: nothing, or another task's group in its
+    place (dynamic sampling)."""
     max_top_ups: int = Field(default=4, ge=0)
     """Groups that may be run in an update's place of others."""
     min_valid_episodes: int = Field(default=2, ge=2)

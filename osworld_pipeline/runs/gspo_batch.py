@@ -13,7 +13,7 @@ from osworld_pipeline.recipes.schema import AgentSection, ReplaySection
 from osworld_pipeline.rollout.batch import GspoBatch
 from osworld_pipeline.rollout.replay import ReplayBuffer, ServedGroup
 from osworld_pipeline.rollout.trajectories import episode_trajectories, online_replay_trajectories, replay_trajectories
-from osworld_pipeline.training.advantage import Estimator, group_advantages
+from osworld_pipeline.training.advantage import Estimator, SignalRule, group_advantages, no_signal_reason
 from osworld_pipeline.training.fits import check_length
 
 
@@ -52,11 +52,13 @@ def build_batch(
     render_row: Callable[[RolloutGroup, ReplayRow], list[Trajectory]],
     read_blob: Callable[[str], bytes],
     estimator: Estimator = "mean_std",
+    signal: SignalRule = "task",
     min_valid: int = 2,
     num_served_before: int = 0,
 ) -> GspoBatch:
-    """Shaped rewards decide advantages; raw task rewards alone decide whether replay joins. A group with fewer than
-    `min_valid` valid episodes is dropped before either. `num_served_before`: as ReplayBuffer.serve's."""
+    """Shaped rewards decide advantages; raw task rewards alone decide whether replay joins; `signal` says which of them
+    decide whether a group is trained on. A group with fewer than `min_valid` valid episodes is dropped before all that.
+    `num_served_before`: as ReplayBuffer.serve's."""
     complete = [group for group in groups if len(group.valid_episodes) >= min_valid]
     served = replay.serve(complete, update=update, render=render_row, num_served_before=num_served_before)
     trajectories: list[Trajectory] = []
@@ -69,10 +71,8 @@ def build_batch(
             continue
         joined = replace(group, replay=one.row if one else None)
         advantages = group_advantages(joined, estimator)
-        if not advantages.has_signal:
-            reason = (
-                f"all {len(group.valid_episodes)} valid episodes earned the same, and no replay row tells them apart"
-            )
+        reason = no_signal_reason(joined, advantages, signal)
+        if reason:
             judged.append(replace(group, fate=GroupFate.ZERO_VARIANCE, reason=reason))
             continue
         judged.append(joined)
@@ -111,6 +111,7 @@ class GroupJudge:
         render_row: Callable[[RolloutGroup, ReplayRow], list[Trajectory]],
         read_blob: Callable[[str], bytes],
         estimator: Estimator,
+        signal: SignalRule,
         min_valid: int,
         max_tokens: int,
     ) -> None:
@@ -120,6 +121,7 @@ class GroupJudge:
         self._render_row = render_row
         self._read_blob = read_blob
         self._estimator: Estimator = estimator
+        self._signal: SignalRule = signal
         self._min_valid = min_valid
         self._max_tokens = max_tokens
         self._num_served: Counter[int] = Counter()
@@ -134,6 +136,7 @@ class GroupJudge:
             render_row=self._render_row,
             read_blob=self._read_blob,
             estimator=self._estimator,
+            signal=self._signal,
             min_valid=self._min_valid,
             num_served_before=self._num_served[update],
         )

@@ -50,6 +50,7 @@ async def open_collector(
         ),
         read_blob=rollouts.store.read_blob,
         estimator=gspo.advantage,
+        signal=recipe.rollout.signal,
         min_valid=recipe.rollout.min_valid_episodes,
         max_tokens=recipe.trainer.max_tokens_per_batch,
     )

@@ -391,3 +391,21 @@ def test_a_phase_of_nothing_but_slow_answers_trains_nothing_and_says_why_in_the_
     ran = run_phase(job, processor, fault=Outcome.TIMEOUT)
     assert [len(trajectories) for _, trajectories in ran.trainer.seen] == [0] * NUM_UPDATES
     assert all(figures["num_too_few_valid_groups"] == TASKS_PER_UPDATE for figures in ran.metrics.values())
+
+
+@pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
+def test_groups_that_failed_or_succeeded_as_a_whole_are_topped_up_though_their_shaped_rewards_differ(
+    tmp_path: Path, processor: Any, mode: str
+) -> None:
+    recipe = recipe_of(mode=mode, zero_variance="top_up")
+    # Pairs: every second group fails or succeeds as a whole.
+    job = job_of(tmp_path, recipe.model_copy(update={"gspo": recipe.gspo.model_copy(update={"group_size": 2})}))
+    fates: Counter[str] = Counter()
+    for update, trajectories in run_phase(job, processor).trainer.seen:
+        part = recorded(job)[f"{STAGE}-u{update:04d}"]
+        groups = {one.group_id: [other for other in part if other.group_id == one.group_id] for one in part}
+        mixed = {name for name, episodes in groups.items() if len({one.is_success for one in episodes}) == 2}
+        assert {one.trajectory_id for one in trajectories} == {one.episode_id for name in mixed for one in groups[name]}
+        fates.update(["mixed"] * len(mixed), flat=len(groups) - len(mixed))
+    assert fates["mixed"] >= 1
+    assert fates["flat"] >= 1 or mode == "asynchronous", "synchronous, it is the same every time"

@@ -51,6 +51,7 @@ SPEED: dict[str, Any] = {
 LEARNED: dict[str, tuple[Any, set[Stage]]] = {
     "trainer.train_vision": (False, set(TRAINED)),
     "rollout.mode": ("asynchronous", {Stage.GSPO_PHASE1, Stage.GSPO_PHASE2}),
+    "rollout.signal": ("shaped", {Stage.GSPO_PHASE1, Stage.GSPO_PHASE2}),
     "rollout.zero_variance": ("top_up", {Stage.GSPO_PHASE1, Stage.GSPO_PHASE2}),
     "sft.task_share": (0.5, {Stage.SFT, Stage.FLYWHEEL}),
     "sft.num_updates": (9, {Stage.SFT}),
