@@ -17,6 +17,8 @@ class GroupFate(StrEnum):
     """Faults left fewer than two episodes, after every resample."""
     STALE = "stale"
     """Sampled by weights more than `max_staleness` updates old."""
+    HELD = "held"
+    """Of a try of an update in which too many episodes ended in faults; it was rolled out again."""
     NOT_KEPT = "not_kept"
     """Of a flywheel's round: no episode reached the threshold."""
 

@@ -41,6 +41,7 @@ FATE_COLOURS = {
     GroupFate.ZERO_VARIANCE: 6,
     GroupFate.TOO_FEW_VALID: 5,
     GroupFate.STALE: 1,
+    GroupFate.HELD: 4,
     GroupFate.NOT_KEPT: 3,
 }
 MIDDLE = 0.8

@@ -153,6 +153,14 @@ class RolloutSection(Section):
     """Of a group; one with fewer is resampled."""
     max_resamples: int = Field(default=1, ge=0)
     """Times that a group's faulty episodes are run again, under ids of their own, before it is dropped."""
+    max_fault_share: float = Field(default=0.5, ge=0, le=1)
+    """Share of an update's episodes that may end in faults: timeouts included, resampled members counted each. Beyond
+    it the update is held: no optimiser step, and its groups are run again after a pause. 1 turns this off."""
+    max_held_updates: int = Field(default=3, ge=1)
+    """Tries of one update held in a row with which training stops, with an error that names the commonest fault."""
+    held_pause_s: float = Field(default=60.0, ge=0)
+    """Before a held update is tried again the first time; twice as long before each further try, at most ten minutes,
+    and up to half as much again by chance."""
     task_sampling: Literal["round_robin", "curriculum"] = "round_robin"
     """`curriculum`: tasks whose recent success is near `curriculum_target` come more often."""
     curriculum_target: float = Field(default=0.5, gt=0, lt=1)

@@ -145,6 +145,9 @@ class GroupJudge:
         self._num_served[update] += len(batch.injections)
         return batch
 
+    def give_back(self, num_injections: int, *, update: int) -> None:
+        self._num_served[update] -= num_injections
+
 
 def _too_few(group: RolloutGroup, min_valid: int) -> str:
     faults = [f"{one.outcome}: {one.error}" for one in group.episodes if not one.outcome.is_valid]

@@ -51,7 +51,7 @@ NOT_LEARNED: Mapping[str, tuple[str, ...]] = {
     ),
     "sft": ("save_every",),
     "gspo": ("micro_batch_size",),
-    "rollout": ("max_concurrent_episodes", "reported_rewards"),
+    "rollout": ("max_concurrent_episodes", "reported_rewards", "max_held_updates", "held_pause_s"),
     # How much is verified, and how, changes what is known of the demonstrations; where that decides what is learned,
     # the digest of the data says so, as of what is imported.
     "replay": ("verify", "verification_sample", "num_verification_attempts", "import_file"),

@@ -217,6 +217,9 @@ def test_injections_of_an_update_are_limited_over_all_the_groups_that_are_judged
             judge([RolloutGroup(group_id=name, task_id="t", stage_key="k", update=0, episodes=failures)], update=update)
             for name, update in (("g0", 0), ("g1", 0), ("g2", 1))
         ]
+        judge.give_back(1, update=0)
+        again = judge(batches[0].groups, update=0)
     assert [len(batch.injections) for batch in batches] == [1, 0, 1]
+    assert len(again.injections) == 1, "those of an update that was held are free again"
     fates = [batch.groups[0].fate for batch in batches]
     assert fates == [GroupFate.TRAINED, GroupFate.ZERO_VARIANCE, GroupFate.TRAINED]
