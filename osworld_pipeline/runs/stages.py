@@ -40,6 +40,25 @@ _TOKENIZER: Mapping[str, tuple[str, ...]] = {
 }
 """What the tokenizer of a tiny model is learned from (runs/make_base.py); a published model has its own."""
 
+_FORMERLY_JUDGED_BY: Mapping[str, tuple[str, ...]] = {
+    "evaluation": ("seeds", "temperature", "max_turns", "confidence"),
+    "agent": (
+        "dialect",
+        "coordinate_space",
+        "context_mode",
+        "window_screenshots",
+        "show_screenshots",
+        "max_turns",
+        "max_response_tokens",
+        "max_context_tokens",
+        "max_pixels",
+        "a11y_max_length",
+        "system_prompt",
+    ),
+    "desktop": ("screen_width", "screen_height", "pause_s", "require_a11y_tree", "require_terminal"),
+}
+"""What former keys of evaluations are digests of; never to be added to."""
+
 REPLAY_COLUMNS = ("row_id", "original_task_id", "quality_rank", "reward", "images")
 """Of a replay row; its id is a digest of task and messages."""
 
@@ -107,25 +126,29 @@ def evaluation_key(recipe: Recipe, *, suite_digest: str) -> str:
         "request_timeout_s": recipe.env_request_timeout_s,
         "max_env_attempts": recipe.gspo.max_env_attempts,
     }
-    parts = {**_judged_by(recipe, suite_digest), "limits": limits, "top_p": EVALUATION_TOP_P}
+    dumped = recipe.model_dump(mode="json")
+    parts = {
+        "evaluation": _learned("evaluation", dumped["evaluation"]),
+        "agent": dumped["agent"],
+        "desktop": _learned("desktop", dumped["desktop"]),
+        "success_threshold": recipe.reward.success_threshold,
+        "suite": suite_digest,
+        "limits": limits,
+        "top_p": EVALUATION_TOP_P,
+    }
     return digest_json(parts)[:DIGEST_LENGTH]
 
 
 def former_evaluation_key(recipe: Recipe, *, suite_digest: str) -> str:
     """The key of evaluations that were recorded before limits were part of it: they are reported, and are never
     compared with others."""
-    return digest_json(_judged_by(recipe, suite_digest))[:DIGEST_LENGTH]
-
-
-def _judged_by(recipe: Recipe, suite_digest: str) -> dict[str, Any]:
     dumped = recipe.model_dump(mode="json")
-    return {
-        "evaluation": _learned("evaluation", dumped["evaluation"]),
-        "agent": dumped["agent"],
-        "desktop": _learned("desktop", dumped["desktop"]),
+    parts = {
+        **{section: {name: dumped[section][name] for name in names} for section, names in _FORMERLY_JUDGED_BY.items()},
         "success_threshold": recipe.reward.success_threshold,
         "suite": suite_digest,
     }
+    return digest_json(parts)[:DIGEST_LENGTH]
 
 
 def recipe_suite(recipe: Recipe) -> Suite:
