@@ -1,5 +1,5 @@
-"""An evaluation that goes on after desktops or graders have changed: what others graded runs again, so that one score is
-never made of two graders."""
+"""An evaluation that goes on after desktops or graders have changed: what others graded runs again, so that one score
+is never made of two graders."""
 
 from collections.abc import Mapping
 from typing import Any, cast
