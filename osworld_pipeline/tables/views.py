@@ -52,8 +52,8 @@ FROM episodes e WHERE e.purpose = 'train' AND e.is_valid AND e.is_success
 # Tokens that an engine did not count are 0 in its steps, and none at all in an import: both are NULL here.
 # A grader's score holds for its desktop image and its own version: `desktops` names those of all graded episodes of an
 # evaluation, so that rows with the same key and the same `desktops` can be compared, faults included.
-_DESKTOPS = """concat_ws('/', coalesce(nullif(image_digest[:12], ''), 'unknown image'),
-        'grader ' || coalesce(nullif(grader_version, ''), 'unknown'))"""
+_DESKTOPS = """replace(concat_ws('/', coalesce(nullif(image_digest[:12], ''), 'unknown image'),
+        'grader ' || coalesce(nullif(grader_version, ''), 'unknown')), ',', ';')"""
 DESKTOPS_OF_EVALUATION = f"""coalesce(array_to_string(list_sort(list(DISTINCT {_DESKTOPS}) FILTER (WHERE is_valid)
     OVER (PARTITION BY checkpoint_id, stage_key)), ', '), '')"""
 """Over the rows of evaluations, one for each task and seed."""
