@@ -54,7 +54,9 @@ def run_exactness(console: Console, *, seed: int = 0) -> list[dict[str, Any]]:
         ],
     )
     worst = max(one["clipped_trainer"] for one in results)
-    console.print(f"clipped by rounding: {worst:.2%}, below {MAX_CLIPPED_SHARE:.1%}: {verdict(worst < MAX_CLIPPED_SHARE)}")
+    console.print(
+        f"clipped by rounding: {worst:.2%}, below {MAX_CLIPPED_SHARE:.1%}: {verdict(worst < MAX_CLIPPED_SHARE)}"
+    )
     return results
 
 

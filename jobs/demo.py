@@ -12,7 +12,7 @@ from assets.evaluations import CHECKPOINT_ASSETS
 from jobs.in_process import InProcess, JobStoppedError, open_in_process
 from jobs.pipeline import RANK, TRAIN
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.evaluation.scores import read_scores
+from osworld_pipeline.evaluation.scores import not_ranked_together, read_scores
 from osworld_pipeline.evaluation.suite_files import HELDOUT
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.recipes.load import source_lines
@@ -90,6 +90,8 @@ def _show_scores(state: StateDir, recipe: Recipe, checkpoint_ids: list[str], con
     console.print()
     console.print(table)
     console.print("Raw success by the graders; Wilson intervals; faults stand outside the n.")
+    for sentence in not_ranked_together(found):
+        console.print(f"[bold]{sentence[:1].upper()}{sentence[1:]}.[/]")
 
 
 def _show_where_to_look(state_root: Path, console: Console) -> None:

@@ -38,7 +38,7 @@ def lay_down(state: StateDir, *checkpoints: Checkpoint) -> None:
 
 
 def write_evaluation(
-    state: StateDir, recipe: Recipe, checkpoint_id: str, *, num_successes: int, num_faults: int = 0
+    state: StateDir, recipe: Recipe, checkpoint_id: str, *, num_successes: int, num_faults: int = 0, **changes: Any
 ) -> None:
     """The first so many planned episodes succeed, the last so many end in a fault, the others fail."""
     plan = plan_evaluation(recipe, checkpoint_id)
@@ -56,5 +56,6 @@ def write_evaluation(
             outcome=outcome,
             reward=Reward(task=float(is_success), shaped=float(is_success)) if is_valid else None,
             error=None if is_valid else "gone",
+            **changes,
         )
         store.write_episodes(part, [episode])

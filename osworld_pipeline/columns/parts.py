@@ -136,7 +136,7 @@ ROLLOUT_GROUPS = pa.schema(
         column(
             "fate",
             TEXT,
-            "trained, zero_variance, too_few_valid, stale or not_kept; NULL in groups older than this column.",
+            "trained, zero_variance, too_few_valid, stale, held or not_kept; NULL in groups older than this column.",
         ),
         column("reason", TEXT, "One sentence where it was not trained on."),
         column("oldest_policy_version", INT32, "Updates behind the oldest weights that sampled a turn of it."),

@@ -12,11 +12,13 @@ class GroupFate(StrEnum):
 
     TRAINED = "trained"
     ZERO_VARIANCE = "zero_variance"
-    """All valid episodes earned the same, and no replay row joined: it teaches nothing."""
+    """All valid episodes have the same reward, raw or shaped as `rollout.signal` says, and no replay row joined."""
     TOO_FEW_VALID = "too_few_valid"
     """Faults left fewer than two episodes, after every resample."""
     STALE = "stale"
     """Sampled by weights more than `max_staleness` updates old."""
+    HELD = "held"
+    """Of a try of an update in which too many episodes ended in faults; it was rolled out again."""
     NOT_KEPT = "not_kept"
     """Of a flywheel's round: no episode reached the threshold."""
 

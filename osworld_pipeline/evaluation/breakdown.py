@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from osworld_pipeline.evaluation.comparison import Comparison, compare_paired
-from osworld_pipeline.evaluation.scores import CheckpointScore, EvalRow, successes_by_task, summarise
+from osworld_pipeline.evaluation.scores import CheckpointScore, EvalRow, is_mixed, successes_by_task, summarise
 
 GroupOf = Callable[[EvalRow], str]
 
@@ -77,11 +77,16 @@ def compare_tasks(
     """What changed from one checkpoint's evaluation to another's, over the tasks both have a valid sample of.
 
     Raises:
-        ValueError: the two were evaluated under different settings.
+        ValueError: the two were evaluated under different settings, or on different desktops.
     """
     keys = {row.evaluation_key for row in (*before, *after)}
     if len(keys) > 1:
         raise ValueError(f"evaluations under different settings cannot be compared: {', '.join(sorted(keys))}")
+    desktops = {row.desktops for row in (*before, *after) if row.desktops}
+    if len(desktops) > 1 or any(map(is_mixed, desktops)):
+        raise ValueError(
+            f"evaluations on different desktop images or graders cannot be compared: {'; '.join(sorted(desktops))}"
+        )
     left, right = successes_by_task(before), successes_by_task(after)
     changes = [
         TaskChange(

@@ -1,13 +1,14 @@
 """The leaderboard: checkpoints in order of success, one table for each way of evaluating. What was evaluated under
-different settings is never ranked against each other."""
+different settings, on another desktop image or by another version of the grader is never ranked against each other."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from osworld_pipeline.evaluation.breakdown import TaskChanges, compare_tasks
 from osworld_pipeline.evaluation.cost import Cost, total_cost
 from osworld_pipeline.evaluation.estimators import Estimate, estimate_over_tasks, pass_at_k, pass_hat_k
-from osworld_pipeline.evaluation.scores import CheckpointScore, EvalRow, successes_by_task, summarise
+from osworld_pipeline.evaluation.scores import CheckpointScore, EvalRow, is_mixed, successes_by_task, summarise
 
 NUM_RESAMPLES = 10_000
 
@@ -23,8 +24,8 @@ class Versus:
 @dataclass(frozen=True, kw_only=True)
 class LeaderboardRow:
     rank: int | None
-    """By lenient success, from 1; equal success shares a rank. None where nothing is valid, or planned episodes are
-    missing: what has not been run yet might be the hard part."""
+    """By lenient success, from 1; equal success shares a rank. None where nothing is valid, where planned episodes are
+    missing (what has not been run yet might be the hard part), and where desktops or graders were mixed."""
     score: CheckpointScore
     parent_id: str | None
     source_dataset: str
@@ -44,10 +45,12 @@ class LeaderboardRow:
 
 @dataclass(frozen=True, kw_only=True)
 class LeaderboardTable:
-    """All of one evaluation key: the same suite, seeds, budget, prompts and desktop."""
+    """All of one evaluation key on the same desktops: suite, seeds, budget, limits, prompts, image and grader."""
 
     evaluation_key: str
     """Empty where the rows tell none; such a table has one checkpoint."""
+    desktops: str
+    """Image and grader; empty where no episode was graded."""
     suites: tuple[str, ...]
     seeds: tuple[int, ...]
     max_turns: tuple[int, ...]
@@ -75,19 +78,40 @@ def build_leaderboard(
     Raises:
         ValueError: more rows than were planned.
     """
-    groups: dict[tuple[str, str], dict[str, list[EvalRow]]] = {}
+    groups: dict[_TableKey, dict[str, list[EvalRow]]] = {}
     for row in rows:
         key = row.evaluation_key
         # Settings that nobody told are comparable with nothing.
-        table = groups.setdefault((key, "" if key else f"{row.checkpoint_id}/{row.stage_key}"), {})
+        alone = "" if key else f"{row.checkpoint_id}/{row.stage_key}"
+        table = groups.setdefault(_TableKey(key, alone, row.desktops), {})
         table.setdefault(row.checkpoint_id, []).append(row)
+    _place_ungraded(groups)
+    # Of one key the table with the most checkpoints first.
+    ordered = sorted(groups, key=lambda group: (group.key, group.alone, -len(groups[group]), group.desktops))
     return Leaderboard(
         tables=tuple(
-            _Table(groups[group], parents, planned, confidence, num_resamples).build(group[0])
-            for group in sorted(groups)
+            _Table(groups[group], parents, planned, confidence, num_resamples).build(group) for group in ordered
         ),
         confidence=confidence,
     )
+
+
+class _TableKey(NamedTuple):
+    key: str
+    alone: str
+    """What tells it from others without a key."""
+    desktops: str
+
+
+def _place_ungraded(groups: dict[_TableKey, dict[str, list[EvalRow]]]) -> None:
+    """Checkpoints without a graded episode, which have no rank anywhere, go to the largest table of their settings."""
+    for group in [group for group in groups if not group.desktops]:
+        others = [
+            other for other in groups if other[:2] == group[:2] and other.desktops and not is_mixed(other.desktops)
+        ]
+        if others:
+            largest = max(sorted(others), key=lambda other: len(groups[other]))
+            groups[largest] |= groups.pop(group)
 
 
 @dataclass(frozen=True)
@@ -100,7 +124,7 @@ class _Table:
     confidence: float
     num_resamples: int
 
-    def build(self, key: str) -> LeaderboardTable:
+    def build(self, group: _TableKey) -> LeaderboardTable:
         scores = {
             checkpoint_id: summarise(rows, confidence=self.confidence, num_planned=self.planned.get(rows[0].stage_key))
             for checkpoint_id, rows in self.evals.items()
@@ -109,7 +133,8 @@ class _Table:
         best = next((checkpoint_id for checkpoint_id, rank in ranks.items() if rank == 1), None)
         every = [row for rows in self.evals.values() for row in rows]
         return LeaderboardTable(
-            evaluation_key=key,
+            evaluation_key=group.key,
+            desktops=group.desktops,
             suites=tuple(sorted({row.suite for row in every})),
             seeds=tuple(sorted({row.seed for row in every})),
             max_turns=tuple(sorted({row.max_turns for row in every if row.max_turns})),
@@ -136,7 +161,7 @@ class _Table:
         )
 
     def _versus(self, other: str | None, rows: Sequence[EvalRow]) -> Versus | None:
-        if other is None or other not in self.evals or other == rows[0].checkpoint_id:
+        if other is None or other not in self.evals or other == rows[0].checkpoint_id or is_mixed(rows[0].desktops):
             return None
         changes = compare_tasks(self.evals[other], rows, confidence=self.confidence, num_resamples=self.num_resamples)
         return Versus(checkpoint_id=other, changes=changes) if changes.comparison else None
@@ -145,7 +170,7 @@ class _Table:
 def rank_scores(scores: Mapping[str, CheckpointScore]) -> dict[str, int | None]:
     """By checkpoint, in the order of the table: the best first, equals by id and with the same rank, and at the end
     those without one."""
-    ranked = [name for name, score in scores.items() if score.n and not score.num_missing]
+    ranked = [name for name, score in scores.items() if score.n and not score.num_missing and not score.is_mixed]
     ranked.sort(key=lambda name: (-scores[name].success_rate, name))
     ranks: dict[str, int | None] = {}
     for place, name in enumerate(ranked, 1):

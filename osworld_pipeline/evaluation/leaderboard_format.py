@@ -1,6 +1,7 @@
 """A leaderboard for people, as Markdown, and for machines, as rows of plain JSON where what is unknown is null."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -9,6 +10,7 @@ from osworld_pipeline.evaluation.cost import CostShare
 from osworld_pipeline.evaluation.estimators import Estimate
 from osworld_pipeline.evaluation.intervals import Rate
 from osworld_pipeline.evaluation.leaderboard import Leaderboard, LeaderboardRow, LeaderboardTable, Versus
+from osworld_pipeline.evaluation.scores import is_mixed
 
 UNKNOWN = "–"
 _COLUMNS = (
@@ -17,11 +19,16 @@ _COLUMNS = (
 )  # fmt: skip
 
 
+_WHY_SPLIT = "Not ranked together with the other tables of this evaluation: other desktop image or grader."
+_WHY_MIXED = "Not ranked: its episodes were graded on several desktop images or by several versions of the grader."
+
+
 def leaderboard_rows(board: Leaderboard) -> list[dict[str, Any]]:
     """One flat row for each checkpoint and evaluation key, in the order of the tables; null is unknown."""
     return [
         {
             "evaluation_key": table.evaluation_key,
+            "desktops": table.desktops,
             "suites": list(table.suites),
             "seeds": list(table.seeds),
             "max_turns": list(table.max_turns),
@@ -34,10 +41,14 @@ def leaderboard_rows(board: Leaderboard) -> list[dict[str, Any]]:
 
 
 def leaderboard_markdown(board: Leaderboard) -> str:
-    """A table for each evaluation key under a line that says what was evaluated."""
+    """A table for each evaluation key and its desktops, under a line that says what was evaluated."""
     if not board.tables:
         return "No checkpoint has been evaluated yet.\n"
-    return "\n".join(_markdown_table(table, board.confidence) for table in board.tables)
+    num_tables = Counter(table.evaluation_key for table in board.tables)
+    return "\n".join(
+        _markdown_table(table, board.confidence, is_split=num_tables[table.evaluation_key] > 1)
+        for table in board.tables
+    )
 
 
 def _plain_row(row: LeaderboardRow) -> dict[str, Any]:
@@ -118,16 +129,20 @@ def _number(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-def _markdown_table(table: LeaderboardTable, confidence: float) -> str:
+def _markdown_table(table: LeaderboardTable, confidence: float, *, is_split: bool) -> str:
+    """`is_split`: others have the same settings, and other desktops."""
     facts: Mapping[str, Sequence[object]] = {
         "suite": table.suites,
         "seeds": table.seeds,
         "step budget": table.max_turns,
+        "desktops": (table.desktops,) if table.desktops else (),
     }
     told = [f"{name} {', '.join(map(str, values))}" for name, values in facts.items() if values]
     title = f"Evaluation `{table.evaluation_key}`" if table.evaluation_key else "Settings unknown"
     lines = [
         f"**{title}**: {'; '.join(told)}; intervals at {confidence:.0%}",
+        *(["", _WHY_SPLIT] if is_split and table.evaluation_key else []),
+        *(["", _WHY_MIXED] if is_mixed(table.desktops) else []),
         "",
         f"| {' | '.join(_COLUMNS)} |",
         f"|{'---|' * len(_COLUMNS)}",

@@ -18,6 +18,7 @@ from osworld_pipeline.evaluation.page import render_page
 from osworld_pipeline.evaluation.scores import (
     CheckpointScore,
     EvalRow,
+    not_ranked_together,
     read_evals,
     score_checkpoints,
     successes_by_task,
@@ -88,6 +89,7 @@ def render_report(
     return render_page(
         "report.html.jinja",
         scores=scores,
+        apart=not_ranked_together(scores),
         families=family_table(rows, scores, confidence=confidence),
         fault_kinds=dict(sorted(Counter(row.outcome for row in rows if not row.is_valid).items())),
         fault_examples=fault_examples(rows),

@@ -35,6 +35,7 @@ def result_document(
         "results": [episode_result(episode) for episode in in_order],
         "suite": {"name": suite.name, "digest": suite.digest},
         "stage_key": score.stage_key,
+        "desktops": score.desktops,
         "settings": dict(settings),
         "interval": {"confidence": score.confidence, "low": score.low, "high": score.high} if score.n else None,
         "num_valid": score.n,

@@ -13,6 +13,8 @@ from osworld_pipeline.evaluation.intervals import Rate, rate_over_tasks
 from osworld_pipeline.tables.catalog import fresh_views
 
 UNKNOWN_STAGE = "unknown"
+MIXED = ", "
+"""Between the desktops of an evaluation that had several."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +45,9 @@ class EvalRow:
     """None where no table of tasks knows the task."""
     reward: float | None = None
     """The grader's word, 0..1; None where the episode ended in a fault."""
+    desktops: str = ""
+    """Image and grader of the graded episodes of its evaluation; several, joined by MIXED, where they were not all the
+    same. Empty where none was graded."""
     source_dataset: str | None = None
     """The import that it came with; empty for an episode of our own."""
     prompt_tokens: int | None = None
@@ -91,6 +96,8 @@ class CheckpointScore:
     confidence: float
     num_tasks: int
     """With an episode, valid or not."""
+    desktops: str
+    """As EvalRow's."""
     num_planned: int | None
     """Episodes of the whole evaluation; None where nobody said."""
     outcomes: Mapping[str, int]
@@ -99,6 +106,11 @@ class CheckpointScore:
     """Of the graders' raw words, over valid episodes; NaN without one. What OSWorld's own script prints."""
     mean_shaped_reward: float
     mean_turns: float
+
+    @property
+    def is_mixed(self) -> bool:
+        """Its episodes were graded on several desktop images or by several versions of the grader: it has no rank."""
+        return is_mixed(self.desktops)
 
     @property
     def n(self) -> int:
@@ -160,12 +172,34 @@ def summarise(rows: Sequence[EvalRow], *, confidence: float = 0.95, num_planned:
         strict=rate_over_tasks(list(successes_by_task(rows, strict=True).values()), confidence=confidence),
         confidence=confidence,
         num_tasks=len({row.task_id for row in rows}),
+        desktops=rows[0].desktops,
         num_planned=num_planned,
         outcomes=dict(sorted(Counter(row.outcome for row in rows).items())),
         mean_reward=_mean(row.reward for row in valid if row.reward is not None),
         mean_shaped_reward=_mean(row.shaped_reward for row in valid if row.shaped_reward is not None),
         mean_turns=_mean(row.turns for row in valid),
     )
+
+
+def is_mixed(desktops: str) -> bool:
+    return MIXED in desktops
+
+
+def not_ranked_together(scores: Iterable[CheckpointScore]) -> list[str]:
+    """A sentence for each reason why these must not be held against each other; none where they may."""
+    found = list(scores)
+    keys = {score.stage_key.removeprefix(f"eval-{score.checkpoint_id}-") for score in found}
+    desktops = sorted({score.desktops for score in found if score.desktops and not score.is_mixed})
+    sentences = [
+        f"{score.checkpoint_id} is not ranked: its episodes were graded on {score.desktops}"
+        for score in found
+        if score.is_mixed
+    ]
+    if len(desktops) > 1:
+        sentences.append(f"not ranked together: other desktop image or grader ({'; '.join(desktops)})")
+    if len(keys) > 1:
+        sentences.append(f"not ranked together: other settings (evaluations {', '.join(sorted(keys))})")
+    return sentences
 
 
 def successes_by_task(rows: Iterable[EvalRow], *, strict: bool = False) -> dict[str, list[bool]]:

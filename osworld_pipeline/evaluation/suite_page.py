@@ -16,7 +16,7 @@ from osworld_pipeline.evaluation.intervals import Rate, rate_over_tasks
 from osworld_pipeline.evaluation.leaderboard import LeaderboardRow, LeaderboardTable, Versus
 from osworld_pipeline.evaluation.page import write_page
 from osworld_pipeline.evaluation.report import fault_examples, filmstrip_of, settings_facts
-from osworld_pipeline.evaluation.scores import EvalRow, successes_by_task
+from osworld_pipeline.evaluation.scores import EvalRow, is_mixed, successes_by_task
 from osworld_pipeline.evaluation.training_charts import OUTCOME_COLOURS
 
 MAX_COLUMNS = 12
@@ -77,8 +77,10 @@ def write_suite_page(
     recipe_name: str,
     num_updates_of: Mapping[str, int],
     confidence: float,
+    apart: Sequence[tuple[str, str]] = (),
 ) -> Path:
-    """Writes `reports/suite-<name>-<key>.html`. `rows`: of this table's evaluations; `num_updates_of`: by checkpoint.
+    """Writes `reports/suite-<name>-<key>.html`. `rows`: of this table's evaluations; `num_updates_of`: by checkpoint;
+    `apart`: checkpoints with the same settings on other desktops, and which.
     Raises TableError, StoreError."""
     shown = [row.score.checkpoint_id for row in table.rows[:MAX_COLUMNS]]
     tasks = by_task(rows, shown)
@@ -89,6 +91,8 @@ def write_suite_page(
         suite_name=suite_name,
         settings=name.settings if name else "",
         table=table,
+        apart=apart,
+        is_mixed=is_mixed(table.desktops),
         confidence=confidence,
         mixes={row.score.checkpoint_id: outcome_mix(row) for row in table.rows},
         pairs=pairs_of(table),

@@ -41,6 +41,7 @@ FATE_COLOURS = {
     GroupFate.ZERO_VARIANCE: 6,
     GroupFate.TOO_FEW_VALID: 5,
     GroupFate.STALE: 1,
+    GroupFate.HELD: 4,
     GroupFate.NOT_KEPT: 3,
 }
 MIDDLE = 0.8
@@ -128,17 +129,22 @@ def _some(*charts: Chart | None) -> tuple[Chart, ...]:
 
 
 def _evaluated(record: TrainingRecord, confidence: float, names: Mapping[str, EvaluationName]) -> Chart | None:
-    by_key: dict[str, list[Point]] = {}
+    by_evaluation: dict[tuple[str, str], list[Point]] = {}
     for score in score_checkpoints(record.evals, confidence=confidence):
         key = score.stage_key.removeprefix(f"eval-{score.checkpoint_id}-")
         at = record.num_updates_of[score.checkpoint_id]
         point = Point(x=at, y=score.success_rate, low=score.low, high=score.high)
-        by_key.setdefault(key, []).append(point)
-    words = {key: names[key].words if key in names else f"evaluation {key}" for key in by_key}
+        by_evaluation.setdefault((key, score.desktops), []).append(point)
+    num_desktops = Counter(key for key, _ in by_evaluation)
+    words = {
+        (key, desktops): (names[key].words if key in names else f"evaluation {key}")
+        + (f" · {desktops or 'not graded'}" if num_desktops[key] > 1 else "")
+        for key, desktops in by_evaluation
+    }
     places = {key: place for place, key in enumerate(names)}
     series = [
-        Series(name=words[key], points=tuple(sorted(by_key[key], key=lambda point: point.x)), colour=index)
-        for index, key in enumerate(sorted(by_key, key=lambda key: (places.get(key, len(places)), key)))
+        Series(name=words[one], points=tuple(sorted(by_evaluation[one], key=lambda point: point.x)), colour=index)
+        for index, one in enumerate(sorted(by_evaluation, key=lambda one: (places.get(one[0], len(places)), one)))
     ]
     return line_chart(
         "Success on evaluated tasks", series, x_label="updates", y_label="valid episodes", is_share=True,

@@ -140,15 +140,27 @@ class RolloutSection(Section):
     """Updates that may lie between the weights that sampled a token and those it trains, in asynchronous mode."""
     max_concurrent_episodes: int | None = Field(default=None, ge=1)
     """Episodes in flight; None for as many as there are replicas."""
+    signal: Literal["task", "shaped"] = "task"
+    """Which rewards of a group must differ for it to be trained on: raw task rewards (`task`: a group that failed or
+    succeeded as a whole is not, however its shaped rewards differ) or shaped ones. Advantages are over shaped rewards
+    either way."""
     zero_variance: Literal["skip", "top_up"] = "skip"
-    """What becomes of a group whose episodes all earned the same: nothing, or another task's group in its place
-    (dynamic sampling)."""
+    """What becomes of a group without a signal, whose fate is `zero_variance`: nothing, or another task's group in its
+    place (dynamic sampling)."""
     max_top_ups: int = Field(default=4, ge=0)
     """Groups that may be run in an update's place of others."""
     min_valid_episodes: int = Field(default=2, ge=2)
     """Of a group; one with fewer is resampled."""
     max_resamples: int = Field(default=1, ge=0)
     """Times that a group's faulty episodes are run again, under ids of their own, before it is dropped."""
+    max_fault_share: float = Field(default=0.5, ge=0, le=1)
+    """Share of an update's episodes that may end in faults: timeouts included, resampled members counted each. Beyond
+    it the update is held: no optimiser step, and its groups are run again after a pause. 1 turns this off."""
+    max_held_updates: int = Field(default=3, ge=1)
+    """Tries of one update held in a row with which training stops, with an error that names the commonest fault."""
+    held_pause_s: float = Field(default=60.0, ge=0)
+    """Before a held update is tried again the first time; twice as long before each further try, at most ten minutes,
+    and up to half as much again by chance."""
     task_sampling: Literal["round_robin", "curriculum"] = "round_robin"
     """`curriculum`: tasks whose recent success is near `curriculum_target` come more often."""
     curriculum_target: float = Field(default=0.5, gt=0, lt=1)

@@ -5,11 +5,15 @@ than (v + s + 1) B groups are begun, those that were dropped not counted: so a g
 updates older than those it trains, if groups end in the order in which they began. One that others overtook until its
 oldest token is older than that is dropped as stale and another begun in its place; the oldest that wait train first.
 An episode goes on with new weights that arrive in its middle: each token keeps the version that sampled it.
+
+Where an update is held for faults, groups that still run are cancelled, and those that ended in as many faults are
+given up. With the groups of the update they begin again, under the same names, when rollouts may go on. Others that
+have ended wait.
 """
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -27,6 +31,8 @@ class _Ended:
     serial: int
     batch: GspoBatch
     """Of one group."""
+    judged_for: int
+    """The update whose injections it counts among."""
 
     def staleness(self, update: int) -> int:
         oldest = self.batch.groups[0].oldest_policy_version
@@ -68,6 +74,10 @@ class AsynchronousCollector:
         self._running: dict[int, asyncio.Task[None]] = {}
         self._waiting: list[_Ended] = []
         self._dropped: list[_Ended] = []
+        self._taken: list[_Ended] = []
+        """By the update that is being trained."""
+        self._is_held = False
+        self._max_fault_share = section.max_fault_share
         self._judging = asyncio.Lock()
         self._changed = asyncio.Event()
         self._failure: BaseException | None = None
@@ -99,8 +109,8 @@ class AsynchronousCollector:
             await self._changed.wait()
         # The oldest first, and among those of one version the first that ended.
         self._waiting.sort(key=lambda ended: -ended.staleness(update))
-        taken = self._waiting[: self._groups_per_update]
-        ended = [*taken, *self._dropped]
+        self._taken = self._waiting[: self._groups_per_update]
+        ended = [*self._taken, *self._dropped]
         self._waiting, self._dropped = self._waiting[self._groups_per_update :], []
         return assigned_to(merge_batches([one.batch for one in ended]), update)
 
@@ -108,7 +118,24 @@ class AsynchronousCollector:
         await asyncio.to_thread(self._sampler.look, update)
         self._update = update
         self._num_top_ups = 0
+        self._is_held = False
         self._admit()
+
+    async def hold(self, update: int) -> GspoBatch:
+        self._is_held = True
+        cancelled = await self._cancel_running()
+        if self._failure is not None:
+            raise self._failure
+        faulty = [one for one in self._waiting if self._is_faulty(one)]
+        self._waiting = [one for one in self._waiting if not self._is_faulty(one)]
+        given_up, self._dropped = [*faulty, *self._dropped], []
+        again = [*cancelled, *(one.serial for one in [*self._taken, *faulty])]
+        self._open_serials = sorted({*self._open_serials, *again})
+        self._num_admitted -= len(again)
+        unused = [one for one in [*self._taken, *given_up] if one.judged_for == update]
+        self._judge.give_back(sum(len(one.batch.injections) for one in unused), update=update)
+        self._taken = []
+        return assigned_to(merge_batches([one.batch for one in given_up]), update)
 
     def snapshot(self) -> Mapping[str, Any]:
         """What has not been collected is begun again, under the same names."""
@@ -118,7 +145,7 @@ class AsynchronousCollector:
     def _admit(self) -> None:
         """Begins as many groups as the bound lets."""
         limit = min(self._update + self._max_staleness + 1, self._num_updates) * self._groups_per_update
-        while self._num_admitted < limit and self._failure is None:
+        while self._num_admitted < limit and self._failure is None and not self._is_held:
             self._num_admitted += 1
             if self._open_serials:
                 serial = self._open_serials.pop(0)
@@ -133,13 +160,23 @@ class AsynchronousCollector:
         group = await self._run_group(task, f"{self._stage_key}-g{serial:06d}", begun_at)
         _require_version(group, begun_at)
         async with self._judging:
-            batch = await asyncio.to_thread(self._judge, [group], update=self._update)
-        ended = _Ended(serial=serial, batch=batch)
+            update = self._update
+            batch = await asyncio.to_thread(self._judge, [group], update=update)
+        ended = _Ended(serial=serial, batch=batch, judged_for=update)
         if batch.groups[0].fate is not GroupFate.TRAINED and self._num_top_ups < self._max_top_ups:
             self._num_top_ups += 1
             self._drop([ended])
         else:
             self._waiting.append(ended)
+
+    async def _cancel_running(self) -> list[int]:
+        """The serials of the groups that had not ended."""
+        running = dict(self._running)
+        async with self._judging:  # The thread of a call that was cancelled would go on beside the next one's.
+            for task in running.values():
+                task.cancel()
+            ends = await asyncio.gather(*running.values(), return_exceptions=True)
+        return [serial for serial, end in zip(running, ends, strict=True) if isinstance(end, asyncio.CancelledError)]
 
     def _on_done(self, serial: int, task: asyncio.Task[None]) -> None:
         del self._running[serial]
@@ -162,12 +199,15 @@ class AsynchronousCollector:
     def _is_stale(self, ended: _Ended) -> bool:
         return bool(ended.batch.trajectories) and ended.staleness(self._update) > self._max_staleness
 
+    def _is_faulty(self, ended: _Ended) -> bool:
+        return ended.batch.fault_share > self._max_fault_share
+
     def _as_stale(self, ended: _Ended) -> _Ended:
         reason = (
             f"its oldest token is {ended.staleness(self._update)} updates old, rollout.max_staleness is "
             f"{self._max_staleness}"
         )
-        return _Ended(serial=ended.serial, batch=without_training(ended.batch, GroupFate.STALE, reason))
+        return replace(ended, batch=without_training(ended.batch, GroupFate.STALE, reason))
 
 
 def _require_version(group: RolloutGroup, handed_over: int) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 
+from osworld_pipeline.domain.episode import Episode
 from osworld_pipeline.domain.group import GroupFate, RolloutGroup
 from osworld_pipeline.domain.replay import Injection
 from osworld_pipeline.domain.trajectory import Trajectory
@@ -23,6 +24,17 @@ class GspoBatch:
     def num_groups(self, fate: GroupFate) -> int:
         return sum(group.fate is fate for group in self.groups)
 
+    @property
+    def episodes(self) -> tuple[Episode, ...]:
+        """Of all groups, faults and resampled ones included."""
+        return tuple(episode for group in self.groups for episode in group.episodes)
+
+    @property
+    def fault_share(self) -> float:
+        """Of its episodes, those that ended in a fault or a timeout; 0 without an episode."""
+        episodes = self.episodes
+        return sum(not one.outcome.is_valid for one in episodes) / len(episodes) if episodes else 0.0
+
 
 def merge_batches(batches: Sequence[GspoBatch]) -> GspoBatch:
     """One batch of them all, in this order."""
@@ -42,6 +54,22 @@ def without_training(batch: GspoBatch, fate: GroupFate, reason: str) -> GspoBatc
     """The same groups, dropped: nothing of them is trained on and no replay row joined them."""
     groups = tuple(replace(group, fate=fate, reason=reason, replay=None) for group in batch.groups)
     return replace(batch, trajectories=(), injections=(), groups=groups)
+
+
+def as_held(batch: GspoBatch, reason: str, *, update: int, num_try: int) -> GspoBatch:
+    """The same groups as the record of a held try of `update`, under names that end in `-held-<update>-<try>`: the
+    names that they had are for the groups that run in their place."""
+    suffix = f"-held-{update}-{num_try}"
+    dropped = without_training(batch, GroupFate.HELD, reason)
+    return replace(dropped, groups=tuple(_renamed(group, f"{group.group_id}{suffix}") for group in dropped.groups))
+
+
+def _renamed(group: RolloutGroup, group_id: str) -> RolloutGroup:
+    def named(episode: Episode) -> Episode:
+        rest = episode.episode_id.removeprefix(group.group_id)
+        return replace(episode, group_id=group_id, episode_id=f"{group_id}{rest}")
+
+    return replace(group, group_id=group_id, episodes=tuple(named(episode) for episode in group.episodes))
 
 
 def assigned_to(batch: GspoBatch, update: int) -> GspoBatch:

@@ -28,6 +28,10 @@ class Judge(Protocol):
 
     def __call__(self, groups: Sequence[RolloutGroup], *, update: int) -> GspoBatch: ...
 
+    def give_back(self, num_injections: int, *, update: int) -> None:
+        """So many of the replay rows that joined groups for `update` are not trained on: others may join."""
+        ...
+
 
 class Collector(Protocol):
     """Use it as a context manager: nothing it started outlives the block."""
@@ -43,7 +47,16 @@ class Collector(Protocol):
         ...
 
     async def advance(self, update: int) -> None:
-        """The engine has the weights that `update` trains."""
+        """The engine has the weights that `update` trains. After `hold`: its groups may run again."""
+        ...
+
+    async def hold(self, update: int) -> GspoBatch:
+        """What was collected for `update` is not trained on: `collect` will run the same groups again, and nothing
+        runs before `advance`. Returns the groups that are given up with them, if any.
+
+        Raises:
+            as collect.
+        """
         ...
 
     def snapshot(self) -> Mapping[str, Any]:
@@ -74,6 +87,9 @@ class SynchronousCollector:
         self._stage_key = stage_key
         self._groups_per_update = groups_per_update
         self._max_top_ups = section.max_top_ups if section.zero_variance == "top_up" else 0
+        self._max_fault_share = section.max_fault_share
+        self._num_injections = 0
+        """In what was collected last."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -94,10 +110,19 @@ class SynchronousCollector:
             num_trained = sum(batch.num_groups(GroupFate.TRAINED) for batch in batches)
             num_top_ups_left = self._groups_per_update + self._max_top_ups - num_run
             num_next = min(self._groups_per_update - num_trained, num_top_ups_left)
-        return merge_batches(batches)
+            if merge_batches(batches).fault_share > self._max_fault_share:
+                break  # It will be held: more groups would run into the same faults.
+        batch = merge_batches(batches)
+        self._num_injections = len(batch.injections)
+        return batch
 
     async def advance(self, update: int) -> None:
         """Nothing runs between updates."""
+
+    async def hold(self, update: int) -> GspoBatch:
+        """Tasks, names and seeds of an update depend on nothing that a try changes."""
+        self._judge.give_back(self._num_injections, update=update)
+        return GspoBatch()
 
     def snapshot(self) -> Mapping[str, Any]:
         return {}
@@ -119,10 +144,17 @@ class FaultWatch:
     """Hears of every episode. Where the last `num_episodes` were all faults of desktops or engine, more would not help:
     it raises what `require_services` says of them."""
 
-    def __init__(self, num_episodes: int) -> None:
+    def __init__(self, num_episodes: int, *, can_hold: bool = False) -> None:
+        """`can_hold`: an update of faults is held and tried again. Desktops and engine that have worked once may then
+        come back, and this raises only before the first episode with a grade."""
         self._last: deque[Episode] = deque(maxlen=num_episodes)
+        self._can_hold = can_hold
+        self._has_worked = False
 
     def __call__(self, episode: Episode) -> None:
+        self._has_worked |= episode.outcome.is_valid
+        if self._can_hold and self._has_worked:
+            return
         if episode.outcome not in (Outcome.ENV_FAULT, Outcome.POLICY_FAULT):
             self._last.clear()
             return

@@ -1,12 +1,13 @@
 """Which checkpoint is the champion: on the recipe's held-out tasks, and only where a paired test says so."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from osworld_pipeline.domain.checkpoint import Stage
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.evaluation.breakdown import compare_tasks
-from osworld_pipeline.evaluation.scores import EvalRow, read_evals, summarise
+from osworld_pipeline.evaluation.scores import EvalRow, is_mixed, read_evals, summarise
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.runs.evaluation_plan import plan_evaluation
 from osworld_pipeline.runs.registered import all_checkpoints
@@ -27,6 +28,13 @@ def choose_champion(state: StateDir, recipe: Recipe, *, current: str | None) -> 
     challengers = {name: evals for name, evals in rows.items() if name != current}
     if not challengers:
         reason = "it has no challenger" if current else "no trained checkpoint has a whole evaluation yet"
+        return Choice(checkpoint_id=current, is_new=False, reason=reason)
+    desktops = rows[current][0].desktops if current in rows else _usual_desktops(challengers)
+    challengers = {name: evals for name, evals in challengers.items() if evals[0].desktops == desktops}
+    if not challengers:
+        reason = (
+            f"{current} stays: no other was evaluated on its desktop image by its grader ({desktops}); evaluate it anew"
+        )
         return Choice(checkpoint_id=current, is_new=False, reason=reason)
     rates = {name: summarise(evals).success_rate for name, evals in challengers.items()}
     best = max(sorted(challengers), key=lambda name: rates[name])
@@ -50,7 +58,8 @@ def choose_champion(state: StateDir, recipe: Recipe, *, current: str | None) -> 
 
 
 def _whole_evaluations(state: StateDir, recipe: Recipe) -> dict[str, Sequence[EvalRow]]:
-    """By checkpoint, of those that were trained here; with a valid episode for every planned one."""
+    """By checkpoint, of those that were trained here; with a valid episode for every planned one, all of them graded on
+    one desktop image by one version of the grader."""
     plans = {
         one.checkpoint_id: plan_evaluation(recipe, one.checkpoint_id)
         for one in all_checkpoints(state)
@@ -61,4 +70,13 @@ def _whole_evaluations(state: StateDir, recipe: Recipe) -> dict[str, Sequence[Ev
     for row in read_evals(state, stage_keys=keys):
         if row.is_valid:
             found.setdefault(keys[row.stage_key], []).append(row)
-    return {name: rows for name, rows in found.items() if len(rows) == len(plans[name].episodes)}
+    return {
+        name: rows
+        for name, rows in found.items()
+        if len(rows) == len(plans[name].episodes) and not is_mixed(rows[0].desktops)
+    }
+
+
+def _usual_desktops(rows: Mapping[str, Sequence[EvalRow]]) -> str:
+    """Those of the most checkpoints."""
+    return Counter(sorted(evals[0].desktops for evals in rows.values())).most_common(1)[0][0]

@@ -19,6 +19,7 @@ from osworld_pipeline.runs.embedded_server import EnvServers
 from osworld_pipeline.runs.endpoints import Endpoint, is_address
 from osworld_pipeline.runs.evaluation_plan import TaskChoice, load_tasks, plan_evaluation
 from osworld_pipeline.runs.external import require_unchanged
+from osworld_pipeline.runs.grounds import has_other_grounds
 from osworld_pipeline.runs.rollout_session import RolloutSession, episode_settings, num_slots, rollout_session
 
 Report = Callable[[Mapping[str, Any]], None]
@@ -65,7 +66,7 @@ async def _evaluate(entry: Mapping[str, Any], evaluation: _Evaluation) -> dict[s
     plan = plan_evaluation(recipe, entry["checkpoint_id"], entry["run_ids"], suite=evaluation.suite)
     finished = plan.finished(state)
     missing = [planned for part, planned in plan.episodes.items() if part not in finished]
-    episodes = list(finished.values())
+    episodes, again = list(finished.values()), frozenset[str]()
 
     def tell() -> None:
         note = f"{sum(episode.is_success for episode in episodes)} successes"
@@ -85,13 +86,33 @@ async def _evaluate(entry: Mapping[str, Any], evaluation: _Evaluation) -> dict[s
             processor=None if folder is None else await asyncio.to_thread(load_processor, folder),
             engine_token=evaluation.engine_token,
         ) as session:
+            again = await on_other_grounds(finished, session, evaluation.report)
+            episodes[:] = [episode for part, episode in finished.items() if part not in again]
+            tell()
+            missing += [plan.episodes[part] for part in again]
             await _run(missing, session, evaluation, episodes, tell)
     return {
         "num_episodes": len(episodes),
-        "num_reused": len(finished),
+        "num_reused": len(finished) - len(again),
         "num_valid": sum(episode.outcome.is_valid for episode in episodes),
         "num_success": sum(episode.is_success for episode in episodes),
     }
+
+
+async def on_other_grounds(finished: Mapping[str, Episode], session: RolloutSession, report: Report) -> frozenset[str]:
+    """Names of the finished episodes that were graded on another desktop image or by another grader than the servers
+    have: with new ones they would make one score of two."""
+    grounds = await session.grounds()
+    if grounds is not None and len(grounds) > 1:
+        told = "; ".join(sorted(map(str, grounds)))
+        message = f"the env servers differ in desktop image or grader ({told}): this evaluation will have no rank"
+        report({"kind": "warning", "message": message})
+        return frozenset()
+    again = frozenset(part for part, episode in finished.items() if has_other_grounds(episode, grounds))
+    if again:
+        message = f"{len(again)} episodes were graded on another desktop image or by another grader: they run again"
+        report({"kind": "warning", "message": message})
+    return again
 
 
 def policy_of(entry: Mapping[str, Any], recipe: Recipe, state: StateDir) -> tuple[Recipe, Path | None]:

@@ -21,7 +21,7 @@ from osworld_pipeline.evaluation.suite_files import (
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.rollout.run_episode import EpisodePlan
 from osworld_pipeline.runs.rollout_session import sampling_params
-from osworld_pipeline.runs.stages import evaluation_key, recipe_suite
+from osworld_pipeline.runs.stages import EVALUATION_TOP_P, evaluation_key, former_evaluation_key, recipe_suite
 from osworld_pipeline.trajectories import TrajectoryStore
 
 
@@ -90,13 +90,25 @@ def heldout_suite(recipe: Recipe) -> EvalSuite:
     return EvalSuite(name=HELDOUT, tasks=tuple(item.task for item in suite.heldout), digest=suite.digest)
 
 
+def evaluation_stage_key(checkpoint_id: str, key: str) -> str:
+    return f"eval-{checkpoint_id}-{key}"
+
+
+def recorded_keys(recipe: Recipe, suite: EvalSuite) -> tuple[str, str]:
+    """Under which an evaluation of the suite, as the recipe says, may be on record: the key of now first."""
+    return (
+        evaluation_key(recipe, suite_digest=suite.digest),
+        former_evaluation_key(recipe, suite_digest=suite.digest),
+    )
+
+
 def plan_evaluation(
     recipe: Recipe, checkpoint_id: str, run_ids: Mapping[str, str] | None = None, *, suite: EvalSuite | None = None
 ) -> EvaluationPlan:
     """`suite`: None takes the recipe's held-out tasks."""
     suite = suite or heldout_suite(recipe)
     key = evaluation_key(recipe, suite_digest=suite.digest)
-    stage_key = f"eval-{checkpoint_id}-{key}"
+    stage_key = evaluation_stage_key(checkpoint_id, key)
     episodes = {}
     for task in suite.tasks:
         for seed in recipe.evaluation.seeds:
@@ -104,7 +116,9 @@ def plan_evaluation(
                 episode_id=f"{stage_key}-{task.task_id}-s{seed}",
                 purpose=EpisodePurpose.EVALUATE,
                 checkpoint_id=checkpoint_id,
-                sampling=sampling_params(recipe, temperature=recipe.evaluation.temperature, seed=seed),
+                sampling=sampling_params(
+                    recipe, temperature=recipe.evaluation.temperature, top_p=EVALUATION_TOP_P, seed=seed
+                ),
                 seed=seed,
                 stage_key=stage_key,
                 run_ids=dict(run_ids or {}),

@@ -14,7 +14,7 @@ from osworld_pipeline.recipes.training_sections import Denominator
 from osworld_pipeline.rollout.batch import GspoBatch
 from osworld_pipeline.rollout.replay import ReplayBuffer, ServedGroup
 from osworld_pipeline.rollout.trajectories import episode_trajectories, online_replay_trajectories, replay_trajectories
-from osworld_pipeline.training.advantage import Estimator, group_advantages
+from osworld_pipeline.training.advantage import Estimator, SignalRule, group_advantages, no_signal_reason
 from osworld_pipeline.training.fits import check_length
 
 
@@ -63,11 +63,13 @@ def build_batch(
     read_blob: Callable[[str], bytes],
     estimator: Estimator = "mean_std",
     denominator: Denominator = "group",
+    signal: SignalRule = "task",
     min_valid: int = 2,
     num_served_before: int = 0,
 ) -> GspoBatch:
-    """Shaped rewards decide advantages; raw task rewards alone decide whether replay joins. A group with fewer than
-    `min_valid` valid episodes is dropped before either. `num_served_before`: as ReplayBuffer.serve's."""
+    """Shaped rewards decide advantages; raw task rewards alone decide whether replay joins; `signal` says which of them
+    decide whether a group is trained on. A group with fewer than `min_valid` valid episodes is dropped before all that.
+    `num_served_before`: as ReplayBuffer.serve's."""
     complete = [group for group in groups if len(group.valid_episodes) >= min_valid]
     served = replay.serve(complete, update=update, render=render_row, num_served_before=num_served_before)
     trajectories: list[Trajectory] = []
@@ -80,10 +82,8 @@ def build_batch(
             continue
         joined = replace(group, replay=one.row if one else None)
         advantages = group_advantages(joined, estimator)
-        if not advantages.has_signal:
-            reason = (
-                f"all {len(group.valid_episodes)} valid episodes earned the same, and no replay row tells them apart"
-            )
+        reason = no_signal_reason(joined, advantages, signal)
+        if reason:
             judged.append(replace(group, fate=GroupFate.ZERO_VARIANCE, reason=reason))
             if denominator == "batch":
                 for episode in group.valid_episodes:
@@ -126,6 +126,7 @@ class GroupJudge:
         read_blob: Callable[[str], bytes],
         estimator: Estimator,
         denominator: Denominator,
+        signal: SignalRule,
         min_valid: int,
         max_tokens: int,
     ) -> None:
@@ -136,6 +137,7 @@ class GroupJudge:
         self._read_blob = read_blob
         self._estimator: Estimator = estimator
         self._denominator: Denominator = denominator
+        self._signal: SignalRule = signal
         self._min_valid = min_valid
         self._max_tokens = max_tokens
         self._num_served: Counter[int] = Counter()
@@ -151,6 +153,7 @@ class GroupJudge:
             read_blob=self._read_blob,
             estimator=self._estimator,
             denominator=self._denominator,
+            signal=self._signal,
             min_valid=self._min_valid,
             num_served_before=self._num_served[update],
         )
@@ -158,6 +161,9 @@ class GroupJudge:
             check_length(trajectory, max_tokens=self._max_tokens)
         self._num_served[update] += len(batch.injections)
         return batch
+
+    def give_back(self, num_injections: int, *, update: int) -> None:
+        self._num_served[update] -= num_injections
 
 
 def _counted(episode: Episode, read_blob: Callable[[str], bytes], *, advantage: float = 0.0) -> list[Trajectory]:

@@ -11,7 +11,7 @@ from osworld_pipeline.tables.replay import ReplayCoverage
 
 
 def group_metrics(batch: GspoBatch, *, update: int) -> dict[str, float]:
-    episodes = [episode for group in batch.groups for episode in group.episodes]
+    episodes = batch.episodes
     rewards = [episode.reward for episode in episodes if episode.reward is not None]
     num_valid = max(1, len(rewards))
     return {
@@ -20,6 +20,7 @@ def group_metrics(batch: GspoBatch, *, update: int) -> dict[str, float]:
         "success_rate": sum(episode.is_success for episode in episodes) / num_valid,
         "num_episodes": float(len(episodes)),
         "num_faults": float(sum(not episode.outcome.is_valid for episode in episodes)),
+        "fault_share": batch.fault_share,
         "num_retries": float(sum(episode.attempt for episode in episodes)),
         "turns_mean": sum(len(episode.steps) for episode in episodes) / max(1, len(episodes)),
         **fate_metrics(batch, update=update),

@@ -52,6 +52,7 @@ async def open_collector(
         read_blob=rollouts.store.read_blob,
         estimator=gspo.advantage,
         denominator=gspo.denominator,
+        signal=recipe.rollout.signal,
         min_valid=recipe.rollout.min_valid_episodes,
         max_tokens=recipe.trainer.max_tokens_per_batch,
     )
@@ -87,7 +88,7 @@ def _episodes_of(job: GspoJob, rollouts: PhaseRollouts, point: ResumePoint, repo
     gspo = job.recipe.gspo
     per_update = gspo.group_size * gspo.tasks_per_update
     total = job.phase.num_updates * per_update
-    watch = FaultWatch(per_update)
+    watch = FaultWatch(per_update, can_hold=job.recipe.rollout.max_fault_share < 1)
     ended: list[bool] = []
 
     def on_episode(episode: Episode) -> None:
@@ -105,7 +106,7 @@ def _episodes_of(job: GspoJob, rollouts: PhaseRollouts, point: ResumePoint, repo
 def record_batch(store: TrajectoryStore, job: GspoJob, batch: GspoBatch, update: int) -> None:
     """The part's name makes a rerun replace it. Raises StoreError."""
     part = f"{job.checkpoint_id}-u{update:04d}"
-    store.write_episodes(part, [episode for group in batch.groups for episode in group.episodes])
+    store.write_episodes(part, batch.episodes)
     store.write_groups(part, batch.groups, batch.injections)
 
 

@@ -21,9 +21,14 @@ from osworld_pipeline.evaluation.training_record import read_training, stage_of,
 from osworld_pipeline.lineage.client import SQLITE, told_clearly
 from osworld_pipeline.lineage.tracking import metric_history
 from osworld_pipeline.recipes import Recipe
-from osworld_pipeline.runs.evaluation_plan import load_suite, plan_evaluation
+from osworld_pipeline.runs.evaluation_plan import (
+    evaluation_stage_key,
+    heldout_suite,
+    load_suite,
+    recorded_keys,
+)
 from osworld_pipeline.runs.registered import all_checkpoints, register_checkpoint
-from osworld_pipeline.runs.stages import CARD, evaluation_key, recipe_suite
+from osworld_pipeline.runs.stages import CARD, recipe_suite
 
 CURVES = ("loss", "kl", "trainer_sampler_logprob_diff")
 TRAINED = (Stage.SFT, Stage.FLYWHEEL, Stage.GSPO_PHASE1, Stage.GSPO_PHASE2)
@@ -38,15 +43,27 @@ def reported_checkpoints(state: StateDir, recipe: Recipe, named: Sequence[str]) 
     """
     ids = [register_checkpoint(state, name).checkpoint_id for name in named]
     ids = ids or [checkpoint.checkpoint_id for checkpoint in all_checkpoints(state)]
-    keys = {plan_evaluation(recipe, checkpoint_id).stage_key: checkpoint_id for checkpoint_id in ids}
-    evaluated = {row.stage_key for row in read_evals(state, stage_keys=keys)}
-    found = [checkpoint_id for key, checkpoint_id in keys.items() if key in evaluated]
+    found = list(_recorded_stage_keys(state, recipe, ids))
     if not found:
         raise TableError(
             f"no checkpoint of {state.root} was evaluated on the held-out tasks of recipe {recipe.name} with these "
             "settings: run osworld-pipeline evaluate, or name the recipe that it was run with"
         )
     return found
+
+
+def _recorded_stage_keys(state: StateDir, recipe: Recipe, checkpoint_ids: Collection[str]) -> dict[str, str]:
+    """By checkpoint, its evaluation on the recipe's held-out tasks; one that was recorded under the former key only
+    where there is none under the key of now."""
+    keys = recorded_keys(recipe, heldout_suite(recipe))
+    candidates = {name: [evaluation_stage_key(name, key) for key in keys] for name in checkpoint_ids}
+    asked = [stage_key for names in candidates.values() for stage_key in names]
+    evaluated = {row.stage_key for row in read_evals(state, stage_keys=asked)}
+    return {
+        name: next(stage_key for stage_key in names if stage_key in evaluated)
+        for name, names in candidates.items()
+        if evaluated.intersection(names)
+    }
 
 
 def make_report(
@@ -74,7 +91,7 @@ def _write_report(
         suite_digest=recipe_suite(recipe).digest,
         recipe_name=recipe.name,
         confidence=recipe.evaluation.confidence,
-        stage_keys=[plan_evaluation(recipe, checkpoint_id).stage_key for checkpoint_id in checkpoint_ids],
+        stage_keys=list(_recorded_stage_keys(state, recipe, checkpoint_ids).values()),
     )
 
 
@@ -132,8 +149,8 @@ def make_suite_report(state: StateDir, recipe: Recipe, suite_name: str) -> Path:
 
 def _write_suite(state: StateDir, recipe: Recipe, suite_name: str) -> Path:
     suite = load_suite(state, recipe, suite_name)
-    key = evaluation_key(recipe, suite_digest=suite.digest)
-    rows = _rows_of(read_evals(state), key)
+    evals = read_evals(state)
+    rows = next(filter(None, (_rows_of(evals, key) for key in recorded_keys(recipe, suite))), [])
     if not rows:
         raise TableError(
             f"no checkpoint of {state.root} was evaluated on the suite {suite_name} as recipe {recipe.name} says: run "
@@ -147,11 +164,13 @@ def _write_suite(state: StateDir, recipe: Recipe, suite_name: str) -> Path:
         planned={row.stage_key: num_planned for row in rows},
         confidence=recipe.evaluation.confidence,
     )
-    (table,) = board.tables
+    table, *others = board.tables
+    shown = {row.score.checkpoint_id for row in table.rows}
     return write_suite_page(
         state,
         table,
-        rows,
+        [row for row in rows if row.checkpoint_id in shown],
+        apart=[(row.score.checkpoint_id, other.desktops) for other in others for row in other.rows],
         suite_name=suite_name,
         suite_digest=suite.digest,
         recipe_name=recipe.name,
@@ -191,7 +210,7 @@ def make_all_reports(
             if say is not None and (state.suites / f"{name}.json").is_file():
                 say(f"suite {name} has no page: {error}")
             continue  # or a list of OSWorld's whose checkout is not here: nothing was evaluated on it
-        if evaluation_key(recipe, suite_digest=suite.digest) in evaluated:
+        if evaluated.intersection(recorded_keys(recipe, suite)):
             add(_write_suite(state, recipe, name))
     for stage_key in training_stages(state):
         if stage_key in stage_keys:

@@ -1,8 +1,9 @@
 """What a program needs to run episodes: the policy engine its recipe names, connections to env servers, the store."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from osworld_pipeline.rollout.run_episode import EpisodeSettings, EpisodeTools
 from osworld_pipeline.rollout.utilisation import BusyMeter, MeteredEngine, Utilisation
 from osworld_pipeline.runs.embedded_server import EnvServers
 from osworld_pipeline.runs.env_servers import open_env_client
+from osworld_pipeline.runs.grounds import Grounds, grounds_of_servers
 from osworld_pipeline.trajectories.store import TrajectoryStore
 
 
@@ -30,6 +32,8 @@ class RolloutSession:
     renderer: Renderer | None
     """None for an engine of words that came without a processor."""
     utilisation: Utilisation
+    grounds: Callable[[], Awaitable[frozenset[Grounds] | None]]
+    """Asks the env servers for their images and graders; None where one of them does not say."""
 
 
 @asynccontextmanager
@@ -76,7 +80,14 @@ async def rollout_session(
             renderer=renderer,
             sink=store,
         )
-        yield RolloutSession(tools=tools, engine=engine, store=store, renderer=renderer, utilisation=utilisation)
+        yield RolloutSession(
+            tools=tools,
+            engine=engine,
+            store=store,
+            renderer=renderer,
+            utilisation=utilisation,
+            grounds=partial(grounds_of_servers, client),
+        )
 
 
 def _open_engine(

@@ -19,6 +19,9 @@ CARD = "checkpoint.json"
 
 DIGEST_LENGTH = 12
 
+EVALUATION_TOP_P = 1.0
+"""Evaluations sample from the whole distribution."""
+
 _GSPO = ("gspo", "replay", "rollout", "trainer", "agent", "reward", "desktop")
 SECTIONS: dict[Stage, tuple[str, ...]] = {
     Stage.BASE: ("model",),
@@ -29,6 +32,32 @@ SECTIONS: dict[Stage, tuple[str, ...]] = {
     Stage.GSPO_PHASE2: _GSPO,
 }
 """What of a recipe a stage's weights depend on, beside the parent and the data."""
+
+_TOKENIZER: Mapping[str, tuple[str, ...]] = {
+    "agent": ("dialect", "coordinate_space", "system_prompt"),
+    "suite": ("name", "seed", "families", "num_train"),
+    "desktop": ("screen_width", "screen_height"),
+}
+"""What the tokenizer of a tiny model is learned from (runs/make_base.py); a published model has its own."""
+
+_FORMERLY_JUDGED_BY: Mapping[str, tuple[str, ...]] = {
+    "evaluation": ("seeds", "temperature", "max_turns", "confidence"),
+    "agent": (
+        "dialect",
+        "coordinate_space",
+        "context_mode",
+        "window_screenshots",
+        "show_screenshots",
+        "max_turns",
+        "max_response_tokens",
+        "max_context_tokens",
+        "max_pixels",
+        "a11y_max_length",
+        "system_prompt",
+    ),
+    "desktop": ("screen_width", "screen_height", "pause_s", "require_a11y_tree", "require_terminal"),
+}
+"""What former keys of evaluations are digests of; never to be added to."""
 
 REPLAY_COLUMNS = ("row_id", "original_task_id", "quality_rank", "reward", "images")
 """Of a replay row; its id is a digest of task and messages."""
@@ -51,7 +80,7 @@ NOT_LEARNED: Mapping[str, tuple[str, ...]] = {
     ),
     "sft": ("save_every",),
     "gspo": ("micro_batch_size",),
-    "rollout": ("max_concurrent_episodes", "reported_rewards"),
+    "rollout": ("max_concurrent_episodes", "reported_rewards", "max_held_updates", "held_pause_s"),
     # How much is verified, and how, changes what is known of the demonstrations; where that decides what is learned,
     # the digest of the data says so, as of what is imported.
     "replay": ("verify", "verification_sample", "num_verification_attempts", "import_file"),
@@ -67,6 +96,8 @@ def stage_params(stage: Stage, recipe: Recipe) -> dict[str, Any]:
     """The sections of `recipe` that decide what `stage` makes; also its MLflow parameters."""
     dumped = recipe.model_dump(mode="json")
     params = {name: _learned(name, dumped[name]) for name in SECTIONS[stage]}
+    if stage is Stage.BASE and recipe.model.kind == "tiny":
+        params |= {name: {key: dumped[name][key] for key in keys} for name, keys in _TOKENIZER.items()}
     if stage is Stage.FLYWHEEL:
         params["sft"].pop("num_updates")  # a round has its own
     other = {Stage.GSPO_PHASE1: "phase2", Stage.GSPO_PHASE2: "phase1"}.get(stage)
@@ -87,12 +118,33 @@ def stage_checkpoint_id(stage: Stage, recipe: Recipe, *, parent_id: str | None, 
 
 
 def evaluation_key(recipe: Recipe, *, suite_digest: str) -> str:
-    """Digest of all that makes two evaluations comparable, apart from the checkpoint."""
+    """Digest of all that a recipe says of what makes two evaluations comparable, apart from the checkpoint. What
+    desktops and graders are, only they say: episodes record it, and the view `evals` has it as `desktops`."""
+    limits = {
+        "episode_timeout_s": recipe.gspo.episode_timeout_s,
+        "turn_timeout_s": recipe.gspo.turn_timeout_s,
+        "request_timeout_s": recipe.env_request_timeout_s,
+        "max_env_attempts": recipe.gspo.max_env_attempts,
+    }
     dumped = recipe.model_dump(mode="json")
     parts = {
         "evaluation": _learned("evaluation", dumped["evaluation"]),
         "agent": dumped["agent"],
         "desktop": _learned("desktop", dumped["desktop"]),
+        "success_threshold": recipe.reward.success_threshold,
+        "suite": suite_digest,
+        "limits": limits,
+        "top_p": EVALUATION_TOP_P,
+    }
+    return digest_json(parts)[:DIGEST_LENGTH]
+
+
+def former_evaluation_key(recipe: Recipe, *, suite_digest: str) -> str:
+    """The key of evaluations that were recorded before limits were part of it: they are reported, and are never
+    compared with others."""
+    dumped = recipe.model_dump(mode="json")
+    parts = {
+        **{section: {name: dumped[section][name] for name in names} for section, names in _FORMERLY_JUDGED_BY.items()},
         "success_threshold": recipe.reward.success_threshold,
         "suite": suite_digest,
     }

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from osworld_pipeline.agent.model_inputs import PixelCache
 from osworld_pipeline.domain.checkpoint import Checkpoint, milestone_id
+from osworld_pipeline.domain.hold import hold_metrics
 from osworld_pipeline.domain.trajectory import Trajectory
 from osworld_pipeline.rollout.canary import needs_canary, sample_canary
 from osworld_pipeline.rollout.collector import Collector
@@ -25,6 +26,7 @@ from osworld_pipeline.runs.gspo_engine import PhaseRollouts, in_thread, open_rol
 from osworld_pipeline.runs.gspo_job import GspoJob, ResumePoint, load_train_tasks, resume_point
 from osworld_pipeline.runs.gspo_metrics import coverage_metrics, group_metrics, reward_lines
 from osworld_pipeline.runs.gspo_rollouts import open_collector, opened_replay, read_recent, record_batch
+from osworld_pipeline.runs.held_updates import collect_update
 from osworld_pipeline.runs.stages import (
     CARD,
     checkpoint_card,
@@ -145,9 +147,14 @@ class _Phase:
 
     async def run_update(self, update: int, budget: Budget) -> _UpdateEnd:
         started = time.monotonic()
-        batch = await self.collector.collect(update)
-        rollout_s = time.monotonic() - started
-        await asyncio.to_thread(record_batch, self.rollouts.store, self.job, batch, update)
+        collected = await collect_update(
+            self.collector,
+            update,
+            self.job.recipe.rollout,
+            record=partial(record_batch, self.rollouts.store, self.job, update=update),
+            report=self.report,
+        )
+        batch, rollout_s = collected.batch, time.monotonic() - started
         for line in reward_lines(batch.groups, limit=self.job.recipe.rollout.reported_rewards):
             self.report({"kind": "reward", "message": f"update {update + 1}: {line}"})
         for skipped in batch.skipped:
@@ -155,12 +162,15 @@ class _Phase:
         trajectories = await self._with_evidence(batch.trajectories, update)
         with self.rollouts.utilisation.trainer.busy():
             metrics = await in_thread(self.thread, partial(self.trainer.update, trajectories))
+        metrics = {**hold_metrics(None), "num_held_tries": float(len(collected.held)), **metrics}
+        if metrics["is_held"]:
+            self.report({"kind": "warning", "message": f"update {update + 1}: {self._held_text(metrics)}"})
         metrics |= group_metrics(batch, update=update) | coverage_metrics(self.coverage)
         metrics |= self.rollouts.utilisation.metrics()
         metrics |= {"rollout_s": rollout_s, "update_s": time.monotonic() - started - rollout_s}
         num_updates = update + 1
         is_last = num_updates == self.job.phase.num_updates
-        budget = budget.less(spent_by(episode for group in batch.groups for episode in group.episodes))
+        budget = budget.less(spent_by(collected.whole.episodes))
         stopped = "" if is_last else budget.end_reason(now=time.time())
         saved: Path | None = None
         if is_last or stopped or num_updates % self.job.recipe.trainer.save_every == 0:
@@ -174,6 +184,13 @@ class _Phase:
             done = f"{num_updates} of {self.job.phase.num_updates} updates"
             self.report({"kind": "warning", "message": f"{stopped}: stopped after {done}, to go on another time"})
         return _UpdateEnd(budget=budget, stopped=stopped)
+
+    def _held_text(self, metrics: Mapping[str, float]) -> str:
+        return (
+            f"held: its importance weights leave {metrics['importance_effective_share']:.1%} of the batch, less than "
+            f"gspo.min_effective_share ({self.job.recipe.gspo.min_effective_share:.0%}); the weights stay as they are. "
+            "Where this goes on, lower rollout.max_staleness or gspo.learning_rate"
+        )
 
     async def _with_evidence(self, trajectories: Sequence[Trajectory], update: int) -> Sequence[Trajectory]:
         """With a canary where the trainer would have no token of its own weights to compare."""

@@ -3,7 +3,7 @@
 import hashlib
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from enum import StrEnum
 
 import duckdb
@@ -14,6 +14,7 @@ from osworld_pipeline.domain.replay import ReplayVerification
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.errors import TableError
+from osworld_pipeline.runs.grounds import Grounds
 from osworld_pipeline.runs.playback import PlayedBack
 from osworld_pipeline.runs.playback_plan import Playback
 from osworld_pipeline.tables.catalog import first_line
@@ -26,14 +27,6 @@ class Verdict(StrEnum):
     FAILED = "failed"
     """As many graded playbacks as the recipe asks for did not."""
     OPEN = "open"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Grounds:
-    """What a grader's word holds for: another image of the desktop or another grader may say otherwise."""
-
-    image_digest: str
-    grader_version: str
 
 
 class VerificationRecord:

@@ -11,9 +11,10 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.durable import write_file
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.runs.code_version import code_version
+from osworld_pipeline.runs.grounds import Grounds
 from osworld_pipeline.runs.playback_plan import Playback, PlaybackPlan, chosen_playbacks
 from osworld_pipeline.runs.stages import training_data_digest
-from osworld_pipeline.runs.verification_record import Grounds, Verdict, VerificationRecord
+from osworld_pipeline.runs.verification_record import Verdict, VerificationRecord
 from osworld_pipeline.tables.replay import ReplayCoverage
 
 SUMMARY = "verified_replay.json"

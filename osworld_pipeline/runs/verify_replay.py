@@ -13,14 +13,13 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import EnvServerError
 from osworld_pipeline.protocols import Desktop
 from osworld_pipeline.recipes import Recipe
-from osworld_pipeline.rollout.env_client import EnvClient
 from osworld_pipeline.runs.embedded_server import EnvServers
 from osworld_pipeline.runs.env_servers import open_env_client
+from osworld_pipeline.runs.grounds import Grounds, grounds_of_servers
 from osworld_pipeline.runs.playback import PlaybackLimits, play_back
 from osworld_pipeline.runs.playback_plan import Playback, PlaybackPlan, chosen_playbacks, plan_playbacks
 from osworld_pipeline.runs.verification_journal import VerificationJournal
 from osworld_pipeline.runs.verification_record import (
-    Grounds,
     Verdict,
     VerificationRecord,
     read_record,
@@ -57,18 +56,6 @@ async def _verify(
     await asyncio.to_thread(journal.flush)
     coverage = await asyncio.to_thread(replay_coverage, state, sorted(plan.tasks), recipe.replay)
     return summarise(plan, record, grounds, recipe=recipe, coverage=coverage, key=key)
-
-
-async def grounds_of_servers(client: EnvClient) -> frozenset[Grounds] | None:
-    """The images and graders behind the servers; None where one of them does not say."""
-    found = await client.describe()
-    if any(info is None for info in found):
-        return None
-    return frozenset(
-        Grounds(image_digest=str(info.get("image_digest", "")), grader_version=str(info.get("grader_version", "")))
-        for info in found
-        if info is not None
-    )
 
 
 class Verifier:

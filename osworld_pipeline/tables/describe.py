@@ -76,6 +76,8 @@ VIEW_DOCS: Mapping[str, Mapping[str, str]] = {
         "shaped_reward": "NULL for a fault.",
         "turns": "num_steps.",
         "evaluation_key": "Of the evaluation's settings: only rows with the same one can be compared; empty: unknown.",
+        "desktops": "Image and grader of its evaluation's graded episodes: only rows with the same can be compared; "
+        "several, with commas: mixed.",
         "source_dataset": "The import's name; empty for an episode of our own.",
         "prompt_tokens": "Read over all turns, a prompt each time; NULL where nobody counted.",
         "response_tokens": "Sampled over all turns; NULL where nobody counted.",

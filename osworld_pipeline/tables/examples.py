@@ -23,6 +23,6 @@ ORDER BY i.stage_key, i."update", i.group_id
 
 SUCCESS_BY_CHECKPOINT = """
 SELECT checkpoint_id, any_value(stage) AS stage, count(success) AS episodes, count(*) - count(success) AS faults,
-       avg(success::INT) AS success_rate, evaluation_key
-FROM evals GROUP BY checkpoint_id, evaluation_key ORDER BY evaluation_key, stage, checkpoint_id
+       avg(success::INT) AS success_rate, evaluation_key, desktops
+FROM evals GROUP BY checkpoint_id, evaluation_key, desktops ORDER BY evaluation_key, desktops, stage, checkpoint_id
 """.strip()

@@ -7,6 +7,8 @@ from osworld_pipeline.domain.checkpoint import Ancestor
 
 BEFORE = 'list_contains($stages, stage_key) AND coalesce("update", 0) < $ends[list_position($stages, stage_key)]'
 """A condition on rows with `stage_key` and `update`."""
+NOT_HELD = "coalesce(fate, '') <> 'held'"
+"""A condition on groups: one that was held ran again, and counts once."""
 NEWEST_FIRST = 'list_position($stages, stage_key), "update" DESC'
 _NO_END = 2**31 - 1
 

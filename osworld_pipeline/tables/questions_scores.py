@@ -6,10 +6,11 @@ from osworld_pipeline.tables.questions import Question
 _SUCCESS_BY_DOMAIN = """
 SELECT checkpoint_id, any_value(stage) AS stage, coalesce(nullif(domain, ''), family) AS domain,
        count(DISTINCT task_id) AS tasks, count(success) AS episodes, count(*) FILTER (success) AS successes,
-       round(avg(success::INT), 4) AS success_rate, count(*) - count(success) AS faults, evaluation_key
+       round(avg(success::INT), 4) AS success_rate, count(*) - count(success) AS faults, evaluation_key,
+       desktops
 FROM evals
-GROUP BY checkpoint_id, evaluation_key, coalesce(nullif(domain, ''), family)
-ORDER BY evaluation_key, stage, checkpoint_id, domain
+GROUP BY checkpoint_id, evaluation_key, desktops, coalesce(nullif(domain, ''), family)
+ORDER BY evaluation_key, desktops, stage, checkpoint_id, domain
 """
 
 _FELL_BETWEEN_CHECKPOINTS = """
@@ -20,7 +21,7 @@ WITH pairs AS (
     JOIN evals child ON child.checkpoint_id = c.checkpoint_id
     JOIN evals parent ON parent.checkpoint_id = c.parent_id
         AND parent.task_id = child.task_id AND parent.seed = child.seed
-        AND parent.evaluation_key = child.evaluation_key
+        AND parent.evaluation_key = child.evaluation_key AND parent.desktops = child.desktops
     WHERE parent.success IS NOT NULL AND child.success IS NOT NULL
 )
 SELECT parent_id, checkpoint_id, task_id, count(*) AS pairs,
@@ -132,7 +133,7 @@ QUESTIONS = (
         question="How often does each checkpoint succeed?",
         sql=SUCCESS_BY_CHECKPOINT,
         reading="`episodes` is the denominator; faults stand beside it and are never counted as failures. Only rows "
-        "with the same `evaluation_key` can be compared.",
+        "with the same `evaluation_key` and `desktops` can be compared, and none whose `desktops` are several.",
     ),
     Question(
         name="success-by-domain",

@@ -49,7 +49,7 @@ ORDER BY stage_key, "update", component
 
 _GROUPS_WITHOUT_VARIANCE = """
 WITH told AS (
-    SELECT *, num_valid < 2 OR list_min(shaped_rewards) = list_max(shaped_rewards) AS is_flat FROM rollout_groups
+    SELECT *, num_valid < 2 OR list_min(task_rewards) = list_max(task_rewards) AS is_flat FROM rollout_groups
 )
 SELECT stage_key, "update", count(*) AS "groups", count(*) FILTER (is_flat) AS without_variance,
        count(*) FILTER (is_flat AND replay_row_id IS NOT NULL) AS joined_by_replay,
@@ -117,7 +117,8 @@ QUESTIONS = (
         name="groups-without-variance",
         question="How many groups could teach nothing by themselves, and how many of these did replay join?",
         sql=_GROUPS_WITHOUT_VARIANCE,
-        reading="Equal shaped rewards give zero advantages, and so does a single valid episode. Faults have no reward.",
+        reading="Equal raw task rewards are no signal where `rollout.signal` is `task`, and neither is a single valid "
+        "episode. Faults have no reward.",
     ),
     Question(
         name="staleness",

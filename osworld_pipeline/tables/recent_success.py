@@ -9,13 +9,13 @@ from osworld_pipeline.domain.checkpoint import Ancestor
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import TableError
 from osworld_pipeline.tables.catalog import first_line
-from osworld_pipeline.tables.history import BEFORE, NEWEST_FIRST, before
+from osworld_pipeline.tables.history import BEFORE, NEWEST_FIRST, NOT_HELD, before
 from osworld_pipeline.tables.views import create_part_views, pin_snapshot
 
 _RECENT = f"""
 WITH last_groups AS (
     SELECT task_id, num_valid, num_successes FROM rollout_groups
-    WHERE num_valid > 0 AND {BEFORE}
+    WHERE num_valid > 0 AND {NOT_HELD} AND {BEFORE}
     QUALIFY row_number() OVER (PARTITION BY task_id ORDER BY {NEWEST_FIRST}, group_id DESC) <= $num_groups
 )
 SELECT task_id, sum(num_valid)::INT, sum(num_successes)::INT FROM last_groups GROUP BY task_id

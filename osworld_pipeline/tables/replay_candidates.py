@@ -19,7 +19,7 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import TableError
 from osworld_pipeline.recipes.schema import ReplaySection
 from osworld_pipeline.tables.catalog import first_line
-from osworld_pipeline.tables.history import BEFORE, NEWEST_FIRST, before
+from osworld_pipeline.tables.history import BEFORE, NEWEST_FIRST, NOT_HELD, before
 from osworld_pipeline.tables.replay import parts_explained, read_replay_columns, replay_schema, verified_rewards
 from osworld_pipeline.tables.views import create_part_views, pin_snapshot
 
@@ -58,6 +58,7 @@ SELECT e.episode_id AS row_id, 'episode' AS kind,
        row_number() OVER (PARTITION BY e.task_id ORDER BY e.started_at DESC, e.episode_id DESC) AS place
 FROM episodes e
 WHERE e.purpose = 'train' AND e.is_valid AND e.is_success AND e.task_reward >= $threshold AND {BEFORE}
+  AND coalesce(e.group_id, '') NOT IN (SELECT group_id FROM rollout_groups WHERE NOT {NOT_HELD})
 QUALIFY place <= $per_task
 """  # noqa: S608 - our own words
 _ACTION_TYPES = """
@@ -85,7 +86,7 @@ FROM found ORDER BY asked, original_task_id, place
 _FAILURES = f"""
 SELECT task_id, list_max(task_rewards) < $threshold
 FROM rollout_groups
-WHERE list_max(task_rewards) IS NOT NULL AND {BEFORE}
+WHERE list_max(task_rewards) IS NOT NULL AND {NOT_HELD} AND {BEFORE}
 QUALIFY row_number() OVER (PARTITION BY task_id ORDER BY {NEWEST_FIRST}, group_id DESC) <= {RECENT_GROUPS}
 """  # noqa: S608 - our own words
 _VERIFIED = pa.schema([("row_id", pa.string()), ("reward", pa.float64())])

@@ -50,8 +50,16 @@ FROM episodes e WHERE e.purpose = 'train' AND e.is_valid AND e.is_success
 # A fault has no success and no reward (NULL), so that an average over `success` has the right denominator.
 # Task ids of a built-in suite read <suite>-<family>-<number>; other tasks are told apart by their domain.
 # Tokens that an engine did not count are 0 in its steps, and none at all in an import: both are NULL here.
-EVALS = """
+# A grader's score holds for its desktop image and its own version: `desktops` names those of all graded episodes of an
+# evaluation, so that rows with the same key and the same `desktops` can be compared, faults included.
+_DESKTOPS = """replace(concat_ws('/', coalesce(nullif(image_digest[:12], ''), 'unknown image'),
+        'grader ' || coalesce(nullif(grader_version, ''), 'unknown')), ',', ';')"""
+DESKTOPS_OF_EVALUATION = f"""coalesce(array_to_string(list_sort(list(DISTINCT {_DESKTOPS}) FILTER (WHERE is_valid)
+    OVER (PARTITION BY checkpoint_id, stage_key)), ', '), '')"""
+"""Over the rows of evaluations, one for each task and seed."""
+EVALS = f"""
 CREATE VIEW evals AS
+WITH played AS (
 SELECT
     e.checkpoint_id, c.stage, e.task_id, e.seed,
     coalesce(nullif(regexp_extract(e.task_id, '-([a-z0-9_]+)-[0-9]+$', 1), ''), nullif(t.domain, ''), 'unknown')
@@ -86,7 +94,9 @@ QUALIFY row_number() OVER (
     PARTITION BY e.checkpoint_id, e.stage_key, e.task_id, e.seed
     ORDER BY e.started_at DESC, e.attempt DESC, e.episode_id DESC
 ) = 1
-"""
+)
+SELECT *, {DESKTOPS_OF_EVALUATION} AS desktops FROM played
+"""  # noqa: S608 - our own words
 DERIVED: Mapping[str, str] = {"tasks": TASKS, "replay": REPLAY, "evals": EVALS, **LINEAGE_VIEWS}
 
 

@@ -5,9 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from osworld_pipeline.domain.episode import Reward
 from osworld_pipeline.domain.group import RolloutGroup
 
 Estimator = Literal["mean_std", "mean", "leave_one_out"]
+SignalRule = Literal["task", "shaped"]
+"""Which rewards of a group must differ for it to be trained on: the raw task rewards or the shaped ones."""
 STD_FLOOR = 1e-6
 """Below this the rewards are equal up to rounding: what is left is noise, and no estimator makes it a signal."""
 
@@ -20,8 +23,8 @@ class GroupAdvantages:
     """None where no replay row joined."""
 
     @property
-    def has_signal(self) -> bool:
-        return any(self.episodes) or bool(self.replay)
+    def is_zero(self) -> bool:
+        return not any(self.episodes) and not self.replay
 
 
 def compute_advantages(rewards: Sequence[float], estimator: Estimator = "mean_std") -> tuple[float, ...]:
@@ -58,12 +61,40 @@ def group_advantages(group: RolloutGroup, estimator: Estimator = "mean_std") -> 
     Raises:
         ValueError: a valid episode without a reward, or a reward that is not finite.
     """
-    rewards: list[float] = []
-    for episode in group.valid_episodes:
-        if episode.reward is None:
-            raise ValueError(f"episode {episode.episode_id} ended in {episode.outcome} and has no reward")
-        rewards.append(episode.reward.shaped)
+    rewards = [reward.shaped for reward in _valid_rewards(group)]
     if group.replay is None:
         return GroupAdvantages(episodes=compute_advantages(rewards, estimator), replay=None)
     *own, replay = compute_advantages([*rewards, group.replay.reward], estimator)
     return GroupAdvantages(episodes=tuple(own), replay=replay)
+
+
+def no_signal_reason(group: RolloutGroup, advantages: GroupAdvantages, rule: SignalRule) -> str:
+    """Why the group teaches nothing, in one clause that names the rule; empty where it has a signal. `advantages` are
+    the group's. A replay row that joined is one more sample, whose stored reward is a raw one.
+
+    Raises:
+        ValueError: as group_advantages.
+    """
+    raw = [reward.task for reward in _valid_rewards(group)]
+    count = f"all {len(raw)} valid episodes"
+    if rule == "task" and not _differ([*raw, *([group.replay.reward] if group.replay else [])]):
+        same = f'have the raw task reward {raw[0]:g} (rollout.signal = "task")'
+    elif advantages.is_zero:
+        same = f'have the same shaped reward (rollout.signal = "{rule}")'
+    else:
+        return ""
+    return f"{count} {same}, and no replay row tells them apart"
+
+
+def _differ(rewards: Sequence[float]) -> bool:
+    """By more than rounding."""
+    return any(compute_advantages(rewards, "mean"))
+
+
+def _valid_rewards(group: RolloutGroup) -> list[Reward]:
+    rewards: list[Reward] = []
+    for episode in group.valid_episodes:
+        if episode.reward is None:
+            raise ValueError(f"episode {episode.episode_id} ended in {episode.outcome} and has no reward")
+        rewards.append(episode.reward)
+    return rewards

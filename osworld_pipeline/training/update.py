@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from osworld_pipeline.agent.model_inputs import PixelCache
+from osworld_pipeline.domain.hold import HoldReason, hold_metrics
 from osworld_pipeline.domain.trajectory import Trajectory
 from osworld_pipeline.errors import TrainingError
 from osworld_pipeline.recipes.schema import GspoSharedSection, TrainerSection
@@ -83,7 +84,6 @@ class GspoTrainer(RankedTrainer):
             "num_tokens": float(sum(len(trajectory.token_ids) for trajectory in trained)),
             "num_response_tokens": float(sum(trajectory.num_response_tokens for trajectory in trained)),
             "is_skipped": 1.0,
-            "is_held": 0.0,
         }
         if not any(_has_signal(trajectory) for trajectory in trained):
             return metrics
@@ -92,7 +92,7 @@ class GspoTrainer(RankedTrainer):
         scored, sampler_metrics = self._score_all(trajectories, first_epoch)
         metrics |= {"score_s": time.monotonic() - started} | sampler_metrics | scored.metrics
         if scored.effective_share < self._settings.min_effective_share:
-            return metrics | {"is_held": 1.0}
+            return {**metrics, **hold_metrics(HoldReason.STALENESS)}
         tally = Tally()
         by_trajectory = {id(item.trajectory): item for item in scored.items}
         for epoch in range(self._settings.epochs_per_update):

@@ -10,25 +10,26 @@ from osworld_pipeline.evaluation.breakdown import compare_tasks
 from osworld_pipeline.evaluation.comparison import Comparison
 from osworld_pipeline.evaluation.evaluation_names import EvaluationName
 from osworld_pipeline.evaluation.scores import EvalRow
+from osworld_pipeline.tables.views import DESKTOPS_OF_EVALUATION
 from osworld_pipeline.viewer.index import Reader
 
 NUM_RESAMPLES = 2_000
 """Of the interval: enough for two digits, and quick over hundreds of tasks."""
 
 # The last attempt at each task and seed, as the view `evals` has it.
-_EVALS = """
-SELECT
+_EVALS = f"""
+SELECT *, {DESKTOPS_OF_EVALUATION} AS desktops FROM (SELECT
     episode_id, checkpoint_id, stage, task_id, seed, coalesce(family, nullif(domain, ''), 'unknown') AS family, suite,
     domain, instruction, outcome, is_valid, is_success, task_reward, shaped_reward, num_steps, max_turns, stage_key,
     provider, image_digest, grader_version, temperature, error, started_at,
     CASE WHEN starts_with(stage_key, concat('eval-', checkpoint_id, '-'))
         THEN substr(stage_key, length(checkpoint_id) + 7) ELSE '' END AS settings
 FROM facts
-WHERE purpose = 'evaluate' AND {condition}
+WHERE purpose = 'evaluate' AND {{condition}}
 QUALIFY row_number() OVER (
     PARTITION BY checkpoint_id, stage_key, task_id, seed ORDER BY started_at DESC, attempt DESC, episode_id DESC
-) = 1
-"""
+) = 1)
+"""  # noqa: S608 - our own words
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +71,8 @@ class Compared:
     pairs: tuple[TaskPair, ...]
     """The most gained first, then the most lost, then the others."""
     comparison: Comparison | None
+    apart: str
+    """Why there is none, where both sides have graded episodes; else empty."""
     counts: Mapping[str, int]
     """By kind."""
 
@@ -102,9 +105,14 @@ def compare(reader: Reader, before: str, after: str, settings: str) -> Compared:
     ]
     rank = {"gained": 0, "lost": 1, "same": 2, "not compared": 3}
     pairs.sort(key=lambda pair: (rank[pair.kind], -abs(pair.difference or 0.0), pair.task_id))
-    changes = compare_tasks(*(list(map(_eval_row, rows)) for rows in sides), num_resamples=NUM_RESAMPLES)
+    comparison, apart = None, ""
+    try:
+        changes = compare_tasks(*(list(map(_eval_row, rows)) for rows in sides), num_resamples=NUM_RESAMPLES)
+        comparison = changes.comparison
+    except ValueError as error:
+        apart = str(error)
     counts = {kind: sum(pair.kind == kind for pair in pairs) for kind in rank}
-    return Compared(pairs=tuple(pairs), comparison=changes.comparison, counts=counts)
+    return Compared(pairs=tuple(pairs), comparison=comparison, apart=apart, counts=counts)
 
 
 def _rows(reader: Reader, checkpoint_id: str, settings: str) -> list[dict[str, Any]]:
@@ -132,6 +140,7 @@ def _eval_row(row: Mapping[str, Any]) -> EvalRow:
     names = (
         "checkpoint_id", "stage", "task_id", "seed", "family", "suite", "outcome", "shaped_reward", "max_turns",
         "episode_id", "provider", "image_digest", "grader_version", "temperature", "error", "stage_key", "domain",
+        "desktops",
     )  # fmt: skip
     return EvalRow(
         **{name: row[name] for name in names},

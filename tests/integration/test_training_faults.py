@@ -62,6 +62,8 @@ def chaos_recipe(mode: str, *more: str) -> Recipe:
             f"gspo.phase1.num_updates={NUM_UPDATES}",
             "gspo.learning_rate=1e-3",
             "trainer.num_threads=1",
+            "rollout.held_pause_s=1",
+            "rollout.max_held_updates=99",
             *more,
         ],
     )
@@ -286,7 +288,9 @@ def first_differences(state: StateDir, other: StateDir) -> list[tuple[object, ..
 
 def groups_by_update(state: StateDir) -> list[tuple[int, int]]:
     """Those that took a place in an update; a stale one had another in its stead."""
-    sql = "SELECT \"update\", count(*) FROM rollout_groups WHERE fate <> 'stale' GROUP BY ALL ORDER BY ALL"
+    sql = (
+        "SELECT \"update\", count(*) FROM rollout_groups WHERE fate NOT IN ('stale', 'held') GROUP BY ALL ORDER BY ALL"
+    )
     return run_query(state, sql).rows
 
 

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 import pytest
 from eval_samples import KEY, eval_rows
 
+from osworld_pipeline.evaluation.breakdown import compare_tasks
 from osworld_pipeline.evaluation.leaderboard import Leaderboard, build_leaderboard
 from osworld_pipeline.evaluation.leaderboard_format import leaderboard_markdown, leaderboard_rows
+from osworld_pipeline.evaluation.scores import CheckpointScore, not_ranked_together, summarise
 
 EIGHT = "abcdefgh"
 
@@ -123,3 +125,55 @@ def test_the_page_names_every_denominator(board: Leaderboard) -> None:
     assert first[9].endswith(", better")
     assert len({line.count("|") for line in lines[2:8]}) == 1
     assert leaderboard_markdown(build_leaderboard([], {}, planned={})) == "No checkpoint has been evaluated yet.\n"
+
+
+OLD, NEW = "aaaa/grader 7", "aaaa/grader 8"
+
+
+def test_other_desktops_or_graders_are_tables_of_their_own_and_it_is_said_why() -> None:
+    rows = [
+        *eval_rows(tasks("ffff"), checkpoint="base", desktops=NEW),
+        *eval_rows(tasks("sfff"), checkpoint="sft", desktops=OLD),
+        *eval_rows(tasks("ssff"), checkpoint="gspo", desktops=NEW),
+        *eval_rows(tasks("eeee"), checkpoint="broken"),
+    ]
+    board = build_leaderboard(rows, {"sft": "base", "gspo": "sft"}, planned={}, num_resamples=100)
+    assert [table.desktops for table in board.tables] == [NEW, OLD]
+    assert ranks(board) == [("gspo", 1), ("base", 2), ("broken", None), ("sft", 1)]
+    by_id = {row.score.checkpoint_id: row for table in board.tables for row in table.rows}
+    assert by_id["sft"].versus_parent is None
+    assert by_id["gspo"].versus_parent is None
+    told = leaderboard_markdown(board)
+    assert told.count("Not ranked together with the other tables of this evaluation") == 2
+    assert f"desktops {NEW}" in told
+    assert {row["desktops"] for row in leaderboard_rows(board)} == {OLD, NEW}
+
+
+def test_an_evaluation_by_two_graders_has_no_rank() -> None:
+    rows = eval_rows(tasks("ssss"), checkpoint="sft", desktops=f"{OLD}, {NEW}")
+    board = build_leaderboard(rows, {}, planned={}, num_resamples=100)
+    assert ranks(board) == [("sft", None)]
+    assert "Not ranked: its episodes were graded on several desktop images" in leaderboard_markdown(board)
+
+
+def test_what_two_graders_said_is_not_compared() -> None:
+    sides = [
+        eval_rows(tasks("ssss"), checkpoint=name, desktops=desktops) for name, desktops in (("a", OLD), ("b", NEW))
+    ]
+    with pytest.raises(ValueError, match="on different desktop images or graders cannot be compared"):
+        compare_tasks(*sides, num_resamples=100)
+
+
+def test_why_scores_must_not_be_held_against_each_other_is_said_in_a_sentence() -> None:
+    def score(name: str, desktops: str, key: str = KEY) -> CheckpointScore:
+        return summarise(eval_rows(tasks("ss"), checkpoint=name, desktops=desktops, key=key))
+
+    assert not_ranked_together([score("a", OLD), score("b", OLD), score("c", "")]) == []
+    assert not_ranked_together([score("a", OLD), score("b", NEW)]) == [
+        f"not ranked together: other desktop image or grader ({OLD}; {NEW})"
+    ]
+    assert not_ranked_together([score("a", f"{OLD}, {NEW}")]) == [
+        f"a is not ranked: its episodes were graded on {OLD}, {NEW}"
+    ]
+    (other,) = not_ranked_together([score("a", OLD), score("b", OLD, key="ba9876543210")])
+    assert other.startswith("not ranked together: other settings")

@@ -24,8 +24,8 @@ EXPECTED = {
 }
 KEPT_AT_SMOKE_SIZE = (
     ("agent", ("dialect", "coordinate_space", "context_mode", "window_screenshots", "show_screenshots")),
-    ("rollout", ("mode", "max_staleness", "zero_variance", "task_sampling")),
     ("gspo", ("algorithm", "advantage", "length_norm", "kl_coef", "kl_estimator", "importance", "denominator")),
+    ("rollout", ("mode", "max_staleness", "signal", "zero_variance", "task_sampling")),
     ("replay", ("strategy", "include_online", "weight", "verify")),
     ("trainer", ("batching", "train_vision")),
 )

@@ -79,8 +79,20 @@ def make_group(group_id: str, task: Task, update: int, episodes: Sequence[Episod
     return RolloutGroup(group_id=group_id, task_id=task.task_id, stage_key="s", update=update, episodes=tuple(episodes))
 
 
-def judge_by_rewards(groups: Sequence[RolloutGroup], *, update: int) -> GspoBatch:
+class JudgeByRewards:
     """Trained where two valid episodes earned differently; a trajectory for each of them."""
+
+    def __init__(self) -> None:
+        self.given_back: list[tuple[int, int]] = []
+
+    def __call__(self, groups: Sequence[RolloutGroup], *, update: int) -> GspoBatch:
+        return judge_groups(groups)
+
+    def give_back(self, num_injections: int, *, update: int) -> None:
+        self.given_back.append((update, num_injections))
+
+
+def judge_groups(groups: Sequence[RolloutGroup]) -> GspoBatch:
     judged, trajectories = [], []
     for group in groups:
         rewards = {one.reward.shaped for one in group.valid_episodes if one.reward is not None}

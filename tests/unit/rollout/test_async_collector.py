@@ -4,16 +4,18 @@ fate and one name; what was not trained is rolled out again after a kill."""
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from group_samples import judge_by_rewards, make_ended, make_group, make_tasks
+from group_samples import JudgeByRewards, make_ended, make_group, make_tasks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from osworld_pipeline.domain.episode import Outcome
 from osworld_pipeline.domain.group import GroupFate, RolloutGroup
+from osworld_pipeline.domain.replay import Injection
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.errors import EngineError, StoreError
 from osworld_pipeline.recipes.schema import RolloutSection
@@ -51,6 +53,16 @@ class World:
         return make_group(group_id, task, update, episodes)
 
 
+class InjectingJudge(JudgeByRewards):
+    """A replay row joins every group."""
+
+    def __call__(self, groups: Sequence[RolloutGroup], *, update: int) -> GspoBatch:
+        row = Injection(
+            injection_id="i", group_id="g", row_id="r", task_id="t", source_dataset="d", reward=1, advantage=1, weight=1
+        )
+        return replace(super().__call__(groups, update=update), injections=(row,) * len(groups))
+
+
 def collector_of(
     run_group: RunGroup,
     *,
@@ -61,7 +73,7 @@ def collector_of(
 ) -> AsynchronousCollector:
     return AsynchronousCollector(
         run_group,
-        judge_by_rewards,
+        JudgeByRewards(),
         RoundRobin(TASKS, seed="x", tasks_per_update=2),
         stage_key="s",
         section=RolloutSection.model_validate({"mode": "asynchronous", **section}),
@@ -256,7 +268,7 @@ async def test_hundreds_of_episodes_are_in_flight_while_updates_are_trained() ->
 
     collector = AsynchronousCollector(
         run,
-        judge_by_rewards,
+        JudgeByRewards(),
         RoundRobin(TASKS, seed="x", tasks_per_update=20),
         stage_key="s",
         section=RolloutSection(mode="asynchronous", max_staleness=1),
@@ -270,3 +282,52 @@ async def test_hundreds_of_episodes_are_in_flight_while_updates_are_trained() ->
             if update < 3:
                 await collector.advance(update + 1)
     assert most == 320
+
+
+async def test_a_held_update_cancels_what_runs_and_keeps_what_ended_well() -> None:
+    world, blocked = World(), asyncio.Event()
+    is_down = True
+
+    async def run(task: Task, group_id: str, update: int) -> RolloutGroup:
+        number = int(group_id.removeprefix("s-g"))
+        group = await world.run_group(task, group_id, update)
+        if number in (0, 1, 3) and is_down:
+            faults = [make_ended(f"{group_id}-s{n}", outcome=Outcome.ENV_FAULT) for n in range(2)]
+            return make_group(group_id, task, update, faults)
+        if number == 4 and is_down:
+            await blocked.wait()
+        return group
+
+    collector = collector_of(run, num_updates=3, max_staleness=2)
+    async with collector:
+        await asyncio.sleep(0.02)
+        batch = await collector.collect(0)
+        assert [group.group_id for group in batch.groups] == ["s-g000000", "s-g000001"]
+        given_up = await collector.hold(0)
+        assert [group.group_id for group in given_up.groups] == ["s-g000003"]
+        assert len(world.begun) == 6
+        assert collector.snapshot() == {"open": [0, 1, 2, 3, 4, 5], "next_serial": 6}
+        await asyncio.sleep(0.01)
+        assert len(world.begun) == 6, "nothing begins before rollouts may go on"
+        is_down = False
+        await collector.advance(0)
+        assert [group.group_id for group in (await collector.collect(0)).groups] == ["s-g000002", "s-g000005"]
+        await asyncio.sleep(0.01)
+        assert sorted(world.begun[6:]) == [f"s-g{number:06d}" for number in (0, 1, 3, 4)]
+
+
+async def test_what_joined_groups_that_are_held_may_join_others_of_the_update() -> None:
+    judge = InjectingJudge()
+    collector = AsynchronousCollector(
+        World().run_group,
+        judge,
+        RoundRobin(TASKS, seed="x", tasks_per_update=2),
+        stage_key="s",
+        section=RolloutSection(mode="asynchronous", max_staleness=0),
+        groups_per_update=2,
+        num_updates=2,
+    )
+    async with collector:
+        await collector.collect(0)
+        await collector.hold(0)
+    assert judge.given_back == [(0, 2)]

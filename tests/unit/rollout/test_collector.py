@@ -5,7 +5,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
 import pytest
-from group_samples import judge_by_rewards, make_ended, make_group, make_tasks
+from group_samples import JudgeByRewards, make_ended, make_group, make_tasks
 
 from osworld_pipeline.domain.episode import Episode, Outcome
 from osworld_pipeline.domain.group import GroupFate, RolloutGroup
@@ -46,7 +46,7 @@ def groups_that(ends: Mapping[str, Ends], ran: list[tuple[str, str]]) -> RunGrou
 def collector_of(run_group: RunGroup, **section: object) -> SynchronousCollector:
     return SynchronousCollector(
         run_group,
-        judge_by_rewards,
+        JudgeByRewards(),
         RoundRobin(TASKS, seed="x", tasks_per_update=2),
         stage_key="s",
         section=RolloutSection.model_validate(section),
@@ -128,6 +128,29 @@ async def test_an_error_ends_the_collection_and_leaves_no_group_running() -> Non
     assert len(asyncio.all_tasks()) == 1
 
 
+async def test_an_update_that_will_be_held_is_not_topped_up_and_runs_the_same_groups_again() -> None:
+    ran: list[tuple[str, str]] = []
+    ends = {task.task_id: faulty for task in TASKS}
+    judge = JudgeByRewards()
+    collector = SynchronousCollector(
+        groups_that(ends, ran),
+        judge,
+        RoundRobin(TASKS, seed="x", tasks_per_update=2),
+        stage_key="s",
+        section=RolloutSection(zero_variance="top_up", max_fault_share=0.9),
+        groups_per_update=2,
+    )
+    first = await collector.collect(0)
+    assert fates(first) == ["too_few_valid"] * 2
+    assert (await collector.hold(0)).groups == ()
+    await collector.advance(0)
+    ends.clear()
+    again = await collector.collect(0)
+    assert [group.group_id for group in again.groups] == [group.group_id for group in first.groups]
+    assert [group.task_id for group in again.groups] == [group.task_id for group in first.groups]
+    assert judge.given_back == [(0, 0)]
+
+
 def test_a_row_of_nothing_but_faults_ends_the_run_and_says_which_side_is_down() -> None:
     watch = FaultWatch(3)
     for outcome in (Outcome.POLICY_FAULT, Outcome.POLICY_FAULT, Outcome.SUCCESS, Outcome.ENV_FAULT, Outcome.ENV_FAULT):
@@ -145,3 +168,16 @@ def test_a_grader_that_faults_and_a_slow_policy_do_not_end_the_run() -> None:
     for _ in range(4):
         watch(make_ended(outcome=Outcome.GRADER_FAULT))
         watch(make_ended(outcome=Outcome.TIMEOUT))
+
+
+def test_services_that_have_worked_may_come_back_where_updates_can_be_held() -> None:
+    watch = FaultWatch(2, can_hold=True)
+    watch(make_ended(outcome=Outcome.ENV_FAULT))
+    watch(make_ended(outcome=Outcome.FAILURE))
+    for _ in range(4):
+        watch(make_ended(outcome=Outcome.ENV_FAULT))
+    never_worked = FaultWatch(2, can_hold=True)
+    never_worked(make_ended(outcome=Outcome.TIMEOUT))
+    never_worked(make_ended(outcome=Outcome.ENV_FAULT))
+    with pytest.raises(EnvServerError, match="all 2 episodes ended in an env_fault"):
+        never_worked(make_ended(outcome=Outcome.ENV_FAULT))

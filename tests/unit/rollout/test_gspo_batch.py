@@ -20,6 +20,7 @@ from osworld_pipeline.recipes import load_recipe
 from osworld_pipeline.rollout.batch import GspoBatch
 from osworld_pipeline.rollout.replay import ReplayBuffer
 from osworld_pipeline.runs.gspo_batch import GroupJudge, RowRenderer, build_batch
+from osworld_pipeline.training.advantage import SignalRule
 
 RECIPE = load_recipe("smoke")
 
@@ -55,18 +56,20 @@ def batch_of(
         *episodes: Episode,
         read_blob: Callable[[str], bytes] = lambda _: image,
         group_ids: Sequence[str] = ("g",),
+        threshold: float = 0.5,
         **choices: Any,
     ) -> GspoBatch:
         groups = [
             RolloutGroup(group_id=group_id, task_id="t", stage_key="k", update=0, episodes=episodes)
             for group_id in group_ids
         ]
-        with ReplayBuffer(state, RECIPE.replay) as replay:
+        section = RECIPE.replay.model_copy(update={"threshold": threshold})
+        with ReplayBuffer(state, section) as replay:
             return build_batch(
                 groups,
                 update=0,
                 replay=replay,
-                settings=RECIPE.replay,
+                settings=section,
                 render_row=RowRenderer(
                     agent=RECIPE.agent,
                     renderer=renderer,
@@ -167,18 +170,49 @@ def test_a_fault_is_no_sample(batch_of: Callable[..., GspoBatch]) -> None:
     assert [trajectory.trajectory_id for trajectory in batch.trajectories] == ["b", "c", "g/replay:row-of-the-buffer"]
 
 
-def test_a_row_whose_image_is_missing_is_skipped_and_the_group_trains_on_its_own(
-    batch_of: Callable[..., GspoBatch],
+@pytest.mark.parametrize(("signal", "trained"), [("task", []), ("shaped", ["a", "b"])])
+def test_a_row_whose_image_is_missing_is_skipped_and_the_signal_is_that_of_the_group_alone(
+    batch_of: Callable[..., GspoBatch], signal: SignalRule, trained: list[str]
 ) -> None:
     def gone(sha256: str) -> bytes:
         raise StoreError(f"image {sha256} is missing")
 
     failures = (episode("a", task_reward=0, shaped=0.1), episode("b", task_reward=0, shaped=0.3))
-    batch = batch_of(*failures, read_blob=gone)
-    assert [trajectory.trajectory_id for trajectory in batch.trajectories] == ["a", "b"]
+    batch = batch_of(*failures, read_blob=gone, signal=signal)
+    assert [trajectory.trajectory_id for trajectory in batch.trajectories] == trained
     assert batch.injections == ()
     (skipped,) = batch.skipped
     assert (skipped.row_id, "is missing" in skipped.reason) == ("row-of-the-buffer", True)
+
+
+SUCCEEDED = [
+    episode(name, task_reward=1, shaped=shaped, outcome=Outcome.SUCCESS) for name, shaped in (("a", 1.0), ("b", 0.99))
+]
+PARTLY = [episode("a", task_reward=0.6, shaped=0.61), episode("b", task_reward=0.6, shaped=0.612)]
+
+
+@pytest.mark.parametrize("episodes", [SUCCEEDED, PARTLY], ids=["all succeeded", "equal partial credit"])
+def test_the_grader_decides_whether_a_group_without_replay_is_trained_on_unless_the_recipe_says_shaped(
+    batch_of: Callable[..., GspoBatch], episodes: Sequence[Episode]
+) -> None:
+    by_grader = batch_of(*episodes)
+    assert (by_grader.trajectories, by_grader.injections) == ((), ())
+    (group,) = by_grader.groups
+    assert group.fate is GroupFate.ZERO_VARIANCE
+    assert 'rollout.signal = "task"' in group.reason
+    by_shape = batch_of(*episodes, signal="shaped")
+    assert [trajectory.trajectory_id for trajectory in by_shape.trajectories] == ["a", "b"]
+
+
+def test_replay_joins_a_group_of_equal_partial_credit_under_the_threshold(batch_of: Callable[..., GspoBatch]) -> None:
+    batch = batch_of(*PARTLY, threshold=0.8)
+    assert [trajectory.trajectory_id for trajectory in batch.trajectories] == ["a", "b", "g/replay:row-of-the-buffer"]
+    assert batch.groups[0].fate is GroupFate.TRAINED
+
+
+def test_differing_partial_credit_is_trained_on_over_shaped_rewards(batch_of: Callable[..., GspoBatch]) -> None:
+    batch = batch_of(episode("a", task_reward=0.6, shaped=0.9), episode("b", task_reward=0.7, shaped=0.8))
+    assert [trajectory.advantage for trajectory in batch.trajectories] == pytest.approx([0.7071, -0.7071], 1e-3)
 
 
 def test_a_row_whose_image_is_damaged_is_skipped(batch_of: Callable[..., GspoBatch]) -> None:
@@ -209,6 +243,7 @@ def test_injections_of_an_update_are_limited_over_all_the_groups_that_are_judged
             read_blob=lambda _: image,
             estimator="mean_std",
             denominator="group",
+            signal="task",
             min_valid=2,
             max_tokens=4096,
         )
@@ -216,6 +251,9 @@ def test_injections_of_an_update_are_limited_over_all_the_groups_that_are_judged
             judge([RolloutGroup(group_id=name, task_id="t", stage_key="k", update=0, episodes=failures)], update=update)
             for name, update in (("g0", 0), ("g1", 0), ("g2", 1))
         ]
+        judge.give_back(1, update=0)
+        again = judge(batches[0].groups, update=0)
     assert [len(batch.injections) for batch in batches] == [1, 0, 1]
+    assert len(again.injections) == 1, "those of an update that was held are free again"
     fates = [batch.groups[0].fate for batch in batches]
     assert fates == [GroupFate.TRAINED, GroupFate.ZERO_VARIANCE, GroupFate.TRAINED]

@@ -2,6 +2,7 @@
 
 import itertools
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from group_samples import make_ended, make_group, make_tasks
 
 from osworld_pipeline.domain.checkpoint import Ancestor
 from osworld_pipeline.domain.episode import Outcome
+from osworld_pipeline.domain.group import GroupFate
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import TableError
 from osworld_pipeline.recipes.schema import RolloutSection
@@ -122,6 +124,17 @@ def test_recent_success_counts_the_last_groups_of_the_stage_and_of_those_before_
     assert rates(0, 8) == recent(4, 4)
     assert rates(9, 2) == recent(3, 4)
     assert recent_success(state, stage_key="new", lineage=[], update=5, num_groups=8) == {}
+
+
+def test_a_group_that_was_held_tells_nothing_of_its_task(tmp_path: Path) -> None:
+    state = StateDir(tmp_path)
+    groups = []
+    for name, fate, outcome in (("g0", GroupFate.TRAINED, Outcome.FAILURE), ("g1", GroupFate.HELD, Outcome.SUCCESS)):
+        group = make_group(name, TASKS[0], 0, [make_ended(f"{name}-s0", outcome=outcome)])
+        groups.append(replace(group, stage_key="mine", fate=fate))
+    TrajectoryStore(state).write_groups("mine-u0000", groups, [])
+    found = recent_success(state, stage_key="mine", lineage=[], update=1, num_groups=8)
+    assert found == {"t0": recent(0, 1)}
 
 
 def test_recent_success_ends_where_the_milestone_it_goes_on_from_was_kept(tmp_path: Path) -> None:

@@ -4,14 +4,17 @@ from pathlib import Path
 
 import pytest
 from checkpoint_samples import lay_down, make_checkpoint, write_evaluation
+from episode_samples import make_episode
 
 from osworld_pipeline.domain.checkpoint import Stage
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import TableError
 from osworld_pipeline.recipes import load_recipe
 from osworld_pipeline.runs.champion import choose_champion
+from osworld_pipeline.runs.evaluation_plan import plan_evaluation
 from osworld_pipeline.runs.registered import all_checkpoints, register_checkpoint
 from osworld_pipeline.tables.checkpoints import read_checkpoints, upsert_checkpoint
+from osworld_pipeline.trajectories import TrajectoryStore
 
 RECIPE = load_recipe("smoke", settings=["suite.num_heldout=10"])
 """20 held-out tasks."""
@@ -59,6 +62,27 @@ def test_champion_without_an_evaluation_of_these_settings_stays_and_it_is_said_w
     choice = choose_champion(state, RECIPE, current="sft-1")
     assert (choice.checkpoint_id, choice.is_new) == ("sft-1", False)
     assert "evaluate it" in choice.reason
+
+
+def test_a_challenger_on_another_desktop_image_or_grader_wins_nothing(state: StateDir) -> None:
+    write_evaluation(state, RECIPE, "sft-1", num_successes=5, grader_version="7")
+    write_evaluation(state, RECIPE, "sft-2", num_successes=20, grader_version="8")
+    choice = choose_champion(state, RECIPE, current="sft-1")
+    assert (choice.checkpoint_id, choice.is_new) == ("sft-1", False)
+    assert "no other was evaluated on its desktop image by its grader (unknown image/grader 7)" in choice.reason
+
+
+def test_an_evaluation_by_two_graders_wins_nothing(state: StateDir) -> None:
+    write_evaluation(state, RECIPE, "sft-1", num_successes=5, grader_version="7")
+    write_evaluation(state, RECIPE, "sft-2", num_successes=20, grader_version="7")
+    plan = plan_evaluation(RECIPE, "sft-2")
+    part, (task, planned) = next(iter(plan.episodes.items()))
+    other = make_episode(
+        planned.episode_id, task_id=task.task_id, checkpoint_id="sft-2", stage_key=plan.stage_key, grader_version="8"
+    )
+    TrajectoryStore(state).write_episodes(part, [other])
+    assert choose_champion(state, RECIPE, current="sft-1").checkpoint_id == "sft-1"
+    assert choose_champion(state, RECIPE, current=None).checkpoint_id == "sft-1"
 
 
 def test_milestones_are_found_by_their_folders_and_get_a_row_when_they_are_needed(state: StateDir) -> None:

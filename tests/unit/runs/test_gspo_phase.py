@@ -2,10 +2,11 @@
 is learned and recorded; asynchronous, nothing is lost, counted twice or older than it may be."""
 
 import asyncio
+import itertools
 import json
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,7 +28,7 @@ from osworld_pipeline.domain.episode import (
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.domain.trajectory import Trajectory
-from osworld_pipeline.errors import EngineError, EnvServerError
+from osworld_pipeline.errors import EngineError, EnvServerError, EvaluatorError
 from osworld_pipeline.protocols import GenerateRequest, GenerateResult
 from osworld_pipeline.recipes import Recipe, load_recipe
 from osworld_pipeline.rollout.run_episode import EpisodePlan
@@ -38,6 +39,7 @@ from osworld_pipeline.runs.gspo_engine import PhaseRollouts
 from osworld_pipeline.runs.gspo_job import GspoJob, resume_point
 from osworld_pipeline.runs.stages import read_checkpoint
 from osworld_pipeline.runs.train_gspo import train_phase
+from osworld_pipeline.tables.catalog import fresh_views
 from osworld_pipeline.tables.owned import write_table
 from osworld_pipeline.training.checkpoint import write_documents, writing_folder
 from osworld_pipeline.trajectories import TrajectoryStore
@@ -94,14 +96,19 @@ class ChainTrainer:
     def close(self) -> None: ...
 
 
-class ChainEngine:
-    """Episodes that depend on seed and weights alone; as long as they are told to be."""
+Faults = Callable[[int], Outcome | None]
+"""How the nth episode of a process ends, where it is a fault."""
 
-    def __init__(self, trainer: ChainTrainer, fuse: Fuse, *, fault: Outcome | None = None) -> None:
+
+class ChainEngine:
+    """Episodes that depend on seed and weights alone, but for faults; as long as they are told to be."""
+
+    def __init__(self, trainer: ChainTrainer, fuse: Fuse, faults: Faults) -> None:
         self.version, self.weights = trainer.num_updates, trainer.weights_digest
         self._trainer = trainer
         self._fuse = fuse
-        self._fault = fault
+        self._faults = faults
+        self._num_begun = itertools.count()
 
     async def hand_over(self, policy_version: int, saved: Path | None) -> None:
         self.version, self.weights = policy_version, self._trainer.weights_digest
@@ -113,12 +120,13 @@ class ChainEngine:
 
     async def run_episode(self, task: Task, plan: EpisodePlan) -> Episode:
         self._fuse.pass_by("episode")
+        fault = self._faults(next(self._num_begun))
         versions = []
         for _ in range(2):
             versions.append(self.version)
             await asyncio.sleep(0.001 * (plan.seed % 4))
         luck = int(digest_json([plan.seed, self.weights])[:4], 16) / 0xFFFF
-        outcome = self._fault or (Outcome.SUCCESS if luck > 0.5 else Outcome.FAILURE)
+        outcome = fault or (Outcome.SUCCESS if luck > 0.5 else Outcome.FAILURE)
         tokens = TokenSequence(
             token_ids=(1, 2, 3),
             response_mask=(0, 1, 1),
@@ -212,24 +220,35 @@ def job_of(root: Path, recipe: Recipe) -> GspoJob:
 @dataclass
 class Ran:
     trainer: ChainTrainer
-    metrics: dict[int, Mapping[str, float]]
+    reported: Sequence[Mapping[str, Any]]
     result: Mapping[str, Any]
+    error: str = ""
+
+    @property
+    def metrics(self) -> dict[int, Mapping[str, float]]:
+        """By update, what was reported last."""
+        return {one["update"]: one["metrics"] for one in self.reported if one["kind"] == "metrics"}
+
+    @property
+    def warnings(self) -> list[str]:
+        return [one["message"] for one in self.reported if one["kind"] == "warning"]
 
 
 def run_phase(
-    job: GspoJob, processor: Any, fuse: Fuse | None = None, *, fault: Outcome | None = None, is_killed: bool = False
+    job: GspoJob,
+    processor: Any,
+    fuse: Fuse | None = None,
+    *,
+    faults: Faults = lambda _: None,
+    fails: type[BaseException] | None = None,
 ) -> Ran:
-    """A process of its own, as far as the phase can tell: begins at what is on disk, and may be killed."""
+    """A process of its own, as far as the phase can tell: begins at what is on disk, and may be killed or fail."""
     fuse = fuse or Fuse()
     point = resume_point(job)
     trainer: Any = ChainTrainer(point.folder, point.num_updates, fuse)
-    engine = ChainEngine(trainer, fuse, fault=fault)
-    metrics: dict[int, Mapping[str, float]] = {}
+    engine = ChainEngine(trainer, fuse, faults)
+    reported: list[Mapping[str, Any]] = []
     result: dict[str, Any] = {}
-
-    def report(message: Mapping[str, Any]) -> None:
-        if message["kind"] == "metrics":
-            metrics[message["update"]] = message["metrics"]
 
     async def run() -> None:
         rollouts = PhaseRollouts(
@@ -241,15 +260,17 @@ def run_phase(
             utilisation=Utilisation(environments=BusyMeter(2)),
         )
         with ThreadPoolExecutor(1) as thread:
-            result.update(await train_phase(job, rollouts, trainer, thread, point, report))
+            result.update(await train_phase(job, rollouts, trainer, thread, point, reported.append))
         assert len(asyncio.all_tasks()) == 1, "nothing is left running"
 
-    if is_killed:
-        with pytest.raises(Killed):
-            asyncio.run(run())
-    else:
+    try:
         asyncio.run(run())
-    return Ran(trainer, metrics, result)
+    except BaseException as error:
+        if fails is None or not isinstance(error, fails):
+            raise
+        return Ran(trainer, reported, result, error=str(error))
+    assert fails is None, "it ran to its end"
+    return Ran(trainer, reported, result)
 
 
 def recorded(job: GspoJob) -> dict[str, list[Episode]]:
@@ -277,7 +298,7 @@ def test_synchronous_a_kill_changes_nothing_of_what_is_learned_and_recorded(
     recipe = recipe.model_copy(update={"trainer": recipe.trainer.model_copy(update={"save_every": save_every})})
     straight, killed = job_of(tmp_path / "straight", recipe), job_of(tmp_path / "killed", recipe)
     whole = run_phase(straight, processor)
-    run_phase(killed, processor, Fuse(place, count), is_killed=True)
+    run_phase(killed, processor, Fuse(place, count), fails=Killed)
     assert read_checkpoint(killed.state, STAGE) is None
     resumed = run_phase(killed, processor)
     assert resumed.trainer.weights_digest == whole.trainer.weights_digest
@@ -293,7 +314,7 @@ def test_asynchronous_a_kill_loses_no_group_and_counts_none_twice(
     tmp_path: Path, processor: Any, place: str, count: int
 ) -> None:
     job = job_of(tmp_path, recipe_of(mode="asynchronous", max_staleness=1))
-    run_phase(job, processor, Fuse(place, count), is_killed=True)
+    run_phase(job, processor, Fuse(place, count), fails=Killed)
     first = run_phase(job, processor)
     assert {update for update, _ in first.trainer.seen} == set(range(NUM_UPDATES - len(first.metrics), NUM_UPDATES))
     for update, trajectories in first.trainer.seen:
@@ -328,9 +349,9 @@ def test_what_was_recorded_beyond_the_checkpoint_is_taken_back_before_anything_i
     recipe = recipe_of(mode="asynchronous")
     recipe = recipe.model_copy(update={"trainer": recipe.trainer.model_copy(update={"save_every": 2})})
     job = job_of(tmp_path, recipe)
-    run_phase(job, processor, Fuse("update", 4), is_killed=True)
+    run_phase(job, processor, Fuse("update", 4), fails=Killed)
     assert set(recorded(job)) == {f"{STAGE}-u{update:04d}" for update in range(4)}
-    run_phase(job, processor, Fuse("episode", 1), is_killed=True)
+    run_phase(job, processor, Fuse("episode", 1), fails=Killed)
     assert set(recorded(job)) == {f"{STAGE}-u{update:04d}" for update in range(2)}
 
 
@@ -401,14 +422,160 @@ def test_an_engine_or_desktops_that_are_down_end_the_phase_in_one_sentence(
 ) -> None:
     job = job_of(tmp_path, recipe_of(mode=mode))
     with pytest.raises(error, match=f"all 8 episodes ended in an? {fault}; the first: it is down"):
-        run_phase(job, processor, fault=fault)
+        run_phase(job, processor, faults=lambda _: fault)
     assert recorded(job) == {}
 
 
 def test_a_phase_of_nothing_but_slow_answers_trains_nothing_and_says_why_in_the_record(
     tmp_path: Path, processor: Any
 ) -> None:
-    job = job_of(tmp_path, recipe_of(max_resamples=0))
-    ran = run_phase(job, processor, fault=Outcome.TIMEOUT)
+    job = job_of(tmp_path, recipe_of(max_resamples=0, max_fault_share=1.0))
+    ran = run_phase(job, processor, faults=lambda _: Outcome.TIMEOUT)
     assert [len(trajectories) for _, trajectories in ran.trainer.seen] == [0] * NUM_UPDATES
     assert all(figures["num_too_few_valid_groups"] == TASKS_PER_UPDATE for figures in ran.metrics.values())
+
+
+@pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
+def test_groups_that_failed_or_succeeded_as_a_whole_are_topped_up_though_their_shaped_rewards_differ(
+    tmp_path: Path, processor: Any, mode: str
+) -> None:
+    recipe = recipe_of(mode=mode, zero_variance="top_up")
+    # Pairs: every second group fails or succeeds as a whole.
+    job = job_of(tmp_path, recipe.model_copy(update={"gspo": recipe.gspo.model_copy(update={"group_size": 2})}))
+    fates: Counter[str] = Counter()
+    for update, trajectories in run_phase(job, processor).trainer.seen:
+        part = recorded(job)[f"{STAGE}-u{update:04d}"]
+        groups = {one.group_id: [other for other in part if other.group_id == one.group_id] for one in part}
+        mixed = {name for name, episodes in groups.items() if len({one.is_success for one in episodes}) == 2}
+        assert {one.trajectory_id for one in trajectories} == {one.episode_id for name in mixed for one in groups[name]}
+        fates.update(["mixed"] * len(mixed), flat=len(groups) - len(mixed))
+    assert fates["mixed"] >= 1
+    assert fates["flat"] >= 1 or mode == "asynchronous", "synchronous, it is the same every time"
+
+
+PER_UPDATE = 4 * TASKS_PER_UPDATE
+
+
+def outage(numbers: range, fault: Outcome = Outcome.ENV_FAULT) -> Faults:
+    return lambda number: fault if number in numbers else None
+
+
+def groups_of(job: GspoJob) -> dict[str, tuple[str, str]]:
+    """Fate and reason by group."""
+    with fresh_views(job.state) as views:
+        rows = views.execute("SELECT group_id, fate, reason FROM rollout_groups").fetchall()
+    assert len({row[0] for row in rows}) == len(rows)
+    return {name: (fate, reason) for name, fate, reason in rows}
+
+
+def unheld(found: Mapping[str, Sequence[Episode]]) -> dict[str, list[Episode]]:
+    return {part: [one for one in episodes if "-held-" not in one.episode_id] for part, episodes in found.items()}
+
+
+def test_an_update_of_faults_is_held_and_then_trains_what_it_would_have_trained_without_them(
+    tmp_path: Path, processor: Any
+) -> None:
+    recipe = recipe_of(held_pause_s=0, zero_variance="top_up")
+    straight, disturbed = job_of(tmp_path / "straight", recipe), job_of(tmp_path / "disturbed", recipe)
+    whole = run_phase(straight, processor)
+    num_first = len(recorded(straight)[f"{STAGE}-u0000"])
+    ran = run_phase(disturbed, processor, faults=outage(range(num_first, num_first + 2 * PER_UPDATE)))
+    assert ran.trainer.weights_digest == whole.trainer.weights_digest
+    assert [update for update, _ in ran.trainer.seen] == list(range(NUM_UPDATES))
+    assert without_times(unheld(recorded(disturbed))) == without_times(recorded(straight))
+    held = {name: told for name, told in groups_of(disturbed).items() if told[0] == "held"}
+    assert set(held) == {f"{STAGE}-u0001-g{index:02d}-held-1-1" for index in range(TASKS_PER_UPDATE)}
+    (reason,) = {reason for _, reason in held.values()}
+    assert reason == (
+        "16 of 16 episodes ended in faults, more than rollout.max_fault_share = 0.5 allows; the commonest was "
+        "env_fault (16 times): it is down"
+    )
+    ids = [one.episode_id for one in recorded(disturbed)[f"{STAGE}-u0001"]]
+    assert len(ids) == len(set(ids))
+    assert f"{STAGE}-u0001-g00-held-1-1-s00-r1" in ids
+    told = [one["metrics"] for one in ran.reported if one["kind"] == "metrics" and one["update"] == 2]
+    assert [one["is_held"] for one in told] == [1, 0]
+    assert [one["is_held_by_faults"] for one in told] == [1, 0]
+    assert [one["fault_share"] for one in told] == [1, 0]
+    assert (told[0]["num_held_groups"], told[1]["num_held_tries"]) == (TASKS_PER_UPDATE, 1)
+    (warning,) = ran.warnings
+    assert warning.startswith("update 2 is held: 16 of 16 episodes ended in faults")
+    assert warning.endswith("run again in 0 s (held 1 of 3 times)")
+
+
+def test_an_outage_that_goes_on_ends_training_with_the_commonest_fault_and_leaves_the_weights(
+    tmp_path: Path, processor: Any
+) -> None:
+    recipe = recipe_of(held_pause_s=0, max_held_updates=2)
+    straight, job = job_of(tmp_path / "straight", recipe), job_of(tmp_path / "down", recipe)
+    whole = run_phase(straight, processor)
+
+    def faults(number: int) -> Outcome | None:
+        fault = Outcome.GRADER_FAULT if number % 4 else Outcome.TIMEOUT
+        return fault if number >= PER_UPDATE and number % 12 else None
+
+    ran = run_phase(job, processor, faults=faults, fails=EvaluatorError)
+    assert ran.error.startswith("update 2 was held 2 times in a row (rollout.max_held_updates): ")
+    assert "the commonest was grader_fault (" in ran.error
+    assert [update for update, _ in ran.trainer.seen] == [0]
+    tries = {name.partition("-held-")[2] for name, (fate, _) in groups_of(job).items() if fate == "held"}
+    assert tries == {"1-1", "1-2"}
+    assert ran.metrics[2]["is_held"] == 1
+    assert ran.metrics[2]["fault_share"] > 0.5
+    assert run_phase(job, processor).trainer.weights_digest == whole.trainer.weights_digest
+    assert without_times(recorded(job)) == without_times(recorded(straight)), "a rerun replaces what was held"
+
+
+@pytest.mark.parametrize(("place", "count"), [("episode", 20), ("write", 2), ("written", 2), ("episode", 30)])
+def test_a_kill_around_a_held_update_changes_nothing_of_what_is_learned(
+    tmp_path: Path, processor: Any, place: str, count: int
+) -> None:
+    recipe = recipe_of(held_pause_s=0)
+    straight, killed = job_of(tmp_path / "straight", recipe), job_of(tmp_path / "killed", recipe)
+    whole = run_phase(straight, processor)
+    down = outage(range(PER_UPDATE, 3 * PER_UPDATE))
+    run_phase(killed, processor, Fuse(place, count), faults=down, fails=Killed)
+    # The first try of the resumed process is held, too.
+    resumed = run_phase(killed, processor, faults=outage(range(1, 2 * PER_UPDATE - 1)))
+    assert resumed.trainer.weights_digest == whole.trainer.weights_digest
+    assert without_times(unheld(recorded(killed))) == without_times(recorded(straight))
+
+
+def test_asynchronous_a_held_update_goes_on_with_new_rollouts_and_counts_none_twice(
+    tmp_path: Path, processor: Any
+) -> None:
+    job = job_of(tmp_path, recipe_of(mode="asynchronous", max_staleness=2, held_pause_s=0, max_held_updates=5))
+    ran = run_phase(job, processor, faults=outage(range(10, 60)))
+    assert [update for update, _ in ran.trainer.seen] == list(range(NUM_UPDATES))
+    assert sum(figures["num_held_tries"] for figures in ran.metrics.values()) >= 1
+    assert all(figures["fault_share"] <= 0.5 for figures in ran.metrics.values())
+    found = recorded(job)
+    ids = Counter(one.episode_id for episodes in found.values() for one in episodes)
+    assert set(ids.values()) == {1}
+    groups = groups_of(job)
+    serials = {name for name in groups if "-held-" not in name}
+    assert serials == {f"{STAGE}-g{serial:06d}" for serial in range(len(serials))}, "held groups run again"
+    for part, episodes in unheld(found).items():
+        assert all(one.update == int(part[-4:]) for one in episodes)
+        assert sum(not one.outcome.is_valid for one in episodes) <= len(episodes) / 2
+
+
+@pytest.mark.parametrize(("max_fault_share", "is_held"), [(0.49, 1.0), (0.5, 0.0), (1.0, 0.0)])
+def test_an_update_is_held_only_beyond_the_share(
+    tmp_path: Path, processor: Any, max_fault_share: float, is_held: float
+) -> None:
+    recipe = recipe_of(max_fault_share=max_fault_share, held_pause_s=0, max_concurrent_episodes=1)
+    # Two of a group of four: nobody is resampled.
+    ran = run_phase(
+        job_of(tmp_path, recipe), processor, faults=lambda number: Outcome.TIMEOUT if number in (0, 2, 5, 7) else None
+    )
+    first = next(one["metrics"] for one in ran.reported if one["kind"] == "metrics")
+    assert (first["is_held"], first["fault_share"]) == (is_held, 0.5)
+
+
+def test_what_held_tries_took_counts_in_the_budget(tmp_path: Path, processor: Any) -> None:
+    job = job_of(tmp_path, recipe_of(held_pause_s=0))
+    budget = Budget(episodes=PER_UPDATE + 1)
+    stopped = run_phase(replace(job, budget=budget), processor, faults=outage(range(1, 2 * PER_UPDATE - 1)))
+    assert sorted(stopped.metrics) == [1], "a held try and a whole one"
+    assert "retraining.max_episodes" in stopped.result["stopped"]

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from checkpoint_samples import make_checkpoint, write_evaluation
 from episode_samples import make_episode
 
 from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
@@ -10,10 +11,11 @@ from osworld_pipeline.domain.episode import EpisodePurpose
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import DatasetError, TableError
 from osworld_pipeline.recipes import load_recipe
-from osworld_pipeline.runs.evaluation_plan import plan_evaluation
+from osworld_pipeline.runs.evaluation_plan import heldout_suite, plan_evaluation, recorded_keys
 from osworld_pipeline.runs.report import (
     find_stage,
     make_all_reports,
+    make_report,
     make_suite_report,
     make_training_report,
     reported_checkpoints,
@@ -116,3 +118,27 @@ def test_only_what_was_evaluated_so_is_reported(state: StateDir) -> None:
     assert reported_checkpoints(state, RECIPE, []) == [SFT]
     with pytest.raises(TableError, match="was evaluated on the held-out tasks of recipe smoke"):
         reported_checkpoints(state, RECIPE, [f"{SFT}-u0002"])
+
+
+def test_what_was_recorded_under_the_former_key_is_reported_and_said_to_stand_apart(tmp_path: Path) -> None:
+    state, store = StateDir(tmp_path), TrajectoryStore(StateDir(tmp_path))
+    suite = heldout_suite(RECIPE)
+    _, former = recorded_keys(RECIPE, suite)
+    for name in ("sft-000000000001", "sft-000000000002"):
+        upsert_checkpoint(state, make_checkpoint(name))
+    write_evaluation(state, RECIPE, "sft-000000000002", num_successes=1)
+    for task in suite.tasks:
+        stage_key = f"eval-sft-000000000001-{former}"
+        name = f"{stage_key}-{task.task_id}-s0"
+        store.write_episodes(name, [make_episode(name, task_id=task.task_id, checkpoint_id="sft-000000000001",
+                                                 stage_key=stage_key)])  # fmt: skip
+    named = ["sft-000000000001", "sft-000000000002"]
+    assert reported_checkpoints(state, RECIPE, named) == named
+    page = make_report(state, RECIPE, checkpoint_ids=named, tracking_uri=uri_of(state)).read_text()
+    assert all(name in page for name in named)
+    assert "Not ranked together: other settings" in page
+    upsert_checkpoint(state, make_checkpoint("sft-000000000003"))
+    write_evaluation(state, RECIPE, "sft-000000000003", num_successes=1, grader_version="8")
+    page = make_suite_report(state, RECIPE, "heldout").read_text()
+    assert "Not ranked together with these: other desktop image or grader" in page
+    assert "sft-000000000001" not in page, "another key, another page"

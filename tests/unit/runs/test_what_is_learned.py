@@ -11,10 +11,12 @@ from osworld_pipeline.domain.checkpoint import Stage
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.recipes import Recipe, load_recipe
 from osworld_pipeline.recipes.schema import ReplaySection, SftSection
+from osworld_pipeline.runs.make_base import tokenizer_corpus
 from osworld_pipeline.runs.stages import (
     NOT_LEARNED,
     SECTIONS,
     evaluation_key,
+    former_evaluation_key,
     stage_checkpoint_id,
     stage_params,
     training_data_digest,
@@ -40,6 +42,8 @@ SPEED: dict[str, Any] = {
     "gspo.micro_batch_size": 1,
     "rollout.max_concurrent_episodes": 99,
     "rollout.reported_rewards": 0,
+    "rollout.max_held_updates": 9,
+    "rollout.held_pause_s": 1.0,
     "flywheel.num_rounds": 5,
     "flywheel.min_gain": 0.5,
     "retraining.min_new_successes": 7,
@@ -51,6 +55,8 @@ SPEED: dict[str, Any] = {
 LEARNED: dict[str, tuple[Any, set[Stage]]] = {
     "trainer.train_vision": (False, set(TRAINED)),
     "rollout.mode": ("asynchronous", {Stage.GSPO_PHASE1, Stage.GSPO_PHASE2}),
+    "rollout.signal": ("shaped", {Stage.GSPO_PHASE1, Stage.GSPO_PHASE2}),
+    "rollout.max_fault_share": (0.1, {Stage.GSPO_PHASE1, Stage.GSPO_PHASE2}),
     "rollout.zero_variance": ("top_up", {Stage.GSPO_PHASE1, Stage.GSPO_PHASE2}),
     "sft.task_share": (0.5, {Stage.SFT, Stage.FLYWHEEL}),
     "sft.num_updates": (9, {Stage.SFT}),
@@ -105,6 +111,52 @@ def test_what_counts_as_success_is_in_the_key_of_an_evaluation() -> None:
     assert evaluation_key(changed("reward.alpha", 0.9), suite_digest="s") == evaluation_key(RECIPE, suite_digest="s")
     elsewhere = changed("desktop.server_urls", ["http://desktops.example:8100"])
     assert evaluation_key(elsewhere, suite_digest="s") == evaluation_key(RECIPE, suite_digest="s")
+
+
+LIMITS: dict[str, Any] = {
+    "gspo.episode_timeout_s": 7.0,
+    "gspo.turn_timeout_s": 7.0,
+    "gspo.max_env_attempts": 9,
+    "desktop.request_timeout_s": 7.0,
+    "agent.max_response_tokens": 9,
+    "agent.max_context_tokens": 1024,
+    "evaluation.temperature": 0.7,
+}
+
+
+@pytest.mark.parametrize("key", LIMITS)
+def test_what_ends_an_episode_early_is_in_the_key_of_an_evaluation(key: str) -> None:
+    assert evaluation_key(changed(key, LIMITS[key]), suite_digest="s") != evaluation_key(RECIPE, suite_digest="s")
+
+
+def test_an_evaluation_on_record_has_the_key_of_then_which_no_new_one_has() -> None:
+    # As computed before limits were part of the key.
+    assert former_evaluation_key(load_recipe("qwen3vl_4b"), suite_digest="s") == "dcd9218020ef"
+    keys = {evaluation_key(RECIPE, suite_digest="s"), former_evaluation_key(RECIPE, suite_digest="s")}
+    assert len(keys) == 2
+
+
+READ_BY_THE_TOKENIZER: dict[str, Any] = {
+    "agent.dialect": "pyautogui",
+    "agent.coordinate_space": "unit",
+    "agent.system_prompt": "full",
+    "suite.seed": 7,
+    "suite.families": ["write_file"],
+    "suite.num_train": 3,
+    "desktop.screen_width": 640,
+}
+
+
+@pytest.mark.parametrize("key", READ_BY_THE_TOKENIZER)
+def test_what_a_tiny_models_tokenizer_is_learned_from_is_in_its_id_and_in_no_published_models(key: str) -> None:
+    other = changed(key, READ_BY_THE_TOKENIZER[key])
+    assert list(tokenizer_corpus(other)) != list(tokenizer_corpus(RECIPE))
+    assert ids(other)[Stage.BASE] != ids(RECIPE)[Stage.BASE]
+    model = load_recipe("qwen3vl_4b").model
+    assert (
+        ids(other.model_copy(update={"model": model}))[Stage.BASE]
+        == ids(RECIPE.model_copy(update={"model": model}))[Stage.BASE]
+    )
 
 
 def settings(**changes: Any) -> SftSection:

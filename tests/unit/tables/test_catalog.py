@@ -140,7 +140,28 @@ def test_a_fault_never_counts_as_a_zero(state: StateDir) -> None:
     ]
     TrajectoryStore(state).write_episodes("a", episodes)
     rebuild_catalog(state)
-    assert run_query(state, SUCCESS_BY_CHECKPOINT).rows == [("sft-000000000001", None, 1, 1, 1.0, "")]
+    desktops = "unknown image/grader unknown"
+    assert run_query(state, SUCCESS_BY_CHECKPOINT).rows == [("sft-000000000001", None, 1, 1, 1.0, "", desktops)]
+
+
+def test_evals_name_the_images_and_graders_of_the_graded_episodes_of_an_evaluation(state: StateDir) -> None:
+    fault = {"outcome": Outcome.ENV_FAULT, "reward": None, "error": "gone"}
+    same, mixed = (
+        {"image_digest": "a" * 64, "grader_version": "7"},
+        {"image_digest": "a" * 64, "grader_version": "8, beta"},
+    )
+    episodes = [
+        make_episode("e1", task_id="t1", stage_key="one", **same),
+        make_episode("e2", task_id="t2", stage_key="one", **fault),
+        make_episode("e3", task_id="t1", stage_key="two", **same),
+        make_episode("e4", task_id="t2", stage_key="two", **mixed),
+        make_episode("e5", task_id="t1", stage_key="none", **fault),
+    ]
+    TrajectoryStore(state).write_episodes("a", episodes)
+    rebuild_catalog(state)
+    both = f"{'a' * 12}/grader 7, {'a' * 12}/grader 8; beta"
+    told = {"e1": both[:21], "e2": both[:21], "e3": both, "e4": both, "e5": ""}
+    assert dict(run_query(state, "SELECT episode_id, desktops FROM evals").rows) == told
 
 
 def test_evals_know_family_and_suite(state: StateDir) -> None:

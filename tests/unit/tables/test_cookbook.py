@@ -160,13 +160,17 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> StateDir:
 
 
 DIGESTS = ("r" * 12, "d" * 12, "w" * 12)
+UNKNOWN = "unknown image/grader unknown"
 ANSWERS: dict[str, list[tuple[Any, ...]]] = {
-    "success-by-checkpoint": [("gspo-1", "gspo_phase2", 2, 0, 0.5, ""), ("sft-1", "sft", 2, 1, 0.5, "")],
+    "success-by-checkpoint": [
+        ("gspo-1", "gspo_phase2", 2, 0, 0.5, "", UNKNOWN),
+        ("sft-1", "sft", 2, 1, 0.5, "", UNKNOWN),
+    ],
     "success-by-domain": [
-        ("gspo-1", "gspo_phase2", "chrome", 1, 1, 1, 1.0, 0, ""),
-        ("gspo-1", "gspo_phase2", "os", 1, 1, 0, 0.0, 0, ""),
-        ("sft-1", "sft", "chrome", 1, 1, 0, 0.0, 1, ""),
-        ("sft-1", "sft", "os", 1, 1, 1, 1.0, 0, ""),
+        ("gspo-1", "gspo_phase2", "chrome", 1, 1, 1, 1.0, 0, "", UNKNOWN),
+        ("gspo-1", "gspo_phase2", "os", 1, 1, 0, 0.0, 0, "", UNKNOWN),
+        ("sft-1", "sft", "chrome", 1, 1, 0, 0.0, 1, "", UNKNOWN),
+        ("sft-1", "sft", "os", 1, 1, 1, 1.0, 0, "", UNKNOWN),
     ],
     "fell-between-checkpoints": [("sft-1", "gspo-1", "a", 1, 1.0, 0.0, 1, 0)],
     # 20 tokens sampled and 300 read at each step; 3 s an episode, but one of 9 s.

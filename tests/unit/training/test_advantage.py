@@ -1,4 +1,6 @@
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -7,7 +9,13 @@ from hypothesis import strategies as st
 from osworld_pipeline.domain.episode import Episode, EpisodePurpose, Outcome, Reward, SamplingParams
 from osworld_pipeline.domain.group import RolloutGroup
 from osworld_pipeline.domain.replay import ReplayRow
-from osworld_pipeline.training.advantage import Estimator, compute_advantages, group_advantages
+from osworld_pipeline.training.advantage import (
+    Estimator,
+    SignalRule,
+    compute_advantages,
+    group_advantages,
+    no_signal_reason,
+)
 
 
 def episode(number: int, outcome: Outcome, shaped: float | None) -> Episode:
@@ -86,12 +94,12 @@ def test_replay_joins_a_failed_group_as_one_more_sample():
     # mean 1/3; deviations -1/3, -1/3, 2/3; variance (1 + 1 + 4)/9/2 = 1/3; std 0.57735.
     assert result.episodes == pytest.approx([-0.57735, -0.57735], abs=1e-5)
     assert result.replay == pytest.approx(1.1547, abs=1e-4)
-    assert result.has_signal
+    assert not result.is_zero
 
 
 def test_a_failed_group_without_replay_has_no_signal():
     result = group_advantages(group([episode(0, Outcome.FAILURE, 0.1), episode(1, Outcome.FAILURE, 0.1)]))
-    assert not result.has_signal
+    assert result.is_zero
     assert result.replay is None
 
 
@@ -140,3 +148,37 @@ def test_replay_is_one_more_sample_for_every_estimator(estimator: Estimator, own
 def test_a_reward_that_is_not_finite_is_refused(reward: float):
     with pytest.raises(ValueError, match="rewards must be finite"):
         compute_advantages([0.0, reward])
+
+
+def graded(number: int, task: float, shaped: float) -> Episode:
+    outcome = Outcome.SUCCESS if task >= 0.5 else Outcome.FAILURE
+    return replace(episode(number, outcome, shaped), reward=Reward(task=task, shaped=shaped))
+
+
+def reason_of(rewards: Sequence[tuple[float, float]], rule: SignalRule, *, replay_reward: float | None = None) -> str:
+    """Rewards: raw and shaped."""
+    of_group = group([graded(number, *both) for number, both in enumerate(rewards)], replay_reward)
+    return no_signal_reason(of_group, group_advantages(of_group), rule)
+
+
+@pytest.mark.parametrize("raw", [0.0, 0.4, 1.0])
+def test_groups_that_did_equally_well_by_the_grader_have_no_signal_however_they_are_shaped(raw: float):
+    rewards = [(raw, 0.101), (raw, 0.104), (raw + 1e-9, 0.9)]
+    reason = reason_of(rewards, "task")
+    assert reason.startswith(f'all 3 valid episodes have the raw task reward {raw:g} (rollout.signal = "task")')
+    assert reason_of(rewards, "shaped") == ""
+
+
+def test_partial_credit_is_a_signal():
+    assert reason_of([(0.2, 0.3), (0.4, 0.5)], "task") == ""
+
+
+@pytest.mark.parametrize("rule", ["task", "shaped"])
+def test_a_replay_row_is_a_signal_beside_failures(rule: SignalRule):
+    assert reason_of([(0.0, 0.1), (0.0, 0.1)], rule, replay_reward=1.0) == ""
+
+
+@pytest.mark.parametrize("rule", ["task", "shaped"])
+def test_equal_shaped_rewards_are_no_signal_under_either_rule(rule: SignalRule):
+    reason = reason_of([(0.6, 1.0), (1.0, 1.0)], rule)
+    assert reason.startswith(f'all 2 valid episodes have the same shaped reward (rollout.signal = "{rule}")')

@@ -43,6 +43,16 @@ def evaluate(state: StateDir, key: str, task_id: str, **changes: Any) -> str:
     return name
 
 
+def test_checkpoints_that_two_graders_scored_are_shown_and_not_compared(own_state: StateDir) -> None:
+    for checkpoint_id, version in ((SFT, "7"), (GSPO, "8")):
+        evaluate(own_state, "aa", "desktop-basics-find_word-0004", checkpoint_id=checkpoint_id, grader_version=version)
+    with reading(own_state) as read:
+        page = read(f"/compare?a={SFT}&b={GSPO}&settings=aa")
+    assert "Evaluations on different desktop images or graders cannot be compared" in page
+    assert "unknown image/grader 7; unknown image/grader 8" in page
+    assert "points (95%" not in page
+
+
 def test_evaluations_are_told_by_suite_and_settings_on_every_page(own_state: StateDir) -> None:
     for key, temperature in (("aa", 0.6), ("bb", 0.0)):
         name = evaluate(

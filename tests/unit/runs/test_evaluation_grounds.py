@@ -1,0 +1,58 @@
+"""An evaluation that goes on after desktops or graders have changed: what others graded runs again, so that one score
+is never made of two graders."""
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import pytest
+from episode_samples import make_episode
+
+from osworld_pipeline.runs.evaluate import on_other_grounds
+from osworld_pipeline.runs.grounds import Grounds, has_other_grounds
+from osworld_pipeline.runs.rollout_session import RolloutSession
+
+OLD, NEW = (Grounds(image_digest="i" * 64, grader_version=version) for version in ("7", "8"))
+FINISHED = {
+    "old": make_episode("old", image_digest=OLD.image_digest, grader_version="7"),
+    "new": make_episode("new", image_digest=NEW.image_digest, grader_version="8"),
+    "unknown": make_episode("unknown"),
+}
+
+
+class FakeSession:
+    """Env servers that are on these grounds."""
+
+    def __init__(self, grounds: frozenset[Grounds] | None) -> None:
+        self._grounds = grounds
+
+    async def grounds(self) -> frozenset[Grounds] | None:
+        return self._grounds
+
+
+async def asked(grounds: frozenset[Grounds] | None) -> tuple[frozenset[str], list[str]]:
+    told: list[Mapping[str, Any]] = []
+    again = await on_other_grounds(FINISHED, cast(RolloutSession, FakeSession(grounds)), told.append)
+    return again, [one["message"] for one in told]
+
+
+async def test_what_another_grader_graded_runs_again_and_it_is_said() -> None:
+    again, (message,) = await asked(frozenset({NEW}))
+    assert again == {"old"}
+    assert message == "1 episodes were graded on another desktop image or by another grader: they run again"
+
+
+async def test_servers_that_differ_are_named_and_nothing_runs_again() -> None:
+    again, (message,) = await asked(frozenset({OLD, NEW}))
+    assert again == frozenset()
+    assert "iiiiiiiiiiii/grader 7; iiiiiiiiiiii/grader 8" in message
+    assert message.endswith("this evaluation will have no rank")
+
+
+async def test_servers_that_do_not_say_what_they_are_change_nothing() -> None:
+    assert await asked(None) == (frozenset(), [])
+
+
+@pytest.mark.parametrize(("name", "is_other"), [("old", True), ("new", False), ("unknown", False)])
+def test_grounds_are_compared_as_far_as_they_are_known(name: str, is_other: bool) -> None:
+    assert has_other_grounds(FINISHED[name], {NEW}) == is_other
+    assert not has_other_grounds(FINISHED[name], None)
