@@ -5,11 +5,11 @@ import random
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from osworld_pipeline.agent.adapters import Base
 from osworld_pipeline.agent.model_inputs import PixelCache
 from osworld_pipeline.domain.trajectory import Trajectory
 from osworld_pipeline.errors import TrainingError
@@ -39,10 +39,10 @@ class GspoTrainer(RankedTrainer):
         ranks: Ranks | None = None,
         num_updates: int = 0,
         cache: PixelCache | None = None,
-        base_folder: Path | None = None,
+        base: Base | None = None,
         max_response_tokens: int = 400,
     ) -> None:
-        """`reference` may be None where settings.kl_coef is 0, and under LoRA, whose frozen weights are the reference.
+        """`reference` may be None where settings.kl_coef is 0, and under LoRA, where `model` holds its parent.
         `max_response_tokens` is what length_norm `constant` divides by."""
         has_adapters = section is not None and section.lora is not None
         if reference is None and settings.kl_coef > 0 and not has_adapters:
@@ -61,7 +61,7 @@ class GspoTrainer(RankedTrainer):
             ranks=ranks,
             num_updates=num_updates,
             cache=cache,
-            base_folder=base_folder,
+            base=base,
         )
         self._reference = reference
         self._has_adapters = has_adapters
@@ -104,7 +104,7 @@ class GspoTrainer(RankedTrainer):
         refs: Sequence[torch.Tensor | None] = [None] * len(trajectories)
         if self._settings.kl_coef > 0 and any(_has_signal(trajectory) for trajectory in trajectories):
             if self._has_adapters:
-                refs = self._score(self.model, trajectories, without_adapters=True)
+                refs = self._score(self.model, trajectories, as_parent=True)
             else:
                 refs = self._score(self._reference, trajectories)
         scored = [

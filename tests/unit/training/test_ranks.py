@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch._C._distributed_c10d import HashStore
+from training_samples import saved_weights
 
 from osworld_pipeline.training.ranks import Ranks, open_ranks
 
@@ -41,7 +41,7 @@ def finish(process: subprocess.Popen[str], *, timeout_s: float) -> str:
 
 
 def difference(one: Path, other: Path) -> float:
-    ours, theirs = load_file(one / "model.safetensors"), load_file(other / "model.safetensors")
+    ours, theirs = saved_weights(one), saved_weights(other)
     assert ours.keys() == theirs.keys()
     return max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
 
