@@ -5,6 +5,7 @@ rounded away, so only `training.merging` merges, for those who export.
 """
 
 import json
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -154,7 +155,9 @@ def _inject(
         from peft import inject_adapter_in_model
     except ImportError as error:
         raise DependencyError(f"trainer.lora needs peft ({error}): install the extra `lora`") from error
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        # A second adapter, the parent's, is what we mean.
+        warnings.filterwarnings("ignore", message="Already found a `peft_config` attribute")
         torch.manual_seed(seed)
         config = _config(layers, rank=rank, alpha=alpha, dropout=dropout)
         try:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from osworld_pipeline.agent.adapters import FOLDER, Base, is_factor
+from osworld_pipeline.agent.adapters import FOLDER, Base
 from osworld_pipeline.agent.model_inputs import PixelCache
 from osworld_pipeline.domain.trajectory import Trajectory, with_held_images
 from osworld_pipeline.errors import PipelineError, TrainingError
@@ -20,7 +20,7 @@ from osworld_pipeline.training.dealing import Share, deal
 from osworld_pipeline.training.optimizer import MasterAdamW
 from osworld_pipeline.training.ranks import Ranks
 from osworld_pipeline.training.score import device_of, score_trajectories, training_mode
-from osworld_pipeline.training.sharding import gather_weights
+from osworld_pipeline.training.sharding import gather_trained, gather_weights
 
 MODEL_CONFIG_FILE = "config.json"
 
@@ -171,8 +171,7 @@ class RankedTrainer:
     def _gathered(self) -> dict[str, torch.Tensor]:
         if self._section.lora is None:
             return gather_weights(self.model)
-        weights = gather_weights(self.model, trained_only=True)
-        return {name: tensor for name, tensor in weights.items() if is_factor(name)}
+        return gather_trained(self.model, self.ranks)
 
     def _save_weights(self, temp: Path, folder: Path, weights: dict[str, torch.Tensor]) -> None:
         section = self._section.lora

@@ -49,18 +49,34 @@ def shard_model(model: Any, ranks: Ranks, *, forward_method: str, cpu_offload: b
     register_fsdp_forward_method(model, forward_method)
 
 
-def gather_weights(model: Any, *, trained_only: bool = False) -> dict[str, torch.Tensor]:
-    """Weights whole, under their names: on rank 0, in host memory; on other ranks nothing. A model that was never
-    sharded gives its own tensors. `trained_only`: the frozen ones stay where they are."""
-    trained = {name for name, param in model.named_parameters() if param.requires_grad}
+def gather_weights(model: Any) -> dict[str, torch.Tensor]:
+    """All weights whole, under their names: on rank 0, in host memory; on other ranks nothing. A model that was never
+    sharded gives its own tensors."""
     if not isinstance(model, FSDPModule):
-        return {name: tensor for name, tensor in model.state_dict().items() if not trained_only or name in trained}
+        return model.state_dict()
     whole_model: Any = model
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=trained_only)
-    gathered: Any = get_model_state_dict(whole_model, options=options)
+    gathered: Any = get_model_state_dict(whole_model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
     # Tied weights come under both their names here; a whole model's save writes them once.
     names = {name for name, _ in whole_model.named_parameters()} | {name for name, _ in whole_model.named_buffers()}
-    return {name: tensor for name, tensor in gathered.items() if name in (trained if trained_only else names)}
+    return {name: tensor for name, tensor in gathered.items() if name in names}
+
+
+def gather_trained(model: Any, ranks: Ranks) -> dict[str, torch.Tensor]:
+    """As `gather_weights`, of the parameters that are trained; the frozen ones stay where they are."""
+    trained = {name: param.detach() for name, param in model.named_parameters() if param.requires_grad}
+    if ranks.is_alone:
+        return trained
+    gathered: dict[str, torch.Tensor] = {}
+    for name, tensor in trained.items():
+        whole_tensor = whole(_on_mesh(tensor))
+        if ranks.is_main:
+            gathered[name] = whole_tensor.cpu()
+    return gathered
+
+
+def _on_mesh(tensor: torch.Tensor) -> torch.Tensor:
+    """Offloaded shards lie in host memory, and the ranks exchange on their devices."""
+    return tensor.to(tensor.device_mesh.device_type) if isinstance(tensor, DTensor) else tensor
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:

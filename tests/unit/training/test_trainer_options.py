@@ -111,6 +111,32 @@ def test_without_its_adapters_the_policy_is_its_parent(tiny_folder: Path, proces
     assert not all(torch.allclose(one, other, atol=1e-3) for one, other in zip(again, parent, strict=True))
 
 
+def test_dropout_of_adapters_belongs_to_fine_tuning_alone(tiny_folder: Path, processor):
+    """A ratio of the first step that is not 1 would be the dropout's, not the policy's."""
+    recipe = recipe_of("lora", kl_coef=0.0, minibatches_per_update=1)
+    assert recipe.trainer.lora is not None
+    section = recipe.trainer.lora.model_copy(update={"dropout": 0.5})
+    noisy = with_trainer(recipe, lora=section)
+    tuned = {}
+    for name, one in (("plain", recipe), ("noisy", noisy)):
+        tuned[name] = trained(tiny_folder, one).weights()
+    assert not all(torch.allclose(tuned["plain"][name], tuned["noisy"][name]) for name in tuned["plain"])
+    trainers = [
+        open_gspo_trainer(
+            tiny_folder, reference_folder=tiny_folder, recipe=one, phase=one.gspo.phase1, ranks=Ranks.alone()
+        )
+        for one in (recipe, noisy)
+    ]
+    for trainer in trainers:
+        for update in range(2):
+            sampled = as_sampled(trainer.model, processor, demonstrations(processor, update), [1.0, -1.0, 0.5, 0.0])
+            ours = [replace(one, policy_versions=(update,) * len(one.token_ids)) for one in sampled]
+            metrics = trainer.update(ours)
+            assert metrics["ratio_mean"] == pytest.approx(1.0, abs=1e-6)
+    plain, quiet = (trainer.weights() for trainer in trainers)
+    assert all(torch.equal(plain[name], quiet[name]) for name in plain)
+
+
 def test_adapters_for_layers_that_do_not_exist_are_refused(tiny_folder: Path):
     recipe = recipe_of("lora")
     assert recipe.trainer.lora is not None
