@@ -84,13 +84,8 @@ def find_adapter(folder: Path) -> AdapterCheckpoint | None:
     Raises:
         StoreError: it cannot be read, or is more than low-rank factors.
     """
-    return None if any(folder.glob(WHOLE_WEIGHTS)) else read_adapter(folder)
-
-
-def read_adapter(folder: Path) -> AdapterCheckpoint | None:
-    """As `find_adapter`, even where merged weights lie beside it."""
     place = next((place for place in (folder / FOLDER, folder) if (place / CONFIG_FILE).is_file()), None)
-    if place is None:
+    if place is None or any(folder.glob(WHOLE_WEIGHTS)):
         return None
     config = _read_json(place / CONFIG_FILE)
     for name, plain in _PLAIN.items():
@@ -184,6 +179,11 @@ def _named_base(adapter: Path) -> Path:
     for folder in (adapter.resolve() / name, Path(name)):
         if folder.is_dir():
             return folder.resolve()
+    if Path(name).is_absolute():
+        raise StoreError(
+            f"the base checkpoint of the adapter {adapter} is gone: there is no folder {name}; put the base back "
+            f"there, or set base_model_name_or_path in {adapter / CONFIG_FILE} to where it lies now"
+        )
     from huggingface_hub import snapshot_download
 
     try:

@@ -40,11 +40,12 @@ def add_adapters(model: Any, section: LoraSection, *, seed: int) -> None:
 
     Raises:
         DependencyError: peft is not installed.
-        RecipeError: no layer bears any of the names.
+        RecipeError: no layer has one of the names, or none is given.
     """
     layers = [name for name, _ in model.named_modules() if _is_target(name, section)]
-    if not layers:
-        raise RecipeError(f"trainer.lora.target_modules: no layer is named {' or '.join(section.target_modules)}")
+    missing = sorted(set(section.target_modules) - {name.rpartition(".")[2] for name in layers})
+    if missing or not layers:
+        raise RecipeError(f"trainer.lora.target_modules: no layer is named {' or '.join(missing) or 'nothing'}")
     _inject(model, layers, rank=section.rank, alpha=section.alpha, dropout=section.dropout, name=ADAPTER, seed=seed)
     _train_adapter_alone(model)
 

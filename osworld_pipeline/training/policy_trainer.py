@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from osworld_pipeline.agent.adapters import Base, find_adapter, read_adapter
+from osworld_pipeline.agent.adapters import Base, find_adapter
 from osworld_pipeline.agent.model_inputs import PixelCache
 from osworld_pipeline.agent.processor import load_processor
-from osworld_pipeline.errors import RecipeError
+from osworld_pipeline.errors import RecipeError, StoreError
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.recipes.schema import GspoPhaseSection
 from osworld_pipeline.training import lora
@@ -140,11 +140,15 @@ def _open_adapted(
     """The adapter of `folder` on its base, or a fresh one on `folder`'s own weights; and the base, on rank 0."""
     section = recipe.trainer.lora
     assert section is not None, "asked for by the caller"
-    # Earlier versions saved merged weights with the adapter; a run that they began goes on with the adapter.
-    adapter = read_adapter(folder) if is_resumed else find_adapter(folder)
-    base: Base | None = None
+    adapter = find_adapter(folder)
+    if adapter is None and is_resumed:
+        raise StoreError(
+            f"{folder} holds whole weights, as earlier versions saved them under trainer.lora, and cannot be resumed: "
+            f"remove {folder.parent} and run the stage again, or end it with the version that began it"
+        )
     if adapter is not None:
         lora.require_same_settings(adapter, section)
+    base: Base | None = None
     if ranks.is_main:
         base = Base(folder=folder, digest=weights_digest(folder)) if adapter is None else lora.verified_base(adapter)
     base_folder = folder if adapter is None else adapter.base_folder

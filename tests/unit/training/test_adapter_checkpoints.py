@@ -197,19 +197,14 @@ def test_a_checkpoint_of_an_earlier_version_is_its_merged_weights(state: StateDi
     assert not any(bool(tensor.any()) for name, tensor in factors(trainer.model).items() if ".lora_B." in name)
 
 
-def test_a_run_that_an_earlier_version_began_goes_on_with_its_adapter(state: StateDir, processor):
-    """Its partial checkpoints hold merged weights, too, and no digest of the base."""
+def test_a_run_that_an_earlier_version_began_is_not_resumed(state: StateDir):
+    """Its partial checkpoints hold merged weights, which cannot be parted again."""
     recipe = adapted_recipe()
     folder = fine_tuned(base_of(state), recipe, state, num_updates=1)
     shutil.copyfile(base_of(state) / "model.safetensors", folder / "model.safetensors")
-    (folder / "adapter" / "base.json").write_text(json.dumps({"base_folder": "../../../base-1"}))
-    manifest = json.loads((folder / "manifest.json").read_text())
-    del manifest["files"]["adapter/base.json"]
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    trainer = open_sft_trainer(folder, recipe=recipe, ranks=Ranks.alone(), num_updates=1)
-    own, kept = factors(trainer.model), load_file(folder / "adapter" / "adapter_model.safetensors")
-    assert len(own) == len(kept)
-    assert any(bool(tensor.any()) for name, tensor in own.items() if ".lora_B." in name)
+    refusal = r"update-0001 holds whole weights, as earlier versions .* cannot be resumed: remove .*sft.partial and run"
+    with pytest.raises(StoreError, match=refusal):
+        open_sft_trainer(folder, recipe=recipe, ranks=Ranks.alone(), num_updates=1)
 
 
 @pytest.mark.parametrize(
