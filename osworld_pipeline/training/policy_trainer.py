@@ -120,9 +120,8 @@ def _open_policy(
     base: Base | None = None
     if section.lora is not None:
         model, base = _open_adapted(folder, recipe, ranks, is_resumed=num_updates > 0, seed=seed)
-        parents = None if parent is None else find_adapter(parent)
-        if parents is not None:
-            lora.add_reference(model, parents)
+        if parent is not None:
+            _hold_parent(model, parent, base)
     else:
         _require_no_adapter(folder)
         model = load_policy(folder, recipe.model, device=_loading_device(ranks))
@@ -157,6 +156,21 @@ def _open_adapted(
     if adapter is not None:
         lora.load_factors(model, adapter)
     return model, base
+
+
+def _hold_parent(model: Any, parent: Path, base: Base | None) -> None:
+    """The reference of a phase, in the policy's own model: the parent's adapter, or no adapter where it had none."""
+    if not parent.is_dir():
+        raise StoreError(f"{parent} is gone: gspo.kl_coef is above 0, so the phase's parent is needed; put it back")
+    adapter = find_adapter(parent)
+    if adapter is not None:
+        lora.add_reference(model, adapter)
+    whole = parent if adapter is None else adapter.base_folder
+    if base is not None and whole.resolve() != base.folder.resolve() and weights_digest(whole) != base.digest:
+        raise StoreError(
+            f"the policy's adapter belongs to {base.folder}, and the phase's parent {parent} to other weights: put the "
+            "parent that the phase began with back"
+        )
 
 
 def _require_no_adapter(folder: Path) -> None:

@@ -107,6 +107,16 @@ def test_a_base_outside_of_the_state_folder_is_found_when_that_moves(tmp_path: P
     load_model(moved)
 
 
+def test_a_base_that_was_moved_is_found_where_its_file_says(state: StateDir, tmp_path: Path):
+    recipe = adapted_recipe()
+    folder = fine_tuned(base_of(state), recipe, state, num_updates=1)
+    moved = base_of(state).rename(tmp_path / "moved")
+    file = folder / "adapter" / "base.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "base_folder": str(moved)}))
+    assert whole_weights_folder(folder) == moved.resolve()
+    open_sft_trainer(folder, recipe=recipe, ranks=Ranks.alone(), num_updates=1)
+
+
 def test_a_base_that_is_gone_or_another_is_one_clear_error(state: StateDir):
     recipe = adapted_recipe()
     folder = fine_tuned(base_of(state), recipe, state, num_updates=1)

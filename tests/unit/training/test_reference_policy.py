@@ -9,6 +9,7 @@ from train_on_ranks import demonstrations, recipe_of, rollouts
 from training_samples import CORPUS, SMALL
 
 from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.errors import StoreError
 from osworld_pipeline.training import lora
 from osworld_pipeline.training.model import load_model
 from osworld_pipeline.training.policy_trainer import open_gspo_trainer
@@ -80,3 +81,19 @@ def test_without_an_adapter_of_its_parent_a_phase_is_held_near_the_frozen_weight
         held = score_trajectories(trainer.model, processor, demonstrations(processor, 5))
     bases = score_trajectories(load_model(tiny_folder), processor, demonstrations(processor, 5))
     assert all(torch.equal(row, other) for row, other in zip(held, bases, strict=True))
+
+
+def test_a_phase_whose_parent_is_gone_or_another_is_not_resumed(tmp_path: Path, tiny_folder: Path, processor) -> None:
+    recipe, state = adapted_recipe(**KL), StateDir(tmp_path)
+    parent = fine_tuned(tiny_folder, recipe, state)
+    trainer = open_phase(parent, recipe)
+    trainer.update(rollouts(parent, processor, 0))
+    partial = saved(trainer, state, "phase")
+    stranger = tmp_path / "stranger"
+    build_tiny_checkpoint(stranger, SMALL.model_copy(update={"seed": 7}), CORPUS)
+    with pytest.raises(
+        StoreError, match=r"the policy's adapter belongs to .*model, and the phase's parent .*stranger to"
+    ):
+        open_phase(partial, recipe, parent=stranger, num_updates=1)
+    with pytest.raises(StoreError, match=r"nowhere is gone: gspo.kl_coef is above 0"):
+        open_phase(partial, recipe, parent=tmp_path / "nowhere", num_updates=1)
