@@ -65,7 +65,8 @@ def add_reference(model: Any, adapter: AdapterCheckpoint) -> None:
 
 
 def load_factors(model: Any, adapter: AdapterCheckpoint, *, name: str = ADAPTER) -> None:
-    """A saved adapter's factors into those of the model, to the bit. Raises StoreError."""
+    """A saved adapter's factors into those of the model, to the bit; where the model's weights are still to be read (on
+    the meta device), its factors are in host memory from here on. Raises StoreError."""
     try:
         saved = load_file(adapter.weights)
     except (OSError, SafetensorError) as error:
@@ -76,7 +77,9 @@ def load_factors(model: Any, adapter: AdapterCheckpoint, *, name: str = ADAPTER)
     if strange:
         raise StoreError(f"{adapter.weights} is of another model or another adapter ({strange[0]})")
     for key, param in own.items():
-        param.data = factors[key].to(device=param.device, dtype=torch.float32)
+        place, _, attribute = key.rpartition(".")
+        factor = factors[key].to(device="cpu" if param.is_meta else param.device, dtype=torch.float32)
+        setattr(model.get_submodule(place), attribute, torch.nn.Parameter(factor, requires_grad=param.requires_grad))
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from training_samples import CORPUS, SMALL, saved_weights
 from osworld_pipeline.agent.adapters import find_adapter, whole_weights_folder
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import RecipeError, StoreError
+from osworld_pipeline.training import lora
 from osworld_pipeline.training.checkpoint import TrainerState, keep_milestone, save_final, weights_digest
 from osworld_pipeline.training.manifest import verify_checkpoint
 from osworld_pipeline.training.model import load_model
@@ -231,6 +232,19 @@ def test_what_is_more_than_low_rank_factors_is_refused(state: StateDir, changes,
     config.write_text(json.dumps({**json.loads(config.read_text()), **changes}))
     with pytest.raises(StoreError, match=refusal):
         find_adapter(folder)
+
+
+def test_factors_are_there_before_the_weights_under_them_are(state: StateDir):
+    """As ranks need it that read their shards of the base later."""
+    folder = fine_tuned(base_of(state), adapted_recipe(), state, num_updates=1)
+    adapter = find_adapter(folder)
+    assert adapter is not None
+    model = load_model(base_of(state)).to("meta")
+    lora.add_saved_adapters(model, adapter)
+    own, kept = factors(model), factors(load_model(folder))
+    assert own.keys() == kept.keys()
+    assert all(torch.equal(own[name], kept[name]) for name in kept)
+    assert {name for name, param in model.named_parameters() if param.requires_grad} == set(own)
 
 
 def test_a_folder_that_peft_wrote_is_loaded_with_the_base_that_it_names(state: StateDir, tmp_path: Path, processor):
