@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.rollout_stub import STUB_SAMPLING, Latencies, StubEpisodes, judge_all, stub_tasks
+from benchmarks.rollout_stub import STUB_SAMPLING, Latencies, StubEpisodes, TrainAll, stub_tasks
 from benchmarks.spread import Spread, print_table, verdict
 from osworld_pipeline.domain.group import GroupFate, RolloutGroup
 from osworld_pipeline.domain.task import Task
@@ -129,6 +129,6 @@ def _open_collector(run: Any, seed: str, max_staleness: int | None) -> Collector
     sampler = RoundRobin(stub_tasks(40), seed=seed, tasks_per_update=GROUPS_PER_UPDATE)
     shared: dict[str, Any] = {"stage_key": seed, "groups_per_update": GROUPS_PER_UPDATE}
     if max_staleness is None:
-        return SynchronousCollector(run, judge_all, sampler, section=RolloutSection(), **shared)
+        return SynchronousCollector(run, TrainAll(), sampler, section=RolloutSection(), **shared)
     section = RolloutSection(mode="asynchronous", max_staleness=max_staleness)
-    return AsynchronousCollector(run, judge_all, sampler, section=section, num_updates=NUM_UPDATES, **shared)
+    return AsynchronousCollector(run, TrainAll(), sampler, section=section, num_updates=NUM_UPDATES, **shared)

@@ -106,14 +106,20 @@ class StubEpisodes:
         )
 
 
-def judge_all(groups: Sequence[RolloutGroup], *, update: int) -> GspoBatch:
-    """Every group is trained on, whatever it earned."""
-    trajectories = [
-        Trajectory(trajectory_id=one.episode_id, task_id=one.task_id, token_ids=(), response_mask=(), images=())
-        for group in groups
-        for one in group.episodes
-    ]
-    return GspoBatch(groups=tuple(groups), trajectories=tuple(trajectories))
+class TrainAll:
+    """A judge for which every group is trained on."""
+
+    def __call__(self, groups: Sequence[RolloutGroup], *, update: int) -> GspoBatch:
+        """Every group is trained on, whatever it earned."""
+        trajectories = [
+            Trajectory(trajectory_id=one.episode_id, task_id=one.task_id, token_ids=(), response_mask=(), images=())
+            for group in groups
+            for one in group.episodes
+        ]
+        return GspoBatch(groups=tuple(groups), trajectories=tuple(trajectories))
+
+    def give_back(self, num_injections: int, *, update: int) -> None:
+        """No replay row joins here."""
 
 
 def stub_step(index: int, version: int) -> Step:

@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from osworld_pipeline.agent.adapters import find_adapter
 from osworld_pipeline.errors import StoreError
 
 PLACEHOLDERS = {
@@ -18,6 +19,7 @@ PLACEHOLDERS = {
     "vision_start_token": "<|vision_start|>",
     "vision_end_token": "<|vision_end|>",
 }
+TOKENIZER_FILE = "tokenizer.json"
 VIDEO_FILE = "video_preprocessor_config.json"
 VIDEO_SETTINGS = {
     "video_processor_type": "Qwen3VLVideoProcessor",
@@ -65,7 +67,8 @@ def make_processor(image_processor: Any, tokenizer: Any, *, chat_template: str) 
 
 
 def load_processor(path: Path | str) -> Any:
-    """The processor of a checkpoint folder: tiny or published, the same call.
+    """The processor of a checkpoint folder: tiny or published, the same call; of an adapter that was saved without one
+    its base's.
 
     Raises:
         StoreError: the folder is not there or holds no processor; names it.
@@ -73,6 +76,8 @@ def load_processor(path: Path | str) -> Any:
     folder = Path(path)
     if not folder.is_dir():
         raise StoreError(f"no checkpoint folder at {folder}: make or download the checkpoint first")
+    if not (folder / TOKENIZER_FILE).is_file() and (adapter := find_adapter(folder)) is not None:
+        folder = adapter.base_folder
     if importlib.util.find_spec("torchvision") is not None and (folder / VIDEO_FILE).is_file():
         from transformers import Qwen3VLProcessor
 

@@ -21,7 +21,9 @@ def register(app: typer.Typer) -> None:
 def add(
     source: Annotated[
         str,
-        typer.Argument(help="A folder (Hugging Face format), hub:OWNER/NAME[@REVISION], or http(s)://host/v1#model."),
+        typer.Argument(
+            help="A folder (Hugging Face format, or peft's), hub:OWNER/NAME[@REVISION], or http(s)://host/v1#model."
+        ),
     ],
     state: StateOption = Path("var"),
     as_json: JsonOption = False,

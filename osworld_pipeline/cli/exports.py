@@ -1,4 +1,5 @@
-"""`export` and `cookbook`: the store's rows for other programs, and the questions that people really ask of it."""
+"""`export` and `cookbook`: the store's rows and checkpoints for other programs, and the questions that people ask of
+the store."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from osworld_pipeline.cli.pipeline import StateOption
 if TYPE_CHECKING:
     from osworld_pipeline.datasets.exporters.selection import OnProgress, Selection
 
-exports = typer.Typer(help="Write the store's rows in the form of another program.", no_args_is_help=True)
+exports = typer.Typer(help="Write rows and checkpoints in the form of another program.", no_args_is_help=True)
 
 Output = Annotated[Path, typer.Argument(help="The folder to make.")]
 Checkpoints = Annotated[list[str] | None, typer.Option("--checkpoint", help="Only episodes of this one; repeatable.")]
@@ -191,6 +192,37 @@ def areal(
     )
     if done.left_out:
         print("Left out: " + ", ".join(f"{number:,} {reason}" for reason, number in done.left_out.items()))
+
+
+@exports.command()
+def merged(
+    checkpoint: Annotated[str, typer.Argument(help="An adapter checkpoint: its id, or its folder.")],
+    output: Output,
+    dtype: Annotated[str, typer.Option(help="Of all weights: float32 or bfloat16.")] = "bfloat16",
+    state: StateOption = Path("var"),
+    replace: Replace = False,
+    as_json: JsonOption = False,
+) -> None:
+    """A LoRA checkpoint as whole weights (Hugging Face format), with the share of its change that rounding took."""
+    from osworld_pipeline.domain.state import StateDir
+    from osworld_pipeline.runs.merged_export import export_merged
+
+    if dtype not in ("float32", "bfloat16"):
+        raise typer.BadParameter(f"--dtype is float32 or bfloat16, not {dtype!r}")
+    done = export_merged(StateDir(state.resolve()), checkpoint, output, dtype=dtype, replace=replace)
+    if as_json:
+        tell({"output": output, **asdict(done)})
+        return
+    print(
+        f"{output}: {done.num_layers:,} layers merged in {dtype}; rounding changed what the adapter adds by "
+        f"{done.rounding_error:.2%}"
+    )
+    if done.is_far_off:
+        way_out = " or use --dtype float32" if dtype == "bfloat16" else ""
+        print(
+            f"Warning: the merged model is not quite the trained one. Serve the base with the adapter "
+            f"({done.source / 'adapter'}){way_out}."
+        )
 
 
 def cookbook(

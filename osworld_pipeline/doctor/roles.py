@@ -27,7 +27,13 @@ from osworld_pipeline.doctor.neighbours import (
 from osworld_pipeline.doctor.packages import check_extra, check_python
 from osworld_pipeline.doctor.place import Place
 from osworld_pipeline.doctor.ports import check_port
-from osworld_pipeline.doctor.stores import CATALOG_LIMIT_S, check_catalog, check_locks, check_mlflow_database
+from osworld_pipeline.doctor.stores import (
+    CATALOG_LIMIT_S,
+    check_adapters,
+    check_catalog,
+    check_locks,
+    check_mlflow_database,
+)
 
 SPARE_S = 2.0
 """What is left of a check's time when the program it asks has used up its own."""
@@ -44,7 +50,7 @@ class Role:
 
 _HOST = ("python", "memory", "open-files")
 _LOCAL = ("local-packages", "local-desktop", "local-bounds", "local-extras")
-_STATE = ("disk", "catalog", "mlflow-database", "locks")
+_STATE = ("disk", "catalog", "mlflow-database", "adapters", "locks")
 _DAGSTER = ("dagster-home", "dagster-instance", "dagster-daemon")
 
 ROLES: Mapping[str, Role] = {
@@ -61,7 +67,9 @@ ROLES: Mapping[str, Role] = {
         "an env server over OSWorld's DesktopEnv",
         (*_HOST, "packages-server", "desktop-env", "docker", "disk", "port-8100"),
     ),
-    "trainer": Role("training", (*_HOST, "packages-train", "packages-lora", "gpu", "torch", "disk", "locks")),
+    "trainer": Role(
+        "training", (*_HOST, "packages-train", "packages-lora", "gpu", "torch", "disk", "adapters", "locks")
+    ),
     "dagster": Role("Dagster's UI and daemon", (*_HOST, "packages-pipeline", *_DAGSTER, *_STATE, "port-3000")),
     "postgres": Role("Dagster's instance in Postgres", ("python", "packages-pipeline", "packages-postgres", *_DAGSTER)),
     "mlflow": Role("MLflow's UI", ("python", "packages-pipeline", "mlflow-database", "port-5000")),
@@ -89,6 +97,7 @@ def make_checks(place: Place) -> list[Check]:
         ),
         one("catalog", check_catalog, place.state, limit_s=CATALOG_LIMIT_S + SPARE_S),
         one("mlflow-database", check_mlflow_database, place.state, limit_s=10.0),
+        one("adapters", check_adapters, place.state),
         one("locks", check_locks, place.state),
         _port(3000, "Dagster's UI", ("dagster",), "dagster dev --port 3001"),
         _port(5000, "MLflow's UI", ("mlflow",), "mlflow ui --backend-store-uri sqlite:///var/mlflow/mlflow.db -p 5001"),

@@ -1,4 +1,4 @@
-"""The state folder: does its catalog open, does MLflow's database, and who holds its locks."""
+"""The state folder: its catalog, MLflow's database, the bases of its adapters, and who holds its locks."""
 
 import importlib.util
 import json
@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+from osworld_pipeline.agent.adapters import find_adapter
 from osworld_pipeline.doctor.ports import command_of
 from osworld_pipeline.doctor.programs import ask
 from osworld_pipeline.domain.finding import Finding, Status
 from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.errors import StoreError
 
 CATALOG_LIMIT_S = 25.0
 DATABASE_LIMIT_S = 5.0
@@ -88,6 +90,24 @@ def mlflow_revisions() -> dict[str, set[str]]:
         for revision in _NAMES.findall(fields.get("revision", "")):
             found[revision] = set(_NAMES.findall(fields.get("down_revision", "")))
     return found
+
+
+def check_adapters(name: str, state: StateDir) -> Finding:
+    """An adapter checkpoint is nothing without its base. The weights of bases are not read: that takes a while."""
+    num_adapters = 0
+    for folder in sorted(state.checkpoints.glob("[!.]*")):
+        try:
+            adapter = find_adapter(folder)
+            if adapter is not None:
+                num_adapters += 1
+                _ = adapter.base_folder
+        except StoreError as error:
+            message, _, remedy = str(error).partition("; ")
+            return Finding(
+                name=name, status=Status.MISSING, message=message, remedy=remedy or f"remove {folder}, train it again"
+            )
+    text = f"{num_adapters:,} adapter checkpoints in {state.checkpoints}, and each one's base is there"
+    return Finding(name=name, status=Status.OK, message=text if num_adapters else "no adapter checkpoints")
 
 
 def check_locks(name: str, state: StateDir, proc: Path = Path("/proc")) -> Finding:

@@ -25,13 +25,13 @@ class Checkpoint:
     stage: Stage
     parent_id: str | None
     path: str
-    """Folder in Hugging Face format, relative to the state folder, with optimizer.pt beside the weights; absolute where
-    the weights lie outside. Of an endpoint its address, `URL#model`."""
+    """Folder in Hugging Face format, or an adapter with a reference to its base; relative to the state folder, absolute
+    where the weights lie outside. Of an endpoint its address, `URL#model`."""
     num_updates: int
     recipe_digest: str
     data_digest: str
     weights_digest: str
-    """SHA-256 of model.safetensors; empty of an endpoint."""
+    """SHA-256 of model.safetensors; of an adapter of its base and its factors together; empty of an endpoint."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     run_ids: Mapping[str, str] = field(default_factory=dict)
     recipe: Mapping[str, Any] = field(default_factory=dict)

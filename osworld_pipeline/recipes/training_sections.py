@@ -47,14 +47,16 @@ class PretrainedModelSection(Section):
 
 
 class LoraSection(Section):
-    """Low-rank adapters instead of full fine-tuning; needs the extra `lora`."""
+    """Low-rank adapters instead of full fine-tuning; needs the extra `lora`. They are sampled, handed over and saved
+    unmerged. A stage whose parent has an adapter goes on with it, so rank, alpha and target_modules must be the
+    parent's."""
 
     rank: int = Field(default=16, ge=1)
     """Of the two factors."""
     alpha: float = Field(default=32.0, gt=0)
     """The adapter's output is scaled by alpha / rank."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Of the adapter's input. Above 0 the trainer's log-probabilities are no longer the sampler's."""
+    """Of the adapter's input, in SFT alone: GSPO compares its passes with the sampler's, which has no dropout."""
     target_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     """Names of the language model's linear layers that get one."""
 
@@ -72,7 +74,7 @@ class TrainerSection(Section):
     activation_checkpointing: bool = True
     """Computes activations again in the backward pass instead of keeping them."""
     lora: LoraSection | None = None
-    """Absent: all weights are trained."""
+    """Absent: all weights are trained, and a parent with an adapter is refused."""
     num_processes: int = Field(default=1, ge=1)
     """Ranks under torchrun; above 1 the weights are sharded by FSDP2."""
     cpu_offload: bool = False

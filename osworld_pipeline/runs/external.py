@@ -1,11 +1,13 @@
 """Checkpoints made elsewhere: a folder, a model of the hub at one commit, or an OpenAI-compatible endpoint. Each gets a
-card and a row, and nothing is copied; a folder must still be what was added whenever it is used."""
+card and a row, and nothing is copied; a folder must still be what was added whenever it is used. A folder may be a LoRA
+adapter in peft's format, where the base that it names is a folder or in the hub's cache."""
 
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from osworld_pipeline.agent.adapters import find_adapter, whole_weights_folder
 from osworld_pipeline.agent.processor import load_processor
 from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
 from osworld_pipeline.domain.digest import digest_bytes, digest_json
@@ -108,18 +110,27 @@ def _of_endpoint(endpoint: Endpoint) -> Checkpoint:
 
 
 def _of_folder(folder: Path) -> Checkpoint:
-    _require_loadable(folder)
+    _require_folder(folder)
+    adapter = find_adapter(folder)
+    if adapter is not None:
+        from osworld_pipeline.training.lora import verified_base
+
+        verified_base(adapter)
+    _require_loadable(folder if adapter is None else adapter.base_folder)
     checkpoint_id, weights_digest = _identify(folder)
     _require_processor(folder)
     return _external(checkpoint_id.removeprefix(f"{Stage.EXTERNAL}-"), path=str(folder), weights_digest=weights_digest)
 
 
-def _require_loadable(folder: Path) -> None:
+def _require_folder(folder: Path) -> None:
     if not folder.is_dir():
         raise StoreError(
             f"there is no folder {folder}: a checkpoint from elsewhere is a folder, hub:OWNER/NAME[@REVISION] or "
             "http(s)://host/v1#model"
         )
+
+
+def _require_loadable(folder: Path) -> None:
     try:
         config: Any = json.loads((folder / CONFIG).read_text())
         kind = config["model_type"]
@@ -153,7 +164,8 @@ def _identify(folder: Path) -> tuple[str, str]:
     from osworld_pipeline.training.checkpoint import weights_digest
 
     try:
-        weights, config = weights_digest(folder), digest_bytes((folder / CONFIG).read_bytes())
+        weights = weights_digest(folder)
+        config = digest_bytes((whole_weights_folder(folder) / CONFIG).read_bytes())
     except OSError as error:
         raise StoreError(f"the weights in {folder} cannot be read: {error}") from error
     digest = digest_json({"weights": weights, "config": config})

@@ -25,7 +25,6 @@ from osworld_pipeline.runs.weights import (
     InPlace,
     ThroughFolder,
     shares_model,
-    write_weights,
 )
 from osworld_pipeline.trajectories import TrajectoryStore
 
@@ -70,6 +69,7 @@ async def open_rollouts(
         processor=trainer.processor,
         policy_version=point.num_updates,
         cache=cache,
+        adapters=job.recipe.trainer.lora,
         engine_token=job.engine_token,
     ) as session:
         settings = episode_settings(job.recipe, max_turns=job.recipe.agent.max_turns)
@@ -140,7 +140,7 @@ def _through_folder(
     from osworld_pipeline.training.checkpoint import partials_dir
 
     async def write(folder: Path) -> None:
-        await in_thread(thread, partial(write_weights, trainer, folder))
+        await in_thread(thread, partial(trainer.save_weights, folder))
 
     return ThroughFolder(load, write, partials_dir(job.state, job.checkpoint_id))
 

@@ -63,6 +63,7 @@ class RecipeSession:
             folder=weights.folder,
             processor=await asyncio.to_thread(load_processor, weights.folder),
             policy_version=weights.policy_version,
+            adapters=self.recipe.trainer.lora,
             engine_token=self.engine_token,
         ) as session:
             run_one = episode_runner(session.tools, episode_settings(self.recipe, max_turns=self.max_turns))

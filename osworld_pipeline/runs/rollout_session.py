@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from osworld_pipeline.agent.adapters import whole_weights_folder
 from osworld_pipeline.agent.dialects import load_dialect
 from osworld_pipeline.agent.model_inputs import PixelCache
 from osworld_pipeline.agent.renderer import Renderer
@@ -15,6 +16,7 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import RecipeError
 from osworld_pipeline.protocols import PolicyEngine
 from osworld_pipeline.recipes import Recipe
+from osworld_pipeline.recipes.schema import LoraSection
 from osworld_pipeline.rollout.run_episode import EpisodeSettings, EpisodeTools
 from osworld_pipeline.rollout.utilisation import BusyMeter, MeteredEngine, Utilisation
 from osworld_pipeline.runs.embedded_server import EnvServers
@@ -48,14 +50,15 @@ async def rollout_session(
     processor: Any = None,
     policy_version: int = 0,
     cache: PixelCache | None = None,
+    adapters: LoraSection | None = None,
     engine_token: str | None = None,
     engine: PolicyEngine | None = None,
 ) -> AsyncIterator[RolloutSession]:
     """Opens the session and checks that the engine and every env server answer.
 
     `folder`: a checkpoint, which the engine loads; or `model`, which an engine in this process samples from as it is.
-    An engine of words needs neither, nor a processor. `engine`: one to take instead of the recipe's. `purpose`: see
-    `open_env_client`.
+    An engine of words needs neither, nor a processor. `adapters`: whose factors the engine will be given, where a
+    trainer trains them. `engine`: one to take instead of the recipe's. `purpose`: see `open_env_client`.
 
     Raises:
         EnvServerError, EngineError: one does not answer; names it.
@@ -66,7 +69,7 @@ async def rollout_session(
     async with AsyncExitStack() as stack:
         engine = engine or _open_engine(
             recipe, folder=folder, model=model, processor=processor, version=policy_version, cache=cache,
-            token=engine_token,
+            adapters=adapters, token=engine_token,
         )  # fmt: skip
         stack.push_async_callback(engine.close)
         client = await stack.enter_async_context(open_env_client(recipe, state, servers, purpose=purpose))
@@ -98,6 +101,7 @@ def _open_engine(
     processor: Any,
     version: int,
     cache: PixelCache | None,
+    adapters: LoraSection | None,
     token: str | None,
 ) -> PolicyEngine:
     section = recipe.engine
@@ -116,7 +120,7 @@ def _open_engine(
     from osworld_pipeline.rollout.engines.transformers import TransformersEngine
 
     return TransformersEngine(
-        model if model is not None else _load(recipe, folder),
+        model if model is not None else _load(recipe, folder, adapters),
         processor,
         device=_device(model),
         policy_version=version,
@@ -124,14 +128,15 @@ def _open_engine(
         max_batch=section.max_batch,
         reuse_kv_cache=section.reuse_kv_cache,
         cache=cache,
+        base_folder=None if folder is None else whole_weights_folder(folder),
     )
 
 
-def _load(recipe: Recipe, folder: Path | None) -> Any:
+def _load(recipe: Recipe, folder: Path | None, adapters: LoraSection | None) -> Any:
     from osworld_pipeline.training.model import load_policy
 
     assert folder is not None, "a model or a folder was asked for above"
-    return load_policy(folder, recipe.model, device=_device(None), is_frozen=True)
+    return load_policy(folder, recipe.model, device=_device(None), is_frozen=True, adapters=adapters)
 
 
 def _device(model: Any) -> Any:

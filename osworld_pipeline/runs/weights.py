@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from osworld_pipeline.recipes import Recipe
 
 ReadWeights = Callable[[], Awaitable[Mapping[str, Any]]]
-"""The trainer's weights, whole; they do not change before the trainer's next update."""
+"""The trainer's weights, or under LoRA its adapter's factors; they do not change before the trainer's next update."""
 WriteWeights = Callable[[Path], Awaitable[None]]
 """The same to a folder. Raises StoreError."""
 LoadWeights = Callable[[Path, int], Awaitable[None]]
@@ -71,16 +71,6 @@ class ThroughFolder:
         if self._written is not None:
             await asyncio.to_thread(shutil.rmtree, self._written, ignore_errors=True)
         self._written = folder if saved is None else None
-
-
-def write_weights(trainer: Any, folder: Path) -> None:
-    """What an engine loads of a training.ranked.RankedTrainer, and no optimiser. Raises StoreError."""
-    from osworld_pipeline.training.checkpoint import writing_folder
-
-    weights = trainer.weights()
-    with writing_folder(folder) as temp:
-        trainer.model.save_pretrained(temp, state_dict=weights)
-        trainer.processor.save_pretrained(temp)
 
 
 def shares_model(recipe: Recipe, trainer: Any) -> bool:

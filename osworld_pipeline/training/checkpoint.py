@@ -3,9 +3,9 @@
 checkpoints/<checkpoint_id>/                      finished
 checkpoints/<checkpoint_id>-u0100/                a milestone: the weights after 100 updates, kept to be evaluated
 checkpoints/<checkpoint_id>.partial/update-0100/  to resume from: 100 updates are behind it
-    model*.safetensors, config and processor files    plain Hugging Face format, LoRA merged
+    model*.safetensors, config and processor files    plain Hugging Face format
+    adapter/                                          under LoRA, instead of the weights (agent.adapters)
     optimizer/                                        torch's distributed checkpoint, of any number of ranks
-    adapter/                                          LoRA alone
     trainer_state.json, manifest.json
 """
 
@@ -30,6 +30,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
+from osworld_pipeline.agent.adapters import BASE_FILE, Base, find_adapter, write_base
+from osworld_pipeline.domain.digest import digest_json
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
 from osworld_pipeline.training.manifest import MANIFEST_FILE, build_manifest
@@ -164,10 +166,15 @@ def keep_milestone(state: StateDir, partial: Path, name: str, documents: Documen
     folder = state.checkpoints / name
     trainer_state = {**asdict(read_trainer_state(partial)), "checkpoint_id": name}
 
+    adapter = find_adapter(partial)
+
     def fill(temp: Path) -> None:
-        for path in partial.iterdir():
-            if path.is_file() and path.name != MANIFEST_FILE:
-                os.link(path, temp / path.name)
+        _link_files(partial, temp, without=MANIFEST_FILE)
+        if adapter is not None:
+            place = Path(adapter.folder.name)
+            _link_files(adapter.folder, temp / place, without=BASE_FILE)
+            base = Base(folder=adapter.base_folder, digest=adapter.base_digest or weights_digest(adapter.base_folder))
+            write_base(temp / place, base, place=folder / place)  # the path from here is another
         for file, document in documents(temp).items():
             write_json(temp / file, document)
         write_json(temp / MANIFEST_FILE, build_manifest(temp, trainer_state))
@@ -175,6 +182,13 @@ def keep_milestone(state: StateDir, partial: Path, name: str, documents: Documen
     if not folder.exists():
         write_folder(folder, fill)
     return folder
+
+
+def _link_files(source: Path, target: Path, *, without: str) -> None:
+    target.mkdir(exist_ok=True)
+    for path in source.iterdir():
+        if path.is_file() and path.name != without:
+            os.link(path, target / path.name)
 
 
 def save_final(
@@ -272,22 +286,35 @@ def _quiet() -> Iterator[None]:
 
 
 def weights_digest(folder: Path) -> str:
-    """SHA-256 (hex) of model.safetensors; of the shards' names and digests where there are several.
+    """SHA-256 (hex) of model.safetensors; of the shards' names and digests where there are several; of an adapter
+    checkpoint that of its base, its factors and their scale together.
 
     Raises:
-        StoreError: no safetensors weights there.
+        StoreError: no safetensors weights there, or an adapter whose base is gone.
     """
+    adapter = find_adapter(folder)
+    if adapter is not None:
+        return digest_json(
+            {
+                "base": adapter.base_digest or weights_digest(adapter.base_folder),
+                "factors": _file_digest(adapter.weights),
+                "rank": adapter.rank,
+                "alpha": adapter.alpha,
+            }
+        )
     files = sorted(folder.glob("model*.safetensors"))
     if not files:
         raise StoreError(f"no model.safetensors in {folder}: this is no checkpoint in Hugging Face format")
-    digests = {}
-    for path in files:
-        with path.open("rb") as handle:
-            digests[path.name] = hashlib.file_digest(handle, "sha256").hexdigest()
+    digests = {path.name: _file_digest(path) for path in files}
     if len(digests) == 1:
         return next(iter(digests.values()))
     lines = "".join(f"{name} {digest}\n" for name, digest in digests.items())
     return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def _file_digest(path: Path) -> str:
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def write_json(path: Path, document: Any) -> None:

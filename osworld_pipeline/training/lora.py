@@ -1,13 +1,12 @@
-"""LoRA through peft: small trained factors beside frozen weights; checkpoints hold the merged weights, and the factors
-beside them under adapter/.
+"""LoRA through peft: small trained factors in float32 beside frozen weights, which stay as they are.
 
-A resumed run takes the frozen weights from where the first one took them, because merged weights cannot be parted
-again to the bit; adapter/base.json says where that is.
+The factors are sampled, handed over and saved as they are. Merged into bfloat16 most of what they have learned would be
+rounded away, so only `training.merging` merges, for those who export.
 """
 
 import json
-import os
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,14 +15,24 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from osworld_pipeline.agent.adapters import (
+    ADAPTER,
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    AdapterCheckpoint,
+    Base,
+    file_name_of,
+    is_factor,
+    parameter_of,
+    write_base,
+)
 from osworld_pipeline.errors import DependencyError, RecipeError, StoreError
 from osworld_pipeline.recipes.schema import LoraSection
+from osworld_pipeline.training.checkpoint import weights_digest
 
-FOLDER = "adapter"
-BASE_FILE = "base.json"
-WEIGHTS_FILE = "adapter_model.safetensors"
-_BASE, _A, _B = ".base_layer.weight", ".lora_A.default.weight", ".lora_B.default.weight"
-_PEFT_PREFIX = "base_model.model."
+REFERENCE = "reference"
+"""peft's name of the parent's adapter, frozen."""
+_LAYERS = "model.language_model.layers."
 
 
 def add_adapters(model: Any, section: LoraSection, *, seed: int) -> None:
@@ -31,105 +40,160 @@ def add_adapters(model: Any, section: LoraSection, *, seed: int) -> None:
 
     Raises:
         DependencyError: peft is not installed.
-        RecipeError: no layer bears any of the names.
+        RecipeError: no layer has one of the names, or none is given.
     """
+    layers = [name for name, _ in model.named_modules() if _is_target(name, section)]
+    missing = sorted(set(section.target_modules) - {name.rpartition(".")[2] for name in layers})
+    if missing or not layers:
+        raise RecipeError(f"trainer.lora.target_modules: no layer is named {' or '.join(missing) or 'nothing'}")
+    _inject(model, layers, rank=section.rank, alpha=section.alpha, dropout=section.dropout, name=ADAPTER, seed=seed)
+    _train_adapter_alone(model)
+
+
+def add_saved_adapters(model: Any, adapter: AdapterCheckpoint) -> None:
+    """Puts a saved adapter on its layers, with its factors as they were saved. Raises DependencyError, StoreError."""
+    _inject(model, adapter.layers, rank=adapter.rank, alpha=adapter.alpha, name=ADAPTER)
+    load_factors(model, adapter)
+    _train_adapter_alone(model)
+
+
+def add_reference(model: Any, adapter: AdapterCheckpoint) -> None:
+    """Holds the parent's adapter beside the one that is trained, frozen; `as_parent` runs it. Raises StoreError."""
+    _inject(model, adapter.layers, rank=adapter.rank, alpha=adapter.alpha, name=REFERENCE)
+    load_factors(model, adapter, name=REFERENCE)
+    _train_adapter_alone(model)
+
+
+def load_factors(model: Any, adapter: AdapterCheckpoint, *, name: str = ADAPTER) -> None:
+    """A saved adapter's factors into those of the model, to the bit; where the model's weights are still to be read (on
+    the meta device), its factors are in host memory from here on. Raises StoreError."""
     try:
-        from peft import inject_adapter_in_model
-    except ImportError as error:
-        raise DependencyError(f"trainer.lora needs peft ({error}): install the extra `lora`") from error
-    if not any(_is_target(name, section) for name, _ in model.named_modules()):
-        raise RecipeError(f"trainer.lora.target_modules: no layer is named {' or '.join(section.target_modules)}")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        inject_adapter_in_model(peft_config(section), model)
-    for name, param in model.named_parameters():
-        param.requires_grad_(".lora_" in name)
-        if param.requires_grad:
-            param.data = param.data.float()
-
-
-def peft_config(section: LoraSection) -> Any:
-    from peft import LoraConfig
-
-    names = "|".join(section.target_modules)
-    return LoraConfig(
-        r=section.rank,
-        lora_alpha=section.alpha,  # pyright: ignore[reportArgumentType] - a float is right, only its annotation is not
-        lora_dropout=section.dropout,
-        target_modules=rf"model\.language_model\.layers\..*\.({names})",
-    )
-
-
-def _is_target(name: str, section: LoraSection) -> bool:
-    return name.startswith("model.language_model.layers.") and name.rpartition(".")[2] in section.target_modules
+        saved = load_file(adapter.weights)
+    except (OSError, SafetensorError) as error:
+        raise StoreError(f"{adapter.weights} cannot be read ({error}): make {adapter.folder} again") from error
+    factors = {parameter_of(key, adapter=name): tensor for key, tensor in saved.items()}
+    own = {key: param for key, param in model.named_parameters() if f".{name}." in key and ".lora_" in key}
+    strange = sorted(own.keys() ^ factors.keys()) or [key for key in own if own[key].shape != factors[key].shape]
+    if strange:
+        raise StoreError(f"{adapter.weights} is of another model or another adapter ({strange[0]})")
+    for key, param in own.items():
+        place, _, attribute = key.rpartition(".")
+        factor = factors[key].to(device="cpu" if param.is_meta else param.device, dtype=torch.float32)
+        setattr(model.get_submodule(place), attribute, torch.nn.Parameter(factor, requires_grad=param.requires_grad))
 
 
 @contextmanager
-def without_adapters(model: Any) -> Iterator[None]:
-    """The frozen model alone: the reference policy, without a second copy of the weights."""
+def as_parent(model: Any) -> Iterator[None]:
+    """The policy that its training began with, without a second copy of the weights: the parent's own adapter where it
+    had one, else the frozen weights alone."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+    layers: list[Any] = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+    has_reference = any(REFERENCE in layer.lora_A for layer in layers)
     for layer in layers:
-        layer._disable_adapters = True
+        # Not set_adapter: that would change which parameters take gradients.
+        layer._active_adapter = [REFERENCE] if has_reference else [ADAPTER]
+        layer._disable_adapters = not has_reference
     try:
         yield
     finally:
         for layer in layers:
+            layer._active_adapter = [ADAPTER]
             layer._disable_adapters = False
 
 
-def merged_weights(weights: Mapping[str, torch.Tensor], section: LoraSection) -> dict[str, torch.Tensor]:
-    """A plain model's weights: those of the layers with the factors' product added in float32."""
-    merged: dict[str, torch.Tensor] = {}
-    for name, tensor in weights.items():
-        if name.endswith((_A, _B)):
-            continue
-        if name.endswith(_BASE):
-            stem = name.removesuffix(_BASE)
-            delta = weights[stem + _B].float() @ weights[stem + _A].float() * (section.alpha / section.rank)
-            merged[f"{stem}.weight"] = (tensor.float() + delta).to(tensor.dtype)
-        else:
-            merged[name.replace(".base_layer.", ".")] = tensor
-    return merged
+def require_same_settings(adapter: AdapterCheckpoint, section: LoraSection) -> None:
+    """
+    Raises:
+        RecipeError: the recipe describes another adapter than the one that training goes on with.
+    """
+    has = (adapter.rank, adapter.alpha, sorted(adapter.target_modules))
+    wants = (section.rank, section.alpha, sorted(section.target_modules))
+    if has != wants:
+        raise RecipeError(
+            f"trainer.lora says {_described(*wants)}, and the adapter {adapter.folder}, which training goes on with, "
+            f"has {_described(*has)}: set trainer.lora to that, or merge the adapter (osworld-pipeline export merged) "
+            "and train a fresh one on the merged model"
+        )
+
+
+def verified_base(adapter: AdapterCheckpoint) -> Base:
+    """
+    Raises:
+        StoreError: the base is gone, or its weights are not those that the adapter was trained on.
+    """
+    folder = adapter.base_folder
+    digest = weights_digest(folder)
+    if adapter.base_digest is not None and digest != adapter.base_digest:
+        raise StoreError(
+            f"{folder} is not the base of the adapter {adapter.folder}: its weights have the digest {digest[:12]}, and "
+            f"the adapter was trained on {adapter.base_digest[:12]}; put the base back"
+        )
+    return Base(folder=folder, digest=digest)
 
 
 def save_adapter(
-    folder: Path, weights: Mapping[str, torch.Tensor], section: LoraSection, *, base_folder: Path, place: Path
+    folder: Path, model: Any, factors: Mapping[str, torch.Tensor], section: LoraSection, base: Base, *, place: Path
 ) -> None:
-    """peft's own format. `place` is where `folder` will stand in the end; the way to the base is written from there."""
+    """In peft's own format. `place`: where `folder` will stand in the end."""
     folder.mkdir()
-    factors = {
-        _PEFT_PREFIX + name.replace(".default.weight", ".weight"): tensor.contiguous()
-        for name, tensor in weights.items()
-        if name.endswith((_A, _B))
-    }
-    save_file(factors, folder / WEIGHTS_FILE)
-    peft_config(section).save_pretrained(folder)
-    base = os.path.relpath(base_folder.resolve(), place.resolve())
-    (folder / BASE_FILE).write_text(json.dumps({"base_folder": base}) + "\n")
+    save_file({file_name_of(name): factors[name].contiguous() for name in factors}, folder / WEIGHTS_FILE)
+    layers = sorted({name.partition(".lora_")[0] for name in factors})
+    config = _config(_shortened(model, layers), rank=section.rank, alpha=section.alpha, dropout=section.dropout)
+    config.save_pretrained(folder)
+    # peft writes the names in the order of a set, another in each process.
+    saved = json.loads((folder / CONFIG_FILE).read_text())
+    saved["target_modules"] = sorted(saved["target_modules"])
+    (folder / CONFIG_FILE).write_text(json.dumps(saved, indent=2, sort_keys=True) + "\n")
+    write_base(folder, base, place=place)
 
 
-def base_folder_of(adapter: Path) -> Path:
-    """Where the frozen weights under an adapter lie. Raises StoreError."""
-    path = adapter / BASE_FILE
+def _is_target(name: str, section: LoraSection) -> bool:
+    return name.startswith(_LAYERS) and name.rpartition(".")[2] in section.target_modules
+
+
+def _inject(
+    model: Any, layers: Sequence[str], *, rank: int, alpha: float, name: str, dropout: float = 0.0, seed: int = 0
+) -> None:
     try:
-        return (adapter.resolve() / json.loads(path.read_text())["base_folder"]).resolve()
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise StoreError(f"{path} cannot be read ({error}): remove {adapter.parent} and run the stage again") from error
+        from peft import inject_adapter_in_model
+    except ImportError as error:
+        raise DependencyError(f"trainer.lora needs peft ({error}): install the extra `lora`") from error
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        # A second adapter, the parent's, is what we mean.
+        warnings.filterwarnings("ignore", message="Already found a `peft_config` attribute")
+        torch.manual_seed(seed)
+        config = _config(layers, rank=rank, alpha=alpha, dropout=dropout)
+        try:
+            inject_adapter_in_model(config, model, adapter_name=name)
+        except ValueError as error:
+            raise StoreError(f"the adapter does not fit the model: {str(error).splitlines()[0]}") from error
 
 
-def load_adapter(model: Any, adapter: Path) -> None:
-    """A saved adapter's factors into those of the model, as they were. Raises StoreError."""
-    path = adapter / WEIGHTS_FILE
-    try:
-        saved = load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise StoreError(f"{path} cannot be read ({error}): remove {adapter.parent} and run the stage again") from error
-    factors = {name: param for name, param in model.named_parameters() if ".lora_" in name}
-    with torch.no_grad():
-        for name, param in factors.items():
-            key = _PEFT_PREFIX + name.replace(".default.weight", ".weight")
-            if key not in saved or saved[key].shape != param.shape:
-                raise StoreError(f"{path} is of another adapter ({name}): trainer.lora has changed since it was saved")
-            param.copy_(saved[key])
+def _config(layers: Sequence[str], *, rank: int, alpha: float, dropout: float) -> Any:
+    from peft import LoraConfig
+
+    return LoraConfig(
+        r=rank,
+        lora_alpha=alpha,  # pyright: ignore[reportArgumentType] - a float is right, only its annotation is not
+        lora_dropout=dropout,
+        target_modules=list(layers),
+    )
+
+
+def _shortened(model: Any, layers: Sequence[str]) -> list[str]:
+    """The layers as servers expect them, by the last parts of their names; whole names where those name others, too."""
+    last_parts = {name.rpartition(".")[2] for name in layers}
+    named = {name for name, _ in model.named_modules() if name.rpartition(".")[2] in last_parts}
+    return sorted(last_parts if named == set(layers) else layers)
+
+
+def _train_adapter_alone(model: Any) -> None:
+    for name, param in model.named_parameters():
+        param.requires_grad_(is_factor(name))
+        if param.requires_grad:
+            param.data = param.data.float()
+
+
+def _described(rank: int, alpha: float, target_modules: Sequence[str]) -> str:
+    return f"rank {rank}, alpha {alpha:g} and target_modules {', '.join(target_modules)}"

@@ -6,11 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from osworld_pipeline.agent.adapters import BASE_FILE
 from osworld_pipeline.domain.digest import digest_json
 from osworld_pipeline.errors import StoreError
 
 MANIFEST_FILE = "manifest.json"
 FORMAT = 1
+NOT_LISTED = (MANIFEST_FILE, BASE_FILE)
+"""Where the base of an adapter lies may be corrected; that it is the base its own digest says."""
 
 
 def build_manifest(folder: Path, trainer_state: Mapping[str, Any]) -> dict[str, Any]:
@@ -27,7 +30,7 @@ def build_manifest(folder: Path, trainer_state: Mapping[str, Any]) -> dict[str, 
         "files": {
             str(path.relative_to(folder)): {"sha256": _digest(path), "num_bytes": path.stat().st_size}
             for path in sorted(folder.rglob("*"))
-            if path.is_file() and path.name != MANIFEST_FILE
+            if path.is_file() and path.name not in NOT_LISTED
         },
     }
 

@@ -9,8 +9,10 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers import Qwen3VLForConditionalGeneration
 
+from osworld_pipeline.agent.adapters import find_adapter
 from osworld_pipeline.errors import StoreError
-from osworld_pipeline.recipes.schema import PretrainedModelSection, TinyModelSection
+from osworld_pipeline.recipes.schema import LoraSection, PretrainedModelSection, TinyModelSection
+from osworld_pipeline.training import lora
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -38,17 +40,24 @@ def load_model(
     device: str | torch.device = "cpu",
     is_frozen: bool = False,
 ) -> Qwen3VLForConditionalGeneration:
-    """The model of a checkpoint folder. A frozen one takes no gradients.
+    """The model of a checkpoint folder; of an adapter checkpoint its base with the adapter on it, unmerged. A frozen
+    one takes no gradients.
 
     Raises:
-        StoreError: no folder, or no Qwen3-VL weights in it; names it.
+        StoreError: no folder, no Qwen3-VL weights in it, or an adapter whose base is gone or another; names it.
+        DependencyError: an adapter without peft.
     """
     folder = Path(path)
     if not folder.is_dir():
         raise StoreError(f"no checkpoint folder at {folder}: make or download the checkpoint first")
+    adapter = find_adapter(folder)
+    if adapter is not None:
+        model: Any = load_model(lora.verified_base(adapter).folder, dtype=dtype, device=device)
+        lora.add_saved_adapters(model, adapter)
+        return model.requires_grad_(False) if is_frozen else model
     torch_dtype = DTYPES[dtype] if isinstance(dtype, str) else dtype
     try:
-        model: Any = Qwen3VLForConditionalGeneration.from_pretrained(
+        model = Qwen3VLForConditionalGeneration.from_pretrained(
             folder, dtype=torch_dtype, attn_implementation="sdpa", local_files_only=True
         )
     except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
@@ -72,11 +81,18 @@ def load_policy(
     *,
     device: str | torch.device | None = None,
     is_frozen: bool = False,
+    adapters: LoraSection | None = None,
 ) -> Qwen3VLForConditionalGeneration:
-    """`load_model` in the precision of the recipe's model, on the default device. Raises StoreError."""
-    return load_model(
+    """`load_model` in the precision of the recipe's model, on the default device. `adapters`: put on a checkpoint that
+    has none, for a trainer's factors to be loaded into. Raises StoreError, DependencyError."""
+    model = load_model(
         path,
         dtype=section.dtype if isinstance(section, PretrainedModelSection) else "float32",
         device=default_device() if device is None else device,
         is_frozen=is_frozen,
     )
+    if adapters is not None and find_adapter(Path(path)) is None:
+        lora.add_adapters(model, adapters, seed=0)
+        if is_frozen:
+            model.requires_grad_(False)
+    return model

@@ -10,12 +10,14 @@ from typing import Any
 
 import torch
 
+from osworld_pipeline.agent.adapters import Base, find_adapter
 from osworld_pipeline.agent.model_inputs import PixelCache
 from osworld_pipeline.agent.processor import load_processor
+from osworld_pipeline.errors import RecipeError, StoreError
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.recipes.schema import GspoPhaseSection
 from osworld_pipeline.training import lora
-from osworld_pipeline.training.checkpoint import load_optimizer
+from osworld_pipeline.training.checkpoint import load_optimizer, weights_digest
 from osworld_pipeline.training.manifest import verify_checkpoint
 from osworld_pipeline.training.model import load_policy
 from osworld_pipeline.training.packing import use_packed_attention
@@ -42,14 +44,19 @@ def open_gspo_trainer(
 
     Raises:
         StoreError: a folder cannot be read, or is damaged.
-        DependencyError, RecipeError: adapters without peft, or for layers that do not exist.
+        DependencyError: adapters without peft.
+        RecipeError: adapters for layers that do not exist, or others than the parent's.
     """
     if recipe.trainer.num_threads:
         torch.set_num_threads(recipe.trainer.num_threads)
-    policy = _open_policy(folder, recipe, ranks, num_updates, seed=phase.seed)
+    recipe = _without_dropout(recipe)
+    has_reference = recipe.gspo.kl_coef > 0
+    policy = _open_policy(
+        folder, recipe, ranks, num_updates, seed=phase.seed, parent=reference_folder if has_reference else None
+    )
     reference: Any = None
-    # Under LoRA the policy without its adapters is the parent: no second copy is needed.
-    if recipe.gspo.kl_coef > 0 and recipe.trainer.lora is None:
+    # Under LoRA the policy's own model holds the parent: no second copy is needed.
+    if has_reference and recipe.trainer.lora is None:
         reference = _open_reference(reference_folder, recipe, ranks)
     trainer = GspoTrainer(
         policy.model,
@@ -61,7 +68,7 @@ def open_gspo_trainer(
         ranks=ranks,
         num_updates=num_updates,
         cache=cache,
-        base_folder=policy.base_folder,
+        base=policy.base,
         max_response_tokens=recipe.agent.max_response_tokens,
     )
     _restore(trainer, folder)
@@ -81,7 +88,7 @@ def open_sft_trainer(
         ranks=ranks,
         num_updates=num_updates,
         cache=cache,
-        base_folder=policy.base_folder,
+        base=policy.base,
     )
     _restore(trainer, folder)
     return trainer
@@ -90,28 +97,90 @@ def open_sft_trainer(
 @dataclass(frozen=True, kw_only=True)
 class _Policy:
     model: Any
-    base_folder: Path
-    """Where its weights, or those under its adapters, were read."""
+    base: Base | None
+    """The frozen weights under its adapters; on rank 0 alone."""
 
 
-def _open_policy(folder: Path, recipe: Recipe, ranks: Ranks, num_updates: int, *, seed: int) -> _Policy:
+def _without_dropout(recipe: Recipe) -> Recipe:
+    """The ratio of an update compares passes with the sampler's, which has no dropout."""
+    section = recipe.trainer
+    if section.lora is None or not section.lora.dropout:
+        return recipe
+    lora_section = section.lora.model_copy(update={"dropout": 0.0})
+    return recipe.model_copy(update={"trainer": section.model_copy(update={"lora": lora_section})})
+
+
+def _open_policy(
+    folder: Path, recipe: Recipe, ranks: Ranks, num_updates: int, *, seed: int, parent: Path | None = None
+) -> _Policy:
+    """`parent`: of a phase whose updates are held near it."""
     if ranks.is_main:
         verify_checkpoint(folder, is_required=num_updates > 0)
     section = recipe.trainer
-    base_folder = folder
-    if section.lora is not None and num_updates:
-        base_folder = lora.base_folder_of(folder / lora.FOLDER)
-    model = load_policy(base_folder, recipe.model, device=_loading_device(ranks))
+    base: Base | None = None
     if section.lora is not None:
-        lora.add_adapters(model, section.lora, seed=seed)
-        if num_updates:
-            lora.load_adapter(model, folder / lora.FOLDER)
-    elif not section.train_vision:
-        model.model.visual.requires_grad_(False)
+        model, base = _open_adapted(folder, recipe, ranks, is_resumed=num_updates > 0, seed=seed)
+        if parent is not None:
+            _hold_parent(model, parent, base)
+    else:
+        _require_no_adapter(folder)
+        model = load_policy(folder, recipe.model, device=_loading_device(ranks))
+        if not section.train_vision:
+            model.model.visual.requires_grad_(False)
     if section.activation_checkpointing:
         model.activation_checkpointing_enable()
     _lay_out(model, recipe, ranks)
-    return _Policy(model=model, base_folder=base_folder)
+    return _Policy(model=model, base=base)
+
+
+def _open_adapted(
+    folder: Path, recipe: Recipe, ranks: Ranks, *, is_resumed: bool, seed: int
+) -> tuple[Any, Base | None]:
+    """The adapter of `folder` on its base, or a fresh one on `folder`'s own weights; and the base, on rank 0."""
+    section = recipe.trainer.lora
+    assert section is not None, "asked for by the caller"
+    adapter = find_adapter(folder)
+    if adapter is None and is_resumed:
+        raise StoreError(
+            f"{folder} holds whole weights, as earlier versions saved them under trainer.lora, and cannot be resumed: "
+            f"remove {folder.parent} and run the stage again, or end it with the version that began it"
+        )
+    if adapter is not None:
+        lora.require_same_settings(adapter, section)
+    base: Base | None = None
+    if ranks.is_main:
+        base = Base(folder=folder, digest=weights_digest(folder)) if adapter is None else lora.verified_base(adapter)
+    base_folder = folder if adapter is None else adapter.base_folder
+    model = load_policy(base_folder, recipe.model, device=_loading_device(ranks))
+    lora.add_adapters(model, section, seed=seed)
+    if adapter is not None:
+        lora.load_factors(model, adapter)
+    return model, base
+
+
+def _hold_parent(model: Any, parent: Path, base: Base | None) -> None:
+    """The reference of a phase, in the policy's own model: the parent's adapter, or no adapter where it had none."""
+    if not parent.is_dir():
+        raise StoreError(f"{parent} is gone: gspo.kl_coef is above 0, so the phase's parent is needed; put it back")
+    adapter = find_adapter(parent)
+    if adapter is not None:
+        lora.add_reference(model, adapter)
+    whole = parent if adapter is None else adapter.base_folder
+    if base is not None and whole.resolve() != base.folder.resolve() and weights_digest(whole) != base.digest:
+        raise StoreError(
+            f"the policy's adapter belongs to {base.folder}, and the phase's parent {parent} to other weights: put the "
+            "parent that the phase began with back"
+        )
+
+
+def _require_no_adapter(folder: Path) -> None:
+    adapter = find_adapter(folder)
+    if adapter is not None:
+        raise RecipeError(
+            f"{folder} is an adapter of rank {adapter.rank} and alpha {adapter.alpha:g}, and the recipe has no "
+            "trainer.lora: set trainer.lora to go on with the adapter; to train all weights, merge it first "
+            "(osworld-pipeline export merged) and start from the merged model"
+        )
 
 
 def _open_reference(folder: Path, recipe: Recipe, ranks: Ranks) -> Any:

@@ -1,5 +1,6 @@
 """A trainer whose work is done by all ranks together: rank 0 is called, the others follow what it announces."""
 
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import torch
 
+from osworld_pipeline.agent.adapters import FOLDER, Base
 from osworld_pipeline.agent.model_inputs import PixelCache
 from osworld_pipeline.domain.trajectory import Trajectory, with_held_images
 from osworld_pipeline.errors import PipelineError, TrainingError
@@ -18,7 +20,9 @@ from osworld_pipeline.training.dealing import Share, deal
 from osworld_pipeline.training.optimizer import MasterAdamW
 from osworld_pipeline.training.ranks import Ranks
 from osworld_pipeline.training.score import device_of, score_trajectories, training_mode
-from osworld_pipeline.training.sharding import gather_weights
+from osworld_pipeline.training.sharding import gather_trained, gather_weights
+
+MODEL_CONFIG_FILE = "config.json"
 
 
 class RankedTrainer:
@@ -35,11 +39,11 @@ class RankedTrainer:
         ranks: Ranks | None,
         num_updates: int,
         cache: PixelCache | None,
-        base_folder: Path | None,
+        base: Base | None,
         banned_ids: Sequence[int] = (),
     ) -> None:
-        """`base_folder`: of the frozen weights under LoRA's adapters. `banned_ids`: what the policy never samples,
-        where it is trained on what it sampled."""
+        """`base`: the frozen weights under LoRA's adapters; needed there to save. `banned_ids`: what the policy never
+        samples, where it is trained on what it sampled."""
         self.model = model
         self.processor = processor
         self.optimizer = optimizer
@@ -47,13 +51,13 @@ class RankedTrainer:
         self.ranks = ranks or Ranks.alone(device_of(model))
         self._section = section or TrainerSection()
         self._cache = cache or PixelCache()
-        self._base_folder = base_folder
+        self._base = base
         self._banned_ids = tuple(banned_ids)
 
     @property
     def shares_weights(self) -> bool:
-        """Whether `model` is whole and plain, so that an engine in this process may sample from it as it is."""
-        return self.ranks.is_alone and self._section.lora is None
+        """Whether `model` is whole, so that an engine in this process may sample from it as it is."""
+        return self.ranks.is_alone
 
     def update(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
         """One update on rank 0's trajectories; returns its metrics.
@@ -70,33 +74,31 @@ class RankedTrainer:
     def save(self, folder: Path, documents: Mapping[str, Any] | Documents) -> None:
         """A checkpoint to `folder`, whole or not at all. Raises StoreError."""
         with self._together("save"):
-            weights = gather_weights(self.model)
+            weights = self._gathered()
             if self.ranks.is_main:
                 with writing_folder(folder) as temp:
                     self.ranks.broadcast(temp)
                     save_optimizer(temp, self.optimizer.state_dict())
                     self._save_weights(temp, folder, weights)
-                    self.processor.save_pretrained(temp)
                     write_documents(temp, documents)
             else:
                 save_optimizer(self.ranks.broadcast(), self.optimizer.state_dict())
             self.ranks.gather(None)
 
     def save_weights(self, folder: Path) -> None:
-        """The weights and the processor alone, for an engine to load. Raises StoreError."""
+        """What an engine loads, of a checkpoint: no optimiser. Raises StoreError."""
         with self._together("save_weights"):
-            weights = gather_weights(self.model)
+            weights = self._gathered()
             if self.ranks.is_main:
                 with writing_folder(folder) as temp:
-                    self.model.save_pretrained(temp, state_dict=self._merged(weights))
-                    self.processor.save_pretrained(temp)
+                    self._save_weights(temp, folder, weights)
             self.ranks.gather(None)
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """The policy's weights whole, adapters merged, as an engine loads them; on rank 0. Where `shares_weights` they
-        are the model's own tensors, else copies in host memory."""
+        """The policy's weights whole, as an engine loads them; under LoRA the adapter's factors alone. On rank 0. Where
+        `shares_weights` they are the model's own tensors, else copies in host memory."""
         with self._together("weights"):
-            return self._merged(gather_weights(self.model))
+            return self._gathered()
 
     def close(self) -> None:
         with self._together("close"):
@@ -158,9 +160,9 @@ class RankedTrainer:
         trajectories: Sequence[Trajectory],
         *,
         max_sequences: int | None = None,
-        without_adapters: bool = False,
+        as_parent: bool = False,
     ) -> list[Any]:
-        with lora.without_adapters(model) if without_adapters else nullcontext():
+        with lora.as_parent(model) if as_parent else nullcontext():
             return score_trajectories(
                 model,
                 self.processor,
@@ -182,20 +184,21 @@ class RankedTrainer:
             return tuple(trajectories)
         return self.ranks.broadcast(with_held_images(trajectories) if self.ranks.is_main else None)
 
+    def _gathered(self) -> dict[str, torch.Tensor]:
+        if self._section.lora is None:
+            return gather_weights(self.model)
+        return gather_trained(self.model, self.ranks)
+
     def _save_weights(self, temp: Path, folder: Path, weights: dict[str, torch.Tensor]) -> None:
         section = self._section.lora
-        if section is not None and self._base_folder is not None:
-            lora.save_adapter(
-                temp / lora.FOLDER,
-                weights,
-                section,
-                base_folder=self._base_folder,
-                place=folder / lora.FOLDER,
-            )
-        self.model.save_pretrained(temp, state_dict=self._merged(weights))
-
-    def _merged(self, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return lora.merged_weights(weights, self._section.lora) if self._section.lora else weights
+        if section is None:
+            self.model.save_pretrained(temp, state_dict=weights)
+        else:
+            assert self._base is not None, "adapters are saved with a reference to their base"
+            place = folder / FOLDER
+            lora.save_adapter(temp / FOLDER, self.model, weights, section, self._base, place=place)
+            shutil.copyfile(self._base.folder / MODEL_CONFIG_FILE, temp / MODEL_CONFIG_FILE)
+        self.processor.save_pretrained(temp)
 
     @contextmanager
     def _together(self, command: str) -> Iterator[None]:

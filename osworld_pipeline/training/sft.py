@@ -4,9 +4,9 @@ import math
 import random
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
+from osworld_pipeline.agent.adapters import Base
 from osworld_pipeline.agent.model_inputs import PixelCache
 from osworld_pipeline.domain.trajectory import Trajectory
 from osworld_pipeline.errors import TrainingError
@@ -68,7 +68,7 @@ class SftTrainer(RankedTrainer):
         ranks: Ranks | None = None,
         num_updates: int = 0,
         cache: PixelCache | None = None,
-        base_folder: Path | None = None,
+        base: Base | None = None,
     ) -> None:
         optimizer = MasterAdamW(
             model.named_parameters(),
@@ -84,7 +84,7 @@ class SftTrainer(RankedTrainer):
             ranks=ranks,
             num_updates=num_updates,
             cache=cache,
-            base_folder=base_folder,
+            base=base,
         )
         self._settings = settings
 

@@ -61,6 +61,24 @@ def gather_weights(model: Any) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in gathered.items() if name in names}
 
 
+def gather_trained(model: Any, ranks: Ranks) -> dict[str, torch.Tensor]:
+    """As `gather_weights`, of the parameters that are trained; the frozen ones stay where they are."""
+    trained = {name: param.detach() for name, param in model.named_parameters() if param.requires_grad}
+    if ranks.is_alone:
+        return trained
+    gathered: dict[str, torch.Tensor] = {}
+    for name, tensor in trained.items():
+        whole_tensor = whole(_on_mesh(tensor))
+        if ranks.is_main:
+            gathered[name] = whole_tensor.cpu()
+    return gathered
+
+
+def _on_mesh(tensor: torch.Tensor) -> torch.Tensor:
+    """Offloaded shards lie in host memory, and the ranks exchange on their devices."""
+    return tensor.to(tensor.device_mesh.device_type) if isinstance(tensor, DTensor) else tensor
+
+
 def whole(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor of all ranks' shards; every rank must ask."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -5,11 +5,11 @@ import random
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from osworld_pipeline.agent.adapters import Base
 from osworld_pipeline.agent.model_inputs import PixelCache
 from osworld_pipeline.domain.hold import HoldReason, hold_metrics
 from osworld_pipeline.domain.trajectory import Trajectory
@@ -42,10 +42,10 @@ class GspoTrainer(RankedTrainer):
         ranks: Ranks | None = None,
         num_updates: int = 0,
         cache: PixelCache | None = None,
-        base_folder: Path | None = None,
+        base: Base | None = None,
         max_response_tokens: int = 400,
     ) -> None:
-        """`reference` may be None where settings.kl_coef is 0, and under LoRA, whose frozen weights are the reference.
+        """`reference` may be None where settings.kl_coef is 0, and under LoRA, where `model` holds its parent.
         `max_response_tokens` is what length_norm `constant` divides by."""
         has_adapters = section is not None and section.lora is not None
         if reference is None and settings.kl_coef > 0 and not has_adapters:
@@ -64,7 +64,7 @@ class GspoTrainer(RankedTrainer):
             ranks=ranks,
             num_updates=num_updates,
             cache=cache,
-            base_folder=base_folder,
+            base=base,
             banned_ids=banned_ids_of(model, processor),
         )
         self._reference = reference
@@ -135,7 +135,7 @@ class GspoTrainer(RankedTrainer):
             return [None] * len(trajectories)
         limit = self._settings.micro_batch_size
         if self._has_adapters:
-            return self._score(self.model, trajectories, max_sequences=limit, without_adapters=True)
+            return self._score(self.model, trajectories, max_sequences=limit, as_parent=True)
         return self._score(self._reference, trajectories, max_sequences=limit)
 
     def _with_gradient(self, minibatch: Sequence[Trajectory]) -> list[Trajectory]:

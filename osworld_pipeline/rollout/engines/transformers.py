@@ -46,6 +46,7 @@ class TransformersEngine:
         reuse_kv_cache: bool = True,
         kv_cache_bytes: int | None = None,
         cache: PixelCache | None = None,
+        base_folder: Path | None = None,
     ) -> None:
         """Use it from one event loop. `model` may be the trainer's own object as long as the trainer awaits its
         rollouts before an update and calls `mark_updated` after it; or a copy, kept up to date by `load_state`.
@@ -53,13 +54,15 @@ class TransformersEngine:
         `num_threads`: of torch in the engine's thread. Desktops share the machine, and threads that spin for a busy
         core make a token take a hundred times as long; a small model gains nothing from the second thread.
         `kv_cache_bytes`: of all that is kept between turns, the least recently used going first; None for 1 GiB on a
-        CPU and a quarter of an accelerator's free memory.
+        CPU and a quarter of an accelerator's free memory. `base_folder`: where the model's whole weights were read;
+        adapters of other bases are refused.
         """
         self._processor = processor
         self._model = model
         self._timeout_s = timeout_s
         self._version = policy_version
         self._cache = cache or PixelCache()
+        self._base_folder = base_folder
         device = torch.device(device)
         max_bytes = _default_kv_bytes(device) if kv_cache_bytes is None else kv_cache_bytes
         self._kept = KeptEpisodes(max_bytes=max_bytes) if reuse_kv_cache else None
@@ -107,15 +110,18 @@ class TransformersEngine:
             raise EngineError(f"the transformers engine gave no response within {self._timeout_s:g} s") from error
 
     async def load_weights(self, path: Path, *, policy_version: int) -> None:
-        """Weights of a checkpoint folder into the model in place. They are read while sampling goes on."""
+        """Weights of a checkpoint folder into the model in place; of an adapter checkpoint its factors alone. They are
+        read while sampling goes on. Raises EngineError, also where an adapter does not belong to the model."""
         self._check_open()
-        await self.load_state(await asyncio.to_thread(read_weights, path), policy_version=policy_version, source=path)
+        tensors = await asyncio.to_thread(read_weights, path, model=self._model, base_folder=self._base_folder)
+        await self.load_state(tensors, policy_version=policy_version, source=path)
 
     async def load_state(
         self, state_dict: Mapping[str, torch.Tensor], *, policy_version: int, source: Path | str = "a state dict"
     ) -> None:
-        """Copies weights into the model in place, between two tokens; responses in flight are continued by the new
-        weights, and say so token by token. The tensors must not change before this returns.
+        """Copies weights (all, or an adapter's factors) into the model in place, between two tokens; responses in
+        flight are continued by the new weights, and say so token by token. The tensors must not change before this
+        returns.
 
         Raises:
             EngineError: a tensor is missing or of another shape, and then nothing was changed; names it and `source`.

@@ -9,38 +9,47 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from osworld_pipeline.errors import EngineError
+from osworld_pipeline.agent.adapters import ADAPTER, AdapterCheckpoint, find_adapter, is_factor, parameter_of
+from osworld_pipeline.errors import EngineError, StoreError
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
 
-def read_weights(folder: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a checkpoint folder, on the CPU, under the names in its files. `from_pretrained` is not for this:
-    it changes torch's default type for every thread while it runs.
+def read_weights(folder: Path, *, model: Any, base_folder: Path | None = None) -> dict[str, torch.Tensor]:
+    """The tensors of a checkpoint folder, on the CPU, under their names in the model; of an adapter checkpoint its
+    factors. `from_pretrained` is not for this: it changes torch's default type for every thread while it runs.
 
     Raises:
-        EngineError: no weights there, or damaged ones; names the folder.
+        EngineError: no weights there, damaged ones, or an adapter that does not belong to the model, whose
+            whole weights lie in `base_folder`; names the folder.
     """
     try:
+        adapter = find_adapter(folder)
+        if adapter is not None:
+            _require_fit(adapter, model, base_folder)
+            return {parameter_of(name): tensor for name, tensor in load_file(adapter.weights).items()}
         files = {SINGLE_FILE}
         if (folder / INDEX_FILE).exists():
             files = set(json.loads((folder / INDEX_FILE).read_text())["weight_map"].values())
         tensors: dict[str, torch.Tensor] = {}
         for name in sorted(files):
             tensors |= load_file(folder / name)
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, SafetensorError, StoreError) as error:
         raise EngineError(f"cannot load the weights at {folder}: {str(error).splitlines()[0]}") from error
     return tensors
 
 
 def check_state(model: Any, state_dict: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors by the names of the model's own; a tied one may be given under any of its names.
+    """The tensors by the names of the model's own: all of them, or all factors of its adapter. A tied one may be given
+    under any of its names.
 
     Raises:
         ValueError: one is missing, too many, or of another shape; names it.
     """
     own = model.state_dict()
+    if state_dict and all(map(is_factor, state_dict)):
+        own = {name: tensor for name, tensor in own.items() if is_factor(name)}
     surplus = sorted(set(state_dict) - set(own))
     if surplus:
         raise ValueError(f"the model has no {surplus[0]}")
@@ -60,3 +69,14 @@ def copy_state(model: Any, tensors: Mapping[str, torch.Tensor]) -> None:
     with torch.no_grad():
         for name, tensor in tensors.items():
             own[name].copy_(tensor)
+
+
+def _require_fit(adapter: AdapterCheckpoint, model: Any, base_folder: Path | None) -> None:
+    """Raises ValueError; shapes are for `check_state` to compare."""
+    if base_folder is not None and adapter.base_folder.resolve() != base_folder.resolve():
+        raise ValueError(f"it is an adapter of {adapter.base_folder}, and the model was read from {base_folder}")
+    config = getattr(model, "peft_config", {}).get(ADAPTER)
+    if config is None:
+        raise ValueError("it is an adapter, and the model has none to load it into")
+    if config.lora_alpha != adapter.alpha:
+        raise ValueError(f"its adapter has alpha {adapter.alpha:g}, and the model's has {config.lora_alpha:g}")

@@ -1,6 +1,7 @@
 """The state folder as a doctor sees it: catalog, MLflow's database, locks."""
 
 import fcntl
+import json
 import os
 import sqlite3
 import subprocess
@@ -11,7 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from osworld_pipeline.doctor.stores import check_catalog, check_locks, check_mlflow_database, mlflow_revisions
+from osworld_pipeline.doctor.stores import (
+    check_adapters,
+    check_catalog,
+    check_locks,
+    check_mlflow_database,
+    mlflow_revisions,
+)
 from osworld_pipeline.domain.finding import Status
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.durable import locked
@@ -40,7 +47,12 @@ def head() -> str:
 
 
 def test_a_state_without_anything_is_fine_and_stays_so(state: StateDir) -> None:
-    for found in (check_catalog("c", state), check_mlflow_database("m", state), check_locks("l", state)):
+    for found in (
+        check_catalog("c", state),
+        check_mlflow_database("m", state),
+        check_adapters("a", state),
+        check_locks("l", state),
+    ):
         assert found.status == Status.OK
     assert not state.root.exists()
 
@@ -82,6 +94,27 @@ def test_a_lock_in_use_names_its_process(state: StateDir) -> None:
     with locked(state.root / "catalog.lock", timeout_s=1.0, error=StoreError, what="it"):
         assert check_locks("locks", state).message == f"in use now: catalog.lock by process {os.getpid()}"
     assert check_locks("locks", state).message.startswith("nobody holds a lock")
+
+
+def put_adapter(state: StateDir, *, base: str) -> None:
+    """As a stage saves one; its factors are named and not there."""
+    folder = state.checkpoints / "sft-1" / "adapter"
+    folder.mkdir(parents=True)
+    header = json.dumps({f"base_model.model.q_proj.lora_{one}.weight": {} for one in "AB"}).encode()
+    (folder / "adapter_model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 4}))
+    (folder / "base.json").write_text(json.dumps({"base_folder": f"../../{base}", "base_digest": "d"}))
+
+
+def test_an_adapter_whose_base_is_gone_is_told(state: StateDir) -> None:
+    put_adapter(state, base="base-1")
+    found = check_adapters("adapters", state)
+    assert found.status == Status.MISSING
+    assert f"is gone: there is no folder {state.checkpoints / 'base-1'}" in found.message
+    assert found.remedy.startswith("put the base back there")
+    (state.checkpoints / "base-1").mkdir()
+    found = check_adapters("adapters", state)
+    assert (found.status, found.message.startswith("1 adapter checkpoints in ")) == (Status.OK, True)
 
 
 def test_looking_at_locks_takes_none(state: StateDir) -> None:

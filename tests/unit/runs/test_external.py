@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from checkpoint_samples import lay_down, make_checkpoint, write_evaluation
@@ -90,6 +91,68 @@ def test_folder_that_cannot_be_loaded_is_refused_in_one_sentence(state: StateDir
     shutil.rmtree(folder)
     assert f"there is no folder {folder}" in refusal()
     assert all_checkpoints(state) == []
+
+
+@pytest.fixture
+def adapter(folder: Path, tmp_path: Path) -> Path:
+    """As peft saves one on the model: no processor, no config.json."""
+    from osworld_pipeline.agent.adapters import ADAPTER, Base
+    from osworld_pipeline.recipes.schema import LoraSection
+    from osworld_pipeline.training import lora
+    from osworld_pipeline.training.model import load_model
+
+    section, model = LoraSection(rank=2, alpha=8.0), load_model(folder)
+    lora.add_adapters(model, section, seed=1)
+    factors = {name: tensor + 0.1 for name, tensor in model.state_dict().items() if f".{ADAPTER}." in name}
+    place = tmp_path / "adapter-of-mine"
+    lora.save_adapter(place, model, factors, section, Base(folder=folder, digest=""), place=place)
+    (place / "base.json").unlink()
+    config = json.loads((place / "adapter_config.json").read_text())
+    (place / "adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": str(folder)}))
+    return place
+
+
+def test_adapter_that_peft_saved_is_a_checkpoint_where_its_base_is_known(
+    state: StateDir, folder: Path, adapter: Path
+) -> None:
+    from osworld_pipeline.agent.processor import load_processor
+    from osworld_pipeline.runs.rollout_session import _open_engine
+
+    checkpoint = find_or_add(state, str(adapter))
+    assert (checkpoint.stage, checkpoint.path) == (Stage.EXTERNAL, str(adapter))
+    assert checkpoint.weights_digest != add_checkpoint(state, str(folder)).weights_digest
+    require_unchanged(checkpoint.checkpoint_id, adapter)
+    recipe, where = policy_of({"path": checkpoint.path}, RECIPE, state)
+    assert where is not None
+    engine: Any = _open_engine(
+        recipe, folder=where, model=None, processor=load_processor(where), version=0, cache=None, adapters=None,
+        token=None,
+    )  # fmt: skip
+    factors = [tensor for name, tensor in engine._model.state_dict().items() if ".lora_B." in name]
+    assert factors
+    assert all(bool((tensor == 0.1).all()) for tensor in factors), "it is sampled with the adapter on it"
+
+
+def test_adapter_that_has_changed_or_whose_base_is_gone_is_refused(
+    state: StateDir, folder: Path, adapter: Path
+) -> None:
+    checkpoint_id = add_checkpoint(state, str(adapter)).checkpoint_id
+    config = adapter / "adapter_config.json"
+    written = config.read_text()
+    config.write_text(json.dumps({**json.loads(written), "lora_alpha": 9}))
+    with pytest.raises(StoreError, match=f"{adapter} has changed since it was added as {checkpoint_id}"):
+        require_unchanged(checkpoint_id, adapter)
+    config.write_text(written)
+    require_unchanged(checkpoint_id, adapter)
+    shutil.rmtree(folder)
+    with pytest.raises(
+        StoreError, match=f"the base checkpoint of the adapter {adapter} is gone: there is no folder {folder}"
+    ):
+        require_unchanged(checkpoint_id, adapter)
+    with pytest.raises(
+        StoreError, match=f"the base checkpoint of the adapter {adapter} is gone: there is no folder {folder}"
+    ):
+        add_checkpoint(state, str(adapter))
 
 
 def test_model_of_the_hub_is_the_folder_of_its_commit(state: StateDir, folder: Path) -> None:

@@ -4,11 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from osworld_pipeline.errors import EngineError
 from osworld_pipeline.recipes import Recipe, load_recipe
-from osworld_pipeline.runs.weights import InMemory, InPlace, ThroughFolder, shares_model, write_weights
+from osworld_pipeline.runs.weights import InMemory, InPlace, ThroughFolder, shares_model
 
 
 class Recorder:
@@ -102,26 +101,3 @@ def test_an_engine_shares_the_trainers_model_only_where_nothing_trains_while_it_
     assert not shares_model(recipe_of(), Sharded())
     assert not shares_model(recipe_of(rollout={"mode": "asynchronous"}), Trainer())
     assert not shares_model(recipe_of(engine={"kind": "sglang", "urls": ["http://127.0.0.1:1"]}), Trainer())
-
-
-def test_what_is_written_for_a_server_is_the_trainers_model_and_no_optimiser(
-    tmp_path: Path, tiny_folder: Path, processor: Any
-) -> None:
-    from osworld_pipeline.training.model import load_model
-
-    model: Any = load_model(tiny_folder)
-
-    class Trainer:
-        def __init__(self) -> None:
-            self.model, self.processor = model, processor
-
-        def weights(self) -> dict[str, torch.Tensor]:
-            return {name: tensor + 1 for name, tensor in model.state_dict().items()}
-
-    write_weights(Trainer(), tmp_path / "weights-0001")
-    names = folders(tmp_path / "weights-0001")
-    assert "model.safetensors" in names
-    assert "config.json" in names
-    assert not [name for name in names if "optim" in name]
-    loaded = load_model(tmp_path / "weights-0001").state_dict()
-    assert all(torch.equal(loaded[name], tensor + 1) for name, tensor in model.state_dict().items())

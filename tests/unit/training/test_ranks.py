@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch._C._distributed_c10d import HashStore
+from training_samples import saved_weights
 
 from osworld_pipeline.training.ranks import Ranks, open_ranks
 
@@ -41,7 +41,7 @@ def finish(process: subprocess.Popen[str], *, timeout_s: float) -> str:
 
 
 def difference(one: Path, other: Path) -> float:
-    ours, theirs = load_file(one / "model.safetensors"), load_file(other / "model.safetensors")
+    ours, theirs = saved_weights(one), saved_weights(other)
     assert ours.keys() == theirs.keys()
     return max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
 
@@ -77,6 +77,13 @@ def test_two_ranks_give_the_weights_and_losses_of_one(tmp_path: Path, tiny_folde
         for name in ("sft.partial/update-0002", "sft-resumed.partial/update-0003", "gspo.partial/update-0001"):
             assert difference(alone / name, together / name) < 1e-5, (variant, name)
             assert metrics(together / name) == pytest.approx(metrics(alone / name), abs=1e-5, rel=1e-5), (variant, name)
+        handed_over = [tmp_path / where / variant / "weights-0001" for where in ("alone", "together")]
+        assert difference(*handed_over) < 1e-5
+        ours, theirs = (torch.load(folder.with_name("weights.pt")) for folder in handed_over)
+        assert all(torch.allclose(ours[name], theirs[name], atol=1e-5) for name in theirs)
+        if variant == "lora":
+            assert ours.keys() == theirs.keys()
+            assert all(".lora_" in name and ".default." in name for name in ours), "nothing else is gathered"
         # Two ranks went on from what one had left; and each rank left shards of the optimiser.
         name = "sft-resumed.partial/update-0003"
         resumed = tmp_path / "together" / variant / "of-one-rank" / "checkpoints" / name

@@ -4,15 +4,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from train_on_ranks import demonstrations, recipe_of, save
-from training_samples import as_sampled, conversation
+from training_samples import as_sampled, conversation, saved_weights
 
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.domain.trajectory import LazyImages, Trajectory, with_held_images
 from osworld_pipeline.errors import RecipeError, TrainingError
 from osworld_pipeline.recipes import Recipe
-from osworld_pipeline.recipes.schema import TrainerSection
+from osworld_pipeline.recipes.schema import LoraSection, TrainerSection
 from osworld_pipeline.training import lora
 from osworld_pipeline.training.checkpoint import latest_complete, load_weights_into
 from osworld_pipeline.training.fits import check_fits
@@ -63,7 +62,9 @@ def test_packed_batches_train_as_padded_ones(tiny_folder: Path):
     assert sum(int(part.sum()) for part in differing) < 1e-3 * sum(part.numel() for part in differing)
 
 
-def test_adapters_train_alone_and_are_saved_merged_and_beside(tmp_path: Path, tiny_folder: Path, processor):
+def test_adapters_train_alone_and_are_saved_without_the_weights_under_them(
+    tmp_path: Path, tiny_folder: Path, processor
+):
     trainer = trained(tiny_folder, recipe_of("lora"))
     trainable = [name for name, param in trainer.model.named_parameters() if param.requires_grad]
     assert trainable
@@ -77,11 +78,13 @@ def test_adapters_train_alone_and_are_saved_merged_and_beside(tmp_path: Path, ti
     plain = score_trajectories(load_model(folder), processor, trajectories)
     before = score_trajectories(load_model(tiny_folder), processor, trajectories)
     for one, other, start in zip(adapted, plain, before, strict=True):
-        assert torch.allclose(one, other, atol=1e-5)
+        assert torch.equal(one, other)
         assert not torch.allclose(one, start, atol=1e-3)
     config = json.loads((folder / "adapter" / "adapter_config.json").read_text())
     assert (config["r"], config["lora_alpha"], config["peft_type"]) == (4, 8.0, "LORA")
-    assert len(load_file(folder / "adapter" / "adapter_model.safetensors")) == len(trainable)
+    assert config["target_modules"] == sorted(LoraSection().target_modules)
+    assert len(saved_weights(folder)) == len(trainable)
+    assert not list(folder.glob("*.safetensors"))
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft asks by the old name
@@ -101,11 +104,37 @@ def test_without_its_adapters_the_policy_is_its_parent(tiny_folder: Path, proces
     trainer = trained(tiny_folder, recipe_of("lora"))
     trajectories = demonstrations(processor, 1)
     parent = score_trajectories(load_model(tiny_folder), processor, trajectories)
-    with lora.without_adapters(trainer.model):
+    with lora.as_parent(trainer.model):
         bare = score_trajectories(trainer.model, processor, trajectories)
     again = score_trajectories(trainer.model, processor, trajectories)
     assert all(torch.allclose(one, other, atol=1e-6) for one, other in zip(bare, parent, strict=True))
     assert not all(torch.allclose(one, other, atol=1e-3) for one, other in zip(again, parent, strict=True))
+
+
+def test_dropout_of_adapters_belongs_to_fine_tuning_alone(tiny_folder: Path, processor):
+    """A ratio of the first step that is not 1 would be the dropout's, not the policy's."""
+    recipe = recipe_of("lora", kl_coef=0.0, minibatches_per_update=1)
+    assert recipe.trainer.lora is not None
+    section = recipe.trainer.lora.model_copy(update={"dropout": 0.5})
+    noisy = with_trainer(recipe, lora=section)
+    tuned = {}
+    for name, one in (("plain", recipe), ("noisy", noisy)):
+        tuned[name] = trained(tiny_folder, one).weights()
+    assert not all(torch.allclose(tuned["plain"][name], tuned["noisy"][name]) for name in tuned["plain"])
+    trainers = [
+        open_gspo_trainer(
+            tiny_folder, reference_folder=tiny_folder, recipe=one, phase=one.gspo.phase1, ranks=Ranks.alone()
+        )
+        for one in (recipe, noisy)
+    ]
+    for trainer in trainers:
+        for update in range(2):
+            sampled = as_sampled(trainer.model, processor, demonstrations(processor, update), [1.0, -1.0, 0.5, 0.0])
+            ours = [replace(one, policy_versions=(update,) * len(one.token_ids)) for one in sampled]
+            metrics = trainer.update(ours)
+            assert metrics["ratio_mean"] == pytest.approx(1.0, abs=1e-6)
+    plain, quiet = (trainer.weights() for trainer in trainers)
+    assert all(torch.equal(plain[name], quiet[name]) for name in plain)
 
 
 def test_adapters_for_layers_that_do_not_exist_are_refused(tiny_folder: Path):

@@ -91,8 +91,16 @@ def train(ranks: Ranks, model: Path, out: Path, variant: str) -> None:
         save(state, sft, "sft", metrics[-1])
 
     run(sft, ranks, fine_tune)
-    gspo = open_gspo_trainer(model, reference_folder=model, recipe=recipe, phase=recipe.gspo.phase1, ranks=ranks)
-    run(gspo, ranks, lambda: save(state, gspo, "gspo", gspo.update(rollouts(model, gspo.processor, 0))))
+    # A phase whose parent has an adapter holds that one, too.
+    parent = model if recipe.trainer.lora is None else partials_dir(state, "sft") / "update-0002"
+    gspo = open_gspo_trainer(parent, reference_folder=parent, recipe=recipe, phase=recipe.gspo.phase1, ranks=ranks)
+
+    def reinforce() -> None:
+        save(state, gspo, "gspo", gspo.update(rollouts(parent, gspo.processor, 0)))
+        gspo.save_weights(out / "weights-0001")
+        torch.save({name: tensor.clone() for name, tensor in gspo.weights().items()}, out / "weights.pt")
+
+    run(gspo, ranks, reinforce)
     resume(ranks, out, out, variant)
     alone = out.parent.parent / "alone" / variant
     if not ranks.is_alone and alone.is_dir():

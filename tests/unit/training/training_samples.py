@@ -2,8 +2,11 @@
 
 import io
 from dataclasses import replace
+from pathlib import Path
 
+import torch
 from PIL import Image, ImageDraw
+from safetensors.torch import load_file
 
 from osworld_pipeline.agent.observation_text import assistant_message, system_message, user_message
 from osworld_pipeline.agent.renderer import Renderer, render_demonstration
@@ -18,6 +21,13 @@ CORPUS = [
     "system\nYou operate a computer.",
     *[f'Action: click\n<tool_call>{{"name":"computer_use","arguments":{{"x":{i}}}}}</tool_call>' for i in range(20)],
 ]
+
+
+def saved_weights(folder: Path) -> dict[str, torch.Tensor]:
+    """What a checkpoint folder holds: whole weights, or an adapter's factors."""
+    whole, adapter = folder / "model.safetensors", folder / "adapter" / "adapter_model.safetensors"
+    assert whole.is_file() != adapter.is_file(), folder
+    return load_file(whole if whole.is_file() else adapter)
 
 
 def picture(number: int, *, width: int = 96, height: int = 64) -> bytes:
