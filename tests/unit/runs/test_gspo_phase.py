@@ -5,7 +5,7 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -82,13 +82,17 @@ class ChainTrainer:
         self.num_updates += 1
         return {"loss": 0.0}
 
-    def save(self, folder: Path, documents: Any) -> None:
+    def save(self, folder: Path, documents: Any, *, then: Callable[[Path], None] | None = None) -> None:
         self._fuse.pass_by("save")
         with writing_folder(folder) as temp:
             (temp / "weights.json").write_text(json.dumps(self.weights_digest))
             (temp / "model.safetensors").write_text(self.weights_digest)
             write_documents(temp, documents)
+        if then is not None:
+            then(folder)
         self._fuse.pass_by("saved")
+
+    def wait_saved(self) -> None: ...
 
     def close(self) -> None: ...
 
@@ -102,7 +106,7 @@ class ChainEngine:
         self._fuse = fuse
         self._fault = fault
 
-    async def hand_over(self, policy_version: int, saved: Path | None) -> None:
+    async def hand_over(self, policy_version: int) -> None:
         self.version, self.weights = policy_version, self._trainer.weights_digest
 
     async def run_episode(self, task: Task, plan: EpisodePlan) -> Episode:
