@@ -42,10 +42,26 @@ def add_adapters(model: Any, section: LoraSection, *, seed: int) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         inject_adapter_in_model(peft_config(section), model)
+    if any(param.is_meta for name, param in model.named_parameters() if ".lora_" in name):
+        _make_factors(model, section, seed=seed)
     for name, param in model.named_parameters():
         param.requires_grad_(".lora_" in name)
         if param.requires_grad:
             param.data = param.data.float()
+
+
+def _make_factors(model: Any, section: LoraSection, *, seed: int) -> None:
+    """peft moves fresh factors to where their layer is; on the meta device they would be lost. They are drawn again in
+    host memory, in peft's own order, so that a seed gives the same ones to any number of ranks."""
+    from peft.tuners.lora import LoraLayer
+
+    layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for layer in layers:
+            layer.lora_A["default"] = torch.nn.Linear(layer.in_features, section.rank, bias=False)
+            layer.lora_B["default"] = torch.nn.Linear(section.rank, layer.out_features, bias=False)
+            layer.reset_lora_parameters("default", True)
 
 
 def peft_config(section: LoraSection) -> Any:

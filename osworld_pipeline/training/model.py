@@ -66,6 +66,11 @@ def default_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
+def dtype_of(section: TinyModelSection | PretrainedModelSection) -> torch.dtype:
+    """Of a recipe's weights; a tiny model is float32."""
+    return DTYPES[section.dtype] if isinstance(section, PretrainedModelSection) else torch.float32
+
+
 def load_policy(
     path: Path | str,
     section: TinyModelSection | PretrainedModelSection,
@@ -76,7 +81,7 @@ def load_policy(
     """`load_model` in the precision of the recipe's model, on the default device. Raises StoreError."""
     return load_model(
         path,
-        dtype=section.dtype if isinstance(section, PretrainedModelSection) else "float32",
+        dtype=dtype_of(section),
         device=default_device() if device is None else device,
         is_frozen=is_frozen,
     )

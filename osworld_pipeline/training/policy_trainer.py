@@ -19,12 +19,13 @@ from osworld_pipeline.training.checkpoint import load_optimizer
 from osworld_pipeline.training.manifest import verify_checkpoint
 from osworld_pipeline.training.memory import Stage
 from osworld_pipeline.training.memory_fit import check_memory
-from osworld_pipeline.training.model import load_policy
+from osworld_pipeline.training.model import dtype_of, load_policy
 from osworld_pipeline.training.packing import use_packed_attention
 from osworld_pipeline.training.ranked import RankedTrainer
 from osworld_pipeline.training.ranks import Ranks
 from osworld_pipeline.training.score import FORWARD_METHOD, add_forward_method
 from osworld_pipeline.training.sft import SftTrainer
+from osworld_pipeline.training.sharded_loading import empty_model, load_shards
 from osworld_pipeline.training.sharding import shard_model
 from osworld_pipeline.training.update import GspoTrainer
 
@@ -106,7 +107,7 @@ def _open_policy(folder: Path, recipe: Recipe, ranks: Ranks, num_updates: int, *
     base_folder = folder
     if section.lora is not None and num_updates:
         base_folder = lora.base_folder_of(folder / lora.FOLDER)
-    model = load_policy(base_folder, recipe.model, device=_loading_device(ranks))
+    model = _open_model(base_folder, recipe, ranks)
     if section.lora is not None:
         lora.add_adapters(model, section.lora, seed=seed)
         if num_updates:
@@ -115,7 +116,7 @@ def _open_policy(folder: Path, recipe: Recipe, ranks: Ranks, num_updates: int, *
         model.model.visual.requires_grad_(False)
     if section.activation_checkpointing:
         model.activation_checkpointing_enable()
-    _lay_out(model, recipe, ranks)
+    _lay_out(model, recipe, ranks, base_folder)
     return _Policy(model=model, base_folder=base_folder)
 
 
@@ -127,22 +128,27 @@ def _check_memory(folder: Path, recipe: Recipe, ranks: Ranks, stage: Stage) -> N
 
 
 def _open_reference(folder: Path, recipe: Recipe, ranks: Ranks) -> Any:
-    model = load_policy(folder, recipe.model, device=_loading_device(ranks), is_frozen=True)
-    _lay_out(model, recipe, ranks)
+    model = _open_model(folder, recipe, ranks, is_frozen=True)
+    _lay_out(model, recipe, ranks, folder)
     return model
 
 
-def _lay_out(model: Any, recipe: Recipe, ranks: Ranks) -> None:
+def _open_model(folder: Path, recipe: Recipe, ranks: Ranks, *, is_frozen: bool = False) -> Any:
+    """One rank loads the model; of several each reads its own part once the model is sharded (`_lay_out`)."""
+    if ranks.is_alone:
+        return load_policy(folder, recipe.model, device=ranks.device, is_frozen=is_frozen)
+    return empty_model(folder, dtype=dtype_of(recipe.model), is_frozen=is_frozen)
+
+
+def _lay_out(model: Any, recipe: Recipe, ranks: Ranks, folder: Path) -> None:
+    """`folder`: of the weights that a sharded model reads."""
     if recipe.trainer.batching == "packed":
         use_packed_attention(model)
     if not ranks.is_alone:
         add_forward_method(model)
     shard_model(model, ranks, forward_method=FORWARD_METHOD, cpu_offload=recipe.trainer.cpu_offload)
-
-
-def _loading_device(ranks: Ranks) -> torch.device:
-    """Sharding takes the weights from host memory, so that a whole model never needs to fit one device."""
-    return ranks.device if ranks.is_alone else torch.device("cpu")
+    if not ranks.is_alone:
+        load_shards(model, folder, torch.device("cpu") if recipe.trainer.cpu_offload else ranks.device)
 
 
 def _restore(trainer: RankedTrainer, folder: Path) -> None:
