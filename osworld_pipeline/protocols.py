@@ -130,7 +130,7 @@ class PolicyTrainer(Protocol):
         """
         ...
 
-    def save(self, folder: Path, documents: Documents, *, then: Callable[[Path], None] | None = None) -> None:
+    def save(self, folder: Path, documents: Documents, *, then: Callable[[Path], object] | None = None) -> None:
         """Begins a checkpoint to `folder`, whole or not at all, which is written while training goes on; `then` is
         called with the folder once it is whole. One at a time: waits for the one before it.
 

@@ -23,6 +23,7 @@ from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.recipes.schema import SftSection
 from osworld_pipeline.runs.stages import CARD, checkpoint_card, read_checkpoint, stage_recipe_digest
 from osworld_pipeline.training.demonstrations import Example
+from osworld_pipeline.trajectories.blobs import BlobStore
 
 if TYPE_CHECKING:
     from osworld_pipeline.training.checkpoint import TrainerState
@@ -147,6 +148,7 @@ def _open_trainer(job: SftJob, ranks: "Ranks") -> "SftTrainer":
         ranks=ranks,
         num_updates=checkpoints.read_trainer_state(resumed).num_updates if resumed else 0,
         cache=PixelCache(max_bytes=PIXEL_CACHE_BYTES),
+        read_image=BlobStore(job.state.blobs).read,
     )
 
 

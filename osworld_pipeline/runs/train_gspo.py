@@ -31,6 +31,7 @@ from osworld_pipeline.runs.stages import (
     stage_recipe_digest,
 )
 from osworld_pipeline.tables.replay import ReplayCoverage, replay_coverage
+from osworld_pipeline.trajectories.blobs import BlobStore
 
 if TYPE_CHECKING:
     from osworld_pipeline.training.ranks import Ranks
@@ -249,4 +250,5 @@ def _open_trainer(job: GspoJob, point: ResumePoint, ranks: "Ranks", cache: Pixel
         ranks=ranks,
         num_updates=point.num_updates,
         cache=cache,
+        read_image=BlobStore(job.state.blobs).read,
     )

@@ -80,7 +80,7 @@ class Saves(Protocol):
     """A trainer, as far as checkpoints are concerned."""
 
     def save(
-        self, folder: Path, documents: Mapping[str, Any] | Documents, *, then: Callable[[Path], None] | None = None
+        self, folder: Path, documents: Mapping[str, Any] | Documents, *, then: Callable[[Path], object] | None = None
     ) -> None:
         """Begins to write the whole folder or nothing; `then` is called with it when it is there. Raises StoreError,
         that of the save before it included."""
@@ -164,7 +164,7 @@ def save_partial(
     trainer_state: TrainerState,
     *,
     keep_last: int = 2,
-    then: Callable[[Path], None] | None = None,
+    then: Callable[[Path], object] | None = None,
 ) -> None:
     """Begins a checkpoint to resume from; once it is whole the newest `keep_last` are kept, and `then` gets its folder.
     Raises StoreError."""

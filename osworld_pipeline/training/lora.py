@@ -59,8 +59,9 @@ def _make_factors(model: Any, section: LoraSection, *, seed: int) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         for layer in layers:
-            layer.lora_A["default"] = torch.nn.Linear(layer.in_features, section.rank, bias=False)
-            layer.lora_B["default"] = torch.nn.Linear(section.rank, layer.out_features, bias=False)
+            base: Any = layer.get_base_layer()
+            layer.lora_A["default"] = torch.nn.Linear(base.in_features, section.rank, bias=False)
+            layer.lora_B["default"] = torch.nn.Linear(section.rank, base.out_features, bias=False)
             layer.reset_lora_parameters("default", True)
 
 

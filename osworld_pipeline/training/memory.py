@@ -295,12 +295,23 @@ def kv_bytes(shape: ModelShape, *, num_tokens: int, num_bytes: int) -> int:
     return 2 * shape.text.num_layers * shape.text.kv_size * num_tokens * num_bytes
 
 
+def _checkpoint_item(sizes: _Sizes) -> Item:
+    """A save copies each rank's masters and moments, and on rank 0 the whole weights, to host memory, and writes the
+    copies while training goes on (training/ranked.py). Loading takes less: a whole model where there is one rank, and
+    of several each reads one weight of its own at a time (training/sharded_loading.py)."""
+    trained = sizes.trained_parameters
+    has_masters = sizes.num_bytes != FLOAT and sizes.recipe.trainer.lora is None
+    weights = sizes.shape.parameters * sizes.num_bytes
+    optimizer = trained * (3 if has_masters else 2) * FLOAT
+    saving = weights + sizes.sharded(optimizer)
+    return Item(name="a checkpoint", how="copies that are written while training goes on", host_bytes=saving)
+
+
 def _host_items(sizes: _Sizes) -> Iterable[Item]:
     """What each rank takes of the host's memory besides what is offloaded."""
     recipe = sizes.recipe
     yield Item(name="program", how="Python, torch and CUDA's libraries (assumed)", host_bytes=PROGRAM_BYTES)
-    whole = sizes.shape.parameters * sizes.num_bytes
-    yield Item(name="loading", how="a whole model in host memory", host_bytes=whole)
+    yield _checkpoint_item(sizes)
     yield Item(name="pixel cache", how="decoded screenshots", host_bytes=PIXEL_CACHE_BYTES[sizes.stage])
     width, height = fit_size(recipe.desktop.screen_width, recipe.desktop.screen_height, recipe.agent.max_pixels)
     num_episodes = recipe.sft.batch_size

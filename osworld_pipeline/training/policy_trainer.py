@@ -27,6 +27,7 @@ from osworld_pipeline.training.score import FORWARD_METHOD, add_forward_method
 from osworld_pipeline.training.sft import SftTrainer
 from osworld_pipeline.training.sharded_loading import empty_model, load_shards
 from osworld_pipeline.training.sharding import shard_model
+from osworld_pipeline.training.shared_trajectories import ReadImage
 from osworld_pipeline.training.update import GspoTrainer
 
 
@@ -39,9 +40,10 @@ def open_gspo_trainer(
     ranks: Ranks,
     num_updates: int = 0,
     cache: PixelCache | None = None,
+    read_image: ReadImage | None = None,
 ) -> GspoTrainer:
     """`folder` holds the weights, and where `num_updates` lie behind them the optimiser's state too; the reference (the
-    phase's parent) is read only where gspo.kl_coef is above 0.
+    phase's parent) is read only where gspo.kl_coef is above 0. `read_image`: how this rank reads a stored screenshot.
 
     Raises:
         StoreError: a folder cannot be read, or is damaged.
@@ -69,12 +71,19 @@ def open_gspo_trainer(
         base_folder=policy.base_folder,
         max_response_tokens=recipe.agent.max_response_tokens,
     )
+    trainer.read_image = read_image
     _restore(trainer, folder)
     return trainer
 
 
 def open_sft_trainer(
-    folder: Path, *, recipe: Recipe, ranks: Ranks, num_updates: int = 0, cache: PixelCache | None = None
+    folder: Path,
+    *,
+    recipe: Recipe,
+    ranks: Ranks,
+    num_updates: int = 0,
+    cache: PixelCache | None = None,
+    read_image: ReadImage | None = None,
 ) -> SftTrainer:
     """As `open_gspo_trainer`, for recipe.sft. Raises StoreError, TrainingError, DependencyError, RecipeError."""
     _check_memory(folder, recipe, ranks, "sft")
@@ -89,6 +98,7 @@ def open_sft_trainer(
         cache=cache,
         base_folder=policy.base_folder,
     )
+    trainer.read_image = read_image
     _restore(trainer, folder)
     return trainer
 

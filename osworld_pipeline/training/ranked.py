@@ -10,7 +10,7 @@ import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
 from osworld_pipeline.agent.model_inputs import PixelCache
-from osworld_pipeline.domain.trajectory import Trajectory, with_held_images
+from osworld_pipeline.domain.trajectory import Trajectory
 from osworld_pipeline.errors import PipelineError, TrainingError
 from osworld_pipeline.recipes.schema import TrainerSection
 from osworld_pipeline.training import lora
@@ -22,6 +22,7 @@ from osworld_pipeline.training.optimizer import MasterAdamW
 from osworld_pipeline.training.ranks import Ranks
 from osworld_pipeline.training.score import device_of, score_trajectories, training_mode
 from osworld_pipeline.training.sharding import gather_weights, host_copies, host_weights
+from osworld_pipeline.training.shared_trajectories import ReadImage, share_trajectories
 
 
 class RankedTrainer:
@@ -49,6 +50,8 @@ class RankedTrainer:
         self._section = section or TrainerSection()
         self._cache = cache or PixelCache()
         self._base_folder = base_folder
+        self.read_image: ReadImage | None = None
+        """This rank's way to stored screenshots; None where rank 0 sends them all."""
         self._saving = Background("the writing of a checkpoint")
         self._save_group: Any = None
 
@@ -67,12 +70,12 @@ class RankedTrainer:
         """
         with self._together("update"):
             self._saving.check()
-            metrics = self._update(self._shared(trajectories))
+            metrics = self._update(share_trajectories(trajectories, self.ranks, self.read_image))
             self.num_updates += 1
             return metrics
 
     def save(
-        self, folder: Path, documents: Mapping[str, Any] | Documents, *, then: Callable[[Path], None] | None = None
+        self, folder: Path, documents: Mapping[str, Any] | Documents, *, then: Callable[[Path], object] | None = None
     ) -> None:
         """Begins a checkpoint to `folder`, whole or not at all: weights and optimiser are copied to host memory, and a
         thread writes them while training goes on. `then` is called there with the folder once it is whole. One save at
@@ -99,7 +102,7 @@ class RankedTrainer:
         documents: Mapping[str, Any] | Documents,
         weights: dict[str, torch.Tensor],
         state: dict[str, torch.Tensor],
-        then: Callable[[Path], None] | None,
+        then: Callable[[Path], object] | None,
     ) -> None:
         with ExitStack() as opening:
             temp = opening.enter_context(writing_folder(folder))
@@ -110,13 +113,21 @@ class RankedTrainer:
 
         def write() -> None:
             with opened:
-                save_optimizer(temp, state, self._save_group)
+                self._save_optimizer(temp, state)
                 self._save_weights(temp, folder, weights)
                 write_documents(temp, documents)
             if then is not None:
                 then(folder)
 
         self._saving.start(write)
+
+    def _save_optimizer(self, temp: Path, state: dict[str, torch.Tensor]) -> None:
+        try:
+            save_optimizer(temp, state, self._save_group)
+        except RuntimeError as error:
+            if self.ranks.is_lost(error):
+                raise TrainingError(self.ranks.explain(error, "a save")) from error
+            raise
 
     def wait_saved(self) -> None:
         """Until the checkpoint that was begun is whole. Raises StoreError."""
@@ -207,12 +218,6 @@ class RankedTrainer:
     @property
     def _is_packed(self) -> bool:
         return self._section.batching == "packed"
-
-    def _shared(self, trajectories: Sequence[Trajectory]) -> tuple[Trajectory, ...]:
-        """Rank 0's trajectories on every rank; each distinct image travels once."""
-        if self.ranks.is_alone:
-            return tuple(trajectories)
-        return self.ranks.broadcast(with_held_images(trajectories) if self.ranks.is_main else None)
 
     def _save_weights(self, temp: Path, folder: Path, weights: dict[str, torch.Tensor]) -> None:
         section = self._section.lora

@@ -82,7 +82,7 @@ class ChainTrainer:
         self.num_updates += 1
         return {"loss": 0.0}
 
-    def save(self, folder: Path, documents: Any, *, then: Callable[[Path], None] | None = None) -> None:
+    def save(self, folder: Path, documents: Any, *, then: Callable[[Path], object] | None = None) -> None:
         self._fuse.pass_by("save")
         with writing_folder(folder) as temp:
             (temp / "weights.json").write_text(json.dumps(self.weights_digest))

@@ -35,12 +35,12 @@ LIMIT_S = 30
 
 
 class Gate:
-    """Holds the writing thread where it begins to write weights."""
+    """Holds the writing thread before it writes anything."""
 
     def __init__(self) -> None:
         self.reached, self.opened = threading.Event(), threading.Event()
         self.error: OSError | None = None
-        self._write = ranked.write_documents
+        self._write = ranked.save_optimizer
 
     def __call__(self, *arguments: Any) -> None:
         self.reached.set()
@@ -53,7 +53,7 @@ class Gate:
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     found = Gate()
-    monkeypatch.setattr(ranked, "write_documents", found)
+    monkeypatch.setattr(ranked, "save_optimizer", found)
     yield found
     found.opened.set()
 

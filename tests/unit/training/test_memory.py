@@ -153,6 +153,11 @@ def test_a_trained_vision_tower_keeps_its_blocks() -> None:
     assert trained["optimiser moments"] == 8 * 4_437_815_808
 
 
+def test_a_save_copies_the_weights_once_and_each_ranks_masters_and_moments() -> None:
+    found = host(estimate(recipe(trainer={"num_processes": 4}), FOUR_B, "sft"))
+    assert found["a checkpoint"] == 2 * 4_437_815_808 + 12 * TRAINED // 4
+
+
 @pytest.mark.parametrize(
     ("own", "source"),
     [

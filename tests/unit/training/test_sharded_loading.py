@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -84,7 +85,7 @@ def test_a_folder_without_a_model_is_one_clear_error(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_each_of_two_ranks_reads_and_holds_half_of_the_model(tmp_path: Path) -> None:
-    big = config()
+    big: Any = config()
     big.text_config.vocab_size = 65_536
     model = Qwen3VLForConditionalGeneration(big)
     num_bytes = sum(param.nbytes for param in model.parameters())
