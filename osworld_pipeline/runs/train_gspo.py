@@ -251,4 +251,5 @@ def _open_trainer(job: GspoJob, point: ResumePoint, ranks: "Ranks", cache: Pixel
         num_updates=point.num_updates,
         cache=cache,
         read_image=BlobStore(job.state.blobs).read,
+        may_sample=job.actors is None,
     )

@@ -66,9 +66,10 @@ class Estimate:
         return sum(item.host_bytes for item in self.items)
 
 
-def estimate(recipe: Recipe, shape: ModelShape, stage: Stage) -> Estimate:
-    """What the rank that takes most needs for a stage of the recipe."""
-    sizes = _Sizes(recipe=recipe, shape=shape, stage=stage)
+def estimate(recipe: Recipe, shape: ModelShape, stage: Stage, *, may_sample: bool = True) -> Estimate:
+    """What a rank needs for a stage of the recipe; `may_sample`: the rank that takes most, where an engine of this
+    program would be."""
+    sizes = _Sizes(recipe=recipe, shape=shape, stage=stage, may_sample=may_sample)
     items = [*_state_items(sizes), *_activation_items(sizes), *_engine_items(sizes), *_host_items(sizes)]
     on_gpu = sum(item.gpu_bytes for item in items)
     items.append(
@@ -93,6 +94,7 @@ class _Sizes:
     recipe: Recipe
     shape: ModelShape
     stage: Stage
+    may_sample: bool
 
     @property
     def num_bytes(self) -> int:
@@ -124,7 +126,7 @@ class _Sizes:
 
     @property
     def has_engine(self) -> bool:
-        return self.stage == "gspo" and self.recipe.engine.kind == "transformers"
+        return self.may_sample and self.stage == "gspo" and self.recipe.engine.kind == "transformers"
 
     @property
     def engine_shares_weights(self) -> bool:

@@ -118,14 +118,13 @@ class Fit:
         }
 
 
-def judge(recipe: Recipe, shape: ModelShape, *, gpu_bytes: int | None, stage: Stage | None = None) -> Fit:
-    """`stage`: the one that runs; without, the one that takes most."""
-    found = largest_estimate(recipe, shape) if stage is None else estimate(recipe, shape, stage)
-    return Fit(recipe=recipe, shape=shape, estimate=found, gpu_bytes=gpu_bytes)
+def judge(recipe: Recipe, shape: ModelShape, *, gpu_bytes: int | None) -> Fit:
+    """By the stage that takes most."""
+    return Fit(recipe=recipe, shape=shape, estimate=largest_estimate(recipe, shape), gpu_bytes=gpu_bytes)
 
 
-def check_memory(recipe: Recipe, folder: Path, *, stage: Stage, gpu_bytes: int) -> None:
-    """Before the model in `folder` is loaded on a GPU with so much free memory.
+def check_memory(recipe: Recipe, folder: Path, *, stage: Stage, gpu_bytes: int, may_sample: bool = True) -> None:
+    """Before the model in `folder` is loaded on a GPU with so much free memory. `may_sample`: as for `estimate`.
 
     Raises:
         TrainingError: it cannot fit; says what it needs and what would make it fit.
@@ -133,7 +132,9 @@ def check_memory(recipe: Recipe, folder: Path, *, stage: Stage, gpu_bytes: int) 
     """
     if not recipe.trainer.check_memory:
         return
-    fit = judge(recipe, ModelShape.of_folder(folder), gpu_bytes=gpu_bytes, stage=stage)
+    shape = ModelShape.of_folder(folder)
+    found = estimate(recipe, shape, stage, may_sample=may_sample)
+    fit = Fit(recipe=recipe, shape=shape, estimate=found, gpu_bytes=gpu_bytes)
     if not fit.is_ok:
         raise TrainingError(f"{fit.sentence}: {fit.advice}, or trainer.check_memory=false to try all the same")
 

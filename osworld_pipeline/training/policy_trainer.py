@@ -41,9 +41,11 @@ def open_gspo_trainer(
     num_updates: int = 0,
     cache: PixelCache | None = None,
     read_image: ReadImage | None = None,
+    may_sample: bool = True,
 ) -> GspoTrainer:
     """`folder` holds the weights, and where `num_updates` lie behind them the optimiser's state too; the reference (the
     phase's parent) is read only where gspo.kl_coef is above 0. `read_image`: how this rank reads a stored screenshot.
+    `may_sample`: whether an engine of this program's own would sit on rank 0's GPU.
 
     Raises:
         StoreError: a folder cannot be read, or is damaged.
@@ -52,7 +54,7 @@ def open_gspo_trainer(
     """
     if recipe.trainer.num_threads:
         torch.set_num_threads(recipe.trainer.num_threads)
-    _check_memory(folder, recipe, ranks, "gspo")
+    _check_memory(folder, recipe, ranks, "gspo", may_sample=may_sample and ranks.is_main)
     policy = _open_policy(folder, recipe, ranks, num_updates, seed=phase.seed)
     reference: Any = None
     # Under LoRA the policy without its adapters is the parent: no second copy is needed.
@@ -130,11 +132,11 @@ def _open_policy(folder: Path, recipe: Recipe, ranks: Ranks, num_updates: int, *
     return _Policy(model=model, base_folder=base_folder)
 
 
-def _check_memory(folder: Path, recipe: Recipe, ranks: Ranks, stage: Stage) -> None:
+def _check_memory(folder: Path, recipe: Recipe, ranks: Ranks, stage: Stage, *, may_sample: bool = False) -> None:
     """One clear error instead of an allocation that fails minutes later; a CPU is never refused."""
     if ranks.device.type == "cuda":
         num_free, _ = torch.cuda.mem_get_info(ranks.device)
-        check_memory(recipe, folder, stage=stage, gpu_bytes=num_free)
+        check_memory(recipe, folder, stage=stage, gpu_bytes=num_free, may_sample=may_sample)
 
 
 def _open_reference(folder: Path, recipe: Recipe, ranks: Ranks) -> Any:

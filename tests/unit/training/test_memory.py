@@ -89,6 +89,7 @@ def test_an_engine_shares_the_model_only_where_nothing_trains_while_it_samples()
     assert gpu(copied)["engine's weights"] == 2 * 4_437_815_808
     shared = estimate(recipe(rollout={"mode": "synchronous"}), FOUR_B, "gspo")
     assert "engine's weights" not in gpu(shared)
+    assert not [name for name in gpu(estimate(recipe(), FOUR_B, "gspo", may_sample=False)) if "engine" in name]
     sglang = recipe(engine={"kind": "sglang", "urls": ["http://gpu-1:30000"]})
     assert not [name for name in gpu(estimate(sglang, FOUR_B, "gspo")) if "engine" in name]
 
