@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,9 @@ from osworld_pipeline.errors import StoreError
 from osworld_pipeline.training import manifest, ranked
 from osworld_pipeline.training.background import Background
 from osworld_pipeline.training.checkpoint import (
+    keep_milestone,
     latest_complete,
+    load_optimizer,
     remove_stale_writes,
     save_final,
     save_partial,
@@ -86,8 +89,6 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_it_holds_what_was_th
     assert not torch.equal(before["lm_head.weight"], trainer.model.lm_head.weight)
     resumed = make_trainer(folder)
     ranked_state = resumed.optimizer.state_dict()
-    from osworld_pipeline.training.checkpoint import load_optimizer
-
     load_optimizer(folder, ranked_state)
     assert all(torch.equal(moments[name], tensor) for name, tensor in ranked_state.items())
 
@@ -104,6 +105,17 @@ def test_a_second_save_waits_for_the_first_and_the_end_for_both(tmp_path: Path, 
     second.join(LIMIT_S)
     folder = save_final(state, trainer, trainer_state(3))
     assert [path.name for path in state.checkpoints.iterdir()] == [folder.name]
+
+
+def test_a_milestone_is_kept_once_its_checkpoint_is_whole(tmp_path: Path, tiny_folder: Path, gate: Gate) -> None:
+    state, trainer = StateDir(tmp_path), make_trainer(tiny_folder)
+    keep = partial(keep_milestone, state, name="sft-1-u0001", documents=lambda _: {"checkpoint.json": {}})
+    save_partial(state, trainer, trainer_state(1), then=keep)
+    assert gate.reached.wait(LIMIT_S)
+    assert not (state.checkpoints / "sft-1-u0001").exists()
+    gate.opened.set()
+    trainer.wait_saved()
+    verify_checkpoint(state.checkpoints / "sft-1-u0001", is_required=True)
 
 
 def test_what_could_not_be_written_is_an_error_of_the_next_update(
