@@ -7,7 +7,7 @@ export PYTHONUNBUFFERED := 1
 export PYTHONDONTWRITEBYTECODE :=
 export DAGSTER_HOME := $(CURDIR)
 
-.PHONY: help setup setup-test setup-python demo test test-fast test-sglang test-faults test-windows bench-env bench-data bench-rollout bench-training bench-learning bench-scale bench-viewer check format dev mlflow constraints clean
+.PHONY: help setup setup-test setup-python setup-tokenizer demo test test-fast test-sglang test-faults test-windows bench-env bench-data bench-rollout bench-training bench-learning bench-scale bench-viewer check format dev mlflow constraints clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -16,10 +16,13 @@ setup: ## Debian packages and .venv
 	@scripts/setup
 
 setup-test:
-	@scripts/setup debian qemu extras python
+	@scripts/setup debian qemu extras python tokenizer
 
 setup-python:
 	@scripts/setup python
+
+setup-tokenizer: setup-python
+	@scripts/setup tokenizer
 
 demo: setup ## the whole pipeline on this machine, then a table of success rates
 	@$(BIN)/osworld-pipeline demo
@@ -27,7 +30,7 @@ demo: setup ## the whole pipeline on this machine, then a table of success rates
 test: setup-test ## every test that can run here; JOBS=1 runs them one after the other
 	@$(BIN)/pytest -n $(or $(JOBS),3) --dist loadfile --no-loadscope-reorder
 
-test-fast: setup-python ## unit tests only
+test-fast: setup-tokenizer ## unit tests only
 	@$(BIN)/pytest tests/unit -m "not slow"
 
 test-sglang: setup-test ## the tests against real sglang servers on a CPU; makes their environment (2.5 GB) first

@@ -1,0 +1,15 @@
+"""The real tokenizer for tests, where `scripts/setup tokenizer` has put its ranks."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.real_tokenizer import RANKS_FILE, build_real_processor
+
+
+def real_processor(folder: Path) -> Any:
+    """The published processor, its files in `folder`; skips where the ranks are missing."""
+    if not RANKS_FILE.is_file():
+        pytest.skip("the ranks of Qwen's tokenizer are not here (scripts/setup tokenizer)")
+    return build_real_processor(folder)
