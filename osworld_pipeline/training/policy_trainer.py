@@ -17,6 +17,8 @@ from osworld_pipeline.recipes.schema import GspoPhaseSection
 from osworld_pipeline.training import lora
 from osworld_pipeline.training.checkpoint import load_optimizer
 from osworld_pipeline.training.manifest import verify_checkpoint
+from osworld_pipeline.training.memory import Stage
+from osworld_pipeline.training.memory_fit import check_memory
 from osworld_pipeline.training.model import load_policy
 from osworld_pipeline.training.packing import use_packed_attention
 from osworld_pipeline.training.ranked import RankedTrainer
@@ -42,10 +44,12 @@ def open_gspo_trainer(
 
     Raises:
         StoreError: a folder cannot be read, or is damaged.
+        TrainingError: the recipe cannot fit this GPU.
         DependencyError, RecipeError: adapters without peft, or for layers that do not exist.
     """
     if recipe.trainer.num_threads:
         torch.set_num_threads(recipe.trainer.num_threads)
+    _check_memory(folder, recipe, ranks, "gspo")
     policy = _open_policy(folder, recipe, ranks, num_updates, seed=phase.seed)
     reference: Any = None
     # Under LoRA the policy without its adapters is the parent: no second copy is needed.
@@ -71,7 +75,8 @@ def open_gspo_trainer(
 def open_sft_trainer(
     folder: Path, *, recipe: Recipe, ranks: Ranks, num_updates: int = 0, cache: PixelCache | None = None
 ) -> SftTrainer:
-    """As `open_gspo_trainer`, for recipe.sft. Raises StoreError, DependencyError, RecipeError."""
+    """As `open_gspo_trainer`, for recipe.sft. Raises StoreError, TrainingError, DependencyError, RecipeError."""
+    _check_memory(folder, recipe, ranks, "sft")
     policy = _open_policy(folder, recipe, ranks, num_updates, seed=recipe.sft.seed)
     trainer = SftTrainer(
         policy.model,
@@ -112,6 +117,13 @@ def _open_policy(folder: Path, recipe: Recipe, ranks: Ranks, num_updates: int, *
         model.activation_checkpointing_enable()
     _lay_out(model, recipe, ranks)
     return _Policy(model=model, base_folder=base_folder)
+
+
+def _check_memory(folder: Path, recipe: Recipe, ranks: Ranks, stage: Stage) -> None:
+    """One clear error instead of an allocation that fails minutes later; a CPU is never refused."""
+    if ranks.device.type == "cuda":
+        num_free, _ = torch.cuda.mem_get_info(ranks.device)
+        check_memory(recipe, folder, stage=stage, gpu_bytes=num_free)
 
 
 def _open_reference(folder: Path, recipe: Recipe, ranks: Ranks) -> Any:
