@@ -1,6 +1,7 @@
 """Conversations of a desktop in the layout of training: demonstrations that are written down, and episodes that an
 engine samples turn by turn."""
 
+import functools
 import io
 import random
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ TASK = "[Task]\nRename the folder alpha to bravo {0}.\n[Accessibility Tree]\npus
 WORDS = "Click the button that saves the file, because the dialog is still open and nothing was written so far"
 
 
+@functools.lru_cache(maxsize=512)
 def screen(seed: int, size: tuple[int, int] = SCREEN) -> bytes:
     """A picture of windows with text, no two alike, as a model is shown it."""
     rng = random.Random(seed)
