@@ -16,6 +16,7 @@ from pathlib import Path
 
 from benchmarks.gpu_report import markdown
 from benchmarks.gpu_sheet import PartResult
+from benchmarks.gpu_size import FULL, SMOKE, Size
 from benchmarks.processes import BenchmarkError
 from benchmarks.real_tokenizer import build_real_processor
 
@@ -95,16 +96,22 @@ def part_command(size: str, processor_folder: Path) -> Command:
     return command
 
 
-def measure(names: Sequence[str], *, size: str, on_done: Callable[[PartResult], None]) -> tuple[list[PartResult], str]:
+def measure(names: Sequence[str], *, size: Size, on_done: Callable[[PartResult], None]) -> tuple[list[PartResult], str]:
     """All results, and the page. Raises BenchmarkError."""
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="bench-gpu-") as place:
         folder = Path(place) / "processor"
         build_real_processor(folder)
-        results = run_parts(names, part_command(size, folder), on_done=on_done)
+        results = run_parts(
+            names,
+            part_command(size.name, folder),
+            limits_s={name: size.limit_factor * limit_s for name, limit_s in LIMITS_S.items()},
+            budget_s=size.limit_factor * BUDGET_S,
+            on_done=on_done,
+        )
     versions = ", ".join(f"{package} {version(package)}" for package in ("torch", "transformers"))
     page = markdown(
-        results, size=size, versions=versions, seconds=time.monotonic() - started, day=datetime.now(UTC).date()
+        results, size=size.name, versions=versions, seconds=time.monotonic() - started, day=datetime.now(UTC).date()
     )
     return results, page
 
@@ -125,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"no part named {sorted(unknown)[0]}; there are: {', '.join(LIMITS_S)}")
     try:
         names = arguments.parts or list(LIMITS_S)
-        results, page = measure(names, size="smoke" if arguments.smoke else "full", on_done=tell)
+        results, page = measure(names, size=SMOKE if arguments.smoke else FULL, on_done=tell)
     except BenchmarkError as error:
         print(f"bench-gpu: {error}", file=sys.stderr)
         return 1

@@ -28,7 +28,8 @@ from osworld_pipeline.training.score import score_trajectories
 
 MAX_MEAN_DIFF = 0.02
 """Of the mean |trainer - sampler| of a token in bfloat16; the default of gspo.max_logprob_diff."""
-NUM_EXACT_UPDATES = 3
+EXACT_LEARNING_RATE = 1e-4
+"""Steps that bfloat16 weights can show."""
 CONTEXT_BUDGET_S = 40.0
 """The search for the longest context begins no further try after this."""
 
@@ -48,31 +49,33 @@ def lora(size: Size, processor_folder: Path, sheet: Sheet) -> None:
 
 
 def _check_updates(bench: Bench, kind: UpdateKind, sheet: Sheet) -> None:
-    trainer = bench.open_trainer(kind, max_tokens=bench.size.context)
+    num_updates = bench.size.num_exact_updates
+    trainer = bench.open_trainer(kind, max_tokens=bench.size.context, learning_rate=EXACT_LEARNING_RATE)
     before = _sums(bench.model)
     with bench.engine() as engine:
-        for update in range(NUM_EXACT_UPDATES + 1):
+        for update in range(num_updates + 1):
             with stopwatch() as seconds:
                 # The last one reads each prompt from its beginning; the others keep keys and values between turns.
-                trajectories = bench.sample(engine, f"u{update}", keeps_turns=update < NUM_EXACT_UPDATES)
+                trajectories = bench.sample(engine, f"u{update}", keeps_turns=update < num_updates)
             if update == 1:  # the first warms up
                 sheet.figure("sampled tokens a second", f"{num_sampled(trajectories) / seconds[0]:.0f}")
             _compare(bench, trajectories, f"after {update} updates", sheet)
-            if update == NUM_EXACT_UPDATES:
+            if update == num_updates:
                 break
             metrics = trainer.update(trajectories)
             engine.mark_updated(policy_version=trainer.num_updates)
             if update == 0:
                 sheet.figure("sequences clipped in the first on-policy update", f"{metrics['clip_fraction']:.0%}")
                 sheet.figure(
-                    "largest share that the bfloat16 output layer has in a difference", _head_share(bench, trajectories)
+                    "|bfloat16 logits - float32 logits| of a log-probability", _head_error(bench, trajectories)
                 )
             sheet.figure(f"update {update}: loss, gradient norm", f"{metrics['loss']:.4g}, {metrics['grad_norm']:.3g}")
             sheet.claim(
                 f"update {update}: loss and gradient are finite", math.isfinite(metrics["loss"] + metrics["grad_norm"])
             )
+    # An adapter's first factors take no step while the second ones are zero.
     moved = sum(_sums(bench.model)[name] != value for name, value in before.items())
-    sheet.claim(f"trained tensors that moved: {moved} of {len(before)}", moved > 0.9 * len(before))
+    sheet.claim(f"trained tensors that moved: {moved} of {len(before)}", moved >= 0.4 * len(before))
 
 
 def _compare(bench: Bench, trajectories: Sequence[Trajectory], when: str, sheet: Sheet) -> None:
@@ -82,7 +85,7 @@ def _compare(bench: Bench, trajectories: Sequence[Trajectory], when: str, sheet:
     sheet.claim(f"{when}: at most {MAX_MEAN_DIFF} on average", report.mean_diff <= MAX_MEAN_DIFF)
 
 
-def _head_share(bench: Bench, trajectories: Sequence[Trajectory]) -> str:
+def _head_error(bench: Bench, trajectories: Sequence[Trajectory]) -> str:
     """Logits in bfloat16 against the same hidden states' logits in float32."""
     head = bench.model.lm_head
     rounded = score_trajectories(bench.model, bench.processor, trajectories, cache=bench.cache)

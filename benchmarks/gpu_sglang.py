@@ -69,8 +69,8 @@ def running_server(python: str, checkpoint: Path) -> Iterator[str]:
     url = f"http://127.0.0.1:{port}"
     command = [
         python, "-m", "sglang.launch_server", "--model-path", str(checkpoint), "--host", "127.0.0.1",
-        "--port", str(port), "--dtype", "bfloat16", "--mem-fraction-static", str(MEMORY_SHARE), "--context-length", "16384",
-        "--disable-cuda-graph", "--log-level", "warning",
+        "--port", str(port), "--dtype", "bfloat16", "--mem-fraction-static", str(MEMORY_SHARE),
+        "--context-length", "16384", "--disable-cuda-graph", "--log-level", "warning",
     ]  # fmt: skip
     environment = {"SGLANG_RETURN_ORIGINAL_LOGPROB": "1", "SGLANG_VLM_CACHE_SIZE_MB": "0", "HF_HUB_OFFLINE": "1"}
     with started(command, environment=environment) as server:

@@ -28,11 +28,15 @@ class Size:
     """Tokens of a sequence whose update is timed."""
     num_sequences: int = 4
     """Of such an update."""
+    limit_factor: float = 1.0
+    """Of the time that each part may take."""
     num_updates: int = 2
     """Timed, after one to warm up."""
     screen: tuple[int, int] = (1280, 720)
     num_episodes: int = 4
     """Sampled at a time for exactness."""
+    num_exact_updates: int = 3
+    """Between which the trainer is compared with the sampler."""
     num_turns: int = 3
     max_new_tokens: int = 48
     largest_context: int = 65_536
@@ -45,12 +49,14 @@ class Size:
 FULL = Size(name="full")
 SMOKE = Size(
     name="smoke",
+    limit_factor=10.0,
     architecture=Architecture(
         hidden_size=64, intermediate_size=128, num_layers=2, num_heads=4, num_kv_heads=2, vision_depth=3,
         vision_hidden_size=64, vision_intermediate_size=128, vision_heads=4, deepstack_layers=(0, 1),
     ),
-    context=1024, num_sequences=2, num_updates=1, screen=(256, 192), num_episodes=2, num_turns=2, max_new_tokens=6,
-    largest_context=2048, context_step=512, num_packed=3, lora=LoraSection(rank=4, alpha=8),
+    context=1024, num_sequences=2, num_updates=1, num_exact_updates=1,
+    screen=(256, 192), num_episodes=2, num_turns=2, max_new_tokens=6,
+    largest_context=1536, context_step=512, num_packed=3, lora=LoraSection(rank=4, alpha=8),
 )  # fmt: skip
 SIZES = {size.name: size for size in (FULL, SMOKE)}
 
