@@ -30,13 +30,17 @@ MAX_MEAN_DIFF = 0.02
 """Of the mean |trainer - sampler| of a token in bfloat16; the default of gspo.max_logprob_diff."""
 EXACT_LEARNING_RATE = 1e-4
 """Steps that bfloat16 weights can show."""
+ENGINE_BYTES = 5 << 30
+"""Left for the engine's keys and values beside a trainer of all weights."""
 CONTEXT_BUDGET_S = 40.0
 """The search for the longest context begins no further try after this."""
 
 
 def exactness(size: Size, processor_folder: Path, sheet: Sheet) -> None:
     """All weights trained, the engine on the same weights: sample, compare, update, and again."""
-    size = fitted(size, "gspo", context=size.context, num_bytes=device_bytes())
+    num_bytes = device_bytes()
+    for_trainer = None if num_bytes is None else num_bytes - ENGINE_BYTES
+    size = fitted(size, "gspo", context=size.context, num_bytes=for_trainer)
     _tell_layers(size, sheet)
     bench = Bench(size, processor_folder)
     _check_updates(bench, "gspo", sheet)
@@ -109,7 +113,9 @@ class _Float32Head(torch.nn.Module):
 
 def _sums(model: Any) -> dict[str, float]:
     return {
-        name: float(param.detach().double().sum()) for name, param in model.named_parameters() if param.requires_grad
+        name: float(param.detach().sum(dtype=torch.float64))
+        for name, param in model.named_parameters()
+        if param.requires_grad
     }
 
 

@@ -16,7 +16,7 @@ EXPECTED = {
     "exactness": "|trainer - sampler| of a log-probability, after 1 updates",
     "lora": "sequences clipped in the first on-policy update",
     "packing": "|packed - padded| of a log-probability",
-    "speed": "sft: 2 sequences of 1,024 tokens, 10 screens",
+    "speed": "sft: 2 sequences of 1,024 tokens, 6 screens",
     "speed_lora": "gspo, lora: memory that torch held at most, and the estimate",
     "context": "longest sequence that fits",
     "context_lora": "longest sequence that fits",

@@ -91,7 +91,9 @@ def test_the_page_says_what_is_not_met_and_escapes_bars() -> None:
     met.figures.append(Figure(name="|a - b|", value="0.1"))
     broken = PartResult(name="speed", status="ok", claims=[Claim(sentence="it is fast", is_met=False)])
     page = markdown([met, broken], size="full", versions="torch 2", seconds=10, day=date(2026, 1, 2))
-    assert page.startswith("# Measured on NVIDIA H100 80GB HBM3\n\n2026-01-02, size `full`, 10 s, torch 2. 1 of 2 parts")
+    assert page.startswith(
+        "# Measured on NVIDIA H100 80GB HBM3\n\n2026-01-02, size `full`, 10 s, torch 2. 1 of 2 parts"
+    )
     assert "| \\|a - b\\| | 0.1 |" in page
     assert "| Speed and memory: all weights | a claim is not met |" in page
     assert "- **not met**: it is fast" in page
