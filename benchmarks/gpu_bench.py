@@ -40,7 +40,7 @@ class Bench:
         self.processor = load_processor(processor_folder)
         self.renderer = Renderer(self.processor)
         self.cache = PixelCache(max_bytes=PIXEL_CACHE_BYTES)
-        self._runner = asyncio.Runner()  # an engine wants one event loop
+        self._runner: asyncio.Runner | None = None
         self.has_lora = has_lora
         self.is_packed = is_packed
         self.model = build_model(size.architecture, device=self.device, dtype=torch.bfloat16)
@@ -87,6 +87,7 @@ class Bench:
 
     def sample(self, engine: PolicyEngine, name: str, *, keeps_turns: bool = True) -> list[Trajectory]:
         """Episodes side by side, each with screens and a seed of its own."""
+        assert self._runner is not None, "an engine is used within `engine` or `looped`"
         return self._runner.run(self._sample(engine, name, keeps_turns=keeps_turns))
 
     async def _sample(self, engine: PolicyEngine, name: str, *, keeps_turns: bool) -> list[Trajectory]:
@@ -110,13 +111,17 @@ class Bench:
         engine = TransformersEngine(
             self.model, self.processor, device=self.device, timeout_s=ENGINE_TIMEOUT_S, cache=self.cache
         )
-        try:
+        with self.looped(engine):
             yield engine
-        finally:
-            self.close(engine)
 
-    def close(self, engine: PolicyEngine) -> None:
-        self._runner.run(engine.close())
+    @contextmanager
+    def looped(self, engine: PolicyEngine) -> Iterator[None]:
+        """One event loop for all that `sample` asks of the engine, which is closed at the end."""
+        with asyncio.Runner() as self._runner:
+            try:
+                yield
+            finally:
+                self._runner.run(engine.close())
 
 
 def synchronise() -> None:

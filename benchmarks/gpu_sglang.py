@@ -49,10 +49,10 @@ def sglang(size: Size, processor_folder: Path, sheet: Sheet) -> None:
                 section=EngineSection(kind="sglang", urls=(url,)),
                 vision_may_change=False,
             )
-            bench.sample(engine, "warm")
-            with stopwatch() as seconds:
-                trajectories = bench.sample(engine, "served")
-            bench.close(engine)
+            with bench.looped(engine):
+                bench.sample(engine, "warm")
+                with stopwatch() as seconds:
+                    trajectories = bench.sample(engine, "served")
     sheet.figure("sampled tokens a second", f"{num_sampled(trajectories) / seconds[0]:.0f}")
     report = compare_trajectories(trajectories, bench.model, bench.processor, cache=bench.cache)
     text = f"mean {report.mean_diff:.2g}, largest {report.max_diff:.2g}, {report.num_tokens} tokens"
