@@ -9,6 +9,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,9 @@ def _check_updates(bench: Bench, kind: UpdateKind, sheet: Sheet) -> None:
             metrics = trainer.update(trajectories)
             engine.mark_updated(policy_version=trainer.num_updates)
             if update == 0:
-                sheet.figure("sequences clipped in the first on-policy update", f"{metrics['clip_fraction']:.0%}")
+                sheet.figure(
+                    "sequences clipped in the first on-policy update", f"{metrics['first_step_clip_fraction']:.1%}"
+                )
                 sheet.figure(
                     "|bfloat16 logits - float32 logits| of a log-probability", _head_error(bench, trajectories)
                 )
@@ -176,6 +179,8 @@ def _time_updates(size: Size, processor_folder: Path, kinds: Sequence[UpdateKind
     for kind in kinds:
         forget_peak()
         trainer = bench.open_trainer(kind, max_tokens=size.context)
+        if kind.startswith("gspo"):
+            trajectories = _as_sampled(bench, trajectories)
         times = []
         for _ in range(size.num_updates + 1):
             with stopwatch() as seconds:
@@ -199,6 +204,15 @@ def _time_updates(size: Size, processor_folder: Path, kinds: Sequence[UpdateKind
             sheet.claim(f"{name}: no more memory than estimated", held <= told)
         del trainer
         gc.collect()
+
+
+def _as_sampled(bench: Bench, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+    """With the log-probabilities that a sampler of these weights reports: an update without any is refused."""
+    scores = score_trajectories(bench.model, bench.processor, trajectories, cache=bench.cache)
+    return [
+        replace(one, sampled_logprobs=tuple(logprobs.tolist()))
+        for one, logprobs in zip(trajectories, scores, strict=True)
+    ]
 
 
 def context(size: Size, processor_folder: Path, sheet: Sheet) -> None:

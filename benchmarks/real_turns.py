@@ -43,16 +43,22 @@ def screen(seed: int, size: tuple[int, int] = SCREEN) -> bytes:
     return prepare_screenshot(buffer.getvalue(), MAX_PIXELS).data
 
 
-def system_prompt() -> str:
-    return fill_prompt(SLIME_PROMPTS, "full", "model_pixels")
+def system_prompt(kind: str = "full") -> str:
+    return fill_prompt(SLIME_PROMPTS, kind, "model_pixels")
 
 
 def demonstration(
-    renderer: Renderer, name: str, images: Sequence[bytes], *, num_words: int = 12, advantage: float = 1.0
+    renderer: Renderer,
+    name: str,
+    images: Sequence[bytes],
+    *,
+    num_words: int = 12,
+    advantage: float = 1.0,
+    prompt: str = "full",
 ) -> Trajectory:
-    """One turn for each image. `num_words`: of what the response says before its action."""
+    """One turn for each image. `num_words`: of what the response says before its action. `prompt`: full or short."""
     rng = random.Random(name)
-    messages = [system_message(system_prompt())]
+    messages = [system_message(system_prompt(prompt))]
     for turn in range(len(images)):
         said = " ".join(rng.choices(WORDS.split(), k=num_words))
         action = {"action": "left_click", "coordinate": [rng.randrange(1280), rng.randrange(704)]}
@@ -110,10 +116,11 @@ async def sampled_episode(
     max_new_tokens: int,
     advantage: float,
     keeps_turns: bool = True,
+    prompt: str = "full",
 ) -> Trajectory:
     """One turn for each image, in `append` mode, at temperature 1. `keeps_turns`: whether the engine may keep keys and
     values between them."""
-    ids: list[int] = renderer.turn(system_message(system_prompt()))
+    ids: list[int] = renderer.turn(system_message(system_prompt(prompt)))
     mask, logprobs, versions = [0] * len(ids), [0.0] * len(ids), [-1] * len(ids)
 
     def add(more: Sequence[int]) -> None:

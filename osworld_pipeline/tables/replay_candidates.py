@@ -142,7 +142,7 @@ class ReplayCandidates:
         self._failures: dict[str, RecentGroups] = {}
         self._injected: frozenset[str] = frozenset()
         self._in_use = threading.RLock()
-        """A connection takes one call at a time, and `close` comes from another thread than a choice that still runs."""
+        """A connection takes one call at a time, and `close` may come from another thread while a choice runs."""
         self._memory = duckdb.connect(":memory:")
         self._views: duckdb.DuckDBPyConnection | None = None
         verified = verified_rewards(state)
