@@ -46,6 +46,8 @@ class RecipeSession:
     state: StateDir
     servers: EnvServers
     max_turns: int
+    run: str
+    """Whose actors these are."""
     engine_token: str | None = field(default=None, repr=False)
 
     @asynccontextmanager
@@ -61,6 +63,7 @@ class RecipeSession:
             processor=await asyncio.to_thread(load_processor, weights.folder),
             policy_version=weights.policy_version,
             engine_token=self.engine_token,
+            run=self.run,
         ) as session:
             run_one = episode_runner(session.tools, episode_settings(self.recipe, max_turns=self.max_turns))
 

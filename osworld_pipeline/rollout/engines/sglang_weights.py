@@ -1,0 +1,264 @@
+"""The names of weights: what a checkpoint folder holds, told by its content, and the label of a server that holds it.
+
+Every process that sees a folder gives its weights the same name, so that engines that share a server load it once.
+
+A whole checkpoint's digest comes from its manifest.json. Where there is none, the files are hashed in parallel; whoever
+writes weights for many readers leaves the result beside them (`write_digest`).
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import uuid4
+
+from osworld_pipeline.errors import EngineError
+from osworld_pipeline.rollout.engines.safetensors_header import Span, read_header
+
+MANIFEST_FILE = "manifest.json"
+"""As training.manifest writes it."""
+DIGEST_FILE = "weights-digest.json"
+WEIGHTS = "*.safetensors"
+WHOLE_WEIGHTS = "model*.safetensors"
+VISION = "visual."
+"""In the name of each tensor of the vision tower."""
+CHUNK_BYTES = 64 << 20
+NUM_DIGITS = 24
+"""Of a digest, as labels carry it."""
+LABEL_START = "osworld"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Label:
+    """A server's `weight_version`. A label that is not ours is the name of its weights as it stands."""
+
+    weights: str
+    vision: str = ""
+    """Digest of the vision tower; empty where it is not known."""
+    owner: str = ""
+    """Who loaded them; empty where nobody of us did."""
+
+    def __str__(self) -> str:
+        return ".".join((LABEL_START, self.weights, self.vision, self.owner)) if self.owner else self.weights
+
+    @classmethod
+    def parse(cls, text: str) -> "Label":
+        match text.split("."):
+            case [start, weights, vision, owner] if start == LABEL_START and owner:
+                return cls(weights=weights, vision=vision, owner=owner)
+        return cls(weights=text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapter:
+    name: str
+    """Of its content; what servers know it by."""
+    path: Path
+    """Folder in peft's format."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weights:
+    """What an engine samples from."""
+
+    digest: str | None
+    """Of the whole weights, the base's under an adapter. None until a server has told what it was started with."""
+    policy_version: int
+    path: Path | None = None
+    """Folder of the whole weights; None for what the servers were started with."""
+    adapter: Adapter | None = None
+
+    @property
+    def name(self) -> str | None:
+        return self.digest if self.adapter is None else f"{self.digest}+{self.adapter.name}"
+
+
+def read_weights(folder: Path, *, policy_version: int) -> Weights:
+    """What a checkpoint folder holds. Its files are read where nothing tells their digest.
+
+    Raises:
+        EngineError: no weights there, or the base of its adapter is gone; names the folder.
+    """
+    adapter = folder / "adapter"
+    base = _base_of(adapter) if not any(folder.glob(WHOLE_WEIGHTS)) else None
+    if base is None:
+        return Weights(digest=weights_digest(folder), policy_version=policy_version, path=folder)
+    return Weights(
+        digest=weights_digest(base),
+        policy_version=policy_version,
+        path=base,
+        adapter=Adapter(name=_adapter_name(folder, adapter), path=adapter),
+    )
+
+
+def weights_digest(folder: Path, *, manifest_folder: Path | None = None) -> str:
+    """Of the safetensors files there. `manifest_folder`: where the manifest lies that names them.
+
+    Raises:
+        EngineError: no weights there, or they cannot be read.
+    """
+    files = _weight_files(folder)
+    known = _from_digest_file(folder, files) or _from_manifest(manifest_folder or folder, files)
+    return (known or _hashed(files))[:NUM_DIGITS]
+
+
+def vision_digest(folder: Path) -> str:
+    """Of the vision tower: its tensors by name, type and bytes. Empty where the folder holds none, or is no folder.
+
+    Raises:
+        EngineError: its files cannot be read.
+    """
+    spans = [(path, span) for path in sorted(folder.glob(WEIGHTS)) for span in read_header(path)]
+    towers = sorted(
+        ((span.name.partition(VISION)[2], path, span) for path, span in spans if VISION in span.name),
+        key=lambda tower: tower[0],
+    )
+    if not towers:
+        return ""
+    try:
+        with _threads() as threads:
+            digests = list(threads.map(lambda tower: _digest_span(tower[1], tower[2]), towers))
+    except OSError as error:
+        raise EngineError(f"the weights at {folder} cannot be read: {error}") from error
+    lines = [f"{name} {span.dtype} {digest}\n" for (name, _, span), digest in zip(towers, digests, strict=True)]
+    return _digest_lines(lines)[:NUM_DIGITS]
+
+
+def write_digest(folder: Path) -> None:
+    """Leaves the digest beside weights that have no manifest, so that their readers need not hash them.
+
+    Raises:
+        EngineError: the weights cannot be read, or the file cannot be written.
+    """
+    for place in (folder, folder / "adapter"):
+        if not any(place.glob(WEIGHTS)):
+            continue
+        files = _weight_files(place)
+        document = {"digest": _hashed(files), "files": {path.name: path.stat().st_size for path in files}}
+        temp = place / f".{DIGEST_FILE}-{uuid4().hex}"
+        try:
+            temp.write_text(json.dumps(document))
+            os.replace(temp, place / DIGEST_FILE)
+        except OSError as error:
+            raise EngineError(f"the digest of the weights at {place} cannot be written: {error}") from error
+
+
+def vocab_size_of(folder: Path) -> int:
+    """Of the model's embedding, as config.json says; an adapter's folder without one has its base's.
+
+    Raises:
+        EngineError: nothing says it.
+    """
+    places = [folder]
+    if not (folder / "config.json").is_file():
+        places += [base for base in [_base_of(folder / "adapter")] if base is not None]
+    path = places[-1] / "config.json"
+    try:
+        config = json.loads(path.read_text())
+        return int((config.get("text_config") or config)["vocab_size"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise EngineError(f"{path} does not say how large the vocabulary is ({error})") from error
+
+
+def _base_of(adapter: Path) -> Path | None:
+    """Folder of the whole weights under an adapter; None where there is no adapter that names it."""
+    path = adapter / "base.json"
+    if not path.is_file():
+        return None
+    try:
+        document = json.loads(path.read_text())
+        places = [(adapter / document["base_folder"]).resolve()]
+        if document.get("absolute_base_folder"):
+            places.append(Path(document["absolute_base_folder"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise EngineError(f"{path} names no base ({error})") from error
+    for place in places:
+        if place.is_dir():
+            return place
+    raise EngineError(f"the base of the adapter {adapter} is gone: there is no folder {places[0]}")
+
+
+def _adapter_name(folder: Path, adapter: Path) -> str:
+    """Of its factors and of what they are multiplied with."""
+    path = adapter / "adapter_config.json"
+    try:
+        config = hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise EngineError(f"{path} cannot be read: {error}") from error
+    factors = weights_digest(adapter, manifest_folder=folder)
+    return f"adapter-{_digest_lines([factors, config])[:NUM_DIGITS]}"
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    files = sorted(folder.glob(WEIGHTS))
+    if not files:
+        raise EngineError(f"no weights (*.safetensors) at {folder}")
+    return files
+
+
+def _from_digest_file(folder: Path, files: list[Path]) -> str | None:
+    try:
+        document = json.loads((folder / DIGEST_FILE).read_text())
+        sizes = {path.name: path.stat().st_size for path in files}
+        return str(document["digest"]) if document["files"] == sizes else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _from_manifest(folder: Path, files: list[Path]) -> str | None:
+    """The digest that checkpoint.json calls weights_digest: of one file its own, else of names and digests."""
+    try:
+        entries = json.loads((folder / MANIFEST_FILE).read_text())["files"]
+        digests: list[str] = []
+        for path in files:
+            entry = entries[str(path.relative_to(folder))]
+            if entry["num_bytes"] != path.stat().st_size:
+                return None
+            digests.append(str(entry["sha256"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if len(digests) == 1:
+        return digests[0]
+    return _digest_lines(f"{path.name} {digest}\n" for path, digest in zip(files, digests, strict=True))
+
+
+def _hashed(files: list[Path]) -> str:
+    """Of names, sizes and content, chunk by chunk."""
+    try:
+        chunks = [
+            (path, Span(name=path.name, dtype="", shape=(), start=start, end=min(start + CHUNK_BYTES, size)))
+            for path in files
+            for size in [path.stat().st_size]
+            for start in range(0, size, CHUNK_BYTES)
+        ]
+        with _threads() as threads:
+            digests = list(threads.map(lambda chunk: _digest_span(*chunk), chunks))
+    except OSError as error:
+        raise EngineError(f"the weights at {files[0].parent} cannot be read: {error}") from error
+    return _digest_lines(f"{path.name} {digest}\n" for (path, _), digest in zip(chunks, digests, strict=True))
+
+
+def _threads() -> ThreadPoolExecutor:
+    # hashlib lets other threads run while it hashes.
+    return ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1))
+
+
+def _digest_span(path: Path, span: Span) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as opened:
+        opened.seek(span.start)
+        left = span.end - span.start
+        while left > 0:
+            data = opened.read(min(left, 1 << 20))
+            if not data:
+                raise OSError(f"{path} is shorter than it says")
+            digest.update(data)
+            left -= len(data)
+    return digest.hexdigest()
+
+
+def _digest_lines(lines: Iterable[str]) -> str:
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
