@@ -174,8 +174,9 @@ def _retry_after_s(response: httpx.Response) -> float | None:
 
 
 def _sentence(answer: dict[str, Any] | None) -> str:
-    """What a server says went wrong: {"error": {"message"}}, {"error"}, {"message"} or {"detail"}."""
-    for key in ("error", "message", "detail"):
+    """What a server says went wrong: {"error": {"message"}}, {"error"}, {"message"}, {"error_message"} or
+    {"detail"}."""
+    for key in ("error", "message", "error_message", "detail"):
         value = (answer or {}).get(key)
         if isinstance(value, dict):
             value = value.get("message")

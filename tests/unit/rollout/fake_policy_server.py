@@ -43,7 +43,8 @@ class FakeSglang:
     load_s: float = 0.0
     """How long a load takes, in which nothing else but /model_info is answered."""
     is_session_server: bool = True
-    lora: bool = False
+    lora: bool | None = None
+    """Whether it was started for adapters; None of an endpoint that lists no models."""
     adapters: dict[str, str] = field(default_factory=dict)
     """Loaded ones by name, with their folders."""
     knows_label: bool = True
@@ -94,6 +95,9 @@ class FakeSglang:
             refusal = self._wait_to_generate(body)
             if refusal is not None:
                 return refusal
+        if path == "/load_lora_adapter" and self.lora is False:
+            message = "LoRA is not enabled. Please set `--enable-lora` to enable LoRA."
+            return Answer(status=400, body=json.dumps({"success": False, "error_message": message}).encode())
         truth = self._truth(path, body)
         if truth is None:
             return Answer(status=404, body=b'{"detail": "Not Found"}')
@@ -120,7 +124,7 @@ class FakeSglang:
             else:
                 self.adapters.pop(body["lora_name"], None)
             return {"success": True}
-        if path == "/v1/models" and self.lora:
+        if path == "/v1/models" and self.lora is not None:
             return {"data": [{"id": name} for name in ("base", *self.adapters)]}
         if path == "/workers" and self.workers is not None:
             return {"workers": [{"url": url} for url in self.workers]}
