@@ -119,7 +119,7 @@ def differences(model: Any, renderer: Renderer, request: GenerateRequest, result
     are not banned."""
     sequence = (request.token_ids + result.token_ids, request.images)
     arrays = build_model_inputs(renderer.processor, [sequence])
-    with torch.inference_mode():
+    with torch.no_grad():
         logits_TV = model(**{name: torch.from_numpy(array) for name, array in arrays.items()}).logits[0].float()
     logits_TV[:, list(renderer.banned_ids(VOCAB_SIZE))] = -torch.inf
     logprobs_TV = (logits_TV / (request.sampling.temperature or 1.0)).log_softmax(dim=-1)
@@ -168,7 +168,7 @@ async def test_log_probabilities_are_those_of_what_was_sampled_from(
     temperature: float,
     top_p: float,
 ) -> None:
-    """Over the ids that are not banned; top-p narrows the choice and not the report."""
+    """Over the ids that are not banned; top-p restricts the choice and not the reported value."""
     async with engine_of(server.url, renderer) as engine:
         await engine.load_weights(checkpoints[0], policy_version=1)
         sampling = {"temperature": temperature, "top_p": top_p, "max_new_tokens": 40}
@@ -201,7 +201,7 @@ async def test_what_is_sampled_is_distributed_as_is_reported(
                 return (await engine.generate(replace(request, sampling=sampling))).token_ids[0]
 
         sampled = await asyncio.gather(*(ask(seed) for seed in range(num_responses)))
-    with torch.inference_mode():
+    with torch.no_grad():
         logits_V = models[1](input_ids=torch.tensor([prompt])).logits[0, -1].double()
     logits_V[list(renderer.banned_ids(VOCAB_SIZE))] = -torch.inf
     expected_V = num_responses * (logits_V / temperature).softmax(dim=-1)
@@ -218,7 +218,7 @@ async def test_four_engines_in_two_processes_load_each_set_of_weights_once(
     server: SglangProcess, checkpoints: tuple[Path, Path], renderer: Renderer
 ) -> None:
     async with engine_of(server.url, renderer) as engine:
-        # Both are asked for stale images, once for all.
+        # The vision cache is checked here, and not again.
         for path in checkpoints:
             await engine.load_weights(path, policy_version=1)
     before = server.num_loads()
@@ -338,7 +338,7 @@ async def test_the_traps_of_a_server_are_seen(
                 request = Conversation(renderer, noise_png, 80).ask()
                 result = await engine.generate(request)
                 assert max(differences(expected, renderer, request, result)) < TOLERANCE
-            with pytest.raises(EngineError, match=r"another tower than .*SGLANG_VLM_CACHE_SIZE_MB=0"):
+            with pytest.raises(EngineError, match=r"another vision tower than .*SGLANG_VLM_CACHE_SIZE_MB=0"):
                 await engine.load_weights(checkpoints[1], policy_version=3)
     finally:
         await asyncio.to_thread(process.__exit__, None, None, None)

@@ -1,8 +1,8 @@
-"""Samples on sglang servers: an episode stays with one of them, a server that fails is left out for a while, and
-nothing is sampled from other weights than the run's.
+"""Samples on sglang servers: an episode stays with one server, a failed server is left out for a while, and only
+responses of the run's own weights are returned.
 
-Any number of engines, in any number of processes, may share a server. Each server is admitted before it is asked for
-anything (`sglang_admission`).
+Any number of engines, in any number of processes, may share a server. A server is admitted before it is sampled from
+(`sglang_admission`).
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from osworld_pipeline.domain.digest import digest_bytes
 from osworld_pipeline.errors import EngineError
 from osworld_pipeline.protocols import GenerateRequest, GenerateResult
 from osworld_pipeline.recipes.schema import EngineSection
-from osworld_pipeline.rollout.engines import sglang_claims
+from osworld_pipeline.rollout.engines import sglang_locks
 from osworld_pipeline.rollout.engines.http_calls import JsonClient, TransientError, shown, within_budget
 from osworld_pipeline.rollout.engines.sglang_admission import Admission, NotLoadedError
 from osworld_pipeline.rollout.engines.sglang_messages import (
@@ -36,9 +36,9 @@ from osworld_pipeline.rollout.engines.sglang_server import SglangServer
 from osworld_pipeline.rollout.engines.sglang_weights import Label, Weights, read_weights
 
 Result = TypeVar("Result")
-TOLD_WITHIN_S = 30.0
-"""How long a response of weights that the run has gone on to waits until this engine is told of them."""
-LOOK_S = 0.05
+LAG_LIMIT_S = 30.0
+"""How long a response of the run's next weights waits until this engine receives those weights, too."""
+LAG_POLL_S = 0.05
 
 
 class SglangEngine:
@@ -60,9 +60,8 @@ class SglangEngine:
         """Use it from one event loop. Until `load_weights` it samples what the servers were started with, as
         `policy_version`.
 
-        `vocab_size`: of the model's embedding, for the ids that nothing may sample. `owner`: a name of the run that all
-        its engines share, and no other; engines of one owner go from weights to weights together. Empty: of this
-        engine alone.
+        `vocab_size`: rows of the model's embedding, from which the banned ids follow. `owner`: the name of the run;
+        engines of one run change weights together. Empty: the engine is a run of its own.
         """
         if not urls:
             raise EngineError("no sglang server named: set engine.urls, or start one with scripts/sglang-cpu")
@@ -97,17 +96,17 @@ class SglangEngine:
         return await self._within_budget(functools.partial(self._attempt, request, body))
 
     async def load_weights(self, path: Path, *, policy_version: int) -> None:
-        """Weights of a checkpoint folder that the servers see under the same path, into each of them that does not hold
-        them yet; of an adapter's folder the adapter over its base. A server that fails it is left out until it holds
-        them; the engine's weights change where at least one took them.
+        """Loads a checkpoint folder, which the servers see under the same path, into each server that does not hold its
+        weights yet; an adapter checkpoint is loaded as an adapter over its base. A server that fails is left out until
+        it holds them; the engine's weights change where at least one server loaded them.
 
         Raises:
-            EngineError: no server took them within the budget, or one of them keeps stale images.
+            EngineError: no server loaded them within the budget, or one of them keeps stale image features.
         """
         path = await asyncio.to_thread(path.resolve)
         async with self._loading:
             weights = await asyncio.to_thread(read_weights, path, policy_version=policy_version)
-            # Before they are loaded: responses that are half done will be the first to name them.
+            # Before they are loaded: unfinished responses are the first to name them.
             if weights.digest is not None and weights.adapter is None:
                 self._versions[weights.digest] = policy_version
             self._incoming = weights
@@ -135,7 +134,7 @@ class SglangEngine:
             self._renewals.cancel()
             await asyncio.gather(self._renewals, return_exceptions=True)
         own = [server for server in self._servers if server.held and server.owner == self._admission.owner]
-        await asyncio.gather(*(sglang_claims.end_use(server, server.owner) for server in own))
+        await asyncio.gather(*(sglang_locks.release_lease(server, server.owner) for server in own))
         await self._client.close()
 
     async def _within_budget(self, attempt: Callable[[float], Awaitable[Result]]) -> Result:
@@ -173,13 +172,13 @@ class SglangEngine:
         return result
 
     async def _read(self, answer: dict[str, Any], request: GenerateRequest, weights: Weights) -> GenerateResult:
-        """What was sampled. Where the run has gone on meanwhile, once this engine is told so."""
-        deadline = time.monotonic() + TOLD_WITHIN_S
+        """Reads an answer; one of the run's next weights waits until this engine receives them."""
+        deadline = time.monotonic() + LAG_LIMIT_S
         last = Label.parse(str((answer.get("meta_info") or {}).get("weight_version")))
         while weights.adapter is None and last.owner == self._admission.owner and last.weights not in self._versions:
             if time.monotonic() >= deadline:
                 break
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(LAG_POLL_S)
         versions = self._versions
         if weights.adapter is not None and weights.digest is not None:
             versions = {weights.digest: weights.policy_version}
@@ -222,17 +221,17 @@ class SglangEngine:
             try:
                 await self._adopt(server, timeout_s)
                 weights = self._incoming or self._weights
-                await self._admission.hold(server, weights, is_told=False, timeout_s=timeout_s)
+                await self._admission.hold(server, weights, is_explicit=False, timeout_s=timeout_s)
             except TransientError:
                 raise
             except EngineError as error:
                 if len(self._servers) == 1:
                     raise
                 raise TransientError(str(error)) from error
-        self._renew_uses()
+        self._start_renewals()
 
     async def _adopt(self, server: SglangServer, timeout_s: float) -> None:
-        """An engine that was given no weights has those of the first server that it asks."""
+        """An engine without weights takes those of the first server that it inspects."""
         if self._weights.digest is not None or self._incoming is not None:
             return
         info = await self._admission.inspect(server, timeout_s=timeout_s)
@@ -288,7 +287,7 @@ class SglangEngine:
                 raise error
         if len(errors) == len(self._servers):
             raise next((error for error in errors if isinstance(error, TransientError)), errors[0])
-        self._renew_uses()
+        self._start_renewals()
 
     async def _load_locked(self, server: SglangServer, weights: Weights) -> None:
         async with server.lock:
@@ -296,21 +295,21 @@ class SglangEngine:
                 return
             try:
                 timeout_s = self._section.request_timeout_s
-                await self._admission.hold(server, weights, is_told=True, timeout_s=timeout_s)
+                await self._admission.hold(server, weights, is_explicit=True, timeout_s=timeout_s)
             except EngineError as error:
                 server.failed(error)
                 raise
             server.answered()
 
-    def _renew_uses(self) -> None:
-        """From the first server on that holds what somebody loaded."""
+    def _start_renewals(self) -> None:
+        """Starts to renew leases, once a server holds weights that a program loaded."""
         if self._renewals is None and not self._is_closed and any(server.owner for server in self._servers):
-            self._renewals = asyncio.create_task(self._keep_uses())
+            self._renewals = asyncio.create_task(self._keep_leases())
 
-    async def _keep_uses(self) -> None:
+    async def _keep_leases(self) -> None:
         for turn in itertools.count(1):
-            await asyncio.sleep(random.uniform(0.75, 1.25) * sglang_claims.RENEWAL_S)
+            await asyncio.sleep(random.uniform(0.75, 1.25) * sglang_locks.RENEWAL_S)
             for server in self._servers:
                 if server.held is not None and server.owner:
                     with suppress(EngineError):
-                        await sglang_claims.renew_use(server, server.owner, turn=turn)
+                        await sglang_locks.renew_lease(server, server.owner, turn=turn)

@@ -1,9 +1,7 @@
-"""Two settings that an sglang server does not tell, and without which training goes wrong silently: seen by their
-effect.
+"""Checks two settings that no endpoint of sglang reports and that make training wrong silently, by their effect.
 
-SGLANG_RETURN_ORIGINAL_LOGPROB=1: with it log-probabilities are those before temperature, not of what was sampled from.
-SGLANG_VLM_CACHE_SIZE_MB=0: without it an image seen before a change of the vision tower keeps what the old one made of
-it.
+SGLANG_RETURN_ORIGINAL_LOGPROB=1: log-probabilities are those before temperature, not those that were sampled from.
+SGLANG_VLM_CACHE_SIZE_MB above 0 (the default): after a change of the vision tower, cached image features are stale.
 """
 
 import asyncio
@@ -94,8 +92,8 @@ async def vision_cache_problem(
     if change >= LEAST_CHANGE:
         return None
     return (
-        f"the sglang server at {shown(server.url)} keeps what the vision tower made of an image across weight updates, "
-        f"and {path} has another tower than the weights before: start it with SGLANG_VLM_CACHE_SIZE_MB=0, or on the "
+        f"the sglang server at {shown(server.url)} caches image features across weight updates, and {path} "
+        f"has another vision tower than the weights before: start it with SGLANG_VLM_CACHE_SIZE_MB=0, or on the "
         "checkpoint whose frozen tower all others share"
     )
 

@@ -23,7 +23,7 @@ BAN = -1e9
 
 
 class UnknownWeightsError(TransientError):
-    """A server answered with weights that this engine was not told of."""
+    """A server answered with weights that this engine has not received."""
 
 
 def generate_body(request: GenerateRequest, renderer: Renderer, *, banned_ids: Sequence[int], **extra: Any) -> bytes:
@@ -105,7 +105,7 @@ def read_answer(
     token_versions = _policy_versions(meta, len(token_ids), versions)
     for token_id in token_ids:
         if token_id in banned_ids:
-            raise EngineError(f"the server sampled the banned id {token_id}: it does not heed logit_bias")
+            raise EngineError(f"the server sampled the banned id {token_id}: it ignores logit_bias")
     return GenerateResult(
         text=renderer.decode_response(token_ids),
         token_ids=tuple(token_ids),
@@ -143,7 +143,7 @@ def _policy_versions(meta: Mapping[str, Any], num_tokens: int, versions: Mapping
     for span in spans:
         name = Label.parse(str(span["version"])).weights
         if name not in versions:
-            raise UnknownWeightsError(f"the server answered with weights that were not asked for here ({name})")
+            raise UnknownWeightsError(f"the server answered with weights that this engine has not received ({name})")
         token_versions += [versions[name]] * (span["end"] - span["start"])
     if len(token_versions) != num_tokens:
         raise TransientError("the server's weight versions do not cover the tokens that it sampled")

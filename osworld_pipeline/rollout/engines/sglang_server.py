@@ -24,20 +24,20 @@ class SglangServer:
     url: str
     client: JsonClient
     held: str | None = None
-    """Name of the weights that it is known to hold; None while that is not known, and then nothing is sampled there."""
+    """Name of the weights that it is known to hold; None while unknown, and then it is not sampled from."""
     last_label: str | None = None
-    """As it was last known; one that was loaded by nobody of us has been started anew where it differs."""
+    """The label it last reported."""
     owner: str = ""
-    """Who loaded what it holds."""
+    """The run that loaded its weights."""
     num_running: int = 0
     num_failures: int = 0
     out_until: float = 0.0
     """Monotonic time until which it is left out."""
     is_scale_checked: bool = False
     reloads: list[float] = field(default_factory=list)
-    """Monotonic times at which weights were loaded into it that it had lost."""
+    """Monotonic times at which lost weights were loaded into it again."""
     adapters: list[str] = field(default_factory=list)
-    """Those loaded from here, in turn."""
+    """Loaded by this engine, oldest first."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while its weights or its checks are seen to."""
 
@@ -49,7 +49,7 @@ class SglangServer:
         self.held = None
         self.num_failures += 1
         pause_s = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2 ** min(self.num_failures - 1, 10))
-        # Engines that share it must not all come back at once.
+        # Jitter: engines that share it must not all retry at once.
         self.out_until = time.monotonic() + random.uniform(0.5, 1.0) * pause_s
 
     def answered(self) -> None:
@@ -102,11 +102,11 @@ class SglangServer:
             raise EngineError(f"the weights at {path} were not loaded: {shown(self.url)}: {answer.get('message')}")
 
     async def continue_generation(self) -> None:
-        """Harmless where it is not paused."""
+        """No effect on a server that is not paused."""
         await self._control("/continue_generation", {})
 
     async def load_adapter(self, name: str, path: Path) -> None:
-        """A LoRA adapter in peft's format under a name that no other has; one that it knows already stays.
+        """Loads a LoRA adapter in peft's format; does nothing where an adapter of that name is loaded.
 
         Raises:
             TransientError, EngineError: it did not.
@@ -119,7 +119,7 @@ class SglangServer:
         except TransientError:
             raise
         except EngineError as error:
-            if name in await self._adapter_names():  # loaded by another meanwhile
+            if name in await self._adapter_names():  # another engine was faster
                 return
             raise EngineError(
                 f"the adapter at {path} was not loaded: {error}; the server must run with --enable-lora and a "
@@ -127,20 +127,20 @@ class SglangServer:
             ) from error
 
     async def unload_adapter(self, name: str) -> None:
-        """Requests that still sample from it end first."""
+        """The server waits for requests that still sample from it."""
         body = orjson.dumps({"lora_name": name})
         await self.client.post(f"{self.url}/unload_lora_adapter", body, timeout_s=LOAD_TIMEOUT_S)
 
     async def open_session(self, name: str, *, limit_s: float | None) -> bool:
-        """Whether it was opened: not where it is open. Ends by itself after `limit_s`.
+        """Whether it was opened; False where it is open already. It expires after `limit_s`.
 
         Raises:
             TransientError: the server does not answer.
-            EngineError: it knows no sessions.
+            EngineError: it has no sessions.
         """
         body = orjson.dumps({"capacity_of_str_len": 0, "session_id": name, "timeout": limit_s})
         try:
-            # The answer comes when a load that is under way has ended.
+            # Answered only after a load in progress has ended.
             await self.client.post(f"{self.url}/open_session", body, timeout_s=LOAD_TIMEOUT_S, wants_object=False)
         except (TransientError, MissingError):
             raise

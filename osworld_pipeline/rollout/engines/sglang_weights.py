@@ -1,9 +1,9 @@
-"""The names of weights: what a checkpoint folder holds, told by its content, and the label of a server that holds it.
+"""Identifies weights by their content: the digest of a checkpoint folder, and the label of a server that holds it.
 
-Every process that sees a folder gives its weights the same name, so that engines that share a server load it once.
+Every process computes the same digest for a folder, so that engines that share a server load it once.
 
-A whole checkpoint's digest comes from its manifest.json. Where there is none, the files are hashed in parallel; whoever
-writes weights for many readers leaves the result beside them (`write_digest`).
+A checkpoint's digest is read from its manifest.json. Without a manifest the files are hashed in parallel; a writer of
+weights that many processes read stores the result next to them (`write_digest`).
 """
 
 import hashlib
@@ -33,13 +33,13 @@ LABEL_START = "osworld"
 
 @dataclass(frozen=True, kw_only=True)
 class Label:
-    """A server's `weight_version`. A label that is not ours is the name of its weights as it stands."""
+    """A server's `weight_version`. A label in another format is itself the name of the weights."""
 
     weights: str
     vision: str = ""
-    """Digest of the vision tower; empty where it is not known."""
+    """Digest of the vision tower; empty where it is unknown."""
     owner: str = ""
-    """Who loaded them; empty where nobody of us did."""
+    """The run that loaded them; empty where no engine did."""
 
     def __str__(self) -> str:
         return ".".join((LABEL_START, self.weights, self.vision, self.owner)) if self.owner else self.weights
@@ -55,7 +55,7 @@ class Label:
 @dataclass(frozen=True, kw_only=True)
 class Adapter:
     name: str
-    """Of its content; what servers know it by."""
+    """Digest of its content; its name on servers."""
     path: Path
     """Folder in peft's format."""
 
@@ -65,7 +65,7 @@ class Weights:
     """What an engine samples from."""
 
     digest: str | None
-    """Of the whole weights, the base's under an adapter. None until a server has told what it was started with."""
+    """Of the whole weights; with an adapter those of its base. None until a server has reported its label."""
     policy_version: int
     path: Path | None = None
     """Folder of the whole weights; None for what the servers were started with."""
@@ -77,7 +77,7 @@ class Weights:
 
 
 def read_weights(folder: Path, *, policy_version: int) -> Weights:
-    """What a checkpoint folder holds. Its files are read where nothing tells their digest.
+    """The weights of a checkpoint folder. Reads all of its files where no digest is stored.
 
     Raises:
         EngineError: no weights there, or the base of its adapter is gone; names the folder.
@@ -95,7 +95,7 @@ def read_weights(folder: Path, *, policy_version: int) -> Weights:
 
 
 def weights_digest(folder: Path, *, manifest_folder: Path | None = None) -> str:
-    """Of the safetensors files there. `manifest_folder`: where the manifest lies that names them.
+    """Of the safetensors files there. `manifest_folder`: of the manifest that lists them; None for the same folder.
 
     Raises:
         EngineError: no weights there, or they cannot be read.
@@ -128,7 +128,7 @@ def vision_digest(folder: Path) -> str:
 
 
 def write_digest(folder: Path) -> None:
-    """Leaves the digest beside weights that have no manifest, so that their readers need not hash them.
+    """Stores the digest next to weights without a manifest, so that readers need not hash them.
 
     Raises:
         EngineError: the weights cannot be read, or the file cannot be written.
@@ -147,10 +147,10 @@ def write_digest(folder: Path) -> None:
 
 
 def vocab_size_of(folder: Path) -> int:
-    """Of the model's embedding, as config.json says; an adapter's folder without one has its base's.
+    """Rows of the model's embedding, from config.json; from the base's where an adapter folder has none.
 
     Raises:
-        EngineError: nothing says it.
+        EngineError: the file is missing, or does not contain it.
     """
     places = [folder]
     if not (folder / "config.json").is_file():
@@ -164,7 +164,7 @@ def vocab_size_of(folder: Path) -> int:
 
 
 def _base_of(adapter: Path) -> Path | None:
-    """Folder of the whole weights under an adapter; None where there is no adapter that names it."""
+    """Folder of an adapter's base; None where there is no adapter with a base.json."""
     path = adapter / "base.json"
     if not path.is_file():
         return None
@@ -182,7 +182,7 @@ def _base_of(adapter: Path) -> Path | None:
 
 
 def _adapter_name(folder: Path, adapter: Path) -> str:
-    """Of its factors and of what they are multiplied with."""
+    """From its factors and its configuration."""
     path = adapter / "adapter_config.json"
     try:
         config = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -209,7 +209,7 @@ def _from_digest_file(folder: Path, files: list[Path]) -> str | None:
 
 
 def _from_manifest(folder: Path, files: list[Path]) -> str | None:
-    """The digest that checkpoint.json calls weights_digest: of one file its own, else of names and digests."""
+    """As `weights_digest` in checkpoint.json: the digest of a single file, else of all names and digests."""
     try:
         entries = json.loads((folder / MANIFEST_FILE).read_text())["files"]
         digests: list[str] = []

@@ -1,4 +1,4 @@
-"""LoRA on sglang servers: the base's weights once, and each adapter beside them under a name of its own."""
+"""LoRA on sglang servers: the base's weights are loaded once, and each adapter under its own name."""
 
 import asyncio
 from collections.abc import Iterator
@@ -54,9 +54,7 @@ async def test_an_adapter_is_served_over_its_base_and_not_merged(
     assert fake.adapters[name_of(adapters[0])] == str(adapters[0] / "adapter")
 
 
-async def test_adapters_that_nobody_samples_any_more_are_unloaded(
-    renderer: Renderer, start: Start, adapters: list[Path]
-) -> None:
+async def test_old_adapters_are_unloaded(renderer: Renderer, start: Start, adapters: list[Path]) -> None:
     fake = start()
     async with engine_of(renderer, fake) as engine:
         for version, adapter in enumerate(adapters, start=1):
@@ -70,7 +68,7 @@ async def test_engines_share_an_adapter(renderer: Renderer, start: Start, adapte
         await asyncio.gather(*(engine.load_weights(adapters[0], policy_version=1) for engine in (one, other)))
         assert fake.num_loads == 1
         await one.load_weights(adapters[1], policy_version=2)
-        # Not told yet: the adapter before stays, beside the new one.
+        # It has not received the next adapter: the previous one stays loaded.
         assert (await other.generate(text_request(renderer))).policy_version == 1
         assert (await one.generate(text_request(renderer))).policy_version == 2
     assert fake.num_loads == 1
@@ -87,7 +85,7 @@ async def test_a_server_that_has_lost_an_adapter_is_given_it_again(
     assert fake.paths().count("/load_lora_adapter") == 2
 
 
-async def test_a_server_without_lora_says_how_it_must_be_started(
+async def test_a_server_without_lora_is_refused_with_its_missing_arguments(
     renderer: Renderer, start: Start, adapters: list[Path]
 ) -> None:
     async with engine_of(renderer, start(lora=False)) as engine:

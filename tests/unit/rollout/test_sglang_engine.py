@@ -143,7 +143,7 @@ async def test_a_server_that_samples_a_banned_id_is_refused_at_once(renderer: Re
     async with engine_of(renderer, fake) as engine:
         await engine.health()
         before = fake.paths().count("/generate")
-        with pytest.raises(EngineError, match=f"banned id {renderer.image_id}: it does not heed logit_bias"):
+        with pytest.raises(EngineError, match=f"banned id {renderer.image_id}: it ignores logit_bias"):
             await engine.generate(text_request(renderer))
     assert fake.paths().count("/generate") == before + 1
 

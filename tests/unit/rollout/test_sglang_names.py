@@ -1,4 +1,4 @@
-"""Weights are named by what they are: every process that sees a folder gives them one name."""
+"""Weights are identified by content: every process computes the same name for a folder."""
 
 import json
 import subprocess
@@ -72,9 +72,7 @@ def test_a_checkpoint_s_name_is_its_weights_digest_and_nothing_is_read_for_it(
             assert checkpoint_digest(folder).startswith(weights_digest(folder))
 
 
-def test_a_digest_that_its_writer_left_spares_the_reading_until_the_files_are_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stored_digest_is_used_until_the_files_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_checkpoint(tmp_path / "one")
     before = weights_digest(folder)
     write_digest(folder)
@@ -85,7 +83,7 @@ def test_a_digest_that_its_writer_left_spares_the_reading_until_the_files_are_ot
     assert weights_digest(folder) != before
 
 
-def test_the_vision_tower_is_told_by_its_own_tensors(tmp_path: Path) -> None:
+def test_the_vision_digest_depends_on_the_vision_tensors_alone(tmp_path: Path) -> None:
     one, words, tower = (
         write_checkpoint(tmp_path / "one"),
         write_checkpoint(tmp_path / "words", words=1),
@@ -109,7 +107,7 @@ def test_an_adapter_is_named_by_its_factors_and_their_scale_over_the_name_of_its
     assert len({weights.name for weights in found} | {plain.name}) == 4
 
 
-def test_whole_weights_beside_an_adapter_are_what_is_loaded(tmp_path: Path) -> None:
+def test_whole_weights_next_to_an_adapter_are_loaded(tmp_path: Path) -> None:
     base = write_checkpoint(tmp_path / "base")
     merged = write_checkpoint(tmp_path / "merged", words=1)
     write_adapter(tmp_path / "adapter-of", base)
@@ -135,10 +133,10 @@ def test_the_vocabulary_s_size_is_the_embedding_s(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["default", "v1.2.3", "osworld", "check-0a1b", ""])
-def test_a_label_of_somebody_else_is_the_name_of_its_weights(text: str) -> None:
+def test_a_label_in_another_format_is_the_name_of_its_weights(text: str) -> None:
     assert Label.parse(text) == Label(weights=text)
 
 
-def test_a_label_of_ours_is_read_as_it_was_written() -> None:
+def test_a_label_is_parsed_as_it_was_written() -> None:
     label = Label(weights="ab" * 12, vision="", owner="12345678")
     assert Label.parse(str(label)) == label

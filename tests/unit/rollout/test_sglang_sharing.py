@@ -1,5 +1,5 @@
-"""Several engines on one server: it is given weights once, by one of them, and never by a stranger to those who use
-it."""
+"""Several engines on one server: one of them loads each set of weights once, and no other program replaces weights in
+use."""
 
 import asyncio
 import time
@@ -15,7 +15,7 @@ from sglang_samples import Start, engine_of, fake_servers, text_request, write_c
 from osworld_pipeline.agent.renderer import Renderer
 from osworld_pipeline.errors import EngineError
 from osworld_pipeline.protocols import GenerateResult
-from osworld_pipeline.rollout.engines import sglang_admission, sglang_claims
+from osworld_pipeline.rollout.engines import sglang_admission, sglang_locks
 from osworld_pipeline.rollout.engines.sglang import SglangEngine
 from osworld_pipeline.rollout.engines.sglang_weights import Label, weights_digest
 
@@ -40,7 +40,7 @@ def start(renderer: Renderer, checkpoints: dict[int, Path]) -> Iterator[Start]:
 
 @pytest.fixture(autouse=True)
 def pauses_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sglang_claims, "PAUSE_S", 0.05)
+    monkeypatch.setattr(sglang_locks, "POLL_S", 0.05)
 
 
 async def open_engines(
@@ -68,7 +68,7 @@ async def test_eight_engines_load_what_they_share_once(
 async def test_engines_of_different_programs_share_the_same_weights(
     renderer: Renderer, start: Start, checkpoints: dict[int, Path]
 ) -> None:
-    """Training, and an evaluation beside it, each with policy versions of its own."""
+    """A training and an evaluation, each with its own policy versions."""
     fake = start()
     async with AsyncExitStack() as stack:
         (training,) = await open_engines(stack, renderer, fake, 1)
@@ -80,7 +80,7 @@ async def test_engines_of_different_programs_share_the_same_weights(
     assert fake.num_loads == 1
 
 
-async def test_a_response_of_weights_that_the_run_has_gone_on_to_waits_until_its_engine_is_told(
+async def test_a_response_of_the_run_s_next_weights_waits_until_its_engine_receives_them(
     renderer: Renderer, start: Start, checkpoints: dict[int, Path]
 ) -> None:
     fake = start()
@@ -100,17 +100,19 @@ async def test_a_response_of_weights_that_the_run_has_gone_on_to_waits_until_its
     assert fake.num_loads == 2
 
 
-async def test_an_engine_that_is_not_told_never_brings_old_weights_back(
+async def test_an_engine_without_the_next_weights_does_not_restore_the_old_ones(
     renderer: Renderer, start: Start, checkpoints: dict[int, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("osworld_pipeline.rollout.engines.sglang.TOLD_WITHIN_S", 0.1)
+    monkeypatch.setattr("osworld_pipeline.rollout.engines.sglang.LAG_LIMIT_S", 0.1)
     fake = start()
     async with AsyncExitStack() as stack:
         ahead, behind = await open_engines(stack, renderer, fake, 2, retry_budget_s=1.5)
         for engine in (ahead, behind):
             await engine.load_weights(checkpoints[FIRST], policy_version=1)
         await ahead.load_weights(checkpoints[SECOND], policy_version=2)
-        with pytest.raises(EngineError, match=r"gone on to .*checkpoint-2 .*not been told yet: it samples .*-1"):
+        with pytest.raises(
+            EngineError, match=r"already serves .*checkpoint-2 .* still samples .*-1: it has not received"
+        ):
             await behind.generate(text_request(renderer))
         assert (await ahead.generate(text_request(renderer))).policy_version == 2
     assert fake.num_loads == 2
@@ -122,40 +124,40 @@ async def test_weights_that_another_program_samples_are_not_replaced_and_both_ar
     fake = start()
     async with AsyncExitStack() as stack:
         (training,) = await open_engines(stack, renderer, fake, 1)
-        (stranger,) = await open_engines(stack, renderer, fake, 1, owner="evaluation", retry_budget_s=1.0)
+        (newcomer,) = await open_engines(stack, renderer, fake, 1, owner="evaluation", retry_budget_s=1.0)
         await training.load_weights(checkpoints[FIRST], policy_version=1)
         with pytest.raises(EngineError, match=r"serves .*-1 .* to another program, and this one needs .*-2 "):
-            await stranger.load_weights(checkpoints[SECOND], policy_version=0)
+            await newcomer.load_weights(checkpoints[SECOND], policy_version=0)
         assert (await training.generate(text_request(renderer))).policy_version == 1
         assert fake.num_loads == 1
         await training.close()
-        await stranger.load_weights(checkpoints[SECOND], policy_version=0)
+        await newcomer.load_weights(checkpoints[SECOND], policy_version=0)
     assert fake.num_loads == 2
 
 
-async def test_a_guest_keeps_weights_when_the_program_that_loaded_them_has_ended(
+async def test_weights_stay_leased_by_a_second_program_when_the_one_that_loaded_them_has_ended(
     renderer: Renderer, start: Start, checkpoints: dict[int, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sglang_claims, "RENEWAL_S", 0.1)
+    monkeypatch.setattr(sglang_locks, "RENEWAL_S", 0.1)
     fake = start()
     async with AsyncExitStack() as stack:
         (training,) = await open_engines(stack, renderer, fake, 1)
-        (guest,) = await open_engines(stack, renderer, fake, 1, owner="guest")
-        (stranger,) = await open_engines(stack, renderer, fake, 1, owner="stranger", retry_budget_s=0.5)
+        (second,) = await open_engines(stack, renderer, fake, 1, owner="second")
+        (newcomer,) = await open_engines(stack, renderer, fake, 1, owner="newcomer", retry_budget_s=0.5)
         await training.load_weights(checkpoints[FIRST], policy_version=1)
-        await guest.load_weights(checkpoints[FIRST], policy_version=0)
+        await second.load_weights(checkpoints[FIRST], policy_version=0)
         await training.close()
         await asyncio.sleep(0.5)
         with pytest.raises(EngineError, match="to another program"):
-            await stranger.load_weights(checkpoints[SECOND], policy_version=0)
-        await guest.generate(text_request(renderer))
+            await newcomer.load_weights(checkpoints[SECOND], policy_version=0)
+        await second.generate(text_request(renderer))
     assert fake.num_loads == 1
 
 
-async def test_the_use_of_a_program_that_was_killed_ends(
+async def test_the_lease_of_a_killed_program_expires(
     renderer: Renderer, start: Start, checkpoints: dict[int, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sglang_claims, "USE_LIMIT_S", 0.5)
+    monkeypatch.setattr(sglang_locks, "LEASE_LIMIT_S", 0.5)
     owner = "deadbeef"
     fake = start(label=str(Label(weights="0" * 24, vision="1" * 24, owner=owner)))
     for turn in range(2):
@@ -166,7 +168,7 @@ async def test_the_use_of_a_program_that_was_killed_ends(
     assert weights_digest(checkpoints[FIRST]) in fake.label
 
 
-async def test_a_loader_that_was_killed_blocks_others_no_longer_than_its_claim_and_its_pause_is_ended(
+async def test_a_killed_loader_blocks_others_until_its_lock_expires_and_its_pause_is_ended(
     renderer: Renderer, start: Start, checkpoints: dict[int, Path]
 ) -> None:
     fake = start()
@@ -181,7 +183,7 @@ async def test_a_loader_that_was_killed_blocks_others_no_longer_than_its_claim_a
     assert fake.num_loads == 1
 
 
-async def test_a_server_left_paused_after_its_load_is_continued_by_who_waits_for_it(
+async def test_a_server_left_paused_after_a_load_is_resumed_by_a_waiting_engine(
     renderer: Renderer, start: Start, checkpoints: dict[int, Path]
 ) -> None:
     fake = start()
@@ -193,7 +195,7 @@ async def test_a_server_left_paused_after_its_load_is_continued_by_who_waits_for
     assert fake.num_loads == 1
 
 
-async def test_a_server_that_goes_on_losing_its_weights_is_given_them_so_many_times_and_no_more(
+async def test_a_server_that_keeps_losing_its_weights_is_reloaded_a_limited_number_of_times(
     renderer: Renderer, start: Start, checkpoints: dict[int, Path]
 ) -> None:
     fake = start()
@@ -214,7 +216,7 @@ async def test_a_server_that_goes_on_losing_its_weights_is_given_them_so_many_ti
     assert fake.num_loads == 1 + sglang_admission.MAX_RELOADS
 
 
-async def test_a_waiting_loader_that_is_cancelled_leaves_no_claim(
+async def test_a_cancelled_loader_leaves_no_lock(
     renderer: Renderer, start: Start, checkpoints: dict[int, Path]
 ) -> None:
     fake = start()
@@ -231,7 +233,7 @@ async def test_a_waiting_loader_that_is_cancelled_leaves_no_claim(
     assert "osworld-loading" not in fake.sessions
 
 
-async def test_a_server_without_sessions_is_told_apart(
+async def test_a_server_without_sessions_is_refused(
     renderer: Renderer, start: Start, checkpoints: dict[int, Path]
 ) -> None:
     fake = start(is_session_server=False)

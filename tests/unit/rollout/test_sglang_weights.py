@@ -113,7 +113,7 @@ async def test_a_response_from_unknown_weights_is_never_used(renderer: Renderer,
         await engine.health()
         await engine.generate(text_request(renderer))
         fake.knows_label = False
-        with pytest.raises(EngineError, match="weights that were not asked for here"):
+        with pytest.raises(EngineError, match="weights that this engine has not received"):
             await engine.generate(text_request(renderer))
 
 
@@ -143,7 +143,7 @@ async def test_a_server_paused_for_an_update_goes_on_when_the_update_is_cancelle
         with pytest.raises(asyncio.CancelledError):
             await task
         assert not fake.is_paused
-        assert not fake.sessions, "nobody else may load"
+        assert not fake.sessions, "the lock must be released"
 
 
 async def test_servers_with_different_weights_are_not_sampled_as_one(renderer: Renderer, start: Start) -> None:
@@ -182,9 +182,12 @@ async def test_a_server_that_keeps_stale_images_is_refused_where_the_vision_towe
     fake = start(keeps_stale_images=True)
     async with engine_of(renderer, fake) as engine:
         await engine.load_weights(checkpoint, policy_version=1)
-        with pytest.raises(EngineError, match=r"another tower than the weights before.*SGLANG_VLM_CACHE_SIZE_MB=0"):
+        with pytest.raises(
+            EngineError, match=r"another vision tower than the weights before.*SGLANG_VLM_CACHE_SIZE_MB=0"
+        ):
             await engine.load_weights(other_tower, policy_version=2)
-    assert not Label.parse(fake.label).owner, "nobody else may take these for sound weights"
+        assert Label.parse(fake.label).weights == weights_digest(checkpoint)
+        assert (await engine.generate(text_request(renderer))).policy_version == 1
     assert {folder.name for folder in checkpoint.parent.iterdir()} == {"one", "three"}
 
 
