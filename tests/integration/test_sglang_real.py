@@ -1,6 +1,8 @@
 """The engine against a real sglang server: what it reports is what transformers computes."""
 
 import asyncio
+import json
+import os
 import shutil
 import sys
 import time
@@ -29,6 +31,7 @@ pytestmark = [pytest.mark.sglang, pytest.mark.slow, pytest.mark.timeout(1500)]
 TOLERANCE = 1e-4
 VOCAB_SIZE = 320
 """Of the tiny model's embedding; its tokenizer is a little shorter."""
+LORA_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 SIZE = (320, 192)
 Noise = Callable[[int, int, int], bytes]
 
@@ -237,7 +240,7 @@ async def test_four_engines_in_two_processes_load_each_set_of_weights_once(
         for version, path in enumerate(order, start=1):
             await asyncio.gather(*(go_on(program, version, path) for program in programs))
             await asyncio.sleep(3)
-        said = [(await program.communicate())[0].decode().strip() for program in programs]
+        said = [(await program.communicate(b""))[0].decode().strip() for program in programs]
     finally:
         for program in programs:
             if program.returncode is None:
@@ -313,6 +316,58 @@ async def test_a_server_killed_in_a_request_is_a_fault_and_its_successor_gets_th
             await asyncio.to_thread(process.__exit__, None, None, None)
     assert result.policy_version == 2
     assert max(differences(models[2], renderer, request, result)) < TOLERANCE
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+async def test_lora_adapters_are_served_over_their_base(
+    checkpoints: tuple[Path, Path], renderer: Renderer, tmp_path: Path, noise_png: Noise
+) -> None:
+    """What an adapter's responses report equals peft's forward pass, and the base is loaded once."""
+    adapters = {version: write_adapter(tmp_path / f"adapter-{version}", checkpoints[0], version) for version in (1, 2)}
+    lora = ("--enable-lora", "--max-lora-rank", "8", "--lora-target-modules", *LORA_MODULES)
+    process = sglang_process(checkpoints[0], *lora)
+    server = await asyncio.to_thread(process.__enter__)
+    worst: dict[int, float] = {}
+    try:
+        async with engine_of(server.url, renderer) as engine:
+            for version in (1, 2, 1):
+                folder, model = adapters[version]
+                await engine.load_weights(folder, policy_version=version)
+                request = Conversation(renderer, noise_png, 90).ask(temperature=0.5, max_new_tokens=40)
+                result = await engine.generate(request)
+                assert result.policy_version == version
+                worst[version] = max(differences(model, renderer, request, result))
+            await engine.load_weights(checkpoints[0], policy_version=0)
+            base_result = await engine.generate(request)
+            assert max(differences(adapters[1][1], renderer, request, base_result)) > 100 * TOLERANCE
+        assert server.num_loads() == 1
+    finally:
+        await asyncio.to_thread(process.__exit__, None, None, None)
+    print(f"largest difference from peft by adapter: {worst}")
+    assert max(worst.values()) < TOLERANCE
+
+
+def write_adapter(folder: Path, base: Path, seed: int) -> tuple[Path, Any]:
+    """A checkpoint that is an adapter over `base`, and the model under it."""
+    from peft import LoraConfig, get_peft_model
+
+    model = Qwen3VLForConditionalGeneration.from_pretrained(base, dtype=torch.float32)
+    layers = [
+        name
+        for name, _ in model.named_modules()
+        if "language_model" in name and name.rpartition(".")[2] in LORA_MODULES
+    ]
+    adapted = get_peft_model(model, LoraConfig(r=4, lora_alpha=16, target_modules=layers)).eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_" in name:
+                parameter.copy_(0.2 * torch.randn(parameter.shape, generator=generator))
+    adapted.save_pretrained(folder / "adapter")
+    (folder / "adapter" / "base.json").write_text(
+        json.dumps({"base_folder": os.path.relpath(base, folder / "adapter")})
+    )
+    return folder, adapted
 
 
 async def test_the_traps_of_a_server_are_seen(

@@ -162,8 +162,9 @@ class SglangEngine:
             server.failed(error)
             raise
         except EngineError as error:
-            if "adapters are not loaded" not in str(error):
+            if "LoRA adapter" not in str(error):
                 raise
+            # The server was restarted, or another program unloaded the adapter.
             server.held = None
             raise TransientError(str(error)) from error
         finally:
@@ -310,6 +311,17 @@ class SglangEngine:
         for turn in itertools.count(1):
             await asyncio.sleep(random.uniform(0.75, 1.25) * sglang_locks.RENEWAL_S)
             for server in self._servers:
-                if server.held is not None and server.owner:
-                    with suppress(EngineError):
-                        await sglang_locks.renew_lease(server, server.owner, turn=turn)
+                with suppress(EngineError):
+                    await self._keep_lease(server, turn)
+
+    async def _keep_lease(self, server: SglangServer, turn: int) -> None:
+        """Renews the lease; takes over the weights of another run that has ended."""
+        if not self._is_admitted(server) or not server.owner:
+            return
+        if server.owner == self._admission.owner:
+            await sglang_locks.renew_lease(server, server.owner, turn=turn)
+            return
+        async with server.lock:
+            if self._is_admitted(server):
+                timeout_s = self._section.request_timeout_s
+                await self._admission.hold(server, self._weights_of(server), is_explicit=False, timeout_s=timeout_s)

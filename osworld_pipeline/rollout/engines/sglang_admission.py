@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,13 +75,13 @@ class Admission:
         info = await self.inspect(server, timeout_s=timeout_s)
         label = Label.parse(str(info["weight_version"]))
         # A server that failed may have been left paused, even with the right weights.
-        if label.weights != weights.digest or server.num_failures:
+        if label.weights != weights.digest or server.num_failures or label.owner not in ("", self.owner):
             label = await self._hold_whole(server, weights, is_explicit=is_explicit)
         if weights.adapter is not None:
             await _hold_adapter(server, weights.adapter)
         server.last_label, server.owner = str(label), label.owner
-        if label.owner:
-            await sglang_locks.renew_lease(server, label.owner, turn=0)
+        if label.owner == self.owner:
+            await sglang_locks.renew_lease(server, self.owner, turn=0)
         server.held = weights.name
 
     async def _hold_whole(self, server: SglangServer, weights: Weights, *, is_explicit: bool) -> Label:
@@ -95,11 +95,21 @@ class Admission:
                 if is_ours:
                     # A killed loader leaves the server paused.
                     await server.continue_generation()
+                    label = await self._take_over(server, label)
                 return label
             if not is_ours:
                 raise TransientError(f"{shown(server.url)} changed its weights during admission")
             await self._require_free(server, label, info, weights, is_explicit=is_explicit)
             return await self._load(server, label, info, weights)
+
+    async def _take_over(self, server: SglangServer, label: Label) -> Label:
+        """Under the load lock: weights of a run that has ended get the label of this run, which may then replace
+        them."""
+        if label.owner in ("", self.owner) or await sglang_locks.is_leased(server, label.owner):
+            return label
+        label = replace(label, owner=self.owner)
+        await server.relabel(str(label))
+        return label
 
     async def _require_free(
         self, server: SglangServer, label: Label, info: dict[str, Any], weights: Weights, *, is_explicit: bool

@@ -66,7 +66,7 @@ async def end_pause(server: SglangServer) -> None:
 
 
 async def renew_lease(server: SglangServer, owner: str, *, turn: int) -> None:
-    """Records that weights loaded by `owner` are in use. `turn` counts the renewals: they alternate between two
+    """Records that `owner` uses the weights that it loaded. `turn` counts the renewals: they alternate between two
     sessions, so that one of them is always open."""
     session = _lease(owner, turn)
     if turn:
@@ -81,7 +81,7 @@ async def release_lease(server: SglangServer, owner: str) -> None:
 
 
 async def is_leased(server: SglangServer, owner: str) -> bool:
-    """Whether weights loaded by `owner` are in use. Looks twice: a renewal may have waited for a long load to end."""
+    """Whether `owner` uses the weights that it loaded. Looks twice: a renewal may have waited for a long load."""
     for attempt in range(2):
         if attempt:
             await asyncio.sleep(POLL_S)

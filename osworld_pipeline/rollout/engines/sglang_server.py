@@ -101,6 +101,10 @@ class SglangServer:
         if not answer.get("success"):
             raise EngineError(f"the weights at {path} were not loaded: {shown(self.url)}: {answer.get('message')}")
 
+    async def relabel(self, label: str) -> None:
+        """Another label for the weights that it holds."""
+        await self._control("/update_weight_version", {"new_version": label, "abort_all_requests": False})
+
     async def continue_generation(self) -> None:
         """No effect on a server that is not paused."""
         await self._control("/continue_generation", {})

@@ -115,6 +115,9 @@ class FakeSglang:
             }
         if path == "/update_weights_from_disk":
             return self._load(body)
+        if path == "/update_weight_version":
+            self.label = body["new_version"]
+            return {"success": True}
         if path in ("/pause_generation", "/continue_generation"):
             self.is_paused = path == "/pause_generation"
             return {"status": "ok"}
@@ -166,7 +169,7 @@ class FakeSglang:
         adapter = body.get("lora_path")
         if adapter is None or adapter in self.adapters:
             return None
-        message = f"The following requested LoRA adapters are not loaded: {adapter}"
+        message = f"Got LoRA adapter that has never been loaded: {adapter}"
         return Answer(status=400, body=json.dumps({"error": {"message": message}}).encode())
 
     def _generate(self, body: dict[str, Any]) -> dict[str, Any]:

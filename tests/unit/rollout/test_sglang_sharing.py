@@ -154,6 +154,23 @@ async def test_weights_stay_leased_by_a_second_program_when_the_one_that_loaded_
     assert fake.num_loads == 1
 
 
+async def test_a_run_that_starts_on_the_weights_of_an_ended_run_replaces_them(
+    renderer: Renderer, start: Start, checkpoints: dict[int, Path]
+) -> None:
+    """As the second phase of a training does: it samples its parent's weights first, then its own."""
+    fake = start()
+    async with AsyncExitStack() as stack:
+        (first,) = await open_engines(stack, renderer, fake, 1, owner="phase 1")
+        await first.load_weights(checkpoints[FIRST], policy_version=9)
+        await first.close()
+        second = await open_engines(stack, renderer, fake, 2, owner="phase 2", retry_budget_s=1.0)
+        for version, path in enumerate(checkpoints.values()):
+            await asyncio.gather(*(engine.load_weights(path, policy_version=version) for engine in second))
+            results = await asyncio.gather(*(engine.generate(text_request(renderer)) for engine in second))
+            assert {result.policy_version for result in results} == {version}
+    assert fake.num_loads == 2
+
+
 async def test_the_lease_of_a_killed_program_expires(
     renderer: Renderer, start: Start, checkpoints: dict[int, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
