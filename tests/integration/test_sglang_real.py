@@ -259,7 +259,7 @@ async def test_a_half_done_response_survives_an_update_token_by_token(
 ) -> None:
     async with engine_of(server.url, renderer) as engine:
         await engine.load_weights(checkpoints[0], policy_version=1)
-        request = Conversation(renderer, noise_png, 50).ask(temperature=0.0, max_new_tokens=500)
+        request = Conversation(renderer, noise_png, 50).ask(temperature=0.0, max_new_tokens=3000)
         asked = asyncio.create_task(engine.generate(request))
         await asyncio.sleep(1.5)
         await engine.load_weights(checkpoints[1], policy_version=2)
