@@ -53,12 +53,14 @@ async def rollout_session(
     adapters: LoraSection | None = None,
     engine_token: str | None = None,
     engine: PolicyEngine | None = None,
+    run: str | None = None,
 ) -> AsyncIterator[RolloutSession]:
     """Opens the session and checks that the engine and every env server answer.
 
     `folder`: a checkpoint, which the engine loads; or `model`, which an engine in this process samples from as it is.
     An engine of words needs neither, nor a processor. `adapters`: whose factors the engine will be given, where a
-    trainer trains them. `engine`: one to take instead of the recipe's. `purpose`: see `open_env_client`.
+    trainer trains them. `engine`: one to take instead of the recipe's. `purpose`: see `open_env_client`. `run`: what
+    sessions have in common that go from weights to weights together; None for `purpose`.
 
     Raises:
         EnvServerError, EngineError: one does not answer; names it.
@@ -69,7 +71,7 @@ async def rollout_session(
     async with AsyncExitStack() as stack:
         engine = engine or _open_engine(
             recipe, folder=folder, model=model, processor=processor, version=policy_version, cache=cache,
-            adapters=adapters, token=engine_token,
+            adapters=adapters, token=engine_token, owner=f"{state.root.resolve()}:{run or purpose}",
         )  # fmt: skip
         stack.push_async_callback(engine.close)
         client = await stack.enter_async_context(open_env_client(recipe, state, servers, purpose=purpose))
@@ -103,6 +105,7 @@ def _open_engine(
     cache: PixelCache | None,
     adapters: LoraSection | None,
     token: str | None,
+    owner: str,
 ) -> PolicyEngine:
     section = recipe.engine
     if section.kind == "openai":
@@ -113,9 +116,18 @@ def _open_engine(
         raise RecipeError(f"engine.kind {section.kind} samples from a checkpoint, and there is none")
     if section.kind == "sglang":
         from osworld_pipeline.rollout.engines.sglang import SglangEngine
+        from osworld_pipeline.rollout.engines.sglang_weights import vocab_size_of
 
+        if folder is None:
+            raise RecipeError("engine.kind sglang samples from a checkpoint's folder, and there is none")
         return SglangEngine(
-            section.urls, renderer=Renderer(processor), section=section, policy_version=version, token=token
+            section.urls,
+            renderer=Renderer(processor),
+            section=section,
+            vocab_size=vocab_size_of(folder),
+            owner=owner,
+            policy_version=version,
+            token=token,
         )
     from osworld_pipeline.rollout.engines.transformers import TransformersEngine
 
