@@ -76,7 +76,8 @@ class GenerateResult:
     token_ids: tuple[int, ...] = ()
     """Sampled ids only, the end-of-turn token included where it was sampled; empty from an engine of words."""
     logprobs: tuple[float, ...] = ()
-    """log p of each sampled token under the unscaled logits (temperature 1, no top-p): what a trainer recomputes."""
+    """log p of each sampled token under the distribution that sampled it: softmax of logits / temperature without the
+    banned ids (`Renderer.banned_ids`); at temperature 0 as at 1. Top-p is not in it: training samples at top-p 1."""
     policy_versions: tuple[int, ...] = ()
     """Of each sampled token; empty where all are `policy_version`."""
     prompt_num_tokens: int = 0

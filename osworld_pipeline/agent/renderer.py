@@ -67,6 +67,16 @@ class Renderer:
             ids.pop()
         return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
+    def banned_ids(self, vocab_size: int) -> tuple[int, ...]:
+        """Ids below `vocab_size` (rows of the embedding) that a policy never samples: the image and video placeholders,
+        for which there would be no picture, and the rows beyond the tokenizer, for which there is no text. Samplers
+        give them probability 0, and so does the trainer."""
+        placeholders = (self.image_id, self.processor.video_token_id)
+        return (
+            *sorted(one for one in placeholders if one is not None),
+            *range(len(self.tokenizer), vocab_size),
+        )
+
     def image_ids(self, *, width: int, height: int) -> list[int]:
         count = image_token_count(self.processor, width=width, height=height)
         return [self.vision_start_id, *([self.image_id] * count), self.vision_end_id]

@@ -1,9 +1,8 @@
 """Samples in process with transformers, in a thread of its own: requests that wait together are answered together, and
 in `append` mode an episode's keys and values are kept between its turns, so that a turn costs its new tokens alone.
 
-The reported log-probabilities are those of the raw logits. Temperature, top-p and a short list of ids that may never be
-sampled (image placeholders, rows of the embedding beyond the vocabulary) shape the choice alone. In float32 on a CPU a
-response is the same, to the bit, whatever else is in its batch; elsewhere to rounding.
+The reported log-probabilities are those of the distribution that is sampled, as protocols.GenerateResult says. In
+float32 on a CPU a response is the same, to the bit, whatever else is in its batch; elsewhere to rounding.
 """
 
 import asyncio

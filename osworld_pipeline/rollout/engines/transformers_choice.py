@@ -17,30 +17,29 @@ def choose_tokens(
     chances: Sequence[float],
     banned_V: torch.Tensor,
 ) -> tuple[list[int], list[float]]:
-    """A token of each row and its log-probability under the raw logits. Temperature, top-p and `banned_V` shape the
-    choice alone: at temperature 0 the likeliest, else the one at which the summed probabilities, in the order of the
-    ids, pass the row's chance (0 <= chance < 1). A row's choice is the same in any batch."""
-    logits_BV = logits_BV.float()
-    allowed_BV = logits_BV.masked_fill(banned_V, -torch.inf)
-    next_B = allowed_BV.argmax(dim=-1)
+    """A token of each row and its log-probability as protocols.GenerateResult has it. At temperature 0 the token is
+    the likeliest, else the one at which the summed probabilities, in the order of the ids, pass the row's chance
+    (0 <= chance < 1). A row's choice is the same in any batch."""
+    temperatures = [sampling.temperature if sampling.temperature > 0 else 1.0 for sampling in samplings]
+    scaled_BV = logits_BV.float() / torch.tensor(temperatures, device=logits_BV.device)[:, None]
+    logprobs_BV = torch.log_softmax(scaled_BV.masked_fill(banned_V, -torch.inf), dim=-1)
+    next_B = logprobs_BV.argmax(dim=-1)
     if any(sampling.temperature > 0 for sampling in samplings):
         is_sampled_B = torch.tensor([sampling.temperature > 0 for sampling in samplings], device=logits_BV.device)
-        next_B = torch.where(is_sampled_B, _sample(allowed_BV, samplings, chances), next_B)
-    logprobs_B = torch.log_softmax(logits_BV, dim=-1).gather(1, next_B[:, None])[:, 0]
-    return next_B.tolist(), logprobs_B.tolist()
+        next_B = torch.where(is_sampled_B, _sample(logprobs_BV, samplings, chances), next_B)
+    return next_B.tolist(), logprobs_BV.gather(1, next_B[:, None])[:, 0].tolist()
 
 
-def _sample(allowed_BV: torch.Tensor, samplings: Sequence[SamplingParams], chances: Sequence[float]) -> torch.Tensor:
-    device = allowed_BV.device
-    temperatures = [sampling.temperature if sampling.temperature > 0 else 1.0 for sampling in samplings]
-    probs_BV = torch.softmax(allowed_BV / torch.tensor(temperatures, device=device)[:, None], dim=-1)
+def _sample(logprobs_BV: torch.Tensor, samplings: Sequence[SamplingParams], chances: Sequence[float]) -> torch.Tensor:
+    device = logprobs_BV.device
+    probs_BV = logprobs_BV.exp()
     for index, sampling in enumerate(samplings):
         if sampling.top_p < 1:
             probs_BV[index] = keep_top_p(probs_BV[index], sampling.top_p)
     # In double precision, so that the last ids of a large vocabulary are not lost in the sum's rounding.
     sums_BV = probs_BV.double().cumsum(dim=-1)
     aims_B1 = torch.tensor(chances, dtype=torch.double, device=device)[:, None] * sums_BV[:, -1:]
-    return torch.searchsorted(sums_BV, aims_B1, right=True)[:, 0].clamp_(max=allowed_BV.shape[1] - 1)
+    return torch.searchsorted(sums_BV, aims_B1, right=True)[:, 0].clamp_(max=logprobs_BV.shape[1] - 1)
 
 
 def keep_top_p(probs_V: torch.Tensor, top_p: float) -> torch.Tensor:

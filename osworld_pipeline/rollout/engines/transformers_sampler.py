@@ -325,10 +325,9 @@ class Sampler:
             torch.cuda.empty_cache()
 
     def _banned_ids(self) -> torch.Tensor:
-        config = self._model.config
-        banned_V = torch.zeros(config.text_config.vocab_size, dtype=torch.bool)
-        banned_V[len(self._renderer.tokenizer) :] = True
-        banned_V[[config.image_token_id, config.video_token_id]] = True
+        vocab_size = self._model.config.text_config.vocab_size
+        banned_V = torch.zeros(vocab_size, dtype=torch.bool)
+        banned_V[list(self._renderer.banned_ids(vocab_size))] = True
         return banned_V.to(self._device)
 
 
