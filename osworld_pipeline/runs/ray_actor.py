@@ -61,6 +61,7 @@ class RecipeSession:
             processor=await asyncio.to_thread(load_processor, weights.folder),
             policy_version=weights.policy_version,
             engine_token=self.engine_token,
+            is_probed=self.recipe.engine.kind == "sglang",  # by the program that starts the actors
         ) as session:
             run_one = episode_runner(session.tools, episode_settings(self.recipe, max_turns=self.max_turns))
 

@@ -1,6 +1,6 @@
 """What a program needs to run episodes: the policy engine its recipe names, connections to env servers, the store."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +14,12 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import RecipeError
 from osworld_pipeline.protocols import PolicyEngine
 from osworld_pipeline.recipes import Recipe
+from osworld_pipeline.rollout.parity_questions import Generate
 from osworld_pipeline.rollout.run_episode import EpisodeSettings, EpisodeTools
 from osworld_pipeline.rollout.utilisation import BusyMeter, MeteredEngine, Utilisation
 from osworld_pipeline.runs.embedded_server import EnvServers
 from osworld_pipeline.runs.env_servers import open_env_client
+from osworld_pipeline.runs.parity_probe import ParityReport, probe_parity
 from osworld_pipeline.trajectories.store import TrajectoryStore
 
 
@@ -30,6 +32,8 @@ class RolloutSession:
     renderer: Renderer | None
     """None for an engine of words that came without a processor."""
     utilisation: Utilisation
+    parity: ParityReport | None = None
+    """None where the engine was not probed."""
 
 
 @asynccontextmanager
@@ -46,29 +50,35 @@ async def rollout_session(
     cache: PixelCache | None = None,
     engine_token: str | None = None,
     engine: PolicyEngine | None = None,
+    is_probed: bool = False,
 ) -> AsyncIterator[RolloutSession]:
-    """Opens the session and checks that the engine and every env server answer.
+    """Opens the session and checks that the engine and every env server answer, and that the engine samples from the
+    weights that it was given.
 
     `folder`: a checkpoint, which the engine loads; or `model`, which an engine in this process samples from as it is.
     An engine of words needs neither, nor a processor. `engine`: one to take instead of the recipe's. `purpose`: see
-    `open_env_client`.
+    `open_env_client`. `is_probed`: the engine's servers have passed the parity probe with these weights already.
 
     Raises:
-        EnvServerError, EngineError: one does not answer; names it.
+        EnvServerError, EngineError: one does not answer, or an engine fails the parity probe; names it.
         RecipeError: there is no policy to sample from.
     """
     renderer = None if processor is None else Renderer(processor)
     store = TrajectoryStore(state)
     async with AsyncExitStack() as stack:
-        engine = engine or _open_engine(
-            recipe, folder=folder, model=model, processor=processor, version=policy_version, cache=cache,
-            token=engine_token,
-        )  # fmt: skip
+        if engine is None:
+            if recipe.engine.kind == "transformers" and processor is not None and model is None and folder is not None:
+                model = _load(recipe, folder)
+            engine = _open_engine(
+                recipe, folder=folder, model=model, processor=processor, version=policy_version, cache=cache,
+                token=engine_token,
+            )  # fmt: skip
         stack.push_async_callback(engine.close)
         client = await stack.enter_async_context(open_env_client(recipe, state, servers, purpose=purpose))
         await engine.health()
         if recipe.engine.kind == "sglang" and folder is not None:
             await engine.load_weights(folder, policy_version=policy_version)
+        parity = None if is_probed else await _probe(recipe, engine, renderer, folder=folder, model=model)
         utilisation = Utilisation(environments=BusyMeter(max(1, servers.num_replicas)))
         tools = EpisodeTools(
             desktop_factory=client.desktop,
@@ -76,7 +86,51 @@ async def rollout_session(
             renderer=renderer,
             sink=store,
         )
-        yield RolloutSession(tools=tools, engine=engine, store=store, renderer=renderer, utilisation=utilisation)
+        yield RolloutSession(
+            tools=tools, engine=engine, store=store, renderer=renderer, utilisation=utilisation, parity=parity
+        )
+
+
+async def _probe(
+    recipe: Recipe, engine: PolicyEngine, renderer: Renderer | None, *, folder: Path | None, model: Any
+) -> ParityReport | None:
+    """None where the recipe leaves the probe out, or where there is nothing to compare with. Raises as probe_parity."""
+    if not recipe.engine.parity_probe or engine.takes_turns or renderer is None or (model is None and folder is None):
+        return None
+    from osworld_pipeline.rollout.engines.sglang import SglangEngine
+
+    generators: Mapping[str, Generate] = {f"the {engine.name} engine": engine.generate}
+    if isinstance(engine, SglangEngine):
+        generators = {f"the sglang server at {url}": generate for url, generate in engine.by_server().items()}
+    return await probe_parity(
+        engine,
+        generators,
+        recipe=recipe,
+        renderer=renderer,
+        load_reference=lambda device: model if model is not None else _load(recipe, folder, device=device),
+    )
+
+
+async def probe_servers(
+    recipe: Recipe, folder: Path, processor: Any, *, policy_version: int, token: str | None
+) -> ParityReport | None:
+    """Loads a checkpoint into the recipe's sglang servers and probes them, for sessions that are opened elsewhere with
+    `is_probed`. None where the recipe leaves the probe out.
+
+    Raises:
+        EngineError: a server does not answer, or fails the probe; names it.
+    """
+    if not recipe.engine.parity_probe:
+        return None
+    engine = _open_engine(
+        recipe, folder=folder, model=None, processor=processor, version=policy_version, cache=None, token=token
+    )
+    try:
+        await engine.health()
+        await engine.load_weights(folder, policy_version=policy_version)
+        return await _probe(recipe, engine, Renderer(processor), folder=folder, model=None)
+    finally:
+        await engine.close()
 
 
 def _open_engine(
@@ -105,7 +159,7 @@ def _open_engine(
     from osworld_pipeline.rollout.engines.transformers import TransformersEngine
 
     return TransformersEngine(
-        model if model is not None else _load(recipe, folder),
+        model,
         processor,
         device=_device(model),
         policy_version=version,
@@ -116,11 +170,11 @@ def _open_engine(
     )
 
 
-def _load(recipe: Recipe, folder: Path | None) -> Any:
+def _load(recipe: Recipe, folder: Path | None, *, device: str | None = None) -> Any:
     from osworld_pipeline.training.model import load_policy
 
     assert folder is not None, "a model or a folder was asked for above"
-    return load_policy(folder, recipe.model, device=_device(None), is_frozen=True)
+    return load_policy(folder, recipe.model, device=_device(None) if device is None else device, is_frozen=True)
 
 
 def _device(model: Any) -> Any:

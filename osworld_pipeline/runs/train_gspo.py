@@ -154,6 +154,8 @@ class _Phase:
             metrics = await in_thread(self.thread, partial(self.trainer.update, batch.trajectories))
         metrics |= group_metrics(batch, update=update) | coverage_metrics(self.coverage)
         metrics |= self.rollouts.utilisation.metrics()
+        if self.rollouts.parity is not None:
+            metrics |= self.rollouts.parity.metrics()
         metrics |= {"rollout_s": rollout_s, "update_s": time.monotonic() - started - rollout_s}
         num_updates = update + 1
         is_last = num_updates == self.job.phase.num_updates
