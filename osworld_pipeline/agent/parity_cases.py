@@ -47,12 +47,12 @@ def parity_cases(agent: AgentSection, desktop: DesktopSection) -> tuple[ParityCa
     wide, tall, square = fit_size(768, 256, budget), fit_size(256, 768, budget), fit_size(512, 512, budget)
     return (
         text,
-        ParityCase(name="screen", screens=(draw_screen(*screen, seed=1),), temperature=1.0),
-        ParityCase(name="tall screen", screens=(draw_screen(*tall, seed=2),), temperature=WARM),
+        ParityCase(name="screen", screens=(draw_screen(*screen, seed=1),), temperature=WARM),
+        ParityCase(name="tall screen", screens=(draw_screen(*tall, seed=2),), temperature=1.0),
         ParityCase(
             name="two turns", screens=(draw_screen(*square, seed=3), draw_screen(*wide, seed=4)), temperature=WARM
         ),
         ParityCase(
-            name="order of screens", screens=(draw_screen(*wide, seed=5), draw_screen(*wide, seed=6)), temperature=1.0
+            name="order of screens", screens=(draw_screen(*wide, seed=5), draw_screen(*wide, seed=6)), temperature=WARM
         ),
     )

@@ -95,8 +95,8 @@ class EngineSection(Section):
     health_timeout_s: float = Field(default=120.0, gt=0)
     """How long servers may take to answer at the start."""
     parity_probe: bool = True
-    """Whether an engine must first prove, on a few fixed conversations, that its log-probabilities are those of the
-    checkpoint. Not of `openai`, which gives none."""
+    """Whether an engine's log-probabilities are compared with the checkpoint's on a few fixed conversations before the
+    first episode. `openai` has none to compare."""
 
 
 class RewardSection(Section):

@@ -86,13 +86,11 @@ def _encode(image: Image.Image) -> bytes:
     return buffer.getvalue()
 
 
-NO_ROWS = "drops the height and width rows of M-RoPE"
 LATER_UNSEEN = "forgets every image after the first turn"
 ALL_UNSEEN = "shows the model no image at all"
-RESCALED = "rescales images before the model sees them"
 
 DEFECTS: Sequence[Defect] = (
-    Defect(name=NO_ROWS, advice=SERVER, change_positions=_without_rows),
+    Defect(name="drops the height and width rows of M-RoPE", advice=SERVER, change_positions=_without_rows),
     Defect(name="exchanges the height and width rows of M-RoPE", advice=SERVER, change_positions=_exchanged_rows),
     Defect(name="counts image tokens one by one, without M-RoPE", advice=SERVER, change_positions=_one_by_one),
     Defect(
@@ -109,7 +107,7 @@ DEFECTS: Sequence[Defect] = (
     Defect(name="shows the first image in place of every later one", advice=IMAGES, change_images=_first_everywhere),
     Defect(name="exchanges the images of a request", advice=IMAGES, change_images=_last_first),
     Defect(
-        name=RESCALED,
+        name="rescales images before the model sees them",
         advice=PIXELS,
         change_images=_resized(lambda width, height: (width // 2, height // 2), there_and_back=True),
     ),
