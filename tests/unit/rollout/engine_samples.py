@@ -61,6 +61,7 @@ def plain_logprobs(model: Any, processor: Any, request: GenerateRequest, result:
     inputs = build_model_inputs(processor, [((*request.token_ids, *result.token_ids), request.images)])
     with torch.no_grad():
         logits_TV = model(**{name: torch.from_numpy(array) for name, array in inputs.items()}).logits[0]
-    logprobs_TV = torch.log_softmax(logits_TV, dim=-1)
+    logits_TV[:, list(Renderer(processor).banned_ids(logits_TV.shape[-1]))] = -torch.inf
+    logprobs_TV = torch.log_softmax(logits_TV / (request.sampling.temperature or 1.0), dim=-1)
     start = len(request.token_ids) - 1
     return [float(logprobs_TV[start + index, token]) for index, token in enumerate(result.token_ids)]

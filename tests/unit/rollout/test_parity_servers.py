@@ -77,7 +77,8 @@ class Place:
         model = load_model(folder or self.folder, is_frozen=True)
         engine = DefectiveEngine(model=model, renderer=renderer, defect=defect)
         server = SamplingServer(reply=(40,), image_id=renderer.image_id, engine=engine)
-        return self.stack.enter_context(serving(server))
+        self.stack.enter_context(serving(server))
+        return server
 
     async def open(self, recipe: Recipe, **options: Any) -> ParityReport | None:
         async with rollout_session(
