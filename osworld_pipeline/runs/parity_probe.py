@@ -96,7 +96,7 @@ def refusal(name: str, verdict: Verdict) -> str:
     fit = (
         "no known defect explains it better"
         if finding.left is None
-        else f"a forward pass with this defect leaves {finding.left:.1g}"
+        else f"a forward pass with this defect differs by {finding.left:.1g}"
     )
     return (
         f"{name} fails the parity probe: it {finding.name}. In the case '{finding.case}' the log-probabilities that it "

@@ -119,7 +119,7 @@ class _Comparison:
         return self._finding("samples from other weights than this checkpoint's", WEIGHTS, left=None)
 
     def _differs_by_images(self) -> bool:
-        text = max(self.tolerance.rounding / IMAGE_FACTOR, *self._means_of(has_images=False))
+        text = max([self.tolerance.rounding / IMAGE_FACTOR, *self._means_of(has_images=False)])
         return any(mean > IMAGE_FACTOR * text for mean in self._means_of(has_images=True))
 
     def _means_of(self, *, has_images: bool) -> list[float]:

@@ -99,12 +99,11 @@ async def _probe(
         return None
     from osworld_pipeline.rollout.engines.sglang import SglangEngine
 
-    generators: Mapping[str, Generate] = {f"the {engine.name} engine": engine.generate}
-    if isinstance(engine, SglangEngine):
-        generators = {f"the sglang server at {url}": generate for url, generate in engine.by_server().items()}
+    servers = engine.by_server() if isinstance(engine, SglangEngine) else {}
+    generators: Mapping[str, Generate] = {f"the sglang server at {url}": one for url, one in servers.items()}
     return await probe_parity(
         engine,
-        generators,
+        generators or {f"the {engine.name} engine": engine.generate},
         recipe=recipe,
         renderer=renderer,
         load_reference=lambda device: model if model is not None else _load(recipe, folder, device=device),
