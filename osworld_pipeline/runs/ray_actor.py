@@ -68,6 +68,7 @@ class RecipeSession:
             adapters=self.recipe.trainer.lora,
             engine_token=self.engine_token,
             run=self.run,
+            is_probed=self.recipe.engine.kind == "sglang",  # by the program that starts the actors
         ) as session:
             run_one = episode_runner(session.tools, episode_settings(self.recipe, max_turns=self.max_turns))
 

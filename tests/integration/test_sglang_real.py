@@ -1,8 +1,6 @@
 """The engine against a real sglang server: what it reports is what transformers computes."""
 
 import asyncio
-import json
-import os
 import shutil
 import sys
 import time
@@ -17,14 +15,20 @@ import torch
 from sglang_server import SglangProcess, sglang_process
 from transformers import Qwen3VLForConditionalGeneration
 
+from osworld_pipeline.agent.adapters import Base, is_factor
 from osworld_pipeline.agent.model_inputs import build_model_inputs
 from osworld_pipeline.agent.observation_text import system_message, user_message
 from osworld_pipeline.agent.renderer import Renderer
 from osworld_pipeline.domain.episode import SamplingParams
 from osworld_pipeline.errors import EngineError
 from osworld_pipeline.protocols import GenerateRequest, GenerateResult
-from osworld_pipeline.recipes.schema import EngineSection, TinyModelSection
+from osworld_pipeline.recipes import load_recipe
+from osworld_pipeline.recipes.schema import EngineSection, LoraSection, TinyModelSection
 from osworld_pipeline.rollout.engines.sglang import SglangEngine
+from osworld_pipeline.runs.parity_probe import probe_parity
+from osworld_pipeline.training import lora
+from osworld_pipeline.training.checkpoint import weights_digest
+from osworld_pipeline.training.model import load_model
 from osworld_pipeline.training.tiny_model import build_tiny_checkpoint
 
 pytestmark = [pytest.mark.sglang, pytest.mark.slow, pytest.mark.timeout(1500)]
@@ -146,6 +150,15 @@ async def test_log_probabilities_equal_transformers_over_turns_and_weight_update
         # The first again at the end: its images were seen under the other weights meanwhile.
         for version in (1, 2, 1):
             await engine.load_weights(checkpoints[version - 1], policy_version=version)
+            if version == 1:
+                report = await probe_parity(
+                    engine,
+                    engine.by_server(),
+                    recipe=load_recipe("smoke"),
+                    renderer=renderer,
+                    load_reference=lambda device: models[1],
+                )
+                assert report.mean_diff < TOLERANCE
             conversations = [Conversation(renderer, noise_png, seed) for seed in range(4)]
             for _ in range(3):
                 requests = [conversation.ask() for conversation in conversations]
@@ -318,14 +331,13 @@ async def test_a_server_killed_in_a_request_is_a_fault_and_its_successor_gets_th
     assert max(differences(models[2], renderer, request, result)) < TOLERANCE
 
 
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 async def test_lora_adapters_are_served_over_their_base(
     checkpoints: tuple[Path, Path], renderer: Renderer, tmp_path: Path, noise_png: Noise
 ) -> None:
-    """What an adapter's responses report equals peft's forward pass, and the base is loaded once."""
+    """What an adapter's responses report equals the trainer's forward pass, and the base is loaded once."""
     adapters = {version: write_adapter(tmp_path / f"adapter-{version}", checkpoints[0], version) for version in (1, 2)}
-    lora = ("--enable-lora", "--max-lora-rank", "8", "--lora-target-modules", *LORA_MODULES)
-    process = sglang_process(checkpoints[0], *lora)
+    arguments = ("--enable-lora", "--max-lora-rank", "8", "--lora-target-modules", *LORA_MODULES)
+    process = sglang_process(checkpoints[0], *arguments)
     server = await asyncio.to_thread(process.__enter__)
     worst: dict[int, float] = {}
     try:
@@ -337,37 +349,38 @@ async def test_lora_adapters_are_served_over_their_base(
                 result = await engine.generate(request)
                 assert result.policy_version == version
                 worst[version] = max(differences(model, renderer, request, result))
+            report = await probe_parity(
+                engine,
+                engine.by_server(),
+                recipe=load_recipe("smoke"),
+                renderer=renderer,
+                load_reference=lambda device: load_model(adapters[1][0], is_frozen=True),
+            )
+            assert report.mean_diff < TOLERANCE
             await engine.load_weights(checkpoints[0], policy_version=0)
             base_result = await engine.generate(request)
             assert max(differences(adapters[1][1], renderer, request, base_result)) > 100 * TOLERANCE
         assert server.num_loads() == 1
     finally:
         await asyncio.to_thread(process.__exit__, None, None, None)
-    print(f"largest difference from peft by adapter: {worst}")
+    print(f"largest difference from the trainer by adapter: {worst}")
     assert max(worst.values()) < TOLERANCE
 
 
 def write_adapter(folder: Path, base: Path, seed: int) -> tuple[Path, Any]:
-    """A checkpoint that is an adapter over `base`, and the model under it."""
-    from peft import LoraConfig, get_peft_model
-
-    model = Qwen3VLForConditionalGeneration.from_pretrained(base, dtype=torch.float32)
-    layers = [
-        name
-        for name, _ in model.named_modules()
-        if "language_model" in name and name.rpartition(".")[2] in LORA_MODULES
-    ]
-    adapted = get_peft_model(model, LoraConfig(r=4, lora_alpha=16, target_modules=layers)).eval()
+    """A checkpoint that is an adapter over `base`, as the trainer writes it, and the model that is loaded from it."""
+    section = LoraSection(rank=4, alpha=16.0)
+    model = load_model(base)
+    lora.add_adapters(model, section, seed=seed)
     generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in adapted.named_parameters():
-            if "lora_" in name:
-                parameter.copy_(0.2 * torch.randn(parameter.shape, generator=generator))
-    adapted.save_pretrained(folder / "adapter")
-    (folder / "adapter" / "base.json").write_text(
-        json.dumps({"base_folder": os.path.relpath(base, folder / "adapter")})
-    )
-    return folder, adapted
+    factors = {name: tensor for name, tensor in model.state_dict().items() if is_factor(name)}
+    for tensor in factors.values():
+        tensor.copy_(0.2 * torch.randn(tensor.shape, generator=generator))
+    folder.mkdir()
+    shutil.copy(base / "config.json", folder)
+    place = folder / "adapter"
+    lora.save_adapter(place, model, factors, section, Base(folder=base, digest=weights_digest(base)), place=place)
+    return folder, load_model(folder, is_frozen=True)
 
 
 async def test_the_traps_of_a_server_are_seen(

@@ -92,8 +92,21 @@ class SglangEngine:
         return self._weights.policy_version
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
+        return await self._generate(request, None)
+
+    def by_server(self) -> dict[str, Callable[[GenerateRequest], Awaitable[GenerateResult]]]:
+        """`generate` of each server that holds the weights of the moment, by its address: for a check that every one of
+        them must pass."""
+        return {
+            shown(server.url): functools.partial(self._generate, server=server)
+            for server in self._servers
+            if self._is_admitted(server)
+        }
+
+    async def _generate(self, request: GenerateRequest, server: SglangServer | None) -> GenerateResult:
+        """`server`: the one to ask; None for any that is well."""
         body = await asyncio.to_thread(generate_body, request, self._renderer, banned_ids=self._admission.banned_ids)
-        return await self._within_budget(functools.partial(self._attempt, request, body))
+        return await self._within_budget(functools.partial(self._attempt, request, body, server))
 
     async def load_weights(self, path: Path, *, policy_version: int) -> None:
         """Loads a checkpoint folder, which the servers see under the same path, into each server that does not hold its
@@ -143,8 +156,10 @@ class SglangEngine:
         section = self._section
         return await within_budget(attempt, timeout_s=section.request_timeout_s, budget_s=section.retry_budget_s)
 
-    async def _attempt(self, request: GenerateRequest, body: bytes, timeout_s: float) -> GenerateResult:
-        server = self._choose(request.episode_id)
+    async def _attempt(
+        self, request: GenerateRequest, body: bytes, asked: SglangServer | None, timeout_s: float
+    ) -> GenerateResult:
+        server = asked or self._choose(request.episode_id)
         server.num_running += 1
         try:
             await self._admit(server, timeout_s)
