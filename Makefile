@@ -7,7 +7,7 @@ export PYTHONUNBUFFERED := 1
 export PYTHONDONTWRITEBYTECODE :=
 export DAGSTER_HOME := $(CURDIR)
 
-.PHONY: help setup setup-test setup-python demo test test-fast test-sglang test-faults test-windows bench-env bench-data bench-rollout bench-training bench-learning bench-scale bench-viewer check format dev mlflow constraints clean
+.PHONY: help setup setup-test setup-python setup-tokenizer demo test test-fast test-sglang test-gpu test-faults test-windows bench-env bench-data bench-rollout bench-training bench-learning bench-scale bench-viewer check format dev mlflow constraints clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -16,10 +16,13 @@ setup: ## Debian packages and .venv
 	@scripts/setup
 
 setup-test:
-	@scripts/setup debian qemu extras python
+	@scripts/setup debian qemu extras python tokenizer
 
 setup-python:
 	@scripts/setup python
+
+setup-tokenizer: setup-python
+	@scripts/setup tokenizer
 
 demo: setup ## the whole pipeline on this machine, then a table of success rates
 	@$(BIN)/osworld-pipeline demo
@@ -27,12 +30,15 @@ demo: setup ## the whole pipeline on this machine, then a table of success rates
 test: setup-test ## every test that can run here; JOBS=1 runs them one after the other
 	@$(BIN)/pytest -n $(or $(JOBS),3) --dist loadfile --no-loadscope-reorder
 
-test-fast: setup-python ## unit tests only
+test-fast: setup-tokenizer ## unit tests only
 	@$(BIN)/pytest tests/unit -m "not slow"
 
 test-sglang: setup-test ## the tests against real sglang servers on a CPU; makes their environment (2.5 GB) first
 	@scripts/setup-sglang var/sglang
 	@OSWORLD_SGLANG=var/sglang $(BIN)/pytest -m sglang tests/integration
+
+test-gpu: setup-tokenizer ## the published 4B shape on a CUDA GPU, in under 8 minutes; the page is var/gpu.md (docs/gpu.md)
+	@$(BIN)/pytest -s -m gpu tests/gpu
 
 test-faults: setup-test ## training, a backfill and the demo while what they rest on fails at random; KILLS=40 for long
 	@OSWORLD_CHAOS_KILLS=$(or $(KILLS),12) $(BIN)/pytest -s tests/integration/test_training_faults.py tests/integration/test_backfill_kills.py tests/integration/test_demo_kills.py
@@ -50,7 +56,7 @@ bench-data: setup-python ## the union build's and the store's speed; SLIME=PATH 
 bench-rollout: setup-python ## how busy the loop keeps desktops and trainer, beside a batch-synchronous one
 	@$(BIN)/python -m benchmarks.bench_rollout
 
-bench-training: setup-python ## updates a second beside TRL's trainer; with a GPU: tokens a second, utilisation, longest context
+bench-training: setup-python ## updates a second beside TRL's trainer
 	@$(BIN)/python -m benchmarks.bench_training
 
 bench-learning: setup ## does it learn? three seeds of the whole road on real desktops, with a picture; hours

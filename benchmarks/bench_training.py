@@ -1,23 +1,19 @@
-"""`python -m benchmarks.bench_training [trainers|gpu|all]`: updates per second of our trainer against TRL's, as a ratio
-with spread and with what limits it; on a CUDA device also what the published 4B architecture makes of it."""
+"""`python -m benchmarks.bench_training`: updates per second of our trainer against TRL's, as a ratio with spread and
+with what limits it. The published 4B shape on a GPU is measured by `make test-gpu`."""
 
 import argparse
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from transformers.utils import logging as transformers_logging
 
 from benchmarks.processes import BenchmarkError
 from benchmarks.spread import machine
-from benchmarks.training_gpu import run_gpu
 from benchmarks.training_trainers import run_trainers
 from osworld_pipeline.errors import PipelineError
-
-BENCHES = ("trainers", "gpu")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,14 +22,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     about = machine()
     transformers_logging.disable_progress_bar()
     console.print("  ".join(f"{name}: {value}" for name, value in about.items()))
-    results: list[dict[str, Any]] = []
+    console.print()
     try:
-        if arguments.bench in ("trainers", "all"):
-            console.print()
-            results += run_trainers(console, rounds=arguments.rounds, num_updates=arguments.updates)
-        if arguments.bench in ("gpu", "all"):
-            console.print()
-            results += run_gpu(console, num_updates=arguments.updates, peak_tflops=arguments.peak_tflops)
+        results = run_trainers(console, rounds=arguments.rounds, num_updates=arguments.updates)
     except (BenchmarkError, PipelineError) as error:
         print(f"bench-training: {error}", file=sys.stderr)
         return 1
@@ -44,12 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench-training", description=__doc__)
-    parser.add_argument("bench", nargs="?", choices=(*BENCHES, "all"), default="all")
     parser.add_argument("--rounds", type=int, default=5, help="of each trainer, in turns")
     parser.add_argument("--updates", type=int, default=3, help="timed in a round, after one to warm up")
-    parser.add_argument(
-        "--peak-tflops", type=float, help="the device's dense bfloat16 peak, where it is not known here"
-    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="gets every figure")
     return parser.parse_args(argv)
 

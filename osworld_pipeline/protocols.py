@@ -131,12 +131,17 @@ class PolicyTrainer(Protocol):
         """
         ...
 
-    def save(self, folder: Path, documents: Documents) -> None:
-        """A checkpoint to `folder`, whole or not at all.
+    def save(self, folder: Path, documents: Documents, *, then: Callable[[Path], object] | None = None) -> None:
+        """Begins a checkpoint to `folder`, whole or not at all, which is written while training goes on; `then` is
+        called with the folder once it is whole. One at a time: waits for the one before it.
 
         Raises:
-            StoreError: the file system refused.
+            StoreError: the file system refused, this time or the last.
         """
+        ...
+
+    def wait_saved(self) -> None:
+        """Until what was begun is whole. Raises StoreError."""
         ...
 
     def close(self) -> None: ...

@@ -81,6 +81,9 @@ class TrainerSection(Section):
     """Whether FSDP2 keeps sharded weights and optimiser state in host memory."""
     context_parallel: int = Field(default=1, ge=1)
     """Only 1: image tokens of one sequence cannot be split over ranks."""
+    check_memory: bool = True
+    """Whether a trainer on a GPU refuses, before it loads anything, what its estimate says cannot fit
+    (`osworld-pipeline doctor --role trainer --recipe NAME` prints it)."""
     num_threads: int = Field(default=0, ge=0)
     """Of torch on a CPU; 0 for all cores."""
     save_every: int = Field(default=1, ge=1)

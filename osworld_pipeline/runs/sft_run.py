@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.recipes.schema import SftSection
 from osworld_pipeline.runs.stages import CARD, checkpoint_card, read_checkpoint, stage_recipe_digest
 from osworld_pipeline.training.demonstrations import Example
+from osworld_pipeline.trajectories.blobs import BlobStore
 
 if TYPE_CHECKING:
     from osworld_pipeline.training.checkpoint import TrainerState
@@ -147,6 +148,7 @@ def _open_trainer(job: SftJob, ranks: "Ranks") -> "SftTrainer":
         ranks=ranks,
         num_updates=checkpoints.read_trainer_state(resumed).num_updates if resumed else 0,
         cache=PixelCache(max_bytes=PIXEL_CACHE_BYTES),
+        read_image=BlobStore(job.state.blobs).read,
     )
 
 
@@ -184,11 +186,12 @@ class _Run:
                 report({"kind": "progress", "done": done, "total": total, "note": f"loss {metrics['loss']:.3f}"})
             if done % settings.save_every == 0 and done < total:
                 kept = job.recipe.trainer
-                folder = save_partial(job.state, trainer, self._state(), keep_last=kept.keep_last)
+                keep = None
                 if kept.keep_every and done % kept.keep_every == 0:
                     name = milestone_id(job.checkpoint_id, done)
-                    keep_milestone(job.state, folder, name, partial(self._documents, name))
-                report({"kind": "partial", "update": done, "path": str(folder.relative_to(job.state.root))})
+                    keep = partial(keep_milestone, job.state, name=name, documents=self._documents(name))
+                save_partial(job.state, trainer, self._state(), keep_last=kept.keep_last, then=keep)
+                report({"kind": "partial", "update": done})
 
     def _batch(self, update: int) -> list[Any]:
         from osworld_pipeline.training.sft import batch_indices
@@ -227,16 +230,14 @@ class _Run:
         from osworld_pipeline.training import checkpoint as checkpoints
 
         job = self.job
-        documents = partial(self._documents, job.checkpoint_id)
-        checkpoints.save_final(job.state, self.trainer, self._state(), documents=documents)
+        checkpoints.save_final(job.state, self.trainer, self._state(), documents=self._documents(job.checkpoint_id))
         saved = read_checkpoint(job.state, job.checkpoint_id)
         assert saved is not None, f"{job.checkpoint_id} was saved and cannot be read"
         return saved
 
-    def _documents(self, checkpoint_id: str, folder: Path) -> Mapping[str, Any]:
-        """What lies beside the weights of the stage's end, or of a milestone on the way."""
-        from osworld_pipeline.training.checkpoint import weights_digest
-
+    def _documents(self, checkpoint_id: str) -> Callable[[Path], Mapping[str, Any]]:
+        """What lies beside the weights of the stage's end, or of a milestone on the way: as of now, though the weights
+        are written later."""
         job = self.job
         checkpoint = Checkpoint(
             checkpoint_id=checkpoint_id,
@@ -246,7 +247,7 @@ class _Run:
             num_updates=self.trainer.num_updates,
             recipe_digest=stage_recipe_digest(job.stage, job.recipe),
             data_digest=job.data_digest,
-            weights_digest=weights_digest(folder),
+            weights_digest="",
             metrics=self.metrics,
             run_ids=job.run_ids,
             recipe=job.recipe.model_dump(mode="json"),
@@ -254,4 +255,10 @@ class _Run:
             is_code_dirty=job.code.is_dirty,
             row_ids=self._rows_seen(),
         )
-        return {CARD: checkpoint_card(checkpoint)}
+        return partial(_card_of, checkpoint)
+
+
+def _card_of(checkpoint: Checkpoint, folder: Path) -> Mapping[str, Any]:
+    from osworld_pipeline.training.checkpoint import weights_digest
+
+    return {CARD: checkpoint_card(replace(checkpoint, weights_digest=weights_digest(folder)))}

@@ -35,6 +35,7 @@ from osworld_pipeline.runs.stages import (
     stage_recipe_digest,
 )
 from osworld_pipeline.tables.replay import ReplayCoverage, replay_coverage
+from osworld_pipeline.trajectories.blobs import BlobStore
 
 if TYPE_CHECKING:
     from osworld_pipeline.training.ranks import Ranks
@@ -174,12 +175,11 @@ class _Phase:
         is_last = num_updates == self.job.phase.num_updates
         budget = budget.less(spent_by(collected.whole.episodes))
         stopped = "" if is_last else budget.end_reason(now=time.time())
-        saved: Path | None = None
         if is_last or stopped or num_updates % self.job.recipe.trainer.save_every == 0:
             save = partial(self._save, num_updates, metrics, self.collector.snapshot())
-            saved = await in_thread(self.thread, partial(save, is_final=is_last, is_kept=bool(stopped)))
+            await in_thread(self.thread, partial(save, is_final=is_last, is_kept=bool(stopped)))
         if not is_last and not stopped:
-            await self.rollouts.handover(num_updates, saved)
+            await self.rollouts.handover(num_updates)
             await self.collector.advance(num_updates)
         self.report({"kind": "metrics", "update": num_updates, "metrics": metrics})
         if stopped:
@@ -215,8 +215,9 @@ class _Phase:
         *,
         is_final: bool,
         is_kept: bool,
-    ) -> Path:
-        """`is_kept`: as a milestone, whatever the recipe says."""
+    ) -> None:
+        """Begins a partial checkpoint, or ends with the final one or a milestone (`is_kept`, whatever the recipe
+        says)."""
         from osworld_pipeline.training.checkpoint import (
             TrainerState,
             keep_milestone,
@@ -237,13 +238,16 @@ class _Phase:
         )
         if is_final:
             documents = partial(_documents, job, job.checkpoint_id, num_updates, metrics)
-            return save_final(job.state, self.trainer, trainer_state, documents=documents)
-        kept = job.recipe.trainer
-        folder = save_partial(job.state, self.trainer, trainer_state, keep_last=kept.keep_last)
+            save_final(job.state, self.trainer, trainer_state, documents=documents)
+            return
+        kept, keep = job.recipe.trainer, None
         if is_kept or (kept.keep_every and num_updates % kept.keep_every == 0):
             name = milestone_id(job.checkpoint_id, num_updates)
-            keep_milestone(job.state, folder, name, partial(_documents, job, name, num_updates, metrics))
-        return folder
+            documents = partial(_documents, job, name, num_updates, metrics)
+            keep = partial(keep_milestone, job.state, name=name, documents=documents)
+        save_partial(job.state, self.trainer, trainer_state, keep_last=kept.keep_last, then=keep)
+        if is_kept:
+            self.trainer.wait_saved()
 
 
 def _documents(
@@ -281,4 +285,6 @@ def _open_trainer(job: GspoJob, point: ResumePoint, ranks: "Ranks", cache: Pixel
         ranks=ranks,
         num_updates=point.num_updates,
         cache=cache,
+        read_image=BlobStore(job.state.blobs).read,
+        may_sample=job.actors is None,
     )

@@ -19,8 +19,8 @@ PREFIX = "weights-"
 
 
 class Handover(Protocol):
-    async def __call__(self, policy_version: int, saved: Path | None) -> None:
-        """The engine samples with the trainer's weights from here on. `saved`: a checkpoint that holds just these.
+    async def __call__(self, policy_version: int) -> None:
+        """The engine samples with the trainer's weights from here on.
 
         Raises:
             EngineError: the engine cannot load them.
@@ -35,7 +35,7 @@ class InPlace:
     def __init__(self, engine: Any) -> None:
         self._engine = engine
 
-    async def __call__(self, policy_version: int, saved: Path | None) -> None:
+    async def __call__(self, policy_version: int) -> None:
         self._engine.mark_updated(policy_version=policy_version)
 
 
@@ -46,13 +46,14 @@ class InMemory:
         self._engine = engine
         self._read = read
 
-    async def __call__(self, policy_version: int, saved: Path | None) -> None:
+    async def __call__(self, policy_version: int) -> None:
         await self._engine.load_state(await self._read(), policy_version=policy_version)
 
 
 class ThroughFolder:
     """A folder that trainer and servers both see. The last one stays until the next is loaded, for a server that comes
-    back must find it."""
+    back must find it. A checkpoint that holds the same is not waited for: it is still being written, with an optimiser
+    several times as large."""
 
     def __init__(self, load: LoadWeights, write: WriteWeights, parent: Path) -> None:
         """`parent`: what a killed run left of such folders there goes."""
@@ -63,17 +64,15 @@ class ThroughFolder:
         for folder in parent.glob(f"{PREFIX}*"):
             shutil.rmtree(folder, ignore_errors=True)
 
-    async def __call__(self, policy_version: int, saved: Path | None) -> None:
-        folder = saved
-        if folder is None:
-            folder = self._parent / f"{PREFIX}{policy_version:04d}"
-            await self._write(folder)
-            # Many engines may load it: none of them has to read it whole to know it.
-            await asyncio.to_thread(write_digest, folder)
+    async def __call__(self, policy_version: int) -> None:
+        folder = self._parent / f"{PREFIX}{policy_version:04d}"
+        await self._write(folder)
+        # Many engines may load it: none of them has to read it whole to know it.
+        await asyncio.to_thread(write_digest, folder)
         await self._load(folder, policy_version)
         if self._written is not None:
             await asyncio.to_thread(shutil.rmtree, self._written, ignore_errors=True)
-        self._written = folder if saved is None else None
+        self._written = folder
 
 
 def shares_model(recipe: Recipe, trainer: Any) -> bool:

@@ -5,6 +5,7 @@ sees online successes, failures and injections of the updates before it in its o
 its checkpoint descends from. A rerun replaces neither, so the same tables give the same candidates, also after a kill.
 """
 
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -140,6 +141,8 @@ class ReplayCandidates:
         self._lineage = list(lineage)
         self._failures: dict[str, RecentGroups] = {}
         self._injected: frozenset[str] = frozenset()
+        self._in_use = threading.RLock()
+        """A connection takes one call at a time, and `close` comes from another thread than a choice that still runs."""
         self._memory = duckdb.connect(":memory:")
         self._views: duckdb.DuckDBPyConnection | None = None
         verified = verified_rewards(state)
@@ -171,7 +174,7 @@ class ReplayCandidates:
             return
         seen = before(self._stage_key, update, self._lineage)
         threshold = {"threshold": self._section.threshold}
-        with parts_explained(self._state):
+        with parts_explained(self._state), self._in_use:
             views = self._views_of_now()
             if self._section.include_online:
                 found = views.sql(_ONLINE, params=seen | threshold | {"per_task": self._section.per_task})
@@ -206,9 +209,10 @@ class ReplayCandidates:
         return found
 
     def close(self) -> None:
-        self._memory.close()
-        if self._views is not None:
-            self._views.close()
+        with self._in_use:
+            self._memory.close()
+            if self._views is not None:
+                self._views.close()
 
     def _views_of_now(self) -> duckdb.DuckDBPyConnection:
         if self._views is None:
@@ -225,7 +229,8 @@ class ReplayCandidates:
     @contextmanager
     def _explained(self) -> Iterator[None]:
         try:
-            yield
+            with self._in_use:
+                yield
         except duckdb.Error as error:
             raise TableError(f"cannot choose replay rows of {self._state.root}: {first_line(error)}") from error
 

@@ -34,13 +34,16 @@ from osworld_pipeline.agent.adapters import BASE_FILE, Base, find_adapter, write
 from osworld_pipeline.domain.digest import digest_json
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
-from osworld_pipeline.training.manifest import MANIFEST_FILE, build_manifest
+from osworld_pipeline.training.manifest import MANIFEST_FILE, build_manifest, file_digests
 
 OPTIMIZER_FOLDER = "optimizer"
 STATE_FILE = "trainer_state.json"
 FULL_DISK_BYTES = 4 << 20
 _PARTIAL = re.compile(r"^update-(\d+)$")
 _WRITING = ".writing-"
+# A single process is what we mean, not a mistake to warn of. Filters are the process's, so they are not changed by a
+# thread that saves.
+warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
 _REPLACED = re.compile(r"^\.writing-(?P<name>.+)-[0-9a-f]{32}-old$")
 
 
@@ -78,8 +81,15 @@ Documents = Callable[[Path], Mapping[str, Any]]
 class Saves(Protocol):
     """A trainer, as far as checkpoints are concerned."""
 
-    def save(self, folder: Path, documents: Mapping[str, Any] | Documents) -> None:
-        """The whole folder or nothing. Raises StoreError."""
+    def save(
+        self, folder: Path, documents: Mapping[str, Any] | Documents, *, then: Callable[[Path], object] | None = None
+    ) -> None:
+        """Begins to write the whole folder or nothing; `then` is called with it when it is there. Raises StoreError,
+        that of the save before it included."""
+        ...
+
+    def wait_saved(self) -> None:
+        """Until the folder is there. Raises StoreError."""
         ...
 
 
@@ -150,14 +160,26 @@ def _reason(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def save_partial(state: StateDir, trainer: Saves, trainer_state: TrainerState, *, keep_last: int = 2) -> Path:
-    """A checkpoint to resume from; the newest `keep_last` are kept. Raises StoreError."""
+def save_partial(
+    state: StateDir,
+    trainer: Saves,
+    trainer_state: TrainerState,
+    *,
+    keep_last: int = 2,
+    then: Callable[[Path], object] | None = None,
+) -> None:
+    """Begins a checkpoint to resume from; once it is whole the newest `keep_last` are kept, and `then` gets its folder.
+    Raises StoreError."""
     parent = partials_dir(state, trainer_state.checkpoint_id)
+
+    def finish(folder: Path) -> None:
+        for _, old in _partials(parent)[:-keep_last]:
+            shutil.rmtree(old, ignore_errors=True)
+        if then is not None:
+            then(folder)
+
     folder = parent / f"update-{trainer_state.num_updates:04d}"
-    trainer.save(folder, {STATE_FILE: asdict(trainer_state)})
-    for _, old in _partials(parent)[:-keep_last]:
-        shutil.rmtree(old, ignore_errors=True)
-    return folder
+    trainer.save(folder, {STATE_FILE: asdict(trainer_state)}, then=finish)
 
 
 def keep_milestone(state: StateDir, partial: Path, name: str, documents: Documents) -> Path:
@@ -194,13 +216,14 @@ def _link_files(source: Path, target: Path, *, without: str) -> None:
 def save_final(
     state: StateDir, trainer: Saves, trainer_state: TrainerState, *, documents: Documents | None = None
 ) -> Path:
-    """The stage's result; its partial checkpoints go. Raises StoreError."""
+    """The stage's result, whole when this returns; its partial checkpoints go. Raises StoreError."""
     folder = final_dir(state, trainer_state.checkpoint_id)
 
     def all_documents(temp: Path) -> Mapping[str, Any]:
         return {STATE_FILE: asdict(trainer_state), **(documents(temp) if documents else {})}
 
     trainer.save(folder, all_documents)
+    trainer.wait_saved()
     shutil.rmtree(partials_dir(state, trainer_state.checkpoint_id), ignore_errors=True)
     return folder
 
@@ -258,10 +281,10 @@ def load_weights_into(model: Any, folder: Path) -> None:
         raise StoreError(f"the weights in {folder} are of another model: {', '.join(wrong)}")
 
 
-def save_optimizer(folder: Path, state: dict[str, torch.Tensor]) -> None:
-    """What every rank holds of the optimiser's tensors; all ranks call it with the same folder."""
-    with _quiet():
-        save_distributed(state, checkpoint_id=folder / OPTIMIZER_FOLDER)
+def save_optimizer(folder: Path, state: dict[str, torch.Tensor], group: Any = None) -> None:
+    """What every rank holds of the optimiser's tensors; all ranks call it with the same folder. `group`: a process
+    group for this alone, where other exchanges may go on meanwhile."""
+    save_distributed(state, checkpoint_id=folder / OPTIMIZER_FOLDER, process_group=group)
 
 
 def load_optimizer(folder: Path, state: dict[str, torch.Tensor]) -> None:
@@ -269,20 +292,11 @@ def load_optimizer(folder: Path, state: dict[str, torch.Tensor]) -> None:
     StoreError."""
     path = folder / OPTIMIZER_FOLDER
     try:
-        with _quiet():
-            load_distributed(state, checkpoint_id=path)
+        load_distributed(state, checkpoint_id=path)
     except (OSError, RuntimeError, ValueError, KeyError, CheckpointException) as error:
         raise StoreError(
             f"{path} cannot be read ({_reason(error)}): remove {folder} and run the stage again"
         ) from error
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """A single process is what we mean, not a mistake to warn of."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
-        yield
 
 
 def weights_digest(folder: Path) -> str:
@@ -297,7 +311,7 @@ def weights_digest(folder: Path) -> str:
         return digest_json(
             {
                 "base": adapter.base_digest or weights_digest(adapter.base_folder),
-                "factors": _file_digest(adapter.weights),
+                "factors": file_digests([adapter.weights])[adapter.weights],
                 "rank": adapter.rank,
                 "alpha": adapter.alpha,
             }
@@ -305,16 +319,11 @@ def weights_digest(folder: Path) -> str:
     files = sorted(folder.glob("model*.safetensors"))
     if not files:
         raise StoreError(f"no model.safetensors in {folder}: this is no checkpoint in Hugging Face format")
-    digests = {path.name: _file_digest(path) for path in files}
+    digests = {path.name: digest for path, digest in sorted(file_digests(files).items())}
     if len(digests) == 1:
         return next(iter(digests.values()))
     lines = "".join(f"{name} {digest}\n" for name, digest in digests.items())
     return hashlib.sha256(lines.encode()).hexdigest()
-
-
-def _file_digest(path: Path) -> str:
-    with path.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def write_json(path: Path, document: Any) -> None:

@@ -168,6 +168,23 @@ def _inject(
             inject_adapter_in_model(config, model, adapter_name=name)
         except ValueError as error:
             raise StoreError(f"the adapter does not fit the model: {str(error).splitlines()[0]}") from error
+    if any(param.is_meta for key, param in model.named_parameters() if is_factor(key)):
+        _make_factors(model, rank=rank, name=name, seed=seed)
+
+
+def _make_factors(model: Any, *, rank: int, name: str, seed: int) -> None:
+    """peft moves fresh factors to where their layer is; on the meta device they would be lost. They are drawn again in
+    host memory, in peft's own order, so that a seed gives the same ones to any number of ranks."""
+    from peft.tuners.lora import LoraLayer
+
+    layers = [module for module in model.modules() if isinstance(module, LoraLayer) and name in module.lora_A]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for layer in layers:
+            base: Any = layer.get_base_layer()
+            layer.lora_A[name] = torch.nn.Linear(base.in_features, rank, bias=False)
+            layer.lora_B[name] = torch.nn.Linear(rank, base.out_features, bias=False)
+            layer.reset_lora_parameters(name, True)
 
 
 def _config(layers: Sequence[str], *, rank: int, alpha: float, dropout: float) -> Any:

@@ -1,10 +1,17 @@
-"""manifest.json: where a checkpoint comes from, and the SHA-256 of every file in it, held against them on load."""
+"""manifest.json: where a checkpoint comes from, and the SHA-256 of every file in it, held against them on load.
+
+One thread hashes about a gigabyte a second and hashlib lets others run meanwhile, so files are hashed side by side.
+"""
 
 import hashlib
 import json
-from collections.abc import Mapping
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from osworld_pipeline.agent.adapters import BASE_FILE
 from osworld_pipeline.domain.digest import digest_json
@@ -14,10 +21,18 @@ MANIFEST_FILE = "manifest.json"
 FORMAT = 1
 NOT_LISTED = (MANIFEST_FILE, BASE_FILE)
 """Where the base of an adapter lies may be corrected; that it is the base its own digest says."""
+MAX_HASH_THREADS = 8
+MIN_KNOWN_BYTES = 64 << 20
+"""Digests of files from here on are remembered. To hash so much takes longer than a tick of the clock that stamps
+files, so a file that is changed after it was hashed has another time."""
+MAX_KNOWN = 1024
+"""Digests that are remembered."""
 
 
 def build_manifest(folder: Path, trainer_state: Mapping[str, Any]) -> dict[str, Any]:
     """Of the files that are in `folder` now. `trainer_state`: a TrainerState as a mapping; may be empty."""
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name not in NOT_LISTED]
+    digests = file_digests(paths)
     return {
         "format": FORMAT,
         "checkpoint_id": trainer_state.get("checkpoint_id"),
@@ -28,9 +43,7 @@ def build_manifest(folder: Path, trainer_state: Mapping[str, Any]) -> dict[str, 
         "data_digest": trainer_state.get("data_digest"),
         "code_version": trainer_state.get("code_version") or None,
         "files": {
-            str(path.relative_to(folder)): {"sha256": _digest(path), "num_bytes": path.stat().st_size}
-            for path in sorted(folder.rglob("*"))
-            if path.is_file() and path.name not in NOT_LISTED
+            str(path.relative_to(folder)): {"sha256": digests[path], "num_bytes": path.stat().st_size} for path in paths
         },
     }
 
@@ -49,16 +62,65 @@ def verify_checkpoint(folder: Path, *, is_required: bool = False) -> None:
         wanted = {name: (str(entry["sha256"]), int(entry["num_bytes"])) for name, entry in files.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise StoreError(f"{path} cannot be read ({error}): {_way_out(folder)}") from error
-    for name, (sha256, num_bytes) in wanted.items():
+    for name, (_, num_bytes) in wanted.items():
         file = folder / name
         if not file.is_file():
             raise StoreError(f"{file} is missing: {_way_out(folder)}")
-        if file.stat().st_size != num_bytes or _digest(file) != sha256:
+        if file.stat().st_size != num_bytes:
+            raise StoreError(f"{file} is damaged, its size is not the manifest's: {_way_out(folder)}")
+    found = _hash_all(folder / name for name in wanted)
+    for name, (sha256, _) in wanted.items():
+        file = folder / name
+        if found[file] != sha256:
             raise StoreError(f"{file} is damaged, its SHA-256 is not the manifest's: {_way_out(folder)}")
 
 
 def _way_out(folder: Path) -> str:
     return f"remove {folder} and run the stage again"
+
+
+def file_digests(paths: Iterable[Path]) -> dict[Path, str]:
+    """SHA-256 (hex) of files that this process writes. A large one that was hashed before, under whatever name, is not
+    read again while its size and time of change are the same."""
+    places = {path: _identity(path) for path in paths}
+    with _known_lock:
+        digests = {path: _known[place] for path, place in places.items() if place in _known}
+    fresh = _hash_all(path for path in places if path not in digests)
+    with _known_lock:
+        for path, digest in fresh.items():
+            if places[path].num_bytes >= MIN_KNOWN_BYTES:
+                _known[places[path]] = digest
+        while len(_known) > MAX_KNOWN:
+            _known.popitem(last=False)
+    return digests | fresh
+
+
+class _Identity(NamedTuple):
+    """Of a file's content: a hard link has that of its other name."""
+
+    device: int
+    inode: int
+    num_bytes: int
+    changed_ns: int
+
+
+_known: OrderedDict[_Identity, str] = OrderedDict()
+_known_lock = threading.Lock()
+
+
+def _identity(path: Path) -> _Identity:
+    found = path.stat()
+    return _Identity(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+def _hash_all(paths: Iterable[Path]) -> dict[Path, str]:
+    """The largest first, so that none of them is left to the end."""
+    ordered = sorted(paths, key=lambda path: -path.stat().st_size)
+    if not ordered:
+        return {}
+    num_threads = min(len(ordered), MAX_HASH_THREADS, len(os.sched_getaffinity(0)))
+    with ThreadPoolExecutor(num_threads, thread_name_prefix="sha256") as threads:
+        return dict(zip(ordered, threads.map(_digest, ordered), strict=True))
 
 
 def _digest(path: Path) -> str:

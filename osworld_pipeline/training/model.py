@@ -75,6 +75,11 @@ def default_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
+def dtype_of(section: TinyModelSection | PretrainedModelSection) -> torch.dtype:
+    """Of a recipe's weights; a tiny model is float32."""
+    return DTYPES[section.dtype] if isinstance(section, PretrainedModelSection) else torch.float32
+
+
 def load_policy(
     path: Path | str,
     section: TinyModelSection | PretrainedModelSection,
@@ -87,7 +92,7 @@ def load_policy(
     has none, for a trainer's factors to be loaded into. Raises StoreError, DependencyError."""
     model = load_model(
         path,
-        dtype=section.dtype if isinstance(section, PretrainedModelSection) else "float32",
+        dtype=dtype_of(section),
         device=default_device() if device is None else device,
         is_frozen=is_frozen,
     )

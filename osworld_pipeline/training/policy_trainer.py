@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from osworld_pipeline.agent.adapters import Base, find_adapter
+from osworld_pipeline.agent.adapters import Base, find_adapter, whole_weights_folder
 from osworld_pipeline.agent.model_inputs import PixelCache
 from osworld_pipeline.agent.processor import load_processor
 from osworld_pipeline.errors import RecipeError, StoreError
@@ -19,13 +19,17 @@ from osworld_pipeline.recipes.schema import GspoPhaseSection
 from osworld_pipeline.training import lora
 from osworld_pipeline.training.checkpoint import load_optimizer, weights_digest
 from osworld_pipeline.training.manifest import verify_checkpoint
-from osworld_pipeline.training.model import load_policy
+from osworld_pipeline.training.memory import Stage
+from osworld_pipeline.training.memory_fit import check_memory
+from osworld_pipeline.training.model import dtype_of, load_policy
 from osworld_pipeline.training.packing import use_packed_attention
 from osworld_pipeline.training.ranked import RankedTrainer
 from osworld_pipeline.training.ranks import Ranks
 from osworld_pipeline.training.score import FORWARD_METHOD, add_forward_method
 from osworld_pipeline.training.sft import SftTrainer
+from osworld_pipeline.training.sharded_loading import empty_model, load_shards
 from osworld_pipeline.training.sharding import shard_model
+from osworld_pipeline.training.shared_trajectories import ReadImage
 from osworld_pipeline.training.update import GspoTrainer
 
 
@@ -38,18 +42,23 @@ def open_gspo_trainer(
     ranks: Ranks,
     num_updates: int = 0,
     cache: PixelCache | None = None,
+    read_image: ReadImage | None = None,
+    may_sample: bool = True,
 ) -> GspoTrainer:
     """`folder` holds the weights, and where `num_updates` lie behind them the optimiser's state too; the reference (the
-    phase's parent) is read only where gspo.kl_coef is above 0.
+    phase's parent) is read only where gspo.kl_coef is above 0. `read_image`: how this rank reads a stored screenshot.
+    `may_sample`: whether an engine of this program's own would sit on rank 0's GPU.
 
     Raises:
         StoreError: a folder cannot be read, or is damaged.
+        TrainingError: the recipe cannot fit this GPU.
         DependencyError: adapters without peft.
         RecipeError: adapters for layers that do not exist, or others than the parent's.
     """
     if recipe.trainer.num_threads:
         torch.set_num_threads(recipe.trainer.num_threads)
     recipe = _without_dropout(recipe)
+    _check_memory(folder, recipe, ranks, "gspo", may_sample=may_sample and ranks.is_main)
     has_reference = recipe.gspo.kl_coef > 0
     policy = _open_policy(
         folder, recipe, ranks, num_updates, seed=phase.seed, parent=reference_folder if has_reference else None
@@ -71,14 +80,22 @@ def open_gspo_trainer(
         base=policy.base,
         max_response_tokens=recipe.agent.max_response_tokens,
     )
+    trainer.read_image = read_image
     _restore(trainer, folder)
     return trainer
 
 
 def open_sft_trainer(
-    folder: Path, *, recipe: Recipe, ranks: Ranks, num_updates: int = 0, cache: PixelCache | None = None
+    folder: Path,
+    *,
+    recipe: Recipe,
+    ranks: Ranks,
+    num_updates: int = 0,
+    cache: PixelCache | None = None,
+    read_image: ReadImage | None = None,
 ) -> SftTrainer:
-    """As `open_gspo_trainer`, for recipe.sft. Raises StoreError, DependencyError, RecipeError."""
+    """As `open_gspo_trainer`, for recipe.sft. Raises StoreError, TrainingError, DependencyError, RecipeError."""
+    _check_memory(folder, recipe, ranks, "sft")
     policy = _open_policy(folder, recipe, ranks, num_updates, seed=recipe.sft.seed)
     trainer = SftTrainer(
         policy.model,
@@ -90,6 +107,7 @@ def open_sft_trainer(
         cache=cache,
         base=policy.base,
     )
+    trainer.read_image = read_image
     _restore(trainer, folder)
     return trainer
 
@@ -124,12 +142,12 @@ def _open_policy(
             _hold_parent(model, parent, base)
     else:
         _require_no_adapter(folder)
-        model = load_policy(folder, recipe.model, device=_loading_device(ranks))
+        model = _open_model(folder, recipe, ranks)
         if not section.train_vision:
             model.model.visual.requires_grad_(False)
     if section.activation_checkpointing:
         model.activation_checkpointing_enable()
-    _lay_out(model, recipe, ranks)
+    _lay_out(model, recipe, ranks, whole_weights_folder(folder))
     return _Policy(model=model, base=base)
 
 
@@ -150,8 +168,7 @@ def _open_adapted(
     base: Base | None = None
     if ranks.is_main:
         base = Base(folder=folder, digest=weights_digest(folder)) if adapter is None else lora.verified_base(adapter)
-    base_folder = folder if adapter is None else adapter.base_folder
-    model = load_policy(base_folder, recipe.model, device=_loading_device(ranks))
+    model = _open_model(whole_weights_folder(folder), recipe, ranks)
     lora.add_adapters(model, section, seed=seed)
     if adapter is not None:
         lora.load_factors(model, adapter)
@@ -183,23 +200,35 @@ def _require_no_adapter(folder: Path) -> None:
         )
 
 
+def _check_memory(folder: Path, recipe: Recipe, ranks: Ranks, stage: Stage, *, may_sample: bool = False) -> None:
+    """One clear error instead of an allocation that fails minutes later; a CPU is never refused."""
+    if ranks.device.type == "cuda":
+        num_free, _ = torch.cuda.mem_get_info(ranks.device)
+        check_memory(recipe, folder, stage=stage, gpu_bytes=num_free, may_sample=may_sample)
+
+
 def _open_reference(folder: Path, recipe: Recipe, ranks: Ranks) -> Any:
-    model = load_policy(folder, recipe.model, device=_loading_device(ranks), is_frozen=True)
-    _lay_out(model, recipe, ranks)
+    model = _open_model(folder, recipe, ranks, is_frozen=True)
+    _lay_out(model, recipe, ranks, folder)
     return model
 
 
-def _lay_out(model: Any, recipe: Recipe, ranks: Ranks) -> None:
+def _open_model(folder: Path, recipe: Recipe, ranks: Ranks, *, is_frozen: bool = False) -> Any:
+    """One rank loads the model; of several each reads its own part once the model is sharded (`_lay_out`)."""
+    if ranks.is_alone:
+        return load_policy(folder, recipe.model, device=ranks.device, is_frozen=is_frozen)
+    return empty_model(folder, dtype=dtype_of(recipe.model), is_frozen=is_frozen)
+
+
+def _lay_out(model: Any, recipe: Recipe, ranks: Ranks, folder: Path) -> None:
+    """`folder`: of the weights that a sharded model reads."""
     if recipe.trainer.batching == "packed":
         use_packed_attention(model)
     if not ranks.is_alone:
         add_forward_method(model)
     shard_model(model, ranks, forward_method=FORWARD_METHOD, cpu_offload=recipe.trainer.cpu_offload)
-
-
-def _loading_device(ranks: Ranks) -> torch.device:
-    """Sharding takes the weights from host memory, so that a whole model never needs to fit one device."""
-    return ranks.device if ranks.is_alone else torch.device("cpu")
+    if not ranks.is_alone:
+        load_shards(model, folder, torch.device("cpu") if recipe.trainer.cpu_offload else ranks.device)
 
 
 def _restore(trainer: RankedTrainer, folder: Path) -> None:

@@ -1,33 +1,37 @@
 """A trainer whose work is done by all ranks together: rank 0 is called, the others follow what it announces."""
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.api import CheckpointException
 
 from osworld_pipeline.agent.adapters import FOLDER, Base
 from osworld_pipeline.agent.model_inputs import PixelCache
-from osworld_pipeline.domain.trajectory import Trajectory, with_held_images
+from osworld_pipeline.domain.trajectory import Trajectory
 from osworld_pipeline.errors import PipelineError, TrainingError
 from osworld_pipeline.recipes.schema import TrainerSection
 from osworld_pipeline.training import lora
+from osworld_pipeline.training.background import Background
 from osworld_pipeline.training.batch import Batch, build_batch
 from osworld_pipeline.training.checkpoint import Documents, save_optimizer, write_documents, writing_folder
 from osworld_pipeline.training.dealing import Share, deal
 from osworld_pipeline.training.optimizer import MasterAdamW
 from osworld_pipeline.training.ranks import Ranks
 from osworld_pipeline.training.score import device_of, score_trajectories, training_mode
-from osworld_pipeline.training.sharding import gather_trained, gather_weights
+from osworld_pipeline.training.sharding import gather_trained, gather_weights, host_copies, host_weights
+from osworld_pipeline.training.shared_trajectories import ReadImage, share_trajectories
 
 MODEL_CONFIG_FILE = "config.json"
 
 
 class RankedTrainer:
-    """Implements protocols.PolicyTrainer. On rank 0 call `update`, `save`, `save_weights`, `weights` and `close`; on
-    any other rank call `follow`."""
+    """Implements protocols.PolicyTrainer. On rank 0 call `update`, `save`, `wait_saved`, `save_weights`, `weights` and
+    `close`; on any other rank call `follow`."""
 
     def __init__(
         self,
@@ -53,6 +57,10 @@ class RankedTrainer:
         self._cache = cache or PixelCache()
         self._base = base
         self._banned_ids = tuple(banned_ids)
+        self.read_image: ReadImage | None = None
+        """This rank's way to stored screenshots; None where rank 0 sends them all."""
+        self._saving = Background("the writing of a checkpoint")
+        self._save_group: Any = None
 
     @property
     def shares_weights(self) -> bool:
@@ -65,25 +73,72 @@ class RankedTrainer:
         Raises:
             TrainingError: trainer and sampler disagree, a loss or gradient is not finite, a trajectory is malformed, or
                 another rank failed.
+            StoreError: the checkpoint that was begun last could not be written.
         """
         with self._together("update"):
-            metrics = self._update(self._shared(trajectories))
+            self._saving.check()
+            metrics = self._update(share_trajectories(trajectories, self.ranks, self.read_image))
             self.num_updates += 1
             return metrics
 
-    def save(self, folder: Path, documents: Mapping[str, Any] | Documents) -> None:
-        """A checkpoint to `folder`, whole or not at all. Raises StoreError."""
+    def save(
+        self, folder: Path, documents: Mapping[str, Any] | Documents, *, then: Callable[[Path], object] | None = None
+    ) -> None:
+        """Begins a checkpoint to `folder`, whole or not at all: weights and optimiser are copied to host memory, and a
+        thread writes them while training goes on. `then` is called there with the folder once it is whole. One save at
+        a time: the one before it is waited for.
+
+        Raises:
+            StoreError: this folder cannot be begun, or the one before it was not written.
+        """
         with self._together("save"):
-            weights = self._gathered()
+            self._saving.wait()
+            if self._save_group is None:
+                self._save_group = self.ranks.open_group()
+            state = host_copies(self.optimizer.state_dict())
+            weights = host_weights(self.model, self._gathered())
             if self.ranks.is_main:
-                with writing_folder(folder) as temp:
-                    self.ranks.broadcast(temp)
-                    save_optimizer(temp, self.optimizer.state_dict())
-                    self._save_weights(temp, folder, weights)
-                    write_documents(temp, documents)
+                self._begin_save(folder, documents, weights, state, then)
             else:
-                save_optimizer(self.ranks.broadcast(), self.optimizer.state_dict())
-            self.ranks.gather(None)
+                temp = self.ranks.broadcast()
+                self._saving.start(partial(_save_share, temp, state, self._save_group))
+
+    def _begin_save(
+        self,
+        folder: Path,
+        documents: Mapping[str, Any] | Documents,
+        weights: dict[str, torch.Tensor],
+        state: dict[str, torch.Tensor],
+        then: Callable[[Path], object] | None,
+    ) -> None:
+        with ExitStack() as opening:
+            temp = opening.enter_context(writing_folder(folder))
+            # Here and not in the thread: a tokenizer is not to be read while rollouts use it.
+            self.processor.save_pretrained(temp)
+            self.ranks.broadcast(temp)
+            opened = opening.pop_all()
+
+        def write() -> None:
+            with opened:
+                self._save_optimizer(temp, state)
+                self._save_weights(temp, folder, weights)
+                write_documents(temp, documents)
+            if then is not None:
+                then(folder)
+
+        self._saving.start(write)
+
+    def _save_optimizer(self, temp: Path, state: dict[str, torch.Tensor]) -> None:
+        try:
+            save_optimizer(temp, state, self._save_group)
+        except RuntimeError as error:
+            if self.ranks.is_lost(error):
+                raise TrainingError(self.ranks.explain(error, "a save")) from error
+            raise
+
+    def wait_saved(self) -> None:
+        """Until the checkpoint that was begun is whole. Raises StoreError."""
+        self._saving.wait()
 
     def save_weights(self, folder: Path) -> None:
         """What an engine loads, of a checkpoint: no optimiser. Raises StoreError."""
@@ -92,6 +147,7 @@ class RankedTrainer:
             if self.ranks.is_main:
                 with writing_folder(folder) as temp:
                     self._save_weights(temp, folder, weights)
+                    self.processor.save_pretrained(temp)
             self.ranks.gather(None)
 
     def weights(self) -> dict[str, torch.Tensor]:
@@ -101,8 +157,12 @@ class RankedTrainer:
             return self._gathered()
 
     def close(self) -> None:
-        with self._together("close"):
-            pass
+        """Waits for the checkpoint that was begun last. Raises StoreError."""
+        try:
+            self._saving.wait()
+        finally:
+            with self._together("close"):
+                pass
 
     def follow(self) -> None:
         """On ranks other than 0: carries out what rank 0 announces, until it closes."""
@@ -117,6 +177,7 @@ class RankedTrainer:
             elif command == "weights":
                 self.weights()
             else:
+                self._saving.wait()
                 return
 
     def _update(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
@@ -178,12 +239,6 @@ class RankedTrainer:
     def _is_packed(self) -> bool:
         return self._section.batching == "packed"
 
-    def _shared(self, trajectories: Sequence[Trajectory]) -> tuple[Trajectory, ...]:
-        """Rank 0's trajectories on every rank; each distinct image travels once."""
-        if self.ranks.is_alone:
-            return tuple(trajectories)
-        return self.ranks.broadcast(with_held_images(trajectories) if self.ranks.is_main else None)
-
     def _gathered(self) -> dict[str, torch.Tensor]:
         if self._section.lora is None:
             return gather_weights(self.model)
@@ -198,7 +253,6 @@ class RankedTrainer:
             place = folder / FOLDER
             lora.save_adapter(temp / FOLDER, self.model, weights, section, self._base, place=place)
             shutil.copyfile(self._base.folder / MODEL_CONFIG_FILE, temp / MODEL_CONFIG_FILE)
-        self.processor.save_pretrained(temp)
 
     @contextmanager
     def _together(self, command: str) -> Iterator[None]:
@@ -215,3 +269,9 @@ class RankedTrainer:
                 raise TrainingError(self.ranks.explain(error, command)) from error
             self.ranks.report_error(f"{type(error).__name__}: {error}")
             raise
+
+
+def _save_share(temp: Path, state: dict[str, torch.Tensor], group: Any) -> None:
+    """A rank's part of the optimiser; what goes wrong on any rank is an error of rank 0's too, which tells it."""
+    with suppress(CheckpointException):
+        save_optimizer(temp, state, group)

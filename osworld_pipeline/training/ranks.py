@@ -69,6 +69,13 @@ class Ranks:
             dist.all_gather_object(values, value)
         return values
 
+    def open_group(self) -> Any:
+        """A group of all ranks over gloo, for exchanges of a thread beside the trainer's; None where there is one rank.
+        Every rank must ask."""
+        return (
+            None if self.is_alone else dist.new_group(backend="gloo", timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S))
+        )
+
     def sum(self, value: float) -> float:
         """Over the ranks, in float64 and in the order of the ranks."""
         return float(sum(self.gather(value)))

@@ -1,10 +1,12 @@
 """FSDP2: the weights lie in shards on all ranks and come together layer by layer when a pass needs them."""
 
+from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -77,6 +79,46 @@ def gather_trained(model: Any, ranks: Ranks) -> dict[str, torch.Tensor]:
 def _on_mesh(tensor: torch.Tensor) -> torch.Tensor:
     """Offloaded shards lie in host memory, and the ranks exchange on their devices."""
     return tensor.to(tensor.device_mesh.device_type) if isinstance(tensor, DTensor) else tensor
+
+
+def host_copies(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The same tensors in host memory, sharded as they were, whatever becomes of the originals. Every rank must ask."""
+    return {name: _host_copy(tensor) for name, tensor in state.items()}
+
+
+def _host_copy(tensor: torch.Tensor) -> torch.Tensor:
+    if not isinstance(tensor, DTensor):
+        return tensor.detach().to("cpu", copy=True)
+    local = tensor.to_local().detach().to("cpu", copy=True)
+    mesh = _host_mesh(tensor.device_mesh)
+    return DTensor.from_local(
+        local, mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
+    )
+
+
+@cache
+def _host_mesh(mesh: DeviceMesh) -> DeviceMesh:
+    """The same ranks by their processors."""
+    return mesh if mesh.device_type == "cpu" else DeviceMesh("cpu", mesh.mesh)
+
+
+def host_weights(model: Any, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Weights that `gather_weights` gave, fixed in host memory: those that training changes are copied, tied ones
+    once."""
+    if isinstance(model, FSDPModule):
+        return dict(weights)
+    changing = {param.untyped_storage().data_ptr() for param in model.parameters() if param.requires_grad}
+    copies: dict[int, torch.Tensor] = {}
+    fixed: dict[str, torch.Tensor] = {}
+    for name, tensor in weights.items():
+        place = tensor.untyped_storage().data_ptr()
+        if tensor.device.type != "cpu" or place in changing:
+            if place not in copies or copies[place].shape != tensor.shape:
+                copies[place] = tensor.detach().to("cpu", copy=True)
+            fixed[name] = copies[place]
+        else:
+            fixed[name] = tensor
+    return fixed
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:

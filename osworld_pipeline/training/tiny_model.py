@@ -16,6 +16,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from osworld_pipeline.agent.processor import make_processor
 from osworld_pipeline.recipes.schema import TinyModelSection
+from osworld_pipeline.training.tiny_config import MERGE_SIZE, PATCH_SIZE, text_config, vision_config
 
 END_OF_TEXT, END_OF_TURN = "<|endoftext|>", "<|im_end|>"
 SPECIAL_TOKENS = (
@@ -39,12 +40,8 @@ _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-HEAD_DIM = 32
 MROPE_SECTION = (8, 4, 4)
 """Rotary dimensions of time, height and width; they add up to half of HEAD_DIM."""
-PATCH_SIZE = 16
-MERGE_SIZE = 2
-POSITION_GRID_SIDE = 48
 MAX_IMAGE_TOKENS = 1280
 MAX_POSITIONS = 32_768
 
@@ -121,18 +118,9 @@ def build_model(spec: TinyModelSection, tokenizer: Any) -> Qwen3VLForConditional
 
 def model_config(spec: TinyModelSection, tokenizer: Any) -> Qwen3VLConfig:
     """Qwen3-VL's configuration at the specification's size."""
-    if spec.hidden_size % HEAD_DIM:
-        raise ValueError(f"model.hidden_size must be a multiple of {HEAD_DIM}, not {spec.hidden_size}")
     ids = {token: tokenizer.convert_tokens_to_ids(token) for token in SPECIAL_TOKENS}
-    num_heads = spec.hidden_size // HEAD_DIM
     text = {
-        "vocab_size": -(-len(tokenizer) // 64) * 64,
-        "hidden_size": spec.hidden_size,
-        "intermediate_size": 3 * spec.hidden_size,
-        "num_hidden_layers": spec.num_layers,
-        "num_attention_heads": num_heads,
-        "num_key_value_heads": max(1, num_heads // 2),
-        "head_dim": HEAD_DIM,
+        **text_config(spec, vocab_size=-(-len(tokenizer) // 64) * 64),
         "max_position_embeddings": MAX_POSITIONS,
         "rope_parameters": {
             "rope_type": "default",
@@ -143,34 +131,13 @@ def model_config(spec: TinyModelSection, tokenizer: Any) -> Qwen3VLConfig:
         "pad_token_id": ids[END_OF_TEXT],
         "bos_token_id": ids[END_OF_TEXT],
         "eos_token_id": ids[END_OF_TURN],
-        "tie_word_embeddings": True,
-    }
-    vision = {
-        "depth": spec.vision_depth,
-        "hidden_size": spec.vision_hidden_size,
-        "intermediate_size": 2 * spec.vision_hidden_size,
-        "num_heads": _vision_heads(spec.vision_hidden_size),
-        "patch_size": PATCH_SIZE,
-        "spatial_merge_size": MERGE_SIZE,
-        "temporal_patch_size": 2,
-        "out_hidden_size": spec.hidden_size,
-        "num_position_embeddings": POSITION_GRID_SIDE**2,
-        "deepstack_visual_indexes": [spec.vision_depth - 1],
     }
     return Qwen3VLConfig(
         text_config=text,
-        vision_config=vision,
+        vision_config=vision_config(spec),
         image_token_id=ids["<|image_pad|>"],
         video_token_id=ids["<|video_pad|>"],
         vision_start_token_id=ids["<|vision_start|>"],
         vision_end_token_id=ids["<|vision_end|>"],
         tie_word_embeddings=True,
     )
-
-
-def _vision_heads(hidden_size: int) -> int:
-    """As many heads of about 32 dimensions as divide the width; rotary positions in two axes need multiples of 4."""
-    for num_heads in range(max(1, hidden_size // HEAD_DIM), 0, -1):
-        if hidden_size % num_heads == 0 and hidden_size // num_heads % 4 == 0:
-            return num_heads
-    raise ValueError(f"model.vision_hidden_size must be a multiple of 4, not {hidden_size}")

@@ -212,12 +212,13 @@ def _from_manifest(folder: Path, files: list[Path]) -> str | None:
 
 
 def _hashed(files: list[Path]) -> str:
-    """Of names, sizes and content, chunk by chunk; files that stay the same are read once."""
+    """Of names, sizes and content, chunk by chunk; large files that stay the same are read once."""
     try:
-        stats = [path.stat() for path in files]
-        return _hash_files(
-            tuple((path, stat.st_size, stat.st_mtime_ns) for path, stat in zip(files, stats, strict=True))
-        )
+        stats = [(path, path.stat()) for path in files]
+        # Small ones may be written again within a tick of the clock that stamps them.
+        is_large = sum(stat.st_size for _, stat in stats) >= CHUNK_BYTES
+        digest = _hash_files if is_large else _hash_files.__wrapped__
+        return digest(tuple((path, stat.st_size, stat.st_mtime_ns) for path, stat in stats))
     except OSError as error:
         raise EngineError(f"the weights at {files[0].parent} cannot be read: {error}") from error
 

@@ -85,13 +85,17 @@ class ChainTrainer:
         self.num_updates += 1
         return {"loss": 0.0}
 
-    def save(self, folder: Path, documents: Any) -> None:
+    def save(self, folder: Path, documents: Any, *, then: Callable[[Path], object] | None = None) -> None:
         self._fuse.pass_by("save")
         with writing_folder(folder) as temp:
             (temp / "weights.json").write_text(json.dumps(self.weights_digest))
             (temp / "model.safetensors").write_text(self.weights_digest)
             write_documents(temp, documents)
+        if then is not None:
+            then(folder)
         self._fuse.pass_by("saved")
+
+    def wait_saved(self) -> None: ...
 
     def close(self) -> None: ...
 
@@ -110,7 +114,7 @@ class ChainEngine:
         self._faults = faults
         self._num_begun = itertools.count()
 
-    async def hand_over(self, policy_version: int, saved: Path | None) -> None:
+    async def hand_over(self, policy_version: int) -> None:
         self.version, self.weights = policy_version, self._trainer.weights_digest
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:

@@ -45,42 +45,34 @@ def folders(parent: Path) -> list[str]:
 
 async def test_a_shared_model_is_only_marked_and_a_copy_gets_the_weights() -> None:
     engine = Recorder()
-    await InPlace(engine)(3, None)
+    await InPlace(engine)(3)
 
     async def read() -> dict[str, int]:
         return {"w": 1}
 
-    await InMemory(engine, read)(4, Path("saved"))
+    await InMemory(engine, read)(4)
     assert engine.calls == [("in place", 3), ({"w": 1}, 4)]
 
 
-async def test_a_folder_stays_until_the_next_one_is_loaded_and_a_checkpoint_needs_no_second_copy(
-    tmp_path: Path,
-) -> None:
+async def test_a_folder_stays_until_the_next_one_is_loaded(tmp_path: Path) -> None:
     (tmp_path / "weights-0007").mkdir()
     engine = Recorder()
     handover = ThroughFolder(engine.load, write, tmp_path)
     assert folders(tmp_path) == [], "what a killed run left is gone"
-    await handover(1, None)
+    await handover(1)
     assert folders(tmp_path) == ["weights-0001"]
-    await handover(2, None)
+    await handover(2)
     assert folders(tmp_path) == ["weights-0002"]
-    saved = tmp_path / "update-0003"
-    await write(saved)
-    await handover(3, saved)
-    assert folders(tmp_path) == ["update-0003"]
-    await handover(4, None)
-    assert folders(tmp_path) == ["update-0003", "weights-0004"]
-    assert engine.calls == [("weights-0001", 1), ("weights-0002", 2), ("update-0003", 3), ("weights-0004", 4)]
+    assert engine.calls == [("weights-0001", 1), ("weights-0002", 2)]
 
 
 async def test_weights_that_an_engine_refuses_end_the_run_and_those_before_them_stay(tmp_path: Path) -> None:
     engine = Recorder()
     handover = ThroughFolder(engine.load, write, tmp_path)
-    await handover(1, None)
+    await handover(1)
     engine.error = EngineError("no server took the weights")
     with pytest.raises(EngineError, match="no server took the weights"):
-        await handover(2, None)
+        await handover(2)
     assert "weights-0001" in folders(tmp_path)
 
 

@@ -55,7 +55,10 @@ def make_trainer(folder: Path) -> SftTrainer:
 
 
 def save(state: StateDir, trainer: SftTrainer, num_updates: int, *, keep_last: int = 2) -> Path:
-    return save_partial(state, trainer, trainer_state(num_updates), keep_last=keep_last)
+    folders: list[Path] = []
+    save_partial(state, trainer, trainer_state(num_updates), keep_last=keep_last, then=folders.append)
+    trainer.wait_saved()
+    return folders[0]
 
 
 def test_the_newest_partial_checkpoint_is_found_and_two_are_kept(tmp_path: Path, tiny_folder: Path):

@@ -72,6 +72,7 @@ def save(state: StateDir, trainer: RankedTrainer, name: str, metrics: dict[str, 
         checkpoint_id=name, parent_id=None, num_updates=trainer.num_updates, recipe={}, data_digest="", metrics=metrics
     )
     save_partial(state, trainer, trainer_state)
+    trainer.wait_saved()
 
 
 def run(trainer: RankedTrainer, ranks: Ranks, work: Callable[[], None]) -> None:

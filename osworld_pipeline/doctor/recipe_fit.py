@@ -1,0 +1,65 @@
+"""What a recipe needs of GPU and host, item by item, against the GPU that is here or that is named."""
+
+import shutil
+
+from rich.console import Console
+from rich.table import Table
+
+from osworld_pipeline.doctor.machine import NVIDIA_LIMIT_S
+from osworld_pipeline.doctor.programs import ask
+from osworld_pipeline.errors import RecipeError
+from osworld_pipeline.recipes import Recipe
+from osworld_pipeline.training.memory import GB
+from osworld_pipeline.training.memory_fit import Fit, judge
+from osworld_pipeline.training.model_shapes import shape_of
+
+
+def judge_recipe(recipe: Recipe, *, gpu_gb: float | None) -> Fit:
+    """`gpu_gb`: of one GPU; without it the smallest GPU of this machine, where there is one.
+
+    Raises:
+        RecipeError: nobody knows how large the recipe's model is.
+        StoreError: its folder does not say.
+    """
+    shape = shape_of(recipe.model)
+    if shape is None:
+        raise RecipeError(
+            f"the size of {getattr(recipe.model, 'path', 'this model')} is not known here: download it, and set "
+            "model.path to its folder"
+        )
+    gpu_bytes = present_gpu_bytes() if gpu_gb is None else int(gpu_gb * GB)
+    return judge(recipe, shape, gpu_bytes=gpu_bytes)
+
+
+def present_gpu_bytes(*, limit_s: float = NVIDIA_LIMIT_S) -> int | None:
+    """Of the smallest GPU here; None where there is none."""
+    if shutil.which("nvidia-smi") is None:
+        return None
+    said = ask(["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"], limit_s=limit_s)
+    sizes = [int(line) for line in said.stdout.split() if line.isdigit()]
+    return min(sizes) * (1 << 20) if sizes and not said.status else None
+
+
+def show_fit(fit: Fit, console: Console) -> None:
+    """A row an item, what one rank takes of its GPU and of its host, and the verdict."""
+    table = Table(pad_edge=False, box=None)
+    table.add_column(f"{fit.recipe.name}, {fit.estimate.stage}: what one rank takes")
+    table.add_column("GPU, GB", justify="right")
+    table.add_column("host, GB", justify="right")
+    table.add_column("how", overflow="fold")
+    for item in fit.estimate.items:
+        table.add_row(item.name, _shown(item.gpu_bytes), _shown(item.host_bytes), item.how)
+    table.add_row("[bold]total[/]", _shown(fit.estimate.gpu_bytes), _shown(fit.estimate.host_bytes), "")
+    console.print()
+    console.print(table)
+    console.print()
+    colour = "green" if fit.is_ok else "red"
+    console.print(f"[{colour}]{fit.sentence}[/]", highlight=False, soft_wrap=True)
+    for remedy in fit.remedies:
+        console.print(f"  → {remedy.text}: {remedy.gpu_bytes / GB:.1f} GB", highlight=False, soft_wrap=True)
+    if not fit.is_ok and not fit.remedies:
+        console.print(f"  → {fit.advice}", highlight=False, soft_wrap=True)
+
+
+def _shown(num_bytes: int) -> str:
+    return f"{num_bytes / GB:.2f}" if num_bytes else ""

@@ -1,0 +1,137 @@
+"""A model's weights, read by each rank as far as it holds them: no rank ever has a whole model in memory.
+
+The model is made without memory (`empty_model`), laid out and sharded, and then each rank reads its own slices out of
+the checkpoint's safetensors files (`load_shards`).
+"""
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+from torch.distributed.tensor import DTensor
+from transformers import GenerationConfig, Qwen3VLConfig, Qwen3VLForConditionalGeneration
+
+from osworld_pipeline.errors import StoreError
+from osworld_pipeline.training.model import MatmulPatchEmbed
+
+META = torch.device("meta")
+
+
+def empty_model(folder: Path, *, dtype: torch.dtype, is_frozen: bool = False) -> Any:
+    """The model of a checkpoint folder as `load_model` makes it, its weights on the meta device: names, shapes and
+    dtypes without memory. Buffers are real.
+
+    Raises:
+        StoreError: no folder, or no Qwen3-VL in it; names it.
+    """
+    if not folder.is_dir():
+        raise StoreError(f"no checkpoint folder at {folder}: make or download the checkpoint first")
+    if not (folder / "config.json").is_file():
+        raise StoreError(f"the checkpoint at {folder} cannot be loaded: config.json is missing")
+    try:
+        config = Qwen3VLConfig.from_pretrained(folder, local_files_only=True)
+        with META:
+            model: Any = Qwen3VLForConditionalGeneration._from_config(config, dtype=dtype, attn_implementation="sdpa")
+        if (folder / "generation_config.json").is_file():
+            model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        raise StoreError(f"the checkpoint at {folder} cannot be loaded: {str(error).splitlines()[0]}") from error
+    model.tie_weights()
+    model.model.visual.patch_embed = MatmulPatchEmbed(model.model.visual.patch_embed)
+    for module in model.modules():
+        _make_buffers(module)
+    model.eval()
+    if is_frozen:
+        model.requires_grad_(False)
+    return model
+
+
+def _make_buffers(module: Any) -> None:
+    """Rotary frequencies follow from the configuration; no file holds them."""
+    names = [name for name, buffer in module.named_buffers(recurse=False) if buffer.device == META]
+    if names:
+        made = type(module)(module.config)
+        for name in names:
+            setattr(module, name, nn.Buffer(getattr(made, name), persistent=False))
+
+
+def load_shards(model: Any, folder: Path, device: torch.device) -> int:
+    """Fills a sharded model's weights that are on the meta device, each rank its own part, on `device`; returns the
+    bytes that this rank has read. What has memory already (adapters) stays as it is.
+
+    Raises:
+        StoreError: a weight is missing, of another shape, or cannot be read; names it.
+    """
+    with ExitStack() as files:
+        stored = _open_all(folder, files)
+        expected = {_stored_name(name) for name, param in model.named_parameters() if param.is_meta}
+        tied = {_stored_name(name) for name in model.all_tied_weights_keys}
+        missing, unknown = sorted(expected - set(stored)), sorted(set(stored) - expected - tied)
+        if missing or unknown:
+            wrong = ", ".join([*missing, *unknown][:3])
+            raise StoreError(f"the weights in {folder} are of another model: {wrong}")
+        names = {id(param): _stored_name(name) for name, param in model.named_parameters()}
+        filled: dict[int, torch.Tensor] = {}
+        num_bytes = 0
+
+        def fill(tensor: torch.Tensor) -> torch.Tensor:
+            nonlocal num_bytes
+            if not tensor.is_meta:
+                return tensor
+            key = id(tensor)  # a tied weight comes once for each of its places
+            if key not in filled:
+                part = _read_part(stored[names[key]], names[key], tensor, folder)
+                num_bytes += part.nbytes
+                filled[key] = torch.empty_like(tensor, device=device)
+                _own(filled[key]).copy_(part)
+            return filled[key]
+
+        # _apply and not an assignment: FSDP2 takes note of what becomes of its parameters there.
+        with torch.no_grad():
+            model._apply(fill)
+    model.tie_weights()
+    return num_bytes
+
+
+def _open_all(folder: Path, files: ExitStack) -> dict[str, Any]:
+    """Every stored weight by name, none of them read."""
+    found: dict[str, Any] = {}
+    try:
+        for path in sorted(folder.glob("model*.safetensors")):
+            file: Any = files.enter_context(safe_open(path, framework="pt"))
+            found |= {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+    except (OSError, SafetensorError) as error:
+        raise StoreError(f"the weights in {folder} cannot be read ({error}): download or make it again") from error
+    if not found:
+        raise StoreError(f"no model.safetensors in {folder}: this is no checkpoint in Hugging Face format")
+    return found
+
+
+def _stored_name(name: str) -> str:
+    """As a plain model calls a weight that adapters have been put on."""
+    return name.replace(".base_layer.", ".")
+
+
+def _read_part(stored: Any, name: str, tensor: torch.Tensor, folder: Path) -> torch.Tensor:
+    """This rank's rows of a stored weight; FSDP2 shards the first dimension."""
+    if tuple(stored.get_shape()) != tuple(tensor.shape):
+        raise StoreError(
+            f"the weights in {folder} are of another model: {name} is {tuple(stored.get_shape())}, not "
+            f"{tuple(tensor.shape)}"
+        )
+    rows = slice(None)
+    if isinstance(tensor, DTensor):
+        start = tensor.device_mesh.get_local_rank() * -(-tensor.shape[0] // tensor.device_mesh.size())
+        rows = slice(min(start, tensor.shape[0]), min(start, tensor.shape[0]) + _own(tensor).shape[0])
+    try:
+        return stored[rows]
+    except (OSError, SafetensorError) as error:
+        raise StoreError(f"{name} in {folder} cannot be read ({error}): download or make it again") from error
+
+
+def _own(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank holds of it."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

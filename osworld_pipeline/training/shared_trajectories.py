@@ -1,0 +1,56 @@
+"""Rank 0's trajectories on every rank. Screenshots that lie in the state folder travel as their hashes, and each rank
+reads those of its own passes; what lies nowhere (a demonstration's resized ones), or where a rank does not see the
+folder, travels as bytes, each distinct image once."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from osworld_pipeline.domain.trajectory import LazyImages, Trajectory, with_held_images
+from osworld_pipeline.errors import StoreError
+from osworld_pipeline.training.ranks import Ranks
+
+ReadImage = Callable[[str], bytes]
+"""A stored image by its SHA-256. Raises StoreError."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sent:
+    trajectories: tuple[Trajectory, ...]
+    """Without the images that travel as hashes."""
+    hashes: tuple[tuple[str, ...] | None, ...]
+    """Of each trajectory; None where its images are bytes."""
+
+
+def share_trajectories(
+    trajectories: Sequence[Trajectory], ranks: Ranks, read_image: ReadImage | None
+) -> tuple[Trajectory, ...]:
+    """`trajectories` are rank 0's; `read_image` is this rank's own way to the state folder, None for none. Every rank
+    must ask."""
+    if ranks.is_alone:
+        return tuple(trajectories)
+    by_hash = read_image is not None
+    sent: _Sent = ranks.broadcast(_pack(trajectories, by_hash=by_hash) if ranks.is_main else None)
+    if any(hashes for hashes in sent.hashes) and not all(ranks.gather(_is_visible(sent, read_image))):
+        sent = ranks.broadcast(_pack(trajectories, by_hash=False) if ranks.is_main else None)
+    return tuple(
+        item if hashes is None or read_image is None else replace(item, images=LazyImages(read_image, hashes))
+        for item, hashes in zip(sent.trajectories, sent.hashes, strict=True)
+    )
+
+
+def _pack(trajectories: Sequence[Trajectory], *, by_hash: bool) -> _Sent:
+    hashes = [item.images.sha256s if by_hash and isinstance(item.images, LazyImages) else None for item in trajectories]
+    left = [item if keys is None else replace(item, images=()) for item, keys in zip(trajectories, hashes, strict=True)]
+    return _Sent(trajectories=with_held_images(left), hashes=tuple(hashes))
+
+
+def _is_visible(sent: _Sent, read_image: ReadImage | None) -> bool:
+    """The newest image stands for all: it is the last to appear on a folder that is shared by a network."""
+    newest = next(hashes[-1] for hashes in reversed(sent.hashes) if hashes)
+    if read_image is None:
+        return False
+    try:
+        read_image(newest)
+    except (StoreError, OSError):
+        return False
+    return True

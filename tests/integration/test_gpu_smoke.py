@@ -1,0 +1,55 @@
+"""The GPU measurement at its smoke size, on whatever machine this is: every part runs, and what it claims holds."""
+
+from pathlib import Path
+
+import pytest
+from real_processor import real_processor
+
+from benchmarks.bench_gpu import measure, tell
+from benchmarks.gpu_parts import PARTS, run_part
+from benchmarks.gpu_sheet import PartResult, Sheet
+from benchmarks.gpu_size import SMOKE
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+EXPECTED = {
+    "exactness": "|trainer - sampler| of a log-probability, after 1 updates",
+    "lora": "sequences clipped in the first on-policy update",
+    "packing": "|packed - padded| of a log-probability",
+    "speed": "sft: 2 sequences of 1,024 tokens, 6 screens",
+    "speed_lora": "gspo, lora: memory that torch held at most, and the estimate",
+    "context": "longest sequence that fits",
+    "context_lora": "longest sequence that fits",
+}
+"""A figure of each part."""
+
+
+@pytest.fixture(scope="module")
+def processor_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("gpu") / "processor"
+    real_processor(folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_part_runs_at_the_smoke_size_and_its_claims_hold(name: str, processor_folder: Path, tmp_path: Path) -> None:
+    run_part(name, SMOKE, processor_folder, Sheet(name, file=tmp_path / "out.json"))
+    result = PartResult.read(tmp_path / "out.json", name)
+    assert (result.status, result.error) == ("ok", "")
+    assert [claim.sentence for claim in result.claims if not claim.is_met] == []
+    assert EXPECTED[name] in [figure.name for figure in result.figures]
+
+
+def test_no_part_is_left_out_here() -> None:
+    assert {*EXPECTED, "sglang"} == set(PARTS)
+
+
+def test_without_sglang_its_part_says_so_and_the_page_is_written_all_the_same(
+    processor_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through processes, as on a GPU."""
+    monkeypatch.delenv("OSWORLD_SGLANG_PYTHON", raising=False)
+    (result,), page = measure(["sglang"], size=SMOKE, on_done=tell)
+    assert result.status == "not run"
+    assert "OSWORLD_SGLANG_PYTHON" in result.error
+    assert "| An sglang server | not run |" in page

@@ -1,0 +1,70 @@
+"""What a recipe takes is printed item by item, for the GPU that is named or that is here."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from osworld_pipeline.doctor.recipe_fit import judge_recipe, present_gpu_bytes, show_fit
+from osworld_pipeline.errors import RecipeError
+from osworld_pipeline.recipes import load_recipe
+
+
+def test_the_table_has_a_row_for_each_item_and_ends_with_the_verdict_and_the_remedies() -> None:
+    recipe = load_recipe("areal_full", settings=["trainer.num_processes=1"])
+    console = Console(record=True, width=160)
+    show_fit(judge_recipe(recipe, gpu_gb=80), console)
+    text = console.export_text()
+    for name in (
+        "weights",
+        "master weights",
+        "optimiser moments",
+        "activations",
+        "logits",
+        "engine's weights",
+        "total",
+    ):
+        assert f"\n{name}" in text
+    assert "does not fit 80.0 GB" in text
+    assert "→ trainer.num_processes=" in text
+
+
+def test_a_gpu_that_is_here_is_asked_of_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 81559\necho 24564\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert present_gpu_bytes() == 24_564 << 20
+    assert judge_recipe(load_recipe("qwen3vl_4b"), gpu_gb=None).gpu_bytes == 24_564 << 20
+
+
+def test_a_machine_without_a_gpu_refuses_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert judge_recipe(load_recipe("areal_full"), gpu_gb=None).is_ok
+
+
+def test_a_model_of_unknown_size_is_one_clear_error() -> None:
+    recipe = load_recipe("qwen3vl_4b", settings=['model.path="somebody/else"'])
+    with pytest.raises(RecipeError, match="the size of somebody/else is not known here"):
+        judge_recipe(recipe, gpu_gb=80)
+
+
+def doctor(tmp_path: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "osworld_pipeline.cli", "doctor", "--state", str(tmp_path), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_the_command_refuses_what_does_not_fit(tmp_path: Path) -> None:
+    settings = ["--set", "trainer.num_processes=1", "--gpu-memory", "80"]
+    done = doctor(tmp_path, "--role", "trainer", "--recipe", "areal_full", "--json", *settings)
+    answer = json.loads(done.stdout)
+    assert done.returncode == 1
+    assert not answer["fit"]["ok"]
+    assert answer["fit"]["remedies"]
+
+
+def test_a_recipe_is_judged_for_the_trainer_alone(tmp_path: Path) -> None:
+    assert doctor(tmp_path, "--role", "mlflow", "--recipe", "demo").returncode == 2

@@ -1,0 +1,75 @@
+"""What the test of shared trajectories runs on each rank: one update, and which images each rank read and decoded.
+
+python -m torch.distributed.run --standalone --nproc-per-node 2 share_on_ranks.py MODEL OUT
+"""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from train_on_ranks import demonstrations, recipe_of, run
+
+from osworld_pipeline.agent import model_inputs
+from osworld_pipeline.domain.digest import digest_bytes
+from osworld_pipeline.domain.trajectory import LazyImages, Trajectory
+from osworld_pipeline.errors import StoreError
+from osworld_pipeline.training.policy_trainer import open_sft_trainer
+from osworld_pipeline.training.ranks import Ranks, open_ranks
+from osworld_pipeline.trajectories.blobs import BlobStore
+
+
+def stored(trajectories: list[Trajectory], blobs: BlobStore) -> list[Trajectory]:
+    """The same with their images in the store."""
+    return [
+        replace(item, images=LazyImages(blobs.read, [blobs.write(image, suffix="png") for image in item.images]))
+        for item in trajectories
+    ]
+
+
+def update(ranks: Ranks, model: Path, blobs: BlobStore, *, is_visible: bool) -> dict[str, Any]:
+    read: list[str] = []
+    decoded: list[str] = []
+    encode = model_inputs.encode_image
+
+    def counted(processor: Any, image: bytes) -> Any:
+        decoded.append(digest_bytes(image))
+        return encode(processor, image)
+
+    def read_image(sha256: str) -> bytes:
+        if not (is_visible or ranks.is_main):
+            raise StoreError(f"image {sha256} is not here")
+        read.append(sha256)
+        return blobs.read(sha256)
+
+    model_inputs.encode_image = counted
+    losses: list[float] = []
+    try:
+        trainer = open_sft_trainer(model, recipe=recipe_of("plain"), ranks=ranks, read_image=read_image)
+
+        def work() -> None:
+            losses.append(trainer.update(stored(demonstrations(trainer.processor, 0), blobs))["loss"])
+
+        run(trainer, ranks, work)
+    finally:
+        model_inputs.encode_image = encode
+    told = ranks.gather({"read": read, "decoded": decoded})
+    return {"ranks": told, "losses": losses}
+
+
+def main(model: Path, out: Path) -> None:
+    torch.set_num_threads(1)
+    with open_ranks() as ranks:
+        blobs = BlobStore(out.parent / "blobs")
+        told = {
+            name: update(ranks, model, blobs, is_visible=is_visible)
+            for name, is_visible in (("visible", True), ("hidden", False))
+        }
+        if ranks.is_main:
+            out.write_text(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

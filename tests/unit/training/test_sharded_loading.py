@@ -1,0 +1,104 @@
+"""Each rank reads its own part of a model, and what it reads is what a whole load gives."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from test_memory_measured import config
+from transformers import Qwen3VLForConditionalGeneration
+
+from osworld_pipeline.errors import StoreError
+from osworld_pipeline.recipes.schema import LoraSection
+from osworld_pipeline.training import lora
+from osworld_pipeline.training.model import load_model
+from osworld_pipeline.training.sharded_loading import empty_model, load_shards
+
+PROGRAM = Path(__file__).with_name("load_on_ranks.py")
+CPU = torch.device("cpu")
+
+
+def test_a_model_filled_from_its_files_is_the_model_that_was_stored(tiny_folder: Path) -> None:
+    whole, filled = load_model(tiny_folder), empty_model(tiny_folder, dtype=torch.float32)
+    assert all(param.is_meta for param in filled.parameters())
+    num_bytes = load_shards(filled, tiny_folder, CPU)
+    assert num_bytes == sum(param.nbytes for param in whole.parameters())
+    expected, found = whole.state_dict(), filled.state_dict()
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(expected[name], tensor) for name, tensor in found.items())
+    assert filled.lm_head.weight is filled.model.language_model.embed_tokens.weight
+    buffers = dict(filled.named_buffers())
+    assert all(torch.equal(buffers[name], buffer) for name, buffer in whole.named_buffers())
+    assert [name for name, _ in whole.named_parameters()] == [name for name, _ in filled.named_parameters()]
+    assert whole.generation_config.to_dict() == filled.generation_config.to_dict()
+
+
+def test_adapters_of_a_seed_are_the_same_before_and_after_the_weights_come(tiny_folder: Path) -> None:
+    whole, filled = load_model(tiny_folder), empty_model(tiny_folder, dtype=torch.float32)
+    for model in (whole, filled):
+        lora.add_adapters(model, LoraSection(rank=4), seed=3)
+    load_shards(filled, tiny_folder, CPU)
+    found = filled.state_dict()
+    assert all(torch.equal(found[name], tensor) for name, tensor in whole.state_dict().items())
+    trained = {name: param.requires_grad for name, param in filled.named_parameters()}
+    assert trained == {name: param.requires_grad for name, param in whole.named_parameters()}
+
+
+def test_weights_come_in_the_recipes_dtype_and_a_frozen_model_stays_frozen(tiny_folder: Path) -> None:
+    model = empty_model(tiny_folder, dtype=torch.bfloat16, is_frozen=True)
+    load_shards(model, tiny_folder, CPU)
+    assert {param.dtype for param in model.parameters()} == {torch.bfloat16}
+    assert not any(param.requires_grad for param in model.parameters())
+    whole = load_model(tiny_folder, dtype="bfloat16")
+    assert torch.equal(model.lm_head.weight, whole.lm_head.weight)
+
+
+def test_weights_of_another_model_are_named(tiny_folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny_folder, tmp_path / "model")
+    path = tmp_path / "model" / "model.safetensors"
+    weights = load_file(path)
+    name = "model.language_model.norm.weight"
+    save_file({**weights, name: torch.zeros(3)}, path)
+    with pytest.raises(StoreError, match=rf"of another model: {name} is \(3,\), not \(64,\)"):
+        load_shards(empty_model(tmp_path / "model", dtype=torch.float32), tmp_path / "model", CPU)
+    del weights[name]
+    save_file(weights, path)
+    with pytest.raises(StoreError, match=rf"of another model: {name}"):
+        load_shards(empty_model(tmp_path / "model", dtype=torch.float32), tmp_path / "model", CPU)
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(StoreError, match="cannot be read"):
+        load_shards(empty_model(tmp_path / "model", dtype=torch.float32), tmp_path / "model", CPU)
+
+
+def test_a_folder_without_a_model_is_one_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="no checkpoint folder at"):
+        empty_model(tmp_path / "absent", dtype=torch.float32)
+    with pytest.raises(StoreError, match="cannot be loaded"):
+        empty_model(tmp_path, dtype=torch.float32)
+
+
+@pytest.mark.slow
+def test_each_of_two_ranks_reads_and_holds_half_of_the_model(tmp_path: Path) -> None:
+    big: Any = config()
+    big.text_config.vocab_size = 65_536
+    model = Qwen3VLForConditionalGeneration(big)
+    num_bytes = sum(param.nbytes for param in model.parameters())
+    model.save_pretrained(tmp_path / "model")
+    del model
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(PROGRAM)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    arguments = [*launcher, str(tmp_path / "model"), str(tmp_path / "told.json")]
+    done = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    told = json.loads((tmp_path / "told.json").read_text())
+    assert told["is_same"]
+    assert told["is_tied"]
+    for num_read, num_held in told["ranks"]:
+        assert num_read == pytest.approx(num_bytes / 2, rel=0.01)
+        assert num_held < 0.75 * num_bytes
