@@ -13,6 +13,7 @@ import json
 import signal
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -42,12 +43,14 @@ class Policy:
         self.path = str(folder)
         self._processor = load_processor(folder)
         self._model = load_model(folder, is_frozen=True)
-        self._weights = read_weights(folder)
+        self._weights = read_weights(folder, model=self._model)
         self._labels = {0: "default"}
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
         self._engine = TransformersEngine(self._model, self._processor, timeout_s=60.0)
         self._loading = threading.Lock()
+        self._sessions: dict[str, float] = {}
+        """Monotonic times at which they expire."""
 
     def answer(self, path: str, body: Mapping[str, Any]) -> dict[str, Any] | None:
         if path == "/model_info":
@@ -59,9 +62,25 @@ class Policy:
             }
         if path == "/update_weights_from_disk":
             return self._load(Path(body["model_path"]), body["weight_version"])
+        if path == "/update_weight_version":
+            self._labels[self._engine.policy_version] = body["new_version"]
+            return {"success": True}
+        if path in ("/open_session", "/close_session"):
+            return self._session(path, body)
         if path in ("/pause_generation", "/continue_generation"):
             return {"status": "ok"}
         return self._generate(body) if path == "/generate" else None
+
+    def _session(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        name, now = body["session_id"], time.monotonic()
+        with self._loading:
+            if path == "/close_session":
+                self._sessions.pop(name, None)
+            elif self._sessions.get(name, 0.0) > now:
+                raise EngineError(f"the session {name} is still open")
+            else:
+                self._sessions[name] = now + (body["timeout"] or float("inf"))
+        return {"session_id": name}
 
     def _label(self, version: int) -> str:
         return self._labels[version]
@@ -70,7 +89,7 @@ class Policy:
         """Tensors that the folder does not hold stay as they are."""
         with self._loading:
             try:
-                self._weights = self._weights | read_weights(folder)
+                self._weights = self._weights | read_weights(folder, model=self._model)
             except EngineError as error:
                 return {"success": False, "message": str(error)}
             version = len(self._labels)
@@ -103,7 +122,7 @@ class Policy:
             ],
         }
         if watched := body.get("token_ids_logprob"):
-            scores = self._first_logprobs(prompt, images)
+            scores = self._first_logprobs(prompt, images, told)
             meta["output_token_ids_logprobs"] = [[[scores[index], index, None] for index in watched]]
         return {"output_ids": list(result.token_ids), "prompt_token_ids": prompt, "meta_info": meta}
 
@@ -129,11 +148,14 @@ class Policy:
         return expanded
 
     @torch.no_grad()
-    def _first_logprobs(self, prompt: Sequence[int], images: Sequence[bytes]) -> list[float]:
+    def _first_logprobs(self, prompt: Sequence[int], images: Sequence[bytes], told: Mapping[str, Any]) -> list[float]:
         inputs = build_model_inputs(self._processor, [(prompt, images)])
         with self._loading:
             logits = self._model(**{name: torch.from_numpy(value) for name, value in inputs.items()}).logits
-        return torch.log_softmax(logits[0, -1].float(), dim=-1).tolist()
+        logits_V = logits[0, -1].float()
+        for token_id, bias in told.get("logit_bias", {}).items():
+            logits_V[int(token_id)] += bias
+        return torch.log_softmax(logits_V / (told["temperature"] or 1.0), dim=-1).tolist()
 
     def _run(self, coroutine: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(60.0)
@@ -155,7 +177,7 @@ def serve(policy: Policy, port: int) -> None:
             try:
                 truth, status = policy.answer(self.path, body), 200
             except EngineError as error:
-                truth, status = {"error": str(error)}, 500
+                truth, status = {"error": str(error)}, 400 if "session" in self.path else 500
             data = json.dumps({"detail": "Not Found"} if truth is None else truth).encode()
             self.send_response(404 if truth is None else status)
             self.send_header("Content-Length", str(len(data)))

@@ -23,6 +23,11 @@ START_TIMEOUT_S = 600.0
 class SglangProcess:
     url: str
     process: subprocess.Popen[bytes]
+    log: Path
+
+    def num_loads(self) -> int:
+        """Of weights, since it started."""
+        return self.log.read_text(errors="replace").count("Update engine weights online from disk begin")
 
     def kill(self) -> None:
         """At once, with everything it started."""
@@ -40,9 +45,9 @@ def running_sglang(checkpoint: Path, *, env: Mapping[str, str] | None = None) ->
 
 @contextmanager
 def sglang_process(
-    checkpoint: Path, *, env: Mapping[str, str] | None = None, port: int | None = None
+    checkpoint: Path, *arguments: str, env: Mapping[str, str] | None = None, port: int | None = None
 ) -> Iterator[SglangProcess]:
-    """As `running_sglang`, with the process at hand."""
+    """As `running_sglang`, with the process at hand; `arguments` are sglang's own."""
     named = os.environ.get("OSWORLD_SGLANG")
     if not named:
         pytest.skip("takes minutes and an environment of its own: make test-sglang")
@@ -57,7 +62,7 @@ def sglang_process(
         log = Path(logs) / "log"
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [*command, "--port", str(port), "--log-level", "warning"],
+                [*command, "--port", str(port), "--log-level", "info", *arguments],
                 env={**os.environ, "SGLANG_ENV": str(folder), **(env or {})},
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -65,7 +70,7 @@ def sglang_process(
             )
         try:
             _wait_until_up(url, process, log)
-            yield SglangProcess(url=url, process=process)
+            yield SglangProcess(url=url, process=process, log=log)
         finally:
             _end(process)
 

@@ -94,6 +94,9 @@ class EngineSection(Section):
     """How long one turn's requests may be tried again after 429, 5xx or a timeout; then it is a policy_fault."""
     health_timeout_s: float = Field(default=120.0, gt=0)
     """How long servers may take to answer at the start."""
+    parity_probe: bool = True
+    """Whether an engine's log-probabilities are compared with the checkpoint's on a few fixed conversations before the
+    first episode. `openai` has none to compare."""
 
 
 class RewardSection(Section):

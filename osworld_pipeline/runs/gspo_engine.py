@@ -17,8 +17,9 @@ from osworld_pipeline.rollout.canary import Generate
 from osworld_pipeline.rollout.run_episode import RunEpisode, episode_runner
 from osworld_pipeline.rollout.utilisation import BusyMeter, Utilisation
 from osworld_pipeline.runs.gspo_job import GspoJob, ResumePoint
+from osworld_pipeline.runs.parity_probe import ParityReport
 from osworld_pipeline.runs.ray_rollouts import Weights, ray_rollouts
-from osworld_pipeline.runs.rollout_session import RolloutSession, episode_settings, rollout_session
+from osworld_pipeline.runs.rollout_session import RolloutSession, episode_settings, probe_servers, rollout_session
 from osworld_pipeline.runs.weights import (
     Handover,
     InMemory,
@@ -43,6 +44,8 @@ class PhaseRollouts:
     store: TrajectoryStore
     renderer: Renderer
     utilisation: Utilisation
+    parity: ParityReport | None = None
+    """Of the engine at the beginning; None where it was not probed, or by each actor for itself."""
 
 
 @asynccontextmanager
@@ -85,6 +88,7 @@ async def open_rollouts(
             store=session.store,
             renderer=session.renderer,
             utilisation=session.utilisation,
+            parity=session.parity,
         )
 
 
@@ -93,6 +97,18 @@ async def _on_actors(
     job: GspoJob, trainer: "GspoTrainer", thread: ThreadPoolExecutor, point: ResumePoint
 ) -> AsyncIterator[PhaseRollouts]:
     assert job.actors is not None, "asked for by the caller"
+    parity = None
+    if job.recipe.engine.kind == "sglang":
+        # Once here, where the trainer's accelerator is, and not in each actor.
+        parity = await probe_servers(
+            job.recipe,
+            point.folder,
+            trainer.processor,
+            state=job.state,
+            run=job.checkpoint_id,
+            policy_version=point.num_updates,
+            token=job.engine_token,
+        )
     async with ray_rollouts(
         job.recipe,
         job.state,
@@ -114,6 +130,7 @@ async def _on_actors(
             store=TrajectoryStore(job.state),
             renderer=Renderer(trainer.processor),
             utilisation=Utilisation(environments=BusyMeter(max(1, job.servers.num_replicas))),
+            parity=parity,
         )
 
 

@@ -49,6 +49,8 @@ class RecipeSession:
     state: StateDir
     servers: EnvServers
     max_turns: int
+    run: str
+    """Whose actors these are."""
     engine_token: str | None = field(default=None, repr=False)
 
     @asynccontextmanager
@@ -65,6 +67,8 @@ class RecipeSession:
             policy_version=weights.policy_version,
             adapters=self.recipe.trainer.lora,
             engine_token=self.engine_token,
+            run=self.run,
+            is_probed=self.recipe.engine.kind == "sglang",  # by the program that starts the actors
         ) as session:
             run_one = episode_runner(session.tools, episode_settings(self.recipe, max_turns=self.max_turns))
 

@@ -241,7 +241,9 @@ async def ray_rollouts(
         EngineError, EnvServerError: an actor does not start, or its engine or env servers do not answer.
     """
     rollouts = RayRollouts(
-        RecipeSession(recipe=recipe, state=state, servers=servers, max_turns=max_turns, engine_token=engine_token),
+        RecipeSession(
+            recipe=recipe, state=state, servers=servers, max_turns=max_turns, run=purpose, engine_token=engine_token
+        ),
         weights,
         shape=shape,
         purpose=purpose,

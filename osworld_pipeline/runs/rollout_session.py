@@ -1,6 +1,6 @@
 """What a program needs to run episodes: the policy engine its recipe names, connections to env servers, the store."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -17,11 +17,13 @@ from osworld_pipeline.errors import RecipeError
 from osworld_pipeline.protocols import PolicyEngine
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.recipes.schema import LoraSection
+from osworld_pipeline.rollout.canary import Generate
 from osworld_pipeline.rollout.run_episode import EpisodeSettings, EpisodeTools
 from osworld_pipeline.rollout.utilisation import BusyMeter, MeteredEngine, Utilisation
 from osworld_pipeline.runs.embedded_server import EnvServers
 from osworld_pipeline.runs.env_servers import open_env_client
 from osworld_pipeline.runs.grounds import Grounds, grounds_of_servers
+from osworld_pipeline.runs.parity_probe import ParityReport, probe_parity
 from osworld_pipeline.trajectories.store import TrajectoryStore
 
 
@@ -36,6 +38,8 @@ class RolloutSession:
     utilisation: Utilisation
     grounds: Callable[[], Awaitable[frozenset[Grounds] | None]]
     """Asks the env servers for their images and graders; None where one of them does not say."""
+    parity: ParityReport | None = None
+    """None where the engine was not probed."""
 
 
 @asynccontextmanager
@@ -53,15 +57,20 @@ async def rollout_session(
     adapters: LoraSection | None = None,
     engine_token: str | None = None,
     engine: PolicyEngine | None = None,
+    run: str | None = None,
+    is_probed: bool = False,
 ) -> AsyncIterator[RolloutSession]:
-    """Opens the session and checks that the engine and every env server answer.
+    """Opens the session and checks that the engine and every env server answer, and that the engine samples from the
+    weights that it was given.
 
     `folder`: a checkpoint, which the engine loads; or `model`, which an engine in this process samples from as it is.
     An engine of words needs neither, nor a processor. `adapters`: whose factors the engine will be given, where a
-    trainer trains them. `engine`: one to take instead of the recipe's. `purpose`: see `open_env_client`.
+    trainer trains them. `engine`: one to take instead of the recipe's. `purpose`: see `open_env_client`. `run`: what
+    sessions have in common that go from weights to weights together; None for `purpose`. `is_probed`: the engine's
+    servers have passed the parity probe with these weights already.
 
     Raises:
-        EnvServerError, EngineError: one does not answer; names it.
+        EnvServerError, EngineError: one does not answer, or an engine fails the parity probe; names it.
         RecipeError: there is no policy to sample from.
     """
     renderer = None if processor is None else Renderer(processor)
@@ -69,13 +78,14 @@ async def rollout_session(
     async with AsyncExitStack() as stack:
         engine = engine or _open_engine(
             recipe, folder=folder, model=model, processor=processor, version=policy_version, cache=cache,
-            adapters=adapters, token=engine_token,
+            adapters=adapters, token=engine_token, owner=_owner_of(state, run or purpose),
         )  # fmt: skip
         stack.push_async_callback(engine.close)
         client = await stack.enter_async_context(open_env_client(recipe, state, servers, purpose=purpose))
         await engine.health()
         if recipe.engine.kind == "sglang" and folder is not None:
             await engine.load_weights(folder, policy_version=policy_version)
+        parity = None if is_probed else await _probe(recipe, engine, renderer, folder=folder, model=model)
         utilisation = Utilisation(environments=BusyMeter(max(1, servers.num_replicas)))
         tools = EpisodeTools(
             desktop_factory=client.desktop,
@@ -90,7 +100,68 @@ async def rollout_session(
             renderer=renderer,
             utilisation=utilisation,
             grounds=partial(grounds_of_servers, client),
+            parity=parity,
         )
+
+
+async def _probe(
+    recipe: Recipe, engine: PolicyEngine, renderer: Renderer | None, *, folder: Path | None, model: Any
+) -> ParityReport | None:
+    """`model`: the one to compare with; None for an engine's own, or else the folder's.
+
+    None where the recipe leaves the probe out, or where there is nothing to compare with. Raises as probe_parity.
+    """
+    if not recipe.engine.parity_probe or engine.takes_turns or renderer is None or (model is None and folder is None):
+        return None
+    from osworld_pipeline.rollout.engines.sglang import SglangEngine
+    from osworld_pipeline.rollout.engines.transformers import TransformersEngine
+
+    if model is None and isinstance(engine, TransformersEngine):
+        model = engine.model
+    servers = engine.by_server() if isinstance(engine, SglangEngine) else {}
+    generators: Mapping[str, Generate] = {f"the sglang server at {url}": one for url, one in servers.items()}
+    return await probe_parity(
+        engine,
+        generators or {f"the {engine.name} engine": engine.generate},
+        recipe=recipe,
+        renderer=renderer,
+        load_reference=lambda device: model if model is not None else _load(recipe, folder, device=device),
+    )
+
+
+async def probe_servers(
+    recipe: Recipe,
+    folder: Path,
+    processor: Any,
+    *,
+    state: StateDir,
+    run: str,
+    policy_version: int,
+    token: str | None,
+) -> ParityReport | None:
+    """Loads a checkpoint into the recipe's sglang servers and probes them, for sessions that are opened elsewhere with
+    `is_probed` and this `run`. None where the recipe leaves the probe out.
+
+    Raises:
+        EngineError: a server does not answer, or fails the probe; names it.
+    """
+    if not recipe.engine.parity_probe:
+        return None
+    engine = _open_engine(
+        recipe, folder=folder, model=None, processor=processor, version=policy_version, cache=None, adapters=None,
+        token=token, owner=_owner_of(state, run),
+    )  # fmt: skip
+    try:
+        await engine.health()
+        await engine.load_weights(folder, policy_version=policy_version)
+        return await _probe(recipe, engine, Renderer(processor), folder=folder, model=None)
+    finally:
+        await engine.close()
+
+
+def _owner_of(state: StateDir, run: str) -> str:
+    """What the engines of a run are known by at policy servers."""
+    return f"{state.root.resolve()}:{run}"
 
 
 def _open_engine(
@@ -103,6 +174,7 @@ def _open_engine(
     cache: PixelCache | None,
     adapters: LoraSection | None,
     token: str | None,
+    owner: str,
 ) -> PolicyEngine:
     section = recipe.engine
     if section.kind == "openai":
@@ -113,14 +185,23 @@ def _open_engine(
         raise RecipeError(f"engine.kind {section.kind} samples from a checkpoint, and there is none")
     if section.kind == "sglang":
         from osworld_pipeline.rollout.engines.sglang import SglangEngine
+        from osworld_pipeline.rollout.engines.sglang_weights import vocab_size_of
 
+        if folder is None:
+            raise RecipeError("engine.kind sglang samples from a checkpoint's folder, and there is none")
         return SglangEngine(
-            section.urls, renderer=Renderer(processor), section=section, policy_version=version, token=token
+            section.urls,
+            renderer=Renderer(processor),
+            section=section,
+            vocab_size=vocab_size_of(folder),
+            owner=owner,
+            policy_version=version,
+            token=token,
         )
     from osworld_pipeline.rollout.engines.transformers import TransformersEngine
 
     return TransformersEngine(
-        model if model is not None else _load(recipe, folder, adapters),
+        model if model is not None else _load(recipe, folder, adapters=adapters),
         processor,
         device=_device(model),
         policy_version=version,
@@ -132,11 +213,14 @@ def _open_engine(
     )
 
 
-def _load(recipe: Recipe, folder: Path | None, adapters: LoraSection | None) -> Any:
+def _load(
+    recipe: Recipe, folder: Path | None, *, adapters: LoraSection | None = None, device: str | None = None
+) -> Any:
     from osworld_pipeline.training.model import load_policy
 
     assert folder is not None, "a model or a folder was asked for above"
-    return load_policy(folder, recipe.model, device=_device(None), is_frozen=True, adapters=adapters)
+    place = _device(None) if device is None else device
+    return load_policy(folder, recipe.model, device=place, is_frozen=True, adapters=adapters)
 
 
 def _device(model: Any) -> Any:

@@ -168,6 +168,8 @@ class _Phase:
             self.report({"kind": "warning", "message": f"update {update + 1}: {self._held_text(metrics)}"})
         metrics |= group_metrics(batch, update=update) | coverage_metrics(self.coverage)
         metrics |= self.rollouts.utilisation.metrics()
+        if self.rollouts.parity is not None:
+            metrics |= self.rollouts.parity.metrics()
         metrics |= {"rollout_s": rollout_s, "update_s": time.monotonic() - started - rollout_s}
         num_updates = update + 1
         is_last = num_updates == self.job.phase.num_updates

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from osworld_pipeline.recipes import Recipe
+from osworld_pipeline.rollout.engines.sglang_weights import write_digest
 
 ReadWeights = Callable[[], Awaitable[Mapping[str, Any]]]
 """The trainer's weights, or under LoRA its adapter's factors; they do not change before the trainer's next update."""
@@ -66,6 +67,8 @@ class ThroughFolder:
     async def __call__(self, policy_version: int) -> None:
         folder = self._parent / f"{PREFIX}{policy_version:04d}"
         await self._write(folder)
+        # Many engines may load it: none of them has to read it whole to know it.
+        await asyncio.to_thread(write_digest, folder)
         await self._load(folder, policy_version)
         if self._written is not None:
             await asyncio.to_thread(shutil.rmtree, self._written, ignore_errors=True)

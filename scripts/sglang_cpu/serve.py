@@ -4,8 +4,10 @@ sglang spawns its other processes by running this file's head again, so what is 
 """
 
 import contextlib
+import functools
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 import torch  # noqa: TID253 - another environment than the pipeline's
 
@@ -26,7 +28,21 @@ def declare_torchvision_operators() -> None:
     declare_torchvision_operators.kept = operators  # type: ignore[attr-defined]
 
 
+def ignore_pinned_memory() -> None:
+    """LoRA pins memory for an accelerator, which a CPU's torch refuses."""
+    for name in ("empty", "empty_like", "ones", "tensor", "zeros"):
+        make = getattr(torch, name)
+
+        @functools.wraps(make)
+        def unpinned(*arguments: Any, make: Any = make, pin_memory: bool = False, **options: Any) -> Any:
+            return make(*arguments, **options)
+
+        setattr(torch, name, unpinned)
+    torch.Tensor.pin_memory = lambda self, *_: self  # type: ignore[method-assign]
+
+
 declare_torchvision_operators()
+ignore_pinned_memory()
 
 if __name__ == "__main__":
     import os

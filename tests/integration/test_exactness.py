@@ -131,10 +131,13 @@ async def open_engine(setup: Setup, checkpoint: Path, sglang_url: str | None) ->
     processor = load_processor(checkpoint)
     if setup.engine == "sglang":
         from osworld_pipeline.rollout.engines.sglang import SglangEngine
+        from osworld_pipeline.rollout.engines.sglang_weights import vocab_size_of
 
         assert sglang_url is not None
         section = EngineSection(kind="sglang", urls=(sglang_url,))
-        engine: PolicyEngine = SglangEngine((sglang_url,), renderer=Renderer(processor), section=section)
+        engine: PolicyEngine = SglangEngine(
+            section.urls, renderer=Renderer(processor), section=section, vocab_size=vocab_size_of(checkpoint)
+        )
     else:
         engine = TransformersEngine(
             load_model(checkpoint), processor, timeout_s=60, reuse_kv_cache=setup.reuse_kv_cache

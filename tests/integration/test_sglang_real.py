@@ -1,9 +1,12 @@
 """The engine against a real sglang server: what it reports is what transformers computes."""
 
 import asyncio
+import shutil
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,28 +15,34 @@ import torch
 from sglang_server import SglangProcess, sglang_process
 from transformers import Qwen3VLForConditionalGeneration
 
+from osworld_pipeline.agent.adapters import Base, is_factor
 from osworld_pipeline.agent.model_inputs import build_model_inputs
 from osworld_pipeline.agent.observation_text import system_message, user_message
 from osworld_pipeline.agent.renderer import Renderer
 from osworld_pipeline.domain.episode import SamplingParams
 from osworld_pipeline.errors import EngineError
 from osworld_pipeline.protocols import GenerateRequest, GenerateResult
-from osworld_pipeline.recipes.schema import EngineSection, TinyModelSection
-from osworld_pipeline.rollout.engines.http_calls import JsonClient
+from osworld_pipeline.recipes import load_recipe
+from osworld_pipeline.recipes.schema import EngineSection, LoraSection, TinyModelSection
 from osworld_pipeline.rollout.engines.sglang import SglangEngine
-from osworld_pipeline.rollout.engines.sglang_checks import vision_cache_problem
-from osworld_pipeline.rollout.engines.sglang_server import SglangServer
+from osworld_pipeline.runs.parity_probe import probe_parity
+from osworld_pipeline.training import lora
+from osworld_pipeline.training.checkpoint import weights_digest
+from osworld_pipeline.training.model import load_model
 from osworld_pipeline.training.tiny_model import build_tiny_checkpoint
 
 pytestmark = [pytest.mark.sglang, pytest.mark.slow, pytest.mark.timeout(1500)]
 TOLERANCE = 1e-4
+VOCAB_SIZE = 320
+"""Of the tiny model's embedding; its tokenizer is a little shorter."""
+LORA_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 SIZE = (320, 192)
 Noise = Callable[[int, int, int], bytes]
 
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Two of one tokenizer and different weights, the vision tower's too."""
+    """Two of one tokenizer and different weights, the vision tower's too; ids beyond the tokenizer."""
     parent = tmp_path_factory.mktemp("checkpoints")
     folders = (parent / "one", parent / "two")
     torch.set_num_threads(1)
@@ -74,9 +83,11 @@ def models(checkpoints: tuple[Path, Path]) -> dict[int, Any]:
 
 
 @asynccontextmanager
-async def engine_of(url: str, renderer: Renderer, **limits: float) -> AsyncIterator[SglangEngine]:
+async def engine_of(
+    url: str, renderer: Renderer, *, owner: str = "test", **limits: float
+) -> AsyncIterator[SglangEngine]:
     section = EngineSection(kind="sglang", urls=(url,), **{"request_timeout_s": 120.0, **limits})
-    engine = SglangEngine(section.urls, renderer=renderer, section=section)
+    engine = SglangEngine(section.urls, renderer=renderer, section=section, vocab_size=VOCAB_SIZE, owner=owner)
     try:
         yield engine
     finally:
@@ -95,7 +106,7 @@ class Conversation:
         self._images.append(self._noise_png(*SIZE, 100 * self._seed + len(self._images)))
         self._ids += self._renderer.turn(user_message("Open the text editor."), [SIZE])
         self._ids += self._renderer.generation_prompt
-        defaults = {"temperature": 0.8, "top_p": 0.9, "max_new_tokens": 12, "stop": (), "seed": self._seed}
+        defaults = {"temperature": 0.8, "max_new_tokens": 12, "stop": (), "seed": self._seed}
         return GenerateRequest(
             sampling=SamplingParams(**{**defaults, **sampling}),
             token_ids=tuple(self._ids),
@@ -111,12 +122,14 @@ class Conversation:
 
 
 def differences(model: Any, renderer: Renderer, request: GenerateRequest, result: GenerateResult) -> Sequence[float]:
-    """Of each reported log-probability from a plain forward pass of transformers."""
+    """Of each reported log-probability from a plain forward pass of transformers: softmax(logits / T) over the ids that
+    are not banned."""
     sequence = (request.token_ids + result.token_ids, request.images)
     arrays = build_model_inputs(renderer.processor, [sequence])
-    with torch.inference_mode():
-        logits_TV = model(**{name: torch.from_numpy(array) for name, array in arrays.items()}).logits[0]
-    logprobs_TV = logits_TV.float().log_softmax(dim=-1)
+    with torch.no_grad():
+        logits_TV = model(**{name: torch.from_numpy(array) for name, array in arrays.items()}).logits[0].float()
+    logits_TV[:, list(renderer.banned_ids(VOCAB_SIZE))] = -torch.inf
+    logprobs_TV = (logits_TV / (request.sampling.temperature or 1.0)).log_softmax(dim=-1)
     first = len(request.token_ids) - 1
     return [
         abs(float(logprobs_TV[first + index, token_id]) - logprob)
@@ -137,6 +150,15 @@ async def test_log_probabilities_equal_transformers_over_turns_and_weight_update
         # The first again at the end: its images were seen under the other weights meanwhile.
         for version in (1, 2, 1):
             await engine.load_weights(checkpoints[version - 1], policy_version=version)
+            if version == 1:
+                report = await probe_parity(
+                    engine,
+                    engine.by_server(),
+                    recipe=load_recipe("smoke"),
+                    renderer=renderer,
+                    load_reference=lambda device: models[1],
+                )
+                assert report.mean_diff < TOLERANCE
             conversations = [Conversation(renderer, noise_png, seed) for seed in range(4)]
             for _ in range(3):
                 requests = [conversation.ask() for conversation in conversations]
@@ -150,6 +172,97 @@ async def test_log_probabilities_equal_transformers_over_turns_and_weight_update
     assert max(worst.values()) < TOLERANCE
 
 
+@pytest.mark.parametrize(
+    ("temperature", "top_p"), [(0.5, 1.0), (0.8, 1.0), (1.5, 1.0), (0.0, 1.0), (0.8, 0.5)], ids=str
+)
+async def test_log_probabilities_are_those_of_what_was_sampled_from(
+    server: SglangProcess,
+    checkpoints: tuple[Path, Path],
+    renderer: Renderer,
+    models: dict[int, Any],
+    noise_png: Noise,
+    temperature: float,
+    top_p: float,
+) -> None:
+    """Over the ids that are not banned; top-p restricts the choice and not the reported value."""
+    async with engine_of(server.url, renderer) as engine:
+        await engine.load_weights(checkpoints[0], policy_version=1)
+        sampling = {"temperature": temperature, "top_p": top_p, "max_new_tokens": 40}
+        requests = [Conversation(renderer, noise_png, 200 + seed).ask(**sampling) for seed in range(6)]
+        results = await asyncio.gather(*(engine.generate(request) for request in requests))
+    largest = [
+        max(differences(models[1], renderer, request, result))
+        for request, result in zip(requests, results, strict=True)
+    ]
+    print(f"temperature {temperature:g}, top-p {top_p:g}: largest difference {max(largest):.2g}")
+    assert max(largest) < TOLERANCE
+
+
+async def test_what_is_sampled_is_distributed_as_is_reported(
+    server: SglangProcess, checkpoints: tuple[Path, Path], renderer: Renderer, models: dict[int, Any]
+) -> None:
+    """The first token of many responses against the model's probabilities over the ids that are not banned."""
+    num_responses, temperature = 1500, 0.5
+    prompt = (*renderer.encode("Open the editor."), *renderer.generation_prompt)
+    request = GenerateRequest(
+        sampling=SamplingParams(temperature=temperature, max_new_tokens=1, stop=()), token_ids=prompt
+    )
+    async with engine_of(server.url, renderer) as engine:
+        await engine.load_weights(checkpoints[0], policy_version=1)
+        slots = asyncio.Semaphore(32)
+
+        async def ask(seed: int) -> int:
+            async with slots:
+                sampling = replace(request.sampling, seed=seed)
+                return (await engine.generate(replace(request, sampling=sampling))).token_ids[0]
+
+        sampled = await asyncio.gather(*(ask(seed) for seed in range(num_responses)))
+    with torch.no_grad():
+        logits_V = models[1](input_ids=torch.tensor([prompt])).logits[0, -1].double()
+    logits_V[list(renderer.banned_ids(VOCAB_SIZE))] = -torch.inf
+    expected_V = num_responses * (logits_V / temperature).softmax(dim=-1)
+    counts_V = torch.bincount(torch.tensor(sampled), minlength=VOCAB_SIZE).double()
+    allowed_V = expected_V > 0
+    assert counts_V[~allowed_V].sum() == 0
+    chi_squared = float(((counts_V - expected_V) ** 2 / expected_V)[allowed_V].sum())
+    freedom = int(allowed_V.sum()) - 1
+    print(f"chi-squared {chi_squared:.0f} at {freedom} degrees of freedom")
+    assert chi_squared < freedom + 5 * (2 * freedom) ** 0.5
+
+
+async def test_four_engines_in_two_processes_load_each_set_of_weights_once(
+    server: SglangProcess, checkpoints: tuple[Path, Path], renderer: Renderer
+) -> None:
+    async with engine_of(server.url, renderer) as engine:
+        # The vision cache is checked here, and not again.
+        for path in checkpoints:
+            await engine.load_weights(path, policy_version=1)
+    before = server.num_loads()
+    command = [sys.executable, str(Path(__file__).parents[1] / "sglang_engines.py"), server.url, str(checkpoints[0])]
+    pipe = asyncio.subprocess.PIPE
+    programs = [await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe) for _ in range(2)]
+
+    async def go_on(program: asyncio.subprocess.Process, version: int, path: Path) -> None:
+        assert program.stdin is not None
+        assert program.stdout is not None
+        program.stdin.write(f"{version} {path}\n".encode())
+        assert await program.stdout.readline() == f"{version}\n".encode()
+
+    try:
+        order = (checkpoints[0], checkpoints[1], checkpoints[0])
+        for version, path in enumerate(order, start=1):
+            await asyncio.gather(*(go_on(program, version, path) for program in programs))
+            await asyncio.sleep(3)
+        said = [(await program.communicate(b""))[0].decode().strip() for program in programs]
+    finally:
+        for program in programs:
+            if program.returncode is None:
+                program.kill()
+    print(f"answers by policy version: {said}")
+    assert [program.returncode for program in programs] == [0, 0]
+    assert server.num_loads() - before == len(order)
+
+
 async def test_a_half_done_response_survives_an_update_token_by_token(
     server: SglangProcess,
     checkpoints: tuple[Path, Path],
@@ -159,7 +272,7 @@ async def test_a_half_done_response_survives_an_update_token_by_token(
 ) -> None:
     async with engine_of(server.url, renderer) as engine:
         await engine.load_weights(checkpoints[0], policy_version=1)
-        request = Conversation(renderer, noise_png, 50).ask(temperature=0.0, max_new_tokens=500)
+        request = Conversation(renderer, noise_png, 50).ask(temperature=0.0, max_new_tokens=3000)
         asked = asyncio.create_task(engine.generate(request))
         await asyncio.sleep(1.5)
         await engine.load_weights(checkpoints[1], policy_version=2)
@@ -218,20 +331,95 @@ async def test_a_server_killed_in_a_request_is_a_fault_and_its_successor_gets_th
     assert max(differences(models[2], renderer, request, result)) < TOLERANCE
 
 
-async def test_the_traps_of_an_ordinary_server_are_seen(checkpoints: tuple[Path, Path], renderer: Renderer) -> None:
-    ordinary = {"SGLANG_VLM_CACHE_SIZE_MB": "100", "SGLANG_RETURN_ORIGINAL_LOGPROB": "0"}
-    # In a thread: a fixture would hold this server beside the other one.
-    process = sglang_process(checkpoints[0], env=ordinary)
+async def test_lora_adapters_are_served_over_their_base(
+    checkpoints: tuple[Path, Path], renderer: Renderer, tmp_path: Path, noise_png: Noise
+) -> None:
+    """What an adapter's responses report equals the trainer's forward pass, and the base is loaded once."""
+    adapters = {version: write_adapter(tmp_path / f"adapter-{version}", checkpoints[0], version) for version in (1, 2)}
+    arguments = ("--enable-lora", "--max-lora-rank", "8", "--lora-target-modules", *LORA_MODULES)
+    process = sglang_process(checkpoints[0], *arguments)
     server = await asyncio.to_thread(process.__enter__)
-    client = JsonClient()
+    worst: dict[int, float] = {}
     try:
         async with engine_of(server.url, renderer) as engine:
-            with pytest.raises(EngineError, match="SGLANG_RETURN_ORIGINAL_LOGPROB=1"):
-                await engine.health()
-        one = SglangServer(url=server.url, client=client)
-        problem = await vision_cache_problem(one, renderer, checkpoints[0], timeout_s=60)
-        assert problem is not None
-        assert "SGLANG_VLM_CACHE_SIZE_MB=0" in problem
+            for version in (1, 2, 1):
+                folder, model = adapters[version]
+                await engine.load_weights(folder, policy_version=version)
+                request = Conversation(renderer, noise_png, 90).ask(temperature=0.5, max_new_tokens=40)
+                result = await engine.generate(request)
+                assert result.policy_version == version
+                worst[version] = max(differences(model, renderer, request, result))
+            report = await probe_parity(
+                engine,
+                engine.by_server(),
+                recipe=load_recipe("smoke"),
+                renderer=renderer,
+                load_reference=lambda device: load_model(adapters[1][0], is_frozen=True),
+            )
+            assert report.mean_diff < TOLERANCE
+            await engine.load_weights(checkpoints[0], policy_version=0)
+            base_result = await engine.generate(request)
+            assert max(differences(adapters[1][1], renderer, request, base_result)) > 100 * TOLERANCE
+        assert server.num_loads() == 1
     finally:
-        await client.close()
+        await asyncio.to_thread(process.__exit__, None, None, None)
+    print(f"largest difference from the trainer by adapter: {worst}")
+    assert max(worst.values()) < TOLERANCE
+
+
+def write_adapter(folder: Path, base: Path, seed: int) -> tuple[Path, Any]:
+    """A checkpoint that is an adapter over `base`, as the trainer writes it, and the model that is loaded from it."""
+    section = LoraSection(rank=4, alpha=16.0)
+    model = load_model(base)
+    lora.add_adapters(model, section, seed=seed)
+    generator = torch.Generator().manual_seed(seed)
+    factors = {name: tensor for name, tensor in model.state_dict().items() if is_factor(name)}
+    for tensor in factors.values():
+        tensor.copy_(0.2 * torch.randn(tensor.shape, generator=generator))
+    folder.mkdir()
+    shutil.copy(base / "config.json", folder)
+    place = folder / "adapter"
+    lora.save_adapter(place, model, factors, section, Base(folder=base, digest=weights_digest(base)), place=place)
+    return folder, load_model(folder, is_frozen=True)
+
+
+async def test_the_traps_of_a_server_are_seen(
+    checkpoints: tuple[Path, Path], renderer: Renderer, tmp_path: Path, models: dict[int, Any], noise_png: Noise
+) -> None:
+    """The default vision cache is right while the tower stays the same, and refused where it changes."""
+    same_tower = tmp_path / "same-tower"
+    shutil.copytree(checkpoints[0], same_tower)
+    model = Qwen3VLForConditionalGeneration.from_pretrained(same_tower, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "visual" not in name and parameter.ndim > 1:
+                parameter.mul_(1.5)
+    model.save_pretrained(same_tower)
+    # In a thread: a fixture would hold this server beside the other one.
+    process = sglang_process(checkpoints[0], env={"SGLANG_VLM_CACHE_SIZE_MB": "100"})
+    server = await asyncio.to_thread(process.__enter__)
+    try:
+        async with engine_of(server.url, renderer) as engine:
+            await engine.health()
+            for version, path, expected in ((1, checkpoints[0], models[1]), (2, same_tower, model)):
+                await engine.load_weights(path, policy_version=version)
+                request = Conversation(renderer, noise_png, 80).ask()
+                result = await engine.generate(request)
+                assert max(differences(expected, renderer, request, result)) < TOLERANCE
+            with pytest.raises(EngineError, match=r"another vision tower than .*SGLANG_VLM_CACHE_SIZE_MB=0"):
+                await engine.load_weights(checkpoints[1], policy_version=3)
+    finally:
+        await asyncio.to_thread(process.__exit__, None, None, None)
+
+
+async def test_log_probabilities_before_temperature_are_refused(
+    checkpoints: tuple[Path, Path], renderer: Renderer
+) -> None:
+    process = sglang_process(checkpoints[0], env={"SGLANG_RETURN_ORIGINAL_LOGPROB": "1"})
+    server = await asyncio.to_thread(process.__enter__)
+    try:
+        async with engine_of(server.url, renderer) as engine:
+            with pytest.raises(EngineError, match="without SGLANG_RETURN_ORIGINAL_LOGPROB=1"):
+                await engine.health()
+    finally:
         await asyncio.to_thread(process.__exit__, None, None, None)

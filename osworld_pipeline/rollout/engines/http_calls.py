@@ -60,18 +60,21 @@ class JsonClient:
                 return {}
             raise
 
-    async def post(self, url: str, body: bytes, *, timeout_s: float) -> dict[str, Any]:
-        """
+    async def post(self, url: str, body: bytes, *, timeout_s: float, wants_object: bool = True) -> dict[str, Any]:
+        """`wants_object`: False for an address that may answer anything, which is then nothing.
+
         Raises:
             TransientError: no answer, half an answer, 429 or 5xx.
             EngineError: the server refused the request for good.
         """
-        return await self._call("POST", url, body, timeout_s)
+        return await self._call("POST", url, body, timeout_s, wants_object=wants_object)
 
     async def close(self) -> None:
         await self._http.aclose()
 
-    async def _call(self, method: str, url: str, body: bytes | None, timeout_s: float) -> dict[str, Any]:
+    async def _call(
+        self, method: str, url: str, body: bytes | None, timeout_s: float, *, wants_object: bool = True
+    ) -> dict[str, Any]:
         where = shown(url)
         timeout = httpx.Timeout(timeout_s, connect=min(timeout_s, CONNECT_TIMEOUT_S))
         try:
@@ -95,6 +98,8 @@ class JsonClient:
             answer = await asyncio.to_thread(_json_object, response.content)
         if not response.is_success:
             raise self._refusal(where, response, answer)
+        if answer is None and not wants_object:
+            return {}
         if answer is None:
             raise TransientError(f"{where} answered what is no JSON object: is it a policy server?")
         return answer
@@ -169,8 +174,9 @@ def _retry_after_s(response: httpx.Response) -> float | None:
 
 
 def _sentence(answer: dict[str, Any] | None) -> str:
-    """What a server says went wrong: {"error": {"message"}}, {"error"}, {"message"} or {"detail"}."""
-    for key in ("error", "message", "detail"):
+    """What a server says went wrong: {"error": {"message"}}, {"error"}, {"message"}, {"error_message"} or
+    {"detail"}."""
+    for key in ("error", "message", "error_message", "detail"):
         value = (answer or {}).get(key)
         if isinstance(value, dict):
             value = value.get("message")

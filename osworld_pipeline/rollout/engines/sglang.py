@@ -1,38 +1,44 @@
-"""Samples on sglang servers: an episode stays with one of them, a server that fails is left out for a while, and
-nothing is sampled from weights that were not loaded from here.
+"""Samples on sglang servers: an episode stays with one server, a failed server is left out for a while, and only
+responses of the run's own weights are returned.
 
-Each server is admitted before it is asked for anything: it answers, sees images, gives the log-probabilities of the raw
-logits, and holds the weights of the moment; one that was started anew is given them first.
+Any number of engines, in any number of processes, may share a server. A server is admitted before it is sampled from
+(`sglang_admission`).
 """
 
 import asyncio
 import functools
+import itertools
 import random
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
 
 from osworld_pipeline.agent.renderer import Renderer
+from osworld_pipeline.domain.digest import digest_bytes
 from osworld_pipeline.errors import EngineError
 from osworld_pipeline.protocols import GenerateRequest, GenerateResult
 from osworld_pipeline.recipes.schema import EngineSection
+from osworld_pipeline.rollout.engines import sglang_locks
 from osworld_pipeline.rollout.engines.http_calls import JsonClient, TransientError, shown, within_budget
-from osworld_pipeline.rollout.engines.sglang_checks import check_logprob_scale, vision_cache_problem
+from osworld_pipeline.rollout.engines.sglang_admission import Admission, NotLoadedError
 from osworld_pipeline.rollout.engines.sglang_messages import (
     UnknownWeightsError,
-    UnusableTokenError,
     generate_body,
     read_answer,
+    with_adapter,
 )
-from osworld_pipeline.rollout.engines.sglang_server import SglangServer, Weights
+from osworld_pipeline.rollout.engines.sglang_server import SglangServer
+from osworld_pipeline.rollout.engines.sglang_weights import Label, Weights, read_weights
 
 Result = TypeVar("Result")
-MAX_SAMPLES = 8
-"""Of one turn, where samples hold placeholders: a policy that says nothing else is broken."""
+LAG_LIMIT_S = 30.0
+"""How long a response of the run's next weights waits until this engine receives those weights, too."""
+LAG_POLL_S = 0.05
 
 
 class SglangEngine:
@@ -45,30 +51,38 @@ class SglangEngine:
         *,
         renderer: Renderer,
         section: EngineSection,
+        vocab_size: int,
+        owner: str = "",
         policy_version: int = 0,
         token: str | None = None,
-        vision_may_change: bool = True,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         """Use it from one event loop. Until `load_weights` it samples what the servers were started with, as
         `policy_version`.
 
-        `vision_may_change`: False only where every set of weights that these servers are given has the same vision
-        tower; else a server must run with its vision cache off, which the first `load_weights` checks.
+        `vocab_size`: rows of the model's embedding, from which the banned ids follow. `owner`: the name of the run;
+        engines of one run change weights together. Empty: the engine is a run of its own.
         """
         if not urls:
             raise EngineError("no sglang server named: set engine.urls, or start one with scripts/sglang-cpu")
         self._renderer = renderer
         self._section = section
-        self._vision_may_change = vision_may_change
         self._client = JsonClient(token=token, transport=transport)
         self._servers = [SglangServer(url=url.strip().rstrip("/"), client=self._client) for url in urls]
-        self._weights = Weights(label=None, policy_version=policy_version)
+        self._banned_ids = frozenset(renderer.banned_ids(vocab_size))
+        self._admission = Admission(
+            renderer=renderer,
+            banned_ids=tuple(sorted(self._banned_ids)),
+            owner=digest_bytes((owner or uuid.uuid4().hex).encode())[:8],
+            request_timeout_s=section.request_timeout_s,
+        )
+        self._weights = Weights(digest=None, policy_version=policy_version)
         self._incoming: Weights | None = None
         self._versions: dict[str, int] = {}
-        """The policy version behind each label."""
+        """The policy version behind each digest of whole weights."""
         self._loading = asyncio.Lock()
         self._of_episode: dict[str, SglangServer] = {}
+        self._renewals: asyncio.Task[None] | None = None
         self._is_expanded = False
         """Whether routers were replaced by their servers."""
         self._is_closed = False
@@ -78,34 +92,36 @@ class SglangEngine:
         return self._weights.policy_version
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
-        seed = request.sampling.seed
-        for sample in range(1, MAX_SAMPLES + 1):
-            body = await asyncio.to_thread(generate_body, request, self._renderer, seed=seed)
-            try:
-                return await self._within_budget(functools.partial(self._attempt, request, body))
-            except UnusableTokenError as error:
-                if sample == MAX_SAMPLES:
-                    raise EngineError(
-                        f"{error}, in each of {sample} samples: the policy has hardly been trained and says what no "
-                        "text is; give it more updates of SFT, or sample it with engine.kind=transformers, which rules "
-                        "such ids out"
-                    ) from error
-                seed = random.Random(seed).getrandbits(31)
-        raise AssertionError("unreachable: the last sample is returned or raises")
+        return await self._generate(request, None)
+
+    def by_server(self) -> dict[str, Callable[[GenerateRequest], Awaitable[GenerateResult]]]:
+        """`generate` of each server that holds the weights of the moment, by its address: for a check that every one of
+        them must pass."""
+        return {
+            shown(server.url): functools.partial(self._generate, server=server)
+            for server in self._servers
+            if self._is_admitted(server)
+        }
+
+    async def _generate(self, request: GenerateRequest, server: SglangServer | None) -> GenerateResult:
+        """`server`: the one to ask; None for any that is well."""
+        body = await asyncio.to_thread(generate_body, request, self._renderer, banned_ids=self._admission.banned_ids)
+        return await self._within_budget(functools.partial(self._attempt, request, body, server))
 
     async def load_weights(self, path: Path, *, policy_version: int) -> None:
-        """Weights of a checkpoint folder that the servers see under the same path, into each of them. A server that
-        fails it is left out until it holds them; the engine's weights change where at least one took them.
+        """Loads a checkpoint folder, which the servers see under the same path, into each server that does not hold its
+        weights yet; an adapter checkpoint is loaded as an adapter over its base. A server that fails is left out until
+        it holds them; the engine's weights change where at least one server loaded them.
 
         Raises:
-            EngineError: no server took them within the budget, or one of them keeps stale images.
+            EngineError: no server loaded them within the budget, or one of them keeps stale image features.
         """
         path = await asyncio.to_thread(path.resolve)
         async with self._loading:
-            label = f"{policy_version}-{uuid.uuid4().hex[:8]}"
-            weights = Weights(label=label, policy_version=policy_version, path=path)
-            # Before they are loaded: responses that are half done will be the first to name them.
-            self._versions[label] = policy_version
+            weights = await asyncio.to_thread(read_weights, path, policy_version=policy_version)
+            # Before they are loaded: unfinished responses are the first to name them.
+            if weights.digest is not None and weights.adapter is None:
+                self._versions[weights.digest] = policy_version
             self._incoming = weights
             try:
                 await self._within_budget(lambda _: self._load_everywhere(weights))
@@ -124,7 +140,14 @@ class SglangEngine:
         await within_budget(self._inspect_all, timeout_s=timeout_s, budget_s=limit_s)
 
     async def close(self) -> None:
+        if self._is_closed:
+            return
         self._is_closed = True
+        if self._renewals is not None:
+            self._renewals.cancel()
+            await asyncio.gather(self._renewals, return_exceptions=True)
+        own = [server for server in self._servers if server.held and server.owner == self._admission.owner]
+        await asyncio.gather(*(sglang_locks.release_lease(server, server.owner) for server in own))
         await self._client.close()
 
     async def _within_budget(self, attempt: Callable[[float], Awaitable[Result]]) -> Result:
@@ -133,26 +156,51 @@ class SglangEngine:
         section = self._section
         return await within_budget(attempt, timeout_s=section.request_timeout_s, budget_s=section.retry_budget_s)
 
-    async def _attempt(self, request: GenerateRequest, body: bytes, timeout_s: float) -> GenerateResult:
-        server = self._choose(request.episode_id)
+    async def _attempt(
+        self, request: GenerateRequest, body: bytes, asked: SglangServer | None, timeout_s: float
+    ) -> GenerateResult:
+        server = asked or self._choose(request.episode_id)
         server.num_running += 1
         try:
             await self._admit(server, timeout_s)
-            label = server.label
+            weights = self._weights_of(server)
+            if weights.adapter is not None:
+                body = with_adapter(body, weights.adapter.name)
             answer = await server.generate(body, timeout_s=timeout_s)
-            if "weight_versions" not in (answer.get("meta_info") or {}) and server.label != label:
+            if "weight_versions" not in (answer.get("meta_info") or {}) and server.held != weights.name:
                 raise TransientError(f"{shown(server.url)} does not say which weights sampled which token")
-            result = await asyncio.to_thread(read_answer, answer, request, self._renderer, self._versions)
+            result = await self._read(answer, request, weights)
         except UnknownWeightsError:
-            server.label = None
+            server.held = None
             raise
         except TransientError as error:
             server.failed(error)
             raise
+        except EngineError as error:
+            if "LoRA adapter" not in str(error):
+                raise
+            # The server was restarted, or another program unloaded the adapter.
+            server.held = None
+            raise TransientError(str(error)) from error
         finally:
             server.num_running -= 1
         server.answered()
         return result
+
+    async def _read(self, answer: dict[str, Any], request: GenerateRequest, weights: Weights) -> GenerateResult:
+        """Reads an answer; one of the run's next weights waits until this engine receives them."""
+        deadline = time.monotonic() + LAG_LIMIT_S
+        last = Label.parse(str((answer.get("meta_info") or {}).get("weight_version")))
+        while weights.adapter is None and last.owner == self._admission.owner and last.weights not in self._versions:
+            if time.monotonic() >= deadline:
+                break
+            await asyncio.sleep(LAG_POLL_S)
+        versions = self._versions
+        if weights.adapter is not None and weights.digest is not None:
+            versions = {weights.digest: weights.policy_version}
+        return await asyncio.to_thread(
+            read_answer, answer, request, self._renderer, versions=versions, banned_ids=self._banned_ids
+        )
 
     def _choose(self, episode_id: str) -> SglangServer:
         """The episode's own server while it is well, for what it has computed of the episode; else the one with the
@@ -187,42 +235,26 @@ class SglangEngine:
             if self._is_admitted(server):
                 return
             try:
-                await self._see_to_weights(server, await self._inspect(server, timeout_s))
+                await self._adopt(server, timeout_s)
+                weights = self._incoming or self._weights
+                await self._admission.hold(server, weights, is_explicit=False, timeout_s=timeout_s)
             except TransientError:
                 raise
             except EngineError as error:
                 if len(self._servers) == 1:
                     raise
                 raise TransientError(str(error)) from error
+        self._start_renewals()
 
-    async def _see_to_weights(self, server: SglangServer, info: dict[str, Any]) -> None:
-        label = str(info["weight_version"])
-        weights = self._incoming or self._weights
-        if weights.label is None:
-            weights = self._weights = Weights(label=label, policy_version=weights.policy_version)
-            self._versions[label] = weights.policy_version
-        if label == weights.label:
-            server.holds(label)
-        elif weights.path is not None:
-            await self._load(server, weights)
-        else:
-            raise EngineError(
-                f"the sglang server at {shown(server.url)} holds other weights ({info['model_path']}, {label}) than "
-                f"the rest ({weights.label}): start all of them on one checkpoint, or load weights first"
-            )
-
-    async def _inspect(self, server: SglangServer, timeout_s: float) -> dict[str, Any]:
-        """Under the server's lock: what it says of its model, once it has been found fit."""
-        info = await server.model_info(timeout_s=timeout_s)
-        label = str(info["weight_version"])
-        if label != server.last_label:
-            # Not as it was left: a new process, perhaps with other settings.
-            server.is_scale_checked = server.is_vision_checked = False
-            server.last_label = label
-        if not server.is_scale_checked:
-            await check_logprob_scale(server, self._renderer, timeout_s=timeout_s)
-            server.is_scale_checked = True
-        return info
+    async def _adopt(self, server: SglangServer, timeout_s: float) -> None:
+        """An engine without weights takes those of the first server that it inspects."""
+        if self._weights.digest is not None or self._incoming is not None:
+            return
+        info = await self._admission.inspect(server, timeout_s=timeout_s)
+        digest = Label.parse(str(info["weight_version"])).weights
+        version = self._weights.policy_version
+        self._weights = Weights(digest=digest, policy_version=version)
+        self._versions[digest] = version
 
     async def _inspect_all(self, timeout_s: float) -> None:
         if not self._is_expanded:
@@ -236,7 +268,7 @@ class SglangEngine:
 
         async def inspect(server: SglangServer) -> dict[str, Any]:
             async with server.lock:
-                return await self._inspect(server, timeout_s)
+                return await self._admission.inspect(server, timeout_s=timeout_s)
 
         infos = await asyncio.gather(*(inspect(server) for server in self._servers))
         models = [(info.get("model_type"), info.get("architectures")) for info in infos]
@@ -248,8 +280,13 @@ class SglangEngine:
                 )
 
     def _is_admitted(self, server: SglangServer) -> bool:
-        incoming = self._incoming.label if self._incoming else self._weights.label
-        return server.label is not None and server.label in (self._weights.label, incoming)
+        incoming = self._incoming.name if self._incoming else self._weights.name
+        return server.held is not None and server.held in (self._weights.name, incoming)
+
+    def _weights_of(self, server: SglangServer) -> Weights:
+        if self._incoming is not None and server.held == self._incoming.name:
+            return self._incoming
+        return self._weights
 
     async def _load_everywhere(self, weights: Weights) -> None:
         """
@@ -262,40 +299,44 @@ class SglangEngine:
         )
         errors = [result for result in results if isinstance(result, BaseException)]
         for error in errors:
-            if not isinstance(error, TransientError | _NotLoadedError):
+            if not isinstance(error, TransientError | NotLoadedError):
                 raise error
         if len(errors) == len(self._servers):
             raise next((error for error in errors if isinstance(error, TransientError)), errors[0])
+        self._start_renewals()
 
     async def _load_locked(self, server: SglangServer, weights: Weights) -> None:
         async with server.lock:
-            if server.label == weights.label:
+            if server.held == weights.name:
                 return
             try:
-                await self._load(server, weights)
+                timeout_s = self._section.request_timeout_s
+                await self._admission.hold(server, weights, is_explicit=True, timeout_s=timeout_s)
             except EngineError as error:
                 server.failed(error)
                 raise
+            server.answered()
 
-    async def _load(self, server: SglangServer, weights: Weights) -> None:
-        """Under the server's lock."""
-        assert weights.path is not None
-        assert weights.label is not None
-        problem = None
-        if self._vision_may_change and not server.is_vision_checked:
-            timeout_s = self._section.request_timeout_s
-            problem = await vision_cache_problem(server, self._renderer, weights.path, timeout_s=timeout_s)
-        try:
-            await server.load_weights(weights.path, weights.label)
-        except TransientError:
-            raise
-        except EngineError as error:
-            raise _NotLoadedError(str(error)) from error
-        if problem is not None:
-            raise EngineError(problem)
-        server.is_vision_checked = self._vision_may_change
-        server.holds(weights.label)
+    def _start_renewals(self) -> None:
+        """Starts to renew leases, once a server holds weights that a program loaded."""
+        if self._renewals is None and not self._is_closed and any(server.owner for server in self._servers):
+            self._renewals = asyncio.create_task(self._keep_leases())
 
+    async def _keep_leases(self) -> None:
+        for turn in itertools.count(1):
+            await asyncio.sleep(random.uniform(0.75, 1.25) * sglang_locks.RENEWAL_S)
+            for server in self._servers:
+                with suppress(EngineError):
+                    await self._keep_lease(server, turn)
 
-class _NotLoadedError(EngineError):
-    """A server refused weights, for a reason of its own or of theirs."""
+    async def _keep_lease(self, server: SglangServer, turn: int) -> None:
+        """Renews the lease; takes over the weights of another run that has ended."""
+        if not self._is_admitted(server) or not server.owner:
+            return
+        if server.owner == self._admission.owner:
+            await sglang_locks.renew_lease(server, server.owner, turn=turn)
+            return
+        async with server.lock:
+            if self._is_admitted(server):
+                timeout_s = self._section.request_timeout_s
+                await self._admission.hold(server, self._weights_of(server), is_explicit=False, timeout_s=timeout_s)

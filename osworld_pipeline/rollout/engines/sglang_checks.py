@@ -1,21 +1,20 @@
-"""Two settings that an sglang server does not tell, and without which training goes wrong silently: seen by their
-effect.
+"""Checks two settings that no endpoint of sglang reports and that make training wrong silently, by their effect.
 
-SGLANG_RETURN_ORIGINAL_LOGPROB=1: without it log-probabilities are those after temperature, which no trainer recomputes.
-SGLANG_VLM_CACHE_SIZE_MB=0: without it an image seen before a weight update keeps what the old vision tower made of it.
+SGLANG_RETURN_ORIGINAL_LOGPROB=1: log-probabilities are those before temperature, not those that were sampled from.
+SGLANG_VLM_CACHE_SIZE_MB above 0 (the default): after a change of the vision tower, cached image features are stale.
 """
 
 import asyncio
+import functools
 import io
-import json
 import math
 import random
 import shutil
 import struct
 import tempfile
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from PIL import Image
 
@@ -24,11 +23,15 @@ from osworld_pipeline.domain.episode import SamplingParams
 from osworld_pipeline.errors import EngineError
 from osworld_pipeline.protocols import GenerateRequest
 from osworld_pipeline.rollout.engines.http_calls import TransientError, shown
+from osworld_pipeline.rollout.engines.safetensors_header import encode_tensor, read_header
 from osworld_pipeline.rollout.engines.sglang_messages import generate_body
 from osworld_pipeline.rollout.engines.sglang_server import SglangServer
 
-COLD = 0.1
-"""A temperature at which log-probabilities after temperature lie ten times as far apart."""
+WARM, HOT = 2.0, 8.0
+"""Temperatures: at the second, log-probabilities after temperature lie a quarter as far apart. Above 1: below it
+those of unlikely ids may be too small to be told."""
+LEAST_SPREAD = 1e-4
+"""Of log-probabilities, in which a scale can be seen."""
 IMAGE_SIDE = 256
 NUM_WATCHED = 32
 """Ids whose log-probabilities are compared."""
@@ -40,24 +43,27 @@ LEAST_CHANGE = 1e-3
 """Of a log-probability, that such a shift brings about at least; it was 0.35 with a model of untrained weights."""
 
 
-async def check_logprob_scale(server: SglangServer, renderer: Renderer, *, timeout_s: float) -> None:
+async def check_logprob_scale(
+    server: SglangServer, renderer: Renderer, banned_ids: Sequence[int], *, timeout_s: float
+) -> None:
     """
     Raises:
-        EngineError: the server's log-probabilities are not those of the raw logits; names the variable.
+        EngineError: the server's log-probabilities are not those of what it samples from; names the setting.
         TransientError: it did not answer.
     """
-    warm = await _score(server, renderer, (), temperature=1.0, timeout_s=timeout_s)
-    cold = await _score(server, renderer, (), temperature=COLD, timeout_s=timeout_s)
-    ratio = _spread(cold) / max(_spread(warm), 1e-9)
-    # 1 for raw logits, 1 / COLD after temperature.
-    if ratio > math.sqrt(1 / COLD):
+    score = functools.partial(_score, server, renderer, banned_ids, (), timeout_s=timeout_s)
+    warm, hot = await score(temperature=WARM), await score(temperature=HOT)
+    # 1 before temperature, HOT / WARM after it.
+    if _spread(warm) > LEAST_SPREAD and _spread(warm) / max(_spread(hot), 1e-9) < math.sqrt(HOT / WARM):
         raise EngineError(
-            f"the sglang server at {shown(server.url)} gives log-probabilities after temperature, which no trainer "
-            "recomputes: start it with SGLANG_RETURN_ORIGINAL_LOGPROB=1"
+            f"the sglang server at {shown(server.url)} gives log-probabilities before temperature, which are not those "
+            "of what it samples from: start it without SGLANG_RETURN_ORIGINAL_LOGPROB=1"
         )
 
 
-async def vision_cache_problem(server: SglangServer, renderer: Renderer, path: Path, *, timeout_s: float) -> str | None:
+async def vision_cache_problem(
+    server: SglangServer, renderer: Renderer, banned_ids: Sequence[int], path: Path, *, timeout_s: float
+) -> str | None:
     """What is wrong with the server's vision cache, None where nothing is. Moves one bias of the vision tower: weights
     must be loaded afterwards, whatever came of it.
 
@@ -70,7 +76,8 @@ async def vision_cache_problem(server: SglangServer, renderer: Renderer, path: P
     if bias is None:
         return None
     image = await asyncio.to_thread(_noise_png)
-    before = await _score(server, renderer, (image,), temperature=1.0, timeout_s=timeout_s)
+    score = functools.partial(_score, server, renderer, banned_ids, (image,), temperature=1.0, timeout_s=timeout_s)
+    before = await score()
     folder = await asyncio.to_thread(_write_shifted, path.parent, *bias)
     try:
         await server.load_weights(folder, f"check-{uuid.uuid4().hex[:8]}")
@@ -80,18 +87,25 @@ async def vision_cache_problem(server: SglangServer, renderer: Renderer, path: P
         raise EngineError(f"the vision cache of {shown(server.url)} cannot be checked: {error}") from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    after = await _score(server, renderer, (image,), temperature=1.0, timeout_s=timeout_s)
+    after = await score()
     change = max(abs(one - other) for one, other in zip(before, after, strict=True))
     if change >= LEAST_CHANGE:
         return None
     return (
-        f"the sglang server at {shown(server.url)} keeps what the vision tower made of an image across weight updates: "
-        "start it with SGLANG_VLM_CACHE_SIZE_MB=0, or freeze the vision tower"
+        f"the sglang server at {shown(server.url)} caches image features across weight updates, and {path} "
+        f"has another vision tower than the weights before: start it with SGLANG_VLM_CACHE_SIZE_MB=0, or on the "
+        "checkpoint whose frozen tower all others share"
     )
 
 
 async def _score(
-    server: SglangServer, renderer: Renderer, images: tuple[bytes, ...], *, temperature: float, timeout_s: float
+    server: SglangServer,
+    renderer: Renderer,
+    banned_ids: Sequence[int],
+    images: tuple[bytes, ...],
+    *,
+    temperature: float,
+    timeout_s: float,
 ) -> list[float]:
     """Log-probabilities of the watched ids after a short prompt."""
     prompt = [token_id for _ in images for token_id in renderer.image_ids(width=IMAGE_SIDE, height=IMAGE_SIDE)]
@@ -100,9 +114,10 @@ async def _score(
         token_ids=(*prompt, *renderer.encode("What do you see?")),
         images=images,
     )
-    step = max(1, len(renderer.tokenizer) // NUM_WATCHED)
-    watched = list(range(0, len(renderer.tokenizer), step))[:NUM_WATCHED]
-    body = generate_body(request, renderer, seed=0, token_ids_logprob=watched)
+    banned = frozenset(banned_ids)
+    allowed = [token_id for token_id in range(len(renderer.tokenizer)) if token_id not in banned]
+    watched = allowed[:: max(1, len(allowed) // NUM_WATCHED)][:NUM_WATCHED]
+    body = generate_body(request, renderer, banned_ids=banned_ids, token_ids_logprob=watched)
     answer = await server.generate(body, timeout_s=timeout_s)
     try:
         entries = answer["meta_info"]["output_token_ids_logprobs"][0]
@@ -125,39 +140,24 @@ def _noise_png() -> bytes:
     return buffer.getvalue()
 
 
-def _vision_bias(path: Path) -> tuple[str, list[int]] | None:
+def _vision_bias(path: Path) -> tuple[str, tuple[int, ...]] | None:
     """Its name and shape in a checkpoint; None of a model without one.
 
     Raises:
         EngineError: the checkpoint cannot be read.
     """
-    shapes: dict[str, list[int]] = {}
-    for file in sorted(path.glob("*.safetensors")):
-        try:
-            with file.open("rb") as opened:
-                (length,) = struct.unpack("<Q", opened.read(8))
-                header: dict[str, Any] = json.loads(opened.read(length))
-        except (OSError, ValueError, struct.error) as error:
-            raise EngineError(f"the checkpoint at {path} cannot be read: {error}") from error
-        shapes |= {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}
-    if not shapes:
-        raise EngineError(f"no weights (*.safetensors) at {path}")
-    for name, shape in shapes.items():
-        if name.endswith(VISION_BIAS):
-            return name, shape
-    return None
+    spans = [span for file in sorted(path.glob("*.safetensors")) for span in read_header(file)]
+    return next(((span.name, span.shape) for span in spans if span.name.endswith(VISION_BIAS)), None)
 
 
-def _write_shifted(parent: Path, name: str, shape: list[int]) -> Path:
+def _write_shifted(parent: Path, name: str, shape: tuple[int, ...]) -> Path:
     """A checkpoint of that bias alone, beside the real one: servers that see the one see the other."""
     num_values = math.prod(shape)
-    data = struct.pack(f"<{num_values}f", *(SHIFT if index % 2 else -SHIFT for index in range(num_values)))
-    header = json.dumps({name: {"dtype": "F32", "shape": shape, "data_offsets": [0, len(data)]}}).encode()
-    header += b" " * (-len(header) % 8)
+    values = struct.pack(f"<{num_values}f", *(SHIFT if index % 2 else -SHIFT for index in range(num_values)))
     try:
         folder = Path(tempfile.mkdtemp(prefix=".vision-check-", dir=parent))
         folder.chmod(0o755)
-        (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + data)
+        (folder / "model.safetensors").write_bytes(encode_tensor(name, shape, values))
     except OSError as error:
         raise EngineError(f"the vision cache cannot be checked: nothing can be written to {parent}: {error}") from error
     return folder

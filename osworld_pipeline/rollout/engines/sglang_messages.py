@@ -6,7 +6,7 @@ very ids that were asked for.
 
 import base64
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -15,20 +15,19 @@ from osworld_pipeline.agent.renderer import Renderer
 from osworld_pipeline.errors import EngineError
 from osworld_pipeline.protocols import GenerateRequest, GenerateResult
 from osworld_pipeline.rollout.engines.http_calls import TransientError
+from osworld_pipeline.rollout.engines.sglang_weights import Label
 
 SEED_RANGE = 2**31
+BAN = -1e9
+"""Added to a logit, it leaves a probability of exactly 0 at any temperature, in every type that logits have."""
 
 
 class UnknownWeightsError(TransientError):
-    """A server answered with weights that nobody here has loaded into it."""
+    """A server answered with weights that this engine has not received."""
 
 
-class UnusableTokenError(EngineError):
-    """The response holds an id for which there is no text or no picture; another sample may not."""
-
-
-def generate_body(request: GenerateRequest, renderer: Renderer, *, seed: int, **extra: Any) -> bytes:
-    """The JSON of a request.
+def generate_body(request: GenerateRequest, renderer: Renderer, *, banned_ids: Sequence[int], **extra: Any) -> bytes:
+    """The JSON of a request. Banned ids are never sampled, and the log-probabilities are over the others.
 
     Raises:
         EngineError: images and runs of placeholders differ in number.
@@ -47,9 +46,10 @@ def generate_body(request: GenerateRequest, renderer: Renderer, *, seed: int, **
             "top_p": sampling.top_p,
             "max_new_tokens": sampling.max_new_tokens,
             "stop": list(sampling.stop),
-            # A placeholder ends it too: the response is of no use, and the sooner that is known the better.
-            "stop_token_ids": sorted({renderer.im_end_id, renderer.tokenizer.pad_token_id, *placeholders(renderer)}),
-            "sampling_seed": seed % SEED_RANGE,
+            "stop_token_ids": sorted({renderer.im_end_id, renderer.tokenizer.pad_token_id}),
+            # Added to the logits before anything is computed from them.
+            "logit_bias": {str(token_id): BAN for token_id in banned_ids},
+            "sampling_seed": sampling.seed % SEED_RANGE,
             "no_stop_trim": True,
             "skip_special_tokens": False,
             "spaces_between_special_tokens": False,
@@ -63,6 +63,11 @@ def generate_body(request: GenerateRequest, renderer: Renderer, *, seed: int, **
     return orjson.dumps(body)
 
 
+def with_adapter(body: bytes, name: str) -> bytes:
+    """A request that samples with a LoRA adapter that the server has loaded."""
+    return body[:-1] + b',"lora_path":' + orjson.dumps(name) + b"}"
+
+
 def one_placeholder_each(token_ids: Sequence[int], image_id: int) -> list[int]:
     """Ids with each run of image placeholders as one."""
     return [
@@ -72,20 +77,20 @@ def one_placeholder_each(token_ids: Sequence[int], image_id: int) -> list[int]:
     ]
 
 
-def placeholders(renderer: Renderer) -> tuple[int, ...]:
-    video_id = renderer.processor.video_token_id
-    return (renderer.image_id,) if video_id is None else (renderer.image_id, video_id)
-
-
 def read_answer(
-    answer: Mapping[str, Any], request: GenerateRequest, renderer: Renderer, versions: Mapping[str, int]
+    answer: Mapping[str, Any],
+    request: GenerateRequest,
+    renderer: Renderer,
+    *,
+    versions: Mapping[str, int],
+    banned_ids: Container[int],
 ) -> GenerateResult:
-    """`versions`: the policy version behind each label that weights were loaded under.
+    """`versions`: the policy version behind each name of weights.
 
     Raises:
-        UnknownWeightsError, UnusableTokenError: as they say.
+        UnknownWeightsError: as it says.
         TransientError: the server aborted the request, or its answer is not whole.
-        EngineError: its prompt is not the one that was sent.
+        EngineError: its prompt is not the one that was sent, or it sampled a banned id.
     """
     meta = answer.get("meta_info")
     token_ids = answer.get("output_ids")
@@ -98,10 +103,9 @@ def read_answer(
     logprobs = _logprobs(meta, token_ids)
     _check_prompt(answer, meta, request)
     token_versions = _policy_versions(meta, len(token_ids), versions)
-    refused = {*placeholders(renderer)}
     for token_id in token_ids:
-        if token_id in refused or token_id >= len(renderer.tokenizer):
-            raise UnusableTokenError(f"the response holds the id {token_id}, a placeholder or outside the vocabulary")
+        if token_id in banned_ids:
+            raise EngineError(f"the server sampled the banned id {token_id}: it ignores logit_bias")
     return GenerateResult(
         text=renderer.decode_response(token_ids),
         token_ids=tuple(token_ids),
@@ -137,10 +141,10 @@ def _policy_versions(meta: Mapping[str, Any], num_tokens: int, versions: Mapping
     spans = meta.get("weight_versions") or [{"version": meta.get("weight_version"), "start": 0, "end": num_tokens}]
     token_versions: list[int] = []
     for span in spans:
-        label = str(span["version"])
-        if label not in versions:
-            raise UnknownWeightsError(f"the server answered with weights that were not loaded from here ({label})")
-        token_versions += [versions[label]] * (span["end"] - span["start"])
+        name = Label.parse(str(span["version"])).weights
+        if name not in versions:
+            raise UnknownWeightsError(f"the server answered with weights that this engine has not received ({name})")
+        token_versions += [versions[name]] * (span["end"] - span["start"])
     if len(token_versions) != num_tokens:
         raise TransientError("the server's weight versions do not cover the tokens that it sampled")
     return tuple(token_versions)

@@ -1,6 +1,7 @@
 """One sglang server: what is known of it, and the calls that weights and health need."""
 
 import asyncio
+import random
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 import orjson
 
 from osworld_pipeline.errors import EngineError
-from osworld_pipeline.rollout.engines.http_calls import JsonClient, TransientError, shown
+from osworld_pipeline.rollout.engines.http_calls import JsonClient, MissingError, TransientError, shown
 
 LOAD_TIMEOUT_S = 900.0
 """Of loading weights from disk: a large checkpoint on a network's file system."""
@@ -18,30 +19,25 @@ FIRST_PAUSE_S = 1.0
 MAX_PAUSE_S = 30.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Weights:
-    label: str | None
-    """What servers report as their `weight_version`: of this run alone, so that no two sets are taken for one. None
-    until a server has told what it was started with."""
-    policy_version: int
-    path: Path | None = None
-    """None for what the servers were started with."""
-
-
 @dataclass(kw_only=True, eq=False)
 class SglangServer:
     url: str
     client: JsonClient
-    label: str | None = None
-    """Of the weights that it is known to hold; None while that is not known, and then nothing is sampled there."""
+    held: str | None = None
+    """Name of the weights that it is known to hold; None while unknown, and then it is not sampled from."""
     last_label: str | None = None
-    """As it was last known; a server that holds another has been started anew."""
+    """The label it last reported."""
+    owner: str = ""
+    """The run that loaded its weights."""
     num_running: int = 0
     num_failures: int = 0
     out_until: float = 0.0
     """Monotonic time until which it is left out."""
     is_scale_checked: bool = False
-    is_vision_checked: bool = False
+    reloads: list[float] = field(default_factory=list)
+    """Monotonic times at which lost weights were loaded into it again."""
+    adapters: list[str] = field(default_factory=list)
+    """Loaded by this engine, oldest first."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while its weights or its checks are seen to."""
 
@@ -50,12 +46,11 @@ class SglangServer:
         if isinstance(error, TransientError) and error.is_busy:
             self.out_until = time.monotonic() + (error.retry_after_s or FIRST_PAUSE_S)
             return
-        self.label = None
+        self.held = None
         self.num_failures += 1
-        self.out_until = time.monotonic() + min(MAX_PAUSE_S, FIRST_PAUSE_S * 2 ** min(self.num_failures - 1, 10))
-
-    def holds(self, label: str) -> None:
-        self.label = self.last_label = label
+        pause_s = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2 ** min(self.num_failures - 1, 10))
+        # Jitter: engines that share it must not all retry at once.
+        self.out_until = time.monotonic() + random.uniform(0.5, 1.0) * pause_s
 
     def answered(self) -> None:
         self.num_failures = 0
@@ -88,7 +83,7 @@ class SglangServer:
         Raises:
             TransientError, EngineError: it did not, and what it holds now is not known.
         """
-        self.label = None
+        self.held = None
         body = orjson.dumps({"model_path": str(path), "weight_version": label, "flush_cache": True})
         try:
             try:
@@ -98,13 +93,74 @@ class SglangServer:
                 answer = await self.client.post(url, body, timeout_s=LOAD_TIMEOUT_S)
             finally:
                 # Shielded: whoever gives up here must not leave a server that is paused for ever.
-                await asyncio.shield(self._control("/continue_generation", {}))
+                await asyncio.shield(self.continue_generation())
         except TransientError:
             raise
         except EngineError as error:
             raise EngineError(f"the weights at {path} were not loaded: {error}") from error
         if not answer.get("success"):
             raise EngineError(f"the weights at {path} were not loaded: {shown(self.url)}: {answer.get('message')}")
+
+    async def relabel(self, label: str) -> None:
+        """Another label for the weights that it holds."""
+        await self._control("/update_weight_version", {"new_version": label, "abort_all_requests": False})
+
+    async def continue_generation(self) -> None:
+        """No effect on a server that is not paused."""
+        await self._control("/continue_generation", {})
+
+    async def load_adapter(self, name: str, path: Path) -> None:
+        """Loads a LoRA adapter in peft's format; does nothing where an adapter of that name is loaded.
+
+        Raises:
+            TransientError, EngineError: it did not.
+        """
+        if name in await self._adapter_names():
+            return
+        body = orjson.dumps({"lora_name": name, "lora_path": str(path)})
+        try:
+            await self.client.post(f"{self.url}/load_lora_adapter", body, timeout_s=LOAD_TIMEOUT_S)
+        except TransientError:
+            raise
+        except EngineError as error:
+            if name in await self._adapter_names():  # another engine was faster
+                return
+            raise EngineError(
+                f"the adapter at {path} was not loaded: {error}; the server must run with --enable-lora and a "
+                "--max-lora-rank and --lora-target-modules that hold it"
+            ) from error
+
+    async def unload_adapter(self, name: str) -> None:
+        """The server waits for requests that still sample from it."""
+        body = orjson.dumps({"lora_name": name})
+        await self.client.post(f"{self.url}/unload_lora_adapter", body, timeout_s=LOAD_TIMEOUT_S)
+
+    async def open_session(self, name: str, *, limit_s: float | None) -> bool:
+        """Whether it was opened; False where it is open already. It expires after `limit_s`.
+
+        Raises:
+            TransientError: the server does not answer.
+            EngineError: it has no sessions.
+        """
+        body = orjson.dumps({"capacity_of_str_len": 0, "session_id": name, "timeout": limit_s})
+        try:
+            # Answered only after a load in progress has ended.
+            await self.client.post(f"{self.url}/open_session", body, timeout_s=LOAD_TIMEOUT_S, wants_object=False)
+        except (TransientError, MissingError):
+            raise
+        except EngineError as error:
+            if "session" not in str(error):
+                raise
+            return False
+        return True
+
+    async def close_session(self, name: str) -> None:
+        body = orjson.dumps({"session_id": name})
+        await self.client.post(f"{self.url}/close_session", body, timeout_s=CONTROL_TIMEOUT_S, wants_object=False)
+
+    async def _adapter_names(self) -> set[str]:
+        answer = await self.client.get(f"{self.url}/v1/models", timeout_s=CONTROL_TIMEOUT_S)
+        return {str(model["id"]) for model in answer.get("data") or () if isinstance(model, dict) and "id" in model}
 
     async def worker_urls(self, *, timeout_s: float) -> tuple[str, ...]:
         """Those of the servers behind it where it is a router; empty where it is a server."""

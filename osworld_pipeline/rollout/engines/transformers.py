@@ -90,6 +90,11 @@ class TransformersEngine:
         return self._version
 
     @property
+    def model(self) -> Any:
+        """What it samples from; do not change it."""
+        return self._model
+
+    @property
     def num_kept_bytes(self) -> int:
         """Of keys and values between turns."""
         return 0 if self._kept is None else self._kept.num_bytes

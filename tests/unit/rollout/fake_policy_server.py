@@ -36,8 +36,17 @@ class FakeSglang:
     label: str = "default"
     model_path: str = "/checkpoint"
     model_type: str = "qwen3_vl"
-    scales_logprobs: bool = False
+    ignores_temperature: bool = False
+    """Its log-probabilities are those before temperature."""
+    ignores_bans: bool = False
     keeps_stale_images: bool = False
+    load_s: float = 0.0
+    """How long a load takes, in which nothing else but /model_info is answered."""
+    is_session_server: bool = True
+    lora: bool | None = None
+    """Whether it was started for adapters; None of an endpoint that lists no models."""
+    adapters: dict[str, str] = field(default_factory=dict)
+    """Loaded ones by name, with their folders."""
     knows_label: bool = True
     """False: it reports weights that it was never given."""
     adds_tokens: tuple[int, ...] = ()
@@ -54,6 +63,13 @@ class FakeSglang:
     url: str = ""
     closing: threading.Event = field(default_factory=threading.Event)
     num_loads: int = 0
+    num_broken_loads: int = 0
+    """Those that began while another was under way, or without a pause: the real server dies of the first."""
+    is_paused: bool = False
+    sessions: dict[str, float] = field(default_factory=dict)
+    """When each ends."""
+    guard: threading.RLock = field(default_factory=threading.RLock)
+    is_loading: bool = False
 
     def paths(self) -> list[str]:
         return [path for path, _ in self.calls]
@@ -73,6 +89,15 @@ class FakeSglang:
         waiting = self.instead.get(path)
         if waiting:
             return waiting.pop(0)
+        if path in ("/open_session", "/close_session") and self.is_session_server:
+            return self._session(path, body)
+        if path == "/generate":
+            refusal = self._wait_to_generate(body)
+            if refusal is not None:
+                return refusal
+        if path == "/load_lora_adapter" and self.lora is False:
+            message = "LoRA is not enabled. Please set `--enable-lora` to enable LoRA."
+            return Answer(status=400, body=json.dumps({"success": False, "error_message": message}).encode())
         truth = self._truth(path, body)
         if truth is None:
             return Answer(status=404, body=b'{"detail": "Not Found"}')
@@ -89,20 +114,69 @@ class FakeSglang:
                 "architectures": architectures,
             }
         if path == "/update_weights_from_disk":
-            self.label, self.model_path = body["weight_version"], body["model_path"]
-            self.num_loads += 1
-            return {"success": True, "message": "loaded"}
+            return self._load(body)
+        if path == "/update_weight_version":
+            self.label = body["new_version"]
+            return {"success": True}
         if path in ("/pause_generation", "/continue_generation"):
+            self.is_paused = path == "/pause_generation"
             return {"status": "ok"}
+        if path in ("/load_lora_adapter", "/unload_lora_adapter") and self.lora:
+            if path == "/load_lora_adapter":
+                self.adapters[body["lora_name"]] = body["lora_path"]
+            else:
+                self.adapters.pop(body["lora_name"], None)
+            return {"success": True}
+        if path == "/v1/models" and self.lora is not None:
+            return {"data": [{"id": name} for name in ("base", *self.adapters)]}
         if path == "/workers" and self.workers is not None:
             return {"workers": [{"url": url} for url in self.workers]}
         if path in ("/v1/chat/completions", "/v1/models") and self.bodies:
             return self.bodies.pop(0)
         return self._generate(body) if path == "/generate" else None
 
+    def _load(self, body: dict[str, Any]) -> dict[str, Any]:
+        with self.guard:
+            self.num_broken_loads += self.is_loading or not self.is_paused
+            self.is_loading = True
+        time.sleep(self.load_s)
+        with self.guard:
+            self.label, self.model_path = body["weight_version"], body["model_path"]
+            self.num_loads += 1
+            self.is_loading = False
+        return {"success": True, "message": "loaded"}
+
+    def _session(self, path: str, body: dict[str, Any]) -> Answer:
+        name = body["session_id"]
+        with self.guard:
+            now = time.monotonic()
+            self.sessions = {one: end for one, end in self.sessions.items() if end > now}
+            if path == "/close_session":
+                self.sessions.pop(name, None)
+                return Answer(body=b"")
+            if name in self.sessions:
+                message = "Failed to open the session. Check if a session with the same id is still open."
+                return Answer(status=400, body=json.dumps({"error": {"message": message}}).encode())
+            self.sessions[name] = now + body["timeout"] if body["timeout"] is not None else float("inf")
+        return Answer(body=json.dumps(name).encode())
+
+    def _wait_to_generate(self, body: dict[str, Any]) -> Answer | None:
+        deadline = time.monotonic() + 10
+        while self.is_paused or self.is_loading:
+            if self.closing.is_set() or time.monotonic() > deadline:
+                return Answer(is_silent=True)
+            time.sleep(0.005)
+        adapter = body.get("lora_path")
+        if adapter is None or adapter in self.adapters:
+            return None
+        message = f"Got LoRA adapter that has never been loaded: {adapter}"
+        return Answer(status=400, body=json.dumps({"error": {"message": message}}).encode())
+
     def _generate(self, body: dict[str, Any]) -> dict[str, Any]:
-        ids = list(self.reply)[: body["sampling_params"]["max_new_tokens"]]
-        temperature = body["sampling_params"]["temperature"] if self.scales_logprobs else 1.0
+        banned = {int(key) for key, bias in body["sampling_params"].get("logit_bias", {}).items() if bias < -1e6}
+        ids = [token_id for token_id in self.reply if self.ignores_bans or token_id not in banned]
+        ids = ids[: body["sampling_params"]["max_new_tokens"]]
+        temperature = 1.0 if self.ignores_temperature else body["sampling_params"]["temperature"] or 1.0
         weights = 0 if self.keeps_stale_images else self.num_loads
         label = self.label if self.knows_label else "somebody's"
         spans = self.spans or ((label, 0, len(ids)),)

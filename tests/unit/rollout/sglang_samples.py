@@ -1,6 +1,7 @@
 """Engines on fake sglang servers, and requests for them."""
 
 import json
+import os
 import struct
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
@@ -20,23 +21,42 @@ Start = Callable[..., FakeSglang]
 
 
 @contextmanager
-def fake_servers(renderer: Renderer) -> Iterator[Start]:
+def fake_servers(renderer: Renderer, **defaults: Any) -> Iterator[Start]:
     """Starts fake servers that end with the block."""
     with ExitStack() as stack:
 
         def make(**options: Any) -> FakeSglang:
-            options = {"reply": REPLY, "image_id": renderer.image_id, **options}
+            options = {"reply": REPLY, "image_id": renderer.image_id, **defaults, **options}
             return stack.enter_context(serving(FakeSglang(**options)))
 
         yield make
 
 
-def write_vision_bias(folder: Path) -> None:
-    """A checkpoint of no more than the bias that the check of the vision cache looks for."""
+def write_checkpoint(folder: Path, *, tower: int = 0, words: int = 0) -> Path:
+    """One of two tensors: the bias that the check of the vision cache looks for, and one of the language model."""
     folder.mkdir(parents=True)
-    entry = {"model.visual.merger.linear_fc2.bias": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}
-    header = json.dumps(entry).encode()
-    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(16))
+    names = ("model.visual.merger.linear_fc2.bias", "model.language_model.norm.weight")
+    entries = {
+        name: {"dtype": "F32", "shape": [4], "data_offsets": [16 * index, 16 * (index + 1)]}
+        for index, name in enumerate(names)
+    }
+    header = json.dumps(entries).encode()
+    values = struct.pack("<8f", *[float(tower)] * 4, *[float(words)] * 4)
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + values)
+    (folder / "config.json").write_text(json.dumps({"text_config": {"vocab_size": 512}}))
+    return folder
+
+
+def write_adapter(folder: Path, base: Path, *, factors: int = 0, alpha: int = 16) -> Path:
+    """A checkpoint that is an adapter over `base`."""
+    adapter = folder / "adapter"
+    adapter.mkdir(parents=True)
+    (adapter / "base.json").write_text(json.dumps({"base_folder": os.path.relpath(base, adapter)}))
+    (adapter / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 4, "lora_alpha": alpha}))
+    name = "base_model.model.model.language_model.layers.0.mlp.up_proj.lora_A.weight"
+    header = json.dumps({name: {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
+    (adapter / "adapter_model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes([factors] * 8))
+    return folder
 
 
 @asynccontextmanager
@@ -48,7 +68,8 @@ async def engine_of(renderer: Renderer, *fakes: FakeSglang, **options: Any) -> A
         retry_budget_s=options.pop("retry_budget_s", 10.0),
         health_timeout_s=options.pop("health_timeout_s", 5.0),
     )
-    engine = SglangEngine(section.urls, renderer=renderer, section=section, **options)
+    vocab_size = len(renderer.tokenizer) + 8
+    engine = SglangEngine(section.urls, renderer=renderer, section=section, vocab_size=vocab_size, **options)
     try:
         yield engine
     finally:

@@ -123,15 +123,29 @@ async def test_log_probabilities_that_are_not_the_tokens_are_refused(renderer: R
             await engine.generate(text_request(renderer))
 
 
-async def test_a_response_with_a_placeholder_is_sampled_again(renderer: Renderer, start: Start) -> None:
-    fake = start()
+async def test_banned_ids_are_ruled_out_of_the_distribution_and_not_of_its_samples(
+    renderer: Renderer, start: Start
+) -> None:
+    vocab_size = len(renderer.tokenizer) + 8
+    banned = [renderer.image_id, renderer.processor.video_token_id, *range(len(renderer.tokenizer), vocab_size)]
+    fake = start(reply=(40, renderer.image_id, vocab_size - 1, 41))
+    async with engine_of(renderer, fake) as engine:
+        result = await engine.generate(text_request(renderer))
+    assert result.token_ids == (40, 41)
+    sent = fake.requests("/generate")
+    assert all(set(body["sampling_params"]["logit_bias"]) == {str(one) for one in banned} for body in sent)
+    assert set(sent[-1]["sampling_params"]["logit_bias"].values()) == {-1e9}
+    assert not set(banned) & set(sent[-1]["sampling_params"]["stop_token_ids"])
+
+
+async def test_a_server_that_samples_a_banned_id_is_refused_at_once(renderer: Renderer, start: Start) -> None:
+    fake = start(reply=(40, renderer.image_id), ignores_bans=True)
     async with engine_of(renderer, fake) as engine:
         await engine.health()
-        fake.reply = (40, renderer.image_id)
-        with pytest.raises(EngineError, match="placeholder or outside the vocabulary, in each of 8 samples"):
+        before = fake.paths().count("/generate")
+        with pytest.raises(EngineError, match=f"banned id {renderer.image_id}: it ignores logit_bias"):
             await engine.generate(text_request(renderer))
-        seeds = [body["sampling_params"]["sampling_seed"] for body in fake.requests("/generate")[-8:]]
-        assert len(set(seeds)) == 8
+    assert fake.paths().count("/generate") == before + 1
 
 
 async def test_an_episode_stays_with_its_server_and_the_rest_is_spread(renderer: Renderer, start: Start) -> None:
@@ -197,4 +211,4 @@ async def test_a_closed_engine_says_so(renderer: Renderer, start: Start) -> None
 
 def test_an_engine_without_servers_says_what_to_do(renderer: Renderer) -> None:
     with pytest.raises(EngineError, match=r"engine\.urls"):
-        SglangEngine((), renderer=renderer, section=EngineSection())
+        SglangEngine((), renderer=renderer, section=EngineSection(), vocab_size=512)

@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 from fake_policy_server import Answer
-from sglang_samples import REPLY, Start, engine_of, fake_servers, text_request, write_vision_bias
+from sglang_samples import REPLY, Start, engine_of, fake_servers, text_request, write_checkpoint
 
 from osworld_pipeline.agent.renderer import Renderer
 from osworld_pipeline.errors import EngineError
+from osworld_pipeline.rollout.engines.sglang_weights import Label, weights_digest
 
 
 @pytest.fixture(scope="module")
@@ -17,33 +18,45 @@ def renderer(processor: Any) -> Renderer:
 
 
 @pytest.fixture
-def start(renderer: Renderer) -> Iterator[Start]:
-    with fake_servers(renderer) as make:
+def start(renderer: Renderer, checkpoint: Path) -> Iterator[Start]:
+    """Servers that were started on the checkpoint."""
+    with fake_servers(renderer, model_path=str(checkpoint)) as make:
         yield make
 
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    folder = tmp_path / "checkpoints" / "one"
-    write_vision_bias(folder)
-    return folder
+    return write_checkpoint(tmp_path / "checkpoints" / "one")
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Path:
+    """Another set of weights with the same vision tower."""
+    return write_checkpoint(tmp_path / "checkpoints" / "two", words=1)
+
+
+@pytest.fixture
+def other_tower(tmp_path: Path) -> Path:
+    return write_checkpoint(tmp_path / "checkpoints" / "three", tower=1)
 
 
 async def test_weights_reach_every_server_between_a_pause_and_its_end(
     renderer: Renderer, start: Start, checkpoint: Path
 ) -> None:
     fakes = [start(), start()]
-    async with engine_of(renderer, *fakes, vision_may_change=False) as engine:
+    async with engine_of(renderer, *fakes) as engine:
         await engine.load_weights(checkpoint, policy_version=3)
         assert engine.policy_version == 3
         result = await engine.generate(text_request(renderer))
     assert result.policy_version == 3
     for fake in fakes:
-        assert fake.paths()[:3] == ["/pause_generation", "/update_weights_from_disk", "/continue_generation"]
+        control = [path for path in fake.paths() if "generat" in path or "update" in path]
+        control = [path for path in control if path != "/generate"]
+        assert control[-3:] == ["/pause_generation", "/update_weights_from_disk", "/continue_generation"]
         assert fake.requests("/pause_generation") == [{"mode": "retract"}]
         update = fake.requests("/update_weights_from_disk")[0]
         assert update["model_path"] == str(checkpoint)
-        assert update["weight_version"].startswith("3-")
+        assert weights_digest(checkpoint) in update["weight_version"]
     assert fakes[0].label == fakes[1].label
 
 
@@ -51,7 +64,7 @@ async def test_a_server_that_fails_an_update_samples_nothing_until_it_holds_it(
     renderer: Renderer, start: Start, checkpoint: Path
 ) -> None:
     good, bad = start(), start(reply=(50,))
-    async with engine_of(renderer, good, bad, vision_may_change=False) as engine:
+    async with engine_of(renderer, good, bad) as engine:
         bad.instead["/update_weights_from_disk"] = [
             Answer(status=400, body=b'{"success": false, "message": "no space left"}')
         ]
@@ -68,14 +81,14 @@ async def test_a_server_that_fails_an_update_samples_nothing_until_it_holds_it(
 
 
 async def test_weights_that_no_server_takes_leave_the_engine_with_the_old_ones(
-    renderer: Renderer, start: Start, checkpoint: Path
+    renderer: Renderer, start: Start, checkpoint: Path, other: Path
 ) -> None:
     fake = start()
-    async with engine_of(renderer, fake, vision_may_change=False) as engine:
+    async with engine_of(renderer, fake) as engine:
         await engine.load_weights(checkpoint, policy_version=1)
         fake.instead["/update_weights_from_disk"] = [Answer(status=400, body=b'{"success": false, "message": "torn"}')]
         with pytest.raises(EngineError, match=r"were not loaded: .*torn"):
-            await engine.load_weights(checkpoint, policy_version=2)
+            await engine.load_weights(other, policy_version=2)
         assert engine.policy_version == 1
         assert (await engine.generate(text_request(renderer))).policy_version == 1
 
@@ -84,13 +97,14 @@ async def test_a_server_started_anew_is_given_the_weights_of_the_moment(
     renderer: Renderer, start: Start, checkpoint: Path
 ) -> None:
     fake = start()
-    async with engine_of(renderer, fake, vision_may_change=False) as engine:
+    async with engine_of(renderer, fake) as engine:
         await engine.load_weights(checkpoint, policy_version=6)
-        fake.label, fake.model_path = "default", "/checkpoint"
+        fake.label, fake.model_path = "default", str(checkpoint)
+        fake.sessions.clear()
         fake.instead["/generate"] = [Answer(is_dropped=True)]
         result = await engine.generate(text_request(renderer))
     assert result.policy_version == 6
-    assert fake.label.startswith("6-")
+    assert fake.num_loads == 2
 
 
 async def test_a_response_from_unknown_weights_is_never_used(renderer: Renderer, start: Start) -> None:
@@ -99,16 +113,18 @@ async def test_a_response_from_unknown_weights_is_never_used(renderer: Renderer,
         await engine.health()
         await engine.generate(text_request(renderer))
         fake.knows_label = False
-        with pytest.raises(EngineError, match="weights that were not loaded from here"):
+        with pytest.raises(EngineError, match="weights that this engine has not received"):
             await engine.generate(text_request(renderer))
 
 
-async def test_each_token_says_which_weights_sampled_it(renderer: Renderer, start: Start, checkpoint: Path) -> None:
+async def test_each_token_says_which_weights_sampled_it(
+    renderer: Renderer, start: Start, checkpoint: Path, other: Path
+) -> None:
     fake = start()
-    async with engine_of(renderer, fake, vision_may_change=False) as engine:
+    async with engine_of(renderer, fake) as engine:
         await engine.load_weights(checkpoint, policy_version=1)
         first = fake.label
-        await engine.load_weights(checkpoint, policy_version=2)
+        await engine.load_weights(other, policy_version=2)
         fake.spans = ((first, 0, 2), (fake.label, 2, 3))
         result = await engine.generate(text_request(renderer))
     assert result.policy_version == 1
@@ -120,13 +136,14 @@ async def test_a_server_paused_for_an_update_goes_on_when_the_update_is_cancelle
 ) -> None:
     fake = start()
     fake.instead["/update_weights_from_disk"] = [Answer(is_silent=True)]
-    async with engine_of(renderer, fake, vision_may_change=False) as engine:
+    async with engine_of(renderer, fake) as engine:
         task = asyncio.create_task(engine.load_weights(checkpoint, policy_version=1))
         await asyncio.to_thread(fake.wait_for, "/update_weights_from_disk")
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert fake.paths()[-1] == "/continue_generation"
+        assert not fake.is_paused
+        assert not fake.sessions, "the lock must be released"
 
 
 async def test_servers_with_different_weights_are_not_sampled_as_one(renderer: Renderer, start: Start) -> None:
@@ -145,9 +162,9 @@ async def test_health_refuses_servers_of_different_models(renderer: Renderer, st
             await engine.health()
 
 
-async def test_health_refuses_log_probabilities_after_temperature(renderer: Renderer, start: Start) -> None:
-    async with engine_of(renderer, start(scales_logprobs=True)) as engine:
-        with pytest.raises(EngineError, match="SGLANG_RETURN_ORIGINAL_LOGPROB=1"):
+async def test_health_refuses_log_probabilities_before_temperature(renderer: Renderer, start: Start) -> None:
+    async with engine_of(renderer, start(ignores_temperature=True)) as engine:
+        with pytest.raises(EngineError, match="start it without SGLANG_RETURN_ORIGINAL_LOGPROB=1"):
             await engine.health()
 
 
@@ -159,40 +176,54 @@ async def test_health_waits_for_a_server_that_is_coming_up(renderer: Renderer, s
     assert fake.paths().count("/model_info") == 3
 
 
-async def test_a_server_that_keeps_stale_images_is_refused_at_the_first_update(
-    renderer: Renderer, start: Start, checkpoint: Path
+async def test_a_server_that_keeps_stale_images_is_refused_where_the_vision_tower_changes(
+    renderer: Renderer, start: Start, checkpoint: Path, other_tower: Path
 ) -> None:
     fake = start(keeps_stale_images=True)
+    async with engine_of(renderer, fake) as engine:
+        await engine.load_weights(checkpoint, policy_version=1)
+        with pytest.raises(
+            EngineError, match=r"another vision tower than the weights before.*SGLANG_VLM_CACHE_SIZE_MB=0"
+        ):
+            await engine.load_weights(other_tower, policy_version=2)
+        assert Label.parse(fake.label).weights == weights_digest(checkpoint)
+        assert (await engine.generate(text_request(renderer))).policy_version == 1
+    assert {folder.name for folder in checkpoint.parent.iterdir()} == {"one", "three"}
+
+
+async def test_a_server_of_another_model_is_asked_for_stale_images_at_the_first_load(
+    renderer: Renderer, start: Start, checkpoint: Path
+) -> None:
+    fake = start(keeps_stale_images=True, model_path="some/model")
     async with engine_of(renderer, fake) as engine:
         with pytest.raises(EngineError, match="SGLANG_VLM_CACHE_SIZE_MB=0"):
             await engine.load_weights(checkpoint, policy_version=1)
-    assert fake.model_path == str(checkpoint)
-    assert [folder.name for folder in checkpoint.parent.iterdir()] == ["one"]
 
 
-async def test_a_server_without_stale_images_is_checked_once(
-    renderer: Renderer, start: Start, checkpoint: Path
+async def test_a_server_without_stale_images_is_checked_once_by_all_engines_together(
+    renderer: Renderer, start: Start, checkpoint: Path, other_tower: Path
 ) -> None:
     fake = start()
+    for path, num_loads in ((checkpoint, 1), (other_tower, 1 + 2), (checkpoint, 1 + 2 + 1)):
+        async with engine_of(renderer, fake) as engine:
+            await engine.load_weights(path, policy_version=1)
+        assert fake.num_loads == num_loads
+
+
+async def test_a_frozen_vision_tower_needs_no_check(
+    renderer: Renderer, start: Start, checkpoint: Path, other: Path
+) -> None:
+    fake = start(keeps_stale_images=True)
     async with engine_of(renderer, fake) as engine:
         await engine.load_weights(checkpoint, policy_version=1)
-        assert fake.num_loads == 2
-        await engine.load_weights(checkpoint, policy_version=2)
-        assert fake.num_loads == 3
-    assert [folder.name for folder in checkpoint.parent.iterdir()] == ["one"]
-
-
-async def test_a_frozen_vision_tower_needs_no_check(renderer: Renderer, start: Start, checkpoint: Path) -> None:
-    fake = start(keeps_stale_images=True)
-    async with engine_of(renderer, fake, vision_may_change=False) as engine:
-        await engine.load_weights(checkpoint, policy_version=1)
-    assert fake.num_loads == 1
+        await engine.load_weights(other, policy_version=2)
+    assert fake.num_loads == 2
 
 
 async def test_a_router_gives_way_to_its_servers(renderer: Renderer, start: Start, checkpoint: Path) -> None:
     workers = [start(), start()]
     router = start(workers=tuple(worker.url for worker in workers))
-    async with engine_of(renderer, router, vision_may_change=False) as engine:
+    async with engine_of(renderer, router) as engine:
         await engine.health()
         await engine.load_weights(checkpoint, policy_version=1)
     assert router.paths() == ["/workers"]

@@ -126,7 +126,7 @@ def test_adapter_that_peft_saved_is_a_checkpoint_where_its_base_is_known(
     assert where is not None
     engine: Any = _open_engine(
         recipe, folder=where, model=None, processor=load_processor(where), version=0, cache=None, adapters=None,
-        token=None,
+        token=None, owner="",
     )  # fmt: skip
     factors = [tensor for name, tensor in engine._model.state_dict().items() if ".lora_B." in name]
     assert factors

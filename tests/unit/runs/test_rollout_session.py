@@ -1,6 +1,7 @@
 """What a recipe's rollouts need is refused before anything runs where it is not there."""
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -48,3 +49,41 @@ async def test_an_env_server_that_is_not_there_is_named_and_nothing_is_left_open
         async with rollout_session(recipe=recipe, state=StateDir(tmp_path), servers=NOWHERE, purpose="c"):
             raise AssertionError("it was opened")
     assert len(asyncio.all_tasks()) == 1
+
+
+async def test_sglang_engines_of_one_run_share_an_owner_and_ban_what_the_checkpoint_s_vocabulary_says(
+    tiny_folder: Path, processor: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[dict[str, Any]] = []
+
+    class Opened(Exception): ...
+
+    def open_engine(urls: Any, **options: Any) -> None:
+        opened.append(options)
+        raise Opened
+
+    monkeypatch.setattr("osworld_pipeline.rollout.engines.sglang.SglangEngine", open_engine)
+    recipe = recipe_of(engine={"kind": "sglang", "urls": ["http://127.0.0.1:9"]})
+    for state, purpose, run in (
+        ("state", "gspo-actor0", "gspo"),
+        ("state", "gspo-actor1", "gspo"),
+        ("state", "gspo", None),
+        ("state", "evaluation", None),
+        ("another", "gspo", None),
+    ):
+        with pytest.raises(Opened):
+            async with rollout_session(
+                recipe=recipe,
+                state=StateDir(tmp_path / state),
+                servers=NOWHERE,
+                purpose=purpose,
+                folder=tiny_folder,
+                processor=processor,
+                run=run,
+            ):
+                raise AssertionError("it was opened")
+    owners = [options["owner"] for options in opened]
+    assert owners[0] == owners[1] == owners[2]
+    assert len(set(owners)) == 3
+    vocab_size = json.loads((tiny_folder / "config.json").read_text())["text_config"]["vocab_size"]
+    assert {options["vocab_size"] for options in opened} == {vocab_size}

@@ -37,7 +37,7 @@ def open_copy(recipe: Recipe, folder: Path, processor: Any) -> Any:
     """As a phase opens the engine of its own."""
     return _open_engine(
         recipe, folder=folder, model=None, processor=processor, version=0, cache=None, adapters=recipe.trainer.lora,
-        token=None,
+        token=None, owner="",
     )  # fmt: skip
 
 

@@ -1,0 +1,134 @@
+"""Locks and leases by which independent programs share an sglang server: one program loads weights at a time, and
+weights that another program samples from are not replaced.
+
+Both are sessions of the server: opening a session that is open fails, and a session that is not closed expires. They
+therefore hold between processes and hosts, end with the server, and outlive a killed program by a limited time.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+
+from osworld_pipeline.errors import EngineError
+from osworld_pipeline.rollout.engines.http_calls import TransientError, shown
+from osworld_pipeline.rollout.engines.sglang_server import LOAD_TIMEOUT_S, SglangServer
+
+LOAD_LOCK = "osworld-loading"
+LOAD_LOCK_LIMIT_S = 120.0
+"""After which the lock of a killed program expires."""
+POLL_S = 0.5
+"""Mean pause between two attempts at a lock."""
+RENEWAL_S = 20.0
+LEASE_LIMIT_S = 90.0
+"""After which the lease of a killed program expires."""
+VISION_CHECKED = "osworld-vision-checked"
+"""A session without expiry: marks a server process that was found to keep no stale image features."""
+PROBE_LIMIT_S = 5.0
+
+
+@asynccontextmanager
+async def load_lock(
+    server: SglangServer, is_needless: Callable[[], Awaitable[bool]], *, limit_s: float = LOAD_TIMEOUT_S
+) -> AsyncIterator[bool]:
+    """Yields True with the exclusive right to load weights into the server; False where `is_needless` returned True
+    while another program held that right.
+
+    Raises:
+        TransientError: other programs held it for `limit_s`.
+        EngineError: the server has no sessions.
+    """
+    deadline = time.monotonic() + limit_s
+    while not await _open(server, LOAD_LOCK, LOAD_LOCK_LIMIT_S):
+        if await is_needless():
+            yield False
+            return
+        if time.monotonic() >= deadline:
+            raise TransientError(
+                f"other programs have been loading weights into {shown(server.url)} for {limit_s:.0f} s"
+            )
+        await asyncio.sleep(random.uniform(0.5, 1.5) * POLL_S)
+    try:
+        yield True
+    finally:
+        await asyncio.shield(_close(server, LOAD_LOCK))
+
+
+async def end_pause(server: SglangServer) -> None:
+    """Resumes a server that a killed loader left paused, unless a load is in progress. Never raises."""
+    with suppress(EngineError):
+        if await _open(server, LOAD_LOCK, LOAD_LOCK_LIMIT_S):
+            try:
+                await server.continue_generation()
+            finally:
+                await asyncio.shield(_close(server, LOAD_LOCK))
+
+
+async def renew_lease(server: SglangServer, owner: str, *, turn: int) -> None:
+    """Records that `owner` uses the weights that it loaded. `turn` counts the renewals: they alternate between two
+    sessions, so that one of them is always open."""
+    session = _lease(owner, turn)
+    if turn:
+        await server.close_session(session)
+    await server.open_session(session, limit_s=LEASE_LIMIT_S)
+
+
+async def release_lease(server: SglangServer, owner: str) -> None:
+    """Never raises."""
+    for turn in range(2):
+        await _close(server, _lease(owner, turn))
+
+
+async def is_leased(server: SglangServer, owner: str) -> bool:
+    """Whether `owner` uses the weights that it loaded. Looks twice: a renewal may have waited for a long load."""
+    for attempt in range(2):
+        if attempt:
+            await asyncio.sleep(POLL_S)
+        for turn in range(2):
+            if not await _open(server, _lease(owner, turn), LOAD_LOCK_LIMIT_S):
+                return True
+            await _close(server, _lease(owner, turn))
+    return False
+
+
+async def is_vision_checked(server: SglangServer) -> bool:
+    """Whether any engine has checked the vision cache of this server process."""
+    if not await _open(server, VISION_CHECKED, PROBE_LIMIT_S):
+        return True
+    await _close(server, VISION_CHECKED)
+    return False
+
+
+async def mark_vision_checked(server: SglangServer) -> None:
+    await _open(server, VISION_CHECKED, None)
+
+
+async def _open(server: SglangServer, session: str, limit_s: float | None) -> bool:
+    """As `open_session`; a session that opens after its caller was cancelled is closed again."""
+    opening = asyncio.create_task(server.open_session(session, limit_s=limit_s))
+    try:
+        return await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        _ABANDONED.add(task := asyncio.create_task(_close_once_open(server, session, opening)))
+        task.add_done_callback(_ABANDONED.discard)
+        raise
+
+
+async def _close_once_open(server: SglangServer, session: str, opening: "asyncio.Task[bool]") -> None:
+    with suppress(EngineError):
+        if await opening:
+            await _close(server, session)
+
+
+async def _close(server: SglangServer, session: str) -> None:
+    with suppress(EngineError):
+        await server.close_session(session)
+
+
+def _lease(owner: str, turn: int) -> str:
+    return f"osworld-use-{owner}-{turn % 2}"
+
+
+_ABANDONED: set["asyncio.Task[None]"] = set()
+"""References that keep the tasks from being collected before they end."""
