@@ -47,7 +47,7 @@ def sglang(size: Size, processor_folder: Path, sheet: Sheet) -> None:
                 (url,),
                 renderer=bench.renderer,
                 section=EngineSection(kind="sglang", urls=(url,)),
-                vision_may_change=False,
+                vocab_size=bench.model.config.text_config.vocab_size,
             )
             with bench.looped(engine):
                 bench.sample(engine, "warm")
@@ -72,7 +72,7 @@ def running_server(python: str, checkpoint: Path) -> Iterator[str]:
         "--port", str(port), "--dtype", "bfloat16", "--mem-fraction-static", str(MEMORY_SHARE),
         "--context-length", "16384", "--disable-cuda-graph", "--log-level", "warning",
     ]  # fmt: skip
-    environment = {"SGLANG_RETURN_ORIGINAL_LOGPROB": "1", "SGLANG_VLM_CACHE_SIZE_MB": "0", "HF_HUB_OFFLINE": "1"}
+    environment = {"HF_HUB_OFFLINE": "1"}
     with started(command, environment=environment) as server:
         deadline = time.monotonic() + START_TIMEOUT_S
         while not _is_up(url):
