@@ -56,7 +56,7 @@ bench-data: setup-python ## the union build's and the store's speed; SLIME=PATH 
 bench-rollout: setup-python ## how busy the loop keeps desktops and trainer, beside a batch-synchronous one
 	@$(BIN)/python -m benchmarks.bench_rollout
 
-bench-training: setup-python ## updates a second beside TRL's trainer
+bench-training: setup-python ## clipping by rounding, importance forms, updates a second next to TRL's trainer
 	@$(BIN)/python -m benchmarks.bench_training
 
 bench-learning: setup ## does it learn? three seeds of the whole road on real desktops, with a picture; hours

@@ -1,19 +1,25 @@
-"""`python -m benchmarks.bench_training`: updates per second of our trainer against TRL's, as a ratio with spread and
-with what limits it. The published 4B shape on a GPU is measured by `make test-gpu`."""
+"""`python -m benchmarks.bench_training [exactness|importance|trainers|all]`: the share of sequences that rounding clips
+in the first on-policy update, what each importance form makes of stale samples, and updates per second of our trainer
+against TRL's, as a ratio with spread. The published 4B shape on a GPU is measured by `make test-gpu`."""
 
 import argparse
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from transformers.utils import logging as transformers_logging
 
+from benchmarks.importance_forms import run_forms
 from benchmarks.processes import BenchmarkError
 from benchmarks.spread import machine
+from benchmarks.training_exactness import run_exactness
 from benchmarks.training_trainers import run_trainers
 from osworld_pipeline.errors import PipelineError
+
+BENCHES = ("exactness", "importance", "trainers")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -22,9 +28,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     about = machine()
     transformers_logging.disable_progress_bar()
     console.print("  ".join(f"{name}: {value}" for name, value in about.items()))
-    console.print()
+    chosen = BENCHES if arguments.bench == "all" else (arguments.bench,)
+    results: list[dict[str, Any]] = []
     try:
-        results = run_trainers(console, rounds=arguments.rounds, num_updates=arguments.updates)
+        if "exactness" in chosen:
+            results += run_exactness(console)
+        if "importance" in chosen:
+            results += run_forms(console)
+        if "trainers" in chosen:
+            results += run_trainers(console, rounds=arguments.rounds, num_updates=arguments.updates)
     except (BenchmarkError, PipelineError) as error:
         print(f"bench-training: {error}", file=sys.stderr)
         return 1
@@ -35,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench-training", description=__doc__)
+    parser.add_argument("bench", nargs="?", choices=(*BENCHES, "all"), default="all")
     parser.add_argument("--rounds", type=int, default=5, help="of each trainer, in turns")
     parser.add_argument("--updates", type=int, default=3, help="timed in a round, after one to warm up")
     parser.add_argument("--json", type=Path, metavar="FILE", help="gets every figure")

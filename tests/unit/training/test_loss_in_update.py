@@ -190,3 +190,30 @@ def test_a_response_with_a_banned_id_is_refused_by_name(model, processor):
     ids[place] = len(processor.tokenizer)
     with pytest.raises(TrainingError, match=r"t3 has the id \d+ in a response, which no policy samples"):
         score_trajectories(model, processor, [replace(trajectory, token_ids=tuple(ids))])
+
+
+def enlarged(tiny_folder, dtype: str):
+    """Fresh weights give nearly equal logits, and rounding nothing to change; both types hold the same numbers."""
+    model = load_model(tiny_folder, dtype="bfloat16")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(3.0)
+    return model.float() if dtype == "float32" else model
+
+
+@pytest.mark.parametrize("micro_batch_size", [1, 3, 8])
+def test_in_bfloat16_rounding_clips_no_sequence_of_the_first_step(tiny_folder, processor, micro_batch_size: int):
+    # The published clip, and a sampler that computes with the same weights in another precision.
+    conversations = [conversation(processor, number, num_turns=number % 3 + 1) for number in range(9)]
+    sampled = as_sampled(enlarged(tiny_folder, "float32"), processor, conversations, [1.0] * 9)
+    keys = {"clip_low": 3.5e-4, "clip_high": 3.5e-4, "micro_batch_size": micro_batch_size, "max_logprob_diff": 0.05}
+    found = {}
+    for old, importance in (("trainer", "token_truncate"), ("sampler", "none")):
+        changes = {**keys, "old_logprobs": old, "importance": importance}
+        trainer = GspoTrainer(enlarged(tiny_folder, "bfloat16"), processor, SETTINGS.model_copy(update=changes))
+        found[old] = trainer.update(sampled)
+    assert found["trainer"]["trainer_sampler_logprob_diff"] > 1e-4
+    assert found["trainer"]["ratio_mean"] == 1.0
+    assert found["trainer"]["first_step_clip_fraction"] == 0.0
+    assert found["sampler"]["first_step_clip_fraction"] > 0.1, "as it was"
