@@ -152,7 +152,8 @@ async def test_an_episode_of_a_tiny_model_holds_the_tokens_and_logprobs_a_traine
         inputs = build_model_inputs(processor, [(trajectory.token_ids, trajectory.images)])
         with torch.no_grad():
             logits_TV = model(**{name: torch.from_numpy(array) for name, array in inputs.items()}).logits[0]
-        logprobs_TV = torch.log_softmax(logits_TV.float(), dim=-1)
+        logits_TV[:, list(Renderer(processor).banned_ids(logits_TV.shape[-1]))] = -torch.inf
+        logprobs_TV = torch.log_softmax(logits_TV.float() / PLAN.sampling.temperature, dim=-1)
         ids_T = torch.tensor(trajectory.token_ids)
         mask_T = torch.tensor(trajectory.response_mask, dtype=torch.bool)
         recomputed_T = torch.zeros(len(ids_T))

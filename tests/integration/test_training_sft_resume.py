@@ -132,8 +132,9 @@ def test_a_killed_run_ends_with_the_weights_of_an_uninterrupted_one(tmp_path: Pa
     assert got == expected
     assert got.num_updates == NUM_UPDATES
     assert got.weights_digest != read_checkpoint(StateDir(tmp_path / "broken"), "base-1").weights_digest
-    # The second start went on from the last whole checkpoint of the first, and said how it ended.
-    assert min(message["update"] for message in messages if message["kind"] == "metrics") > 15
+    # The second start went on from the last whole checkpoint of the first (that of update 15 may have been in the
+    # writing when the process was killed), and said how it ended.
+    assert min(message["update"] for message in messages if message["kind"] == "metrics") > 10
     assert messages[-1]["result"]["weights_digest"] == got.weights_digest
     names = {path.name for path in StateDir(tmp_path / "broken").checkpoints.iterdir()}
     assert names - {".sft-1.lock", ".base-1.lock"} == {"base-1", "sft-1"}
