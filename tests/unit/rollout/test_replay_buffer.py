@@ -1,5 +1,7 @@
 """The replay buffer: found by id or chunk, injected only where a whole group failed, seeded, its origin kept."""
 
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -335,3 +337,25 @@ def test_a_fault_is_never_made_a_trajectory(outcome: Outcome) -> None:
 def test_an_episode_without_sampled_tokens_is_never_made_a_trajectory(sequences: tuple[TokenSequence, ...]) -> None:
     with pytest.raises(ValueError, match="holds no sampled token"):
         episode_trajectories(rollout("e", sequences=sequences), {}.__getitem__)
+
+
+def test_a_buffer_may_be_closed_while_a_choice_runs_in_another_thread(state: StateDir) -> None:
+    # A cancelled update leaves its thread behind; DuckDB refuses to close a connection that another thread uses.
+    ended: list[BaseException] = []
+
+    def choose(buffer: ReplayBuffer) -> None:
+        try:
+            while True:
+                buffer.coverage(["t1"])
+        except BaseException as error:  # noqa: BLE001 - looked at below
+            ended.append(error)
+
+    for _ in range(10):
+        with buffer_of(state, make_row("a", task_id="t1")) as buffer:
+            thread = threading.Thread(target=choose, args=(buffer,), daemon=True)
+            thread.start()
+            time.sleep(0.02)
+        thread.join(timeout=30)
+        assert not thread.is_alive()
+    assert len(ended) == 10
+    assert all(isinstance(error, TableError) for error in ended)
