@@ -59,7 +59,7 @@ class AdapterCheckpoint:
     layers: tuple[str, ...]
     """Names of the modules that have factors, sorted."""
     base_digest: str | None
-    """None where nobody wrote it down: peft's own folders."""
+    """None where it is not recorded: peft's own folders."""
 
     @property
     def target_modules(self) -> frozenset[str]:

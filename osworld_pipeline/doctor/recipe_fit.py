@@ -18,7 +18,7 @@ def judge_recipe(recipe: Recipe, *, gpu_gb: float | None) -> Fit:
     """`gpu_gb`: of one GPU; without it the smallest GPU of this machine, where there is one.
 
     Raises:
-        RecipeError: nobody knows how large the recipe's model is.
+        RecipeError: the size of the recipe's model is unknown.
         StoreError: its folder does not say.
     """
     shape = shape_of(recipe.model)

@@ -1,6 +1,6 @@
 """Whether what an engine sampled is what a checkpoint says, and if not, which known defect explains the difference.
 
-Rounding and defects are told apart twice: by size, and by asking whether the log-probabilities of a forward pass with a
+Two checks separate rounding from defects: by size, and by asking whether the log-probabilities of a forward pass with a
 known defect lie far nearer to what the engine reported than those of the correct one.
 """
 

@@ -105,7 +105,7 @@ Faults = Callable[[int], Outcome | None]
 
 
 class ChainEngine:
-    """Episodes that depend on seed and weights alone, but for faults; as long as they are told to be."""
+    """Episodes that depend on seed and weights alone, but for faults; each takes the configured time."""
 
     def __init__(self, trainer: ChainTrainer, fuse: Fuse, faults: Faults) -> None:
         self.version, self.weights = trainer.num_updates, trainer.weights_digest
@@ -571,7 +571,7 @@ def test_an_update_is_held_only_beyond_the_share(
     tmp_path: Path, processor: Any, max_fault_share: float, is_held: float
 ) -> None:
     recipe = recipe_of(max_fault_share=max_fault_share, held_pause_s=0, max_concurrent_episodes=1)
-    # Two of a group of four: nobody is resampled.
+    # Two of a group of four: none is resampled.
     ran = run_phase(
         job_of(tmp_path, recipe), processor, faults=lambda number: Outcome.TIMEOUT if number in (0, 2, 5, 7) else None
     )

@@ -1,4 +1,4 @@
-"""Rounding is told apart from defects: by size, by what images have in it, and by what imitating a defect leaves."""
+"""Rounding is distinguished from defects by size, by what images have in it, and by what imitating a defect leaves."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

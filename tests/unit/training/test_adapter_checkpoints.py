@@ -261,8 +261,6 @@ def test_a_folder_that_peft_wrote_is_loaded_with_the_base_that_it_names(state: S
             score_trajectories(load_model(one), processor, demonstrations(processor, 3)) for one in (foreign, folder)
         )
         assert all(torch.equal(one, two) for one, two in zip(ours, theirs, strict=True))
-    (foreign / "adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": "nobody/nothing"}))
-    with pytest.raises(
-        StoreError, match=r"is nobody/nothing, which is neither a folder nor in the hub's cache: add it"
-    ):
+    (foreign / "adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": "absent/model"}))
+    with pytest.raises(StoreError, match=r"is absent/model, which is neither a folder nor in the hub's cache: add it"):
         load_model(foreign)

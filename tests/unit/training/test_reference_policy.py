@@ -70,7 +70,7 @@ def test_a_parents_adapter_is_neither_trained_nor_saved(tmp_path: Path, tiny_fol
     assert not [name for name in trainer.weights() if ".reference." in name]
     assert not [name for name in trainer.optimizer.state_dict() if ".reference." in name]
     without = open_phase(parent, adapted_recipe(**KL | {"kl_coef": 0.0}))
-    assert not [name for name, _ in without.model.named_parameters() if ".reference." in name], "nobody reads it"
+    assert not [name for name, _ in without.model.named_parameters() if ".reference." in name], "it is not used"
 
 
 def test_without_an_adapter_of_its_parent_a_phase_is_held_near_the_frozen_weights(tiny_folder: Path, processor) -> None:
