@@ -1,4 +1,4 @@
-"""Dialogs: a button whose place only the screenshot shows, a keypad, and a question that is answered."""
+"""Dialogs: a button whose place only the screenshot shows, one that asks for a choice, and one for an answer."""
 
 import random
 
@@ -20,7 +20,7 @@ from osworld_pipeline.evaluation.suites.verbs import Verb, holds, launch, open_e
 
 _CLICKED = f"{HOME}/.clicked.txt"
 _ANSWER = f"{HOME}/.answer.txt"
-_PRESSED = f"{HOME}/.pressed.txt"
+_CHOSEN = f"{HOME}/.chosen.txt"
 _NUM_BUTTONS = 3
 _GRID = 3
 """Buttons stand in a grid of 3 x 3 cells, dialogs in one of 2 x 2."""
@@ -69,63 +69,54 @@ def _click_button(arguments: Arguments, screen: Screen) -> Scene:
     )
 
 
-_KEY_COLUMNS = (("1", "4", "7", ""), ("2", "5", "8", "0"), ("3", "6", "9"))
-"""A keypad column by column, as yad fills a form; an empty label keeps its place free."""
-_KEY_FONT_PT = 22
+_CHOICES = ("Save", "Discard", "Cancel")
+_CHOICE_FONT_PT = 16
 
 
-def _draw_two_digits(rng: random.Random) -> Arguments:
-    return rng.randrange(10), rng.randrange(10)
+def _draw_choice(rng: random.Random) -> Arguments:
+    return (rng.choice(_CHOICES), *draw_two_words(rng))
 
 
-def _key_center(digit: str, place: Rectangle, font_pt: int) -> list[int]:
-    """In pixels. yad gives the columns equal widths; a row is a line of text (1.55 px a point) and 19 px of padding and
-    space."""
-    column = next(index for index, keys in enumerate(_KEY_COLUMNS) if digit in keys)
-    row_height = 1.55 * font_pt + 19
-    return [
-        place.x + place.width * (2 * column + 1) // 6,
-        place.y + round((_KEY_COLUMNS[column].index(digit) + 0.5) * row_height),
-    ]
-
-
-def _press_keys(arguments: Arguments, screen: Screen) -> Scene:
-    first, second = map(str, arguments)
-    font_pt = screen.scaled(_KEY_FONT_PT)
-    place = screen.in_cell(0, columns=1, rows=1, width=screen.scaled(360), height=screen.scaled(216))
-    keys = [
+def _choose_in_dialog(arguments: Arguments, screen: Screen) -> Scene:
+    choice, first, second = map(str, arguments)
+    font_pt = screen.scaled(_CHOICE_FONT_PT)
+    place = screen.in_cell(
+        0, columns=1, rows=1, width=screen.scaled(360), height=screen.scaled(60), frame_height=FRAME_HEIGHT
+    )
+    buttons = [
         option
-        for label in (label for column in _KEY_COLUMNS for label in column)
+        for label in _CHOICES
         for option in (
-            (f"--field=<span size='{font_pt * 1000}'>{label}</span>:FBTN", f"sh -c 'printf {label} >> {_PRESSED}'")
-            if label
-            else ("--field=:LBL", "-")
+            f"--field=<span size='{font_pt * 1000}'>{label}</span>:FBTN",
+            # Every click is kept, so that pressing all of them solves nothing.
+            f"sh -c 'echo {label} >> {_CHOSEN}'",
         )
     ]
+    # A button takes about a third of the width. Padding adds 14 px to a line of text, which has 1.55 px a point.
+    center = [
+        place.x + place.width * (2 * _CHOICES.index(choice) + 1) // (2 * len(_CHOICES)),
+        place.y + FRAME_HEIGHT + round((1.55 * font_pt + 14) / 2),
+    ]
+    title = f"{first} and {second}"
     return Scene(
-        instruction=f"Press {first} and then {second} on the keypad.",
+        instruction=f"Choose {choice} in the dialog about {title}.",
         config=(
             launch(
                 "yad",
-                "--title=Keypad",
-                "--undecorated",
+                f"--title={title}",
                 "--no-escape",
                 "--borders=0",
                 f"--geometry={place.geometry}",
                 "--no-buttons",
                 "--form",
-                f"--columns={len(_KEY_COLUMNS)}",
+                f"--columns={len(_CHOICES)}",
                 "--homogeneous",
-                *keys,
+                *buttons,
             ),
-            wait_for_window("^Keypad$"),
+            wait_for_window(f"^{title}$"),
         ),
-        evaluator=holds(f'[ "$(cat {_PRESSED} 2>/dev/null)" = {first}{second} ]'),
-        oracle=(
-            click(f"Press {first}", _key_center(first, place, font_pt)),
-            click(f"Press {second}", _key_center(second, place, font_pt)),
-            DONE,
-        ),
+        evaluator=holds(f'[ "$(cat {_CHOSEN} 2>/dev/null)" = {choice} ]'),
+        oracle=(click(f"Choose {choice}", center), DONE),
     )
 
 
@@ -147,6 +138,6 @@ def _answer_dialog(arguments: Arguments, screen: Screen) -> Scene:
 
 FAMILIES = (
     Family(name="click_button", domain="dialogs", draw=_draw_buttons, make_scene=_click_button),
-    Family(name="press_keys", domain="dialogs", draw=_draw_two_digits, make_scene=_press_keys),
+    Family(name="choose_in_dialog", domain="dialogs", draw=_draw_choice, make_scene=_choose_in_dialog),
     Family(name="answer_dialog", domain="dialogs", draw=draw_two_words, make_scene=_answer_dialog),
 )
