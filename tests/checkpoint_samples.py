@@ -29,6 +29,17 @@ def make_checkpoint(checkpoint_id: str, stage: Stage = Stage.SFT, **changes: Any
     return Checkpoint(**{**fields, **changes})
 
 
+CHAIN = (Stage.BASE, Stage.SFT, Stage.GSPO_PHASE1, Stage.GSPO_PHASE2)
+
+
+def chain_of(*stages: Stage) -> list[Checkpoint]:
+    """Each the parent of the next, named after its stage."""
+    return [
+        make_checkpoint(str(stage), stage, parent_id=str(stages[place - 1]) if place else None)
+        for place, stage in enumerate(stages)
+    ]
+
+
 def lay_down(state: StateDir, *checkpoints: Checkpoint) -> None:
     """Their folders, as a trainer leaves them."""
     for checkpoint in checkpoints:

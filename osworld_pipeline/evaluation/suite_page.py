@@ -10,6 +10,7 @@ from osworld_pipeline.domain.episode import Outcome
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.evaluation.breakdown import TaskChange, domain_of
 from osworld_pipeline.evaluation.charts import Chart, Point, Series, line_chart
+from osworld_pipeline.evaluation.comparison import Verdict
 from osworld_pipeline.evaluation.evaluation_names import read_evaluation_names
 from osworld_pipeline.evaluation.filmstrips import FilmstripOf, read_filmstrips
 from osworld_pipeline.evaluation.intervals import Rate, rate_over_tasks
@@ -48,10 +49,10 @@ class Pair:
     """Changed tasks that are not listed."""
 
     @property
-    def verdict(self) -> str:
+    def verdict(self) -> Verdict:
         comparison = self.versus.changes.comparison
         assert comparison is not None, "a leaderboard compares only what has tasks in common"
-        return "better" if comparison.is_better else "worse" if comparison.is_worse else "not told apart"
+        return comparison.verdict
 
 
 @dataclass(frozen=True, kw_only=True)
