@@ -14,7 +14,7 @@ from jobs.in_process import InProcess, JobStoppedError, open_in_process
 from jobs.pipeline import RANK, TRAIN
 from jobs.what_changed import show_changes
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.evaluation.changes import changes_of
+from osworld_pipeline.evaluation.changes import Training, changes_of
 from osworld_pipeline.evaluation.replay_share import read_replay_share
 from osworld_pipeline.evaluation.scores import EvalRow, not_ranked_together, read_evals, score_checkpoints
 from osworld_pipeline.evaluation.suite_files import HELDOUT
@@ -104,10 +104,8 @@ def _show_scores(rows: Sequence[EvalRow], recipe: Recipe, checkpoint_ids: list[s
 def _show_what_changed(
     state: StateDir, rows: Sequence[EvalRow], recipe: Recipe, checkpoint_ids: list[str], console: Console
 ) -> None:
-    checkpoints = all_checkpoints(state)
-    parents = {one.checkpoint_id: one.parent_id for one in checkpoints}
-    shown = [one for one in checkpoints if one.checkpoint_id in checkpoint_ids]
-    changes = changes_of(rows, shown, parents, confidence=recipe.evaluation.confidence)
+    training = Training(all_checkpoints(state))
+    changes = changes_of(rows, checkpoint_ids, training, confidence=recipe.evaluation.confidence)
     show_changes(changes, read_replay_share(state, checkpoint_ids), console)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
+from osworld_pipeline.domain.checkpoint import Stage
 from osworld_pipeline.evaluation.changes import Change
 from osworld_pipeline.evaluation.page import STAGE_NAMES
 from osworld_pipeline.evaluation.replay_share import ReplayShare
@@ -16,13 +16,11 @@ ONE_SEED = "A single training run is one training seed: it proves no general eff
 
 def show_changes(changes: Sequence[Change], replay: ReplayShare, console: Console) -> None:
     """Nothing of what was not compared."""
-    compared = [change for change in changes if change.comparison is not None]
+    compared = [change for change in changes if change.effect is not None]
     if compared:
         console.print()
         console.print(_table(compared))
-    last = [
-        change for change in compared if change.after.stage is Stage.GSPO_PHASE2 and change.before.stage is Stage.SFT
-    ]
+    last = [change for change in compared if change.stages == (Stage.SFT, Stage.GSPO_PHASE2)]
     for change in last:
         console.print("\n".join(_family_lines(change)), highlight=False, soft_wrap=True)
     if replay.num_groups:
@@ -36,19 +34,19 @@ def _table(changes: Sequence[Change]) -> Table:
         title="What changed on held-out tasks, paired by task", title_justify="left", box=None, pad_edge=False
     )
     table.add_column("", no_wrap=True)
-    for name in ("points", "interval", "tasks", "eval seeds"):
+    effects = [change.effect for change in changes if change.effect is not None]
+    for name in ("points", f"{effects[0].comparison.confidence:.0%} interval", "tasks", "eval seeds"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
-    for change in changes:
-        it = change.comparison
-        assert it is not None, "only what was compared is shown"
+    table.add_column("verdict")
+    for change, effect in zip(changes, effects, strict=True):
+        it = effect.comparison
         table.add_row(
-            f"{_name(change.after)} against {_name(change.before)}",
+            _title(change),
             f"{100 * it.difference:+.1f}",
-            f"{it.confidence:.0%}: {100 * it.low:+.1f} to {100 * it.high:+.1f}",
+            f"{100 * it.low:+.1f} to {100 * it.high:+.1f}",
             str(it.num_tasks),
             str(change.num_seeds),
-            it.verdict,
+            effect.words,
         )
     return table
 
@@ -58,7 +56,7 @@ def _family_lines(change: Change) -> list[str]:
     moved = [one for one in change.families if one.difference]
     same = [one.family.replace("_", " ") for one in change.families if not one.difference]
     width = max((len(one.family) for one in moved), default=0)
-    lines = [f"Families of tasks, {_name(change.after)} against {_name(change.before)}:"]
+    lines = [f"Families of tasks, {_title(change)}:"]
     lines += [
         f"  {one.family.replace('_', ' '):{width}}  {100 * one.difference:+6.1f} points, "
         f"{one.before_successes}/{one.before_n} to {one.after_successes}/{one.after_n}"
@@ -79,5 +77,6 @@ def _replay_line(replay: ReplayShare) -> str:
     )
 
 
-def _name(checkpoint: Checkpoint) -> str:
-    return STAGE_NAMES[checkpoint.stage].removeprefix("GSPO ")
+def _title(change: Change) -> str:
+    before, after = (STAGE_NAMES[stage].removeprefix("GSPO ") for stage in change.stages)
+    return f"{after} against {before}"

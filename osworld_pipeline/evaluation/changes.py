@@ -1,12 +1,19 @@
-"""What changed from one checkpoint of a training to the next: paired differences, and the families that moved."""
+"""What a training changed: each stage against the one it started from, over all runs with other seeds, and the families
+of tasks that moved."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
 
-from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
+from osworld_pipeline.domain.checkpoint import Ancestor, Checkpoint, Stage
+from osworld_pipeline.evaluation.arms import arms_of
 from osworld_pipeline.evaluation.breakdown import compare_tasks, family_of
-from osworld_pipeline.evaluation.comparison import Comparison
-from osworld_pipeline.evaluation.scores import EvalRow, successes_by_task
+from osworld_pipeline.evaluation.effect import Effect, Spread, judge_effect
+from osworld_pipeline.evaluation.scores import UNKNOWN_STAGE, EvalRow, rates_by_seed, successes_by_task
+
+NUM_RESAMPLES = 10_000
+Pair = tuple[str, str]
+"""Ids of the checkpoint that a training started from, and of the one that it ended with."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,53 +32,121 @@ class FamilyChange:
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """From a checkpoint to one that descends from it."""
+    """From the start of a training to its end."""
 
-    before: Checkpoint
-    after: Checkpoint
-    comparison: Comparison | None
+    runs: tuple[tuple[Pair, ...], ...]
+    """Start and end of each; runs differ in seeds alone, and a run with branches has several ends."""
+    stages: Pair
+    """Of start and end, not their ids."""
+    effect: Effect | None
     """None where the two must not be compared, or have no task in common."""
     num_seeds: int
-    """Episodes that the evaluation plans for a task."""
-    families: tuple[FamilyChange, ...]
+    """Evaluation seeds that were played."""
+    families: tuple[FamilyChange, ...] = ()
     """Those that changed most first."""
     apart: str = ""
-    """Why the two must not be compared; else empty."""
+    """Why they must not be compared; else empty."""
+
+    @property
+    def before(self) -> str:
+        """Of the first run."""
+        return self.runs[0][0][0]
+
+    @property
+    def after(self) -> str:
+        """Of the first run."""
+        return self.runs[0][0][1]
+
+
+class Training:
+    """Checkpoints of a state with their parents and arms."""
+
+    def __init__(self, checkpoints: Sequence[Checkpoint]) -> None:
+        self._known = {one.checkpoint_id: one for one in checkpoints}
+        self._arms = arms_of(checkpoints)
+
+    def compared_with(self, checkpoint_id: str, shown: Sequence[str]) -> list[str]:
+        """Of `shown`, the SFT checkpoint that it descends from, and the nearest ancestor."""
+        ancestors = [name for name in self._path(checkpoint_id) if name in shown]
+        sft = [name for name in ancestors if self._known[name].stage is Stage.SFT]
+        return list(dict.fromkeys((*sft[:1], *ancestors[:1])))
+
+    def runs_of(self, before: str, after: str, shown: Sequence[str]) -> list[list[Pair]]:
+        """Pairs of `shown` that are to each other as these two are, the run of these two first. Pairs whose ends share
+        the stage that followed their start are branches of one run. What does not descend from the other is one run."""
+        branches: dict[str, list[Pair]] = {}
+        for end in dict.fromkeys((after, *shown)):
+            path = self._path(end)
+            start = next((name for name in path if self._arms[name] == self._arms.get(before)), None)
+            if start in (before, *shown) and self._arms[end] == self._arms.get(after):
+                first = (end, *path)[path.index(start)]
+                branches.setdefault(Ancestor.parse(first).stage_key, []).append((start, end))
+        runs = list(branches.values())
+        return runs if runs and (before, after) in runs[0] else [[(before, after)]]
+
+    def arms(self, pair: Pair) -> tuple[str, str]:
+        return self._arms[pair[0]], self._arms[pair[1]]
+
+    def stage_of(self, checkpoint_id: str) -> str:
+        one = self._known.get(checkpoint_id)
+        return str(one.stage) if one else UNKNOWN_STAGE
+
+    def _path(self, checkpoint_id: str) -> list[str]:
+        """Its ancestors that are known, the nearest first."""
+        path: list[str] = []
+        one = self._known.get(checkpoint_id)
+        while one is not None and one.parent_id in self._known and one.parent_id not in (checkpoint_id, *path):
+            path.append(one.parent_id)
+            one = self._known[one.parent_id]
+        return path
 
 
 def changes_of(
+    rows: Sequence[EvalRow], shown: Sequence[str], training: Training, *, confidence: float = 0.95
+) -> list[Change]:
+    """Of each of `shown` against those that it descends from; what differs in seeds alone is one change. `rows`: one
+    evaluation of each."""
+    pairs = {
+        training.arms((before, after)): (before, after)
+        for after in reversed(shown)
+        for before in reversed(training.compared_with(after, shown))
+    }
+    return [change_between(rows, pair, shown, training, confidence=confidence) for pair in reversed(pairs.values())]
+
+
+def change_between(
     rows: Sequence[EvalRow],
-    shown: Sequence[Checkpoint],
-    parents: Mapping[str, str | None],
+    pair: Pair,
+    shown: Sequence[str],
+    training: Training,
     *,
     confidence: float = 0.95,
-) -> list[Change]:
-    """Of each of `shown` against the checkpoints that `compared_with` names. `rows`: one evaluation of each."""
-    by_checkpoint: dict[str, list[EvalRow]] = {one.checkpoint_id: [] for one in shown}
+    num_resamples: int = NUM_RESAMPLES,
+) -> Change:
+    """Of this pair, and of those of `shown` that differ from it in seeds alone. `rows`: one evaluation of each."""
+    evals: dict[str, list[EvalRow]] = {}
     for row in rows:
-        if row.checkpoint_id in by_checkpoint:
-            by_checkpoint[row.checkpoint_id].append(row)
-    return [
-        _change(before, after, by_checkpoint, confidence)
-        for after in shown
-        for before in compared_with(after, shown, parents)
-    ]
-
-
-def compared_with(
-    checkpoint: Checkpoint, shown: Sequence[Checkpoint], parents: Mapping[str, str | None]
-) -> list[Checkpoint]:
-    """Of `shown`, the SFT checkpoint that it descends from, and the nearest ancestor. `parents`: by checkpoint."""
-    known = {one.checkpoint_id: one for one in shown}
-    ancestors: list[Checkpoint] = []
-    seen = {checkpoint.checkpoint_id}
-    name = parents.get(checkpoint.checkpoint_id)
-    while name is not None and name not in seen:
-        seen.add(name)
-        ancestors += [known[name]] if name in known else []
-        name = parents.get(name)
-    sft = [one for one in ancestors if one.stage is Stage.SFT]
-    return list({one.checkpoint_id: one for one in (*sft[:1], *ancestors[:1])}.values())
+        evals.setdefault(row.checkpoint_id, []).append(row)
+    runs = training.runs_of(*pair, [name for name in shown if name in evals])
+    sides = [tuple([row for one in run for row in evals.get(one[side], [])] for side in (0, 1)) for run in runs]
+    before, after = ([row for side in sides for row in side[place]] for place in (0, 1))
+    change = Change(
+        runs=tuple(map(tuple, runs)),
+        stages=(training.stage_of(pair[0]), training.stage_of(pair[1])),
+        effect=None,
+        num_seeds=len({row.seed for row in (*before, *after)}),
+    )
+    try:
+        comparison = compare_tasks(before, after, confidence=confidence, num_resamples=num_resamples).comparison
+    except ValueError as error:
+        return replace(change, apart=str(error))
+    if comparison is None:
+        return change
+    differences = [difference for side in sides if (difference := _mean_difference(*side)) is not None]
+    starts = {start for run in runs for start, _ in run}
+    spreads = [Spread.of(rates_by_seed(evals[start]), confidence=confidence) for start in starts]
+    effect = judge_effect(comparison, spread=_widest(spreads), run_differences=differences)
+    return replace(change, effect=effect, families=family_changes(before, after))
 
 
 def family_changes(before: Sequence[EvalRow], after: Sequence[EvalRow]) -> tuple[FamilyChange, ...]:
@@ -89,31 +164,21 @@ def family_changes(before: Sequence[EvalRow], after: Sequence[EvalRow]) -> tuple
             before_n=sum(len(left[task]) for task in tasks),
             after_successes=sum(sum(right[task]) for task in tasks),
             after_n=sum(len(right[task]) for task in tasks),
-            difference=sum(_rate(right[task]) - _rate(left[task]) for task in tasks) / len(tasks),
+            difference=fmean(fmean(right[task]) - fmean(left[task]) for task in tasks),
         )
         for family, tasks in families.items()
     ]
     return tuple(sorted(found, key=lambda one: (-abs(one.difference), one.family)))
 
 
-def _change(
-    before: Checkpoint, after: Checkpoint, by_checkpoint: Mapping[str, Sequence[EvalRow]], confidence: float
-) -> Change:
-    left, right = by_checkpoint[before.checkpoint_id], by_checkpoint[after.checkpoint_id]
-    comparison, apart = None, ""
-    try:
-        comparison = compare_tasks(left, right, confidence=confidence).comparison
-    except ValueError as error:
-        apart = str(error)
-    return Change(
-        before=before,
-        after=after,
-        comparison=comparison,
-        num_seeds=len({row.seed for row in (*left, *right)}),
-        families=family_changes(left, right) if comparison else (),
-        apart=apart,
-    )
+def _mean_difference(before: Sequence[EvalRow], after: Sequence[EvalRow]) -> float | None:
+    """Over the tasks that both have a valid sample of, each of the same weight; None without one."""
+    left, right = successes_by_task(before), successes_by_task(after)
+    differences = [fmean(right[task]) - fmean(left[task]) for task in left.keys() & right.keys()]
+    return fmean(differences) if differences else None
 
 
-def _rate(samples: Sequence[bool]) -> float:
-    return sum(samples) / len(samples)
+def _widest(spreads: Sequence[Spread | None]) -> Spread | None:
+    """None where one is unknown."""
+    known = [spread for spread in spreads if spread is not None]
+    return max(known, key=lambda one: one.half_width) if len(known) == len(spreads) else None

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from jobs.what_changed import ONE_SEED, show_changes
 from osworld_pipeline.domain.checkpoint import Stage
-from osworld_pipeline.evaluation.changes import changes_of
+from osworld_pipeline.evaluation.changes import Training, changes_of
 from osworld_pipeline.evaluation.replay_share import ReplayShare
 
 REPLAY = ReplayShare(num_groups=72, num_injected=2, num_tasks=1, num_solved_later=0)
@@ -30,7 +30,7 @@ def shown(*stages: Stage, replay: ReplayShare = REPLAY, desktops: str = "") -> l
         for row in eval_rows({task: letter}, checkpoint=stage, desktops=desktops and f"{desktops}{stage}",
                              family="close_window" if task == "t7" else "click")
     ]  # fmt: skip
-    changes = changes_of(rows, chain, {one.checkpoint_id: one.parent_id for one in chain})
+    changes = changes_of(rows, [one.checkpoint_id for one in chain], Training(chain))
     sink = io.StringIO()
     show_changes(changes, replay, Console(file=sink, width=110))
     return sink.getvalue().splitlines()
@@ -41,11 +41,11 @@ def test_a_line_for_each_comparison_says_points_interval_tasks_seeds_and_verdict
     # 7 of 8 tasks gained: 7/8 = 87.5 points; p = 2/2^7.
     (sft,) = [line for line in lines if line[:3] == ["SFT", "against", "Base"]]
     assert sft[3] == "+87.5"
-    assert sft[-3:] == ["8", "1", "better"]
+    assert sft[-5:] == ["8", "1", "one", "run:", "better"]
     (second,) = [line for line in lines if line[:5] == ["phase", "2", "against", "phase", "1"]]
     # t6 and t7: 2/8 = 25 points; two tasks prove nothing.
     assert second[5] == "+25.0"
-    assert second[-5:] == ["8", "1", "no", "difference", "shown"]
+    assert second[-7:] == ["8", "1", "one", "run:", "no", "difference", "shown"]
     assert sum("against" in line and "Families" not in line for line in lines) == 4
 
 
