@@ -8,10 +8,9 @@ from rich.table import Table
 
 from osworld_pipeline.domain.checkpoint import Stage
 from osworld_pipeline.evaluation.changes import Change
+from osworld_pipeline.evaluation.effect import ONE_RUN
 from osworld_pipeline.evaluation.page import STAGE_NAMES
 from osworld_pipeline.evaluation.replay_share import ReplayShare
-
-ONE_SEED = "A single training run is one training seed: it proves no general effect."
 
 
 def show_changes(changes: Sequence[Change], replay: ReplayShare, console: Console) -> None:
@@ -26,7 +25,7 @@ def show_changes(changes: Sequence[Change], replay: ReplayShare, console: Consol
     if replay.num_groups:
         console.print(_replay_line(replay), highlight=False, soft_wrap=True)
     if compared:
-        console.print(ONE_SEED, style="bold", highlight=False)
+        console.print(ONE_RUN, style="bold", highlight=False)
 
 
 def _table(changes: Sequence[Change]) -> Table:

@@ -34,7 +34,7 @@ CHAIN = (Stage.BASE, Stage.SFT, Stage.GSPO_PHASE1, Stage.GSPO_PHASE2)
 
 def trained_with(stage: Stage, seed: int, parent: str | None, **settings: Any) -> Checkpoint:
     """Of the recipe `demo` with this seed for everything that is trained, and its card."""
-    seeded = {key: seed for key in ("model.seed", "sft.seed", "gspo.phase1.seed", "gspo.phase2.seed")}
+    seeded = dict.fromkeys(("model.seed", "sft.seed", "gspo.phase1.seed", "gspo.phase2.seed"), seed)
     changes = [f"{key}={json.dumps(value)}" for key, value in {**seeded, **settings}.items()]
     recipe = load_recipe("demo", settings=changes).model_dump(mode="json")
     return make_checkpoint(f"{stage}-{seed:012x}", stage, parent_id=parent, recipe=recipe)

@@ -1,7 +1,7 @@
 """What a training changed: each stage against the one it started from, over all runs with other seeds, and the families
 of tasks that moved."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -112,6 +112,22 @@ def changes_of(
         for before in reversed(training.compared_with(after, shown))
     }
     return [change_between(rows, pair, shown, training, confidence=confidence) for pair in reversed(pairs.values())]
+
+
+def changes_of_stage(
+    evals: Sequence[EvalRow], num_updates_of: Mapping[str, int], training: Training, *, confidence: float = 0.95
+) -> list[tuple[str, Change]]:
+    """With the key of the evaluation, of the last checkpoint of a stage that was evaluated under it. `evals`: all there
+    are; `num_updates_of`: the stage's checkpoints. What must not be compared is left out."""
+    found = []
+    for key in dict.fromkeys(row.evaluation_key for row in evals if row.checkpoint_id in num_updates_of):
+        rows = [row for row in evals if row.evaluation_key == key]
+        shown = sorted({row.checkpoint_id for row in rows})
+        end = max(num_updates_of.keys() & set(shown), key=lambda name: (num_updates_of[name], name))
+        for start in training.compared_with(end, shown):
+            change = change_between(rows, (start, end), shown, training, confidence=confidence)
+            found += [(key, change)] if change.effect else []
+    return found
 
 
 def change_between(

@@ -57,6 +57,8 @@ class Chart:
     note: str = ""
     band: str = ""
     """What the band is; empty where there is none."""
+    zones: tuple[str, ...] = ()
+    """What each zone is, with its ends."""
 
 
 def line_chart(
@@ -72,7 +74,7 @@ def line_chart(
     note: str = "",
 ) -> Chart | None:
     """Lines over x; None where no point is finite. `is_share`: 0..1, shown in percent. `y_range`: fixed; else from what
-    there is. `band`: what `low` and `high` are. The note ends with what each of `zones` is."""
+    there is. `band`: what `low` and `high` are."""
     drawn = [one for one in series if any(math.isfinite(point.y) for point in one.points)]
     if not drawn:
         return None
@@ -93,8 +95,9 @@ def line_chart(
         legend=tuple((one.colour, one.name) for one in drawn) if len(drawn) > 1 else (),
         columns=(x_label, *(name for one in drawn for name in _columns_of(one, band, is_only=len(drawn) == 1))),
         rows=_rows(drawn, has_band=bool(band), is_share=is_share),
-        note=" ".join(filter(None, (note, *told))),
+        note=note,
         band=band,
+        zones=tuple(told),
     )
 
 
@@ -342,7 +345,7 @@ def _spelled(point: Point, *, is_share: bool) -> str:
 
 
 def _spelled_zone(zone: Zone, *, is_share: bool) -> str:
-    return f"Zone: {zone.name}, {number(zone.low, is_share=is_share)} to {number(zone.high, is_share=is_share)}."
+    return f"{zone.name}: {number(zone.low, is_share=is_share)} to {number(zone.high, is_share=is_share)}."
 
 
 def _places(places: Sequence[tuple[float, float]]) -> str:

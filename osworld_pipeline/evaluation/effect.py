@@ -14,6 +14,13 @@ from osworld_pipeline.evaluation.intervals import student_quantile
 
 MIN_RUNS = 3
 """Training runs of an effect: of two, the spread between them is hardly known."""
+ONE_RUN = "A single training run is one training seed: it proves no general effect."
+RULE = (
+    "A difference is called an effect where the paired test over the tasks shows it, where it is larger than the "
+    f"spread of the start's own evaluations, and where at least {MIN_RUNS} training runs with different seeds agree. "
+    f"{ONE_RUN}"
+)
+"""For people, below every table of changes."""
 
 
 @dataclass(frozen=True, kw_only=True)

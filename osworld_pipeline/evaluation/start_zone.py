@@ -13,5 +13,5 @@ def start_zone(rows: Sequence[EvalRow], *, confidence: float, colour: int = 0) -
     if spread is None:
         return None
     low, high = spread.band(summarise(rows, confidence=confidence).success_rate)
-    name = f"where the start, {rows[0].checkpoint_id}, may lie with {len(spread.rates)} seeds ({confidence:.0%})"
+    name = f"spread of the start {rows[0].checkpoint_id} over {len(spread.rates)} evaluation seeds, at {confidence:.0%}"
     return Zone(name=name, low=low, high=high, colour=colour)

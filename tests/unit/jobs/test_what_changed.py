@@ -6,9 +6,10 @@ from checkpoint_samples import CHAIN, chain_of
 from eval_samples import eval_rows
 from rich.console import Console
 
-from jobs.what_changed import ONE_SEED, show_changes
+from jobs.what_changed import show_changes
 from osworld_pipeline.domain.checkpoint import Stage
 from osworld_pipeline.evaluation.changes import Training, changes_of
+from osworld_pipeline.evaluation.effect import ONE_RUN
 from osworld_pipeline.evaluation.replay_share import ReplayShare
 
 REPLAY = ReplayShare(num_groups=72, num_injected=2, num_tasks=1, num_solved_later=0)
@@ -60,7 +61,7 @@ def test_replay_and_the_one_seed_are_told_at_the_end() -> None:
     assert shown(*CHAIN)[-2:] == [
         "Replay: a demonstration joined 2 of 72 groups, of 1 task; 0 of these tasks were solved for the first time "
         "after that, without one.",
-        ONE_SEED,
+        ONE_RUN,
     ]
 
 
@@ -68,7 +69,7 @@ def test_stages_that_were_not_run_are_not_told_of() -> None:
     none = ReplayShare(num_groups=0, num_injected=0, num_tasks=0, num_solved_later=0)
     lines = shown(Stage.BASE, Stage.SFT, replay=none)
     assert not [line for line in lines if "phase" in line or "Replay" in line or "Families" in line]
-    assert lines[-1] == ONE_SEED
+    assert lines[-1] == ONE_RUN
 
 
 def test_what_was_graded_apart_is_not_compared() -> None:
