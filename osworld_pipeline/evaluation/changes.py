@@ -48,14 +48,13 @@ class Change:
     """Why they must not be compared; else empty."""
 
     @property
-    def before(self) -> str:
-        """Of the first run."""
-        return self.runs[0][0][0]
+    def starts(self) -> tuple[str, ...]:
+        """Without repetition."""
+        return tuple(dict.fromkeys(start for run in self.runs for start, _ in run))
 
     @property
-    def after(self) -> str:
-        """Of the first run."""
-        return self.runs[0][0][1]
+    def ends(self) -> tuple[str, ...]:
+        return tuple(end for run in self.runs for _, end in run)
 
 
 class Training:
@@ -159,8 +158,7 @@ def change_between(
     if comparison is None:
         return change
     differences = [difference for side in sides if (difference := _mean_difference(*side)) is not None]
-    starts = {start for run in runs for start, _ in run}
-    spreads = [Spread.of(rates_by_seed(evals[start]), confidence=confidence) for start in starts]
+    spreads = [Spread.of(rates_by_seed(evals[start]), confidence=confidence) for start in change.starts]
     effect = judge_effect(comparison, spread=_widest(spreads), run_differences=differences)
     return replace(change, effect=effect, families=family_changes(before, after))
 

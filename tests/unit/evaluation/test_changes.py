@@ -101,7 +101,7 @@ def test_a_change_is_the_paired_difference_over_the_tasks_of_both() -> None:
     assert change.effect is not None
     it = change.effect.comparison
     assert (it.difference, it.num_tasks, change.num_seeds) == (1.0, 7, 2)
-    assert (change.before, change.after, change.stages) == ("base", "sft", ("base", "sft"))
+    assert (change.starts, change.ends, change.stages) == (("base",), ("sft",), ("base", "sft"))
     assert change.effect.words == "one run: better"
 
 
