@@ -29,7 +29,7 @@ def write_three_runs(state: StateDir) -> None:
 
 def _evaluate(checkpoint: Checkpoint, num_solved: int) -> list[Episode]:
     plan = plan_evaluation(RECIPE, checkpoint.checkpoint_id)
-    order = {task_id: place for place, task_id in enumerate(sorted({task.task_id for task, _ in plan.episodes.values()}))}
+    task_ids = sorted({task.task_id for task, _ in plan.episodes.values()})
     return [
         make_episode(
             planned.episode_id, task_id=task.task_id, checkpoint_id=checkpoint.checkpoint_id, seed=planned.seed,
@@ -37,5 +37,5 @@ def _evaluate(checkpoint: Checkpoint, num_solved: int) -> list[Episode]:
             reward=Reward(task=float(is_solved)),
         )
         for task, planned in plan.episodes.values()
-        for is_solved in [order[task.task_id] < num_solved + (planned.seed == 0)]
+        for is_solved in [task_ids.index(task.task_id) < num_solved + (planned.seed == 0)]
     ]  # fmt: skip

@@ -5,6 +5,8 @@ import random
 from collections.abc import Sequence
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from osworld_pipeline.evaluation.comparison import Comparison, Verdict, compare_paired
 from osworld_pipeline.evaluation.effect import MIN_RUNS, Effect, Spread, judge_effect
@@ -138,3 +140,35 @@ def test_a_training_that_helps_every_time_is_mostly_found() -> None:
     rng = random.Random(2)
     effects = [train_and_judge(rng, num_runs=5, shift_of_run=0.3, gain=3.0) for _ in range(100)]
     assert sum(effect.is_effect and effect.verdict is Verdict.BETTER for effect in effects) >= 80
+
+
+@given(
+    differences=st.lists(st.floats(-1, 1), min_size=1, max_size=6),
+    half_width=st.none() | st.floats(0, 1),
+    p_value=st.floats(0, 1),
+)
+def test_whatever_the_numbers_an_effect_is_shown_by_all_three(
+    differences: list[float], half_width: float | None, p_value: float
+) -> None:
+    difference = sum(differences) / len(differences)
+    spread = None if half_width is None else Spread(rates=(0.5, 0.5), half_width=half_width)
+    effect = judge_effect(compared(difference, p_value=p_value), spread=spread, run_differences=differences)
+    assert effect.is_effect == (not effect.missing)
+    assert effect.words.startswith("effect over") == effect.is_effect
+    if effect.is_effect:
+        assert len(differences) >= MIN_RUNS
+        assert half_width is not None
+        assert abs(difference) > half_width
+        assert p_value <= 0.05
+        assert effect.verdict is (Verdict.BETTER if difference > 0 else Verdict.WORSE)
+        assert effect.across_runs is not None
+        assert effect.across_runs[0] > 0 or effect.across_runs[1] < 0
+
+
+@given(st.lists(st.floats(-1, 1), min_size=1, max_size=6))
+def test_a_gain_and_a_loss_of_the_same_size_are_judged_alike(differences: list[float]) -> None:
+    mean = sum(differences) / len(differences)
+    gain = judge_effect(compared(mean), spread=NARROW, run_differences=differences)
+    loss = judge_effect(compared(-mean), spread=NARROW, run_differences=[-one for one in differences])
+    assert gain.is_effect == loss.is_effect
+    assert gain.missing == loss.missing

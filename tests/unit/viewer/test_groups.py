@@ -1,8 +1,10 @@
 """Groups with the advantages that trained, and two checkpoints compared task by task."""
 
 import math
+from pathlib import Path
 
 import pytest
+from effect_samples import ENDS, START, write_three_runs
 from viewer_samples import GSPO, KEY, SFT, TASKS
 
 from osworld_pipeline.domain.state import StateDir
@@ -90,3 +92,24 @@ def test_fault_is_no_failure_in_a_comparison(index: EpisodeIndex, sample_state: 
         )
     assert [row["outcome"] for row in pair.before] == ["truncated", "env_fault"]
     assert pair.difference == 1.0
+
+
+def test_runs_that_differ_in_seeds_alone_are_judged_together(tmp_path: Path) -> None:
+    state = StateDir(tmp_path)
+    write_three_runs(state)
+    index = EpisodeIndex(state)
+    index.refresh()
+    with index.reading() as reader:
+        (key,) = {one.settings for one in list_evaluated(reader, Evaluations(state, index).names(reader))}
+        training = Training(read_checkpoints(state))
+        run = compare(reader, START.checkpoint_id, ENDS[1].checkpoint_id, key, training)
+        unrelated = compare(reader, ENDS[0].checkpoint_id, ENDS[1].checkpoint_id, key, training)
+    index.close()
+    assert run.effect is not None
+    assert run.effect.words == "one run: better"
+    assert run.effect.comparison.difference == pytest.approx(12 / 28)
+    assert run.across is not None
+    assert run.across.effect is not None
+    assert run.across.effect.words == "effect over 3 runs: better"
+    assert set(run.across.ends) == {end.checkpoint_id for end in ENDS}
+    assert unrelated.across is None, "neither was trained from the other"
