@@ -1,5 +1,8 @@
 """What changed along a training: who is compared with whom, which runs are one arm, and which families moved."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 from checkpoint_samples import CHAIN, chain_of, make_checkpoint, trained_with
 from eval_samples import eval_rows
@@ -41,8 +44,8 @@ def test_parents_in_a_circle_end() -> None:
     assert training.compared_with("a", ["a", "b"]) == ["b"]
 
 
-def runs_with(*seeds: int, parent: str = "base", **settings) -> list[Checkpoint]:
-    return [trained_with(Stage.SFT, seed, parent, **settings) for seed in seeds]
+def runs_with(*seeds: int, **settings: Any) -> list[Checkpoint]:
+    return [trained_with(Stage.SFT, seed, "base", **settings) for seed in seeds]
 
 
 def test_runs_that_differ_in_seeds_alone_are_one_arm() -> None:
@@ -74,6 +77,15 @@ def test_other_data_and_another_number_of_updates_are_other_arms() -> None:
     ]
     arms = arms_of([BASE, one, *others])
     assert len({arms[found.checkpoint_id] for found in (one, *others)}) == 3
+
+
+@pytest.mark.parametrize(("share", "num_arms"), [(1.0, 2), (0.5, 1)])
+def test_demonstrations_that_a_seed_drew_are_part_of_the_same_data(share: float, num_arms: int) -> None:
+    runs = [
+        replace(run, data_digest=f"drawn by {number}")
+        for number, run in enumerate(runs_with(0, 1, **{"sft.task_share": share}))
+    ]
+    assert len(set(arms_of(runs).values())) == num_arms
 
 
 def test_arms_are_told_apart_by_what_their_parents_learned() -> None:
