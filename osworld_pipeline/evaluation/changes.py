@@ -8,7 +8,7 @@ from statistics import fmean
 from osworld_pipeline.domain.checkpoint import Ancestor, Checkpoint, Stage
 from osworld_pipeline.evaluation.arms import arms_of
 from osworld_pipeline.evaluation.breakdown import compare_tasks, family_of
-from osworld_pipeline.evaluation.effect import Effect, Spread, judge_effect
+from osworld_pipeline.evaluation.effect import Effect, SeedSpread, judge_effect
 from osworld_pipeline.evaluation.scores import UNKNOWN_STAGE, EvalRow, rates_by_seed, successes_by_task
 
 NUM_RESAMPLES = 10_000
@@ -158,8 +158,8 @@ def change_between(
     if comparison is None:
         return change
     differences = [difference for side in sides if (difference := _mean_difference(*side)) is not None]
-    spreads = [Spread.of(rates_by_seed(evals[start]), confidence=confidence) for start in change.starts]
-    effect = judge_effect(comparison, spread=_widest(spreads), run_differences=differences)
+    spreads = [SeedSpread.of(rates_by_seed(evals[start]), confidence=confidence) for start in change.starts]
+    effect = judge_effect(comparison, spread=SeedSpread.widest(spreads), run_differences=differences)
     return replace(change, effect=effect, families=family_changes(before, after))
 
 
@@ -190,9 +190,3 @@ def _mean_difference(before: Sequence[EvalRow], after: Sequence[EvalRow]) -> flo
     left, right = successes_by_task(before), successes_by_task(after)
     differences = [fmean(right[task]) - fmean(left[task]) for task in left.keys() & right.keys()]
     return fmean(differences) if differences else None
-
-
-def _widest(spreads: Sequence[Spread | None]) -> Spread | None:
-    """None where one is unknown."""
-    known = [spread for spread in spreads if spread is not None]
-    return max(known, key=lambda one: one.half_width) if len(known) == len(spreads) else None

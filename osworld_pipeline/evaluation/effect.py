@@ -24,7 +24,7 @@ RULE = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spread:
+class SeedSpread:
     """How much the success rate of one checkpoint varies from evaluation seed to evaluation seed."""
 
     rates: tuple[float, ...]
@@ -34,13 +34,19 @@ class Spread:
     t·s·sqrt(2/k), for k seeds with standard deviation s."""
 
     @classmethod
-    def of(cls, rates: Sequence[float], *, confidence: float = 0.95) -> "Spread | None":
+    def of(cls, rates: Sequence[float], *, confidence: float = 0.95) -> "SeedSpread | None":
         """None for fewer than two seeds: the spread is unknown then, not zero."""
         k = len(rates)
         if k < 2:
             return None
         half_width = student_quantile(confidence, k - 1) * stdev(rates) * math.sqrt(2 / k)
         return cls(rates=tuple(rates), half_width=half_width)
+
+    @classmethod
+    def widest(cls, spreads: "Sequence[SeedSpread | None]") -> "SeedSpread | None":
+        """Of several starts; None where one is unknown."""
+        known = [spread for spread in spreads if spread is not None]
+        return max(known, key=lambda one: one.half_width) if known and len(known) == len(spreads) else None
 
     def band(self, rate: float) -> tuple[float, float]:
         """Around the checkpoint's rate: where another evaluation of it would lie."""
@@ -73,7 +79,7 @@ class Effect:
 
 
 def judge_effect(
-    comparison: Comparison, *, spread: Spread | None, run_differences: Sequence[float] | None = None
+    comparison: Comparison, *, spread: SeedSpread | None, run_differences: Sequence[float] | None = None
 ) -> Effect:
     """`spread`: of the start; of several starts the widest. `run_differences`: of each training run, with other seeds;
     None for one run, whose difference is that of `comparison`."""

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 
 from osworld_pipeline.evaluation.charts import Zone
-from osworld_pipeline.evaluation.effect import Spread
+from osworld_pipeline.evaluation.effect import SeedSpread
 from osworld_pipeline.evaluation.scores import EvalRow, rates_by_seed, summarise
 
 
 def start_zone(rows: Sequence[EvalRow], *, confidence: float, colour: int = 0) -> Zone | None:
     """`rows`: of one evaluation of the start. None where it was not evaluated with two seeds: its spread is unknown."""
-    spread = Spread.of(rates_by_seed(rows), confidence=confidence)
+    spread = SeedSpread.of(rates_by_seed(rows), confidence=confidence)
     if spread is None:
         return None
     low, high = spread.band(summarise(rows, confidence=confidence).success_rate)

@@ -12,7 +12,7 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.evaluation.breakdown import TaskChange, domain_of
 from osworld_pipeline.evaluation.changes import Training
 from osworld_pipeline.evaluation.charts import Chart, Point, Series, Zone, line_chart
-from osworld_pipeline.evaluation.effect import RULE, Effect, Spread, judge_effect
+from osworld_pipeline.evaluation.effect import RULE, Effect, SeedSpread, judge_effect
 from osworld_pipeline.evaluation.evaluation_names import read_evaluation_names
 from osworld_pipeline.evaluation.filmstrips import FilmstripOf, read_filmstrips
 from osworld_pipeline.evaluation.intervals import Rate, rate_over_tasks
@@ -143,7 +143,7 @@ def pairs_of(table: LeaderboardTable, rows: Sequence[EvalRow]) -> list[Pair]:
                 comparison = versus.changes.comparison
                 assert comparison is not None, "a leaderboard compares only what has tasks in common"
                 rates = rates_by_seed(one for one in rows if one.checkpoint_id == versus.checkpoint_id)
-                spread = Spread.of(rates, confidence=comparison.confidence)
+                spread = SeedSpread.of(rates, confidence=comparison.confidence)
                 gains, regressions = versus.changes.gains, versus.changes.regressions
                 left_out = max(0, len(gains) - MAX_CHANGES) + max(0, len(regressions) - MAX_CHANGES)
                 found.append(

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from osworld_pipeline.evaluation.comparison import Comparison, Verdict, compare_paired
-from osworld_pipeline.evaluation.effect import MIN_RUNS, Effect, Spread, judge_effect
+from osworld_pipeline.evaluation.effect import MIN_RUNS, Effect, SeedSpread, judge_effect
 
-NARROW = Spread(rates=(0.5, 0.5), half_width=0.0)
+NARROW = SeedSpread(rates=(0.5, 0.5), half_width=0.0)
 
 
 def compared(difference: float, *, p_value: float = 0.01) -> Comparison:
@@ -23,20 +23,20 @@ def compared(difference: float, *, p_value: float = 0.01) -> Comparison:
 
 def test_the_spread_is_students_interval_of_two_evaluations_difference() -> None:
     # Standard deviation of 0.4, 0.5, 0.6 is 0.1; t of 2 degrees is 4.3027; 4.3027 * 0.1 * sqrt(2/3) = 0.35131.
-    spread = Spread.of([0.4, 0.5, 0.6])
+    spread = SeedSpread.of([0.4, 0.5, 0.6])
     assert spread is not None
     assert spread.half_width == pytest.approx(0.35131, abs=1e-5)
     assert spread.band(0.5) == pytest.approx((0.14869, 0.85131), abs=1e-5)
 
 
 def test_a_band_ends_at_none_and_at_all() -> None:
-    assert Spread(rates=(0.0, 0.1), half_width=0.3).band(0.1) == (0.0, pytest.approx(0.4))
-    assert Spread(rates=(1.0, 0.9), half_width=0.3).band(0.9) == (pytest.approx(0.6), 1.0)
+    assert SeedSpread(rates=(0.0, 0.1), half_width=0.3).band(0.1) == (0.0, pytest.approx(0.4))
+    assert SeedSpread(rates=(1.0, 0.9), half_width=0.3).band(0.9) == (pytest.approx(0.6), 1.0)
 
 
 @pytest.mark.parametrize("rates", [[], [0.5]])
 def test_one_evaluation_has_an_unknown_spread_and_not_one_of_zero(rates: list[float]) -> None:
-    assert Spread.of(rates) is None
+    assert SeedSpread.of(rates) is None
 
 
 def test_one_run_is_never_an_effect_however_clear_it_is() -> None:
@@ -74,7 +74,7 @@ def test_two_runs_are_told_and_are_no_effect(differences: list[float], words: st
 
 
 def test_a_difference_within_the_starts_own_spread_is_not_shown() -> None:
-    wide = Spread(rates=(0.2, 0.4), half_width=0.2)
+    wide = SeedSpread(rates=(0.2, 0.4), half_width=0.2)
     inside = judge_effect(compared(0.19), spread=wide, run_differences=[0.18, 0.19, 0.2])
     outside = judge_effect(compared(0.21), spread=wide, run_differences=[0.2, 0.21, 0.22])
     assert inside.verdict is Verdict.NOT_SHOWN
@@ -113,7 +113,7 @@ def train_and_judge(rng: random.Random, *, num_runs: int, shift_of_run: float, g
     base = sum(map(sum, start)) / NUM_TASKS / NUM_SEEDS
     return judge_effect(
         compare_paired(before, after, num_resamples=200),
-        spread=Spread.of(rates),
+        spread=SeedSpread.of(rates),
         run_differences=[sum(map(sum, end)) / NUM_TASKS / NUM_SEEDS - base for end in ends],
     )
 
@@ -151,7 +151,7 @@ def test_whatever_the_numbers_an_effect_is_shown_by_all_three(
     differences: list[float], half_width: float | None, p_value: float
 ) -> None:
     difference = sum(differences) / len(differences)
-    spread = None if half_width is None else Spread(rates=(0.5, 0.5), half_width=half_width)
+    spread = None if half_width is None else SeedSpread(rates=(0.5, 0.5), half_width=half_width)
     effect = judge_effect(compared(difference, p_value=p_value), spread=spread, run_differences=differences)
     assert effect.is_effect == (not effect.missing)
     assert effect.words.startswith("effect over") == effect.is_effect
