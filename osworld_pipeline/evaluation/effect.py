@@ -94,7 +94,7 @@ def judge_effect(
         missing.append("the runs disagree")
     verdict = Verdict.NOT_SHOWN if missing else comparison.verdict
     if spread is None:
-        missing.append("the start was evaluated with one seed, so its spread is unknown")
+        missing.append("the start's spread is unknown: that takes two evaluation seeds")
     if len(differences) < MIN_RUNS:
         missing.append(f"an effect needs {MIN_RUNS} training runs")
     return Effect(
