@@ -26,7 +26,8 @@ from osworld_pipeline.domain.digest import digest_json
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import PipelineError
 from osworld_pipeline.evaluation.comparison import Comparison, compare_paired
-from osworld_pipeline.evaluation.scores import read_evals
+from osworld_pipeline.evaluation.effect import Effect, SeedSpread, judge_effect
+from osworld_pipeline.evaluation.scores import rates_by_seed, read_evals
 from osworld_pipeline.recipes import Recipe, load_recipe
 from osworld_pipeline.runs.evaluation_plan import plan_evaluation
 from osworld_pipeline.runs.stages import stage_recipe_digest
@@ -73,6 +74,8 @@ class SeedRun:
     sampled: Mapping[Stage, Rewards]
     greedy: Mapping[Stage, Rewards]
     num_faults: int
+    spreads: Mapping[Stage, SeedSpread | None]
+    """Of the sampled evaluations, from one seed of theirs to another."""
     curve: RewardCurve
 
 
@@ -97,13 +100,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _dense(console: Console, arguments: argparse.Namespace) -> dict[str, Any]:
     runs = [run_seed(DENSE, seed, arguments.folder, console) for seed in arguments.seeds]
-    compared = compare_runs(runs)
+    effect = judge_runs(runs, runs, Stage.SFT, Stage.GSPO_PHASE2)
+    compared = effect.comparison
     print_runs(console, "Held-out success, SFT and GSPO", runs)
     sft = compared.before
     minutes = Spread.of(run.minutes for run in runs)
     is_met = compared.difference >= MIN_GAIN and compared.is_better
     console.print(
-        f"phase 2 above SFT, temperature 0.6: {_points(compared)}; "
+        f"phase 2 above SFT, temperature 0.6: {_points(compared)}; {effect.words}; "
         f"bar +{MIN_GAIN:.0%} and an interval above 0: {verdict(is_met)}"
     )
     console.print(f"SFT at {sft:.1%}; bar 10% to 60%: {verdict(SFT_RANGE[0] <= sft <= SFT_RANGE[1])}")
@@ -114,7 +118,14 @@ def _dense(console: Console, arguments: argparse.Namespace) -> dict[str, Any]:
     picture = arguments.picture
     draw_learning(picture, {DENSE.name: [run.curve for run in runs]}, title="Success while GSPO trains")
     console.print(f"picture: {picture}")
-    return {"sft": sft, "gain": compared.difference, "low": compared.low, "high": compared.high, **_figures(runs)}
+    return {
+        "sft": sft,
+        "verdict": effect.words,
+        "gain": compared.difference,
+        "low": compared.low,
+        "high": compared.high,
+        **_figures(runs),
+    }
 
 
 def _sparse(console: Console, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -124,16 +135,15 @@ def _sparse(console: Console, arguments: argparse.Namespace) -> dict[str, Any]:
             arms[arm.name].append(run_seed(arm, seed, arguments.folder, console))
     for name, runs in arms.items():
         print_runs(console, f"Sparse split, {name}", runs)
-    gain = compare_paired(
-        _merged(arms[SPARSE_ALONE.name], Stage.GSPO_PHASE2), _merged(arms[SPARSE.name], Stage.GSPO_PHASE2)
-    )
-    console.print(f"replay above no replay after phase 2, temperature 0.6: {_points(gain)}")
+    effect = judge_runs(arms[SPARSE_ALONE.name], arms[SPARSE.name], Stage.GSPO_PHASE2, Stage.GSPO_PHASE2)
+    gain = effect.comparison
+    console.print(f"replay above no replay after phase 2, temperature 0.6: {_points(gain)}; {effect.words}")
     picture = arguments.picture.with_stem(f"{arguments.picture.stem}-sparse")
     curves = {name: [run.curve for run in runs] for name, runs in arms.items()}
     draw_learning(picture, curves, title="Success on a sparse split, with replay and without")
     console.print(f"picture: {picture}")
     return {
-        "gain": gain.difference, "low": gain.low, "high": gain.high,
+        "verdict": effect.words, "gain": gain.difference, "low": gain.low, "high": gain.high,
         **{name: _figures(runs) for name, runs in arms.items()},
     }  # fmt: skip
 
@@ -157,6 +167,7 @@ def run_seed(arm: Arm, seed: int, folder: Path, console: Console) -> SeedRun:
         sampled=rewards,
         greedy=_rewards(state, greedy, checkpoints, seed)[0],
         num_faults=num_faults,
+        spreads=_spreads(state, sampled, checkpoints),
         curve=_curve(state, checkpoints, rewards, seed),
     )
 
@@ -223,6 +234,13 @@ def _rewards(
     return found, num_faults
 
 
+def _spreads(
+    state: StateDir, recipe: Recipe, checkpoints: Mapping[Stage, Checkpoint]
+) -> dict[Stage, SeedSpread | None]:
+    keys = {stage: plan_evaluation(recipe, checkpoints[stage].checkpoint_id).stage_key for stage in STAGES}
+    return {stage: SeedSpread.of(rates_by_seed(read_evals(state, stage_keys=[key]))) for stage, key in keys.items()}
+
+
 def _curve(
     state: StateDir, checkpoints: Mapping[Stage, Checkpoint], sampled: Mapping[Stage, Rewards], seed: int
 ) -> RewardCurve:
@@ -240,9 +258,15 @@ def _curve(
     return RewardCurve(seed=seed, rollouts=updates, heldout=heldout)
 
 
-def compare_runs(runs: Sequence[SeedRun]) -> Comparison:
-    """Phase 2 against SFT, over the tasks of all seeds."""
-    return compare_paired(_merged(runs, Stage.SFT), _merged(runs, Stage.GSPO_PHASE2))
+def judge_runs(before: Sequence[SeedRun], after: Sequence[SeedRun], start: Stage, end: Stage) -> Effect:
+    """Stage `end` of `after` against stage `start` of `before`, paired by seed, each seed a run."""
+    return judge_effect(
+        compare_paired(_merged(before, start), _merged(after, end)),
+        spread=SeedSpread.widest([run.spreads[start] for run in before]),
+        run_differences=[
+            _rate(right.sampled[end]) - _rate(left.sampled[start]) for left, right in zip(before, after, strict=True)
+        ],
+    )
 
 
 def _merged(runs: Sequence[SeedRun], stage: Stage) -> Rewards:

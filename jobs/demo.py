@@ -1,6 +1,7 @@
 """The demo: trains, evaluates every checkpoint and ranks them, in this process with bars; ends with a table of success
-rates."""
+rates and what changed between them."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import dagster as dg
@@ -11,12 +12,16 @@ from rich.table import Table
 from assets.evaluations import CHECKPOINT_ASSETS
 from jobs.in_process import InProcess, JobStoppedError, open_in_process
 from jobs.pipeline import RANK, TRAIN
+from jobs.what_changed import show_changes
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.evaluation.scores import not_ranked_together, read_scores
+from osworld_pipeline.evaluation.changes import Training, changes_of
+from osworld_pipeline.evaluation.replay_share import read_replay_share
+from osworld_pipeline.evaluation.scores import EvalRow, not_ranked_together, read_evals, score_checkpoints
 from osworld_pipeline.evaluation.suite_files import HELDOUT
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.recipes.load import source_lines
 from osworld_pipeline.runs.evaluation_plan import plan_evaluation
+from osworld_pipeline.runs.registered import all_checkpoints
 from resources.state import RecipeResource
 
 EXAMPLE_QUERY = "SELECT checkpoint_id, count(*) AS tasks, avg(success::INT) AS success FROM evals GROUP BY 1 ORDER BY 1"
@@ -41,7 +46,10 @@ def run_demo(defs: dg.Definitions, *, source: RecipeResource, state_root: Path, 
         console.print(f"\n[bold red]The demo stopped:[/] {escape(str(ended))}", highlight=False)
         console.print("What is finished is kept: run it again and it goes on from there.")
         return 1
-    _show_scores(StateDir(state_root.resolve()), recipe, ended, console)
+    state = StateDir(state_root.resolve())
+    rows = read_evals(state, stage_keys=[plan_evaluation(recipe, checkpoint_id).stage_key for checkpoint_id in ended])
+    _show_scores(rows, recipe, ended, console)
+    _show_what_changed(state, rows, recipe, ended, console)
     _show_where_to_look(state_root, console)
     return 0
 
@@ -70,9 +78,8 @@ def _latest_checkpoints(instance: dg.DagsterInstance) -> list[str]:
     return list(dict.fromkeys(ids))  # a flywheel without a round stands for the SFT checkpoint
 
 
-def _show_scores(state: StateDir, recipe: Recipe, checkpoint_ids: list[str], console: Console) -> None:
-    keys = [plan_evaluation(recipe, checkpoint_id).stage_key for checkpoint_id in checkpoint_ids]
-    found = read_scores(state, confidence=recipe.evaluation.confidence, stage_keys=keys)
+def _show_scores(rows: Sequence[EvalRow], recipe: Recipe, checkpoint_ids: list[str], console: Console) -> None:
+    found = score_checkpoints(rows, confidence=recipe.evaluation.confidence)
     scores = {score.checkpoint_id: score for score in found}
     table = Table(title="Success on held-out tasks", title_justify="left")
     for name in ("checkpoint", "success", f"{recipe.evaluation.confidence:.0%} interval", "n", "faults", "turns"):
@@ -92,6 +99,14 @@ def _show_scores(state: StateDir, recipe: Recipe, checkpoint_ids: list[str], con
     console.print("Raw success by the graders; Wilson intervals; faults stand outside the n.")
     for sentence in not_ranked_together(found):
         console.print(f"[bold]{sentence[:1].upper()}{sentence[1:]}.[/]")
+
+
+def _show_what_changed(
+    state: StateDir, rows: Sequence[EvalRow], recipe: Recipe, checkpoint_ids: list[str], console: Console
+) -> None:
+    training = Training(all_checkpoints(state))
+    changes = changes_of(rows, checkpoint_ids, training, confidence=recipe.evaluation.confidence)
+    show_changes(changes, read_replay_share(state, checkpoint_ids), console)
 
 
 def _show_where_to_look(state_root: Path, console: Console) -> None:

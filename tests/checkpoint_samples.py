@@ -9,7 +9,7 @@ from episode_samples import make_episode
 from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
 from osworld_pipeline.domain.episode import Outcome, Reward
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.recipes import Recipe
+from osworld_pipeline.recipes import Recipe, load_recipe
 from osworld_pipeline.runs.evaluation_plan import plan_evaluation
 from osworld_pipeline.runs.stages import CARD, checkpoint_card
 from osworld_pipeline.trajectories import TrajectoryStore
@@ -27,6 +27,25 @@ def make_checkpoint(checkpoint_id: str, stage: Stage = Stage.SFT, **changes: Any
         "weights_digest": f"weights of {checkpoint_id}",
     }
     return Checkpoint(**{**fields, **changes})
+
+
+CHAIN = (Stage.BASE, Stage.SFT, Stage.GSPO_PHASE1, Stage.GSPO_PHASE2)
+
+
+def trained_with(stage: Stage, seed: int, parent: str | None, **settings: Any) -> Checkpoint:
+    """Of the recipe `demo` with this seed for everything that is trained, and its card."""
+    seeded = dict.fromkeys(("model.seed", "sft.seed", "gspo.phase1.seed", "gspo.phase2.seed"), seed)
+    changes = [f"{key}={json.dumps(value)}" for key, value in {**seeded, **settings}.items()]
+    recipe = load_recipe("demo", settings=changes).model_dump(mode="json")
+    return make_checkpoint(f"{stage}-{seed:012x}", stage, parent_id=parent, recipe=recipe)
+
+
+def chain_of(*stages: Stage) -> list[Checkpoint]:
+    """Each the parent of the next, named after its stage."""
+    return [
+        make_checkpoint(str(stage), stage, parent_id=str(stages[place - 1]) if place else None)
+        for place, stage in enumerate(stages)
+    ]
 
 
 def lay_down(state: StateDir, *checkpoints: Checkpoint) -> None:

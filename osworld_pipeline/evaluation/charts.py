@@ -34,6 +34,16 @@ class Series:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Zone:
+    """A band over the whole width, that a line may leave."""
+
+    name: str
+    low: float
+    high: float
+    colour: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Chart:
     """A plot, what it says in words, and its numbers."""
 
@@ -47,6 +57,8 @@ class Chart:
     note: str = ""
     band: str = ""
     """What the band is; empty where there is none."""
+    zones: tuple[str, ...] = ()
+    """What each zone is, with its ends."""
 
 
 def line_chart(
@@ -58,6 +70,7 @@ def line_chart(
     is_share: bool = False,
     y_range: tuple[float, float] | None = None,
     band: str = "",
+    zones: Sequence[Zone] = (),
     note: str = "",
 ) -> Chart | None:
     """Lines over x; None where no point is finite. `is_share`: 0..1, shown in percent. `y_range`: fixed; else from what
@@ -66,9 +79,13 @@ def line_chart(
     if not drawn:
         return None
     values = [value for one in drawn for point in one.points for value in _extent(point)]
+    values += [end for zone in zones for end in (zone.low, zone.high)]
     xs = [point.x for one in drawn for point in one.points]
     plane = _Plane.over(xs, values, y_range=y_range, is_share=is_share)
     svg = plane.open(title, about := _about_lines(title, drawn, is_share=is_share), x_label=x_label, y_label=y_label)
+    told = [_spelled_zone(zone, is_share=is_share) for zone in zones]
+    for zone, words in zip(zones, told, strict=True):
+        _draw_zone(svg, plane, zone, words)
     for one in drawn:
         _draw_line(svg, plane, one, is_share=is_share)
     return Chart(
@@ -80,6 +97,7 @@ def line_chart(
         rows=_rows(drawn, has_band=bool(band), is_share=is_share),
         note=note,
         band=band,
+        zones=tuple(told),
     )
 
 
@@ -202,6 +220,18 @@ class _Plane:
         return svg
 
 
+def _draw_zone(svg: Element, plane: _Plane, zone: Zone, words: str) -> None:
+    top, bottom = plane.y(zone.high), plane.y(zone.low)
+    box = {
+        "x": f"{LEFT:.1f}",
+        "y": f"{top:.1f}",
+        "width": f"{WIDTH - LEFT - RIGHT:.1f}",
+        "height": f"{max(1.0, bottom - top):.1f}",
+    }
+    drawn = SubElement(svg, "rect", {"class": f"zone k{zone.colour % NUM_COLOURS}", **box})
+    SubElement(drawn, "title").text = words
+
+
 def _draw_line(svg: Element, plane: _Plane, series: Series, *, is_share: bool) -> None:
     colour = f"k{series.colour % NUM_COLOURS}"
     for run in _runs(series.points):
@@ -312,6 +342,10 @@ def _spelled(point: Point, *, is_share: bool) -> str:
     if point.low is None or point.high is None:
         return told
     return f"{told} ({number(point.low, is_share=is_share)} to {number(point.high, is_share=is_share)})"
+
+
+def _spelled_zone(zone: Zone, *, is_share: bool) -> str:
+    return f"{zone.name}: {number(zone.low, is_share=is_share)} to {number(zone.high, is_share=is_share)}."
 
 
 def _places(places: Sequence[tuple[float, float]]) -> str:

@@ -4,6 +4,7 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from fractions import Fraction
 from itertools import compress
 
@@ -13,6 +14,14 @@ _MAX_DENOMINATOR = 1_000
 _MAX_TOTAL = 50_000
 """Of the differences in units of their common denominator."""
 _NUM_FLIPS = 5_000
+
+
+class Verdict(StrEnum):
+    """In the words that people read."""
+
+    BETTER = "better"
+    WORSE = "worse"
+    NOT_SHOWN = "no difference shown"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +39,10 @@ class Comparison:
     samples might as well have come from the other checkpoint."""
     num_tasks: int
     confidence: float
+
+    @property
+    def verdict(self) -> Verdict:
+        return Verdict.BETTER if self.is_better else Verdict.WORSE if self.is_worse else Verdict.NOT_SHOWN
 
     @property
     def is_better(self) -> bool:

@@ -146,3 +146,34 @@ def _quantile(confidence: float) -> float:
     if not 0 < confidence < 1:
         raise ValueError(f"a confidence of {confidence}")
     return NormalDist().inv_cdf((1 + confidence) / 2)
+
+
+def student_quantile(confidence: float, degrees: int) -> float:
+    """What a Student t of so many degrees of freedom exceeds in absolute value with the chance 1 - confidence.
+
+    Its distribution in closed form (Abramowitz and Stegun 1964, 26.7.3 and 26.7.4), inverted by bisection.
+
+    Raises:
+        ValueError: no degree of freedom, or a confidence outside 0..1.
+    """
+    if degrees < 1:
+        raise ValueError(f"{degrees} degrees of freedom")
+    if not 0 < confidence < 1:
+        raise ValueError(f"a confidence of {confidence}")
+    low, high = 0.0, math.pi / 2
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _student_share(middle, degrees) < confidence else (low, middle)
+    return math.sqrt(degrees) * math.tan((low + high) / 2)
+
+
+def _student_share(angle: float, degrees: int) -> float:
+    """The chance that |t| stays below sqrt(degrees)·tan(angle)."""
+    is_odd = degrees % 2 == 1
+    term = math.cos(angle) if is_odd else 1.0
+    total = 0.0
+    for step in range(2 if is_odd else 1, degrees, 2):
+        total += term
+        term *= step / (step + 1) * math.cos(angle) ** 2
+    total *= math.sin(angle)
+    return 2 / math.pi * (angle + total) if is_odd else total

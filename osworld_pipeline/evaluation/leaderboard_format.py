@@ -176,8 +176,7 @@ def _difference(versus: Versus | None) -> str:
     comparison = versus.changes.comparison if versus else None
     if comparison is None:
         return UNKNOWN
-    verdict = "better" if comparison.is_better else "worse" if comparison.is_worse else "not told apart"
-    return f"{comparison.difference:+.1%} ({comparison.low:+.1%} to {comparison.high:+.1%}), {verdict}"
+    return f"{comparison.difference:+.1%} ({comparison.low:+.1%} to {comparison.high:+.1%}), {comparison.verdict}"
 
 
 def _price(price: CostShare | None, name: str) -> str:

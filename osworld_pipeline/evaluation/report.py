@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from osworld_pipeline.domain.checkpoint import Ancestor, Checkpoint
 from osworld_pipeline.domain.episode import Outcome
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.durable import write_file
+from osworld_pipeline.evaluation.changes import Change, Training, changes_of
 from osworld_pipeline.evaluation.charts import Chart, Point, Series, line_chart
 from osworld_pipeline.evaluation.curves import METRIC_ORDER, STAGE_ORDER, MetricPoint
+from osworld_pipeline.evaluation.effect import RULE
 from osworld_pipeline.evaluation.filmstrips import Filmstrip, FilmstripOf, read_filmstrips
 from osworld_pipeline.evaluation.intervals import rate_over_tasks
 from osworld_pipeline.evaluation.page import render_page
@@ -49,9 +52,11 @@ def write_report(
     recipe_name: str = "",
     confidence: float = 0.95,
     stage_keys: Collection[str] | None = None,
+    checkpoints: Sequence[Checkpoint] = (),
 ) -> Path:
     """Writes `reports/report.html` from the tables as they are now; curves of reward and success come from the
     training episodes, others from `metrics`. `stage_keys` names the evaluations to show; None shows all.
+    `checkpoints`: all there are, which say what was trained from what.
 
     Raises:
         TableError: the tables cannot be read.
@@ -62,6 +67,7 @@ def write_report(
     html = render_report(
         scores=scores,
         rows=rows,
+        changes=whole_changes(rows, scores, Training(checkpoints), confidence=confidence),
         curves=metric_charts([*metrics, *_rollout_metrics(state)]),
         filmstrips=read_filmstrips(state, _shown(rows, scores)),
         injections=_injections(state),
@@ -78,6 +84,7 @@ def render_report(
     *,
     scores: Sequence[CheckpointScore],
     rows: Sequence[EvalRow],
+    changes: Sequence[Change],
     curves: Sequence[tuple[str, Sequence[Chart]]],
     filmstrips: Sequence[Filmstrip],
     injections: Mapping[str, int],
@@ -93,6 +100,8 @@ def render_report(
         families=family_table(rows, scores, confidence=confidence),
         fault_kinds=dict(sorted(Counter(row.outcome for row in rows if not row.is_valid).items())),
         fault_examples=fault_examples(rows),
+        changes=changes,
+        rule=RULE,
         curves=curves,
         filmstrips=filmstrips,
         injections=injections,
@@ -104,6 +113,16 @@ def render_report(
         confidence=confidence,
         num_tasks=len({row.task_id for row in rows}),
     )
+
+
+def whole_changes(
+    rows: Sequence[EvalRow], scores: Sequence[CheckpointScore], training: Training, *, confidence: float
+) -> list[Change]:
+    """Of the stages that ended, in the order of `scores`; milestones are points of a curve. What must not be compared
+    is left out."""
+    names = [score.checkpoint_id for score in scores if Ancestor.parse(score.checkpoint_id).num_updates is None]
+    found = changes_of(rows, list(dict.fromkeys(names)), training, confidence=confidence)
+    return [change for change in found if change.effect is not None]
 
 
 def metric_charts(points: Sequence[MetricPoint]) -> list[tuple[str, list[Chart]]]:

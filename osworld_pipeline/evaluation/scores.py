@@ -212,6 +212,15 @@ def successes_by_task(rows: Iterable[EvalRow], *, strict: bool = False) -> dict[
     return samples
 
 
+def rates_by_seed(rows: Iterable[EvalRow]) -> list[float]:
+    """The success rate of each seed, in order, over the tasks that have a valid episode with every seed: a fault must
+    not make two seeds differ. Empty where there is no such task."""
+    found = {(row.task_id, row.seed): row.is_success for row in rows if row.is_valid}
+    seeds = sorted({seed for _, seed in found})
+    tasks = [task for task in {task for task, _ in found} if all((task, seed) in found for seed in seeds)]
+    return [sum(found[task, seed] for task in tasks) / len(tasks) for seed in seeds] if tasks else []
+
+
 def score_checkpoints(rows: Iterable[EvalRow], *, confidence: float = 0.95) -> list[CheckpointScore]:
     """A score for each checkpoint in each of its evaluations, in the order of the stages."""
     by_evaluation: dict[tuple[str, str], list[EvalRow]] = {}

@@ -6,17 +6,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from osworld_pipeline.domain.checkpoint import Checkpoint
 from osworld_pipeline.domain.episode import Outcome
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.evaluation.breakdown import TaskChange, domain_of
-from osworld_pipeline.evaluation.charts import Chart, Point, Series, line_chart
+from osworld_pipeline.evaluation.changes import Training
+from osworld_pipeline.evaluation.charts import Chart, Point, Series, Zone, line_chart
+from osworld_pipeline.evaluation.effect import RULE, Effect, SeedSpread, judge_effect
 from osworld_pipeline.evaluation.evaluation_names import read_evaluation_names
 from osworld_pipeline.evaluation.filmstrips import FilmstripOf, read_filmstrips
 from osworld_pipeline.evaluation.intervals import Rate, rate_over_tasks
 from osworld_pipeline.evaluation.leaderboard import LeaderboardRow, LeaderboardTable, Versus
 from osworld_pipeline.evaluation.page import write_page
-from osworld_pipeline.evaluation.report import fault_examples, filmstrip_of, settings_facts
-from osworld_pipeline.evaluation.scores import EvalRow, is_mixed, successes_by_task
+from osworld_pipeline.evaluation.report import fault_examples, filmstrip_of, settings_facts, whole_changes
+from osworld_pipeline.evaluation.scores import EvalRow, is_mixed, rates_by_seed, successes_by_task
+from osworld_pipeline.evaluation.start_zone import start_zone
 from osworld_pipeline.evaluation.training_charts import OUTCOME_COLOURS
 
 MAX_COLUMNS = 12
@@ -42,16 +46,12 @@ class Pair:
 
     checkpoint_id: str
     versus: Versus
+    effect: Effect
+    """Of these two alone, which come of one run."""
     gains: tuple[TaskChange, ...]
     regressions: tuple[TaskChange, ...]
     num_more: int
     """Changed tasks that are not listed."""
-
-    @property
-    def verdict(self) -> str:
-        comparison = self.versus.changes.comparison
-        assert comparison is not None, "a leaderboard compares only what has tasks in common"
-        return "better" if comparison.is_better else "worse" if comparison.is_worse else "not told apart"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,11 +75,11 @@ def write_suite_page(
     suite_name: str,
     suite_digest: str,
     recipe_name: str,
-    num_updates_of: Mapping[str, int],
+    checkpoints: Sequence[Checkpoint],
     confidence: float,
     apart: Sequence[tuple[str, str]] = (),
 ) -> Path:
-    """Writes `reports/suite-<name>-<key>.html`. `rows`: of this table's evaluations; `num_updates_of`: by checkpoint;
+    """Writes `reports/suite-<name>-<key>.html`. `rows`: of this table's evaluations; `checkpoints`: all there are;
     `apart`: checkpoints with the same settings on other desktops, and which.
     Raises TableError, StoreError."""
     shown = [row.score.checkpoint_id for row in table.rows[:MAX_COLUMNS]]
@@ -95,8 +95,10 @@ def write_suite_page(
         is_mixed=is_mixed(table.desktops),
         confidence=confidence,
         mixes={row.score.checkpoint_id: outcome_mix(row) for row in table.rows},
-        pairs=pairs_of(table),
-        charts=_progress(table, num_updates_of, confidence),
+        pairs=pairs_of(table, rows),
+        changes=whole_changes(rows, [row.score for row in table.rows], Training(checkpoints), confidence=confidence),
+        rule=RULE,
+        charts=_progress(table, rows, {one.checkpoint_id: one.num_updates for one in checkpoints}, confidence),
         shown=shown,
         num_hidden=len(table.rows) - len(shown),
         domains=by_domain(rows, shown, confidence=confidence),
@@ -132,18 +134,23 @@ def outcome_mix(row: LeaderboardRow) -> tuple[MixPart, ...]:
     return tuple(found)
 
 
-def pairs_of(table: LeaderboardTable) -> list[Pair]:
+def pairs_of(table: LeaderboardTable, rows: Sequence[EvalRow]) -> list[Pair]:
     """Each checkpoint against its parent, where that was evaluated alike, and against the best."""
     found = []
     for row in table.rows:
         for versus in dict.fromkeys((row.versus_parent, row.versus_best)):
             if versus is not None:
+                comparison = versus.changes.comparison
+                assert comparison is not None, "a leaderboard compares only what has tasks in common"
+                rates = rates_by_seed(one for one in rows if one.checkpoint_id == versus.checkpoint_id)
+                spread = SeedSpread.of(rates, confidence=comparison.confidence)
                 gains, regressions = versus.changes.gains, versus.changes.regressions
                 left_out = max(0, len(gains) - MAX_CHANGES) + max(0, len(regressions) - MAX_CHANGES)
                 found.append(
                     Pair(
                         checkpoint_id=row.score.checkpoint_id,
                         versus=versus,
+                        effect=judge_effect(comparison, spread=spread),
                         gains=gains[:MAX_CHANGES],
                         regressions=regressions[:MAX_CHANGES],
                         num_more=left_out,
@@ -185,9 +192,12 @@ def _rate(rows: Sequence[EvalRow], confidence: float) -> Rate | None:
     return rate if rate.n else None
 
 
-def _progress(table: LeaderboardTable, num_updates_of: Mapping[str, int], confidence: float) -> list[Chart]:
-    """Success over updates, for stages of which several checkpoints were evaluated."""
+def _progress(
+    table: LeaderboardTable, rows: Sequence[EvalRow], num_updates_of: Mapping[str, int], confidence: float
+) -> list[Chart]:
+    """Success over updates, for stages of which several checkpoints were evaluated, with the band of their start."""
     by_stage: dict[str, list[Point]] = {}
+    starts = {row.score.checkpoint_id: row.parent_id for row in table.rows}
     for row in table.rows:
         score = row.score
         stage_key = score.checkpoint_id.rpartition("-u")[0] or score.checkpoint_id
@@ -199,10 +209,16 @@ def _progress(table: LeaderboardTable, num_updates_of: Mapping[str, int], confid
         line_chart(
             name, [Series(name="success", points=tuple(sorted(points, key=lambda one: one.x)))], x_label="updates",
             y_label="valid episodes", is_share=True, band=f"interval at {confidence:.0%}",
+            zones=_start_zones(rows, starts.get(name), confidence),
         )
         for name, points in sorted(by_stage.items()) if len(points) > 1
     ]  # fmt: skip
     return [chart for chart in charts if chart is not None]
+
+
+def _start_zones(rows: Sequence[EvalRow], start: str | None, confidence: float) -> list[Zone]:
+    zone = start_zone([row for row in rows if row.checkpoint_id == start], confidence=confidence)
+    return [zone] if zone else []
 
 
 def _best_episodes(table: LeaderboardTable, rows: Sequence[EvalRow]) -> list[FilmstripOf]:

@@ -12,6 +12,7 @@ from osworld_pipeline.evaluation.charts import Chart, Point, Series, line_chart,
 from osworld_pipeline.evaluation.evaluation_names import EvaluationName
 from osworld_pipeline.evaluation.intervals import percentiles, rate_over_tasks
 from osworld_pipeline.evaluation.scores import score_checkpoints
+from osworld_pipeline.evaluation.start_zone import start_zone
 from osworld_pipeline.evaluation.ticks import Bins
 from osworld_pipeline.evaluation.training_metrics import (
     BUSY_METRICS,
@@ -142,13 +143,23 @@ def _evaluated(record: TrainingRecord, confidence: float, names: Mapping[str, Ev
         for key, desktops in by_evaluation
     }
     places = {key: place for place, key in enumerate(names)}
+    order = sorted(by_evaluation, key=lambda one: (places.get(one[0], len(places)), one))
     series = [
         Series(name=words[one], points=tuple(sorted(by_evaluation[one], key=lambda point: point.x)), colour=index)
-        for index, one in enumerate(sorted(by_evaluation, key=lambda one: (places.get(one[0], len(places)), one)))
+        for index, one in enumerate(order)
+    ]
+    zones = [
+        start_zone(
+            [row for row in record.start_evals if (row.evaluation_key, row.desktops) == one],
+            confidence=confidence,
+            colour=index,
+        )
+        for index, one in enumerate(order)
     ]
     return line_chart(
         "Success on evaluated tasks", series, x_label="updates", y_label="valid episodes", is_share=True,
-        band=f"interval at {confidence:.0%}", note=words.popitem()[1] if len(words) == 1 else "",
+        band=f"interval at {confidence:.0%}", zones=[zone for zone in zones if zone],
+        note=words.popitem()[1] if len(words) == 1 else "",
     )  # fmt: skip
 
 

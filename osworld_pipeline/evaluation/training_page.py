@@ -5,11 +5,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import groupby
 from pathlib import Path
 
 from osworld_pipeline.domain.episode import Outcome
 from osworld_pipeline.domain.group import GroupFate
 from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.evaluation.changes import Change
+from osworld_pipeline.evaluation.effect import RULE
 from osworld_pipeline.evaluation.evaluation_names import read_evaluation_names
 from osworld_pipeline.evaluation.filmstrips import FilmstripOf, read_filmstrips
 from osworld_pipeline.evaluation.page import write_page
@@ -48,8 +51,15 @@ def training_file(stage_key: str) -> str:
     return f"training-{stage_key}.html"
 
 
-def write_training_page(state: StateDir, record: TrainingRecord, *, confidence: float = 0.95) -> Path:
-    """Writes `reports/training-<stage key>.html`. Raises TableError, StoreError."""
+def write_training_page(
+    state: StateDir,
+    record: TrainingRecord,
+    *,
+    changes: Sequence[tuple[str, Change]] = (),
+    confidence: float = 0.95,
+) -> Path:
+    """Writes `reports/training-<stage key>.html`. `changes`: with the keys of their evaluations.
+    Raises TableError, StoreError."""
     tasks = task_halves(record)
     names = read_evaluation_names(state) if record.evals else {}
     return write_page(
@@ -58,6 +68,11 @@ def write_training_page(state: StateDir, record: TrainingRecord, *, confidence: 
         record=record,
         summary=_summary(record),
         facts=_facts(record),
+        changes=[
+            (names[key].words if key in names else f"evaluation {key}", [change for _, change in found])
+            for key, found in groupby(changes, key=lambda one: one[0])
+        ],
+        rule=RULE,
         sections=training_sections(record, confidence=confidence, names=names),
         tasks=tasks[:MAX_TASKS],
         num_more_tasks=max(0, len(tasks) - MAX_TASKS),

@@ -120,6 +120,8 @@ class TrainingRecord:
     metrics: tuple[MetricPoint, ...] = ()
     evals: tuple[EvalRow, ...] = ()
     """Of its milestones and its end."""
+    start_evals: tuple[EvalRow, ...] = ()
+    """Of the checkpoint that it started from."""
     num_updates_of: Mapping[str, int] = field(default_factory=dict)
     """By checkpoint of the stage."""
 
@@ -177,6 +179,7 @@ def read_training(
         sources=sources,
         metrics=tuple(metrics) or tuple(_carried(mine)),
         evals=tuple(row for row in evals if row.checkpoint_id in num_updates_of),
+        start_evals=tuple(row for row in evals if newest and row.checkpoint_id == newest.parent_id),
         num_updates_of=num_updates_of,
     )
 

@@ -12,10 +12,11 @@ from osworld_pipeline.domain.digest import digest_json
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.durable import remove_stale_temps, write_file
 from osworld_pipeline.recipes import Recipe
+from osworld_pipeline.recipes.learned import NOT_LEARNED
 from osworld_pipeline.runs.embedded_server import EnvServers
 from osworld_pipeline.runs.env_servers import open_env_client
 from osworld_pipeline.runs.record_demonstrations import Recording, RecordProgress, record
-from osworld_pipeline.runs.stages import NOT_LEARNED, recipe_suite
+from osworld_pipeline.runs.stages import recipe_suite
 
 MARKER = "recording.json"
 """Written last: where it stands, the sources are whole and it says what they were made from."""

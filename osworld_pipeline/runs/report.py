@@ -8,6 +8,7 @@ from pathlib import Path
 from osworld_pipeline.domain.checkpoint import Ancestor, Checkpoint, Stage
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import DatasetError, TableError, TrackingError
+from osworld_pipeline.evaluation.changes import Training, changes_of_stage
 from osworld_pipeline.evaluation.curves import MetricPoint
 from osworld_pipeline.evaluation.leaderboard import build_leaderboard
 from osworld_pipeline.evaluation.report import write_report
@@ -79,9 +80,10 @@ def make_report(
 def _write_report(
     state: StateDir, recipe: Recipe, checkpoint_ids: Collection[str], tracking_uri: str, *, say: Say | None
 ) -> Path:
+    checkpoints = all_checkpoints(state)
     metrics = [
         point
-        for checkpoint in all_checkpoints(state)
+        for checkpoint in checkpoints
         if checkpoint.checkpoint_id in checkpoint_ids and checkpoint.stage in TRAINED
         for point in _history(tracking_uri, checkpoint.checkpoint_id, str(checkpoint.stage), CURVES, say)
     ]
@@ -92,6 +94,7 @@ def _write_report(
         recipe_name=recipe.name,
         confidence=recipe.evaluation.confidence,
         stage_keys=list(_recorded_stage_keys(state, recipe, checkpoint_ids).values()),
+        checkpoints=checkpoints,
     )
 
 
@@ -174,7 +177,7 @@ def _write_suite(state: StateDir, recipe: Recipe, suite_name: str) -> Path:
         suite_name=suite_name,
         suite_digest=suite.digest,
         recipe_name=recipe.name,
-        num_updates_of={checkpoint.checkpoint_id: checkpoint.num_updates for checkpoint in checkpoints},
+        checkpoints=checkpoints,
         confidence=recipe.evaluation.confidence,
     )
 
@@ -231,7 +234,8 @@ def _write_training(
 ) -> Path:
     metrics = _history(tracking_uri, stage_key, stage_of(stage_key), REPORTED_METRICS, say)
     record = read_training(state, stage_key, checkpoints=checkpoints, metrics=metrics, evals=evals)
-    return write_training_page(state, record, confidence=confidence)
+    changes = changes_of_stage(evals, record.num_updates_of, Training(checkpoints), confidence=confidence)
+    return write_training_page(state, record, changes=changes, confidence=confidence)
 
 
 def _rows_of(rows: Sequence[EvalRow], key: str) -> list[EvalRow]:

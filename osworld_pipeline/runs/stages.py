@@ -10,6 +10,7 @@ from osworld_pipeline.domain.digest import digest_json
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.evaluation.suites import Suite, build_suite
 from osworld_pipeline.recipes import Recipe
+from osworld_pipeline.recipes.learned import learned_by, learned_keys
 from osworld_pipeline.recipes.schema import ReplaySection, SftSection
 from osworld_pipeline.tables.owned import read_table
 from osworld_pipeline.tables.replay import read_replay_columns, verified_rewards
@@ -21,24 +22,6 @@ DIGEST_LENGTH = 12
 
 EVALUATION_TOP_P = 1.0
 """Evaluations sample from the whole distribution."""
-
-_GSPO = ("gspo", "replay", "rollout", "trainer", "agent", "reward", "desktop")
-SECTIONS: dict[Stage, tuple[str, ...]] = {
-    Stage.BASE: ("model",),
-    Stage.EXTERNAL: (),
-    Stage.SFT: ("sft", "trainer", "agent"),
-    Stage.FLYWHEEL: ("flywheel", "sft", "trainer", "agent", "desktop"),
-    Stage.GSPO_PHASE1: _GSPO,
-    Stage.GSPO_PHASE2: _GSPO,
-}
-"""What of a recipe a stage's weights depend on, beside the parent and the data."""
-
-_TOKENIZER: Mapping[str, tuple[str, ...]] = {
-    "agent": ("dialect", "coordinate_space", "system_prompt"),
-    "suite": ("name", "seed", "families", "num_train"),
-    "desktop": ("screen_width", "screen_height"),
-}
-"""What the tokenizer of a tiny model is learned from (runs/make_base.py); a published model has its own."""
 
 _FORMERLY_JUDGED_BY: Mapping[str, tuple[str, ...]] = {
     "evaluation": ("seeds", "temperature", "max_turns", "confidence"),
@@ -62,48 +45,10 @@ _FORMERLY_JUDGED_BY: Mapping[str, tuple[str, ...]] = {
 REPLAY_COLUMNS = ("row_id", "original_task_id", "quality_rank", "reward", "images")
 """Of a replay row; its id is a digest of task and messages."""
 
-NOT_LEARNED: Mapping[str, tuple[str, ...]] = {
-    # Where desktops are and how many of them work: how long it takes.
-    "desktop": ("num_replicas", "server_urls", "request_timeout_s"),
-    # How weights are held and saved: how long it takes, and what can be resumed.
-    "trainer": (
-        "max_tokens_per_batch",
-        "batching",
-        "activation_checkpointing",
-        "num_processes",
-        "cpu_offload",
-        "context_parallel",
-        "num_threads",
-        "save_every",
-        "keep_last",
-        "keep_every",
-    ),
-    "sft": ("save_every",),
-    "gspo": ("micro_batch_size",),
-    "rollout": ("max_concurrent_episodes", "reported_rewards", "max_held_updates", "held_pause_s"),
-    # How much is verified, and how, changes what is known of the demonstrations; where that decides what is learned,
-    # the digest of the data says so, as of what is imported.
-    "replay": ("verify", "verification_sample", "num_verification_attempts", "import_file"),
-    # Which evaluations there are, not how one goes.
-    "evaluation": ("suites",),
-    # How far the flywheel goes on: a round is the same round, whether or not another follows.
-    "flywheel": ("num_rounds", "min_gain"),
-}
-"""Keys that change what a run costs and not what is learned, so that they are in no id."""
-
 
 def stage_params(stage: Stage, recipe: Recipe) -> dict[str, Any]:
     """The sections of `recipe` that decide what `stage` makes; also its MLflow parameters."""
-    dumped = recipe.model_dump(mode="json")
-    params = {name: _learned(name, dumped[name]) for name in SECTIONS[stage]}
-    if stage is Stage.BASE and recipe.model.kind == "tiny":
-        params |= {name: {key: dumped[name][key] for key in keys} for name, keys in _TOKENIZER.items()}
-    if stage is Stage.FLYWHEEL:
-        params["sft"].pop("num_updates")  # a round has its own
-    other = {Stage.GSPO_PHASE1: "phase2", Stage.GSPO_PHASE2: "phase1"}.get(stage)
-    if other is not None:
-        params["gspo"].pop(other)
-    return params
+    return learned_by(stage, recipe.model_dump(mode="json"))
 
 
 def stage_recipe_digest(stage: Stage, recipe: Recipe) -> str:
@@ -128,9 +73,9 @@ def evaluation_key(recipe: Recipe, *, suite_digest: str) -> str:
     }
     dumped = recipe.model_dump(mode="json")
     parts = {
-        "evaluation": _learned("evaluation", dumped["evaluation"]),
+        "evaluation": learned_keys("evaluation", dumped["evaluation"]),
         "agent": dumped["agent"],
-        "desktop": _learned("desktop", dumped["desktop"]),
+        "desktop": learned_keys("desktop", dumped["desktop"]),
         "success_threshold": recipe.reward.success_threshold,
         "suite": suite_digest,
         "limits": limits,
@@ -216,10 +161,6 @@ def read_checkpoint(state: StateDir, checkpoint_id: str) -> Checkpoint | None:
 def checkpoint_card(checkpoint: Checkpoint) -> dict[str, Any]:
     """What `checkpoint.json` beside the weights holds: the checkpoint, in its own words."""
     return {**asdict(checkpoint), "stage": str(checkpoint.stage)}
-
-
-def _learned(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if name not in NOT_LEARNED.get(section, ())}
 
 
 def _replay_rows(state: StateDir, section: ReplaySection | None, sft: SftSection | None) -> list[tuple[str, ...]]:

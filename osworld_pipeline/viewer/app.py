@@ -15,7 +15,10 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from osworld_pipeline.errors import PipelineError
+from osworld_pipeline.evaluation.changes import Training
+from osworld_pipeline.evaluation.effect import RULE
 from osworld_pipeline.tables.catalog import first_line
+from osworld_pipeline.tables.checkpoints import read_checkpoints
 from osworld_pipeline.viewer.blobs import read_picture
 from osworld_pipeline.viewer.comparing import compare, list_evaluated
 from osworld_pipeline.viewer.episode import Episodes
@@ -181,10 +184,14 @@ class Viewer:
             common = [key for key in under.get(before, []) if key in under.get(after, [])]
             settings = settings if settings in common else next(iter(common), "")
             is_comparable = bool(before and after and common)
-            compared = compare(reader, before, after, settings) if is_comparable else None
+            compared = (
+                compare(reader, before, after, settings, Training(read_checkpoints(self.settings.state)))
+                if is_comparable
+                else None
+            )
         return self._page(
             "compare.html.jinja", evaluated=evaluated, compared=compared, a=before, b=after, settings=settings,
-            common=common, under=under, names=names,
+            common=common, under=under, names=names, rule=RULE,
         )  # fmt: skip
 
     def report(self, request: Request) -> Response:

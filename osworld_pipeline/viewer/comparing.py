@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from osworld_pipeline.domain.checkpoint import Stage
-from osworld_pipeline.evaluation.breakdown import compare_tasks
-from osworld_pipeline.evaluation.comparison import Comparison
+from osworld_pipeline.evaluation.changes import Change, Training, change_between
+from osworld_pipeline.evaluation.effect import Effect
 from osworld_pipeline.evaluation.evaluation_names import EvaluationName
 from osworld_pipeline.evaluation.scores import EvalRow
 from osworld_pipeline.tables.views import DESKTOPS_OF_EVALUATION
@@ -70,7 +70,10 @@ class TaskPair:
 class Compared:
     pairs: tuple[TaskPair, ...]
     """The most gained first, then the most lost, then the others."""
-    comparison: Comparison | None
+    effect: Effect | None
+    """Of these two alone; one run shows none."""
+    across: Change | None
+    """Over all training runs that differ from these in seeds alone, where there are several."""
     apart: str
     """Why there is none, where both sides have graded episodes; else empty."""
     counts: Mapping[str, int]
@@ -96,23 +99,38 @@ def list_evaluated(reader: Reader, names: Mapping[str, EvaluationName]) -> list[
     )
 
 
-def compare(reader: Reader, before: str, after: str, settings: str) -> Compared:
+def compare(reader: Reader, before: str, after: str, settings: str, training: Training) -> Compared:
     """Of two checkpoints under the same settings."""
-    sides = [_rows(reader, checkpoint_id, settings) for checkpoint_id in (before, after)]
+    evaluated = _checkpoints_under(reader, settings)
+    runs = training.runs_of(before, after, evaluated)
+    names = {before, after, *(name for run in runs for pair in run for name in pair)}
+    evals = {name: _rows(reader, name, settings) for name in names}
+    sides = evals[before], evals[after]
     tasks = sorted({row["task_id"] for rows in sides for row in rows})
     pairs = [
         _pair(task_id, *([row for row in rows if row["task_id"] == task_id] for rows in sides)) for task_id in tasks
     ]
     rank = {"gained": 0, "lost": 1, "same": 2, "not compared": 3}
     pairs.sort(key=lambda pair: (rank[pair.kind], -abs(pair.difference or 0.0), pair.task_id))
-    comparison, apart = None, ""
-    try:
-        changes = compare_tasks(*(list(map(_eval_row, rows)) for rows in sides), num_resamples=NUM_RESAMPLES)
-        comparison = changes.comparison
-    except ValueError as error:
-        apart = str(error)
-    counts = {kind: sum(pair.kind == kind for pair in pairs) for kind in rank}
-    return Compared(pairs=tuple(pairs), comparison=comparison, apart=apart, counts=counts)
+    rows = [_eval_row(row) for found in evals.values() for row in found]
+    alone = change_between(rows, (before, after), (before, after), training, num_resamples=NUM_RESAMPLES)
+    across = (
+        change_between(rows, (before, after), evaluated, training, num_resamples=NUM_RESAMPLES)
+        if len(runs) > 1
+        else None
+    )
+    return Compared(
+        pairs=tuple(pairs),
+        effect=alone.effect,
+        across=across,
+        apart=alone.apart,
+        counts={kind: sum(pair.kind == kind for pair in pairs) for kind in rank},
+    )
+
+
+def _checkpoints_under(reader: Reader, settings: str) -> list[str]:
+    sql = f"SELECT DISTINCT checkpoint_id FROM ({_EVALS.format(condition='true')}) WHERE settings = ? ORDER BY 1"  # noqa: S608
+    return [row["checkpoint_id"] for row in reader.dicts(sql, [settings])]
 
 
 def _rows(reader: Reader, checkpoint_id: str, settings: str) -> list[dict[str, Any]]:

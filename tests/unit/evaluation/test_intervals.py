@@ -12,6 +12,7 @@ from osworld_pipeline.evaluation.intervals import (
     interval_over_tasks,
     percentiles,
     rate_over_tasks,
+    student_quantile,
     wilson_interval,
 )
 
@@ -99,3 +100,20 @@ def test_percentiles_lie_between_two_values_in_proportion() -> None:
     assert percentiles([3.0, 0.0, 1.0, 2.0], 0.5) == (0.75, 2.25)
     with pytest.raises(ValueError, match="a confidence of 1"):
         percentiles([1.0], 1)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "quantile"), [(1, 12.7062), (2, 4.3027), (3, 3.1824), (4, 2.7764), (9, 2.2622), (30, 2.0423)]
+)
+def test_students_quantiles_are_those_of_the_printed_tables(degrees: int, quantile: float) -> None:
+    assert student_quantile(0.95, degrees) == pytest.approx(quantile, abs=5e-5)
+
+
+def test_with_many_degrees_of_freedom_students_quantile_is_the_normal_one() -> None:
+    assert student_quantile(0.9, 2_000) == pytest.approx(NormalDist().inv_cdf(0.95), abs=2e-3)
+
+
+@pytest.mark.parametrize(("confidence", "degrees"), [(0.95, 0), (0.0, 3), (1.0, 3)])
+def test_no_freedom_or_no_confidence_has_no_quantile(confidence: float, degrees: int) -> None:
+    with pytest.raises(ValueError, match=r"degrees of freedom|confidence"):
+        student_quantile(confidence, degrees)

@@ -7,7 +7,7 @@ from eval_samples import eval_row, eval_rows
 
 from osworld_pipeline.domain.episode import Outcome
 from osworld_pipeline.evaluation.intervals import IntervalMethod, wilson_interval
-from osworld_pipeline.evaluation.scores import score_checkpoints, successes_by_task, summarise
+from osworld_pipeline.evaluation.scores import rates_by_seed, score_checkpoints, successes_by_task, summarise
 
 
 def test_faults_are_outside_the_lenient_denominator_and_unsolved_in_the_strict_one() -> None:
@@ -69,3 +69,13 @@ def test_the_evaluation_key_is_what_follows_the_checkpoint() -> None:
     row = eval_row(Outcome.SUCCESS, checkpoint_id="sft-1", stage_key="eval-sft-1-abc")
     assert row.evaluation_key == "abc"
     assert eval_row(Outcome.SUCCESS, stage_key="something-else").evaluation_key == ""
+
+
+def test_rates_by_seed_are_over_the_tasks_that_every_seed_ended_validly() -> None:
+    # Seeds 0, 1, 2 of tasks a, b, c; the fault of b takes b out of all three.
+    assert rates_by_seed(eval_rows(["sff", "sse", "ssf"])) == [1.0, 0.5, 0.0]
+
+
+def test_without_a_task_that_every_seed_ended_validly_there_are_no_rates() -> None:
+    assert rates_by_seed(eval_rows(["se", "es"])) == []
+    assert rates_by_seed([]) == []

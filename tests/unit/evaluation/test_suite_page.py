@@ -3,10 +3,12 @@
 from pathlib import Path
 
 import pytest
+from checkpoint_samples import make_checkpoint
 from episode_samples import make_episode
 from eval_samples import KEY, eval_rows
 from page_reader import Reader, read_page
 
+from osworld_pipeline.domain.checkpoint import Stage
 from osworld_pipeline.domain.episode import EpisodePurpose, SamplingParams
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.evaluation.leaderboard import LeaderboardTable, build_leaderboard
@@ -25,7 +27,12 @@ from osworld_pipeline.evaluation.suite_page import (
 from osworld_pipeline.trajectories import TrajectoryStore
 
 EVIL = '<img src=x onerror="alert(1)">'
-PARENTS = {"base": None, "sft": "base", "sft-u0002": "base"}
+CHECKPOINTS = [
+    make_checkpoint("base", Stage.BASE, num_updates=0),
+    make_checkpoint("sft", parent_id="base", num_updates=4),
+    make_checkpoint("sft-u0002", parent_id="base", num_updates=2),
+]
+PARENTS = {one.checkpoint_id: one.parent_id for one in CHECKPOINTS}
 
 
 def rows_of(**played: str) -> list[EvalRow]:
@@ -49,7 +56,7 @@ def table_of(rows: list[EvalRow]) -> LeaderboardTable:
 def write(state: StateDir, rows: list[EvalRow], **changes) -> Reader:
     options = {
         "suite_name": "mine", "suite_digest": "d1", "recipe_name": "demo", "confidence": 0.95,
-        "num_updates_of": {"sft": 4, "sft-u0002": 2, "base": 0},
+        "checkpoints": CHECKPOINTS,
     }  # fmt: skip
     return read_page(write_suite_page(state, table_of(rows), rows, **(options | changes)))
 
@@ -62,9 +69,9 @@ def test_the_page_has_ranks_intervals_and_what_is_missing(tmp_path: Path) -> Non
 
 
 def test_each_is_compared_with_its_parent_and_with_the_best() -> None:
-    pairs = {(pair.checkpoint_id, pair.versus.checkpoint_id): pair for pair in pairs_of(table_of(ROWS))}
+    pairs = {(pair.checkpoint_id, pair.versus.checkpoint_id): pair for pair in pairs_of(table_of(ROWS), ROWS)}
     assert set(pairs) == {("sft", "base"), ("sft-u0002", "base"), ("sft-u0002", "sft"), ("base", "sft")}
-    assert pairs["sft", "base"].verdict == "better"
+    assert pairs["sft", "base"].effect.words == "one run: better"
     assert [change.task_id for change in pairs["sft-u0002", "sft"].regressions] == ["e", "f", "g"]
     assert pairs["sft-u0002", "sft"].gains == ()
 
@@ -72,7 +79,7 @@ def test_each_is_compared_with_its_parent_and_with_the_best() -> None:
 def test_long_lists_of_changes_are_cut_and_say_so() -> None:
     tasks = {f"t{number:03d}": "f" for number in range(MAX_CHANGES + 7)}
     rows = eval_rows(tasks, checkpoint="base") + eval_rows(dict.fromkeys(tasks, "s"), checkpoint="sft")
-    (pair,) = [pair for pair in pairs_of(table_of(rows)) if pair.checkpoint_id == "sft"]
+    (pair,) = [pair for pair in pairs_of(table_of(rows), rows) if pair.checkpoint_id == "sft"]
     assert (len(pair.gains), pair.num_more) == (MAX_CHANGES, 7)
 
 
@@ -107,7 +114,7 @@ def test_a_success_costs_what_all_episodes_did(tmp_path: Path) -> None:
 def test_many_checkpoints_are_all_ranked_and_the_first_stand_side_by_side(tmp_path: Path) -> None:
     names = [f"c{number:02d}" for number in range(MAX_COLUMNS + 3)]
     rows = [row for name in names for row in eval_rows("sf", checkpoint=name)]
-    page = write(StateDir(tmp_path), rows, num_updates_of={})
+    page = write(StateDir(tmp_path), rows, checkpoints=[])
     assert all(page.text.count(name) >= 2 for name in names)
     assert f"The first {MAX_COLUMNS} checkpoints of {MAX_COLUMNS + 3}." in page.text
 

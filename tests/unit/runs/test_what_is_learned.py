@@ -10,11 +10,10 @@ from replay_samples import make_row, write_rows
 from osworld_pipeline.domain.checkpoint import Stage
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.recipes import Recipe, load_recipe
+from osworld_pipeline.recipes.learned import NOT_LEARNED, SECTIONS
 from osworld_pipeline.recipes.schema import ReplaySection, SftSection
 from osworld_pipeline.runs.make_base import tokenizer_corpus
 from osworld_pipeline.runs.stages import (
-    NOT_LEARNED,
-    SECTIONS,
     evaluation_key,
     former_evaluation_key,
     stage_checkpoint_id,

@@ -3,9 +3,11 @@
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
+from effect_samples import ENDS, START, write_three_runs
 from episode_samples import make_episode, make_step
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,6 +53,22 @@ def test_checkpoints_that_two_graders_scored_are_shown_and_not_compared(own_stat
     assert "Evaluations on different desktop images or graders cannot be compared" in page
     assert "unknown image/grader 7; unknown image/grader 8" in page
     assert "points (95%" not in page
+
+
+def test_two_checkpoints_of_one_run_are_never_called_an_effect(sample_state: StateDir, tmp_path: Path) -> None:
+    with reading(sample_state) as read:
+        page = read(f"/compare?a={SFT}&b={GSPO}")
+    assert "One run: no difference shown." in page, "six tasks"
+    assert "an effect needs 3 training runs" in page
+    assert "Effect over" not in page
+    several = StateDir(tmp_path)
+    write_three_runs(several)
+    with reading(several) as read:
+        page = read(f"/compare?a={START.checkpoint_id}&b={ENDS[1].checkpoint_id}")
+    assert "the start's own spread ±7.2" in page
+    assert "One run: better." in page
+    assert "Over 3 training runs that differ in seeds alone: +48.8 points" in page
+    assert "Effect over 3 runs: better." in page
 
 
 def test_evaluations_are_told_by_suite_and_settings_on_every_page(own_state: StateDir) -> None:

@@ -1,12 +1,16 @@
 """Groups with the advantages that trained, and two checkpoints compared task by task."""
 
 import math
+from pathlib import Path
 
 import pytest
+from effect_samples import ENDS, START, write_three_runs
 from viewer_samples import GSPO, KEY, SFT, TASKS
 
 from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.evaluation.changes import Training
 from osworld_pipeline.evaluation.scores import read_evals
+from osworld_pipeline.tables.checkpoints import read_checkpoints
 from osworld_pipeline.training.advantage import compute_advantages
 from osworld_pipeline.viewer.comparing import compare, list_evaluated
 from osworld_pipeline.viewer.evaluations import Evaluations
@@ -64,22 +68,48 @@ def test_estimator_is_that_of_the_recipe(recipe: str | None, estimator: str) -> 
 def test_comparison_is_that_of_the_evaluations(index: EpisodeIndex, sample_state: StateDir) -> None:
     with index.reading() as reader:
         evaluated = list_evaluated(reader, Evaluations(sample_state, index).names(reader))
-        found = compare(reader, SFT, GSPO, KEY)
+        found = compare(reader, SFT, GSPO, KEY, Training(read_checkpoints(sample_state)))
     rows = read_evals(sample_state)
     for one in evaluated:
         mine = [row for row in rows if row.checkpoint_id == one.checkpoint_id and row.evaluation_key == one.settings]
         assert (one.num_episodes, one.num_valid) == (len(mine), sum(row.is_valid for row in mine))
         assert one.num_successes == sum(row.is_success for row in mine)
-    assert found.comparison is not None
-    assert found.comparison.difference == pytest.approx(
+    assert found.effect is not None
+    assert found.effect.comparison.difference == pytest.approx(
         sum(pair.difference for pair in found.pairs if pair.difference is not None) / 6
     )
     assert [pair.kind for pair in found.pairs] == ["gained"] * 5 + ["same", "not compared"]
-    assert not math.isnan(found.comparison.p_value)
+    assert not math.isnan(found.effect.comparison.p_value)
+    assert found.across is None, "one run of GSPO"
 
 
-def test_fault_is_no_failure_in_a_comparison(index: EpisodeIndex) -> None:
+def test_fault_is_no_failure_in_a_comparison(index: EpisodeIndex, sample_state: StateDir) -> None:
     with index.reading() as reader:
-        pair = next(one for one in compare(reader, SFT, GSPO, KEY).pairs if one.task_id == TASKS[5][0])
+        pair = next(
+            one
+            for one in compare(reader, SFT, GSPO, KEY, Training(read_checkpoints(sample_state))).pairs
+            if one.task_id == TASKS[5][0]
+        )
     assert [row["outcome"] for row in pair.before] == ["truncated", "env_fault"]
     assert pair.difference == 1.0
+
+
+def test_runs_that_differ_in_seeds_alone_are_judged_together(tmp_path: Path) -> None:
+    state = StateDir(tmp_path)
+    write_three_runs(state)
+    index = EpisodeIndex(state)
+    index.refresh()
+    with index.reading() as reader:
+        (key,) = {one.settings for one in list_evaluated(reader, Evaluations(state, index).names(reader))}
+        training = Training(read_checkpoints(state))
+        run = compare(reader, START.checkpoint_id, ENDS[1].checkpoint_id, key, training)
+        unrelated = compare(reader, ENDS[0].checkpoint_id, ENDS[1].checkpoint_id, key, training)
+    index.close()
+    assert run.effect is not None
+    assert run.effect.words == "one run: better"
+    assert run.effect.comparison.difference == pytest.approx(12 / 28)
+    assert run.across is not None
+    assert run.across.effect is not None
+    assert run.across.effect.words == "effect over 3 runs: better"
+    assert set(run.across.ends) == {end.checkpoint_id for end in ENDS}
+    assert unrelated.across is None, "neither was trained from the other"

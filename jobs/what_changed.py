@@ -1,0 +1,81 @@
+"""What a training changed, for people: each checkpoint against those before it, the families of tasks that moved, and
+what replay contributed."""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from osworld_pipeline.domain.checkpoint import Stage
+from osworld_pipeline.evaluation.changes import Change
+from osworld_pipeline.evaluation.effect import ONE_RUN
+from osworld_pipeline.evaluation.page import STAGE_NAMES
+from osworld_pipeline.evaluation.replay_share import ReplayShare
+
+
+def show_changes(changes: Sequence[Change], replay: ReplayShare, console: Console) -> None:
+    """Nothing of what was not compared."""
+    compared = [change for change in changes if change.effect is not None]
+    if compared:
+        console.print()
+        console.print(_table(compared))
+    last = [change for change in compared if change.stages == (Stage.SFT, Stage.GSPO_PHASE2)]
+    for change in last:
+        console.print("\n".join(_family_lines(change)), highlight=False, soft_wrap=True)
+    if replay.num_groups:
+        console.print(_replay_line(replay), highlight=False, soft_wrap=True)
+    if compared:
+        console.print(ONE_RUN, style="bold", highlight=False)
+
+
+def _table(changes: Sequence[Change]) -> Table:
+    table = Table(
+        title="What changed on held-out tasks, paired by task", title_justify="left", box=None, pad_edge=False
+    )
+    table.add_column("", no_wrap=True)
+    effects = [change.effect for change in changes if change.effect is not None]
+    for name in ("points", f"{effects[0].comparison.confidence:.0%} interval", "tasks", "eval seeds"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("verdict")
+    for change, effect in zip(changes, effects, strict=True):
+        it = effect.comparison
+        table.add_row(
+            _title(change),
+            f"{100 * it.difference:+.1f}",
+            f"{100 * it.low:+.1f} to {100 * it.high:+.1f}",
+            str(it.num_tasks),
+            str(change.num_seeds),
+            effect.words,
+        )
+    return table
+
+
+def _family_lines(change: Change) -> list[str]:
+    """A line for each family that moved, and one for the others."""
+    moved = [one for one in change.families if one.difference]
+    same = [one.family.replace("_", " ") for one in change.families if not one.difference]
+    width = max((len(one.family) for one in moved), default=0)
+    lines = [f"Families of tasks, {_title(change)}:"]
+    lines += [
+        f"  {one.family.replace('_', ' '):{width}}  {100 * one.difference:+6.1f} points, "
+        f"{one.before_successes}/{one.before_n} to {one.after_successes}/{one.after_n}"
+        for one in moved
+    ]
+    if same:
+        lines.append(f"  no change: {', '.join(same) if moved else 'all of them'}")
+    return lines
+
+
+def _replay_line(replay: ReplayShare) -> str:
+    if not replay.num_injected:
+        return f"Replay: no demonstration joined any of {replay.num_groups} groups."
+    return (
+        f"Replay: a demonstration joined {replay.num_injected} of {replay.num_groups} groups, of "
+        f"{replay.num_tasks} task{'' if replay.num_tasks == 1 else 's'}; {replay.num_solved_later} of these tasks "
+        "were solved for the first time after that, without one."
+    )
+
+
+def _title(change: Change) -> str:
+    before, after = (STAGE_NAMES[stage].removeprefix("GSPO ") for stage in change.stages)
+    return f"{after} against {before}"

@@ -1,0 +1,56 @@
+"""Which checkpoints come of the same training under other seeds: they are runs of one arm."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from osworld_pipeline.domain.checkpoint import Checkpoint
+from osworld_pipeline.domain.digest import digest_json
+from osworld_pipeline.recipes.learned import learned_by
+
+SEED = "seed"
+TASKS = "suite"
+"""Its seed chooses the tasks, not how they are trained on."""
+
+
+def arms_of(checkpoints: Iterable[Checkpoint]) -> dict[str, str]:
+    """By checkpoint, its arm: a digest of what each of its stages depends on apart from seeds, and of its updates. A
+    checkpoint whose recipe is not on its card, or on that of an ancestor, shares no arm that is told from the card.
+    """
+    known = {one.checkpoint_id: one for one in checkpoints}
+    return {name: _arm(one, known) for name, one in known.items()}
+
+
+def _arm(checkpoint: Checkpoint, known: Mapping[str, Checkpoint]) -> str:
+    parts: list[Any] = []
+    seen: set[str] = set()
+    name: str | None = checkpoint.checkpoint_id
+    while name is not None and name not in seen:
+        seen.add(name)
+        one = known.get(name)
+        parts.append(name if one is None else _made_by(one))
+        name = one.parent_id if one else None
+    return digest_json(parts)
+
+
+def _made_by(checkpoint: Checkpoint) -> Any:
+    """What the stage of a checkpoint depends on apart from seeds and parent; its id where the card does not say."""
+    try:
+        params = learned_by(checkpoint.stage, checkpoint.recipe)
+    except (KeyError, TypeError):  # no recipe, or one of an earlier version
+        return checkpoint.checkpoint_id
+    if not params:
+        return checkpoint.checkpoint_id
+    # A share of the tasks is drawn by the seed: the demonstrations are then another part of the same data.
+    is_drawn = params.get("sft", {}).get("task_share", 1.0) < 1.0
+    return {
+        "stage": str(checkpoint.stage),
+        "num_updates": checkpoint.num_updates,
+        "data": "" if is_drawn else checkpoint.data_digest,
+        "params": {name: section if name == TASKS else _without_seeds(section) for name, section in params.items()},
+    }
+
+
+def _without_seeds(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _without_seeds(inner) for name, inner in value.items() if name != SEED}
+    return value

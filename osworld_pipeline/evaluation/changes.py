@@ -1,0 +1,192 @@
+"""What a training changed: each stage against the one it started from, over all runs with other seeds, and the families
+of tasks that moved."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+from osworld_pipeline.domain.checkpoint import Ancestor, Checkpoint, Stage
+from osworld_pipeline.evaluation.arms import arms_of
+from osworld_pipeline.evaluation.breakdown import compare_tasks, family_of
+from osworld_pipeline.evaluation.effect import Effect, SeedSpread, judge_effect
+from osworld_pipeline.evaluation.scores import UNKNOWN_STAGE, EvalRow, rates_by_seed, successes_by_task
+
+NUM_RESAMPLES = 10_000
+Pair = tuple[str, str]
+"""Ids of the checkpoint that a training started from, and of the one that it ended with."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FamilyChange:
+    """A family of tasks on both sides, over the tasks that were compared; valid samples and the successes in them."""
+
+    family: str
+    num_tasks: int
+    before_successes: int
+    before_n: int
+    after_successes: int
+    after_n: int
+    difference: float
+    """Of the success rates, every task of the same weight."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """From the start of a training to its end."""
+
+    runs: tuple[tuple[Pair, ...], ...]
+    """Start and end of each; runs differ in seeds alone, and a run with branches has several ends."""
+    stages: Pair
+    """Of start and end, not their ids."""
+    effect: Effect | None
+    """None where the two must not be compared, or have no task in common."""
+    num_seeds: int
+    """Evaluation seeds that were played."""
+    families: tuple[FamilyChange, ...] = ()
+    """Those that changed most first."""
+    apart: str = ""
+    """Why they must not be compared; else empty."""
+
+    @property
+    def starts(self) -> tuple[str, ...]:
+        """Without repetition."""
+        return tuple(dict.fromkeys(start for run in self.runs for start, _ in run))
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        return tuple(end for run in self.runs for _, end in run)
+
+
+class Training:
+    """Checkpoints of a state with their parents and arms."""
+
+    def __init__(self, checkpoints: Sequence[Checkpoint]) -> None:
+        self._known = {one.checkpoint_id: one for one in checkpoints}
+        self._arms = arms_of(checkpoints)
+
+    def compared_with(self, checkpoint_id: str, shown: Sequence[str]) -> list[str]:
+        """Of `shown`, the SFT checkpoint that it descends from, and the nearest ancestor."""
+        ancestors = [name for name in self._path(checkpoint_id) if name in shown]
+        sft = [name for name in ancestors if self._known[name].stage is Stage.SFT]
+        return list(dict.fromkeys((*sft[:1], *ancestors[:1])))
+
+    def runs_of(self, before: str, after: str, shown: Sequence[str]) -> list[list[Pair]]:
+        """Pairs of `shown` that are to each other as these two are, the run of these two first. Pairs whose ends share
+        the stage that followed their start are branches of one run. What does not descend from the other is one run."""
+        branches: dict[str, list[Pair]] = {}
+        for end in dict.fromkeys((after, *shown)):
+            path = self._path(end)
+            start = next((name for name in path if self._arms[name] == self._arms.get(before)), None)
+            if start in (before, *shown) and self._arms[end] == self._arms.get(after):
+                first = (end, *path)[path.index(start)]
+                branches.setdefault(Ancestor.parse(first).stage_key, []).append((start, end))
+        runs = list(branches.values())
+        return runs if runs and (before, after) in runs[0] else [[(before, after)]]
+
+    def arms(self, pair: Pair) -> tuple[str, str]:
+        return self._arms[pair[0]], self._arms[pair[1]]
+
+    def stage_of(self, checkpoint_id: str) -> str:
+        one = self._known.get(checkpoint_id)
+        return str(one.stage) if one else UNKNOWN_STAGE
+
+    def _path(self, checkpoint_id: str) -> list[str]:
+        """Its ancestors that are known, the nearest first."""
+        path: list[str] = []
+        one = self._known.get(checkpoint_id)
+        while one is not None and one.parent_id in self._known and one.parent_id not in (checkpoint_id, *path):
+            path.append(one.parent_id)
+            one = self._known[one.parent_id]
+        return path
+
+
+def changes_of(
+    rows: Sequence[EvalRow], shown: Sequence[str], training: Training, *, confidence: float = 0.95
+) -> list[Change]:
+    """Of each of `shown` against those that it descends from; what differs in seeds alone is one change. `rows`: one
+    evaluation of each."""
+    pairs = {
+        training.arms((before, after)): (before, after)
+        for after in reversed(shown)
+        for before in reversed(training.compared_with(after, shown))
+    }
+    return [change_between(rows, pair, shown, training, confidence=confidence) for pair in reversed(pairs.values())]
+
+
+def changes_of_stage(
+    evals: Sequence[EvalRow], num_updates_of: Mapping[str, int], training: Training, *, confidence: float = 0.95
+) -> list[tuple[str, Change]]:
+    """With the key of the evaluation, of the last checkpoint of a stage that was evaluated under it. `evals`: all there
+    are; `num_updates_of`: the stage's checkpoints. What must not be compared is left out."""
+    found = []
+    for key in dict.fromkeys(row.evaluation_key for row in evals if row.checkpoint_id in num_updates_of):
+        rows = [row for row in evals if row.evaluation_key == key]
+        shown = sorted({row.checkpoint_id for row in rows})
+        end = max(num_updates_of.keys() & set(shown), key=lambda name: (num_updates_of[name], name))
+        for start in training.compared_with(end, shown):
+            change = change_between(rows, (start, end), shown, training, confidence=confidence)
+            found += [(key, change)] if change.effect else []
+    return found
+
+
+def change_between(
+    rows: Sequence[EvalRow],
+    pair: Pair,
+    shown: Sequence[str],
+    training: Training,
+    *,
+    confidence: float = 0.95,
+    num_resamples: int = NUM_RESAMPLES,
+) -> Change:
+    """Of this pair, and of those of `shown` that differ from it in seeds alone. `rows`: one evaluation of each."""
+    evals: dict[str, list[EvalRow]] = {}
+    for row in rows:
+        evals.setdefault(row.checkpoint_id, []).append(row)
+    runs = training.runs_of(*pair, [name for name in shown if name in evals])
+    sides = [tuple([row for one in run for row in evals.get(one[side], [])] for side in (0, 1)) for run in runs]
+    before, after = ([row for side in sides for row in side[place]] for place in (0, 1))
+    change = Change(
+        runs=tuple(map(tuple, runs)),
+        stages=(training.stage_of(pair[0]), training.stage_of(pair[1])),
+        effect=None,
+        num_seeds=len({row.seed for row in (*before, *after)}),
+    )
+    try:
+        comparison = compare_tasks(before, after, confidence=confidence, num_resamples=num_resamples).comparison
+    except ValueError as error:
+        return replace(change, apart=str(error))
+    if comparison is None:
+        return change
+    differences = [difference for side in sides if (difference := _mean_difference(*side)) is not None]
+    spreads = [SeedSpread.of(rates_by_seed(evals[start]), confidence=confidence) for start in change.starts]
+    effect = judge_effect(comparison, spread=SeedSpread.widest(spreads), run_differences=differences)
+    return replace(change, effect=effect, families=family_changes(before, after))
+
+
+def family_changes(before: Sequence[EvalRow], after: Sequence[EvalRow]) -> tuple[FamilyChange, ...]:
+    """Over the tasks that both have a valid sample of."""
+    left, right = successes_by_task(before), successes_by_task(after)
+    families: dict[str, list[str]] = {}
+    for task_id, family in {row.task_id: family_of(row) for row in (*before, *after)}.items():
+        if task_id in left and task_id in right:
+            families.setdefault(family, []).append(task_id)
+    found = [
+        FamilyChange(
+            family=family,
+            num_tasks=len(tasks),
+            before_successes=sum(sum(left[task]) for task in tasks),
+            before_n=sum(len(left[task]) for task in tasks),
+            after_successes=sum(sum(right[task]) for task in tasks),
+            after_n=sum(len(right[task]) for task in tasks),
+            difference=fmean(fmean(right[task]) - fmean(left[task]) for task in tasks),
+        )
+        for family, tasks in families.items()
+    ]
+    return tuple(sorted(found, key=lambda one: (-abs(one.difference), one.family)))
+
+
+def _mean_difference(before: Sequence[EvalRow], after: Sequence[EvalRow]) -> float | None:
+    """Over the tasks that both have a valid sample of, each of the same weight; None without one."""
+    left, right = successes_by_task(before), successes_by_task(after)
+    differences = [fmean(right[task]) - fmean(left[task]) for task in left.keys() & right.keys()]
+    return fmean(differences) if differences else None

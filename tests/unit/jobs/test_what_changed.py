@@ -1,0 +1,81 @@
+"""What the demo prints below its scores."""
+
+import io
+
+from checkpoint_samples import CHAIN, chain_of
+from eval_samples import eval_rows
+from rich.console import Console
+
+from jobs.what_changed import show_changes
+from osworld_pipeline.domain.checkpoint import Stage
+from osworld_pipeline.evaluation.changes import Training, changes_of
+from osworld_pipeline.evaluation.effect import ONE_RUN
+from osworld_pipeline.evaluation.replay_share import ReplayShare
+
+REPLAY = ReplayShare(num_groups=72, num_injected=2, num_tasks=1, num_solved_later=0)
+FIRST = {f"t{number}": "f" for number in range(8)}
+LETTERS = {
+    "base": FIRST,
+    "sft": FIRST | dict.fromkeys(list(FIRST)[:7], "s"),
+    "gspo_phase1": FIRST | dict.fromkeys(list(FIRST)[:6], "s"),
+    "gspo_phase2": dict.fromkeys(FIRST, "s"),
+}
+
+
+def shown(*stages: Stage, replay: ReplayShare = REPLAY, desktops: str = "") -> list[str]:
+    chain = chain_of(*stages)
+    rows = [
+        row
+        for stage in stages
+        for task, letter in LETTERS[stage].items()
+        for row in eval_rows({task: letter}, checkpoint=stage, desktops=desktops and f"{desktops}{stage}",
+                             family="close_window" if task == "t7" else "click")
+    ]  # fmt: skip
+    changes = changes_of(rows, [one.checkpoint_id for one in chain], Training(chain))
+    sink = io.StringIO()
+    show_changes(changes, replay, Console(file=sink, width=110))
+    return sink.getvalue().splitlines()
+
+
+def test_a_line_for_each_comparison_says_points_interval_tasks_seeds_and_verdict() -> None:
+    lines = [line.split() for line in shown(*CHAIN)]
+    # 7 of 8 tasks gained: 7/8 = 87.5 points; p = 2/2^7.
+    (sft,) = [line for line in lines if line[:3] == ["SFT", "against", "Base"]]
+    assert sft[3] == "+87.5"
+    assert sft[-5:] == ["8", "1", "one", "run:", "better"]
+    (second,) = [line for line in lines if line[:5] == ["phase", "2", "against", "phase", "1"]]
+    # t6 and t7: 2/8 = 25 points; two tasks prove nothing.
+    assert second[5] == "+25.0"
+    assert second[-7:] == ["8", "1", "one", "run:", "no", "difference", "shown"]
+    assert sum("against" in line and "Families" not in line for line in lines) == 4
+
+
+def test_families_that_moved_from_sft_to_phase_2_have_a_line_each() -> None:
+    lines = shown(*CHAIN)
+    start = lines.index("Families of tasks, phase 2 against SFT:")
+    assert lines[start + 1] == "  close window  +100.0 points, 0/1 to 1/1"
+    assert lines[start + 2] == "  no change: click"
+
+
+def test_replay_and_the_one_seed_are_told_at_the_end() -> None:
+    assert shown(*CHAIN)[-2:] == [
+        "Replay: a demonstration joined 2 of 72 groups, of 1 task; 0 of these tasks were solved for the first time "
+        "after that, without one.",
+        ONE_RUN,
+    ]
+
+
+def test_stages_that_were_not_run_are_not_told_of() -> None:
+    none = ReplayShare(num_groups=0, num_injected=0, num_tasks=0, num_solved_later=0)
+    lines = shown(Stage.BASE, Stage.SFT, replay=none)
+    assert not [line for line in lines if "phase" in line or "Replay" in line or "Families" in line]
+    assert lines[-1] == ONE_RUN
+
+
+def test_what_was_graded_apart_is_not_compared() -> None:
+    assert not [line for line in shown(*CHAIN, desktops="image of ") if "against" in line]
+
+
+def test_groups_that_no_demonstration_joined_are_told_as_such() -> None:
+    none = ReplayShare(num_groups=36, num_injected=0, num_tasks=0, num_solved_later=0)
+    assert "Replay: no demonstration joined any of 36 groups." in shown(*CHAIN, replay=none)
