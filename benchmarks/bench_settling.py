@@ -87,14 +87,17 @@ def differ_in_more_than_a_caret(first: bytes, second: bytes) -> bool:
     return num_changed_cells(before, after, width=images[0].width) > MAX_STILL_CELLS
 
 
+async def start_slow_window(guest: GuestClient, *, seed: int, delays_s: tuple[float, float]) -> None:
+    path = "/tmp/slow_window.py"
+    await guest.upload(path, SLOW_WINDOW.read_bytes())
+    await guest.launch(["python3", path, str(seed), *map(str, delays_s), str(STRIP)])
+    await asyncio.sleep(2.0)
+
+
 async def drive_slow_window(
     guest: GuestClient, seed: int, count: int, pause_s: float, size: tuple[int, int]
 ) -> list[Trial]:
-    path = "/tmp/slow_window.py"
-    await guest.upload(path, SLOW_WINDOW.read_bytes())
-    delays = [str(value) for value in (SHORTEST_S, LONGEST_S, STRIP)]
-    await guest.launch(["python3", path, str(seed), *delays])
-    await asyncio.sleep(2.0)
+    await start_slow_window(guest, seed=seed, delays_s=(SHORTEST_S, LONGEST_S))
     chance = random.Random(seed)
     trials = []
     for _ in range(count):

@@ -17,6 +17,7 @@ from .recording import Recorder, RecordingError
 from .screen import Screen
 from .server import Reply, Request, Route
 from .settling import read_limit_s, wait_until_still
+from .stillness import PIXEL_BYTES
 from .terminal import TerminalReader
 from .windows import Window, WindowManager
 from .xinput import Input
@@ -103,7 +104,9 @@ class DesktopRoutes:
         limit_s = read_limit_s(request.fields["settle_s"])
         before = self._screen.pixels()
         perform_calls(self._device, calls)
-        return Reply({"status": "success", "settled_s": wait_until_still(self._screen, before, limit_s=limit_s)})
+        width = self._screen.stride // PIXEL_BYTES
+        settled_s = wait_until_still(self._screen.pixels, before, width=width, limit_s=limit_s)
+        return Reply({"status": "success", "settled_s": settled_s})
 
     def _execute(self, request: Request) -> Reply:
         fields = request.fields

@@ -13,7 +13,7 @@ REACTION_S = 0.5
 """A program may begin to draw so late. Where nothing has moved since the action, no verdict comes before."""
 REACTION_SHARE = 1 / 2
 """The same as a share of the limit; the longer one counts."""
-_PIXEL_BYTES = 4
+PIXEL_BYTES = 4
 _IS_CHANGED = [0] + [255] * 255
 
 
@@ -21,7 +21,7 @@ class Stillness:
     """One wait after one action. A screen is a bytes object with four bytes a pixel, of which any may differ.
 
     Each look is compared with the screen as it was when it last moved, not with the look before: a caret goes between
-    two states that are both close to it, while many small changes add up to a movement."""
+    two states that are both close to it, while letters that come one by one add up to a movement."""
 
     def __init__(self, before: bytes, *, width: int, limit_s: float) -> None:
         """`before` is the screen before the action. Times of looks count from the action's end."""
@@ -45,7 +45,7 @@ class Stillness:
 
 def num_changed_cells(before: bytes, after: bytes, *, width: int) -> int:
     """Squares of CELL pixels a side in which two screens differ; all of them where their sizes do."""
-    stride = width * _PIXEL_BYTES
+    stride = width * PIXEL_BYTES
     height = len(after) // stride
     if len(before) != len(after):
         return (width // CELL + 1) * (height // CELL + 1)
@@ -54,7 +54,7 @@ def num_changed_cells(before: bytes, after: bytes, *, width: int) -> int:
     box = difference.getbbox()
     if box is None:
         return 0
-    cell_bytes = CELL * _PIXEL_BYTES
+    cell_bytes = CELL * PIXEL_BYTES
     corner = (box[0] // cell_bytes * cell_bytes, box[1] // CELL * CELL)
     cells = difference.crop((*corner, *box[2:])).point(_IS_CHANGED).reduce((cell_bytes, CELL))
     return cells.width * cells.height - cells.histogram()[0]
