@@ -3,14 +3,15 @@
 import os
 from collections.abc import Iterator
 
-X_SERVERS = ("Xvfb", "Xorg")
+X_SERVERS = (b"Xvfb", b"Xorg")
 
 
 def descendants(pid: int) -> Iterator[int]:
     """Those that end meanwhile may be missing."""
-    for child in _children(pid):
-        yield child
-        yield from descendants(child)
+    for thread in _threads(pid):
+        for child in map(int, _read(f"{thread}/children").split()):
+            yield child
+            yield from descendants(child)
 
 
 def is_any_at_work() -> bool:
@@ -19,18 +20,19 @@ def is_any_at_work() -> bool:
     return any(_is_at_work(pid) for pid in descendants(os.getppid()) if pid != os.getpid())
 
 
-def _children(pid: int) -> list[int]:
-    """Of each of its threads."""
+def _is_at_work(pid: int) -> bool:
+    if _read(f"/proc/{pid}/comm").strip() in X_SERVERS:
+        return False
+    return any(_read(f"{thread}/stat").rpartition(b") ")[2][:1] in (b"R", b"D") for thread in _threads(pid))
+
+
+def _threads(pid: int) -> list[str]:
+    """Their folders."""
+    folder = f"/proc/{pid}/task"
     try:
-        threads = os.listdir(f"/proc/{pid}/task")
+        return [f"{folder}/{thread}" for thread in os.listdir(folder)]
     except OSError:
         return []
-    return [int(child) for thread in threads for child in _read(f"/proc/{pid}/task/{thread}/children").split()]
-
-
-def _is_at_work(pid: int) -> bool:
-    head, _, fields = _read(f"/proc/{pid}/stat").rpartition(b") ")
-    return fields[:1] in (b"R", b"D") and head.partition(b"(")[2].decode("utf-8", "replace") not in X_SERVERS
 
 
 def _read(path: str) -> bytes:
