@@ -17,10 +17,11 @@ def descendants(pid: int) -> Iterator[int]:
 def is_any_at_work() -> bool:
     """Whether a program of this desktop computes, or waits for a disk or a core, at this moment. The X server and the
     agent do not count: a screen that is looked at keeps them busy."""
-    return any(_is_at_work(pid) for pid in descendants(os.getppid()) if pid != os.getpid())
+    return any(is_at_work(pid) for pid in descendants(os.getppid()) if pid != os.getpid())
 
 
-def _is_at_work(pid: int) -> bool:
+def is_at_work(pid: int) -> bool:
+    """Any of its threads: a program may load in one that its window does not wait for."""
     if _read(f"/proc/{pid}/comm").strip() in X_SERVERS:
         return False
     return any(_read(f"{thread}/stat").rpartition(b") ")[2][:1] in (b"R", b"D") for thread in _threads(pid))

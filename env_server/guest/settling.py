@@ -15,9 +15,11 @@ def wait_until_still(pixels: Callable[[], bytes], before: bytes, *, width: int, 
     what it was before the action that is just over."""
     start = time.monotonic()
     stillness = Stillness(before, width=width, limit_s=limit_s)
+    look_s = 0.0
     while True:
         at_s = time.monotonic() - start
-        if at_s >= limit_s:
+        if at_s + look_s >= limit_s:  # no time for another
+            time.sleep(max(0.0, limit_s - at_s))
             return limit_s
         if stillness.look(pixels(), at_s, is_busy=is_any_at_work()):
             return at_s

@@ -2,6 +2,9 @@
 
 import asyncio
 import io
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 
@@ -10,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from env_server.guest.settling import read_limit_s
+from env_server.guest.processes import descendants, is_at_work
+from env_server.guest.settling import read_limit_s, wait_until_still
 from env_server.guest.stillness import Stillness, num_changed_cells
 from env_server.settle import settle_by_looks
 from osworld_pipeline.errors import ReplicaError
@@ -111,6 +115,39 @@ def test_cells_are_counted_where_changes_are_far_apart() -> None:
 def test_limit_that_is_no_number_of_seconds_is_refused(value: object) -> None:
     with pytest.raises(ValueError, match="settle_s must be"):
         read_limit_s(value)
+
+
+def test_slow_looks_do_not_prolong_the_wait() -> None:
+    def slow() -> bytes:
+        time.sleep(0.2)
+        return BLANK
+
+    start = time.monotonic()
+    assert wait_until_still(slow, BLANK, width=WIDTH, limit_s=0.5) == 0.5
+    assert time.monotonic() - start < 0.65
+
+
+SPIN = "import threading, time\nthreading.Thread(target=lambda: [0 for _ in iter(int, 1)], daemon=True).start()\n"
+
+
+@pytest.mark.parametrize(("code", "expected"), [("import time\n", False), (SPIN, True)])
+def test_program_is_at_work_where_any_thread_of_it_is(code: str, expected: bool) -> None:
+    program = subprocess.Popen(
+        [sys.executable, "-ISc", code + "print(flush=True); time.sleep(30)"], stdout=subprocess.PIPE
+    )
+    try:
+        assert program.stdout is not None
+        program.stdout.readline()
+        time.sleep(0.05)
+        assert program.pid in descendants(os.getpid())
+        looks = []
+        for _ in range(50):
+            time.sleep(0.002)
+            looks.append(is_at_work(program.pid))
+        assert (sum(looks) > 25) is expected
+    finally:
+        program.kill()
+        program.communicate()
 
 
 def png(screen: bytes) -> bytes:
