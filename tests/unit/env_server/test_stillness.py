@@ -100,9 +100,10 @@ def test_screen_of_another_size_is_movement() -> None:
     assert settled_at(lambda at_s: BLANK if at_s < 0 else BLANK * 2, limit_s=0.3) == pytest.approx(0.1, abs=0.03)
 
 
-@given(x=st.integers(0, WIDTH - 1), y=st.integers(0, HEIGHT - 1), shade=st.integers(1, 255))
-def test_one_pixel_is_one_cell_wherever_it_is(x: int, y: int, shade: int) -> None:
-    assert num_changed_cells(BLANK, filled(x, y, 1, 1, shade=shade), width=WIDTH) == 1
+@given(place=st.integers(0, len(BLANK) - 1), value=st.integers(1, 255))
+def test_one_byte_is_one_cell_wherever_it_is(place: int, value: int) -> None:
+    changed = BLANK[:place] + bytes([value]) + BLANK[place + 1 :]
+    assert num_changed_cells(BLANK, changed, width=WIDTH) == 1
 
 
 def test_cells_are_counted_where_changes_are_far_apart() -> None:
