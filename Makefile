@@ -7,7 +7,7 @@ export PYTHONUNBUFFERED := 1
 export PYTHONDONTWRITEBYTECODE :=
 export DAGSTER_HOME := $(CURDIR)
 
-.PHONY: help setup setup-test setup-python setup-tokenizer demo test test-fast test-sglang test-gpu test-faults test-windows bench-env bench-data bench-rollout bench-training bench-learning bench-scale bench-viewer check format dev mlflow constraints clean
+.PHONY: help setup setup-test setup-python setup-tokenizer demo test test-fast test-sglang test-gpu test-faults test-windows bench-env bench-settling bench-data bench-rollout bench-training bench-learning bench-scale bench-viewer check format dev mlflow constraints clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -49,6 +49,9 @@ test-windows: setup-test ## a machine brought up as a Windows image is, and Wind
 
 bench-env: setup-test ## the env server's speed, in ratios with spread; SLIME=PATH measures against Slime-OSWorld
 	@$(BIN)/python -m benchmarks.bench_env $(if $(SLIME),--slime-checkout $(SLIME))
+
+bench-settling: setup-test ## how often the adaptive pause ends too early, and what it saves, on local desktops; PAUSE=2 for another
+	@$(BIN)/python -m benchmarks.bench_settling $(if $(PAUSE),--pause $(PAUSE))
 
 bench-data: setup-python ## the union build's and the store's speed; SLIME=PATH measures beside Slime-OSWorld's script
 	@$(BIN)/python -m benchmarks.bench_data $(if $(SLIME),--slime-checkout $(SLIME))

@@ -50,7 +50,7 @@ class StubDriver:
 
     async def prepare(self) -> None: ...
 
-    async def act(self, action: str, *, pause_s: float) -> None:
+    async def act(self, action: str, *, pause_s: float, settle: str) -> None:
         await asyncio.sleep(STEP_S)
 
     async def observe(self, view: View) -> Observation:

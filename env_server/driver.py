@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from env_server.providers.base import ProvidedDesktop
-from osworld_pipeline.domain.observation import Observation
+from osworld_pipeline.domain.observation import Observation, Settle
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.wire import EnvConfig, ImageFormat
 
@@ -48,8 +48,9 @@ class EpisodeDriver(Protocol):
         """
         ...
 
-    async def act(self, action: str, *, pause_s: float) -> None:
-        """One stripped action, or WAIT, DONE or FAIL; then the screen gets `pause_s` seconds to settle.
+    async def act(self, action: str, *, pause_s: float, settle: Settle) -> None:
+        """One stripped action, or WAIT, DONE or FAIL; then the screen gets `pause_s` seconds to settle, or fewer where
+        `settle` is adaptive and it has settled sooner. A WAIT itself takes `pause_s` either way.
 
         Raises:
             ActionParseError: the action was refused and nothing has happened.

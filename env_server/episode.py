@@ -10,7 +10,7 @@ from typing import Literal
 
 from env_server.driver import EpisodeDriver, Plan, View
 from env_server.replica import Lease
-from osworld_pipeline.domain.observation import Observation
+from osworld_pipeline.domain.observation import Observation, Settle
 from osworld_pipeline.errors import EnvServerError, EvaluatorError, ReplicaError, SetupError, TaskError
 from osworld_pipeline.wire import EnvConfig, ImageFormat
 
@@ -114,7 +114,13 @@ class Episode:
         return observation
 
     async def step(
-        self, action: str, *, pause_s: float, number: int | None = None, view: View | None = None
+        self,
+        action: str,
+        *,
+        pause_s: float,
+        settle: Settle = "fixed",
+        number: int | None = None,
+        view: View | None = None,
     ) -> StepResult:
         """`number`, counted from 1, makes a step safe to send again: the last one is answered as before and not done
         a second time.
@@ -132,7 +138,7 @@ class Episode:
                 return repeated
             async with self._live():
                 with self._timed("act"):
-                    await self._driver.act(action, pause_s=pause_s)
+                    await self._driver.act(action, pause_s=pause_s, settle=settle)
                 self.last_action, self.reward = action, None
                 self.num_steps += 1
                 observation = await self._look(view or self.view)

@@ -141,25 +141,36 @@ class GuestClient:
 
     # What happens to it
 
-    async def act(self, calls: Sequence[GuestCall], *, timeout_s: float = 60.0) -> None:
+    async def act(self, calls: Sequence[GuestCall], *, settle_s: float | None = None, timeout_s: float = 60.0) -> bool:
         """Our extension: input through XTest, no code involved. A call the guest refuses is an ActionParseError and
-        nothing of the list has happened. A foreign guest, which does not know it, runs a pyautogui program instead."""
+        nothing of the list has happened. A foreign guest, which does not know it, runs a pyautogui program instead.
+
+        With `settle_s` the guest then waits until its screen has settled, at most so long and beyond `timeout_s`; False
+        where it cannot, and has not waited."""
         if self._lacks_act:
             return await self._act_by_program(calls, timeout_s)
-        body = {"calls": [{"name": c.name, "args": list(c.args), "kwargs": dict(c.kwargs or {})} for c in calls]}
-        answer = await self._request("POST", "/act", body=body, timeout_s=timeout_s, allow=(400, 404, 405))
+        body: dict[str, Any] = {
+            "calls": [{"name": c.name, "args": list(c.args), "kwargs": dict(c.kwargs or {})} for c in calls]
+        }
+        if settle_s is not None:
+            body["settle_s"] = settle_s
+        limit_s = timeout_s + (settle_s or 0.0)
+        answer = await self._request("POST", "/act", body=body, timeout_s=limit_s, allow=(400, 404, 405))
         if answer.status_code == 400:
             raise ActionParseError(_message(answer))
         if answer.status_code != 200:  # no such route, so nothing has happened
             self._lacks_act = True
             return await self._act_by_program(calls, timeout_s)
-        return None
+        return settle_s is not None and "settled_s" in self._json(answer)
 
-    async def _act_by_program(self, calls: Sequence[GuestCall], timeout_s: float) -> None:
+    async def _act_by_program(self, calls: Sequence[GuestCall], timeout_s: float) -> bool:
         """Once only: an input that may have happened is not repeated."""
+        if not calls:
+            return False
         result = await self.execute(["python", "-c", pyautogui_program(calls)], timeout_s=timeout_s)
         if result.status != "success" or result.returncode != 0:
             raise ReplicaError(f"the guest of {self._name} failed in the middle of an action: {result.error[-300:]}")
+        return False
 
     async def execute(
         self, command: str | Sequence[str], *, shell: bool = False, timeout_s: float = 120.0, setup: bool = False

@@ -15,9 +15,9 @@ from env_server.images import in_size
 from env_server.providers.base import ProvidedDesktop
 from env_server.pyautogui_calls import MAX_ACTION_S, read_calls
 from env_server.settings import TaskLimits
-from env_server.settle import screen_digest, wait_until_calm
+from env_server.settle import screen_digest, settle_by_looks, wait_until_calm
 from env_server.setup import OPENING_VERBS, SetupContext, run_verbs
-from osworld_pipeline.domain.observation import Observation
+from osworld_pipeline.domain.observation import Observation, Settle
 from osworld_pipeline.domain.pyautogui import SPECIAL_ACTIONS
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.domain.task_words.reading import Grader, check_verbs, read_grader
@@ -127,12 +127,17 @@ class GuestDriver:
                 f"the set-up of task {self._plan.task.task_id} took more than {limit_s:g} s; shorten its config"
             ) from error
 
-    async def act(self, action: str, *, pause_s: float) -> None:
+    async def act(self, action: str, *, pause_s: float, settle: Settle) -> None:
         calls = () if action in SPECIAL_ACTIONS else read_calls(action)
-        if calls:
-            await self._desktop.guest.act(calls, timeout_s=MAX_ACTION_S + ACT_MARGIN_S)
-        elif action == "WAIT":
+        guest, timeout_s = self._desktop.guest, MAX_ACTION_S + ACT_MARGIN_S
+        if action == "WAIT":
             await asyncio.sleep(pause_s)
+        if settle == "adaptive":
+            if not await guest.act(calls, settle_s=pause_s, timeout_s=timeout_s):
+                await settle_by_looks(guest.screenshot, limit_s=pause_s)
+            return
+        if calls:
+            await guest.act(calls, timeout_s=timeout_s)
         await asyncio.sleep(pause_s)
 
     async def observe(self, view: View) -> Observation:

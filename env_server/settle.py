@@ -2,11 +2,19 @@
 
 import asyncio
 import hashlib
+import io
 import time
+from collections.abc import Awaitable, Callable
 
+from PIL import Image, UnidentifiedImageError
+
+from env_server.guest.stillness import Stillness
 from env_server.guest_client import GuestClient
+from osworld_pipeline.errors import ReplicaError
 
 POLL_INTERVAL_S = 0.1
+LOOK_INTERVAL_S = 0.25
+"""Between screenshots after an action; they are not cheap where they are needed."""
 SETTLE_LIMIT_S = 3.0
 WINDOW_LIMIT_S = 5.0
 WINDOW_CALM_S = 0.3
@@ -31,3 +39,31 @@ async def wait_until_calm(guest: GuestClient, *, before: bytes | None = None) ->
             last, calm_since = digest, now
         elif digest != before and now - calm_since >= calm_s:
             return
+
+
+async def settle_by_looks(screenshot: Callable[[], Awaitable[bytes]], *, limit_s: float) -> None:
+    """After an action, where the guest cannot wait by itself: its decision over screenshots from outside. What changed
+    before the first of them is not seen, and then the wait is the longer one."""
+    start = time.monotonic()
+    stillness: Stillness | None = None
+    while True:
+        looked_at_s = time.monotonic() - start
+        data = await screenshot()
+        stillness, has_settled = await asyncio.to_thread(_look, stillness, data, looked_at_s, limit_s)
+        at_s = time.monotonic() - start
+        wait_s = max(LOOK_INTERVAL_S, at_s - looked_at_s)
+        if has_settled or at_s + 2 * wait_s > limit_s:  # no time for another look
+            break
+        await asyncio.sleep(wait_s)
+    if not has_settled:
+        await asyncio.sleep(limit_s - at_s)
+
+
+def _look(stillness: Stillness | None, data: bytes, at_s: float, limit_s: float) -> tuple[Stillness, bool]:
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            screen, width = image.convert("RGBX").tobytes(), image.width
+    except (UnidentifiedImageError, OSError) as error:
+        raise ReplicaError(f"a screenshot of {len(data)} bytes is no image: {error}; replace the replica") from error
+    stillness = stillness or Stillness(screen, width=width, limit_s=limit_s)
+    return stillness, stillness.look(screen, at_s)

@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from osworld_pipeline.domain.observation import Settle
+
 ImageFormat = Literal["png", "jpeg", "webp"]
 ImageSide = Annotated[int, Field(ge=1, le=16_384)]
 Fault = Literal["env_fault", "grader_fault", "policy_fault", "client_error", "no_capacity"]
@@ -50,6 +52,8 @@ class StepRequest(Message):
     """`pyautogui.f(...)` calls with literal arguments, or WAIT, DONE, FAIL."""
     pause: float = Field(default=2.0, ge=0.0, le=60.0, allow_inf_nan=False)
     """Seconds to let the screen settle before the next observation."""
+    settle: Settle = "fixed"
+    """`adaptive` observes as soon as the screen has settled, at the latest after `pause`."""
     step: int | None = Field(default=None, ge=1)
     """The number this step is to have, counted from 1. With it a step may be sent again after a lost answer: it is
     done once, and answered the same."""

@@ -88,7 +88,9 @@ def _episodes_router(episodes: EpisodeTable) -> APIRouter:
         if message.image_format is not None or message.image_quality is not None:
             image_format = message.image_format or view.image_format
             view = replace(view, image_format=image_format, image_quality=message.image_quality)
-        result = await episode.step(message.action, pause_s=message.pause, number=message.step, view=view)
+        result = await episode.step(
+            message.action, pause_s=message.pause, settle=message.settle, number=message.step, view=view
+        )
         fields = {
             "step": result.num_steps,
             "action": result.action,

@@ -6,6 +6,7 @@ from typing import Any, Literal, Self
 from pydantic import ConfigDict, Field
 
 from env_server.episode import Episode
+from osworld_pipeline.domain.observation import Settle
 from osworld_pipeline.wire import EnvConfig, ImageFormat, Message
 
 TASK_EXAMPLE = {
@@ -42,6 +43,8 @@ class StepMessage(Message):
     """`pyautogui.f(...)` calls with literal arguments, or WAIT, DONE, FAIL."""
     pause: float = Field(default=2.0, ge=0.0, le=60.0, allow_inf_nan=False)
     """Seconds to let the screen settle before the observation."""
+    settle: Settle = "fixed"
+    """`adaptive` observes as soon as the screen has settled, at the latest after `pause`."""
     image_format: ImageFormat | None = None
     """For this step's observation; None takes the episode's."""
     image_quality: int | None = Field(default=None, ge=1, le=100)

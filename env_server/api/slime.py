@@ -55,7 +55,7 @@ def slime_router(episodes: EpisodeTable) -> APIRouter:
     async def step(message: StepRequest) -> Response:
         """Does one action and answers what the desktop shows then. With `step` it may be sent again."""
         episode = episodes.find(message.episode_id)
-        result = await episode.step(message.action, pause_s=message.pause, number=message.step)
+        result = await episode.step(message.action, pause_s=message.pause, settle=message.settle, number=message.step)
         info = INFO.get(result.action, {})
         return await writer.flat(
             result.observation, {"reward": 0.0, "done": result.is_done, "step": result.num_steps, "info": info}

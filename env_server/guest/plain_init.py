@@ -12,6 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from .processes import descendants
 from .seccomp import install_filter
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 36, 38
@@ -100,7 +101,7 @@ def end_all() -> None:
     """TERM to everything below, a moment later KILL, until nothing is left."""
     started_at = time.monotonic()
     while True:
-        pids = _descendants(os.getpid())
+        pids = list(descendants(os.getpid()))
         passed_s = time.monotonic() - started_at
         if not pids or passed_s > END_LIMIT_S:
             return
@@ -130,15 +131,3 @@ def _bury() -> set[int]:
         if pid == 0:
             return ended
         ended.add(pid)
-
-
-def _descendants(pid: int) -> list[int]:
-    found = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            children = task.read_text().split()
-        except OSError:
-            continue
-        for child in map(int, children):
-            found += [child, *_descendants(child)]
-    return found

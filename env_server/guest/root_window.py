@@ -17,20 +17,28 @@ class RootWindowScreen(Screen):
     def __init__(self, display: Display) -> None:
         self._display, self._lock = display, threading.Lock()
         size = display.screen().root.get_geometry()
-        self.width, self.height = size.width, size.height
+        self.width, self.height, self.stride = size.width, size.height, 4 * size.width
         self._has_cursor = display.query_extension("XFIXES") is not None
         if self._has_cursor:
             display.xfixes_query_version()
 
+    def pixels(self) -> bytes:
+        with self._lock:
+            return self._pixels()
+
     def grab(self) -> Image.Image:
         with self._lock:
+            data = self._pixels()
             root = self._display.screen().root
-            raw = root.get_image(0, 0, self.width, self.height, X.ZPixmap, 0xFFFFFFFF)
             cursor = self._display.xfixes_get_cursor_image(root) if self._has_cursor else None
-        image = Image.frombuffer("RGB", (self.width, self.height), raw.data, "raw", "BGRX", 0, 1)
+        image = Image.frombuffer("RGB", (self.width, self.height), data, "raw", "BGRX", 0, 1)
         if cursor is not None:
             _put_cursor(image, cursor)
         return image
+
+    def _pixels(self) -> bytes:
+        root = self._display.screen().root
+        return root.get_image(0, 0, self.width, self.height, X.ZPixmap, 0xFFFFFFFF).data
 
 
 def _put_cursor(image: Image.Image, cursor: object) -> None:

@@ -16,6 +16,8 @@ from .opening import opening_command
 from .recording import Recorder, RecordingError
 from .screen import Screen
 from .server import Reply, Request, Route
+from .settling import read_limit_s, wait_until_still
+from .stillness import PIXEL_BYTES
 from .terminal import TerminalReader
 from .windows import Window, WindowManager
 from .xinput import Input
@@ -96,8 +98,15 @@ class DesktopRoutes:
         calls = request.fields.get("calls")
         if not isinstance(calls, list):
             raise ValueError("calls must be a list")
+        if "settle_s" not in request.fields:
+            perform_calls(self._device, calls)
+            return Reply({"status": "success"})
+        limit_s = read_limit_s(request.fields["settle_s"])
+        before = self._screen.pixels()
         perform_calls(self._device, calls)
-        return Reply({"status": "success"})
+        width = self._screen.stride // PIXEL_BYTES
+        settled_s = wait_until_still(self._screen.pixels, before, width=width, limit_s=limit_s)
+        return Reply({"status": "success", "settled_s": settled_s})
 
     def _execute(self, request: Request) -> Reply:
         fields = request.fields

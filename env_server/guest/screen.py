@@ -31,15 +31,18 @@ class Screen:
         with framebuffer.open("rb") as file:
             self._memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         header = _HEADER.unpack_from(self._memory)
-        self.width, self.height, self._stride = header[4], header[5], header[12]
+        self.width, self.height, self.stride = header[4], header[5], header[12]
         self._start = header[0] + header[19] * _COLOUR_BYTES
-        self._bytes = self._stride * self.height
+        self._bytes = self.stride * self.height
+
+    def pixels(self) -> bytes:
+        """Four bytes a pixel, as the screen is once the X server has handled what it was sent so far."""
+        self._display.sync()
+        return self._memory[self._start : self._start + self._bytes]
 
     def grab(self) -> Image.Image:
-        """The screen as it is once the X server has handled what it was sent so far."""
-        self._display.sync()
-        data = self._memory[self._start : self._start + self._bytes]
-        return Image.frombuffer("RGB", (self.width, self.height), data, "raw", "BGRX", self._stride, 1)
+        """The same as a picture, with the mouse cursor in it."""
+        return Image.frombuffer("RGB", (self.width, self.height), self.pixels(), "raw", "BGRX", self.stride, 1)
 
     def encode(self, image_format: str, quality: int | None = None, *, size: tuple[int, int] | None = None) -> bytes:
         """`png`, `jpeg` or `webp`; `quality` 1..100 is for the last two; `size` (width, height) is another than the

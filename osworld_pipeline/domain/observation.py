@@ -1,6 +1,10 @@
 """What a desktop shows at one moment."""
 
 from dataclasses import dataclass
+from typing import Literal
+
+Settle = Literal["fixed", "adaptive"]
+"""How the pause after an action goes: the whole of it, or until the screen has settled and at most the whole of it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from osworld_pipeline.domain.observation import Settle
 from osworld_pipeline.recipes.section import Section
 
 
@@ -37,6 +38,9 @@ class DesktopSection(Section):
     """Of a desktop, in pixels."""
     pause_s: float = Field(default=0.5, ge=0)
     """Seconds to let the screen settle after an action."""
+    settle: Settle = "fixed"
+    """`fixed`: each action is followed by the whole of `pause_s`, as in OSWorld. `adaptive`: the screen is observed as
+    soon as it has settled, at the latest after `pause_s`."""
     require_a11y_tree: bool = True
     """Whether the accessibility tree is asked for, shown to the model, and used in the reward."""
     require_terminal: bool = False

@@ -13,7 +13,14 @@ FAMILIES = {
 """Of each suite, where a recipe names none."""
 SIZES: Mapping[str, Mapping[str, Any]] = {
     "suite": {"num_train": 2, "num_heldout": 1},
-    "desktop": {"server_urls": [], "num_replicas": 2, "screen_width": 512, "screen_height": 320, "pause_s": 0.1},
+    "desktop": {
+        "server_urls": [],
+        "num_replicas": 2,
+        "screen_width": 512,
+        "screen_height": 320,
+        "pause_s": 0.1,
+        "settle": "adaptive",
+    },
     "agent": {"max_response_tokens": 32, "max_context_tokens": 2048, "max_pixels": 16_384, "system_prompt": "short"},
     "engine": {"kind": "transformers", "urls": [], "model": ""},
     "trainer": {"max_tokens_per_batch": 4096, "cpu_offload": False},

@@ -18,7 +18,7 @@ from typing import Any, Self
 import httpx
 from pydantic import ValidationError
 
-from osworld_pipeline.domain.observation import Observation
+from osworld_pipeline.domain.observation import Observation, Settle
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.errors import EnvServerError, EvaluatorError, PipelineError, ReplicaError
 from osworld_pipeline.protocols import DesktopInfo
@@ -70,9 +70,11 @@ class EnvClient:
         env_config: EnvConfig | None = None,
         timeouts: EnvTimeouts | None = None,
         client_id: str = "",
+        settle: Settle = "fixed",
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        """`base_urls`: a comma-separated string, or a sequence. `transport` replaces the network in tests."""
+        """`base_urls`: a comma-separated string, or a sequence. `settle`: how the pauses of steps go; a server that
+        does not know the word makes the whole pause. `transport` replaces the network in tests."""
         parts = base_urls.split(",") if isinstance(base_urls, str) else base_urls
         self.base_urls = tuple(url.strip().rstrip("/") for url in parts if url.strip())
         if not self.base_urls:
@@ -80,6 +82,7 @@ class EnvClient:
         self.env_config = env_config or EnvConfig()
         self.timeouts = timeouts or EnvTimeouts()
         self.client_id = client_id
+        self.settle: Settle = settle
         self._next_url = itertools.cycle(self.base_urls)
         self._stragglers: set[asyncio.Future[None]] = set()
         self._http = httpx.AsyncClient(
@@ -309,6 +312,8 @@ class HttpDesktop:
 
     async def act(self, command: str, *, pause_s: float) -> Observation:
         body = {"episode_id": self._live_id(), "action": command, "pause": pause_s, "step": self._num_steps + 1}
+        if self._client.settle != "fixed":
+            body["settle"] = self._client.settle
         answer = await self._client.send(self._base_url, "/step", body, StepAnswer, can_resend=self._can_resend)
         self._num_steps += 1
         return await read_observation(answer)

@@ -39,6 +39,7 @@ async def open_env_client(
             token=servers.token,
             client_id=name,
             env_config=env_config(recipe),
+            settle=recipe.desktop.settle,
             timeouts=EnvTimeouts(request_s=recipe.env_request_timeout_s),
         )
         async with client:

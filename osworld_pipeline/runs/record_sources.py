@@ -70,7 +70,7 @@ def read_recording(state: StateDir) -> RecordedSources | None:
 
 def recording_key(recipe: Recipe) -> str:
     """Digest of all that decides what a recording shows."""
-    desktop = recipe.desktop.model_dump(mode="json", exclude={"pause_s", *NOT_LEARNED["desktop"]})
+    desktop = recipe.desktop.model_dump(mode="json", exclude={"pause_s", "settle", *NOT_LEARNED["desktop"]})
     agent = recipe.agent.model_dump(mode="json", include={"max_pixels", "a11y_max_length", "system_prompt"})
     return digest_json({"suite": recipe_suite(recipe).digest, "desktop": desktop, "agent": agent})
 

@@ -17,10 +17,11 @@ from env_server.providers.desktop_env.actions import source_of
 from env_server.providers.desktop_env.install import DesktopEnvInstall
 from env_server.providers.desktop_env.provider import DesktopEnvDesktop
 from env_server.providers.desktop_env.tasks import check_evaluator, harmless_task
-from env_server.providers.desktop_env.workers import WorkerSilentError
+from env_server.providers.desktop_env.workers import Answer, WorkerSilentError
 from env_server.pyautogui_calls import MAX_ACTION_S
 from env_server.settings import TaskLimits
-from osworld_pipeline.domain.observation import Observation
+from env_server.settle import settle_by_looks
+from osworld_pipeline.domain.observation import Observation, Settle
 from osworld_pipeline.domain.pyautogui import SPECIAL_ACTIONS
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.errors import EvaluatorError
@@ -72,18 +73,20 @@ class DesktopEnvDriver:
             await self._desktop.worker.call("prepare", limit_s=limit_s, task=dict(self._plan.config))
         )
 
-    async def act(self, action: str, *, pause_s: float) -> None:
+    async def act(self, action: str, *, pause_s: float, settle: Settle) -> None:
         source = action if action in SPECIAL_ACTIONS else source_of(action)
         limit_s = MAX_ACTION_S + 2 * pause_s + ACT_MARGIN_S
-        await self._desktop.worker.call("act", limit_s=limit_s, action=source, pause_s=pause_s)
+        is_fixed = settle == "fixed"
+        own_pause_s = pause_s if is_fixed else 0.0
+        await self._desktop.worker.call("act", limit_s=limit_s, action=source, pause_s=own_pause_s)
+        if is_fixed:
+            return
+        if action == "WAIT":
+            await asyncio.sleep(pause_s)
+        await settle_by_looks(self._screenshot, limit_s=pause_s)
 
     async def observe(self, view: View) -> Observation:
-        seen = await self._desktop.worker.call(
-            "observe",
-            limit_s=OBSERVE_LIMIT_S,
-            with_tree=view.with_accessibility_tree,
-            with_terminal=view.with_terminal,
-        )
+        seen = await self._look(with_tree=view.with_accessibility_tree, with_terminal=view.with_terminal)
         screenshot = await asyncio.to_thread(transcode, seen.blob, view)
         observation = Observation(
             screenshot=screenshot,
@@ -105,6 +108,14 @@ class DesktopEnvDriver:
 
     async def close(self) -> None:
         """Nothing was taken."""
+
+    async def _look(self, *, with_tree: bool, with_terminal: bool) -> Answer:
+        return await self._desktop.worker.call(
+            "observe", limit_s=OBSERVE_LIMIT_S, with_tree=with_tree, with_terminal=with_terminal
+        )
+
+    async def _screenshot(self) -> bytes:
+        return (await self._look(with_tree=False, with_terminal=False)).blob
 
 
 def reward_of(score: object) -> float:

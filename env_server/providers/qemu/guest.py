@@ -57,11 +57,12 @@ class MachineGuest(GuestClient):
                 self._give_up_agent(error)
         return await self._display.screenshot(image_format, quality, size)
 
-    async def act(self, calls: Sequence[GuestCall], *, timeout_s: float = 60.0) -> None:
+    async def act(self, calls: Sequence[GuestCall], *, settle_s: float | None = None, timeout_s: float = 60.0) -> bool:
         """An agent that falls silent in the middle is a ReplicaError: what it may have done is not done again."""
         if self.is_silent:
-            return await self._keys.perform(calls, limit_s=timeout_s)
-        return await super().act(calls, timeout_s=timeout_s)
+            await self._keys.perform(calls, limit_s=timeout_s)
+            return False
+        return await super().act(calls, settle_s=settle_s, timeout_s=timeout_s)
 
     async def close(self) -> None:
         await super().close()

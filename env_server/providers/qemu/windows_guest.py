@@ -4,7 +4,7 @@ channel, and what needs a program inside is refused."""
 from collections.abc import Sequence
 from typing import NoReturn
 
-from env_server.guest_client import CommandResult, GuestCall
+from env_server.guest_client import CommandResult
 from env_server.providers.qemu.display import Display
 from env_server.providers.qemu.file_channel import FileChannel
 from env_server.providers.qemu.guest import MachineGuest
@@ -49,9 +49,6 @@ class WindowsGuest(MachineGuest):
 
     async def upload(self, path: str, data: bytes, *, timeout_s: float = 120.0) -> None:
         self._refuse("takes no files")
-
-    async def act(self, calls: Sequence[GuestCall], *, timeout_s: float = 60.0) -> None:
-        await self._keys.perform(calls, limit_s=timeout_s)
 
     async def close(self) -> None:
         await self._channel.close()

@@ -25,6 +25,9 @@ class FakeDesktop:
         self.commands: dict[str, Answer] = {}
         self.files: dict[str, bytes] = {}
         self.acts: list[list[dict[str, Any]]] = []
+        self.settles_s: list[float | None] = []
+        """Of each act: how long its screen was to be given at most, where the guest was to wait for it."""
+        self.can_settle = True
         self.launched: list[Any] = []
         self.executed: list[Any] = []
         self.windows: set[str] = set()
@@ -100,7 +103,9 @@ class FakeDesktop:
             self.acts.append(body["calls"])
             self.screen += 1
             self.on_act(self)
-            return httpx.Response(200, json={"status": "success"})
+            self.settles_s.append(body.get("settle_s"))
+            settled = {"settled_s": 0.0} if self.can_settle and "settle_s" in body else {}
+            return httpx.Response(200, json={"status": "success", **settled})
         if path in ("/execute", "/setup/execute"):
             self.executed.append(body["command"])
             success = {"status": "success", "output": "", "error": "", "returncode": 0}

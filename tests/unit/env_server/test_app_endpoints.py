@@ -45,6 +45,16 @@ async def test_episode_as_slimes_client_calls_it() -> None:
         assert (await server.http.get("/health")).json()["episodes"] == 0
 
 
+async def test_client_that_knows_of_no_settling_gets_the_fixed_pause() -> None:
+    async with serving() as server:
+        episode_id = await server.reset()
+        body = {"episode_id": episode_id, "action": "pyautogui.press('a')", "pause": 0.01}
+        for fields in ({}, {"settle": "adaptive"}, {"settle": "fixed"}):
+            assert (await server.post("/step", **body, **fields)).status_code == 200
+        assert server.provider.desktops[0].settles_s == [None, 0.01, None]
+        assert (await server.post("/step", **body, settle="never")).status_code == 422
+
+
 async def test_health_counts_episodes_and_free_replicas() -> None:
     async with serving(2) as server:
         await server.reset()

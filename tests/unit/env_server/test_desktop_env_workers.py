@@ -72,16 +72,24 @@ async def test_episode_runs_on_desktop_envs_own_loop(desktop: DesktopEnvDesktop)
     driver = drive(desktop, task_of(result={"type": "actions"}, wanted=expected))
     await driver.prepare()
     assert await driver.evaluate(last_action=None) == 0.0
-    await driver.act("import pyautogui\npyautogui.click(1, 2)  # there\ntime.sleep(0)", pause_s=0)
-    await driver.act("DONE", pause_s=0)
+    await driver.act("import pyautogui\npyautogui.click(1, 2)  # there\ntime.sleep(0)", pause_s=0, settle="fixed")
+    await driver.act("DONE", pause_s=0, settle="fixed")
     seen = await driver.observe(View(image_format="jpeg", with_accessibility_tree=True, with_terminal=True))
     assert (seen.image_format, seen.accessibility_tree, seen.terminal) == ("jpeg", "<tree/>", "$")
     assert seen.screenshot.startswith(b"\xff\xd8")
     plain = await driver.observe(View())
     assert (plain.image_format, plain.accessibility_tree, plain.terminal) == ("png", None, None)
     with pytest.raises(ActionParseError):
-        await driver.act("import os; os.system('x')", pause_s=0)
+        await driver.act("import os; os.system('x')", pause_s=0, settle="fixed")
     assert await driver.evaluate(last_action="DONE") == 1.0
+
+
+async def test_adaptive_pause_is_over_when_desktop_envs_screenshots_are_calm(desktop: DesktopEnvDesktop) -> None:
+    driver = drive(desktop)
+    await driver.prepare()
+    start = time.monotonic()
+    await driver.act("pyautogui.click(1, 2)", pause_s=3.0, settle="adaptive")
+    assert 1.5 <= time.monotonic() - start < 2.9
 
 
 async def test_reset_takes_a_fresh_vm_and_finds_its_new_address(desktop: DesktopEnvDesktop) -> None:
@@ -138,8 +146,8 @@ async def test_action_that_the_guest_did_not_carry_out_is_a_fault(desktop: Deskt
     driver = drive(desktop)
     await driver.prepare()
     with pytest.raises(ReplicaError, match="did not carry out"):
-        await driver.act("pyautogui.sleep(0.99999)", pause_s=0)
-    await driver.act("pyautogui.press('pause')", pause_s=0)
+        await driver.act("pyautogui.sleep(0.99999)", pause_s=0, settle="fixed")
+    await driver.act("pyautogui.press('pause')", pause_s=0, settle="fixed")
     with pytest.raises(ReplicaError, match="no screenshot"):
         await driver.observe(View())
 

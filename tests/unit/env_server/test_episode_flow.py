@@ -1,12 +1,14 @@
 """An episode on a leased desktop in memory: set-up, waiting for windows, limits, and what it remembers."""
 
 import asyncio
+import io
 import time
 from typing import Any
 
 import httpx
 import pytest
 from fake_desktops import FakeDesktop, until
+from PIL import Image
 
 from env_server.download import Downloader
 from env_server.driver import View
@@ -36,6 +38,12 @@ def an_episode(
         view=View.of(env_config or EnvConfig(require_terminal=True)),
         on_timing=on_timing,
     )
+
+
+def one_pixel_png() -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", (1, 1)).save(buffer, "PNG")
+    return buffer.getvalue()
 
 
 async def test_prepare_observes_after_the_set_up() -> None:
@@ -174,6 +182,38 @@ async def test_wait_takes_its_pause_twice_as_in_osworld() -> None:
     start = time.monotonic()
     await episode.step("WAIT", pause_s=0.1)
     assert time.monotonic() - start >= 0.2
+
+
+async def test_adaptive_pause_is_the_guests_own_wait() -> None:
+    desktop = FakeDesktop("d")
+    episode = an_episode(desktop)
+    await episode.prepare()
+    start = time.monotonic()
+    await episode.step("pyautogui.press('a')", pause_s=5.0, settle="adaptive")
+    await episode.step("DONE", pause_s=5.0, settle="adaptive")
+    await episode.step("pyautogui.press('a')", pause_s=0.0)
+    assert desktop.settles_s == [5.0, 5.0, None]
+    assert time.monotonic() - start < 4.0, "the fake guest is calm at once"
+
+
+async def test_wait_takes_its_own_pause_where_the_other_is_adaptive() -> None:
+    episode = an_episode(FakeDesktop("d"))
+    await episode.prepare()
+    start = time.monotonic()
+    await episode.step("WAIT", pause_s=0.2, settle="adaptive")
+    assert 0.2 <= time.monotonic() - start < 0.39
+
+
+async def test_guest_that_cannot_wait_itself_is_looked_at_until_the_screen_has_settled() -> None:
+    desktop = FakeDesktop("d")
+    desktop.can_settle = False
+    desktop.pictures["png"] = one_pixel_png()
+    episode = an_episode(desktop)
+    await episode.prepare()
+    start = time.monotonic()
+    await episode.step("pyautogui.press('a')", pause_s=3.0, settle="adaptive")
+    assert len(desktop.acts) == 1
+    assert 1.5 <= time.monotonic() - start < 2.5, "half of the pause without any change is enough"
 
 
 async def test_dead_desktop_ends_the_lease_at_once_and_stays_the_answer() -> None:

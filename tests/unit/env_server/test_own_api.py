@@ -78,6 +78,15 @@ async def test_step_sent_twice_is_said_to_be_repeated_and_happens_once() -> None
         assert fault(await server.post(f"{url}/steps", **{**body, "step": 5})) == (409, "client_error")
 
 
+async def test_step_may_ask_for_an_adaptive_pause() -> None:
+    async with serving() as server:
+        url = await opened(server)
+        body = {"action": "pyautogui.press('a')", "pause": 0.01}
+        await server.post(f"{url}/steps", **body, step=1)
+        await server.post(f"{url}/steps", **body, step=2, settle="adaptive")
+        assert server.provider.desktops[0].settles_s == [None, 0.01]
+
+
 async def test_step_that_is_no_step_is_422_and_not_done() -> None:
     wait = {"step": 1, "action": "WAIT"}
     wrong: list[dict[str, Any]] = [
@@ -87,6 +96,7 @@ async def test_step_that_is_no_step_is_422_and_not_done() -> None:
         {**wait, "image_quality": 101},
         {**wait, "unknown": 1},
         {**wait, "pause": 61},
+        {**wait, "settle": "never"},
     ]
     async with serving() as server:
         url = await opened(server)

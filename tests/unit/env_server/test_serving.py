@@ -34,7 +34,7 @@ class BlockingDriver:
     async def prepare(self) -> None:
         return
 
-    async def act(self, action: str, *, pause_s: float) -> None:
+    async def act(self, action: str, *, pause_s: float, settle: str) -> None:
         await asyncio.to_thread(self.everybody.wait, 20)
 
     async def observe(self, view: View) -> Observation:

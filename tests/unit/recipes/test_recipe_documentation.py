@@ -68,6 +68,13 @@ def test_recipe_at_smoke_size_is_small_and_keeps_what_it_is_about(name: str) -> 
     assert "model.path" not in small.sources, "what is gone came from nowhere"
 
 
+@pytest.mark.parametrize("name", sorted(recipe_names()))
+def test_recipe_of_a_published_model_keeps_osworlds_pause(name: str) -> None:
+    recipe = load_recipe(name)
+    assert recipe.model.kind == "tiny" or recipe.desktop.settle == "fixed"
+    assert load_recipe(name, is_smoke=True).desktop.settle == "adaptive"
+
+
 def test_a_setting_wins_over_the_smoke_size() -> None:
     small = load_recipe("qwen3vl_4b", is_smoke=True, settings=["gspo.phase1.num_updates=5"])
     assert small.gspo.phase1.num_updates == 5

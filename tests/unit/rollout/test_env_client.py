@@ -96,6 +96,15 @@ async def test_an_episode_goes_through_all_endpoints(connect: Any, task: Task) -
     assert server.requests[1][1] == {"episode_id": "e1", "action": "WAIT", "pause": 0.5, "step": 1}
 
 
+async def test_an_adaptive_pause_is_asked_for_with_every_step(connect: Any, task: Task) -> None:
+    client, server = connect({"/step": [SCREEN]}, settle="adaptive")
+    async with client:
+        desktop = client.desktop()
+        await desktop.reset(task)
+        await desktop.act("WAIT", pause_s=0.5)
+    assert server.requests[1][1]["settle"] == "adaptive"
+
+
 async def test_a_screenshot_of_megabytes_arrives_whole(connect: Any, task: Task) -> None:
     pixels = bytes(range(256)) * 8192
     client, _ = connect({"/reset": [{**RESET, "screenshot_base64": base64.b64encode(pixels).decode()}]})

@@ -1,0 +1,45 @@
+"""The processes of one desktop, read from /proc."""
+
+import os
+from collections.abc import Iterator
+
+X_SERVERS = (b"Xvfb", b"Xorg")
+
+
+def descendants(pid: int) -> Iterator[int]:
+    """Those that end meanwhile may be missing."""
+    for thread in _threads(pid):
+        for child in map(int, _read(f"{thread}/children").split()):
+            yield child
+            yield from descendants(child)
+
+
+def is_any_at_work() -> bool:
+    """Whether a program of this desktop computes, or waits for a disk or a core, at this moment. The X server and the
+    agent do not count: a screen that is looked at keeps them busy."""
+    return any(is_at_work(pid) for pid in descendants(os.getppid()) if pid != os.getpid())
+
+
+def is_at_work(pid: int) -> bool:
+    """Any of its threads: a program may load in one that its window does not wait for."""
+    if _read(f"/proc/{pid}/comm").strip() in X_SERVERS:
+        return False
+    return any(_read(f"{thread}/stat").rpartition(b") ")[2][:1] in (b"R", b"D") for thread in _threads(pid))
+
+
+def _threads(pid: int) -> list[str]:
+    """Their folders."""
+    folder = f"/proc/{pid}/task"
+    try:
+        return [f"{folder}/{thread}" for thread in os.listdir(folder)]
+    except OSError:
+        return []
+
+
+def _read(path: str) -> bytes:
+    """Nothing where its process has ended."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            return file.read()
+    except OSError:
+        return b""

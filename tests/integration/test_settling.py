@@ -1,0 +1,66 @@
+"""The adaptive pause on a real local desktop: with a program that answers late, and with an animation."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.bench_settling import differ_above_strip, start_slow_window
+from env_server.guest_client import GuestCall, GuestClient
+from env_server.providers.local import LocalProvider
+from osworld_pipeline.errors import ActionParseError
+
+pytestmark = pytest.mark.desktop
+LATE_S = 0.4
+
+
+@pytest.fixture
+async def guest(tmp_path: Path) -> AsyncIterator[GuestClient]:
+    """A desktop with a program that answers every key after `LATE_S`, and whose caret and clock go on."""
+    provider = LocalProvider(images=tmp_path, screen_size=(512, 320))
+    try:
+        guest = (await provider.start("replica-0")).guest
+        await start_slow_window(guest, seed=0, delays_s=(LATE_S, LATE_S))
+        yield guest
+    finally:
+        await provider.close()
+
+
+async def act(guest: GuestClient, key: str, *, settle_s: float) -> float:
+    start = time.monotonic()
+    assert await guest.act([GuestCall(name="press", args=(key,))], settle_s=settle_s)
+    return time.monotonic() - start
+
+
+@pytest.mark.parametrize("key", ["l", "s", "b"])
+async def test_late_answer_is_in_the_screenshot_and_the_pause_is_cut_short(guest: GuestClient, key: str) -> None:
+    before = await guest.screenshot()
+    took_s = await act(guest, key, settle_s=3.0)
+    settled = await guest.screenshot()
+    assert LATE_S < took_s < 2.9, "a caret and a clock do not make it the whole pause"
+    assert differ_above_strip(before, settled)
+    await asyncio.sleep(1.0)
+    assert not differ_above_strip(settled, await guest.screenshot())
+
+
+async def test_nothing_that_moves_takes_a_short_pause_whole(guest: GuestClient) -> None:
+    assert 0.3 <= await act(guest, "n", settle_s=0.3) < 1.0
+
+
+async def test_output_without_an_end_takes_the_whole_pause(guest: GuestClient) -> None:
+    await guest.execute("pkill -f slow_window", shell=True)
+    await guest.launch(["xterm", "-e", "while :; do seq 100; sleep 0.05; done"])
+    await guest.activate_window("xterm", by_class=True)
+    assert 1.0 <= await act(guest, "n", settle_s=1.0) < 2.0
+
+
+async def test_refused_call_or_limit_touches_nothing(guest: GuestClient) -> None:
+    before = await guest.screenshot()
+    with pytest.raises(ActionParseError, match="no call"):
+        await guest.act([GuestCall(name="fly")], settle_s=30.0)
+    with pytest.raises(ActionParseError, match="settle_s"):
+        await guest.act([GuestCall(name="press", args=("l",))], settle_s=61.0)
+    await asyncio.sleep(1.5 * LATE_S)
+    assert not differ_above_strip(before, await guest.screenshot())
