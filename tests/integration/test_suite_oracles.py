@@ -18,7 +18,7 @@ from osworld_pipeline.wire import EnvConfig
 pytestmark = [pytest.mark.desktop, pytest.mark.slow, pytest.mark.timeout(120)]
 
 SCREEN = (512, 320)
-NUM_REPLICAS = 3
+NUM_REPLICAS = 6
 NUM_INSTANCES = 8
 PAUSE_S = 0.3
 AGENT = load_recipe("smoke").agent
