@@ -22,17 +22,17 @@ SECONDS = {
     "test_training_sft_resume": 40, "test_env_server_faults": 40, "test_reference_surfaces": 40,
 }  # fmt: skip
 """About what the longest files take on two cores beside two others (`make test` tells the longest tests)."""
+IS_ONE_OF_SEVERAL_WORKERS = "PYTEST_XDIST_WORKER" in os.environ
+if IS_ONE_OF_SEVERAL_WORKERS:
+    # Before torch is imported, and for the programs that tests start: threads that share a core wait for each other
+    # busily, and a tiny model's update takes ten times as long.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 DESKTOP_PROGRAMS = ("bwrap", "Xvfb", "openbox", "xterm", "mousepad", "pcmanfm", "yad")
 
 
 def pytest_configure() -> None:
-    """Of several workers each has one thread of torch, and so have the programs that it starts: threads that share a
-    core wait for each other busily, and a tiny model's update takes ten times as long.
-
-    A shell's background job begins with SIGINT ignored; Dagster then has SIGTERM ignored, too, and so would every
+    """A shell's background job begins with SIGINT ignored; Dagster then has SIGTERM ignored, too, and so would every
     program that a test starts and tells to end."""
-    if _is_one_of_several_workers():
-        os.environ.setdefault("OMP_NUM_THREADS", "1")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -47,19 +47,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
         if item.get_closest_marker("browser") and shutil.which("chromium") is None:
             item.add_marker(pytest.mark.skip(reason="no chromium"))
-    is_parallel = _is_one_of_several_workers()
-    items.sort(key=lambda item: _cost(item, is_parallel=is_parallel))
+    items.sort(key=_cost)
 
 
-def _cost(item: pytest.Item, *, is_parallel: bool) -> tuple[int, int]:
+def _cost(item: pytest.Item) -> tuple[int, int]:
     """Of several workers each takes whole files: the longest come first, so that all workers end at about the same
     time."""
-    seconds = SECONDS.get(item.path.stem, 0) if is_parallel else 0
+    seconds = SECONDS.get(item.path.stem, 0) if IS_ONE_OF_SEVERAL_WORKERS else 0
     return -seconds, 2 * bool(item.get_closest_marker("slow")) + bool(item.get_closest_marker("desktop"))
-
-
-def _is_one_of_several_workers() -> bool:
-    return "PYTEST_XDIST_WORKER" in os.environ
 
 
 def _has_cuda() -> bool:
