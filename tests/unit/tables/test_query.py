@@ -1,5 +1,6 @@
 """Queries: read-only, and every failure is one sentence that names the way out."""
 
+import contextlib
 import fcntl
 import io
 import json
@@ -105,10 +106,21 @@ def test_a_query_that_takes_too_long_is_stopped(state: StateDir) -> None:
         run_query(state, FOREVER, timeout_s=0.2)
 
 
+def has_open(pid: int, file: Path) -> bool:
+    # One that it closes meanwhile is no link any more.
+    with contextlib.suppress(FileNotFoundError):
+        return any(link.readlink() == file for link in Path(f"/proc/{pid}/fd").iterdir())
+    return False
+
+
 def test_a_query_is_stopped_by_control_c(state: StateDir) -> None:
     command = [sys.executable, "-m", "osworld_pipeline.cli", "query", FOREVER, "--state", str(state.root)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
-        time.sleep(2)
+        deadline = time.monotonic() + 60
+        while not has_open(child.pid, state.catalog):
+            assert time.monotonic() < deadline, "the query does not begin"
+            time.sleep(0.05)
+        time.sleep(0.2)
         child.send_signal(signal.SIGINT)
         try:
             child.communicate(timeout=90)

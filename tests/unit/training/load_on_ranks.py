@@ -1,17 +1,13 @@
-"""What the test of sharded loading runs on each rank: loads a model, and says what it read and held.
-
-python -m torch.distributed.run --standalone --nproc-per-node 2 load_on_ranks.py MODEL OUT
-"""
+"""What the test of sharded loading runs on each rank: loads a model, and says what it read and held."""
 
 import json
-import sys
 import threading
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
 
-from osworld_pipeline.training.ranks import open_ranks
+from osworld_pipeline.training.ranks import Ranks
 from osworld_pipeline.training.score import FORWARD_METHOD, add_forward_method
 from osworld_pipeline.training.sharded_loading import empty_model, load_shards
 from osworld_pipeline.training.sharding import gather_weights, shard_model
@@ -42,22 +38,16 @@ class Peak:
         self._thread.join()
 
 
-def main(folder: Path, out: Path) -> None:
-    torch.set_num_threads(1)
-    with open_ranks() as ranks:
-        with Peak() as peak:
-            model = empty_model(folder, dtype=torch.float32)
-            add_forward_method(model)
-            shard_model(model, ranks, forward_method=FORWARD_METHOD)
-            num_read = load_shards(model, folder, ranks.device)
-        told = ranks.gather((num_read, peak.num_bytes))
-        weights = gather_weights(model)
-        if ranks.is_main:
-            stored = load_file(folder / "model.safetensors")
-            is_same = all(torch.equal(weights[name], tensor) for name, tensor in stored.items())
-            is_tied = model.lm_head.weight is model.model.language_model.embed_tokens.weight
-            out.write_text(json.dumps({"ranks": told, "is_same": is_same, "is_tied": is_tied}))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+def load(ranks: Ranks, folder: Path, out: Path) -> None:
+    with Peak() as peak:
+        model = empty_model(folder, dtype=torch.float32)
+        add_forward_method(model)
+        shard_model(model, ranks, forward_method=FORWARD_METHOD)
+        num_read = load_shards(model, folder, ranks.device)
+    told = ranks.gather((num_read, peak.num_bytes))
+    weights = gather_weights(model)
+    if ranks.is_main:
+        stored = load_file(folder / "model.safetensors")
+        is_same = all(torch.equal(weights[name], tensor) for name, tensor in stored.items())
+        is_tied = model.lm_head.weight is model.model.language_model.embed_tokens.weight
+        out.write_text(json.dumps({"ranks": told, "is_same": is_same, "is_tied": is_tied}))

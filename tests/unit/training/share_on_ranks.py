@@ -1,15 +1,10 @@
-"""What the test of shared trajectories runs on each rank: one update, and which images each rank read and decoded.
-
-python -m torch.distributed.run --standalone --nproc-per-node 2 share_on_ranks.py MODEL OUT
-"""
+"""What the test of shared trajectories runs on each rank: one update, and which images each rank read and decoded."""
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from train_on_ranks import demonstrations, recipe_of, run
 
 from osworld_pipeline.agent import model_inputs
@@ -17,7 +12,7 @@ from osworld_pipeline.domain.digest import digest_bytes
 from osworld_pipeline.domain.trajectory import LazyImages, Trajectory
 from osworld_pipeline.errors import StoreError
 from osworld_pipeline.training.policy_trainer import open_sft_trainer
-from osworld_pipeline.training.ranks import Ranks, open_ranks
+from osworld_pipeline.training.ranks import Ranks
 from osworld_pipeline.trajectories.blobs import BlobStore
 
 
@@ -59,17 +54,11 @@ def update(ranks: Ranks, model: Path, blobs: BlobStore, *, is_visible: bool) -> 
     return {"ranks": told, "losses": losses}
 
 
-def main(model: Path, out: Path) -> None:
-    torch.set_num_threads(1)
-    with open_ranks() as ranks:
-        blobs = BlobStore(out.parent / "blobs")
-        told = {
-            name: update(ranks, model, blobs, is_visible=is_visible)
-            for name, is_visible in (("visible", True), ("hidden", False))
-        }
-        if ranks.is_main:
-            out.write_text(json.dumps(told))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+def share(ranks: Ranks, model: Path, out: Path) -> None:
+    blobs = BlobStore(out.parent / "blobs")
+    told = {
+        name: update(ranks, model, blobs, is_visible=is_visible)
+        for name, is_visible in (("visible", True), ("hidden", False))
+    }
+    if ranks.is_main:
+        out.write_text(json.dumps(told))

@@ -1,18 +1,11 @@
-"""Each rank reads its own part of a model, and what it reads is what a whole load gives."""
+"""A model filled from its files is what a whole load gives; of two ranks, test_two_ranks.py."""
 
-import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from test_memory_measured import config
-from transformers import Qwen3VLForConditionalGeneration
 
 from osworld_pipeline.errors import StoreError
 from osworld_pipeline.recipes.schema import LoraSection
@@ -20,7 +13,6 @@ from osworld_pipeline.training import lora
 from osworld_pipeline.training.model import load_model
 from osworld_pipeline.training.sharded_loading import empty_model, load_shards
 
-PROGRAM = Path(__file__).with_name("load_on_ranks.py")
 CPU = torch.device("cpu")
 
 
@@ -81,24 +73,3 @@ def test_a_folder_without_a_model_is_one_clear_error(tmp_path: Path) -> None:
         empty_model(tmp_path / "absent", dtype=torch.float32)
     with pytest.raises(StoreError, match="cannot be loaded"):
         empty_model(tmp_path, dtype=torch.float32)
-
-
-@pytest.mark.slow
-def test_each_of_two_ranks_reads_and_holds_half_of_the_model(tmp_path: Path) -> None:
-    big: Any = config()
-    big.text_config.vocab_size = 65_536
-    model = Qwen3VLForConditionalGeneration(big)
-    num_bytes = sum(param.nbytes for param in model.parameters())
-    model.save_pretrained(tmp_path / "model")
-    del model
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(PROGRAM)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    arguments = [*launcher, str(tmp_path / "model"), str(tmp_path / "told.json")]
-    done = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=200, check=False)
-    assert done.returncode == 0, done.stderr
-    told = json.loads((tmp_path / "told.json").read_text())
-    assert told["is_same"]
-    assert told["is_tied"]
-    for num_read, num_held in told["ranks"]:
-        assert num_read == pytest.approx(num_bytes / 2, rel=0.01)
-        assert num_held < 0.75 * num_bytes
