@@ -11,12 +11,18 @@ from Xlib.display import Display
 from Xlib.ext import xtest
 
 from .keys import RETURN, SHIFT_L, keysym_of_char, keysym_of_key
+from .processes import is_any_at_work
 
 BUTTONS = {"left": 1, "middle": 2, "right": 3, "primary": 1, "secondary": 3, 1: 1, 2: 2, 3: 3}
 KEYMAP_SETTLE_S = 0.05
 """Programs learn of a new keymap by an event and fetch it themselves; a key pressed sooner would be read wrongly."""
 READ_TIME_S = 0.02
 """What a slow program takes to read one key: a terminal that looks for a font with a rare character."""
+READ_LIMIT_S = 5.0
+"""A program on a busy machine takes longer: until none of the desktop computes, but no longer than this."""
+READ_LOOK_S = 0.02
+READ_LOOKS = 3
+"""So many looks in a row must find no program at work."""
 LINE_SETTLE_S = 0.03
 """A shell must have started what a line asked for before the next line comes: what it types meanwhile would be read
 with the terminal in another mode, and an Enter would arrive as a carriage return."""
@@ -202,8 +208,9 @@ class Input:
             return
         if len(missing) > len(self._spare):
             self._display.sync()
-            # What was typed with the keys that are taken back must have been read by then, and nobody tells.
+            # What was typed with the keys that are taken back must have been read by then; X does not report it.
             time.sleep(KEYMAP_SETTLE_S + len(self._lent) * READ_TIME_S)
+            _wait_until_read()
             for keycode in [code for code, keysym in self._lent.items() if keysym not in keysyms]:
                 del self._keys[self._lent.pop(keycode)]
                 self._spare.append(keycode)
@@ -214,3 +221,11 @@ class Input:
             self._lent[keycode] = keysym
         self._display.sync()
         time.sleep(KEYMAP_SETTLE_S)
+
+
+def _wait_until_read() -> None:
+    deadline = time.monotonic() + READ_LIMIT_S
+    num_quiet = 0
+    while num_quiet < READ_LOOKS and time.monotonic() < deadline:
+        num_quiet = 0 if is_any_at_work() else num_quiet + 1
+        time.sleep(READ_LOOK_S)
