@@ -14,16 +14,22 @@ def descendants(pid: int) -> Iterator[int]:
             yield from descendants(child)
 
 
-def is_any_at_work() -> bool:
-    """Whether a program of this desktop computes, or waits for a disk or a core, at this moment. The X server and the
-    agent do not count: a screen that is looked at keeps them busy."""
-    return any(is_at_work(pid) for pid in descendants(os.getppid()) if pid != os.getpid())
+def is_any_at_work(*, with_x_server: bool = False) -> bool:
+    """Whether a program of this desktop computes, or waits for a disk or a core, at this moment. The agent does not
+    count, nor does the X server unless asked for: a screen that is looked at keeps them busy."""
+    return any(
+        is_at_work(pid)
+        for pid in descendants(os.getppid())
+        if pid != os.getpid() and (with_x_server or not _is_x_server(pid))
+    )
+
+
+def _is_x_server(pid: int) -> bool:
+    return _read(f"/proc/{pid}/comm").strip() in X_SERVERS
 
 
 def is_at_work(pid: int) -> bool:
     """Any of its threads: a program may load in one that its window does not wait for."""
-    if _read(f"/proc/{pid}/comm").strip() in X_SERVERS:
-        return False
     return any(_read(f"{thread}/stat").rpartition(b") ")[2][:1] in (b"R", b"D") for thread in _threads(pid))
 
 

@@ -227,5 +227,5 @@ def _wait_until_read() -> None:
     deadline = time.monotonic() + READ_LIMIT_S
     num_quiet = 0
     while num_quiet < READ_LOOKS and time.monotonic() < deadline:
-        num_quiet = 0 if is_any_at_work() else num_quiet + 1
+        num_quiet = 0 if is_any_at_work(with_x_server=True) else num_quiet + 1
         time.sleep(READ_LOOK_S)
