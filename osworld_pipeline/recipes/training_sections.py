@@ -29,8 +29,11 @@ class TinyModelSection(Section):
     """Layers of the vision tower."""
     vocab_size: int = 2048
     """At most so many tokens; learned from what the suite's training tasks say."""
+    copying_updates: int = Field(default=0, ge=0)
+    """Updates that teach the random model to copy tokens from its context before it sees a task; 0 leaves it random.
+    About 300 suffice for two layers."""
     seed: int = 0
-    """Of the random weights."""
+    """Of the random weights, and of the rows that teach copying."""
 
 
 class PretrainedModelSection(Section):

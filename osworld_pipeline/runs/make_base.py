@@ -21,6 +21,8 @@ from osworld_pipeline.runs.stages import CARD, checkpoint_card, read_checkpoint,
 from osworld_pipeline.training.fence import stage_fence
 
 Report = Callable[[dict[str, Any]], None]
+REPORT_EVERY = 10
+"""Updates of pretraining between two reports of progress."""
 NUMBERS_UP_TO = 2048
 """Coordinates the tokenizer sees; its digits stand alone, so this only teaches the punctuation around them."""
 
@@ -35,15 +37,16 @@ def main(job: dict[str, Any], report: Report) -> dict[str, Any]:
     """
     state = StateDir(Path(job["state_root"]))
     recipe = Recipe.model_validate(job["recipe"])
-    report({"kind": "progress", "done": 0, "total": 1, "note": f"{recipe.model.kind} model"})
+    total = _num_updates(recipe)
+    report({"kind": "progress", "done": 0, "total": total or 1, "note": f"{recipe.model.kind} model"})
     with stage_fence(state, job["checkpoint_id"]):
-        checkpoint = read_checkpoint(state, job["checkpoint_id"]) or _make(job, recipe, state)
-    report({"kind": "progress", "done": 1, "total": 1})
+        checkpoint = read_checkpoint(state, job["checkpoint_id"]) or _make(job, recipe, state, report)
+    report({"kind": "progress", "done": total or 1, "total": total or 1})
     report({"kind": "checkpoint", "checkpoint_id": checkpoint.checkpoint_id, "path": checkpoint.path})
     return checkpoint_card(checkpoint)
 
 
-def _make(job: Mapping[str, Any], recipe: Recipe, state: StateDir) -> Checkpoint:
+def _make(job: Mapping[str, Any], recipe: Recipe, state: StateDir, report: Report) -> Checkpoint:
     from osworld_pipeline.training.checkpoint import (
         final_dir,
         remove_stale_writes,
@@ -61,7 +64,14 @@ def _make(job: Mapping[str, Any], recipe: Recipe, state: StateDir) -> Checkpoint
         if isinstance(model, TinyModelSection):
             from osworld_pipeline.training.tiny_model import build_tiny_checkpoint
 
-            build_tiny_checkpoint(temp, model, tokenizer_corpus(recipe))
+            total = _num_updates(recipe)
+
+            def on_progress(done: int, loss: float) -> None:
+                if done % REPORT_EVERY == 0 or done == total:
+                    note = f"tiny model learns to copy, loss {loss:.2f}"
+                    report({"kind": "progress", "done": done, "total": total, "note": note})
+
+            build_tiny_checkpoint(temp, model, tokenizer_corpus(recipe), on_progress=on_progress)
         card = Checkpoint(
             checkpoint_id=checkpoint_id,
             stage=Stage.BASE,
@@ -82,6 +92,11 @@ def _make(job: Mapping[str, Any], recipe: Recipe, state: StateDir) -> Checkpoint
     saved = read_checkpoint(state, checkpoint_id)
     assert saved is not None, f"{checkpoint_id} was saved and cannot be read"
     return saved
+
+
+def _num_updates(recipe: Recipe) -> int:
+    """Of pretraining."""
+    return recipe.model.copying_updates if isinstance(recipe.model, TinyModelSection) else 0
 
 
 def resolve_pretrained(model: PretrainedModelSection) -> Path:

@@ -1,11 +1,12 @@
-"""Builds the embedded default's base checkpoint: a Qwen3-VL of a few million random parameters with its own tokenizer.
+"""Builds the embedded default's base checkpoint: a Qwen3-VL of a few million parameters with its own tokenizer, random
+but for the copying that a recipe may have it taught.
 
 transformers' own classes in Qwen3-VL's own file layout, so that whatever loads it loads a published Qwen3-VL too. The
 same specification and corpus give the same bytes.
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from osworld_pipeline.agent.processor import make_processor
 from osworld_pipeline.recipes.schema import TinyModelSection
 from osworld_pipeline.training.tiny_config import MERGE_SIZE, PATCH_SIZE, text_config, vision_config
+from osworld_pipeline.training.tiny_pretraining import teach_copying
 
 END_OF_TEXT, END_OF_TURN = "<|endoftext|>", "<|im_end|>"
 SPECIAL_TOKENS = (
@@ -46,10 +48,16 @@ MAX_IMAGE_TOKENS = 1280
 MAX_POSITIONS = 32_768
 
 
-def build_tiny_checkpoint(out_dir: Path, spec: TinyModelSection, corpus: Iterable[str]) -> None:
+def build_tiny_checkpoint(
+    out_dir: Path,
+    spec: TinyModelSection,
+    corpus: Iterable[str],
+    *,
+    on_progress: Callable[[int, float], None] = lambda done, loss: None,
+) -> None:
     """Writes weights, configuration, tokenizer, image processor and chat template to `out_dir`.
 
-    `corpus` is what the tokenizer's merges are learned from, in order.
+    `corpus` is what the tokenizer's merges are learned from, in order. `on_progress`: see `teach_copying`.
     """
     out_dir.mkdir(parents=True, exist_ok=True)
     tokenizer = build_tokenizer(corpus, vocab_size=spec.vocab_size)
@@ -62,6 +70,8 @@ def build_tiny_checkpoint(out_dir: Path, spec: TinyModelSection, corpus: Iterabl
         size={"shortest_edge": 32 * 32, "longest_edge": MAX_IMAGE_TOKENS * 32 * 32},
     )
     model = build_model(spec, tokenizer)
+    if spec.copying_updates:
+        teach_copying(model, tokenizer, num_updates=spec.copying_updates, seed=spec.seed, on_progress=on_progress)
     model.save_pretrained(out_dir)
     make_processor(image_processor, tokenizer, chat_template=CHAT_TEMPLATE).save_pretrained(out_dir)
 
