@@ -1,4 +1,4 @@
-"""Waits inside the desktop until its screen has settled, so that nobody has to poll it from outside."""
+"""Waits inside the desktop until its screen has settled, so that no client polls it from outside."""
 
 import time
 from collections.abc import Callable
