@@ -12,7 +12,7 @@ from rich.console import Console
 
 from benchmarks.blobs import run_blobs
 from benchmarks.processes import BenchmarkError
-from benchmarks.spread import machine
+from benchmarks.spread import show_machine
 from benchmarks.store import run_store
 from benchmarks.union import run_union
 from osworld_pipeline.errors import PipelineError
@@ -24,8 +24,7 @@ MEGABYTE = 10**6
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parse(argv)
     console = Console(width=max(170, Console().width))
-    about = machine()
-    console.print("  ".join(f"{name}: {value}" for name, value in about.items()))
+    about = show_machine(console)
     results: list[dict[str, Any]] = []
     chosen = BENCHES if arguments.bench == "all" else (arguments.bench,)
     try:

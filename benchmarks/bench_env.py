@@ -13,7 +13,7 @@ from rich.console import Console
 from benchmarks.local import run_local
 from benchmarks.processes import BenchmarkError
 from benchmarks.qemu import run_qemu
-from benchmarks.spread import machine
+from benchmarks.spread import show_machine
 from benchmarks.throughput import run_throughput
 from osworld_pipeline.errors import PipelineError
 
@@ -24,8 +24,7 @@ BENCHES = ("throughput", "local", "qemu")
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parse(argv)
     console = Console(width=max(170, Console().width))
-    about = machine()
-    console.print("  ".join(f"{name}: {value}" for name, value in about.items()))
+    about = show_machine(console)
     results: list[dict[str, Any]] = []
     chosen = BENCHES if arguments.bench == "all" else (arguments.bench,)
     try:

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from benchmarks.learning_picture import RewardCurve, draw_learning
 from benchmarks.processes import BenchmarkError
-from benchmarks.spread import Spread, machine, print_table, verdict
+from benchmarks.spread import Spread, print_table, show_machine, verdict
 from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
 from osworld_pipeline.domain.digest import digest_json
 from osworld_pipeline.domain.state import StateDir
@@ -82,8 +82,7 @@ class SeedRun:
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parse(argv)
     console = Console(width=max(150, Console().width))
-    about = machine()
-    console.print("  ".join(f"{name}: {value}" for name, value in about.items()))
+    about = show_machine(console)
     results: dict[str, Any] = {"machine": about, "date": time.strftime("%Y-%m-%d")}
     try:
         if arguments.bench in ("dense", "all"):

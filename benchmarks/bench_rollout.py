@@ -13,7 +13,7 @@ from rich.console import Console
 from benchmarks.engine import run_engine
 from benchmarks.rollout_loops import run_loops
 from benchmarks.rollout_turns import run_turns
-from benchmarks.spread import machine
+from benchmarks.spread import show_machine
 from osworld_pipeline.errors import PipelineError
 
 BENCHES = {"loops": run_loops, "turns": run_turns, "engine": run_engine}
@@ -22,8 +22,7 @@ BENCHES = {"loops": run_loops, "turns": run_turns, "engine": run_engine}
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parse(argv)
     console = Console(width=max(150, Console().width))
-    about = machine()
-    console.print("  ".join(f"{name}: {value}" for name, value in about.items()))
+    about = show_machine(console)
     results: list[dict[str, Any]] = []
     chosen = list(BENCHES) if arguments.bench == "all" else [arguments.bench]
     try:

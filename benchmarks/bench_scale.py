@@ -27,7 +27,7 @@ from benchmarks.scale_measure import (
     print_levels,
 )
 from benchmarks.scale_simulation import Failures, Fleet, Report, Times, simulate
-from benchmarks.spread import Spread, machine, print_table
+from benchmarks.spread import Spread, print_table, show_machine
 from osworld_pipeline.errors import PipelineError
 
 NUM_REPLICAS = 1024
@@ -38,8 +38,7 @@ THEIRS = {"start": "0.8 s", "boot": "30 s", "disk": "88%", "rate": "1,420 (>1,00
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parse(argv)
     console = Console(width=max(170, Console().width))
-    about = machine()
-    console.print("  ".join(f"{name}: {value}" for name, value in about.items()))
+    about = show_machine(console)
     try:
         results = _run(console, arguments)
     except (BenchmarkError, PipelineError) as error:

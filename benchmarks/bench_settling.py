@@ -18,7 +18,7 @@ from pathlib import Path
 from PIL import Image
 from rich.console import Console
 
-from benchmarks.spread import machine, print_table, verdict
+from benchmarks.spread import print_table, show_machine, verdict
 from env_server.guest.stillness import MAX_STILL_CELLS, num_changed_cells
 from env_server.guest_client import GuestCall, GuestClient
 from env_server.providers.local import LocalProvider
@@ -147,8 +147,7 @@ async def measure(arguments: argparse.Namespace) -> list[Trial]:
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parse(argv)
     console = Console(width=max(140, Console().width))
-    about = machine()
-    console.print("  ".join(f"{name}: {value}" for name, value in about.items()))
+    about = show_machine(console)
     try:
         trials = asyncio.run(measure(arguments))
     except PipelineError as error:

@@ -14,7 +14,7 @@ from transformers.utils import logging as transformers_logging
 
 from benchmarks.importance_forms import run_forms
 from benchmarks.processes import BenchmarkError
-from benchmarks.spread import machine
+from benchmarks.spread import show_machine
 from benchmarks.training_exactness import run_exactness
 from benchmarks.training_trainers import run_trainers
 from osworld_pipeline.errors import PipelineError
@@ -25,9 +25,8 @@ BENCHES = ("exactness", "importance", "trainers")
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parse(argv)
     console = Console(width=max(150, Console().width))
-    about = machine()
+    about = show_machine(console)
     transformers_logging.disable_progress_bar()
-    console.print("  ".join(f"{name}: {value}" for name, value in about.items()))
     chosen = BENCHES if arguments.bench == "all" else (arguments.bench,)
     results: list[dict[str, Any]] = []
     try:

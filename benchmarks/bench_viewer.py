@@ -17,7 +17,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from rich.console import Console
 
 from benchmarks.processes import BenchmarkError
-from benchmarks.spread import Spread, machine, print_table, verdict
+from benchmarks.spread import Spread, print_table, show_machine, verdict
 from benchmarks.viewer_store import write_store
 from osworld_pipeline.domain.state import StateDir
 
@@ -57,8 +57,7 @@ _OPENED = "() => (performance.getEntriesByName('first-contentful-paint')[0] || {
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parse(argv)
     console = Console(width=max(140, Console().width))
-    about = machine()
-    console.print("  ".join(f"{name}: {value}" for name, value in about.items()))
+    about = show_machine(console)
     try:
         results = run(console, arguments)
     except BenchmarkError as error:

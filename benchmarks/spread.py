@@ -77,3 +77,10 @@ def machine() -> dict[str, str | int | float]:
         "python": platform.python_version(),
         "load_before": round(os.getloadavg()[0], 2),
     }
+
+
+def show_machine(console: Console) -> dict[str, str | int | float]:
+    """Prints what the figures depend on, and returns it."""
+    about = machine()
+    console.print("  ".join(f"{name}: {value}" for name, value in about.items()))
+    return about

@@ -14,7 +14,7 @@ TASKS = "suite"
 
 def arms_of(checkpoints: Iterable[Checkpoint]) -> dict[str, str]:
     """By checkpoint, its arm: a digest of what each of its stages depends on apart from seeds, and of its updates. A
-    checkpoint whose recipe is not on its card, or on that of an ancestor, shares no arm that is told from the card.
+    checkpoint is an arm of its own where its card, or the card of an ancestor, has no recipe.
     """
     known = {one.checkpoint_id: one for one in checkpoints}
     return {name: _arm(one, known) for name, one in known.items()}

@@ -83,8 +83,8 @@ def line_chart(
     xs = [point.x for one in drawn for point in one.points]
     plane = _Plane.over(xs, values, y_range=y_range, is_share=is_share)
     svg = plane.open(title, about := _about_lines(title, drawn, is_share=is_share), x_label=x_label, y_label=y_label)
-    told = [_spelled_zone(zone, is_share=is_share) for zone in zones]
-    for zone, words in zip(zones, told, strict=True):
+    descriptions = [_spelled_zone(zone, is_share=is_share) for zone in zones]
+    for zone, words in zip(zones, descriptions, strict=True):
         _draw_zone(svg, plane, zone, words)
     for one in drawn:
         _draw_line(svg, plane, one, is_share=is_share)
@@ -97,7 +97,7 @@ def line_chart(
         rows=_rows(drawn, has_band=bool(band), is_share=is_share),
         note=note,
         band=band,
-        zones=tuple(told),
+        zones=tuple(descriptions),
     )
 
 
@@ -222,14 +222,8 @@ class _Plane:
 
 def _draw_zone(svg: Element, plane: _Plane, zone: Zone, words: str) -> None:
     top, bottom = plane.y(zone.high), plane.y(zone.low)
-    box = {
-        "x": f"{LEFT:.1f}",
-        "y": f"{top:.1f}",
-        "width": f"{WIDTH - LEFT - RIGHT:.1f}",
-        "height": f"{max(1.0, bottom - top):.1f}",
-    }
-    drawn = SubElement(svg, "rect", {"class": f"zone k{zone.colour % NUM_COLOURS}", **box})
-    SubElement(drawn, "title").text = words
+    size = (WIDTH - LEFT - RIGHT, max(1.0, bottom - top))
+    _rectangle(svg, (LEFT, top), size, f"zone k{zone.colour % NUM_COLOURS}", words)
 
 
 def _draw_line(svg: Element, plane: _Plane, series: Series, *, is_share: bool) -> None:
@@ -256,14 +250,16 @@ def _draw_column(
     if not point.y > 0:
         return
     top, bottom = plane.y(below + point.y), plane.y(below)
-    box = {
-        "x": f"{plane.x(point.x) - width / 2:.1f}",
-        "y": f"{top:.1f}",
-        "width": f"{width:.1f}",
-        "height": f"{bottom - top:.1f}",
-    }
-    column = SubElement(svg, "rect", {"class": f"bar k{series.colour % NUM_COLOURS}", **box})
-    SubElement(column, "title").text = f"{series.name}, {_label(point)}: {number(point.y, is_share=is_share)}"
+    words = f"{series.name}, {_label(point)}: {number(point.y, is_share=is_share)}"
+    corner = (plane.x(point.x) - width / 2, top)
+    _rectangle(svg, corner, (width, bottom - top), f"bar k{series.colour % NUM_COLOURS}", words)
+
+
+def _rectangle(svg: Element, corner: tuple[float, float], size: tuple[float, float], style: str, words: str) -> None:
+    """`words` are shown under the pointer."""
+    box = {"x": corner[0], "y": corner[1], "width": size[0], "height": size[1]}
+    drawn = SubElement(svg, "rect", {"class": style, **{name: f"{value:.1f}" for name, value in box.items()}})
+    SubElement(drawn, "title").text = words
 
 
 def _runs(points: Sequence[Point]) -> list[list[Point]]:

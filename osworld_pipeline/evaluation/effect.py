@@ -1,7 +1,7 @@
 """When a difference between a checkpoint and the one its training started from is called an effect of that training.
 
-The rule: the paired test over the tasks says so; the difference is larger than the start's own evaluations differ from
-seed to seed; and it holds across training runs with different seeds. One run alone never shows an effect.
+The rule: the paired test over the tasks shows a difference; it is larger than the spread of the start's own evaluations
+from seed to seed; and it holds across training runs with different seeds. One run alone never shows an effect.
 """
 
 import math

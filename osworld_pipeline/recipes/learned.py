@@ -43,7 +43,7 @@ NOT_LEARNED: Mapping[str, tuple[str, ...]] = {
     "gspo": ("micro_batch_size",),
     "rollout": ("max_concurrent_episodes", "reported_rewards", "max_held_updates", "held_pause_s"),
     # How much is verified, and how, changes what is known of the demonstrations; where that decides what is learned,
-    # the digest of the data says so, as of what is imported.
+    # the digest of the data changes, as it does for what is imported.
     "replay": ("verify", "verification_sample", "num_verification_attempts", "import_file"),
     # Which evaluations there are, not how one goes.
     "evaluation": ("suites",),

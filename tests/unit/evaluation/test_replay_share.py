@@ -11,7 +11,7 @@ from osworld_pipeline.evaluation.replay_share import ReplayShare, read_replay_sh
 
 @pytest.fixture(scope="module")
 def state(tmp_path_factory: pytest.TempPathFactory) -> StateDir:
-    """Two groups of one task: nobody succeeds in the first, which a row joins; somebody does in the second."""
+    """Two groups of one task: the first has no success and a replay row joins it; the second has a success."""
     state = StateDir(tmp_path_factory.mktemp("state"))
     write_sample_store(state)
     return state
