@@ -169,7 +169,8 @@ class RolloutSection(Section):
     """Before a held update is tried again the first time; twice as long before each further try, at most ten minutes,
     and up to half as much again by chance."""
     task_sampling: Literal["round_robin", "curriculum"] = "round_robin"
-    """`curriculum`: tasks whose recent success is near `curriculum_target` come more often."""
+    """`round_robin`: every task once before any comes again, the domains spread evenly. `curriculum`: tasks whose
+    recent success is near `curriculum_target` come more often."""
     curriculum_target: float = Field(default=0.5, gt=0, lt=1)
     """Success rate that teaches most."""
     curriculum_floor: float = Field(default=0.1, gt=0, le=1)

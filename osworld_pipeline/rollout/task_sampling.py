@@ -45,7 +45,8 @@ class TaskSampler(Protocol):
 
 
 class RoundRobin:
-    """Every task once, in seeded order, before any comes again."""
+    """Every task once, in seeded order, before any comes again. The domains are spread evenly over that order, so that
+    no update trains on one of them while it forgets the others."""
 
     def __init__(self, tasks: Sequence[Task], *, seed: str, tasks_per_update: int) -> None:
         self._tasks = require_tasks(tasks)
@@ -67,9 +68,7 @@ class RoundRobin:
 
     def task_of(self, serial: int) -> Task:
         round_number, index = divmod(serial, len(self._tasks))
-        order = list(self._tasks)
-        random.Random(f"{self._seed}:{round_number}").shuffle(order)
-        return order[index]
+        return spread_by_domain(self._tasks, random.Random(f"{self._seed}:{round_number}"))[index]
 
 
 class Curriculum:
@@ -123,6 +122,20 @@ def open_task_sampler(
         floor=section.curriculum_floor,
         read_recent=read_recent,
     )
+
+
+def spread_by_domain(tasks: Sequence[Task], rng: random.Random) -> list[Task]:
+    """A random order in which any stretch holds nearly the share of each domain that the whole has: the k-th of a
+    domain's n tasks, shuffled, stands at (k + u) / n of the way, u drawn once for the domain."""
+    domains: dict[str, list[Task]] = {}
+    for task in tasks:
+        domains.setdefault(task.domain, []).append(task)
+    placed: list[tuple[float, Task]] = []
+    for members in domains.values():
+        rng.shuffle(members)
+        offset = rng.random()
+        placed += [((index + offset) / len(members), task) for index, task in enumerate(members)]
+    return [task for _, task in sorted(placed, key=lambda entry: entry[0])]
 
 
 def require_tasks(tasks: Sequence[Task]) -> tuple[Task, ...]:

@@ -37,6 +37,15 @@ def test_every_task_is_drawn_once_before_any_comes_again() -> None:
     assert drawn != [other.task_of(serial).task_id for serial in range(21)]
 
 
+def test_every_update_has_its_share_of_each_domain() -> None:
+    tasks = [replace(task, domain="os" if index < 20 else "chrome") for index, task in enumerate(make_tasks(60))]
+    for seed in range(20):
+        sampler = RoundRobin(tasks, seed=str(seed), tasks_per_update=6)
+        for update in range(10):
+            domains = Counter(task.domain for task in itertools.islice(sampler.tasks_of(update), 6))
+            assert 1 <= domains["os"] <= 3, "a third of the tasks: two of six, one more or less"
+
+
 def test_a_task_in_anothers_place_is_one_that_the_update_has_not_yet() -> None:
     for update in range(10):
         sampler = RoundRobin(TASKS, seed="x", tasks_per_update=3)
