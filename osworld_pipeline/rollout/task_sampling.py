@@ -11,6 +11,7 @@ as can be. A task that was never tried has p = target, so it comes as often as t
 import itertools
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Protocol
 
 from osworld_pipeline.domain.task import Task
@@ -46,12 +47,14 @@ class TaskSampler(Protocol):
 
 class RoundRobin:
     """Every task once, in seeded order, before any comes again. The domains are spread evenly over that order, so that
-    no update trains on one of them while it forgets the others."""
+    updates in a row train on nearly the same mixture of them."""
 
     def __init__(self, tasks: Sequence[Task], *, seed: str, tasks_per_update: int) -> None:
         self._tasks = require_tasks(tasks)
         self._seed = seed
         self._tasks_per_update = tasks_per_update
+        # Two rounds: an update may end one and begin the next.
+        self._round = lru_cache(maxsize=2)(self._order_of)
 
     def look(self, update: int) -> None:
         """The order is known beforehand."""
@@ -68,7 +71,10 @@ class RoundRobin:
 
     def task_of(self, serial: int) -> Task:
         round_number, index = divmod(serial, len(self._tasks))
-        return spread_by_domain(self._tasks, random.Random(f"{self._seed}:{round_number}"))[index]
+        return self._round(round_number)[index]
+
+    def _order_of(self, round_number: int) -> list[Task]:
+        return spread_by_domain(self._tasks, random.Random(f"{self._seed}:{round_number}"))
 
 
 class Curriculum:
