@@ -19,6 +19,7 @@ from osworld_pipeline.evaluation.suite_files import (
     suite_names,
 )
 from osworld_pipeline.recipes import Recipe
+from osworld_pipeline.rollout.attempt import derive_seed
 from osworld_pipeline.rollout.run_episode import EpisodePlan
 from osworld_pipeline.runs.rollout_session import sampling_params
 from osworld_pipeline.runs.stages import EVALUATION_TOP_P, evaluation_key, former_evaluation_key, recipe_suite
@@ -116,8 +117,13 @@ def plan_evaluation(
                 episode_id=f"{stage_key}-{task.task_id}-s{seed}",
                 purpose=EpisodePurpose.EVALUATE,
                 checkpoint_id=checkpoint_id,
+                # Draws of its own for each task: with the same ones, a choice between two ways would be the same
+                # choice on every task. Every checkpoint gets the same ones on the same task.
                 sampling=sampling_params(
-                    recipe, temperature=recipe.evaluation.temperature, top_p=EVALUATION_TOP_P, seed=seed
+                    recipe,
+                    temperature=recipe.evaluation.temperature,
+                    top_p=EVALUATION_TOP_P,
+                    seed=derive_seed(seed, task.task_id),
                 ),
                 seed=seed,
                 stage_key=stage_key,

@@ -81,6 +81,9 @@ def evaluation_key(recipe: Recipe, *, suite_digest: str) -> str:
         "limits": limits,
         "top_p": EVALUATION_TOP_P,
     }
+    if recipe.evaluation.temperature > 0:
+        # Evaluations on record without this sampled every task with the same draws.
+        parts |= {"draws": "by task"}
     return digest_json(parts)[:DIGEST_LENGTH]
 
 

@@ -12,6 +12,7 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.recipes import Recipe, load_recipe
 from osworld_pipeline.recipes.learned import NOT_LEARNED, SECTIONS
 from osworld_pipeline.recipes.schema import ReplaySection, SftSection
+from osworld_pipeline.runs.evaluation_plan import plan_evaluation
 from osworld_pipeline.runs.make_base import tokenizer_corpus
 from osworld_pipeline.runs.stages import (
     evaluation_key,
@@ -133,6 +134,17 @@ def test_an_evaluation_on_record_has_the_key_of_then_which_no_new_one_has() -> N
     assert former_evaluation_key(load_recipe("qwen3vl_4b"), suite_digest="s") == "dcd9218020ef"
     keys = {evaluation_key(RECIPE, suite_digest="s"), former_evaluation_key(RECIPE, suite_digest="s")}
     assert len(keys) == 2
+
+
+def test_each_task_of_an_evaluation_is_sampled_with_draws_of_its_own_that_are_the_same_for_every_checkpoint() -> None:
+    recipe = changed("evaluation.seeds", [0, 1])
+
+    def draws(checkpoint_id: str) -> dict[tuple[str, int], int]:
+        episodes = plan_evaluation(recipe, checkpoint_id).episodes.values()
+        return {(task.task_id, plan.seed): plan.sampling.seed for task, plan in episodes}
+
+    assert draws("sft-1") == draws("sft-2")
+    assert len(set(draws("sft-1").values())) == len(draws("sft-1")) >= 4
 
 
 READ_BY_THE_TOKENIZER: dict[str, Any] = {
