@@ -7,7 +7,7 @@ export PYTHONUNBUFFERED := 1
 export PYTHONDONTWRITEBYTECODE :=
 export DAGSTER_HOME := $(CURDIR)
 
-.PHONY: help setup setup-test setup-python setup-tokenizer demo test test-fast test-sglang test-gpu test-faults test-windows bench-env bench-settling bench-data bench-rollout bench-training bench-learning bench-scale bench-viewer check format dev mlflow constraints clean
+.PHONY: help setup setup-test setup-python setup-tokenizer demo test test-fast test-sglang test-gpu test-faults test-windows bench-env bench-settling bench-data bench-rollout bench-training bench-demo bench-learning bench-scale bench-viewer check format dev mlflow constraints clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -61,6 +61,9 @@ bench-rollout: setup-python ## how busy the loop keeps desktops and trainer, bes
 
 bench-training: setup-python ## clipping by rounding, importance forms, updates a second next to TRL's trainer
 	@$(BIN)/python -m benchmarks.bench_training
+
+bench-demo: setup ## the demo over ten seeds: its time, and what reinforcement gained in each; an hour and a half
+	@$(BIN)/python -m benchmarks.bench_learning demo --folder var/bench-demo --picture var/bench-demo/demo.png
 
 bench-learning: setup ## does it learn? three seeds of the whole road on real desktops, with a picture; hours
 	@$(BIN)/python -m benchmarks.bench_learning

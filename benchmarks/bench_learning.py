@@ -1,8 +1,9 @@
-"""`python -m benchmarks.bench_learning [dense|sparse|all]`: does it learn? The whole road on real desktops over several
-seeds: held-out success of SFT and of both GSPO phases, paired, with a picture; and replay against no replay.
+"""`python -m benchmarks.bench_learning [demo|dense|sparse|all]`: does it learn? The whole road on real desktops over
+several seeds: held-out success of SFT and of both GSPO phases, paired, with a picture; and replay against no replay.
 
-`dense` runs the recipe `learning`; `sparse` runs `learning_sparse`, whose SFT solves few tasks, with and without
-replay. A run that was stopped goes on where it ended.
+`demo` runs the recipe of `make demo` and judges each seed by itself, as one who runs it sees it. `dense` runs the
+recipe `learning`; `sparse` runs `learning_sparse`, whose SFT solves few tasks, with and without replay; `all` runs
+these two. A run that was stopped goes on where it ended.
 """
 
 import argparse
@@ -56,11 +57,16 @@ class Arm:
     """What differs from the recipe, as `--set` takes it."""
 
 
+DEMO = Arm(name="demo", recipe="demo")
 DENSE = Arm(name="gspo with replay", recipe="learning")
 SPARSE = Arm(name="replay", recipe="learning_sparse")
 SPARSE_ALONE = Arm(name="no replay", recipe="learning_sparse", settings=("replay.max_injections=0",))
 GREEDY = ("evaluation.temperature=0.0", "evaluation.seeds=[0]")
 SEEDED = ("model.seed", "sft.seed", "gspo.phase1.seed", "gspo.phase2.seed")
+NUM_SEEDS, NUM_DEMO_SEEDS = 3, 10
+MAX_DEMO_MINUTES = 10
+MIN_SHARE_SHOWN = 0.9
+"""Of the demo's seeds, so many must gain MIN_GAIN with an interval above 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +79,10 @@ class SeedRun:
     """From nothing to the sampled evaluation; what an arm before it in the same folder has made is not in it."""
     sampled: Mapping[Stage, Rewards]
     greedy: Mapping[Stage, Rewards]
+    """Empty for the demo, which is evaluated as it stands."""
     num_faults: int
+    num_injections: int
+    """Groups of both GSPO phases that a demonstration joined."""
     spreads: Mapping[Stage, SeedSpread | None]
     """Of the sampled evaluations, from one seed of theirs to another."""
     curve: RewardCurve
@@ -85,6 +94,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     about = show_machine(console)
     results: dict[str, Any] = {"machine": about, "date": time.strftime("%Y-%m-%d")}
     try:
+        if arguments.bench == "demo":
+            results["demo"] = _demo(console, arguments)
         if arguments.bench in ("dense", "all"):
             results["dense"] = _dense(console, arguments)
         if arguments.bench in ("sparse", "all"):
@@ -97,8 +108,51 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _demo(console: Console, arguments: argparse.Namespace) -> dict[str, Any]:
+    runs: list[SeedRun] = []
+    gains: list[Comparison] = []
+    for seed in arguments.seeds or range(NUM_DEMO_SEEDS):
+        run = run_seed(DEMO, seed, arguments.folder, console)
+        gain = compare_paired(run.sampled[Stage.SFT], run.sampled[Stage.GSPO_PHASE2])
+        console.print(f"seed {seed}: {_points(gain)}, {run.minutes:.1f} minutes")
+        runs.append(run)
+        gains.append(gain)
+    rows = [
+        (
+            str(run.seed), f"{run.minutes:.1f}", *(f"{_rate(run.sampled[stage]):.1%}" for stage in STAGES),
+            f"{100 * gain.difference:+.1f}", f"{100 * gain.low:+.1f} to {100 * gain.high:+.1f}",
+            "better" if gain.is_better else "no difference shown",
+            str(run.num_injections), str(run.num_faults),
+        )
+        for run, gain in zip(runs, gains, strict=True)
+    ]  # fmt: skip
+    columns = ("seed", "minutes", *map(str, STAGES), "points", "95%", "phase 2 against SFT", "replay joined", "faults")
+    print_table(console, "The demo, seed by seed", columns, rows)
+    num_shown = sum(gain.difference >= MIN_GAIN and gain.is_better for gain in gains)
+    num_silent = sum(not gain.is_better for gain in gains)
+    console.print(
+        f"seeds that gain {MIN_GAIN:.0%} or more with an interval above 0: {num_shown} of {len(gains)}; "
+        f"bar {MIN_SHARE_SHOWN:.0%}: {verdict(num_shown >= MIN_SHARE_SHOWN * len(gains))}"
+    )
+    console.print(f"seeds that would have shown nothing: {num_silent} of {len(gains)}")
+    minutes = Spread.of(run.minutes for run in runs)
+    console.print(
+        f"minutes a seed: {minutes.range_text()}; bar {MAX_DEMO_MINUTES}: "
+        f"{verdict(minutes.values[-1] <= MAX_DEMO_MINUTES)}"
+    )
+    draw_learning(
+        arguments.picture, {DEMO.name: [run.curve for run in runs]}, title="The demo: success while it trains"
+    )
+    console.print(f"picture: {arguments.picture}")
+    return {
+        "gains": [[gain.difference, gain.low, gain.high] for gain in gains],
+        "injections": [run.num_injections for run in runs],
+        **_figures(runs),
+    }
+
+
 def _dense(console: Console, arguments: argparse.Namespace) -> dict[str, Any]:
-    runs = [run_seed(DENSE, seed, arguments.folder, console) for seed in arguments.seeds]
+    runs = [run_seed(DENSE, seed, arguments.folder, console) for seed in arguments.seeds or range(NUM_SEEDS)]
     effect = judge_runs(runs, runs, Stage.SFT, Stage.GSPO_PHASE2)
     compared = effect.comparison
     print_runs(console, "Held-out success, SFT and GSPO", runs)
@@ -129,7 +183,7 @@ def _dense(console: Console, arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _sparse(console: Console, arguments: argparse.Namespace) -> dict[str, Any]:
     arms: dict[str, list[SeedRun]] = {SPARSE.name: [], SPARSE_ALONE.name: []}
-    for seed in arguments.seeds:
+    for seed in arguments.seeds or range(NUM_SEEDS):
         for arm in (SPARSE, SPARSE_ALONE):
             arms[arm.name].append(run_seed(arm, seed, arguments.folder, console))
     for name, runs in arms.items():
@@ -148,15 +202,18 @@ def _sparse(console: Console, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def run_seed(arm: Arm, seed: int, folder: Path, console: Console) -> SeedRun:
-    """Runs the road twice over one state: with the recipe's evaluation, then, adding to it, a greedy one."""
+    """Runs the road twice over one state: with the recipe's evaluation, then, adding to it, a greedy one. The demo runs
+    once, on tasks of its own for each seed."""
     state = StateDir((folder / f"{arm.recipe}-{seed}" / "state").resolve())
     state.root.mkdir(parents=True, exist_ok=True)
-    seeded = (*arm.settings, *(f"{key}={seed}" for key in SEEDED))
+    keys = SEEDED if arm is not DEMO else (*SEEDED, "suite.seed")
+    seeded = (*arm.settings, *(f"{key}={seed}" for key in keys))
     sampled = load_recipe(arm.recipe, settings=seeded)
     greedy = load_recipe(arm.recipe, settings=(*seeded, *GREEDY))
     slug = arm.name.replace(" ", "_")
     minutes = _timed_demo(state, slug, arm.recipe, seeded, console)
-    _timed_demo(state, f"{slug}_greedy", arm.recipe, (*seeded, *GREEDY), console)
+    if arm is not DEMO:
+        _timed_demo(state, f"{slug}_greedy", arm.recipe, (*seeded, *GREEDY), console)
     checkpoints = _checkpoints(state, sampled)
     rewards, num_faults = _rewards(state, sampled, checkpoints, seed)
     return SeedRun(
@@ -164,8 +221,9 @@ def run_seed(arm: Arm, seed: int, folder: Path, console: Console) -> SeedRun:
         seed=seed,
         minutes=minutes,
         sampled=rewards,
-        greedy=_rewards(state, greedy, checkpoints, seed)[0],
+        greedy=_rewards(state, greedy, checkpoints, seed)[0] if arm is not DEMO else {},
         num_faults=num_faults,
+        num_injections=_num_injections(state, checkpoints),
         spreads=_spreads(state, sampled, checkpoints),
         curve=_curve(state, checkpoints, rewards, seed),
     )
@@ -257,6 +315,11 @@ def _curve(
     return RewardCurve(seed=seed, rollouts=updates, heldout=heldout)
 
 
+def _num_injections(state: StateDir, checkpoints: Mapping[Stage, Checkpoint]) -> int:
+    keys = ", ".join(f"'{checkpoints[stage].checkpoint_id}'" for stage in (Stage.GSPO_PHASE1, Stage.GSPO_PHASE2))
+    return int(run_query(state, f"SELECT count(*) FROM injections WHERE stage_key IN ({keys})").rows[0][0])
+
+
 def judge_runs(before: Sequence[SeedRun], after: Sequence[SeedRun], start: Stage, end: Stage) -> Effect:
     """Stage `end` of `after` against stage `start` of `before`, paired by seed, each seed a run."""
     return judge_effect(
@@ -295,7 +358,7 @@ def _figures(runs: Sequence[SeedRun]) -> dict[str, Any]:
         "seeds": [run.seed for run in runs],
         "minutes": [round(run.minutes, 2) for run in runs],
         "sampled": [{str(stage): _rate(run.sampled[stage]) for stage in STAGES} for run in runs],
-        "greedy": [{str(stage): _rate(run.greedy[stage]) for stage in STAGES} for run in runs],
+        "greedy": [{str(stage): _rate(rewards) for stage, rewards in run.greedy.items()} for run in runs],
         "faults": [run.num_faults for run in runs],
     }
 
@@ -307,8 +370,8 @@ def _rate(rewards: Rewards) -> float:
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench-learning", description=__doc__)
-    parser.add_argument("bench", nargs="?", choices=("dense", "sparse", "all"), default="all")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("bench", nargs="?", choices=("demo", "dense", "sparse", "all"), default="all")
+    parser.add_argument("--seeds", type=int, nargs="+", help="0 to 2 by default, the demo's 0 to 9")
     parser.add_argument("--folder", type=Path, default=Path("var/bench-learning"), help="a state folder for each seed")
     parser.add_argument("--picture", type=Path, default=Path("var/bench-learning/learning.png"))
     parser.add_argument("--json", type=Path, metavar="FILE", help="gets every figure")

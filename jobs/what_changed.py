@@ -29,25 +29,33 @@ def show_changes(changes: Sequence[Change], replay: ReplayShare, console: Consol
 
 
 def _table(changes: Sequence[Change]) -> Table:
+    """How many tasks and evaluation seeds stand above it where every line has the same: a narrow terminal holds it."""
+    effects = [change.effect for change in changes if change.effect is not None]
+    sizes = [(effect.comparison.num_tasks, change.num_seeds) for change, effect in zip(changes, effects, strict=True)]
+    is_same = len(set(sizes)) == 1
+    of = f": {_counted(sizes[0][0], 'task')}, {_counted(sizes[0][1], 'evaluation seed')}" if is_same else ""
     table = Table(
-        title="What changed on held-out tasks, paired by task", title_justify="left", box=None, pad_edge=False
+        title=f"What changed on held-out tasks, paired by task{of}", title_justify="left", box=None, pad_edge=False
     )
     table.add_column("", no_wrap=True)
-    effects = [change.effect for change in changes if change.effect is not None]
-    for name in ("points", f"{effects[0].comparison.confidence:.0%} interval", "tasks", "eval seeds"):
+    size_columns = () if is_same else ("tasks", "eval seeds")
+    for name in ("points", f"{effects[0].comparison.confidence:.0%} interval", *size_columns):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("verdict")
-    for change, effect in zip(changes, effects, strict=True):
+    for change, effect, size in zip(changes, effects, sizes, strict=True):
         it = effect.comparison
         table.add_row(
             _title(change),
             f"{100 * it.difference:+.1f}",
             f"{100 * it.low:+.1f} to {100 * it.high:+.1f}",
-            str(it.num_tasks),
-            str(change.num_seeds),
+            *(() if is_same else map(str, size)),
             effect.words,
         )
     return table
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _family_lines(change: Change) -> list[str]:
@@ -71,7 +79,7 @@ def _replay_line(replay: ReplayShare) -> str:
         return f"Replay: no demonstration joined any of {replay.num_groups} groups."
     return (
         f"Replay: a demonstration joined {replay.num_injected} of {replay.num_groups} groups, of "
-        f"{replay.num_tasks} task{'' if replay.num_tasks == 1 else 's'}; {replay.num_solved_later} of these tasks "
+        f"{_counted(replay.num_tasks, 'task')}; {replay.num_solved_later} of these tasks "
         "were solved for the first time after that, without one."
     )
 

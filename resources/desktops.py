@@ -9,7 +9,7 @@ from pydantic import Field
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.evaluation.suites import needs_wine
 from osworld_pipeline.recipes import Recipe
-from osworld_pipeline.runs.embedded_server import EnvServers, embedded_env_server, embedded_identity
+from osworld_pipeline.runs.embedded_server import EnvServers, ServerSpec, embedded_env_server, embedded_identity
 
 
 class DesktopsResource(dg.ConfigurableResource):
@@ -32,11 +32,12 @@ class DesktopsResource(dg.ConfigurableResource):
         if urls:
             yield EnvServers(urls=urls, token=self.token, num_replicas=desktop.num_replicas)
             return
-        with embedded_env_server(
-            state,
+        spec = ServerSpec(
+            state=state,
             num_replicas=desktop.num_replicas,
             screen_width=desktop.screen_width,
             screen_height=desktop.screen_height,
             has_wine=needs_wine(recipe.suite.name),
-        ) as servers:
+        )
+        with embedded_env_server(spec) as servers:
             yield servers

@@ -36,7 +36,8 @@ def trained_with(stage: Stage, seed: int, parent: str | None, **settings: Any) -
     """Of the recipe `demo` with this seed for everything that is trained, and its card."""
     seeded = dict.fromkeys(("model.seed", "sft.seed", "gspo.phase1.seed", "gspo.phase2.seed"), seed)
     changes = [f"{key}={json.dumps(value)}" for key, value in {**seeded, **settings}.items()]
-    recipe = load_recipe("demo", settings=changes).model_dump(mode="json")
+    # All tasks: a share of them would be drawn by the seed.
+    recipe = load_recipe("demo", settings=["sft.task_share=1.0", *changes]).model_dump(mode="json")
     return make_checkpoint(f"{stage}-{seed:012x}", stage, parent_id=parent, recipe=recipe)
 
 

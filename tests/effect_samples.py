@@ -11,7 +11,7 @@ from osworld_pipeline.runs.evaluation_plan import plan_evaluation
 from osworld_pipeline.tables.checkpoints import upsert_checkpoint
 from osworld_pipeline.trajectories import TrajectoryStore
 
-RECIPE = load_recipe("demo", settings=["evaluation.seeds=[0,1,2]", "suite.num_heldout=2"])
+RECIPE = load_recipe("demo", settings=["suite.name=desktop_basics", "suite.num_heldout=2", "evaluation.seeds=[0,1,2]"])
 START = trained_with(Stage.SFT, 0, None)
 ENDS = [trained_with(Stage.GSPO_PHASE1, seed, START.checkpoint_id) for seed in range(3)]
 MILESTONE = make_checkpoint(

@@ -14,7 +14,8 @@ from typing import Any
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import DatasetError
 from osworld_pipeline.evaluation.suite_files import HELDOUT, EvalSuite, read_suite_file
-from osworld_pipeline.evaluation.suites.suite import HELDOUT_EVERY, SUITES
+from osworld_pipeline.evaluation.suites.family import BLOCK
+from osworld_pipeline.evaluation.suites.suite import SUITES
 from osworld_pipeline.tables.catalog import fresh_views
 
 UNKNOWN_SETTINGS = "settings not recorded"
@@ -106,7 +107,7 @@ def suite_of(task_ids: Collection[str], own: Mapping[str, frozenset[str]]) -> st
     """The name of the suite that these tasks are of: held-out ones of a built-in suite, or the smallest of the user's
     that has them all; else what the ids name."""
     read = [_TASK.fullmatch(task_id) for task_id in task_ids]
-    if read and all(one and one[1] in _BUILT_IN and int(one[2]) % HELDOUT_EVERY == HELDOUT_EVERY - 1 for one in read):
+    if read and all(one and one[1] in _BUILT_IN and int(one[2]) % BLOCK == BLOCK - 1 for one in read):
         return HELDOUT
     holding = [(len(ids), name) for name, ids in own.items() if ids.issuperset(task_ids)]
     smallest = min(holding, default=(0, ""))[0]

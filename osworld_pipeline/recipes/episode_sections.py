@@ -12,9 +12,10 @@ from osworld_pipeline.recipes.section import Section
 class SuiteSection(Section):
     """The built-in task suite: families x instances, split by instance."""
 
-    name: Literal["desktop_basics", "windows_basics", "wine_basics"] = "desktop_basics"
-    """Which suite: of the desktop's own programs; of Windows programs on Windows desktops; or of Windows programs on
-    local desktops, where Debian's Wine runs them."""
+    name: Literal["desktop_basics", "desktop_shortcuts", "windows_basics", "wine_basics"] = "desktop_basics"
+    """Which suite: of the desktop's own programs; of these, with shortcuts that imitation learns and reinforcement
+    unlearns (docs/decisions/0026); of Windows programs on Windows desktops; or of Windows programs on local desktops,
+    where Debian's Wine runs them."""
     seed: int = 0
     """Of the instances: another seed, other names and places."""
     families: tuple[str, ...] = ()
@@ -168,6 +169,9 @@ class RolloutSection(Section):
     held_pause_s: float = Field(default=60.0, ge=0)
     """Before a held update is tried again the first time; twice as long before each further try, at most ten minutes,
     and up to half as much again by chance."""
+    tasks: Literal["all", "left_by_sft"] = "all"
+    """Which training tasks episodes are run of. `left_by_sft`: those whose demonstrations SFT did not take
+    (`sft.task_share`), of which the policy can have memorised nothing."""
     task_sampling: Literal["round_robin", "curriculum"] = "round_robin"
     """`round_robin`: every task once before any comes again, the domains spread evenly. `curriculum`: tasks whose
     recent success is near `curriculum_target` come more often."""

@@ -7,6 +7,7 @@ from osworld_pipeline.recipes.schema import Recipe
 
 FAMILIES = {
     "desktop_basics": ("rename_folder", "click_button"),
+    "desktop_shortcuts": ("write_file", "choose_in_dialog"),
     "windows_basics": ("notepad_sentence", "cmd_echo"),
     "wine_basics": ("notepad_sentence", "cmd_echo"),
 }

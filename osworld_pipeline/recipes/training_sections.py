@@ -141,7 +141,11 @@ class GspoSharedSection(Section):
     tasks_per_update: int = Field(default=4, ge=1)
     """Groups of an update."""
     learning_rate: float = Field(default=5e-7, gt=0)
-    """AdamW's, constant."""
+    """AdamW's, at the peak of a phase."""
+    warmup_updates: int = Field(default=0, ge=0)
+    """Updates of the linear warm-up: each phase begins with a new AdamW, whose first steps are as large as any."""
+    final_lr_fraction: float = Field(default=1.0, ge=0, le=1)
+    """Cosine decay ends at this share of the learning rate, at the last update of a phase; 1 keeps it constant."""
     clip_low: float = Field(default=3.5e-4, gt=0)
     """The ratio is clipped below 1 minus this."""
     clip_high: float = Field(default=3.5e-4, gt=0)
@@ -234,6 +238,8 @@ class GspoPhaseSection(Section):
     """Updates of the phase."""
     temperature: float = Field(gt=0)
     """Of the sampling."""
+    learning_rate: float | None = Field(default=None, gt=0)
+    """Peak of this phase; None for gspo.learning_rate."""
     seed: int = 0
     """Of the choice of tasks, the sampling and the minibatches."""
 

@@ -1,4 +1,5 @@
-"""The embedded default: an env server with local desktops, started as a child process for as long as it is needed."""
+"""The embedded default: an env server with local desktops, started as a child process for as long as it is needed; or
+kept between its uses, where a program has several."""
 
 import json
 import os
@@ -9,10 +10,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import EnvServerError
@@ -44,32 +45,83 @@ class EnvServers:
         return cls(urls=tuple(job["urls"]), token=job["token"], num_replicas=job["num_replicas"])
 
 
+@dataclass(frozen=True, kw_only=True)
+class ServerSpec:
+    """What an embedded env server is started for."""
+
+    state: StateDir
+    num_replicas: int
+    screen_width: int
+    screen_height: int
+    has_wine: bool = False
+    """Its desktops have Windows programs."""
+
+
 @contextmanager
-def embedded_env_server(
-    state: StateDir, *, num_replicas: int, screen_width: int, screen_height: int, has_wine: bool = False
-) -> Iterator[EnvServers]:
-    """Runs `env-server --provider local` on a free loopback port until the block ends; with Windows programs on its
-    desktops where `has_wine` says so.
+def embedded_env_server(spec: ServerSpec) -> Iterator[EnvServers]:
+    """Runs `env-server --provider local` on a free loopback port until the block ends; inside `kept_env_server` until
+    that block ends, for the next that asks for the same.
 
     Raises:
         EnvServerError: it did not become ready; carries the last line of its log, which names the cause.
     """
-    state.logs.mkdir(parents=True, exist_ok=True)
-    log_path = state.logs / "env-server.log"
+    keeper = _Keeper.current
+    if keeper is not None:
+        yield keeper.server_for(spec)
+        return
+    with _running(spec) as (servers, _):
+        yield servers
+
+
+@contextmanager
+def kept_env_server() -> Iterator[None]:
+    """Within the block, in this process, one embedded env server stays up between its uses: its desktops need not
+    start again. One that has died is replaced, and so is one that was started for something else."""
+    _Keeper.current = keeper = _Keeper()
+    try:
+        yield
+    finally:
+        _Keeper.current = None
+        keeper.stop()
+
+
+class _Keeper:
+    current: ClassVar["_Keeper | None"] = None
+
+    def __init__(self) -> None:
+        self._spec: ServerSpec | None = None
+        self._running: tuple[EnvServers, subprocess.Popen[bytes]] | None = None
+        self._stack = ExitStack()
+
+    def server_for(self, spec: ServerSpec) -> EnvServers:
+        if self._running is None or self._spec != spec or self._running[1].poll() is not None:
+            self.stop()
+            self._spec, self._running = spec, self._stack.enter_context(_running(spec))
+        return self._running[0]
+
+    def stop(self) -> None:
+        self._running = None
+        self._stack.close()
+
+
+@contextmanager
+def _running(spec: ServerSpec) -> Iterator[tuple[EnvServers, subprocess.Popen[bytes]]]:
+    spec.state.logs.mkdir(parents=True, exist_ok=True)
+    log_path = spec.state.logs / "env-server.log"
     token = secrets.token_urlsafe(24)
     with tempfile.TemporaryDirectory(prefix="env-server-") as scratch, log_path.open("ab") as log:
         ready = Path(scratch) / "ready.json"
         command = [
             sys.executable, "-m", "env_server.main",
             "--provider", "local",
-            "--replicas", str(num_replicas),
-            "--screen-size", f"{screen_width}x{screen_height}",
+            "--replicas", str(spec.num_replicas),
+            "--screen-size", f"{spec.screen_width}x{spec.screen_height}",
             "--host", "127.0.0.1",
             "--port", "0",
-            "--state-dir", str(state.desktops),
+            "--state-dir", str(spec.state.desktops),
             "--ready-file", str(ready),
             "--die-with-parent", str(os.getpid()),
-            *(["--wine"] if has_wine else []),
+            *(["--wine"] if spec.has_wine else []),
         ]  # fmt: skip
         start = log.tell()
         process = subprocess.Popen(
@@ -82,9 +134,9 @@ def embedded_env_server(
         )
         try:
             url = _wait_ready(
-                process, ready, log_path, start, timeout_s=WINE_READY_TIMEOUT_S if has_wine else READY_TIMEOUT_S
+                process, ready, log_path, start, timeout_s=WINE_READY_TIMEOUT_S if spec.has_wine else READY_TIMEOUT_S
             )
-            yield EnvServers(urls=(url,), token=token, num_replicas=num_replicas, is_embedded=True)
+            yield EnvServers(urls=(url,), token=token, num_replicas=spec.num_replicas, is_embedded=True), process
         finally:
             _stop(process)
 

@@ -9,6 +9,7 @@ import orjson
 
 from osworld_pipeline.domain.checkpoint import Stage
 from osworld_pipeline.domain.episode import SamplingParams
+from osworld_pipeline.domain.replay import base_task_id
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.errors import TableError
@@ -21,6 +22,7 @@ from osworld_pipeline.runs.embedded_server import EnvServers
 from osworld_pipeline.runs.ray_actor import ActorShape
 from osworld_pipeline.runs.rollout_session import sampling_params
 from osworld_pipeline.tables.owned import read_table
+from osworld_pipeline.training.demonstrations import choose_demonstrations
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,3 +117,24 @@ def load_train_tasks(state: StateDir) -> list[Task]:
         raise TableError(f"there are no training tasks in {state.tables}: materialize train_tasks first")
     tasks = [Task.from_config(orjson.loads(row["task_config"]), domain=row["domain"]) for row in rows]
     return sorted(tasks, key=lambda task: task.task_id)
+
+
+def load_gspo_tasks(state: StateDir, recipe: Recipe) -> list[Task]:
+    """Those of the training tasks that `rollout.tasks` names.
+
+    Raises:
+        TableError: there is none.
+    """
+    tasks = load_train_tasks(state)
+    if recipe.rollout.tasks == "all":
+        return tasks
+    rows = read_table(state, "replay_buffer").select(["row_id", "original_task_id"]).to_pylist()
+    chosen = choose_demonstrations([(row["row_id"], row["original_task_id"]) for row in rows], recipe.sft)
+    imitated = {base_task_id(row["original_task_id"]) for row in rows if row["row_id"] in chosen}
+    left = [task for task in tasks if task.task_id not in imitated]
+    if not left:
+        raise TableError(
+            f"SFT takes demonstrations of all {len(tasks)} training tasks and leaves none to GSPO: "
+            "set sft.task_share below 1, or rollout.tasks to 'all'"
+        )
+    return left

@@ -23,7 +23,7 @@ from osworld_pipeline.rollout.collector import Collector
 from osworld_pipeline.rollout.task_sampling import open_task_sampler
 from osworld_pipeline.runs.budget import Budget, spent_by
 from osworld_pipeline.runs.gspo_engine import PhaseRollouts, in_thread, open_rollouts
-from osworld_pipeline.runs.gspo_job import GspoJob, ResumePoint, load_train_tasks, resume_point
+from osworld_pipeline.runs.gspo_job import GspoJob, ResumePoint, load_gspo_tasks, resume_point
 from osworld_pipeline.runs.gspo_metrics import coverage_metrics, group_metrics, reward_lines
 from osworld_pipeline.runs.gspo_rollouts import open_collector, opened_replay, read_recent, record_batch
 from osworld_pipeline.runs.held_updates import collect_update
@@ -97,7 +97,7 @@ async def train_phase(
         EnvServerError, EngineError: not one episode can be run.
         StoreError, TrainingError: as store and trainer.
     """
-    tasks = load_train_tasks(job.state)
+    tasks = load_gspo_tasks(job.state, job.recipe)
     coverage = await asyncio.to_thread(replay_coverage, job.state, [task.task_id for task in tasks], job.recipe.replay)
     sampler = open_task_sampler(
         tasks,

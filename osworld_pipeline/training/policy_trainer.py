@@ -67,10 +67,11 @@ def open_gspo_trainer(
     # Under LoRA the policy's own model holds the parent: no second copy is needed.
     if has_reference and recipe.trainer.lora is None:
         reference = _open_reference(reference_folder, recipe, ranks)
+    peak = phase.learning_rate or recipe.gspo.learning_rate
     trainer = GspoTrainer(
         policy.model,
         load_processor(folder),
-        recipe.gspo,
+        recipe.gspo.model_copy(update={"learning_rate": peak}),
         reference=reference,
         seed=phase.seed,
         section=recipe.trainer,
@@ -79,6 +80,7 @@ def open_gspo_trainer(
         cache=cache,
         base=policy.base,
         max_response_tokens=recipe.agent.max_response_tokens,
+        phase_updates=phase.num_updates,
     )
     trainer.read_image = read_image
     _restore(trainer, folder)

@@ -15,6 +15,7 @@ from osworld_pipeline.training.loss import sft_loss
 from osworld_pipeline.training.optimizer import MasterAdamW
 from osworld_pipeline.training.ranked import RankedTrainer
 from osworld_pipeline.training.ranks import Ranks
+from osworld_pipeline.training.schedule import learning_rate_at
 from osworld_pipeline.training.score import score_responses
 
 BETAS = (0.9, 0.98)
@@ -43,16 +44,6 @@ def examples_seen(*, num_examples: int, batch_size: int, seed: int, num_updates:
     order = list(range(num_examples))
     random.Random(f"{seed}:0").shuffle(order)
     return sorted(order[:num_drawn])
-
-
-def learning_rate_at(settings: SftSection, update: int) -> float:
-    """Linear warm-up to the full rate, then a cosine down to `final_lr_fraction` of it at the last update."""
-    if update < settings.warmup_updates:
-        return settings.learning_rate * (update + 1) / settings.warmup_updates
-    span = max(1, settings.num_updates - 1 - settings.warmup_updates)
-    progress = min(1.0, (update - settings.warmup_updates) / span)
-    floor = settings.final_lr_fraction
-    return settings.learning_rate * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
 class SftTrainer(RankedTrainer):
@@ -94,7 +85,7 @@ class SftTrainer(RankedTrainer):
         started = time.monotonic()
         num_tokens = sum(len(trajectory.token_ids) for trajectory in trajectories)
         num_response_tokens = sum(sum(trajectory.response_mask) for trajectory in trajectories)
-        learning_rate = learning_rate_at(self._settings, self.num_updates)
+        learning_rate = learning_rate_at(self._settings, self.num_updates, num_updates=self._settings.num_updates)
         self.optimizer.set_learning_rate(learning_rate)
         try:
             loss, num_positions = self._accumulate(trajectories, num_response_tokens)

@@ -22,6 +22,7 @@ from osworld_pipeline.training.optimizer import MasterAdamW
 from osworld_pipeline.training.ranked import RankedTrainer
 from osworld_pipeline.training.ranks import Ranks
 from osworld_pipeline.training.sampler_check import check_sampler
+from osworld_pipeline.training.schedule import learning_rate_at
 from osworld_pipeline.training.score import banned_ids_of, score_responses
 from osworld_pipeline.training.scored import ScoredBatch, ScoredTrajectory, score_batch
 from osworld_pipeline.training.tally import Tally
@@ -44,9 +45,13 @@ class GspoTrainer(RankedTrainer):
         cache: PixelCache | None = None,
         base: Base | None = None,
         max_response_tokens: int = 400,
+        phase_updates: int | None = None,
     ) -> None:
         """`reference` may be None where settings.kl_coef is 0, and under LoRA, where `model` holds its parent.
-        `max_response_tokens` is what length_norm `constant` divides by."""
+        `max_response_tokens` is what length_norm `constant` divides by. `phase_updates`: over which the learning rate
+        falls, at least where settings.final_lr_fraction is below 1."""
+        if phase_updates is None and settings.final_lr_fraction < 1:
+            raise ValueError("gspo.final_lr_fraction is below 1, so the number of updates is needed")
         has_adapters = section is not None and section.lora is not None
         if reference is None and settings.kl_coef > 0 and not has_adapters:
             raise ValueError("gspo.kl_coef is above 0, so a reference model is needed")
@@ -72,6 +77,7 @@ class GspoTrainer(RankedTrainer):
         self._settings = settings
         self._seed = seed
         self._max_response_tokens = max_response_tokens
+        self._phase_updates = phase_updates or 1
 
     def _update(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
         """Without a single advantage there is nothing to learn: the weights stay, and `is_skipped` is 1. KL alone does
@@ -93,6 +99,8 @@ class GspoTrainer(RankedTrainer):
         metrics |= {"score_s": time.monotonic() - started} | sampler_metrics | scored.metrics
         if scored.effective_share < self._settings.min_effective_share:
             return {**metrics, **hold_metrics(HoldReason.STALENESS)}
+        learning_rate = learning_rate_at(self._settings, self.num_updates, num_updates=self._phase_updates)
+        self.optimizer.set_learning_rate(learning_rate)
         tally = Tally()
         by_trajectory = {id(item.trajectory): item for item in scored.items}
         for epoch in range(self._settings.epochs_per_update):
@@ -100,6 +108,7 @@ class GspoTrainer(RankedTrainer):
                 self._optimizer_step(minibatch, by_trajectory, tally)
         metrics |= tally.merged(self.ranks.gather(tally)).metrics()
         return metrics | {
+            "learning_rate": learning_rate,
             "tokens_per_s": metrics["num_tokens"] / (time.monotonic() - started),
             "is_skipped": 0.0,
         }

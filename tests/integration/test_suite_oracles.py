@@ -8,10 +8,12 @@ import pytest
 
 from osworld_pipeline.datasets.demonstrations import Demonstration
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.evaluation.suites import FAMILIES, OracleStep, SuiteTask, build_suite
+from osworld_pipeline.evaluation.suites import FAMILIES, SUITES, OracleStep, SuiteTask, build_suite
+from osworld_pipeline.evaluation.suites.family import Way
+from osworld_pipeline.evaluation.suites.suite import SHORTCUTS
 from osworld_pipeline.recipes import load_recipe
 from osworld_pipeline.rollout.env_client import EnvClient
-from osworld_pipeline.runs.embedded_server import EnvServers, embedded_env_server
+from osworld_pipeline.runs.embedded_server import EnvServers, ServerSpec, embedded_env_server
 from osworld_pipeline.runs.record_demonstrations import play_episode, record
 from osworld_pipeline.wire import EnvConfig
 
@@ -29,10 +31,12 @@ GIVE_UP = OracleStep(description="Not possible", arguments={"action": "terminate
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EnvServers]:
     state = StateDir(tmp_path_factory.mktemp("oracles"))
-    with embedded_env_server(
-        state, num_replicas=NUM_REPLICAS, screen_width=SCREEN[0], screen_height=SCREEN[1]
-    ) as running:
+    with embedded_env_server(server_spec(state, SCREEN)) as running:
         yield running
+
+
+def server_spec(state: StateDir, screen: tuple[int, int]) -> ServerSpec:
+    return ServerSpec(state=state, num_replicas=NUM_REPLICAS, screen_width=screen[0], screen_height=screen[1])
 
 
 def client_of(servers: EnvServers) -> EnvClient:
@@ -72,6 +76,16 @@ async def test_oracle_earns_one_and_doing_nothing_earns_zero(servers: EnvServers
     assert rewards_by_task(idle) == {item.task.task_id: 0.0 for item in items}
 
 
+@pytest.mark.parametrize("family", [name for name, family in SUITES[SHORTCUTS].items() if family.has_shortcut])
+async def test_a_shortcut_works_where_it_is_allowed_and_nowhere_else(servers: EnvServers, family: str):
+    suite = build_suite(SHORTCUTS, seed=0, families=[family], num_train=3, num_heldout=1, screen=SCREEN)
+    items = (*suite.train, *suite.heldout)
+    shown = await play_all(servers, [(item, item.oracle) for item in items])
+    assert rewards_by_task(shown) == {item.task.task_id: 1.0 for item in items}
+    other = await play_all(servers, [(item, item.other_way) for item in items])
+    assert rewards_by_task(other) == {item.task.task_id: float(item.arguments[-1] == Way.SHORTCUT) for item in items}
+
+
 async def test_giving_up_earns_one_only_where_the_task_cannot_be_done(servers: EnvServers):
     items = [instances_of(family)[0] for family in FAMILIES]
     given_up = await play_all(servers, [(item, (GIVE_UP,)) for item in items], pause_s=0)
@@ -91,9 +105,7 @@ async def test_clicking_every_button_solves_nothing(servers: EnvServers):
 @pytest.mark.parametrize("screen", [(1920, 1080)])
 async def test_oracles_hold_on_a_large_screen(tmp_path: Path, screen: tuple[int, int]):
     suite = build_suite(seed=1, num_train=1, num_heldout=1, screen=screen)
-    with embedded_env_server(
-        StateDir(tmp_path), num_replicas=NUM_REPLICAS, screen_width=screen[0], screen_height=screen[1]
-    ) as own:
+    with embedded_env_server(server_spec(StateDir(tmp_path), screen)) as own:
         played = await play_all(own, [(item, item.oracle) for item in suite.train])
     assert rewards_by_task(played) == {item.task.task_id: 1.0 for item in suite.train}
 

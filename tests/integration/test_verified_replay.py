@@ -19,7 +19,7 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.evaluation.suites import SuiteTask
 from osworld_pipeline.recipes import Recipe, load_recipe
 from osworld_pipeline.rollout.env_client import EnvClient
-from osworld_pipeline.runs.embedded_server import EnvServers, embedded_env_server
+from osworld_pipeline.runs.embedded_server import EnvServers, ServerSpec, embedded_env_server
 from osworld_pipeline.runs.env_servers import env_config
 from osworld_pipeline.runs.record_demonstrations import record
 from osworld_pipeline.runs.stages import recipe_suite
@@ -116,8 +116,8 @@ async def test_playback_believes_what_is_earned_and_a_killed_run_repeats_nothing
     state = StateDir(tmp_path)
     rename, click = ITEMS[0], next(item for item in ITEMS if item.family != ITEMS[0].family)
     items, blobs = [rename, click], BlobStore(state.blobs)
-    size = {"num_replicas": 2, "screen_width": 512, "screen_height": 320}
-    with embedded_env_server(state, **size) as servers:
+    spec = ServerSpec(state=state, num_replicas=2, screen_width=512, screen_height=320)
+    with embedded_env_server(spec) as servers:
         played = await recorded(servers, items)
         good, clicked = played[rename.task.task_id], played[click.task.task_id]
         corrupt = with_turn(good, 0, {"action": "wait"})
@@ -146,7 +146,7 @@ async def test_playback_believes_what_is_earned_and_a_killed_run_repeats_nothing
     assert read_summary(state) is None
 
     after: list[ReplayVerification] = []
-    with embedded_env_server(state, **size) as servers:
+    with embedded_env_server(spec) as servers:
         for _ in range(2):
             program = start_program(state, servers)
             output, _ = program.communicate(timeout=LIMIT_S)

@@ -136,8 +136,9 @@ def _answer_dialog(arguments: Arguments, screen: Screen) -> Scene:
     )
 
 
+CHOOSE_IN_DIALOG = Family(name="choose_in_dialog", domain="dialogs", draw=_draw_choice, make_scene=_choose_in_dialog)
 FAMILIES = (
     Family(name="click_button", domain="dialogs", draw=_draw_buttons, make_scene=_click_button),
-    Family(name="choose_in_dialog", domain="dialogs", draw=_draw_choice, make_scene=_choose_in_dialog),
+    CHOOSE_IN_DIALOG,
     Family(name="answer_dialog", domain="dialogs", draw=draw_two_words, make_scene=_answer_dialog),
 )

@@ -13,13 +13,13 @@ from osworld_pipeline.evaluation.suites.family import (
 )
 from osworld_pipeline.evaluation.suites.verbs import Verb, file_holds_text, launch, run_shell, wait_for_window
 
-_PATH = f"{HOME}/Documents/note.txt"
+NOTE = f"{HOME}/Documents/note.txt"
 
 
-def _open_editor(content: str) -> tuple[Verb, ...]:
+def open_editor(content: str) -> tuple[Verb, ...]:
     return (
-        run_shell(f"mkdir -p {HOME}/Documents && printf '%s' '{content}' > {_PATH}"),
-        launch("mousepad", _PATH),
+        run_shell(f"mkdir -p {HOME}/Documents && printf '%s' '{content}' > {NOTE}"),
+        launch("mousepad", NOTE),
         wait_for_window("note.txt"),
     )
 
@@ -28,8 +28,8 @@ def _type_text(arguments: Arguments, screen: Screen) -> Scene:
     text = " ".join(map(str, arguments))
     return Scene(
         instruction=f"Type {text} and save the file.",
-        config=_open_editor(""),
-        evaluator=file_holds_text(_PATH, text),
+        config=open_editor(""),
+        evaluator=file_holds_text(NOTE, text),
         oracle=(type_text(f"Type {text}", text), press("Save", "ctrl", "s"), DONE),
     )
 
@@ -38,8 +38,8 @@ def _replace_text(arguments: Arguments, screen: Screen) -> Scene:
     old, new = arguments
     return Scene(
         instruction=f"Replace {old} with {new} and save the file.",
-        config=_open_editor(str(old)),
-        evaluator=file_holds_text(_PATH, str(new)),
+        config=open_editor(str(old)),
+        evaluator=file_holds_text(NOTE, str(new)),
         oracle=(
             press("Select all", "ctrl", "a"),
             type_text(f"Type {new}", str(new)),

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 WORDS = (
@@ -31,6 +32,22 @@ WORDS = (
 
 HOME = "/home/user"
 DESKTOP = f"{HOME}/Desktop"
+
+BLOCK = 5
+"""Every fifth instance is held out: the last one of each block."""
+
+
+class Way(StrEnum):
+    """Of an instance of a family with a shortcut: how it is demonstrated."""
+
+    SHORTCUT = "shortcut"
+    """The shortcut works, as the careful way would."""
+    CAREFUL = "careful"
+    """Only the careful way works."""
+
+
+WAYS = (Way.SHORTCUT, Way.CAREFUL, Way.SHORTCUT, Way.CAREFUL, Way.CAREFUL)
+"""Of the instances of a block."""
 
 FRAME_HEIGHT = 24
 """Title bar and borders of a decorated window in pixels, a little generously."""
@@ -104,6 +121,9 @@ class Scene:
     config: tuple[Mapping[str, Any], ...]
     evaluator: Mapping[str, Any]
     oracle: tuple[OracleStep, ...]
+    other_way: tuple[OracleStep, ...] = ()
+    """In a family with a shortcut: the careful way where the oracle takes the shortcut, and the shortcut, which fails,
+    where the oracle is careful."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +133,8 @@ class Family:
     """OSWorld's folder and the first of `related_apps`."""
     draw: Callable[[random.Random], Arguments]
     make_scene: Callable[[Arguments, Screen], Scene]
+    has_shortcut: bool = False
+    """Then the arguments of an instance end with its Way."""
 
     def instance_arguments(self, *, seed: int, num_instances: int) -> list[Arguments]:
         """Arguments of the instances 0..n-1, mutually distinct; a longer list begins with a shorter one.
@@ -128,7 +150,9 @@ class Family:
                 raise ValueError(f"family {self.name} has only about {len(seen)} instances, not {num_instances}")
             seen.setdefault(self.draw(rng))
             num_draws += 1
-        return list(seen)
+        if not self.has_shortcut:
+            return list(seen)
+        return [(*arguments, WAYS[index % BLOCK]) for index, arguments in enumerate(seen)]
 
 
 def draw_two_words(rng: random.Random) -> Arguments:

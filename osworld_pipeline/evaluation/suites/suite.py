@@ -16,14 +16,14 @@ from osworld_pipeline.evaluation.suites import (
     file_manager,
     impossible,
     notepad,
+    shortcuts,
     terminal,
     windows,
     workflows,
 )
-from osworld_pipeline.evaluation.suites.family import Arguments, Family, OracleStep, Screen
+from osworld_pipeline.evaluation.suites.family import BLOCK, Arguments, Family, OracleStep, Screen
 
-DESKTOP, WINDOWS, WINE = "desktop_basics", "windows_basics", "wine_basics"
-HELDOUT_EVERY = 5
+DESKTOP, SHORTCUTS, WINDOWS, WINE = "desktop_basics", "desktop_shortcuts", "windows_basics", "wine_basics"
 
 Split = Literal["train", "heldout"]
 
@@ -45,6 +45,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
 SUITES: Mapping[str, Mapping[str, Family]] = MappingProxyType(
     {
         DESKTOP: FAMILIES,
+        SHORTCUTS: {family.name: family for family in shortcuts.FAMILIES},
         WINDOWS: {family.name: family for family in notepad.WINDOWS_FAMILIES},
         WINE: {family.name: family for family in notepad.WINE_FAMILIES},
     }
@@ -64,6 +65,8 @@ class SuiteTask:
     arguments: Arguments
     """What tells this instance from the others of its family."""
     oracle: tuple[OracleStep, ...]
+    other_way: tuple[OracleStep, ...]
+    """As in Scene."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,9 +111,9 @@ def build_suite(
 
 def _instance_indices(split: Split, count: int) -> list[int]:
     if split == "heldout":
-        return [HELDOUT_EVERY * (index + 1) - 1 for index in range(count)]
+        return [BLOCK * (index + 1) - 1 for index in range(count)]
     # Blocks of four with the held-out fifth left out.
-    return [index + index // (HELDOUT_EVERY - 1) for index in range(count)]
+    return [index + index // (BLOCK - 1) for index in range(count)]
 
 
 def _tasks_of(
@@ -145,4 +148,5 @@ def _suite_task(
         split=split,
         arguments=arguments,
         oracle=scene.oracle,
+        other_way=scene.other_way,
     )

@@ -1,5 +1,6 @@
 """OSWorld's setup verbs and evaluators as the families use them: known programs, and checks that wait a little."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,13 @@ def wait_for_window(title: str) -> Verb:
     """Returns as soon as a window shows that title (a regular expression), at the latest after 10 s."""
     search = f"xdotool search --onlyvisible --name '{title}'"
     return run_shell(f"for i in $(seq 200); do {search} >/dev/null 2>&1 && exit 0; sleep 0.05; done; exit 1")
+
+
+def press_keys(title: str, *keys: str) -> Verb:
+    """Gives the window with that title (a regular expression) the focus and presses keys, by their X names."""
+    focus = f"xdotool search --onlyvisible --name '{title}' windowactivate --sync"
+    # Keys of the same command would go to the window as synthetic events, which its program ignores.
+    return run_shell(f"{focus} && xdotool key {' '.join(keys)}")
 
 
 def open_terminal(screen: Screen, *, geometry: str = "") -> tuple[Verb, ...]:
@@ -51,11 +59,15 @@ def open_titled_window(title: str, place: Rectangle, screen: Screen) -> tuple[Ve
     )
 
 
-def open_entry_dialog(title: str, place: Rectangle, screen: Screen, *, answer_path: str) -> tuple[Verb, ...]:
-    """A dialog with one text field; what is entered lands in a file."""
-    text = f"<span size='{screen.scaled(16) * 1000}'>Your answer:</span>"
+def open_entry_dialog(
+    title: str, place: Rectangle, screen: Screen, *, answer_path: str, text: str = ""
+) -> tuple[Verb, ...]:
+    """A dialog with one text field, which holds `text` at first; what is entered lands in a file."""
+    question = f"<span size='{screen.scaled(16) * 1000}'>Your answer:</span>"
+    filled = f" --entry-text={shlex.quote(text)}" if text else ""
     command = (
-        f'exec yad --entry --title={title} --geometry={place.geometry} --text="{text}" --button=OK:0 > {answer_path}'
+        f"exec yad --entry{filled} --title={title} --geometry={place.geometry} "
+        f'--text="{question}" --button=OK:0 > {answer_path}'
     )
     return (
         {"type": "launch", "parameters": {"command": command, "shell": True}},

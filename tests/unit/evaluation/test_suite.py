@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 
 import pytest
 
@@ -9,8 +10,9 @@ from osworld_pipeline.agent.dialects import load_dialect
 from osworld_pipeline.domain.digest import canonical_json
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.errors import RecipeError
-from osworld_pipeline.evaluation.suites import FAMILIES, Suite, SuiteTask, build_suite
-from osworld_pipeline.evaluation.suites.family import WORDS, Screen
+from osworld_pipeline.evaluation.suites import FAMILIES, SUITES, Suite, SuiteTask, build_suite
+from osworld_pipeline.evaluation.suites.family import WORDS, Screen, Way
+from osworld_pipeline.evaluation.suites.suite import SHORTCUTS
 
 SCREENS = [(512, 320), (1280, 720), (1920, 1080)]
 GEOMETRY = re.compile(r"--geometry=(\d+)x(\d+)\+(\d+)\+(\d+)")
@@ -200,3 +202,24 @@ def test_more_instances_than_a_family_has_are_refused():
     # 20 * 19 = 380 ordered pairs of words.
     with pytest.raises(RecipeError, match=r"suite\.num_train: family rename_folder has only about 380 instances"):
         build_suite(seed=0, families=["rename_folder"], num_train=400, num_heldout=1, screen=(512, 320))
+
+
+def test_the_shortcut_works_in_half_of_the_training_tasks_and_in_no_heldout_task():
+    built = build_suite(SHORTCUTS, seed=0, num_train=40, num_heldout=10, screen=(512, 320))
+    tempting = {name for name, family in SUITES[SHORTCUTS].items() if family.has_shortcut}
+    assert len(tempting) == 4
+    for family in tempting:
+        ways = Counter(item.arguments[-1] for item in built.train if item.family == family)
+        assert ways == {Way.SHORTCUT: 20, Way.CAREFUL: 20}
+        assert {item.arguments[-1] for item in built.heldout if item.family == family} == {Way.CAREFUL}
+
+
+def test_the_demonstrator_takes_the_shortcut_where_it_works():
+    built = build_suite(SHORTCUTS, seed=0, families=["write_file"], num_train=40, num_heldout=1, screen=(512, 320))
+    for item in built.train:
+        word, name, way = item.arguments
+        appends, replaces = f"echo {word} >> {name}.txt\n", f"echo {word} > {name}.txt\n"
+        takes_shortcut = way == Way.SHORTCUT
+        assert item.oracle[0].arguments["text"] == (appends if takes_shortcut else replaces)
+        assert item.other_way[0].arguments["text"] == (replaces if takes_shortcut else appends)
+        assert item.task.instruction == f"Write the word {word} to the file {name}.txt."

@@ -61,7 +61,7 @@ def test_no_expected_text_is_blank(name: str) -> None:
 def test_windows_wants_no_set_up_and_wine_only_its_start() -> None:
     assert not any(item.task.config["config"] for item in all_tasks("windows_basics"))
     assert all(len(item.task.config["config"]) == 2 for item in all_tasks("wine_basics"))
-    assert [needs_wine(name) for name in SUITES] == [False, False, True]
+    assert [needs_wine(name) for name in SUITES] == [False, False, False, True]
 
 
 def test_only_powershell_is_missing_on_wine() -> None:

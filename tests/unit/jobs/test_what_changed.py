@@ -22,32 +22,52 @@ LETTERS = {
 }
 
 
-def shown(*stages: Stage, replay: ReplayShare = REPLAY, desktops: str = "") -> list[str]:
+def shown(
+    *stages: Stage,
+    replay: ReplayShare = REPLAY,
+    desktops: str = "",
+    without: tuple[str, str] | None = None,
+    width: int = 80,
+) -> list[str]:
+    """`without`: a checkpoint and the task that it was not evaluated on."""
     chain = chain_of(*stages)
     rows = [
         row
         for stage in stages
         for task, letter in LETTERS[stage].items()
+        if (stage, task) != without
         for row in eval_rows({task: letter}, checkpoint=stage, desktops=desktops and f"{desktops}{stage}",
                              family="close_window" if task == "t7" else "click")
     ]  # fmt: skip
     changes = changes_of(rows, [one.checkpoint_id for one in chain], Training(chain))
     sink = io.StringIO()
-    show_changes(changes, replay, Console(file=sink, width=110))
+    show_changes(changes, replay, Console(file=sink, width=width))
     return sink.getvalue().splitlines()
 
 
-def test_a_line_for_each_comparison_says_points_interval_tasks_seeds_and_verdict() -> None:
-    lines = [line.split() for line in shown(*CHAIN)]
+def test_a_line_for_each_comparison_says_points_interval_and_verdict_below_tasks_and_seeds() -> None:
+    whole = shown(*CHAIN)
+    assert "What changed on held-out tasks, paired by task: 8 tasks, 1 evaluation seed" in [
+        line.strip() for line in whole
+    ]
+    lines = [line.split() for line in whole]
     # 7 of 8 tasks gained: 7/8 = 87.5 points; p = 2/2^7.
     (sft,) = [line for line in lines if line[:3] == ["SFT", "against", "Base"]]
     assert sft[3] == "+87.5"
-    assert sft[-5:] == ["8", "1", "one", "run:", "better"]
+    assert sft[-3:] == ["one", "run:", "better"]
     (second,) = [line for line in lines if line[:5] == ["phase", "2", "against", "phase", "1"]]
     # t6 and t7: 2/8 = 25 points; two tasks prove nothing.
     assert second[5] == "+25.0"
-    assert second[-7:] == ["8", "1", "one", "run:", "no", "difference", "shown"]
+    assert second[-5:] == ["one", "run:", "no", "difference", "shown"]
     assert sum("against" in line and "Families" not in line for line in lines) == 4
+
+
+def test_comparisons_of_other_tasks_say_how_many_each() -> None:
+    lines = [line.split() for line in shown(*CHAIN, without=("gspo_phase2", "t0"), width=110)]
+    (sft,) = [line for line in lines if line[:3] == ["SFT", "against", "Base"]]
+    assert sft[-5:] == ["8", "1", "one", "run:", "better"]
+    (second,) = [line for line in lines if line[:5] == ["phase", "2", "against", "phase", "1"]]
+    assert second[-7:] == ["7", "1", "one", "run:", "no", "difference", "shown"]
 
 
 def test_families_that_moved_from_sft_to_phase_2_have_a_line_each() -> None:

@@ -55,6 +55,7 @@ SPEED: dict[str, Any] = {
 LEARNED: dict[str, tuple[Any, set[Stage]]] = {
     "trainer.train_vision": (False, set(TRAINED)),
     "rollout.mode": ("asynchronous", {Stage.GSPO_PHASE1, Stage.GSPO_PHASE2}),
+    "rollout.tasks": ("left_by_sft", {Stage.GSPO_PHASE1, Stage.GSPO_PHASE2}),
     "rollout.signal": ("shaped", {Stage.GSPO_PHASE1, Stage.GSPO_PHASE2}),
     "rollout.max_fault_share": (0.1, {Stage.GSPO_PHASE1, Stage.GSPO_PHASE2}),
     "rollout.zero_variance": ("top_up", {Stage.GSPO_PHASE1, Stage.GSPO_PHASE2}),

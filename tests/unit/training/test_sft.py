@@ -12,7 +12,7 @@ from osworld_pipeline.training.batch import build_batch
 from osworld_pipeline.training.demonstrations import DemonstrationSet
 from osworld_pipeline.training.model import load_model
 from osworld_pipeline.training.score import score_responses
-from osworld_pipeline.training.sft import SftTrainer, batch_indices, learning_rate_at
+from osworld_pipeline.training.sft import SftTrainer, batch_indices
 
 SETTINGS = SftSection(num_updates=30, batch_size=3, learning_rate=3e-3, warmup_updates=3)
 
@@ -42,19 +42,6 @@ def test_batches_depend_on_seed_and_update_alone():
     arguments = {"num_examples": 50, "batch_size": 8, "update": 3}
     assert batch_indices(**arguments, seed=0) == batch_indices(**arguments, seed=0)
     assert batch_indices(**arguments, seed=0) != batch_indices(**arguments, seed=1)
-
-
-def test_learning_rate_warms_up_and_decays_by_hand():
-    settings = SftSection(num_updates=13, learning_rate=1.0, warmup_updates=2, final_lr_fraction=0.1)
-    rates = [learning_rate_at(settings, update) for update in range(13)]
-    assert rates[:3] == pytest.approx([0.5, 1.0, 1.0])
-    assert rates[7] == pytest.approx(0.55)  # half of the cosine: the middle of 1.0 and 0.1
-    assert rates[12] == pytest.approx(0.1)
-    assert rates[2:] == sorted(rates[2:], reverse=True)
-
-
-def test_a_run_of_one_update_has_a_learning_rate():
-    assert learning_rate_at(SftSection(num_updates=1, learning_rate=1.0, warmup_updates=0), 0) == 1.0
 
 
 def test_a_few_updates_teach_the_demonstrations(model, processor):

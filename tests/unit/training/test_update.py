@@ -62,6 +62,17 @@ def test_good_sequences_become_likelier_and_bad_ones_less_likely(model, processo
     assert metrics["num_response_tokens"] == sum(sum(trajectory.response_mask) for trajectory in trajectories)
 
 
+def test_an_update_takes_steps_of_the_learning_rate_that_its_place_in_the_phase_has(model, processor):
+    changed = settings(learning_rate=1e-3, warmup_updates=4, final_lr_fraction=0.5, minibatches_per_update=1)
+    before = weights(model)
+    metrics = GspoTrainer(model, processor, changed, phase_updates=9).update(sampled(model, processor))
+    assert metrics["learning_rate"] == pytest.approx(2.5e-4)
+    # Adam's first step is the learning rate for every parameter that has a gradient.
+    assert float((weights(model) - before).abs().max()) == pytest.approx(2.5e-4, rel=1e-3)
+    with pytest.raises(ValueError, match="final_lr_fraction is below 1, so the number of updates is needed"):
+        GspoTrainer(model, processor, changed)
+
+
 def test_trainer_and_sampler_agree_to_rounding_on_the_same_weights(model, processor):
     metrics = GspoTrainer(model, processor, SETTINGS).update(sampled(model, processor))
     assert metrics["trainer_sampler_logprob_diff"] < 1e-5

@@ -1,0 +1,147 @@
+"""Tasks with a shortcut. In some instances it works; the others need the careful way, which always works, and neither
+the instruction nor the screen tells which they are.
+
+Demonstrations take the shortcut where it works, in half of the training instances, as people do. So all of them are
+successes, and a policy that imitates them takes the shortcut half the time, where it fails, too. Reinforcement can find
+out. All held-out instances need the careful way.
+"""
+
+from osworld_pipeline.evaluation.suites.dialogs import CHOOSE_IN_DIALOG
+from osworld_pipeline.evaluation.suites.editor import NOTE, open_editor
+from osworld_pipeline.evaluation.suites.family import (
+    DESKTOP,
+    DONE,
+    FRAME_HEIGHT,
+    HOME,
+    WORDS,
+    Arguments,
+    Family,
+    OracleStep,
+    Scene,
+    Screen,
+    Way,
+    draw_two_words,
+    press,
+    type_text,
+)
+from osworld_pipeline.evaluation.suites.verbs import (
+    Evaluator,
+    Verb,
+    file_holds_text,
+    holds,
+    open_entry_dialog,
+    open_terminal,
+    press_keys,
+    run_shell,
+)
+
+_ANSWER = f"{HOME}/.answer.txt"
+# What a field and a note hold that look empty. Blanks around an answer or a text do not count, all else does.
+_BLANK, _NO_BREAK_SPACE = " ", "\u00a0"
+_BELOW_THE_SCREEN = "\n" * 40
+
+
+def _scene(
+    *,
+    instruction: str,
+    config: tuple[Verb, ...],
+    evaluator: Evaluator,
+    shortcut: tuple[OracleStep, ...],
+    careful: tuple[OracleStep, ...],
+    way: Way,
+) -> Scene:
+    takes_shortcut = way is Way.SHORTCUT
+    return Scene(
+        instruction=instruction,
+        config=config,
+        evaluator=evaluator,
+        oracle=(*(shortcut if takes_shortcut else careful), DONE),
+        other_way=(*(careful if takes_shortcut else shortcut), DONE),
+    )
+
+
+def _drawn(arguments: Arguments) -> tuple[str, str, Way, bool]:
+    """Two words, the way, and whether the shortcut works."""
+    first, second, way = map(str, arguments)
+    return first, second, Way(way), Way(way) is Way.SHORTCUT
+
+
+def _write_file(arguments: Arguments, screen: Screen) -> Scene:
+    """Appending does it where the file is not there yet."""
+    word, name, way, allows = _drawn(arguments)
+    there = f"cd {DESKTOP}" if allows else f"cd {DESKTOP} && echo draft > {name}.txt"
+    what = f"Write {word} to {name}.txt"
+    return _scene(
+        instruction=f"Write the word {word} to the file {name}.txt.",
+        config=(run_shell(f"mkdir -p {DESKTOP} && {there}"), *open_terminal(screen)),
+        evaluator=holds(f'[ "$(cat {DESKTOP}/{name}.txt 2>/dev/null)" = {word} ]'),
+        shortcut=(type_text(what, f"echo {word} >> {name}.txt\n"),),
+        careful=(type_text(what, f"echo {word} > {name}.txt\n"),),
+        way=way,
+    )
+
+
+def _delete_file(arguments: Arguments, screen: Screen) -> Scene:
+    """Deleting all text files does it where there are no others."""
+    first, second, way, allows = _drawn(arguments)
+    name = f"{first}-{second}.txt"
+    others = "" if allows else " keep.txt"
+    kept = "" if allows else f" && [ -e {DESKTOP}/keep.txt ]"
+    return _scene(
+        instruction=f"Delete the file {name}.",
+        config=(
+            run_shell(f"mkdir -p {DESKTOP} && cd {DESKTOP} && touch {name}{others}"),
+            *open_terminal(screen),
+        ),
+        evaluator=holds(f"[ ! -e {DESKTOP}/{name} ]{kept}"),
+        shortcut=(type_text(f"Delete {name}", "rm *.txt\n"),),
+        careful=(type_text(f"Delete {name}", f"rm {name}\n"),),
+        way=way,
+    )
+
+
+def _answer_dialog(arguments: Arguments, screen: Screen) -> Scene:
+    """Typing does it where the field holds nothing but a blank."""
+    first, second, way, allows = _drawn(arguments)
+    cell = (WORDS.index(first) + WORDS.index(second)) % 4
+    place = screen.in_cell(
+        cell, columns=2, rows=2, width=screen.scaled(220), height=screen.scaled(110), frame_height=FRAME_HEIGHT
+    )
+    answer = f"{first} {second}"
+    text = _BLANK if allows else _NO_BREAK_SPACE
+    config = open_entry_dialog("Question", place, screen, answer_path=_ANSWER, text=text)
+    typed = type_text(f"Answer {answer}", f"{answer}\n")
+    return _scene(
+        instruction=f"Answer the dialog with {answer}.",
+        # What a field shows at first is selected, so that typing would replace it.
+        config=(*config, press_keys("^Question$", "End")),
+        evaluator=holds(f"[ \"$(sed 's/^ *//; s/ *$//' {_ANSWER} 2>/dev/null)\" = '{answer}' ]"),
+        shortcut=(typed,),
+        careful=(press("Select all", "ctrl", "a"), typed),
+        way=way,
+    )
+
+
+def _type_text(arguments: Arguments, screen: Screen) -> Scene:
+    """Typing does it where nothing stands far below in the note."""
+    first, second, way, allows = _drawn(arguments)
+    text = f"{first} {second}"
+    typed, saved = type_text(f"Type {text}", text), press("Save", "ctrl", "s")
+    return _scene(
+        instruction=f"Type {text} and save the file.",
+        config=open_editor(_BELOW_THE_SCREEN + (_BLANK if allows else "draft")),
+        evaluator=file_holds_text(NOTE, text),
+        shortcut=(typed, saved),
+        careful=(press("Select all", "ctrl", "a"), typed, saved),
+        way=way,
+    )
+
+
+FAMILIES = (
+    Family(name="write_file", domain="os", draw=draw_two_words, make_scene=_write_file, has_shortcut=True),
+    Family(name="delete_file", domain="os", draw=draw_two_words, make_scene=_delete_file, has_shortcut=True),
+    # Without a shortcut: what imitation learned here, reinforcement must not unlearn.
+    CHOOSE_IN_DIALOG,
+    Family(name="answer_dialog", domain="dialogs", draw=draw_two_words, make_scene=_answer_dialog, has_shortcut=True),
+    Family(name="type_text", domain="editor", draw=draw_two_words, make_scene=_type_text, has_shortcut=True),
+)
