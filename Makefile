@@ -62,7 +62,7 @@ bench-rollout: setup-python ## how busy the loop keeps desktops and trainer, bes
 bench-training: setup-python ## clipping by rounding, importance forms, updates a second next to TRL's trainer
 	@$(BIN)/python -m benchmarks.bench_training
 
-bench-demo: setup ## the demo over ten seeds: its time, and what reinforcement gained in each; an hour and a half
+bench-demo: setup ## the demo over ten seeds: its time, and what reinforcement gained in each; two hours
 	@$(BIN)/python -m benchmarks.bench_learning demo --folder var/bench-demo --picture var/bench-demo/demo.png
 
 bench-learning: setup ## does it learn? three seeds of the whole road on real desktops, with a picture; hours

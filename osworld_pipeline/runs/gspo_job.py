@@ -9,7 +9,6 @@ import orjson
 
 from osworld_pipeline.domain.checkpoint import Stage
 from osworld_pipeline.domain.episode import SamplingParams
-from osworld_pipeline.domain.replay import base_task_id
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.errors import TableError
@@ -21,8 +20,8 @@ from osworld_pipeline.runs.budget import UNLIMITED, Budget
 from osworld_pipeline.runs.embedded_server import EnvServers
 from osworld_pipeline.runs.ray_actor import ActorShape
 from osworld_pipeline.runs.rollout_session import sampling_params
+from osworld_pipeline.runs.stages import imitated_tasks
 from osworld_pipeline.tables.owned import read_table
-from osworld_pipeline.training.demonstrations import choose_demonstrations
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,9 +127,7 @@ def load_gspo_tasks(state: StateDir, recipe: Recipe) -> list[Task]:
     tasks = load_train_tasks(state)
     if recipe.rollout.tasks == "all":
         return tasks
-    rows = read_table(state, "replay_buffer").select(["row_id", "original_task_id"]).to_pylist()
-    chosen = choose_demonstrations([(row["row_id"], row["original_task_id"]) for row in rows], recipe.sft)
-    imitated = {base_task_id(row["original_task_id"]) for row in rows if row["row_id"] in chosen}
+    imitated = imitated_tasks(state, recipe)
     left = [task for task in tasks if task.task_id not in imitated]
     if not left:
         raise TableError(

@@ -7,6 +7,7 @@ from typing import Any
 
 from osworld_pipeline.domain.checkpoint import Ancestor, Checkpoint, Stage
 from osworld_pipeline.domain.digest import digest_json
+from osworld_pipeline.domain.replay import base_task_id
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.evaluation.suites import Suite, build_suite
 from osworld_pipeline.recipes import Recipe
@@ -120,7 +121,15 @@ def flywheel_data_digest(state: StateDir, recipe: Recipe) -> str:
 
 def gspo_data_digest(state: StateDir, recipe: Recipe) -> str:
     """Of what both phases train on."""
-    return training_data_digest(state, ["replay_buffer", "train_tasks"], replay=recipe.replay)
+    digest = training_data_digest(state, ["replay_buffer", "train_tasks"], replay=recipe.replay)
+    if recipe.rollout.tasks == "all":
+        return digest
+    return digest_json([digest, sorted(imitated_tasks(state, recipe))])
+
+
+def imitated_tasks(state: StateDir, recipe: Recipe) -> set[str]:
+    """The base ids of the tasks whose demonstrations SFT takes."""
+    return {base_task_id(row["original_task_id"]) for row in _chosen_rows(state, recipe.replay, recipe.sft)}
 
 
 def training_data_digest(
@@ -136,7 +145,8 @@ def training_data_digest(
     content: dict[str, Any] = {}
     for name in tables:
         if name == "replay_buffer":
-            content[name] = sorted(_replay_rows(state, replay, sft))
+            rows = _chosen_rows(state, replay, sft)
+            content[name] = sorted(tuple(str(row[column]) for column in REPLAY_COLUMNS) for row in rows)
         else:
             content[name] = sorted(zip(*_columns(state, name, tasks), strict=True))
     return digest_json(content)
@@ -166,7 +176,7 @@ def checkpoint_card(checkpoint: Checkpoint) -> dict[str, Any]:
     return {**asdict(checkpoint), "stage": str(checkpoint.stage)}
 
 
-def _replay_rows(state: StateDir, section: ReplaySection | None, sft: SftSection | None) -> list[tuple[str, ...]]:
+def _chosen_rows(state: StateDir, section: ReplaySection | None, sft: SftSection | None) -> list[dict[str, Any]]:
     rows = [row for batch in read_replay_columns(state, REPLAY_COLUMNS) for row in batch.to_pylist()]
     if section is not None:
         verified = verified_rewards(state) if section.require_verified else None
@@ -179,7 +189,7 @@ def _replay_rows(state: StateDir, section: ReplaySection | None, sft: SftSection
     if sft is not None:
         chosen = choose_demonstrations([(row["row_id"], row["original_task_id"]) for row in rows], sft)
         rows = [row for row in rows if row["row_id"] in chosen]
-    return [tuple(str(row[name]) for name in REPLAY_COLUMNS) for row in rows]
+    return rows
 
 
 def _columns(state: StateDir, table: str, names: Sequence[str]) -> list[list[str]]:

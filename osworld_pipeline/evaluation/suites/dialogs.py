@@ -19,7 +19,7 @@ from osworld_pipeline.evaluation.suites.family import (
 from osworld_pipeline.evaluation.suites.verbs import Verb, holds, launch, open_entry_dialog, wait_for_window
 
 _CLICKED = f"{HOME}/.clicked.txt"
-_ANSWER = f"{HOME}/.answer.txt"
+ANSWER = f"{HOME}/.answer.txt"
 _CHOSEN = f"{HOME}/.chosen.txt"
 _NUM_BUTTONS = 3
 _GRID = 3
@@ -120,18 +120,21 @@ def _choose_in_dialog(arguments: Arguments, screen: Screen) -> Scene:
     )
 
 
-def _answer_dialog(arguments: Arguments, screen: Screen) -> Scene:
-    first, second = map(str, arguments)
-    # The place follows from the words: were it drawn, two instances could differ in nothing that an answer depends on.
+def question_place(first: str, second: str, screen: Screen) -> Rectangle:
+    """It follows from the words: were it drawn, two instances could differ in nothing that an answer depends on."""
     cell = (WORDS.index(first) + WORDS.index(second)) % 4
-    answer = f"{first} {second}"
-    place = screen.in_cell(
+    return screen.in_cell(
         cell, columns=2, rows=2, width=screen.scaled(220), height=screen.scaled(110), frame_height=FRAME_HEIGHT
     )
+
+
+def _answer_dialog(arguments: Arguments, screen: Screen) -> Scene:
+    first, second = map(str, arguments)
+    answer = f"{first} {second}"
     return Scene(
         instruction=f"Answer the dialog with {answer}.",
-        config=open_entry_dialog("Question", place, screen, answer_path=_ANSWER),
-        evaluator=holds(f'[ "$(cat {_ANSWER} 2>/dev/null)" = "{answer}" ]'),
+        config=open_entry_dialog("Question", question_place(first, second, screen), screen, answer_path=ANSWER),
+        evaluator=holds(f'[ "$(cat {ANSWER} 2>/dev/null)" = "{answer}" ]'),
         oracle=(type_text(f"Answer {answer}", f"{answer}\n"), DONE),
     )
 

@@ -6,14 +6,11 @@ successes, and a policy that imitates them takes the shortcut half the time, whe
 out. All held-out instances need the careful way.
 """
 
-from osworld_pipeline.evaluation.suites.dialogs import CHOOSE_IN_DIALOG
+from osworld_pipeline.evaluation.suites.dialogs import ANSWER, CHOOSE_IN_DIALOG, question_place
 from osworld_pipeline.evaluation.suites.editor import NOTE, open_editor
 from osworld_pipeline.evaluation.suites.family import (
     DESKTOP,
     DONE,
-    FRAME_HEIGHT,
-    HOME,
-    WORDS,
     Arguments,
     Family,
     OracleStep,
@@ -35,7 +32,6 @@ from osworld_pipeline.evaluation.suites.verbs import (
     run_shell,
 )
 
-_ANSWER = f"{HOME}/.answer.txt"
 # What a field and a note hold that look empty. Blanks around an answer or a text do not count, all else does.
 _BLANK, _NO_BREAK_SPACE = " ", "\u00a0"
 _BELOW_THE_SCREEN = "\n" * 40
@@ -48,27 +44,26 @@ def _scene(
     evaluator: Evaluator,
     shortcut: tuple[OracleStep, ...],
     careful: tuple[OracleStep, ...],
-    way: Way,
+    allows: bool,
 ) -> Scene:
-    takes_shortcut = way is Way.SHORTCUT
     return Scene(
         instruction=instruction,
         config=config,
         evaluator=evaluator,
-        oracle=(*(shortcut if takes_shortcut else careful), DONE),
-        other_way=(*(careful if takes_shortcut else shortcut), DONE),
+        oracle=(*(shortcut if allows else careful), DONE),
+        other_way=(*(careful if allows else shortcut), DONE),
     )
 
 
-def _drawn(arguments: Arguments) -> tuple[str, str, Way, bool]:
-    """Two words, the way, and whether the shortcut works."""
+def _drawn(arguments: Arguments) -> tuple[str, str, bool]:
+    """Two words, and whether the shortcut works."""
     first, second, way = map(str, arguments)
-    return first, second, Way(way), Way(way) is Way.SHORTCUT
+    return first, second, Way(way) is Way.SHORTCUT
 
 
 def _write_file(arguments: Arguments, screen: Screen) -> Scene:
     """Appending does it where the file is not there yet."""
-    word, name, way, allows = _drawn(arguments)
+    word, name, allows = _drawn(arguments)
     there = f"cd {DESKTOP}" if allows else f"cd {DESKTOP} && echo draft > {name}.txt"
     what = f"Write {word} to {name}.txt"
     return _scene(
@@ -77,13 +72,13 @@ def _write_file(arguments: Arguments, screen: Screen) -> Scene:
         evaluator=holds(f'[ "$(cat {DESKTOP}/{name}.txt 2>/dev/null)" = {word} ]'),
         shortcut=(type_text(what, f"echo {word} >> {name}.txt\n"),),
         careful=(type_text(what, f"echo {word} > {name}.txt\n"),),
-        way=way,
+        allows=allows,
     )
 
 
 def _delete_file(arguments: Arguments, screen: Screen) -> Scene:
     """Deleting all text files does it where there are no others."""
-    first, second, way, allows = _drawn(arguments)
+    first, second, allows = _drawn(arguments)
     name = f"{first}-{second}.txt"
     others = "" if allows else " keep.txt"
     kept = "" if allows else f" && [ -e {DESKTOP}/keep.txt ]"
@@ -96,35 +91,31 @@ def _delete_file(arguments: Arguments, screen: Screen) -> Scene:
         evaluator=holds(f"[ ! -e {DESKTOP}/{name} ]{kept}"),
         shortcut=(type_text(f"Delete {name}", "rm *.txt\n"),),
         careful=(type_text(f"Delete {name}", f"rm {name}\n"),),
-        way=way,
+        allows=allows,
     )
 
 
 def _answer_dialog(arguments: Arguments, screen: Screen) -> Scene:
     """Typing does it where the field holds nothing but a blank."""
-    first, second, way, allows = _drawn(arguments)
-    cell = (WORDS.index(first) + WORDS.index(second)) % 4
-    place = screen.in_cell(
-        cell, columns=2, rows=2, width=screen.scaled(220), height=screen.scaled(110), frame_height=FRAME_HEIGHT
-    )
+    first, second, allows = _drawn(arguments)
     answer = f"{first} {second}"
     text = _BLANK if allows else _NO_BREAK_SPACE
-    config = open_entry_dialog("Question", place, screen, answer_path=_ANSWER, text=text)
+    config = open_entry_dialog("Question", question_place(first, second, screen), screen, answer_path=ANSWER, text=text)
     typed = type_text(f"Answer {answer}", f"{answer}\n")
     return _scene(
         instruction=f"Answer the dialog with {answer}.",
         # What a field shows at first is selected, so that typing would replace it.
         config=(*config, press_keys("^Question$", "End")),
-        evaluator=holds(f"[ \"$(sed 's/^ *//; s/ *$//' {_ANSWER} 2>/dev/null)\" = '{answer}' ]"),
+        evaluator=holds(f"[ \"$(sed 's/^ *//; s/ *$//' {ANSWER} 2>/dev/null)\" = '{answer}' ]"),
         shortcut=(typed,),
         careful=(press("Select all", "ctrl", "a"), typed),
-        way=way,
+        allows=allows,
     )
 
 
 def _type_text(arguments: Arguments, screen: Screen) -> Scene:
     """Typing does it where nothing stands far below in the note."""
-    first, second, way, allows = _drawn(arguments)
+    first, second, allows = _drawn(arguments)
     text = f"{first} {second}"
     typed, saved = type_text(f"Type {text}", text), press("Save", "ctrl", "s")
     return _scene(
@@ -133,7 +124,7 @@ def _type_text(arguments: Arguments, screen: Screen) -> Scene:
         evaluator=file_holds_text(NOTE, text),
         shortcut=(typed, saved),
         careful=(press("Select all", "ctrl", "a"), typed, saved),
-        way=way,
+        allows=allows,
     )
 
 
