@@ -1,11 +1,16 @@
 """A task: one OSWorld problem, as its JSON file tells it."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from osworld_pipeline.domain.digest import digest_json
 from osworld_pipeline.errors import TaskError
+
+SUITE_OF_TASK = "^(.+)-[a-z0-9_]+-[0-9]+$"
+FAMILY_OF_TASK = "-([a-z0-9_]+)-[0-9]+$"
+"""Task ids of a built-in suite read <suite>-<family>-<number>. Also searched for by DuckDB."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,3 +45,9 @@ class Task:
         apps = config.get("related_apps") or []
         fallback = apps[0] if isinstance(apps, list) and apps and isinstance(apps[0], str) else "unknown"
         return cls(task_id=task_id, instruction=instruction, domain=domain or fallback, config=dict(config))
+
+
+def family_of_task(task_id: str, domain: str = "") -> str:
+    """What tasks of one kind share: the family of a built-in suite's, else the domain; may be empty."""
+    match = re.search(FAMILY_OF_TASK, task_id)
+    return match[1] if match else domain

@@ -108,7 +108,8 @@ class SftSection(Section):
     demonstrations_per_task: int | None = Field(default=None, ge=1)
     """At most so many of each base task, in the order of their row ids; None for all."""
     task_share: float = Field(default=1.0, gt=0, le=1)
-    """Share of the tasks whose demonstrations are used, chosen by seed; the others are left to reinforcement."""
+    """Share of the tasks whose demonstrations are used, drawn by seed and evenly over the families of a built-in suite
+    or the domains; the others are left to reinforcement."""
     learning_rate: float = Field(gt=0)
     """Peak, after the warm-up."""
     warmup_updates: int = 20

@@ -187,9 +187,15 @@ def _chosen_rows(state: StateDir, section: ReplaySection | None, sft: SftSection
             and (verified is None or verified.get(row["row_id"], -1.0) >= section.threshold)
         ]
     if sft is not None:
-        chosen = choose_demonstrations([(row["row_id"], row["original_task_id"]) for row in rows], sft)
+        named = [(row["row_id"], row["original_task_id"]) for row in rows]
+        chosen = choose_demonstrations(named, sft, domains=task_domains(state))
         rows = [row for row in rows if row["row_id"] in chosen]
     return rows
+
+
+def task_domains(state: StateDir) -> dict[str, str]:
+    """Of the training tasks, by their ids."""
+    return dict(zip(*_columns(state, "train_tasks", ("task_id", "domain")), strict=True))
 
 
 def _columns(state: StateDir, table: str, names: Sequence[str]) -> list[list[str]]:

@@ -8,7 +8,7 @@ from osworld_pipeline.errors import TrainingError
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.rollout.trajectories import replay_trajectories
 from osworld_pipeline.runs.sft_run import Examples, Report, SftJob, run_sft
-from osworld_pipeline.runs.stages import checkpoint_card
+from osworld_pipeline.runs.stages import checkpoint_card, task_domains
 from osworld_pipeline.tables.replay import load_replay_rows
 from osworld_pipeline.training.demonstrations import DemonstrationSet, choose_demonstrations
 from osworld_pipeline.trajectories import BlobStore
@@ -46,7 +46,8 @@ def read_demonstrations(state: StateDir, recipe: Recipe, processor: Any) -> Demo
     renderer, blobs, max_tokens = Renderer(processor), BlobStore(state.blobs), recipe.agent.max_context_tokens
     replay = recipe.replay
     rows = load_replay_rows(state, min_reward=replay.threshold, require_verified=replay.require_verified)
-    chosen = choose_demonstrations([(row.row_id, row.original_task_id) for row in rows], recipe.sft)
+    named = [(row.row_id, row.original_task_id) for row in rows]
+    chosen = choose_demonstrations(named, recipe.sft, domains=task_domains(state))
     demonstrations = DemonstrationSet(
         [row for row in rows if row.row_id in chosen],
         lambda row: replay_trajectories(row, blobs.read, renderer, agent=recipe.agent, is_replay=False),

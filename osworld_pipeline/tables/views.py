@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 
 from osworld_pipeline.columns import PART_TABLES, marked, stored
 from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.domain.task import FAMILY_OF_TASK, SUITE_OF_TASK
 from osworld_pipeline.durable import write_parquet
 from osworld_pipeline.part_files import (
     COMPACTED,
@@ -48,7 +49,7 @@ SELECT
 FROM episodes e WHERE e.purpose = 'train' AND e.is_valid AND e.is_success
 """
 # A fault has no success and no reward (NULL), so that an average over `success` has the right denominator.
-# Task ids of a built-in suite read <suite>-<family>-<number>; other tasks are told apart by their domain.
+# Tasks of no built-in suite are told apart by their domain.
 # Tokens that an engine did not count are 0 in its steps, and none at all in an import: both are NULL here.
 # A grader's score holds for its desktop image and its own version: `desktops` names those of all graded episodes of an
 # evaluation, so that rows with the same key and the same `desktops` can be compared, faults included.
@@ -62,9 +63,9 @@ CREATE VIEW evals AS
 WITH played AS (
 SELECT
     e.checkpoint_id, c.stage, e.task_id, e.seed,
-    coalesce(nullif(regexp_extract(e.task_id, '-([a-z0-9_]+)-[0-9]+$', 1), ''), nullif(t.domain, ''), 'unknown')
+    coalesce(nullif(regexp_extract(e.task_id, '{FAMILY_OF_TASK}', 1), ''), nullif(t.domain, ''), 'unknown')
         AS family,
-    coalesce(nullif(regexp_extract(e.task_id, '^(.+)-[a-z0-9_]+-[0-9]+$', 1), ''), 'osworld') AS suite,
+    coalesce(nullif(regexp_extract(e.task_id, '{SUITE_OF_TASK}', 1), ''), 'osworld') AS suite,
     t.domain, t.instruction, e.outcome,
     CASE WHEN e.is_valid THEN e.task_reward END AS reward,
     CASE WHEN e.is_valid THEN e.is_success END AS success,

@@ -2,11 +2,12 @@
 screenshots stay on disk until then."""
 
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import overload
 
 from osworld_pipeline.domain.replay import ReplayRow, base_task_id
+from osworld_pipeline.domain.task import family_of_task
 from osworld_pipeline.domain.trajectory import Trajectory
 from osworld_pipeline.recipes.schema import SftSection
 
@@ -14,19 +15,34 @@ Example = Sequence[Trajectory]
 """What a batch draws: one demonstration or one episode, as the sequences it consists of."""
 
 
-def choose_demonstrations(rows: Iterable[tuple[str, str]], settings: SftSection) -> Collection[str]:
-    """Of rows as (row id, task id) the ids of those that `settings` lets be trained on. A task keeps its place in the
-    seeded order whatever other tasks there are."""
+def choose_demonstrations(
+    rows: Iterable[tuple[str, str]], settings: SftSection, *, domains: Mapping[str, str]
+) -> Collection[str]:
+    """Of rows as (row id, task id) the ids of those that `settings` lets be trained on. `domains` of tasks, by base id;
+    those that it lacks count as one. A task keeps its place in its family's seeded order whatever other tasks there
+    are."""
     by_task: dict[str, list[str]] = {}
     for row_id, task_id in rows:
         by_task.setdefault(base_task_id(task_id), []).append(row_id)
-
-    def place(task_id: str) -> str:
-        return hashlib.sha256(f"{settings.seed}:{task_id}".encode()).hexdigest()
-
     num_tasks = max(1, round(settings.task_share * len(by_task)))
-    tasks = sorted(by_task, key=place)[:num_tasks]
+    tasks = _evenly_over_families(by_task, settings.seed, domains)[:num_tasks]
     return {row_id for task_id in tasks for row_id in sorted(by_task[task_id])[: settings.demonstrations_per_task]}
+
+
+def _evenly_over_families(task_ids: Iterable[str], seed: int, domains: Mapping[str, str]) -> list[str]:
+    """The tasks in an order drawn by seed, of which any beginning holds the same share of each family, up to one
+    task."""
+
+    def draw(name: str) -> str:
+        return hashlib.sha256(f"{seed}:{name}".encode()).hexdigest()
+
+    families: dict[str, list[str]] = {}
+    for task_id in sorted(task_ids, key=draw):
+        families.setdefault(family_of_task(task_id, domains.get(task_id, "")), []).append(task_id)
+    share_before = {
+        task_id: (place + 0.5) / len(family) for family in families.values() for place, task_id in enumerate(family)
+    }
+    return sorted(share_before, key=lambda task_id: (share_before[task_id], draw(task_id)))
 
 
 class LazyExamples(Sequence[Example]):

@@ -2,6 +2,7 @@
 files, `{hidden}` the parts written again since, `{keys}` which details belong to which head."""
 
 from osworld_pipeline.domain.checkpoint import Stage
+from osworld_pipeline.domain.task import FAMILY_OF_TASK, SUITE_OF_TASK
 
 _STAGES = ", ".join(f"'{stage}'" for stage in Stage)
 
@@ -65,8 +66,8 @@ SELECT
     h.is_valid, h.is_success, h.task_reward, h.shaped_reward, h.num_steps, h.max_turns, h.engine, h.temperature,
     h.provider, h.image_digest, h.grader_version, h.source_dataset, h.started_at, h.times_s['total'] AS total_s,
     h.run_ids['mlflow'] AS mlflow_run, h.run_ids['dagster'] AS dagster_run,
-    coalesce(nullif(regexp_extract(h.task_id, '^(.+)-[a-z0-9_]+-[0-9]+$', 1), ''), 'osworld') AS suite,
-    nullif(regexp_extract(h.task_id, '-([a-z0-9_]+)-[0-9]+$', 1), '') AS family,
+    coalesce(nullif(regexp_extract(h.task_id, '{SUITE_OF_TASK}', 1), ''), 'osworld') AS suite,
+    nullif(regexp_extract(h.task_id, '{FAMILY_OF_TASK}', 1), '') AS family,
     CASE WHEN r.num_read IS NULL THEN 'no step' WHEN r.num_unread = 0 THEN 'every action read'
          WHEN r.num_unread = r.num_read THEN 'no action read' ELSE 'some not read' END AS reading,
     coalesce(r.num_unread, 0) AS num_unread, t.domain, t.instruction,

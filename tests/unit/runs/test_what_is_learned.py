@@ -1,6 +1,8 @@
 """Which keys of a recipe are in the id of a checkpoint: those that change what is learned, and not those that only
 change how long it takes."""
 
+from collections import Counter
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ from replay_samples import make_row, write_rows
 
 from osworld_pipeline.domain.checkpoint import Stage
 from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.domain.task import family_of_task
 from osworld_pipeline.recipes import Recipe, load_recipe
 from osworld_pipeline.recipes.learned import NOT_LEARNED, SECTIONS
 from osworld_pipeline.recipes.schema import ReplaySection, SftSection
@@ -175,21 +178,39 @@ def settings(**changes: Any) -> SftSection:
     return RECIPE.sft.model_copy(update=changes)
 
 
+def chosen(rows: list[tuple[str, str]], *, domains: Mapping[str, str] = {}, **changes: Any) -> Collection[str]:
+    return choose_demonstrations(rows, settings(**changes), domains=domains)
+
+
 def test_demonstrations_of_a_share_of_the_tasks_are_chosen_by_seed_and_stay_when_tasks_come() -> None:
     rows = [(f"{task}-{index}", f"{task}_chunk{index}") for task in "abcdefgh" for index in range(3)]
-    half = choose_demonstrations(rows, settings(task_share=0.5))
+    half = chosen(rows, task_share=0.5)
     assert len(half) == 12
     assert len({row_id[0] for row_id in half}) == 4, "whole tasks, by their base ids"
-    assert half == choose_demonstrations(list(reversed(rows)), settings(task_share=0.5))
-    assert any(choose_demonstrations(rows, settings(task_share=0.5, seed=seed)) != half for seed in range(1, 5))
-    more = choose_demonstrations([*rows, ("i-0", "i"), ("j-0", "j")], settings(task_share=0.5))
+    assert half == chosen(list(reversed(rows)), task_share=0.5)
+    assert any(chosen(rows, task_share=0.5, seed=seed) != half for seed in range(1, 5))
+    more = chosen([*rows, ("i-0", "i"), ("j-0", "j")], task_share=0.5)
     assert len({row_id[0] for row_id in half} - {row_id[0] for row_id in more}) <= 2
 
 
 def test_at_most_so_many_demonstrations_of_a_task_in_the_order_of_their_ids() -> None:
     rows = [(f"{task}-{index}", task) for task in "ab" for index in (2, 0, 1)]
-    assert choose_demonstrations(rows, settings(demonstrations_per_task=2)) == {"a-0", "a-1", "b-0", "b-1"}
-    assert len(choose_demonstrations(rows, settings(task_share=0.01))) == 3, "one task at least"
+    assert chosen(rows, demonstrations_per_task=2) == {"a-0", "a-1", "b-0", "b-1"}
+    assert len(chosen(rows, task_share=0.01)) == 3, "one task at least"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_share_of_the_tasks_is_the_same_share_of_each_family_and_domain(seed: int) -> None:
+    sizes = {"suite-write_file": 20, "suite-click_button": 10}
+    names = {kind: [f"{kind}-{index:04d}" for index in range(size)] for kind, size in sizes.items()}
+    names |= {"chrome": list("abcdefghij"), "": list("vwxyz")}
+    domains = dict.fromkeys(names["chrome"], "chrome")
+    rows = [(name, name) for family in names.values() for name in family]
+    taken = Counter(
+        family_of_task(row_id, domains.get(row_id, ""))
+        for row_id in chosen(rows, domains=domains, task_share=0.4, seed=seed)
+    )
+    assert taken == {"write_file": 8, "click_button": 4, "chrome": 4, "": 2}
 
 
 def test_a_demonstration_that_sft_does_not_choose_changes_no_digest(tmp_path: Path) -> None:
