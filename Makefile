@@ -56,7 +56,7 @@ bench-settling: setup-test ## how often the adaptive pause ends too early, and w
 bench-data: setup-python ## the union build's and the store's speed; SLIME=PATH measures beside Slime-OSWorld's script
 	@$(BIN)/python -m benchmarks.bench_data $(if $(SLIME),--slime-checkout $(SLIME))
 
-bench-rollout: setup-python ## how busy the loop keeps desktops and trainer, beside a batch-synchronous one
+bench-rollout: setup ## how busy the loop keeps desktops and trainer, beside a batch-synchronous one; where the time of an episode goes
 	@$(BIN)/python -m benchmarks.bench_rollout
 
 bench-training: setup-python ## clipping by rounding, importance forms, updates a second next to TRL's trainer

@@ -1,5 +1,6 @@
-"""`python -m benchmarks.bench_rollout [loops|turns|engine|all]`: how busy environments are beside a batch-synchronous
-loop, what a turn takes beside desktop and model, and the transformers engine; several rounds each, with spread."""
+"""`python -m benchmarks.bench_rollout [loops|turns|engine|episode|all]`: how busy environments are beside a
+batch-synchronous loop, what a turn takes beside desktop and model, the transformers engine, and where the time of an
+episode on real desktops goes; several rounds each, with spread."""
 
 import argparse
 import json
@@ -11,12 +12,13 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.engine import run_engine
+from benchmarks.episode_parts import run_episode_parts
 from benchmarks.rollout_loops import run_loops
 from benchmarks.rollout_turns import run_turns
 from benchmarks.spread import show_machine
 from osworld_pipeline.errors import PipelineError
 
-BENCHES = {"loops": run_loops, "turns": run_turns, "engine": run_engine}
+BENCHES = {"loops": run_loops, "turns": run_turns, "engine": run_engine, "episode": run_episode_parts}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

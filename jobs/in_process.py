@@ -22,6 +22,7 @@ from jobs.pools import heard_interrupts, pools_of, wait_for_pools
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import DependencyError, PipelineError, StoreError
 from osworld_pipeline.runs.embedded_server import kept_env_server
+from osworld_pipeline.runs.fork_server import kept_fork_server
 from resources.progress import WATCHED_TAG
 from resources.state import RecipeResource
 
@@ -98,7 +99,7 @@ def open_in_process(
         instance = _open_instance()
         try:
             _end_stale_runs(instance)
-            with kept_env_server(), shown_bars(console) as bars:
+            with kept_env_server(), kept_fork_server(), shown_bars(console) as bars:
                 yield InProcess(defs=defs, instance=instance, source=source, state_root=state_root, bars=bars)
         finally:
             instance.dispose()

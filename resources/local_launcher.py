@@ -14,8 +14,9 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,10 +25,12 @@ from dagster import DagsterExecutionInterruptedError
 from pydantic import Field
 
 from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.runs.fork_server import ForkedProgram, start_warm
 from osworld_pipeline.runs.ranks import FAILURE
 from resources.message_file import MessageFile
 
 Message = Mapping[str, Any]
+Process = subprocess.Popen[bytes] | ForkedProgram
 POLL_S = 0.2
 PROGRAM_ENV = {
     "TQDM_DISABLE": "1",  # bars of libraries would only fill the log
@@ -60,17 +63,15 @@ class LocalLauncher(dg.Config):
             _open_session(context, messages := MessageFile()) as session,
             tempfile.TemporaryDirectory(prefix="ranks-") if num_processes > 1 else nullcontext("") as scratch,
             log_path.open("ab") as log,
-            _job_file(job) as stdin,
         ):
             context.log.info(f"{program} writes to {log_path}")
-            process = subprocess.Popen(
-                _command(program, num_processes, Path(scratch)),
-                stdin=stdin,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                env={**os.environ, **PROGRAM_ENV, **session.get_bootstrap_env_vars()},  # passed on, not read
-            )
+            environment = {**PROGRAM_ENV, **session.get_bootstrap_env_vars()}
+            process: Process | None = None
+            if num_processes == 1:
+                process = start_warm(program, partial(_job_file, job), output=log.fileno(), environment=environment)
+            if process is None:
+                command = _command(program, num_processes, Path(scratch))
+                process = _start(command, job, output=log.fileno(), environment=environment)
             final: dict[str, Any] = {}
             try:
                 self._listen(process, session, messages, on_message, final)
@@ -92,7 +93,7 @@ class LocalLauncher(dg.Config):
 
     def _listen(
         self,
-        process: subprocess.Popen[bytes],
+        process: Process,
         session: dg.PipesSession,
         messages: MessageFile,
         on_message: Callable[[Message], None],
@@ -113,7 +114,7 @@ class LocalLauncher(dg.Config):
                 return
             time.sleep(POLL_S)
 
-    def _stop_group(self, context: dg.AssetExecutionContext, process: subprocess.Popen[bytes], why: str) -> None:
+    def _stop_group(self, context: dg.AssetExecutionContext, process: Process, why: str) -> None:
         if process.poll() is None:
             context.log.info(f"{why}: asking process group {process.pid} to stop")
             process.send_signal(signal.SIGTERM)
@@ -123,7 +124,7 @@ class LocalLauncher(dg.Config):
                 context.log.warning(f"process group {process.pid} did not stop in {self.grace_s:.0f} s: killing it")
         self._kill_group(process)
 
-    def _kill_group(self, process: subprocess.Popen[bytes]) -> None:
+    def _kill_group(self, process: Process) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -136,11 +137,25 @@ def _command(program: str, num_processes: int, scratch: Path) -> list[str]:
     return [sys.executable, "-m", "osworld_pipeline.runs.ranks", *ranks]
 
 
+def _start(
+    command: Sequence[str], job: Mapping[str, Any], *, output: int, environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    with _job_file(job, os.getpid()) as stdin:
+        return subprocess.Popen(
+            command,
+            stdin=stdin,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={**os.environ, **environment},  # passed on, not read
+        )
+
+
 @contextmanager
-def _job_file(job: Mapping[str, Any]) -> Iterator[int]:
+def _job_file(job: Mapping[str, Any], parent_pid: int) -> Iterator[int]:
     """A file without a name: jobs hold secrets, and every rank reads its own from the start."""
     with tempfile.TemporaryFile() as file:
-        file.write(json.dumps({**job, "parent_pid": os.getpid()}).encode())
+        file.write(json.dumps({**job, "parent_pid": parent_pid}).encode())
         file.flush()
         yield file.fileno()
 
