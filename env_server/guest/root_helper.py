@@ -1,5 +1,6 @@
 """What stands behind the desktop's sudo: checks the password, remembers it for a while, and runs the command as root
-of the sandbox with the caller's own folder, environment and open files."""
+of the sandbox with the caller's own folder, environment and open files. Whoever asks is any program of the desktop and
+may say anything, half of it, or nothing: it gets no answer then, and nobody waits for it."""
 
 import contextlib
 import ctypes
@@ -16,6 +17,11 @@ PASSWORD = "password"  # noqa: S105 - OSWorld's tasks know it; it guards nothing
 GRACE_S = 15 * 60.0
 MAX_MESSAGE_BYTES = 1024 * 1024
 RECEIVE_LIMIT_S = 5.0
+"""For a whole request."""
+MAX_HALF_SENT = 64
+"""Requests of which a part is still to come."""
+NUM_FILES = 3
+"""That come with a command: its standard streams."""
 PR_CAPBSET_DROP, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 24, 47, 4
 _DROPPED = (12, 13, 16, 17, 19, 20, 21, 22, 24, 27)
 """NET_ADMIN and NET_RAW; SYS_MODULE, RAWIO, PTRACE, PACCT, ADMIN, BOOT and RESOURCE; MKNOD: root of the desktop must
@@ -35,6 +41,7 @@ class RootHelper:
         self._listener = listener
         self._agent_pid = agent_pid
         self._selector = selectors.DefaultSelector()
+        self._half_sent: dict[socket.socket, _Request] = {}
         self._callers: dict[int, socket.socket] = {}
         """Running command -> its waiting sudo."""
         self._trusted_until = 0.0
@@ -50,7 +57,7 @@ class RootHelper:
         with contextlib.suppress(PermissionError):  # a file, where somebody runs this by hand
             self._selector.register(_LIFELINE, selectors.EVENT_READ, None)
         while self._bury():
-            for key, _ in self._selector.select(timeout=30):
+            for key, _ in self._selector.select(timeout=1 if self._half_sent else 30):
                 if key.fd == _LIFELINE:
                     return
                 if key.fileobj is wake_read:
@@ -58,8 +65,11 @@ class RootHelper:
                         wake_read.recv(4096)
                 elif key.fileobj is self._listener:
                     self._accept()
+                elif isinstance(key.data, _Request):
+                    self._hear_request(key.data)
                 else:
                     self._hear_caller(key.data)
+            self._refuse_late_requests()
 
     def _bury(self) -> bool:
         """Collects ended children; False once the agent is among them."""
@@ -78,18 +88,45 @@ class RootHelper:
                 self._finish(caller, {"exit": code if code >= 0 else 128 - code})
 
     def _accept(self) -> None:
-        caller, _ = self._listener.accept()
-        caller.settimeout(RECEIVE_LIMIT_S)
         try:
-            request, files = _receive(caller)
-        except (OSError, ValueError):
+            caller, _ = self._listener.accept()
+        except OSError:
+            return
+        if len(self._half_sent) >= MAX_HALF_SENT:
             caller.close()
             return
+        caller.setblocking(False)
+        self._half_sent[caller] = _Request(caller, time.monotonic() + RECEIVE_LIMIT_S)
+        self._selector.register(caller, selectors.EVENT_READ, self._half_sent[caller])
+
+    def _hear_request(self, request: "_Request") -> None:
         try:
-            self._handle(caller, request, files)
-        finally:
-            for file in files:
-                os.close(file)
+            message = request.receive()
+        except BlockingIOError:
+            return
+        except (OSError, ValueError):
+            self._refuse(request)
+            return
+        if message is not None:
+            self._forget(request)
+            request.caller.settimeout(RECEIVE_LIMIT_S)
+            try:
+                self._handle(request.caller, message, request.files)
+            finally:
+                request.close_files()
+
+    def _refuse(self, request: "_Request") -> None:
+        self._forget(request)
+        request.close_files()
+        request.caller.close()
+
+    def _forget(self, request: "_Request") -> None:
+        del self._half_sent[request.caller]
+        self._selector.unregister(request.caller)
+
+    def _refuse_late_requests(self) -> None:
+        for request in [one for one in self._half_sent.values() if one.until < time.monotonic()]:
+            self._refuse(request)
 
     def _handle(self, caller: socket.socket, request: dict[str, Any], files: list[int]) -> None:
         kind = request.get("kind")
@@ -100,9 +137,12 @@ class RootHelper:
             if request.get("password") == PASSWORD:
                 self._trusted_until = time.monotonic() + GRACE_S
             return self._reply(caller, {"ok": self._is_trusted()})
-        if kind != "run" or not self._is_trusted() or len(files) != 3:
+        if kind != "run" or not self._is_trusted() or len(files) != NUM_FILES:
             return self._reply(caller, {"ok": False})
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as error:  # as many processes as a desktop may have
+            return self._reply(caller, {"exit": 1, "error": f"sudo: unable to fork: {error.strerror}"})
         if pid == 0:
             self._become_command(request, files)
         if request.get("background"):
@@ -178,20 +218,45 @@ def _drop_capabilities() -> None:
             raise OSError(ctypes.get_errno(), "prctl")
 
 
-def _receive(caller: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    head, files, _, _ = socket.recv_fds(caller, _LENGTH.size, 3)
-    try:
-        length = _LENGTH.unpack(head)[0]
-        if length > MAX_MESSAGE_BYTES:
-            raise ValueError("message too long")
-        data = b""
-        while len(data) < length:
-            piece = caller.recv(length - len(data))
-            if not piece:
-                raise ValueError("message cut short")
-            data += piece
-        return json.loads(data), files
-    except (ValueError, OSError, struct.error):
-        for file in files:
+class _Request:
+    """What a caller has sent so far: a length, and that many bytes of JSON, with descriptors beside the first."""
+
+    def __init__(self, caller: socket.socket, until: float) -> None:
+        self.caller = caller
+        self.until = until
+        self.files: list[int] = []
+        self._data = b""
+
+    def close_files(self) -> None:
+        for file in self.files:
             os.close(file)
-        raise
+
+    def receive(self) -> "dict[str, Any] | None":
+        """The request once it is whole, None before. ValueError: it is none, or will never be whole."""
+        piece, files, _, _ = socket.recv_fds(self.caller, self._num_missing(), NUM_FILES)
+        self.files += files
+        self._data += piece
+        if not piece:
+            raise ValueError("the request ends early")
+        if len(self.files) > NUM_FILES:
+            raise ValueError("too many descriptors")
+        return None if self._num_missing() else _parse(self._data[_LENGTH.size :])
+
+    def _num_missing(self) -> int:
+        """Bytes; what comes after the request is not ours to read yet."""
+        if len(self._data) < _LENGTH.size:
+            return _LENGTH.size - len(self._data)
+        length = _LENGTH.unpack_from(self._data)[0]
+        if not 0 < length <= MAX_MESSAGE_BYTES:
+            raise ValueError("empty or too long")
+        return _LENGTH.size + length - len(self._data)
+
+
+def _parse(data: bytes) -> dict[str, Any]:
+    try:
+        request = json.loads(data)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    if not isinstance(request, dict):
+        raise ValueError("no object")
+    return request

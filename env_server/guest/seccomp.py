@@ -1,5 +1,6 @@
-"""A system-call filter for everything in a desktop: what no desktop needs fails with EPERM, for its root too. The walls
-hold without it; it keeps the parts of the kernel that have most often been broken out of reach."""
+"""A system-call filter for everything in a desktop: what no desktop needs fails with EPERM, for its root too, and
+sockets of families that no desktop needs with EAFNOSUPPORT. The walls hold without it; it keeps the parts of the kernel
+that have most often been broken out of reach, and the guest agent's memory and descriptors from whoever it serves."""
 
 import ctypes
 import errno
@@ -27,6 +28,7 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
     "iopl": (172, None),
     "kexec_file_load": (320, 294),
     "kexec_load": (246, 104),
+    "kcmp": (312, 272),
     "keyctl": (250, 219),
     "lookup_dcookie": (212, 18),
     "mount": (165, 40),
@@ -35,7 +37,12 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
     "open_by_handle_at": (304, 265),
     "open_tree": (428, 428),
     "perf_event_open": (298, 241),
+    "pidfd_getfd": (438, 438),
     "pivot_root": (155, 41),
+    "process_madvise": (440, 440),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "ptrace": (101, 117),
     "quotactl": (179, 60),
     "quotactl_fd": (443, 443),
     "reboot": (169, 142),
@@ -49,14 +56,19 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
 }
 """System call -> its numbers on x86_64 and on aarch64; None where it does not exist."""
 
+FAMILIES: dict[str, int] = {"UNIX": 1, "INET": 2, "INET6": 10, "NETLINK": 16}
+"""Of sockets that may be made. A vsock would lead to the host's hypervisor."""
+MAKES_SOCKETS: dict[str, tuple[int, int]] = {"socket": (41, 198), "socketpair": (53, 199)}
+"""Calls whose first argument is a family; numbers as above."""
+
 _MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 """Machine -> its column above, and the number that the kernel calls it by (AUDIT_ARCH_*)."""
 _X32_BIT = 0x40000000
 """x86_64 has every call a second time above this."""
 _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2
 _LOAD_WORD, _JUMP_IF_EQUAL, _JUMP_IF_NOT_BELOW, _RETURN = 0x20, 0x15, 0x35, 0x06
-_NUMBER_AT, _MACHINE_AT = 0, 4
-_ALLOW, _FAIL = 0x7FFF0000, 0x00050000 | errno.EPERM
+_NUMBER_AT, _MACHINE_AT, _FIRST_ARGUMENT_AT = 0, 4, 16
+_ALLOW, _FAIL, _NO_FAMILY = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x00050000 | errno.EAFNOSUPPORT
 _INSTRUCTION = struct.Struct("=HBBI")
 
 
@@ -77,6 +89,12 @@ def build_filter(machine: str) -> bytes | None:
         number = numbers[column]
         if number is not None:
             program += [(_JUMP_IF_EQUAL, 0, 1, number), (_RETURN, 0, 0, _FAIL)]
+    by_family = [(_LOAD_WORD, 0, 0, _FIRST_ARGUMENT_AT)]  # an int: the kernel looks at its low half alone
+    for family in FAMILIES.values():
+        by_family += [(_JUMP_IF_EQUAL, 0, 1, family), (_RETURN, 0, 0, _ALLOW)]
+    by_family.append((_RETURN, 0, 0, _NO_FAMILY))
+    for numbers in MAKES_SOCKETS.values():
+        program += [(_JUMP_IF_EQUAL, 0, len(by_family), numbers[column]), *by_family]
     program.append((_RETURN, 0, 0, _ALLOW))
     return b"".join(_INSTRUCTION.pack(*instruction) for instruction in program)
 

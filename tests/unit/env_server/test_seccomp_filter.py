@@ -1,6 +1,7 @@
 """The system-call filter, run on a small machine of its own, and once in earnest."""
 
 import errno
+import socket
 import struct
 import subprocess
 import sys
@@ -8,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from env_server.guest.seccomp import DENIED, build_filter
+from env_server.guest.seccomp import DENIED, FAMILIES, MAKES_SOCKETS, build_filter
 
-ALLOW, EPERM = 0x7FFF0000, 0x00050000 | errno.EPERM
+ALLOW, EPERM, NO_FAMILY = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x00050000 | errno.EAFNOSUPPORT
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 I386 = 0x40000003
 
 
-def verdict(machine: str, number: int, *, architecture: int | None = None) -> int:
+def verdict(machine: str, number: int, *, architecture: int | None = None, argument: int = 1) -> int:
     """What the kernel would answer: its four instructions that the filter uses."""
     program = list(struct.iter_unpack("=HBBI", build_filter(machine) or b""))
-    data = {0: number, 4: ARCHITECTURES[machine] if architecture is None else architecture}
+    data = {0: number, 4: ARCHITECTURES[machine] if architecture is None else architecture, 16: argument}
     accumulator, at = 0, 0
     while True:
         code, if_true, if_false, value = program[at]
@@ -42,6 +43,14 @@ def test_every_denied_call_fails_and_every_other_passes(machine: str, column: in
         assert verdict(machine, number) == (EPERM if number in denied else ALLOW), number
 
 
+@pytest.mark.parametrize(("machine", "column"), [("x86_64", 0), ("aarch64", 1)])
+def test_sockets_are_made_of_known_families_alone(machine: str, column: int) -> None:
+    for numbers in MAKES_SOCKETS.values():
+        passed = {family for family in range(64) if verdict(machine, numbers[column], argument=family) == ALLOW}
+        assert passed == {socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK} == set(FAMILIES.values())
+        assert verdict(machine, numbers[column], argument=socket.AF_VSOCK) == NO_FAMILY
+
+
 def test_calls_by_another_numbering_do_not_slip_past() -> None:
     getpid = 39
     assert verdict("x86_64", getpid) == ALLOW
@@ -60,8 +69,16 @@ def test_a_filtered_process_and_its_children_cannot_make_a_denied_call() -> None
         f"import ctypes, os; exec(open({str(source)!r}).read()); libc = ctypes.CDLL(None, use_errno=True);"
         "libc.prctl(38, 1, 0, 0, 0); print(install_filter(), flush=True);"
         "number = DENIED['keyctl'][_MACHINES[os.uname().machine][0]];"
+        "s = __import__('socket');"
+        "print([s.AF_VSOCK, libc.socket(s.AF_VSOCK, 1, 0), ctypes.get_errno(), libc.socket(s.AF_UNIX, 1, 0) > 0],"
+        "flush=True);"
         "os.fork(); answer = f'{libc.syscall(number, 0, 0, 0, 0, 0)} {ctypes.get_errno()}\\n';"
         "os.write(1, answer.encode())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
-    assert done.stdout.splitlines() == ["True", f"-1 {errno.EPERM}", f"-1 {errno.EPERM}"]
+    assert done.stdout.splitlines() == [
+        "True",
+        f"[<AddressFamily.AF_VSOCK: 40>, -1, {errno.EAFNOSUPPORT}, True]",
+        f"-1 {errno.EPERM}",
+        f"-1 {errno.EPERM}",
+    ]
