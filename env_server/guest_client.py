@@ -1,11 +1,12 @@
-"""An async client of OSWorld's guest protocol, over a Unix socket or TCP. Every call has a limit in seconds, and a
-guest that is silent, gone or confused is a ReplicaError; a set-up verb that it refuses is a SetupError."""
+"""An async client of OSWorld's guest protocol, over a Unix socket or TCP. Every call has a limit in seconds and every
+answer one in bytes. A guest that is silent, gone, confused or talks without end is a ReplicaError; a set-up verb that
+it refuses is a SetupError."""
 
 import asyncio
-import json
 import signal
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -24,6 +25,21 @@ _NO_CERTIFICATES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 """For connections without TLS: httpx would load every certificate of the machine for each client, at 50 ms and more."""
 TRANSFER_MARGIN_S = 10.0
 """What a command's answer may take beyond the command's own limit."""
+_MIB = 1 << 20
+MAX_ANSWER_BYTES = 4 * _MIB
+MAX_BYTES_OF: Mapping[str, int] = {
+    "/accessibility": 64 * _MIB,
+    "/end_recording": 260 * _MIB,
+    "/execute": 100 * _MIB,
+    "/file": 260 * _MIB,
+    "/list_directory": 32 * _MIB,
+    "/run_bash_script": 100 * _MIB,
+    "/run_python": 100 * _MIB,
+    "/screenshot": 64 * _MIB,
+    "/setup/execute": 100 * _MIB,
+    "/wallpaper": 260 * _MIB,
+}
+"""Of answers that may be longer: above what our own guest agent gives, and a command's 16 MiB as JSON writes them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,19 +133,15 @@ class GuestClient:
         return (await self._request("GET", "/platform")).text.strip()
 
     async def cursor_position(self) -> tuple[int, int]:
-        answer = await self._request("GET", "/cursor_position")
-        try:
-            x, y = answer.json()
+        with self._understood("/cursor_position"):
+            x, y = (await self._request("GET", "/cursor_position")).json()
             return int(x), int(y)
-        except (ValueError, TypeError) as error:
-            raise ReplicaError(
-                f"the guest of {self._name} answered /cursor_position with no pair of numbers"
-            ) from error
 
     async def screen_size(self) -> tuple[int, int]:
         """(width, height)"""
         size = self._json(await self._request("POST", "/screen_size"))
-        return int(size["width"]), int(size["height"])
+        with self._understood("/screen_size"):
+            return int(size["width"]), int(size["height"])
 
     async def window_size(self, app_class_name: str) -> tuple[int, int] | None:
         """(width, height) of the first window of an application class; None where there is none."""
@@ -137,7 +149,8 @@ class GuestClient:
         if answer.status_code == 404:
             return None
         size = self._json(answer)
-        return int(size["width"]), int(size["height"])
+        with self._understood("/window_size"):
+            return int(size["width"]), int(size["height"])
 
     # What happens to it
 
@@ -233,10 +246,17 @@ class GuestClient:
     async def list_directory(self, path: str) -> dict[str, Any] | None:
         """OSWorld's tree `{type, name, children}`; None where the folder is not there, or not readable."""
         answer = await self._request("POST", "/list_directory", body={"path": path}, allow=(400, 403, 404))
-        return self._json(answer).get("directory_tree") if answer.status_code == 200 else None
+        if answer.status_code != 200:
+            return None
+        tree = self._json(answer).get("directory_tree")
+        if not isinstance(tree, dict | None):
+            raise ReplicaError(f"the guest of {self._name} answered /list_directory with no tree; replace the replica")
+        return tree
 
     async def desktop_path(self) -> str:
-        return str(self._json(await self._request("POST", "/desktop_path"))["desktop_path"])
+        answer = self._json(await self._request("POST", "/desktop_path"))
+        with self._understood("/desktop_path"):
+            return str(answer["desktop_path"])
 
     async def wallpaper(self) -> bytes | None:
         answer = await self._request("POST", "/wallpaper", allow=(403, 404, 413))
@@ -266,12 +286,13 @@ class GuestClient:
         answer = await self._request("POST", path, body=body, timeout_s=limit_s, allow=(400, 408, 500))
         fields = self._json(answer)
         status = "success" if answer.status_code == 200 else "error"
-        return CommandResult(
-            status=str(fields.get("status", status)),
-            output=str(fields.get("output") or ""),
-            error=str(fields.get("error") or (fields.get("message") if answer.status_code != 200 else "") or ""),
-            returncode=int(fields.get("returncode", -1 if answer.status_code != 200 else 0)),
-        )
+        with self._understood(path):
+            return CommandResult(
+                status=str(fields.get("status", status)),
+                output=str(fields.get("output") or ""),
+                error=str(fields.get("error") or (fields.get("message") if answer.status_code != 200 else "") or ""),
+                returncode=int(fields.get("returncode", -1 if answer.status_code != 200 else 0)),
+            )
 
     async def _request(
         self,
@@ -288,10 +309,13 @@ class GuestClient:
         if self._http.is_closed:
             raise ReplicaError(f"the desktop {self._name} is stopped and cannot be asked for {path}; start another")
         try:
-            async with asyncio.timeout(timeout_s):
-                answer = await self._http.request(
+            async with (
+                asyncio.timeout(timeout_s),
+                self._http.stream(
                     method, path, params=params, json=body, data=form, files=files, timeout=timeout_s
-                )
+                ) as stream,
+            ):
+                answer = await self._read(stream, path)
         except (TimeoutError, httpx.TimeoutException) as error:
             raise ReplicaError(
                 f"the guest of {self._name} did not answer {path} within {timeout_s:g} s; replace the replica"
@@ -305,14 +329,38 @@ class GuestClient:
             raise kind(f"the guest of {self._name} answered {path} with {answer.status_code}: {_message(answer)}")
         return answer
 
+    async def _read(self, stream: httpx.Response, path: str) -> httpx.Response:
+        """The whole answer, which is what the guest sent: nothing is unpacked."""
+        limit = MAX_BYTES_OF.get(path, MAX_ANSWER_BYTES)
+        if stream.headers.get("content-encoding", "identity").lower() != "identity":
+            raise ReplicaError(f"the guest of {self._name} answered {path} packed, unasked; replace the replica")
+        parts, num_bytes = list[bytes](), 0
+        async for part in stream.aiter_bytes():
+            num_bytes += len(part)
+            if num_bytes > limit:
+                raise ReplicaError(
+                    f"the guest of {self._name} answered {path} with more than {limit} bytes; replace the replica"
+                )
+            parts.append(part)
+        return httpx.Response(
+            stream.status_code, headers=stream.headers, content=b"".join(parts), request=stream.request
+        )
+
     def _json(self, answer: httpx.Response) -> dict[str, Any]:
-        try:
+        with self._understood(answer.request.url.path):
             fields = answer.json()
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise ReplicaError(
-                f"the guest of {self._name} answered {answer.request.url.path} with no JSON; replace the replica"
-            ) from error
         return fields if isinstance(fields, dict) else {"output": fields}
+
+    @contextmanager
+    def _understood(self, path: str) -> Iterator[None]:
+        """An answer that is something else than the route's is the guest's fault."""
+        try:
+            yield
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
+            raise ReplicaError(
+                f"the guest of {self._name} answered {path} with something else than it should "
+                f"({type(error).__name__}); replace the replica"
+            ) from error
 
 
 def http_client_over_tcp(base_url: str) -> httpx.AsyncClient:
@@ -321,7 +369,10 @@ def http_client_over_tcp(base_url: str) -> httpx.AsyncClient:
 
 
 def _http_client(base_url: str, transport: httpx.AsyncHTTPTransport) -> httpx.AsyncClient:
-    return httpx.AsyncClient(base_url=base_url, transport=transport, timeout=DEFAULT_TIMEOUT_S, trust_env=False)
+    return httpx.AsyncClient(
+        base_url=base_url, transport=transport, timeout=DEFAULT_TIMEOUT_S, trust_env=False,
+        headers={"Accept-Encoding": "identity"},
+    )  # fmt: skip
 
 
 def _argv(command: str | Sequence[str]) -> str | list[str]:
@@ -331,7 +382,7 @@ def _argv(command: str | Sequence[str]) -> str | list[str]:
 def _message(answer: httpx.Response) -> str:
     try:
         fields = answer.json()
-    except (json.JSONDecodeError, UnicodeDecodeError):
+    except (ValueError, RecursionError):
         return answer.text[:300]
     if isinstance(fields, dict):
         return str(fields.get("error") or fields.get("message") or fields)[:300]
