@@ -42,6 +42,10 @@ MAX_BYTES_OF: Mapping[str, int] = {
 """Of answers that may be longer: above what our own guest agent gives, and a command's 16 MiB as JSON writes them."""
 
 
+class FileTooLargeError(EvaluatorError):
+    """There is a file, and it is more than one wants to read."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class GuestCall:
     """One pyautogui-named call with literal arguments: `GuestCall(name="click", args=(10, 20))`."""
@@ -231,16 +235,20 @@ class GuestClient:
         """Lets the guest fetch an address itself, which needs a network inside. SetupError where it cannot."""
         await self._request("POST", "/setup/download_file", body={"url": url, "path": path}, timeout_s=timeout_s)
 
-    async def file(self, path: str, *, timeout_s: float = 120.0) -> bytes | None:
+    async def file(
+        self, path: str, *, max_bytes: int = MAX_BYTES_OF["/file"], timeout_s: float = 120.0
+    ) -> bytes | None:
         """The bytes of a file; None where it is not there, or not readable for the desktop's user.
 
         Raises:
-            EvaluatorError: it is larger than a guest gives away.
+            FileTooLargeError: it is larger than `max_bytes`, or than a guest gives away.
         """
         allow = (400, 403, 404, 413)
-        answer = await self._request("POST", "/file", form={"file_path": path}, timeout_s=timeout_s, allow=allow)
+        answer = await self._request(
+            "POST", "/file", form={"file_path": path}, timeout_s=timeout_s, allow=allow, max_bytes=max_bytes
+        )
         if answer.status_code == 413:
-            raise EvaluatorError(f"the guest of {self._name} refuses to hand out {path}: {_message(answer)}")
+            raise FileTooLargeError(f"the guest of {self._name} refuses to hand out {path}: {_message(answer)}")
         return answer.content if answer.status_code == 200 else None
 
     async def list_directory(self, path: str) -> dict[str, Any] | None:
@@ -305,7 +313,9 @@ class GuestClient:
         files: Mapping[str, Any] | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         allow: tuple[int, ...] = (),
+        max_bytes: int | None = None,
     ) -> httpx.Response:
+        """`max_bytes`: FileTooLargeError for a longer answer; without it what the route allows, and ReplicaError."""
         if self._http.is_closed:
             raise ReplicaError(f"the desktop {self._name} is stopped and cannot be asked for {path}; start another")
         try:
@@ -315,7 +325,7 @@ class GuestClient:
                     method, path, params=params, json=body, data=form, files=files, timeout=timeout_s
                 ) as stream,
             ):
-                answer = await self._read(stream, path)
+                answer = await self._read(stream, path, max_bytes)
         except (TimeoutError, httpx.TimeoutException) as error:
             raise ReplicaError(
                 f"the guest of {self._name} did not answer {path} within {timeout_s:g} s; replace the replica"
@@ -329,18 +339,17 @@ class GuestClient:
             raise kind(f"the guest of {self._name} answered {path} with {answer.status_code}: {_message(answer)}")
         return answer
 
-    async def _read(self, stream: httpx.Response, path: str) -> httpx.Response:
+    async def _read(self, stream: httpx.Response, path: str, max_bytes: int | None) -> httpx.Response:
         """The whole answer, which is what the guest sent: nothing is unpacked."""
-        limit = MAX_BYTES_OF.get(path, MAX_ANSWER_BYTES)
+        limit = MAX_BYTES_OF.get(path, MAX_ANSWER_BYTES) if max_bytes is None else max_bytes
         if stream.headers.get("content-encoding", "identity").lower() != "identity":
             raise ReplicaError(f"the guest of {self._name} answered {path} packed, unasked; replace the replica")
         parts, num_bytes = list[bytes](), 0
         async for part in stream.aiter_bytes():
             num_bytes += len(part)
             if num_bytes > limit:
-                raise ReplicaError(
-                    f"the guest of {self._name} answered {path} with more than {limit} bytes; replace the replica"
-                )
+                sentence = f"the guest of {self._name} answered {path} with more than {limit} bytes"
+                raise FileTooLargeError(sentence) if max_bytes else ReplicaError(f"{sentence}; replace the replica")
             parts.append(part)
         return httpx.Response(
             stream.status_code, headers=stream.headers, content=b"".join(parts), request=stream.request

@@ -7,7 +7,8 @@ from typing import Any, Protocol
 
 from env_server.download import Downloader
 from env_server.driver import EpisodeDriver, Plan, View
-from env_server.evaluators.grading import grade
+from env_server.evaluators.grading import RunMetric, grade
+from env_server.evaluators.metric_processes import MetricProcesses
 from env_server.evaluators.result_file import EpisodeCache
 from env_server.evaluators.version import GRADER_VERSION
 from env_server.guest_client import GuestClient
@@ -50,9 +51,10 @@ class Graders(Protocol):
 @dataclass(frozen=True, kw_only=True)
 class _OwnGrader:
     grader: Grader
+    run_metric: RunMetric
 
     async def grade(self, guest: GuestClient, cache: EpisodeCache, *, last_action: str | None) -> float:
-        return await grade(self.grader, guest, cache, last_action=last_action)
+        return await grade(self.grader, guest, cache, last_action=last_action, run_metric=self.run_metric)
 
 
 class OwnGraders:
@@ -60,11 +62,15 @@ class OwnGraders:
 
     version = GRADER_VERSION
 
+    def __init__(self) -> None:
+        self._metrics = MetricProcesses()
+
     def read(self, task: Task) -> TaskGrader:
-        return _OwnGrader(grader=read_grader(task.task_id, task.config["evaluator"]))
+        grader = read_grader(task.task_id, task.config["evaluator"])
+        return _OwnGrader(grader=grader, run_metric=self._metrics.run)
 
     async def close(self) -> None:
-        """Nothing was taken."""
+        await self._metrics.close()
 
 
 class GuestDrivers:

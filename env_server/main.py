@@ -3,10 +3,8 @@
 `env-server COMMAND ...` is one of the table below; without one it serves."""
 
 import argparse
-import ctypes
 import importlib
 import logging
-import os
 import resource
 import signal
 import sys
@@ -17,6 +15,7 @@ from env_server.driver import Drivers
 from env_server.guest_driver import Graders, GuestDrivers
 from env_server.options import EPILOG, add_server_options, settings_of
 from env_server.osgym_ports import osgym_listeners
+from env_server.parent import dies_with_parent
 from env_server.providers.base import Provider
 from env_server.serving import bind, run_server, serve
 from env_server.settings import Settings, SettingsError
@@ -34,7 +33,6 @@ COMMANDS = {
 }
 """Each takes the arguments after its name and answers the exit status; imported only when it is called."""
 MAX_OPEN_FILES = 65_536
-_PR_SET_PDEATHSIG = 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -137,13 +135,12 @@ def _raise_file_limit() -> None:
 
 
 def _die_with_parent(parent_pid: int) -> None:
-    """TERM when the parent ends, however it ends, so that a killed run leaves no desktops.
-
-    The parent says who it is, because by the time we ask the kernel it may be dead and somebody else our parent.
-    """
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0) != 0:
-        raise SettingsError("the kernel refused --die-with-parent (prctl)")
-    if os.getppid() != parent_pid:
+    """By TERM, so that a killed run leaves no desktops."""
+    try:
+        has_parent = dies_with_parent(signal.SIGTERM, parent_pid=parent_pid)
+    except OSError as error:
+        raise SettingsError(f"the kernel refused --die-with-parent ({error})") from error
+    if not has_parent:
         raise SettingsError(f"the parent, process {parent_pid}, ended before the env server began")
 
 

@@ -94,7 +94,10 @@ def check_csv(result: ResultFile | None, rules: Rules) -> float:
     text = None if result is None else _agent_text(result)
     if text is None:
         return 0.0
-    records = list(csv.DictReader(io.StringIO(text)))
+    try:
+        records = list(csv.DictReader(io.StringIO(text)))
+    except csv.Error:  # a field longer than the reader takes
+        return 0.0
 
     def occurs(pattern: Mapping[str, str]) -> bool:
         return any(all(record.get(key) == value for key, value in pattern.items()) for record in records)
@@ -108,7 +111,8 @@ def check_json(result: ResultFile | None, rules: Rules, *, is_yaml: bool = False
     text = None if result is None else _agent_text(result)
     try:
         data = None if text is None else yaml.safe_load(text) if is_yaml else json.loads(text)
-    except (ValueError, yaml.YAMLError):  # a ValueError is no JSON, or a date in YAML that there is not
+    # A ValueError is no JSON, or a date in YAML that there is not.
+    except (ValueError, RecursionError, yaml.YAMLError):
         return 0.0
     if data is None:
         return 0.0

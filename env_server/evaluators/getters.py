@@ -1,18 +1,22 @@
 """Getters: each reads one piece of state from a desktop (or from the task) under OSWorld's name. None means that it is
 not there; a malformed config raises, and grading turns that into an EvaluatorError."""
 
+import logging
 import os.path
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from env_server.evaluators.result_file import EpisodeCache, ResultFile
-from env_server.guest_client import CommandResult, GuestClient
+from env_server.guest_client import CommandResult, FileTooLargeError, GuestClient
 from osworld_pipeline.errors import EvaluatorError
 
 Config = Mapping[str, Any]
 Getter = Callable[[GuestClient, EpisodeCache, Config], Awaitable[Any]]
 COMMAND_TIMEOUT_S = 60.0
+MAX_FILE_BYTES = 32 << 20
+"""Of a file that is graded."""
+log = logging.getLogger("env_server")
 
 
 async def get_rule(guest: GuestClient, cache: EpisodeCache, config: Config) -> Any:
@@ -94,7 +98,12 @@ async def get_vm_file(
 
 
 async def _fetch(guest: GuestClient, cache: EpisodeCache, path: str, dest: str) -> ResultFile | None:
-    data = await guest.file(path)
+    """None, too, for a file that is too large to be an answer: a policy must not cause a fault by writing one."""
+    try:
+        data = await guest.file(path, max_bytes=MAX_FILE_BYTES)
+    except FileTooLargeError as error:
+        log.warning("%s: graded as if it were not there", error)
+        return None
     return None if data is None else cache.put(dest, data)
 
 

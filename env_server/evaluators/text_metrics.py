@@ -56,7 +56,10 @@ def is_in_vm_clickboard(config: Rules, terminal_output: str | None) -> float:
 def check_direct_json_object(result: Any, rules: Rules) -> float:
     """Each expected key's value equals (or, with `expect_in_result`, lies in) the result's."""
     if isinstance(result, str):
-        result = json.loads(result.strip().replace("'", '"'))
+        try:
+            result = json.loads(result.strip().replace("'", '"'))
+        except (ValueError, RecursionError):
+            return 0.0  # what an agent wrote wrongly is its failure, not a crash of the grader
     expected = rules.get("expected", {})
     if result is None or "__EVALUATION_FAILED__" in expected.values():
         return 0.0

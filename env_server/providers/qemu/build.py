@@ -2,7 +2,6 @@
 its recipe. `python -m env_server.providers.qemu.build --state-dir DIR` does it by hand."""
 
 import argparse
-import ctypes
 import hashlib
 import json
 import os
@@ -16,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from env_server.parent import dies_with_parent
 from env_server.providers.files import keep_newest, locked, remove_leftovers
 from env_server.providers.qemu.apt_sources import host_apt_options, host_sources
 from env_server.providers.qemu.programs import check_builder, find
@@ -34,7 +34,6 @@ from osworld_pipeline.errors import DependencyError, PipelineError
 BUILD_LIMIT_S = 1800.0
 """Half an hour: the packages come over the network."""
 KEPT_IMAGES = 2
-_PR_SET_PDEATHSIG = 1
 _TAIL_CHARS = 600
 _WITHOUT_ROOT = (
     "without root it needs user namespaces, the Debian package uidmap, ids of this user in /etc/subuid and "
@@ -175,8 +174,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--state-dir", type=Path, default=Path("var/desktops"), help="the env server's state folder")
     parser.add_argument("--die-with-parent", type=int, metavar="PID", help="end when that process, our parent, ends")
     arguments = parser.parse_args(argv)
-    if arguments.die_with_parent is not None:
-        _die_with_parent(arguments.die_with_parent)
+    parent_pid = arguments.die_with_parent
+    # KILL takes mmdebstrap with it.
+    if parent_pid is not None and not dies_with_parent(signal.SIGKILL, parent_pid=parent_pid):
+        return 1
     started_at = time.monotonic()
     try:
         image = build_image(arguments.state_dir.absolute())
@@ -186,13 +187,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     size_mb = image.disk.stat().st_size / 1e6
     print(f"{image.folder} ({size_mb:.0f} MB, {time.monotonic() - started_at:.1f} s)")
     return 0
-
-
-def _die_with_parent(parent_pid: int) -> None:
-    """KILL, which takes mmdebstrap with it. The parent says who it is, for it may be gone by now."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent_pid:
-        sys.exit(1)
 
 
 if __name__ == "__main__":

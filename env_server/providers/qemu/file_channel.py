@@ -6,8 +6,8 @@ from urllib.parse import quote
 
 import httpx
 
-from env_server.guest_client import http_client_over_tcp
-from osworld_pipeline.errors import EvaluatorError, ReplicaError
+from env_server.guest_client import FileTooLargeError, http_client_over_tcp
+from osworld_pipeline.errors import ReplicaError
 
 CHANNEL_PORT = 9999
 READY_PATH = "/"
@@ -31,12 +31,12 @@ class FileChannel:
             return False
         return answer.status_code == 200 and answer.content == READY_ANSWER
 
-    async def read(self, path: str, *, timeout_s: float) -> bytes | None:
+    async def read(self, path: str, *, max_bytes: int = MAX_FILE_BYTES, timeout_s: float) -> bytes | None:
         """The bytes of a file; None where it is not there or cannot be read.
 
         Raises:
             ReplicaError: the server is silent, gone, or answers anything else.
-            EvaluatorError: the file is larger than what is read.
+            FileTooLargeError: it is larger than `max_bytes`.
         """
         try:
             async with (
@@ -53,8 +53,8 @@ class FileChannel:
                 data = bytearray()
                 async for piece in answer.aiter_bytes():
                     data += piece
-                    if len(data) > MAX_FILE_BYTES:
-                        raise EvaluatorError(f"{path} on {self._name} is larger than {MAX_FILE_BYTES} bytes")
+                    if len(data) > max_bytes:
+                        raise FileTooLargeError(f"{path} on {self._name} is larger than {max_bytes} bytes")
                 return bytes(data)
         except TimeoutError as error:
             raise ReplicaError(

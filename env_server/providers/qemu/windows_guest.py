@@ -6,7 +6,7 @@ from typing import NoReturn
 
 from env_server.guest_client import CommandResult
 from env_server.providers.qemu.display import Display
-from env_server.providers.qemu.file_channel import FileChannel
+from env_server.providers.qemu.file_channel import MAX_FILE_BYTES, FileChannel
 from env_server.providers.qemu.guest import MachineGuest
 from env_server.providers.qemu.qmp_input import QmpInput
 from osworld_pipeline.errors import ReplicaError, SetupError
@@ -20,8 +20,8 @@ class WindowsGuest(MachineGuest):
         self.is_silent = True
         self._channel, self._screen = channel, display
 
-    async def file(self, path: str, *, timeout_s: float = 120.0) -> bytes | None:
-        return await self._channel.read(path, timeout_s=timeout_s)
+    async def file(self, path: str, *, max_bytes: int = MAX_FILE_BYTES, timeout_s: float = 120.0) -> bytes | None:
+        return await self._channel.read(path, max_bytes=max_bytes, timeout_s=timeout_s)
 
     async def platform(self) -> str:
         """Says at the same time that the guest lives. ReplicaError where its file server does not answer."""

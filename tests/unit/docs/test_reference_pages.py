@@ -15,7 +15,7 @@ from fastapi import FastAPI
 
 from env_server.api import areal, osgym, slime
 from env_server.evaluators.getters import GETTERS
-from env_server.evaluators.grading import METRICS
+from env_server.evaluators.metrics import METRICS
 from env_server.settings import Settings
 from env_server.setup import VERBS
 from osworld_pipeline.doctor.neighbours import DESKTOP_CHECKS

@@ -1,11 +1,13 @@
 """Grading joins getters and metrics as OSWorld does, on a desktop in memory."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 from fake_desktops import FakeDesktop
 
 from env_server.evaluators.grading import grade
+from env_server.evaluators.metrics import METRICS
 from env_server.evaluators.result_file import EpisodeCache
 from env_server.evaluators.version import GRADER_VERSION
 from osworld_pipeline.domain.task_words.reading import read_grader
@@ -28,7 +30,13 @@ def desktop_that_says(**outputs: str) -> FakeDesktop:
 
 
 async def score(evaluator: dict[str, Any], desktop: FakeDesktop, last_action: str | None = "DONE") -> float:
-    return await grade(read_grader("t", evaluator), desktop.guest, EpisodeCache(), last_action=last_action)
+    return await grade(
+        read_grader("t", evaluator), desktop.guest, EpisodeCache(), last_action=last_action, run_metric=run_here
+    )
+
+
+async def run_here(name: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> float:
+    return METRICS[name](*arguments, **options)
 
 
 def single(name: str) -> dict[str, Any]:
@@ -141,7 +149,8 @@ async def test_cache_file_that_nobody_kept_is_a_fault() -> None:
         await score(evaluator, FakeDesktop("d"))
     cache = EpisodeCache()
     cache.put("out", b"x")
-    assert await grade(read_grader("t", evaluator), FakeDesktop("d").guest, cache, last_action=None) == 1.0
+    graded = grade(read_grader("t", evaluator), FakeDesktop("d").guest, cache, last_action=None, run_metric=run_here)
+    assert await graded == 1.0
 
 
 @pytest.mark.parametrize(

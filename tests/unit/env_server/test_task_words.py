@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from env_server import setup
-from env_server.evaluators import getters, grading
+from env_server.evaluators import getters, metrics
 from env_server.evaluators.describe import describe
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.domain.task_words.getters import GETTERS
@@ -51,7 +51,7 @@ def evaluator(func: str, result: Mapping[str, Any], expected: Mapping[str, Any] 
 def test_table_has_exactly_what_the_env_server_can_do() -> None:
     assert set(VERBS) == set(setup.VERBS)
     assert set(GETTERS) == set(getters.GETTERS)
-    assert set(METRICS) == set(grading.METRICS)
+    assert set(METRICS) == set(metrics.METRICS)
 
 
 def test_what_is_said_to_be_osworlds_alone_is_not_ours() -> None:
@@ -69,7 +69,7 @@ def test_verb_takes_the_parameters_that_the_table_names(name: str) -> None:
 
 @pytest.mark.parametrize("name", METRICS)
 def test_metric_takes_the_sides_and_options_that_the_table_names(name: str) -> None:
-    parameters = inspect.signature(grading.METRICS[name]).parameters.values()
+    parameters = inspect.signature(metrics.METRICS[name]).parameters.values()
     options = {one.name for one in parameters if one.kind is one.KEYWORD_ONLY}
     assert {key.name for key in METRICS[name].options} == options
     assert len(parameters) - len(options) == (1 if METRICS[name].expected is None else 2)

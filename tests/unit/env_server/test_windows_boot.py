@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageDraw
 
 from env_server.foreign_input import Call
-from env_server.guest_client import GuestCall
+from env_server.guest_client import FileTooLargeError, GuestCall
 from env_server.providers.qemu.bring_up import (
     BringUp,
     Stage,
@@ -37,7 +37,7 @@ from env_server.providers.qemu.screen_view import Mark, changed_share, find_mark
 from env_server.providers.qemu.tools_disc import ensure_disc, windows_files
 from env_server.providers.qemu.windows_guest import WindowsGuest
 from env_server.providers.qemu.windows_image import START_TOOLS, WindowsImage, windows_stages
-from osworld_pipeline.errors import ActionParseError, DependencyError, EvaluatorError, ReplicaError, SetupError
+from osworld_pipeline.errors import ActionParseError, DependencyError, ReplicaError, SetupError
 
 SIZE = (64, 48)
 PASSWORD = "Correct-Horse7!"
@@ -463,7 +463,7 @@ async def test_file_that_is_not_there_is_none(status: int) -> None:
     assert await channel_of(lambda _: httpx.Response(status)).read("C:\\a", timeout_s=5) is None
 
 
-async def test_server_that_fails_or_is_gone_is_a_fault_and_no_missing_file(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_server_that_fails_or_is_gone_is_a_fault_and_no_missing_file() -> None:
     def gone(request: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("refused")
 
@@ -474,9 +474,8 @@ async def test_server_that_fails_or_is_gone_is_a_fault_and_no_missing_file(monke
     assert not await channel_of(gone).is_ready()
     assert not await channel_of(lambda _: httpx.Response(200, content=b"somebody else")).is_ready()
     assert await channel_of(lambda _: httpx.Response(200, content=READY_ANSWER)).is_ready()
-    monkeypatch.setattr("env_server.providers.qemu.file_channel.MAX_FILE_BYTES", 10)
-    with pytest.raises(EvaluatorError, match="larger than 10 bytes"):
-        await channel_of(lambda _: httpx.Response(200, content=b"x" * 11)).read("C:\\a", timeout_s=5)
+    with pytest.raises(FileTooLargeError, match="larger than 10 bytes"):
+        await channel_of(lambda _: httpx.Response(200, content=b"x" * 11)).read("C:\\a", max_bytes=10, timeout_s=5)
 
 
 async def test_guest_has_files_and_keys_and_refuses_what_needs_a_program_inside() -> None:
