@@ -1,12 +1,12 @@
-"""What every request passes first: the bearer token, compared in constant time, and the size and pace of its body. What
-leaves is counted on the way."""
+"""What every request passes first: the bearer token, compared in constant time; without one, that no page of another
+site sent it; and the size and pace of its body. What leaves is counted on the way."""
 
 import asyncio
 import hashlib
 import hmac
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,12 +14,17 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from env_server.api.answers import error_answer
+from env_server.settings import is_loopback
 
 access_log = logging.getLogger("env_server.access")
 
 OPEN_PATHS = ("/health", "/healthz", "/readyz", "/", "/status")
 """Counts without secrets: a load balancer asks them and knows no token. The status page holds nothing, and must be
 there for a browser's user to type the token into."""
+_FOREIGN = (
+    "this server has no token, so it answers programs of this machine at an address of this machine, and no page of "
+    "another site; start it with a token to reach it by other names"
+)
 BODY_BYTES_PER_S = 64 * 1024
 """The pace that a body must keep beyond its first seconds."""
 
@@ -39,7 +44,12 @@ class Passed:
 
 
 class Guard:
-    """`on_pass` hears of every request. `open_paths` need no token."""
+    """`on_pass` hears of every request. `open_paths` need no token.
+
+    A server without a token answers on loopback, where any page that is open in a browser of this machine reaches it:
+    by the address itself, or by a name of the page's own site that points here. Such requests say where they come from,
+    or to whom they are sent. A token needs no such check: no browser adds one by itself.
+    """
 
     def __init__(
         self,
@@ -84,6 +94,10 @@ class Guard:
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers: dict[bytes, bytes] = dict(scope["headers"])
+        if self._token_digest is None and not _is_from_here(headers):
+            answer = error_answer(_FOREIGN, "client_error", 403, {"Connection": "close"})
+            await answer(scope, receive, send)
+            return
         if not self._is_allowed(scope["path"], headers.get(b"authorization", b"")):
             sentence = "the token is missing or wrong; send the one that the server was started with"
             answer = error_answer(sentence, "client_error", 401, {"WWW-Authenticate": "Bearer"})
@@ -129,6 +143,17 @@ class Guard:
             return message
 
         return bounded
+
+
+def _is_from_here(headers: Mapping[bytes, bytes]) -> bool:
+    """Sent to a name of this machine, by a program or by a page of this very server."""
+    host = headers.get(b"host", b"")
+    name = host.rpartition(b"]")[0].removeprefix(b"[") if host.startswith(b"[") else host.partition(b":")[0]
+    return (
+        is_loopback(name.decode("latin-1").lower())
+        and headers.get(b"sec-fetch-site", b"none") in (b"same-origin", b"none")
+        and headers.get(b"origin", b"http://" + host) == b"http://" + host
+    )
 
 
 def _route_of(scope: Scope) -> str:

@@ -39,7 +39,7 @@ async def serving(num_replicas: int = 1, *, queue_timeout_s: float = 0.05, **opt
         await pool.start()
         async with (
             app.router.lifespan_context(app),
-            httpx.AsyncClient(transport=transport, base_url="http://s") as http,
+            httpx.AsyncClient(transport=transport, base_url="http://localhost") as http,
         ):
             yield Server(http, pool, provider, app)
     finally:

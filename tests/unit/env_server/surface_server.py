@@ -53,7 +53,9 @@ class Surfaces:
         app = app or self.app
         assert app is not None, "say has_main_port"
         transport = httpx.ASGITransport(app=app, raise_app_exceptions=False, client=(address, 40_000))
-        return await self._stack.enter_async_context(httpx.AsyncClient(transport=transport, base_url="http://s"))
+        return await self._stack.enter_async_context(
+            httpx.AsyncClient(transport=transport, base_url="http://localhost")
+        )
 
     def worker(self, name: str = "port 1", **options: Any) -> OsgymWorker:
         options = {"pause_s": 0.0, "queue_timeout_s": 0.1, **options}
