@@ -8,6 +8,7 @@ from PIL import Image, UnidentifiedImageError
 
 from env_server.driver import View
 from osworld_pipeline.domain.observation import Observation
+from osworld_pipeline.domain.pictures import open_picture
 from osworld_pipeline.errors import ReplicaError
 from osworld_pipeline.wire import ImageFormat
 
@@ -34,7 +35,7 @@ async def in_size(seen: Observation, view: View, *, screen: tuple[int, int] | No
 def size_of(image: bytes) -> tuple[int, int]:
     """(width, height), from the header alone. ReplicaError: it is no image."""
     try:
-        with Image.open(io.BytesIO(image)) as picture:
+        with open_picture(image) as picture:
             return picture.size
     except (UnidentifiedImageError, OSError, SyntaxError) as error:
         raise ReplicaError("the desktop's screenshot is no image; replace the replica") from error
@@ -43,7 +44,7 @@ def size_of(image: bytes) -> tuple[int, int]:
 def _encode(image: bytes, image_format: ImageFormat, quality: int | None, size: tuple[int, int] | None) -> bytes:
     encoded = io.BytesIO()
     try:
-        with Image.open(io.BytesIO(image)) as picture:
+        with open_picture(image) as picture:
             pixels = picture.convert("RGB")
     except (UnidentifiedImageError, OSError, SyntaxError) as error:
         raise ReplicaError("the desktop's screenshot is no image; replace the replica") from error

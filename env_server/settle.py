@@ -2,14 +2,14 @@
 
 import asyncio
 import hashlib
-import io
 import time
 from collections.abc import Awaitable, Callable
 
-from PIL import Image, UnidentifiedImageError
+from PIL import UnidentifiedImageError
 
 from env_server.guest.stillness import Stillness
 from env_server.guest_client import GuestClient
+from osworld_pipeline.domain.pictures import open_picture
 from osworld_pipeline.errors import ReplicaError
 
 POLL_INTERVAL_S = 0.1
@@ -61,7 +61,7 @@ async def settle_by_looks(screenshot: Callable[[], Awaitable[bytes]], *, limit_s
 
 def _look(stillness: Stillness | None, data: bytes, at_s: float, limit_s: float) -> tuple[Stillness, bool]:
     try:
-        with Image.open(io.BytesIO(data)) as image:
+        with open_picture(data) as image:
             screen, width = image.convert("RGBX").tobytes(), image.width
     except (UnidentifiedImageError, OSError) as error:
         raise ReplicaError(f"a screenshot of {len(data)} bytes is no image: {error}; replace the replica") from error

@@ -10,6 +10,7 @@ from PIL import Image, UnidentifiedImageError
 
 from env_server.episode import Episode
 from env_server.replica import Replica
+from osworld_pipeline.domain.pictures import open_picture
 from osworld_pipeline.errors import ReplicaError
 
 ASK_INTERVAL_S = 3
@@ -76,7 +77,7 @@ async def _original(replica: Replica, episode: Episode | None) -> bytes | None:
 def _reduce(original: bytes, width: int) -> bytes | None:
     buffer = io.BytesIO()
     try:
-        with Image.open(io.BytesIO(original)) as image:
+        with open_picture(original) as image:
             height = max(1, round(image.height * width / image.width))
             # A JPEG is read at a fraction of its size, which is most of the work saved.
             image.draft("RGB", (width, height))

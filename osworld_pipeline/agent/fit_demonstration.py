@@ -6,7 +6,6 @@ This is done when a demonstration is rendered, not when it is imported: the stor
 has its own limit, dialect and coordinates.
 """
 
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,7 @@ from osworld_pipeline.agent.dialects import Dialect
 from osworld_pipeline.agent.dialects.actions import Arguments, at_pointer, first_point, last_point, move_points
 from osworld_pipeline.agent.images import fit_size, prepare_screenshot
 from osworld_pipeline.agent.observation_text import assistant_message
+from osworld_pipeline.domain.pictures import open_picture
 from osworld_pipeline.errors import ActionParseError
 
 
@@ -65,7 +65,7 @@ class _FittedImage:
 def _fit(data: bytes, max_pixels: int) -> _FittedImage:
     # Most images fit, which their header tells without decoding them.
     try:
-        with Image.open(io.BytesIO(data)) as image:
+        with open_picture(data) as image:
             stored = image.size
     except (UnidentifiedImageError, OSError, Image.DecompressionBombError) as error:
         raise ValueError(f"a screenshot of {len(data)} bytes is no image: {error}") from error

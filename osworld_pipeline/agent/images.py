@@ -8,6 +8,7 @@ from PIL import Image, UnidentifiedImageError
 
 from osworld_pipeline.agent.coordinates import CoordinateSpace, from_screen, to_screen
 from osworld_pipeline.domain.digest import digest_bytes
+from osworld_pipeline.domain.pictures import open_picture
 
 SIDE_FACTOR = 32
 """Patch size 16 times merge size 2: one token covers 32x32 pixels."""
@@ -71,7 +72,7 @@ def prepare_screenshot(data: bytes, max_pixels: int, *, screen_size: tuple[int, 
         ValueError: the bytes are no image.
     """
     try:
-        with Image.open(io.BytesIO(data)) as image:
+        with open_picture(data) as image:
             image_format = (image.format or "png").lower()
             screen_width, screen_height = screen_size or image.size
             width, height = fit_size(*image.size, max_pixels)

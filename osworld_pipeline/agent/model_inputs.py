@@ -4,14 +4,14 @@ Shapes: B sequences, T tokens of the longest, N images in the batch, P patches o
 """
 
 import hashlib
-import io
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
-from PIL import Image
+
+from osworld_pipeline.domain.pictures import open_picture
 
 PixelValues = tuple[np.ndarray, np.ndarray]
 """(patches, patch values) as float32, and the grid (1, height, width) in patches."""
@@ -45,7 +45,7 @@ class PixelCache:
 
 def encode_image(processor: Any, image: bytes) -> PixelValues:
     """The image processor's patches and grid of one encoded image."""
-    with Image.open(io.BytesIO(image)) as opened:
+    with open_picture(image) as opened:
         outputs = processor.image_processor(images=[opened.convert("RGB")], return_tensors="np")
     return np.asarray(outputs["pixel_values"], dtype=np.float32), np.asarray(
         outputs["image_grid_thw"][0], dtype=np.int64

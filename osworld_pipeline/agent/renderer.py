@@ -9,16 +9,14 @@ plain characters, so that a terminal showing `<|im_end|>` ends no turn.
 """
 
 import functools
-import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from PIL import Image
-
 from osworld_pipeline.agent.processor import image_token_count
 from osworld_pipeline.domain.digest import digest_bytes
+from osworld_pipeline.domain.pictures import open_picture
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,5 +158,5 @@ def render_demonstration(
 
 
 def image_size(image: bytes) -> tuple[int, int]:
-    with Image.open(io.BytesIO(image)) as opened:
+    with open_picture(image) as opened:
         return opened.size

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from pybase64 import b64decode
 
+from osworld_pipeline.datasets.regular_files import read_regular_file
 from osworld_pipeline.errors import DatasetError
 
 MAX_IMAGE_PIXELS = 100_000_000
@@ -78,11 +79,7 @@ def _read(text: str, folder: Path) -> bytes:
         path = (root / text).resolve()
         if not path.is_relative_to(root):
             raise DatasetError(f"the path {text!r} leads out of the source's folder")
-        if path.stat().st_size > MAX_IMAGE_BYTES:
-            raise DatasetError(f"{text!r} is larger than {MAX_IMAGE_BYTES // 2**20} MiB")
-        if not path.is_file():
-            raise DatasetError(f"{text!r} is no file")
-        return path.read_bytes()
+        return read_regular_file(path, max_bytes=MAX_IMAGE_BYTES)
     except (OSError, ValueError, RuntimeError) as error:
         why = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise DatasetError(f"cannot read {text!r}: {why}") from error

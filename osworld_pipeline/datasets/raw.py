@@ -20,6 +20,7 @@ from osworld_pipeline.datasets.records import (
     reward_of,
     task_id_of,
 )
+from osworld_pipeline.datasets.regular_files import read_regular_file
 from osworld_pipeline.datasets.rejects import BadRecord, Reject, RejectKind
 from osworld_pipeline.datasets.sources import REPLAY_SOURCES, TASK_SOURCES, Source
 from osworld_pipeline.domain.replay import base_task_id
@@ -245,7 +246,7 @@ def _tree_tasks(source: Source, root: Path) -> Iterator[RawTask | Reject]:
         if path.name == "test_all.json":
             continue
         try:
-            record = read_exactly(path.read_bytes().removeprefix(b"\xef\xbb\xbf"))
+            record = read_exactly(read_regular_file(path).removeprefix(b"\xef\xbb\xbf"))
         except BadRecord as bad:
             yield Reject(**place, reason=bad.reason)
             continue

@@ -16,6 +16,7 @@ from typing import Any
 import orjson
 import pyarrow as pa
 
+from osworld_pipeline.datasets.regular_files import read_regular_file
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.durable import parquet_bytes, remove_stale_temps, write_file
 from osworld_pipeline.errors import DatasetError, TaskError
@@ -152,7 +153,7 @@ def _task_files(root: Path, domains: Sequence[str], *, is_whole: bool) -> list[P
 
 def _read_task(path: Path, domain: str) -> Task:
     try:
-        config = orjson.loads(path.read_bytes())
+        config = orjson.loads(read_regular_file(path))
     except (orjson.JSONDecodeError, OSError) as error:
         raise TaskError(f"not JSON: {error}") from error
     if not isinstance(config, dict):

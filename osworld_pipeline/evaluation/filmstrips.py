@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from PIL import Image, UnidentifiedImageError
 
+from osworld_pipeline.domain.pictures import open_picture
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
 from osworld_pipeline.tables.catalog import fresh_views
@@ -82,7 +83,7 @@ def read_filmstrips(state: StateDir, chosen: Sequence[FilmstripOf]) -> list[Film
 def thumbnail(data: bytes) -> str:
     """A small JPEG as a data URI; empty where `data` is no image."""
     try:
-        with Image.open(io.BytesIO(data)) as image:
+        with open_picture(data) as image:
             small = image.convert("RGB")
     except (UnidentifiedImageError, OSError):
         return ""

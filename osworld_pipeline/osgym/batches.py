@@ -6,13 +6,12 @@ padded on the left, responses on the right.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from io import BytesIO
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 
+from osworld_pipeline.domain.pictures import open_picture
 from osworld_pipeline.osgym.encoding import EncodedPrompt, PromptEncoder
 
 Batch = dict[str, Any]
@@ -101,7 +100,7 @@ def _row(
     }
     if encoder.processor is not None:
         row["multi_modal_inputs"] = image_inputs
-        row["multi_modal_data"] = {"image": [Image.open(BytesIO(image)) for image in prompt.images]}
+        row["multi_modal_data"] = {"image": [open_picture(image) for image in prompt.images]}
     return row
 
 

@@ -5,7 +5,6 @@ loses its oldest screenshots whole, so that placeholders and pixels always agree
 """
 
 import functools
-import io
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 
 from osworld_pipeline.agent.model_inputs import rope_positions
 from osworld_pipeline.domain.digest import digest_bytes
+from osworld_pipeline.domain.pictures import open_picture
 from osworld_pipeline.osgym.prompts import Markup, Prompt, without_oldest
 
 TEXT_KEYS = {"input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids"}
@@ -177,7 +176,7 @@ class PromptEncoder:
     def _process(self, image: bytes) -> EncodedImage:
         if self.processor is None:
             raise ValueError("the environment shows images, and the dataloader has no processor for them")
-        with Image.open(io.BytesIO(image)) as opened:
+        with open_picture(image) as opened:
             outputs = self.processor(
                 text=[self.image_text], images=[opened.convert("RGB")], return_tensors="pt", add_special_tokens=False
             )

@@ -5,7 +5,6 @@ A response that is no call changes nothing, and the model is told why; a fault i
 step that uses up `max_step` is carried out and graded.
 """
 
-import io
 import json
 import random
 import time
@@ -25,6 +24,7 @@ from osworld_pipeline.agent.dialects.commands import split_command
 from osworld_pipeline.agent.images import ModelImage
 from osworld_pipeline.domain.digest import digest_bytes
 from osworld_pipeline.domain.observation import Observation
+from osworld_pipeline.domain.pictures import open_picture
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.errors import ActionParseError, RecipeError, ReplicaError, TaskError
 from osworld_pipeline.osgym.desktops import WaitingDesktop
@@ -257,7 +257,7 @@ def _model_image(observation: Observation) -> ModelImage:
     """What the screenshot is to the model, its bytes unchanged: the desktop has resized it."""
     data = observation.screenshot
     try:
-        with Image.open(io.BytesIO(data)) as image:
+        with open_picture(data) as image:
             width, height = image.size
             image_format = (image.format or observation.image_format).lower()
             image.load()

@@ -4,7 +4,6 @@ Importing this module registers it. An observation is the screenshot and the tas
 in the environment's dialect (OSGym's calls by default), and the grader's word is the reward of the last step.
 """
 
-import io
 import string
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -22,6 +21,7 @@ from osworld_pipeline.agent.dialects import load_dialect
 from osworld_pipeline.agent.dialects.actions import ends_episode
 from osworld_pipeline.agent.dialects.commands import split_command
 from osworld_pipeline.domain.observation import Observation
+from osworld_pipeline.domain.pictures import open_picture
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.errors import (
     ActionParseError,
@@ -196,7 +196,7 @@ class DesktopEnv(gymnasium.Env[DesktopObservation, str]):
 
     def _observation(self, seen: Observation) -> DesktopObservation:
         try:
-            with Image.open(io.BytesIO(seen.screenshot)) as image:
+            with open_picture(seen.screenshot) as image:
                 pixels = np.array(image.convert("RGB"))
         except (OSError, SyntaxError, Image.DecompressionBombError) as error:
             raise ReplicaError(f"the desktop sent what is no image: {error}") from error

@@ -6,12 +6,13 @@ stays text: an instruction or an action may hold anything.
 
 import base64
 import binascii
-import io
 import re
 from collections.abc import Sequence
 from typing import Any
 
 from PIL import Image
+
+from osworld_pipeline.domain.pictures import open_picture
 
 VISION_START, VISION_END = "<|vision_start|>", "<|vision_end|>"
 _TAGGED = re.compile(r"<\|vision_start\|>([A-Za-z0-9+/=\s]+)<\|vision_end\|>")
@@ -78,7 +79,7 @@ def _read_tagged(text: str) -> Prompt:
 def _image_in(encoded: str) -> bytes | None:
     try:
         data = base64.b64decode("".join(encoded.split()), validate=True)
-        with Image.open(io.BytesIO(data)):
+        with open_picture(data):
             return data
     except (binascii.Error, ValueError, OSError, Image.DecompressionBombError):
         return None

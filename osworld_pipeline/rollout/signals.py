@@ -1,6 +1,5 @@
 """What one action did, measured from the observations before and after it (spec 01, "Step signals and reward")."""
 
-import io
 import re
 
 import numpy as np
@@ -11,6 +10,7 @@ from osworld_pipeline.agent.dialects.actions import first_point
 from osworld_pipeline.domain.digest import digest_bytes
 from osworld_pipeline.domain.episode import StepSignals
 from osworld_pipeline.domain.observation import Observation
+from osworld_pipeline.domain.pictures import open_picture
 from osworld_pipeline.errors import ReplicaError
 
 THUMBNAIL_SIDE = 64
@@ -26,7 +26,7 @@ def screen_thumbnail(screenshot: bytes) -> np.ndarray:
         ReplicaError: the bytes are no image.
     """
     try:
-        with Image.open(io.BytesIO(screenshot)) as image:
+        with open_picture(screenshot) as image:
             grey = image.convert("L").resize((THUMBNAIL_SIDE, THUMBNAIL_SIDE), Image.Resampling.BILINEAR)
     except (OSError, Image.DecompressionBombError) as error:
         raise ReplicaError(f"the desktop sent a screenshot of {len(screenshot)} bytes that is no image") from error

@@ -2,20 +2,20 @@
 evaluator. Whatever goes wrong on the way is an outcome, and a fault is never a zero reward."""
 
 import asyncio
-import io
 import time
 from collections.abc import Awaitable
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from PIL import Image, UnidentifiedImageError
+from PIL import UnidentifiedImageError
 
 from osworld_pipeline.agent.coordinates import to_screen
 from osworld_pipeline.agent.dialects import load_dialect
 from osworld_pipeline.agent.dialects.actions import ends_episode
 from osworld_pipeline.agent.dialects.commands import split_command
 from osworld_pipeline.domain.episode import Outcome
+from osworld_pipeline.domain.pictures import open_picture
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.errors import (
     ActionParseError,
@@ -151,7 +151,7 @@ def command_on_screen(turn: PlayedTurn, screen: tuple[int, int]) -> str:
 
 def _size_of(screenshot: bytes) -> tuple[int, int]:
     try:
-        with Image.open(io.BytesIO(screenshot)) as image:
+        with open_picture(screenshot) as image:
             return image.size
     except (UnidentifiedImageError, OSError) as error:
         raise ReplicaError(f"a screenshot of {len(screenshot)} bytes is no image: {error}") from error

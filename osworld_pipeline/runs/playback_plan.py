@@ -1,7 +1,6 @@
 """Which demonstrations of the replay buffer can be played back, and as what: whole ones one by one, a long one from its
 chunks in order, and the reason of each that cannot. Rows are streamed; of their text only the actions are kept."""
 
-import io
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,12 +10,13 @@ from typing import Any
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
-from PIL import Image, UnidentifiedImageError
+from PIL import UnidentifiedImageError
 
 from osworld_pipeline.agent.dialects import Dialect, load_dialect
 from osworld_pipeline.agent.dialects.actions import ends_episode, first_point
 from osworld_pipeline.columns import OWNED_TABLES, conform
 from osworld_pipeline.domain.digest import digest_json
+from osworld_pipeline.domain.pictures import open_picture
 from osworld_pipeline.domain.replay import base_task_id
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.domain.task import Task
@@ -210,7 +210,7 @@ def _turns(
 
 def _image_size(blobs: BlobStore, sha256: str) -> tuple[int, int]:
     try:
-        with Image.open(io.BytesIO(blobs.read(sha256))) as image:
+        with open_picture(blobs.read(sha256)) as image:
             return image.size
     except (StoreError, UnidentifiedImageError, OSError) as error:
         raise _Unplayable("it points at an image that is not in the store") from error

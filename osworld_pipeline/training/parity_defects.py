@@ -12,6 +12,8 @@ from typing import Literal
 import numpy as np
 from PIL import Image
 
+from osworld_pipeline.domain.pictures import open_picture
+
 Images = tuple[bytes, ...]
 SERVER = "use another version of the policy server, or another of its attention and multimodal backends"
 IMAGES = "check that every image of a request reaches the model in its order, whichever turn it stands in"
@@ -76,7 +78,7 @@ def _reversed_channels(images: Images) -> Images:
 
 
 def _decode(image: bytes) -> Image.Image:
-    with Image.open(io.BytesIO(image)) as opened:
+    with open_picture(image) as opened:
         return opened.convert("RGB")
 
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
-
 from env_server.driver import EpisodeDriver, Plan, View
 from env_server.guest_driver import format_of
 from env_server.images import in_size
@@ -22,6 +20,7 @@ from env_server.pyautogui_calls import MAX_ACTION_S
 from env_server.settings import TaskLimits
 from env_server.settle import settle_by_looks
 from osworld_pipeline.domain.observation import Observation, Settle
+from osworld_pipeline.domain.pictures import open_picture
 from osworld_pipeline.domain.pyautogui import SPECIAL_ACTIONS
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.errors import EvaluatorError
@@ -130,7 +129,7 @@ def transcode(image: bytes, view: View) -> bytes:
     if format_of(image) == view.image_format:
         return image
     buffer = io.BytesIO()
-    with Image.open(io.BytesIO(image)) as picture:
+    with open_picture(image) as picture:
         options: dict[str, Any] = (
             {} if view.image_format == "png" else {"quality": view.image_quality or DEFAULT_QUALITY}
         )

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from PIL import Image
 
 from osworld_pipeline.datasets.exporters.folder import export_folder, folder_name, write_manifest
 from osworld_pipeline.datasets.exporters.selection import (
@@ -28,6 +27,7 @@ from osworld_pipeline.datasets.exporters.selection import (
     steps_of,
     stream,
 )
+from osworld_pipeline.domain.pictures import open_picture
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.trajectories import BlobStore
 
@@ -231,7 +231,7 @@ def _write_png(path: Path, data: bytes) -> None:
     """The exact bytes where they are a PNG; another format is written as the PNG of the same pixels."""
     if not data.startswith(b"\x89PNG"):
         sink = io.BytesIO()
-        with Image.open(io.BytesIO(data)) as image:
+        with open_picture(data) as image:
             image.save(sink, format="PNG")
         data = sink.getvalue()
     path.write_bytes(data)

@@ -1,6 +1,5 @@
 """Images of an origin: proven whole as the union build proves them, and kept as the exact bytes they are."""
 
-import io
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -8,7 +7,9 @@ from PIL import Image, UnidentifiedImageError
 
 from osworld_pipeline.datasets.images import MAX_IMAGE_BYTES
 from osworld_pipeline.datasets.images import prove_image as prove_structure
+from osworld_pipeline.datasets.regular_files import read_regular_file
 from osworld_pipeline.domain.digest import digest_bytes
+from osworld_pipeline.domain.pictures import open_picture
 from osworld_pipeline.errors import DatasetError
 
 
@@ -32,14 +33,14 @@ class ProvenImage:
         if self.data is not None:
             return self.data
         assert self.path is not None, self
-        return self.path.read_bytes()
+        return read_regular_file(self.path, max_bytes=MAX_IMAGE_BYTES)
 
 
 def prove_image(data: bytes, *, path: Path | None = None) -> ProvenImage:
     """Raises DatasetError: not a PNG, JPEG or WebP, too large, or damaged as far as its structure tells."""
     suffix = prove_structure(data)
     try:
-        with Image.open(io.BytesIO(data)) as image:
+        with open_picture(data) as image:
             width, height = image.size
     except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise DatasetError(f"a damaged image: {error}") from error
@@ -69,9 +70,7 @@ def read_image(folder: Path, name: object) -> ProvenImage:
     try:
         # A link may lead anywhere (a hub's cache is all links): what it leads to must be an image.
         path = path.resolve(strict=True)
-        if path.stat().st_size > MAX_IMAGE_BYTES:
-            raise DatasetError(f"the image '{name[:80]}' is larger than {MAX_IMAGE_BYTES // 2**20} MiB")
-        data = path.read_bytes()
+        data = read_regular_file(path, max_bytes=MAX_IMAGE_BYTES)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise DatasetError(f"the image '{name[:80]}' cannot be read: {reason}") from error

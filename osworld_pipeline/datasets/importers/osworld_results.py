@@ -10,6 +10,7 @@ from pathlib import Path
 
 import orjson
 
+from osworld_pipeline.datasets.images import MAX_IMAGE_BYTES
 from osworld_pipeline.datasets.importers.calls import Pointer, ToPixels, actions_of, read_code
 from osworld_pipeline.datasets.importers.folder import (
     ImportOptions,
@@ -30,6 +31,7 @@ from osworld_pipeline.datasets.importers.results_reader import (
     read_result,
 )
 from osworld_pipeline.datasets.importers.turns import Conversation
+from osworld_pipeline.datasets.regular_files import read_regular_file
 from osworld_pipeline.datasets.rejects import BadRecord
 from osworld_pipeline.domain.episode import Episode
 from osworld_pipeline.domain.state import StateDir
@@ -108,7 +110,7 @@ class _StagedEpisodes:
         """Images first, which nobody sees, then the parts, which are few and small. A part that only an older import
         of that name had is written again as empty."""
         for path, suffix in self._images.values():
-            store.write_blob(path.read_bytes(), suffix=suffix)
+            store.write_blob(read_regular_file(path, max_bytes=MAX_IMAGE_BYTES), suffix=suffix)
         for part in parts:
             store.write_episodes(part, self._store.read_episodes(part))
         for part in set(store.existing_parts("episodes", self._prefix)) - set(parts):
@@ -185,7 +187,7 @@ def _find_task(tasks: Path, attempt: ResultAttempt) -> Task | None:
     if not path.is_file():
         path = next((found for found in tasks.glob("*/*.json") if found.stem == attempt.task_id), path)
     try:
-        config = orjson.loads(path.read_bytes())
+        config = orjson.loads(read_regular_file(path))
     except (OSError, orjson.JSONDecodeError):
         return None
     instruction = config.get("instruction") if isinstance(config, dict) else None

@@ -11,6 +11,7 @@ import orjson
 
 from osworld_pipeline.datasets.importers.folder import ImportOptions
 from osworld_pipeline.datasets.importers.results_reader import ResultAttempt
+from osworld_pipeline.datasets.regular_files import read_regular_file
 from osworld_pipeline.domain.digest import digest_json
 from osworld_pipeline.domain.episode import Episode, EpisodePurpose, Outcome
 
@@ -89,7 +90,7 @@ def _own_key(settings: Mapping[str, Any]) -> str:
 
 def _told(attempt: ResultAttempt) -> Mapping[str, Any]:
     try:
-        told = orjson.loads((attempt.folder / EPISODE_FILE).read_bytes())
+        told = orjson.loads(read_regular_file(attempt.folder / EPISODE_FILE))
     except (OSError, orjson.JSONDecodeError):
         return {}
     return told if isinstance(told, dict) else {}

@@ -16,6 +16,7 @@ from osworld_pipeline.agent.dialects.commands import to_command
 from osworld_pipeline.agent.dialects.slime_actions import normalise_action
 from osworld_pipeline.datasets.importers.images import ProvenImage, read_image
 from osworld_pipeline.datasets.importers.lines import read_lines
+from osworld_pipeline.datasets.regular_files import read_regular_file
 from osworld_pipeline.errors import ActionParseError, DatasetError
 
 TRAJECTORY, RESULT, ARGUMENTS = "traj.jsonl", "result.txt", "args.json"
@@ -219,7 +220,7 @@ def _score(path: Path) -> tuple[float | None, str]:
     if not path.is_file():
         return None, f"no {RESULT}"
     try:
-        text = path.read_bytes()[:200].decode("utf-8", "replace").strip()
+        text = read_regular_file(path)[:200].decode("utf-8", "replace").strip()
         score = {"True": 1.0, "False": 0.0}[text] if text in ("True", "False") else float(text)
     except (OSError, ValueError) as error:
         return None, f"{RESULT} holds no number ({error})"
@@ -242,7 +243,7 @@ def _settings(folder: Path) -> Mapping[str, Any]:
     """OSWorld's runs write their arguments beside the domains."""
     path = folder.parent.parent / ARGUMENTS
     try:
-        settings = orjson.loads(path.read_bytes())
+        settings = orjson.loads(read_regular_file(path))
     except (OSError, orjson.JSONDecodeError):
         return {}
     return settings if isinstance(settings, dict) else {}

@@ -1,0 +1,27 @@
+"""Small files of a foreign folder, read whole. What bears the name of one may be a link to anything: opening a FIFO
+waits for ever for somebody who writes to it, and a device never ends."""
+
+import os
+import stat
+from pathlib import Path
+
+MAX_BYTES = 64 << 20
+
+
+def read_regular_file(path: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
+    """
+    Raises:
+        OSError: it is not there, cannot be read, is no regular file, or has more than `max_bytes`. Files of the kernel,
+            whose size is 0 whatever they hold, are empty.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:
+        about = os.fstat(descriptor)
+        if not stat.S_ISREG(about.st_mode):
+            raise OSError(f"{path.name} is no regular file")
+        if about.st_size > max_bytes:
+            raise OSError(f"{path.name} is larger than {max_bytes / 2**20:g} MiB")
+        data = file.read(about.st_size)
+    if data is None or len(data) < about.st_size:
+        raise OSError(f"{path.name} became shorter while it was read")
+    return data
