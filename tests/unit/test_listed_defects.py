@@ -1,11 +1,10 @@
 """The table of other systems' defects: each row says what shows that we do not have it, and that test is there."""
 
-import ast
 import re
-from functools import cache
 from pathlib import Path
 
 import pytest
+from named_tests import missing_of, named_in
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs/defects.md").read_text()
@@ -18,19 +17,6 @@ def rows_of(system: str) -> list[list[str]]:
     lines = [line for line in section.splitlines() if line.startswith("|")]
     assert lines[:2] == ["| defect | here | shown by |", "|---|---|---|"]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
-
-
-def named_in(cell: str) -> list[tuple[str, str]]:
-    """(file below tests/, name) of each."""
-    return [(file, name) for file, name in re.findall(r"`([\w/]+\.py)::(\w+)`", cell)]
-
-
-@cache
-def names_in(file: str) -> frozenset[str]:
-    """Without importing it, for what it imports may not be here."""
-    tree = ast.parse((ROOT / "tests" / file).read_text())
-    functions = (node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
-    return frozenset(node.name for node in functions if node.name.startswith("test_"))
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
@@ -47,12 +33,7 @@ def test_every_row_says_what_it_is_what_we_do_and_what_shows_it(system: str) -> 
 def test_every_test_that_is_named_exists() -> None:
     named = {test for system in SYSTEMS for row in rows_of(system) for test in named_in(row[2])}
     assert len(named) > 100
-    missing = [
-        f"{file}::{name}"
-        for file, name in sorted(named)
-        if not (ROOT / "tests" / file).is_file() or name not in names_in(file)
-    ]
-    assert missing == []
+    assert missing_of(named) == []
 
 
 def test_the_page_names_tests_in_no_other_way() -> None:
