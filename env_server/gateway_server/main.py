@@ -16,6 +16,7 @@ from typing import Any
 import uvicorn
 
 from env_server.config import make_settings
+from env_server.connections import ConnectionLimits, bounded_protocol
 from env_server.gateway_server.app import create_gateway
 from env_server.gateway_server.faults import Faults, FaultShares
 from env_server.gateway_server.sandboxes import SandboxTable
@@ -89,9 +90,10 @@ async def serve_gateway(settings: Settings, arguments: argparse.Namespace, liste
     )
     is_tls = arguments.tls_cert is not None
     tls: dict[str, Any] = {"ssl_certfile": arguments.tls_cert, "ssl_keyfile": arguments.tls_key} if is_tls else {}
+    limits = ConnectionLimits(max_connections=settings.max_connections, head_s=settings.slow_client_s)
     config = uvicorn.Config(
-        app, ws="none", access_log=False, log_config=None, proxy_headers=False, server_header=False,
-        timeout_graceful_shutdown=SHUTDOWN_GRACE_S, **tls,
+        app, http=bounded_protocol(limits), ws="none", access_log=False, log_config=None, proxy_headers=False,
+        server_header=False, timeout_graceful_shutdown=SHUTDOWN_GRACE_S, **tls,
     )  # fmt: skip
     server = _Server(config)
     loop = asyncio.get_running_loop()
