@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ import yaml
 from pydantic import ValidationError
 
 from env_server.options import add_server_options
-from env_server.settings import OsgymSettings, SettingsError
+from env_server.settings import OsgymSettings, SettingsError, osgym_networks
 from osworld_pipeline.errors import DependencyError, PipelineError, ReplicaError
 
 STATE_FILE, LOG_FILE, LOCK_FILE, READY_FILE = "osgym.json", "osgym.log", "osgym.lock", "osgym.ready"
@@ -87,7 +87,7 @@ def start(arguments: argparse.Namespace, server_options: Sequence[str], folder: 
 def _spawn(
     arguments: argparse.Namespace, server_options: Sequence[str], ports: tuple[int, ...], folder: Path
 ) -> tuple[subprocess.Popen[bytes], WorkersState]:
-    host = "127.0.0.1" if arguments.local else "0.0.0.0"  # noqa: S104 - OSGym's own default; the address list guards it
+    host = host_for(os.environ, is_local=arguments.local)
     command = [
         sys.executable, "-m", "env_server.main", "--port", "0",
         "--replicas", str(len(ports) * arguments.replicas_per_port),
@@ -113,6 +113,17 @@ def _spawn(
         process.wait(KILL_WAIT_S)
         raise
     return process, state
+
+
+def host_for(environment: Mapping[str, str], *, is_local: bool) -> str:
+    """Where the ports are bound: on every interface, as OSGym's are, where a client that may use them is elsewhere.
+
+    Raises:
+        SettingsError: the list of addresses cannot be read.
+    """
+    if is_local or all(network.is_loopback for network in osgym_networks(environment)):
+        return "127.0.0.1"
+    return "0.0.0.0"  # noqa: S104 - the list of addresses guards it
 
 
 def read_ports(path: Path) -> tuple[int, ...]:

@@ -193,7 +193,7 @@ class Settings(BaseModel):
                 "token": SecretStr(token) if token else None,
                 "gateway_token": gateway_token(source),
                 "windows_password": _secret(source.get(WINDOWS_PASSWORD_VARIABLE, "")),
-                "osgym_allowed_ips": _networks(source.get(OSGYM_VARIABLE, "")) or options.get("osgym_allowed_ips", ()),
+                "osgym_allowed_ips": osgym_networks(source) or options.get("osgym_allowed_ips", ()),
             }
         )
         if settings.token is None and not is_loopback(settings.host):
@@ -213,8 +213,9 @@ def _secret(text: str) -> SecretStr | None:
     return SecretStr(text) if text else None
 
 
-def _networks(text: str) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:
-    """SettingsError names what is neither an address nor a network."""
+def osgym_networks(environment: Mapping[str, str]) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:
+    """Who may use OSGym's ports. SettingsError names what is neither an address nor a network."""
+    text = environment.get(OSGYM_VARIABLE, "")
     try:
         return tuple(ipaddress.ip_network(part.strip(), strict=False) for part in text.split(",") if part.strip())
     except ValueError as error:

@@ -13,7 +13,7 @@ import pytest
 
 from env_server import osgym_workers
 from env_server.main import main
-from env_server.osgym_workers import NOT_RUNNING, STATE_FILE, WorkersState, read_ports, read_state
+from env_server.osgym_workers import NOT_RUNNING, STATE_FILE, WorkersState, host_for, read_ports, read_state
 from env_server.settings import SettingsError
 
 NAME = "env_server.main --osgym-ports 20000"
@@ -107,6 +107,22 @@ def test_dead_process_that_nobody_has_waited_for_does_not_run(tmp_path: Path, sl
 def test_state_that_cannot_be_read_is_none(tmp_path: Path, text: str) -> None:
     (tmp_path / STATE_FILE).write_text(text)
     assert read_state(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("allowed", "is_local", "host"),
+    [
+        ("", False, "127.0.0.1"),
+        ("127.0.0.1", False, "127.0.0.1"),
+        ("127.0.0.1, ::1", False, "127.0.0.1"),
+        ("127.0.0.1, 10.0.0.0/24", False, "0.0.0.0"),
+        ("10.0.0.7", True, "127.0.0.1"),
+    ],
+)
+def test_ports_are_bound_beyond_loopback_only_for_a_client_that_is_elsewhere(
+    allowed: str, is_local: bool, host: str
+) -> None:
+    assert host_for({"OSGYM_ALLOWED_IPS": allowed}, is_local=is_local) == host
 
 
 def test_start_says_that_it_runs_already(tmp_path: Path, sleeper: Sleeper, capsys: pytest.CaptureFixture[str]) -> None:
