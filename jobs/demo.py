@@ -2,6 +2,7 @@
 rates and what changed between them."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import dagster as dg
@@ -14,8 +15,8 @@ from jobs.in_process import InProcess, JobStoppedError, open_in_process
 from jobs.pipeline import RANK, TRAIN
 from jobs.what_changed import show_changes
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.evaluation.changes import Training, changes_of
-from osworld_pipeline.evaluation.replay_share import read_replay_share
+from osworld_pipeline.evaluation.changes import Change, Training, changes_of
+from osworld_pipeline.evaluation.replay_share import ReplayShare, read_replay_share
 from osworld_pipeline.evaluation.scores import EvalRow, not_ranked_together, read_evals, score_checkpoints
 from osworld_pipeline.evaluation.suite_files import HELDOUT
 from osworld_pipeline.recipes import Recipe
@@ -27,8 +28,20 @@ from resources.state import RecipeResource
 EXAMPLE_QUERY = "SELECT checkpoint_id, count(*) AS tasks, avg(success::INT) AS success FROM evals GROUP BY 1 ORDER BY 1"
 
 
-def run_demo(defs: dg.Definitions, *, source: RecipeResource, state_root: Path, console: Console) -> int:
-    """Runs everything by the recipe of `source`; a second run continues where the first ended. Returns the exit status.
+@dataclass(frozen=True, kw_only=True)
+class DemoEnd:
+    """What it came to."""
+
+    status: int
+    """To exit with."""
+    changes: tuple[Change, ...] = ()
+    """Those that were compared: each checkpoint against those before it, on held-out tasks."""
+    replay: ReplayShare | None = None
+    """None where it did not end."""
+
+
+def run_demo(defs: dg.Definitions, *, source: RecipeResource, state_root: Path, console: Console) -> DemoEnd:
+    """Runs everything by the recipe of `source`; a second run continues where the first ended.
 
     Raises:
         PipelineError: before anything starts: a bad recipe, no disk space, another demo at work.
@@ -45,13 +58,16 @@ def run_demo(defs: dg.Definitions, *, source: RecipeResource, state_root: Path, 
     if isinstance(ended, JobStoppedError):
         console.print(f"\n[bold red]The demo stopped:[/] {escape(str(ended))}", highlight=False)
         console.print("What is finished is kept: run it again and it goes on from there.")
-        return 1
+        return DemoEnd(status=1)
     state = StateDir(state_root.resolve())
     rows = read_evals(state, stage_keys=[plan_evaluation(recipe, checkpoint_id).stage_key for checkpoint_id in ended])
+    training = Training(all_checkpoints(state))
+    changes = changes_of(rows, ended, training, confidence=recipe.evaluation.confidence)
+    replay = read_replay_share(state, ended)
     _show_scores(rows, recipe, ended, console)
-    _show_what_changed(state, rows, recipe, ended, console)
+    show_changes(changes, replay, console)
     _show_where_to_look(state_root, console)
-    return 0
+    return DemoEnd(status=0, changes=tuple(change for change in changes if change.effect is not None), replay=replay)
 
 
 def _run_all(here: InProcess) -> list[str] | JobStoppedError:
@@ -99,14 +115,6 @@ def _show_scores(rows: Sequence[EvalRow], recipe: Recipe, checkpoint_ids: list[s
     console.print("Raw success by the graders; Wilson intervals; faults stand outside the n.")
     for sentence in not_ranked_together(found):
         console.print(f"[bold]{sentence[:1].upper()}{sentence[1:]}.[/]")
-
-
-def _show_what_changed(
-    state: StateDir, rows: Sequence[EvalRow], recipe: Recipe, checkpoint_ids: list[str], console: Console
-) -> None:
-    training = Training(all_checkpoints(state))
-    changes = changes_of(rows, checkpoint_ids, training, confidence=recipe.evaluation.confidence)
-    show_changes(changes, read_replay_share(state, checkpoint_ids), console)
 
 
 def _show_where_to_look(state_root: Path, console: Console) -> None:

@@ -3,12 +3,15 @@
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from osworld_pipeline.cli.machine import JsonOption, tell
+
+if TYPE_CHECKING:
+    from jobs.demo import DemoEnd
 
 StateOption = Annotated[Path, typer.Option(help="The state folder.")]
 
@@ -35,10 +38,10 @@ def demo(
 
     source = RecipeResource(name=recipe, settings=settings or [], smoke=smoke, environment=environment)
     # Bars and tables are for people: with --json they go to standard error.
-    status = run_demo(defs, source=source, state_root=state, console=Console(stderr=as_json))
+    ended = run_demo(defs, source=source, state_root=state, console=Console(stderr=as_json))
     if as_json:
-        _tell_scores(state, source.load().evaluation.confidence, status)
-    sys.exit(status)
+        _tell_demo(state, source.load().evaluation.confidence, ended)
+    sys.exit(ended.status)
 
 
 def query(
@@ -66,8 +69,8 @@ def query(
         write_file(output.resolve(), data)
 
 
-def _tell_scores(state: Path, confidence: float, status: int) -> None:
-    """Of every evaluation in the state, this run's among them."""
+def _tell_demo(state: Path, confidence: float, ended: "DemoEnd") -> None:
+    """Scores of every evaluation in the state, this run's among them; what changed, and what replay contributed."""
     from osworld_pipeline.domain.state import StateDir
     from osworld_pipeline.evaluation.scores import read_scores
 
@@ -75,4 +78,5 @@ def _tell_scores(state: Path, confidence: float, status: int) -> None:
         {**asdict(score), "success_rate": score.success_rate}
         for score in read_scores(StateDir(state.resolve()), confidence=confidence)
     ]
-    tell({"state": state, "ok": status == 0, "scores": scores})
+    changes = [change.fields() for change in ended.changes]
+    tell({"state": state, "ok": ended.status == 0, "scores": scores, "changes": changes, "replay": ended.replay})

@@ -2,8 +2,9 @@
 of tasks that moved."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean
+from typing import Any
 
 from osworld_pipeline.domain.checkpoint import Ancestor, Checkpoint, Stage
 from osworld_pipeline.evaluation.arms import arms_of
@@ -46,6 +47,13 @@ class Change:
     """Those that changed most first."""
     apart: str = ""
     """Why they must not be compared; else empty."""
+
+    def fields(self) -> dict[str, Any]:
+        """For machines."""
+        found = {name: getattr(self, name) for name in ("stages", "starts", "ends", "num_seeds", "families", "apart")}
+        if self.effect is not None:
+            found |= {**asdict(self.effect.comparison), "verdict": self.effect.words}
+        return found
 
     @property
     def starts(self) -> tuple[str, ...]:

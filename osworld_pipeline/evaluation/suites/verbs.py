@@ -31,12 +31,12 @@ def press_keys(title: str, *keys: str) -> Verb:
     return run_shell(f"{focus} && xdotool key {' '.join(keys)}")
 
 
-def open_terminal(screen: Screen, *, geometry: str = "") -> tuple[Verb, ...]:
-    """An xterm in ~/Desktop with the focus; maximised unless a geometry (in characters) is given."""
+def open_terminal(screen: Screen, *, geometry: str = "", folder: str = DESKTOP) -> tuple[Verb, ...]:
+    """An xterm in a folder, with the focus; maximised unless a geometry (in characters) is given."""
     place = f"-geometry {geometry}" if geometry else "-maximized"
     font_size = 14 if screen.scale < 1.5 else 18
     command = (
-        f"cd {DESKTOP} && exec xterm {place} -fa Monospace -fs {font_size} -T Terminal -xrm '*allowTitleOps: false'"
+        f"cd {folder} && exec xterm {place} -fa Monospace -fs {font_size} -T Terminal -xrm '*allowTitleOps: false'"
     )
     return (
         {"type": "launch", "parameters": {"command": command, "shell": True}},

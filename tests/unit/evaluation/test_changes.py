@@ -9,6 +9,7 @@ from eval_samples import eval_rows
 
 from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
 from osworld_pipeline.evaluation.arms import arms_of
+from osworld_pipeline.evaluation.breakdown import family_of
 from osworld_pipeline.evaluation.changes import Training, changes_of, family_changes
 from osworld_pipeline.evaluation.comparison import Verdict
 from osworld_pipeline.evaluation.scores import EvalRow
@@ -115,6 +116,14 @@ def test_a_change_is_the_paired_difference_over_the_tasks_of_both() -> None:
     assert (it.difference, it.num_tasks, change.num_seeds) == (1.0, 7, 2)
     assert (change.starts, change.ends, change.stages) == (("base",), ("sft",), ("base", "sft"))
     assert change.effect.words == "one run: better"
+    told = change.fields()
+    assert (told["difference"], told["num_tasks"], told["ends"], told["verdict"]) == (
+        1.0,
+        7,
+        ("sft",),
+        "one run: better",
+    )
+    assert told["families"][0].family == family_of(rows[0])
 
 
 def test_runs_of_one_arm_are_one_change_with_a_difference_each() -> None:
