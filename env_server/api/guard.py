@@ -146,8 +146,8 @@ class Guard:
 
 
 def _is_from_here(headers: Mapping[bytes, bytes]) -> bool:
-    """Sent to a name of this machine, by a program or by a page of this very server."""
-    host = headers.get(b"host", b"")
+    """Sent to a name of this machine, by a program or by a page of this very server. Browsers always name a host."""
+    host = headers.get(b"host", b"localhost")
     name = host.rpartition(b"]")[0].removeprefix(b"[") if host.startswith(b"[") else host.partition(b":")[0]
     return (
         is_loopback(name.decode("latin-1").lower())

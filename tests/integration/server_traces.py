@@ -1,5 +1,6 @@
 """What a running env server holds of the machine: counted before a load and after it, the counts must be the same."""
 
+import contextlib
 import os
 import re
 import time
@@ -8,6 +9,9 @@ from pathlib import Path
 
 from env_server_process import RunningServer, desktops_below, processes_below
 
+from env_server.evaluators.metric_processes import NUM_PROCESSES
+
+PIPES_OF_A_METRIC_PROCESS = 2
 LISTENING = "0A"
 """The kernel's name for the state, in /proc/net/tcp."""
 
@@ -45,7 +49,7 @@ def _difference(before: object, now: object) -> str:
 def _processes(pid: int) -> list[str]:
     """Names, so that a difference says what it is; the dead that nobody has buried among them."""
     found: list[str] = []
-    for child in processes_below(pid):
+    for child in set(processes_below(pid)) - _metric_processes(pid):
         try:
             stat = Path(f"/proc/{child}/stat").read_text()
         except OSError:
@@ -62,7 +66,20 @@ def _open_files(pid: int) -> list[str]:
             found.append(re.sub(r"desktop-[^/]+|\[?\d+\]?", "N", os.readlink(descriptor)))
         except OSError:
             continue
+    for _ in range(PIPES_OF_A_METRIC_PROCESS * len(_metric_processes(pid))):
+        found.remove("socket:N")
     return sorted(found)
+
+
+def _metric_processes(pid: int) -> set[int]:
+    """They are started when they are first needed, and kept: at most two, whatever the load was."""
+    found: set[int] = set()
+    for child in processes_below(pid):
+        with contextlib.suppress(OSError):
+            if b"metric_process" in Path(f"/proc/{child}/cmdline").read_bytes():
+                found.add(child)
+    assert len(found) <= NUM_PROCESSES
+    return found
 
 
 def _listening_ports(pid: int) -> list[int]:

@@ -107,7 +107,7 @@ async def read_answer(reader: asyncio.StreamReader, limit_s: float) -> bytes:
 async def send_a_head_slowly(raw: Raw, over: asyncio.Event) -> bytes:
     """A letter at a time."""
     async with connected(raw) as (reader, writer):
-        writer.write(b"POST /step HTTP/1.1\r\nHost: a\r\nX-Slow: ")
+        writer.write(b"POST /step HTTP/1.1\r\nHost: localhost\r\nX-Slow: ")
         answering = asyncio.create_task(read_answer(reader, 20.0))
         with suppress(OSError):
             while not answering.done():
@@ -159,7 +159,7 @@ async def send_nonsense(raw: Raw, over: asyncio.Event) -> bytes:
     return answer
 
 
-HEAD = b"POST /step HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+HEAD = b"POST /step HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 UNKNOWN = b'{"episode_id": "nobody", "action": "DONE"}'
 HOSTILE: tuple[tuple[Callable[[Raw, asyncio.Event], Coroutine[None, None, bytes]], bytes], ...] = (
     (send_a_head_slowly, b" 408 "),

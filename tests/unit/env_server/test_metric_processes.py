@@ -24,10 +24,14 @@ from osworld_pipeline.errors import EvaluatorError
 
 CATASTROPHE = "^(a+)+$"
 VICTIM = "a" * 60 + "b"
+OTHERS: set[int] = set()
+"""Process ids of servers that other tests of this worker keep."""
 
 
 @pytest.fixture
 async def metrics() -> AsyncIterator[MetricProcesses]:
+    OTHERS.clear()
+    OTHERS.update(child.pid for child in at_work())
     processes = MetricProcesses(cpu_limit_s=1)
     try:
         yield processes
@@ -37,11 +41,11 @@ async def metrics() -> AsyncIterator[MetricProcesses]:
 
 
 def at_work() -> list[psutil.Process]:
-    """The processes of metrics below this one."""
+    """The processes of metrics below this one that are the test's own."""
     found = []
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.Error):  # it has ended meanwhile
-            if "metric_process" in " ".join(child.cmdline()):
+            if child.pid not in OTHERS and "metric_process" in " ".join(child.cmdline()):
                 found.append(child)
     return found
 
