@@ -48,7 +48,8 @@ def run_backfill(
         raise DatasetError(
             f"suite '{strange[0]}' is no partition here: Dagster knows those of {StateResource().dir().suites} alone"
         )
-    with open_in_process(defs, source=source, state_root=state_root, console=console) as here:
+    starts_warm = len(chosen) * len(loaded) > 1
+    with open_in_process(defs, source=source, state_root=state_root, console=console, starts_warm=starts_warm) as here:
         here.expect(RANK)
         here.evaluate(chosen, [suite.name for suite in loaded])
         here.run(RANK)

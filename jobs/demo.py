@@ -53,7 +53,7 @@ def run_demo(defs: dg.Definitions, *, source: RecipeResource, state_root: Path, 
     )
     for line in source_lines(recipe):
         console.print(f"  {escape(line)}", highlight=False)
-    with open_in_process(defs, source=source, state_root=state_root, console=console) as here:
+    with open_in_process(defs, source=source, state_root=state_root, console=console, starts_warm=True) as here:
         ended = _run_all(here)
     if isinstance(ended, JobStoppedError):
         console.print(f"\n[bold red]The demo stopped:[/] {escape(str(ended))}", highlight=False)

@@ -5,7 +5,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -87,9 +87,10 @@ class InProcess:
 
 @contextmanager
 def open_in_process(
-    defs: dg.Definitions, *, source: RecipeResource, state_root: Path, console: Console
+    defs: dg.Definitions, *, source: RecipeResource, state_root: Path, console: Console, starts_warm: bool = False
 ) -> Iterator[InProcess]:
-    """
+    """`starts_warm`: several programs are to be started, and share what they import.
+
     Raises:
         PipelineError: no disk space, another such program at work in this state, or no dagster.yaml here.
     """
@@ -99,7 +100,7 @@ def open_in_process(
         instance = _open_instance()
         try:
             _end_stale_runs(instance)
-            with kept_env_server(), kept_fork_server(), shown_bars(console) as bars:
+            with kept_env_server(), kept_fork_server() if starts_warm else nullcontext(), shown_bars(console) as bars:
                 yield InProcess(defs=defs, instance=instance, source=source, state_root=state_root, bars=bars)
         finally:
             instance.dispose()

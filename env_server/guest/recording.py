@@ -11,7 +11,7 @@ from pathlib import Path
 FRAMES_PER_S = 10
 MAX_BYTES = 256 * 1024 * 1024
 """ffmpeg ends by itself here; the folder of the file is part of the desktop's memory."""
-START_LIMIT_S = 10.0
+START_LIMIT_S = 25.0
 STOP_LIMIT_S = 20.0
 
 
