@@ -15,10 +15,10 @@ from env_server.driver import Drivers
 from env_server.guest_driver import Graders, GuestDrivers
 from env_server.options import EPILOG, add_server_options, settings_of
 from env_server.osgym_ports import osgym_listeners
-from env_server.parent import dies_with_parent
 from env_server.providers.base import Provider
 from env_server.serving import bind, run_server, serve
 from env_server.settings import Settings, SettingsError
+from osworld_pipeline.domain.parent import dies_with_parent
 from osworld_pipeline.domain.version import version_line
 from osworld_pipeline.errors import PipelineError
 

@@ -14,7 +14,7 @@ import time
 from typing import Any
 
 from env_server.evaluators.metrics import METRICS
-from env_server.parent import dies_with_parent
+from osworld_pipeline.domain.parent import dies_with_parent
 
 LENGTH = struct.Struct("!Q")
 MEMORY_LIMIT_BYTES = 2 << 30
@@ -45,7 +45,7 @@ def compute(request: bytes) -> dict[str, Any]:
         return {"score": float(METRICS[name](*arguments, **options))}
     except MemoryError:
         return {"is_too_much": True}
-    except Exception as error:  # noqa: BLE001 - whatever a metric raises is told, and the next one is computed
+    except Exception as error:  # noqa: BLE001 - any error is reported to the server, and the process goes on
         return {"error": f"{type(error).__name__}: {error}"[:MAX_ERROR]}
 
 

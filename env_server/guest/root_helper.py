@@ -1,6 +1,6 @@
 """What stands behind the desktop's sudo: checks the password, remembers it for a while, and runs the command as root
-of the sandbox with the caller's own folder, environment and open files. Whoever asks is any program of the desktop and
-may say anything, half of it, or nothing: it gets no answer then, and nobody waits for it."""
+of the sandbox with the caller's own folder, environment and open files. Any program of the desktop can connect: a
+malformed or incomplete request is dropped without blocking the others."""
 
 import contextlib
 import ctypes

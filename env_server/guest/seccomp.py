@@ -1,6 +1,6 @@
 """A system-call filter for everything in a desktop: what no desktop needs fails with EPERM, for its root too, and
 sockets of families that no desktop needs with EAFNOSUPPORT. The walls hold without it; it keeps the parts of the kernel
-that have most often been broken out of reach, and the guest agent's memory and descriptors from whoever it serves."""
+that have most often been broken out of reach, and other programs from the guest agent's memory and descriptors."""
 
 import ctypes
 import errno

@@ -1,5 +1,5 @@
-"""Small files of a foreign folder, read whole. What bears the name of one may be a link to anything: opening a FIFO
-waits for ever for somebody who writes to it, and a device never ends."""
+"""Reads small files of untrusted folders. A path may lead to a FIFO, whose opening blocks until there is a writer, or
+to a device, whose data never ends."""
 
 import os
 import stat

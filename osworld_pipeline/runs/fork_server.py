@@ -2,7 +2,7 @@
 transformers take six seconds of a core, which a command of several stages pays once.
 
 Both ends are here. A program gets its own standard streams, environment, session and process group, as one that is
-started for itself; its parent is the fork server, which ends with whoever started it.
+started for itself; its parent is the fork server, which ends with the process that started it.
 """
 
 import contextlib
@@ -159,7 +159,7 @@ def start_warm(
 
 
 def main(argv: list[str]) -> int:
-    """`argv`: the descriptor of the socket, and the pid of whoever started this."""
+    """`argv`: the descriptor of the socket, and the pid of the parent."""
     server = socket.socket(fileno=int(argv[0]))
     die_with_parent(signal.SIGKILL, parent_pid=int(argv[1]))
     for module in IMPORTED:

@@ -49,7 +49,7 @@ SELECT
 FROM episodes e WHERE e.purpose = 'train' AND e.is_valid AND e.is_success
 """
 # A fault has no success and no reward (NULL), so that an average over `success` has the right denominator.
-# Tasks of no built-in suite are told apart by their domain.
+# A task outside the built-in suites has its domain as its family.
 # Tokens that an engine did not count are 0 in its steps, and none at all in an import: both are NULL here.
 # A grader's score holds for its desktop image and its own version: `desktops` names those of all graded episodes of an
 # evaluation, so that rows with the same key and the same `desktops` can be compared, faults included.

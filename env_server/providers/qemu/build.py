@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from env_server.parent import dies_with_parent
 from env_server.providers.files import keep_newest, locked, remove_leftovers
 from env_server.providers.qemu.apt_sources import host_apt_options, host_sources
 from env_server.providers.qemu.programs import check_builder, find
@@ -29,6 +28,7 @@ from env_server.providers.qemu.recipe import (
     recipe_digest,
 )
 from env_server.providers.requirements import SYSTEM_PATH
+from osworld_pipeline.domain.parent import dies_with_parent
 from osworld_pipeline.errors import DependencyError, PipelineError
 
 BUILD_LIMIT_S = 1800.0
