@@ -3,8 +3,9 @@ that the last process that held it is gone."""
 
 import asyncio
 import os
+import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 KEPT_BYTES = 4000
 
@@ -14,6 +15,8 @@ class LastWords:
         self.is_silent = asyncio.Event()
         """Set once every process that could still say something has ended."""
         self._tail = b""
+        self._pipe = ""
+        """As /proc names it."""
 
     @property
     def lines(self) -> list[str]:
@@ -30,8 +33,16 @@ class LastWords:
             raise
         finally:
             os.close(write_end)
+        self._pipe = os.readlink(f"/proc/self/fd/{read_end}")
         os.set_blocking(read_end, False)
         asyncio.get_running_loop().add_reader(read_end, self._hear, read_end)
+
+    def kill_speakers(self) -> None:
+        """Whatever still has this as its standard error, be it nobody's child any more."""
+        for pid in filter(str.isdecimal, os.listdir("/proc")):
+            with suppress(OSError):
+                if os.readlink(f"/proc/{pid}/fd/2") == self._pipe:
+                    os.kill(int(pid), signal.SIGKILL)
 
     def _hear(self, read_end: int) -> None:
         data = os.read(read_end, 65536)

@@ -22,6 +22,7 @@ from osworld_pipeline.errors import DependencyError, ReplicaError
 BOOT_LIMIT_S = 60.0
 STOP_LIMIT_S = 10.0
 KILL_INTERVAL_S = 0.1
+ALIVE_INTERVAL_S = 0.1
 PROBE_LIMIT_S = 20.0
 _IMAGE_MOUNT = "/mnt"
 _AS_ROOT = (
@@ -64,7 +65,7 @@ class Sandbox:
         """Returns when the guest agent has answered a screenshot; on any failure nothing is left behind."""
         try:
             self._spawn()
-            await self.guest.screenshot("jpeg", timeout_s=BOOT_LIMIT_S)
+            await self._first_answer()
         except ReplicaError as error:
             await self.stop()
             complaint = self._last_words.lines
@@ -73,6 +74,19 @@ class Sandbox:
         except BaseException:
             await self.stop()
             raise
+
+    async def _first_answer(self) -> None:
+        """Not waited for once bubblewrap is gone: a desktop that it left half made keeps the socket and never answers."""
+        asking = asyncio.ensure_future(self.guest.screenshot("jpeg", timeout_s=BOOT_LIMIT_S))
+        try:
+            while self.is_alive() and not asking.done():
+                await asyncio.wait({asking}, timeout=ALIVE_INTERVAL_S)
+            await asyncio.wait({asking}, timeout=ALIVE_INTERVAL_S)
+            if not asking.done():
+                raise ReplicaError(f"bubblewrap of {self._name} ended while it made the desktop; start another")
+            await asking
+        finally:
+            asking.cancel()
 
     def is_alive(self) -> bool:
         return self._process is not None and self._process.poll() is None
@@ -104,6 +118,9 @@ class Sandbox:
                         # Again and again: what is killed while the sandbox is being made may be a helper whose work
                         # was done already, and the making goes on.
                         _kill_inside_first(process)
+                        if process.poll() is not None:
+                            # Bubblewrap was killed before what it made had asked to die with it.
+                            self._last_words.kill_speakers()
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(KILL_INTERVAL_S):
                             await self._last_words.is_silent.wait()

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from env_server_process import is_running
 from PIL import Image
 
 from env_server.guest_client import GuestCall, GuestClient
@@ -87,10 +88,6 @@ def left_on_the_host(images: Path) -> tuple[list[int], str, list[str], list[str]
 
 def control_groups(server_pid: int) -> list[Path]:
     return sorted(Path("/sys/fs/cgroup").rglob(f"osworld-desktop-{server_pid}-*"))
-
-
-def is_running(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()
 
 
 async def test_screenshot_has_the_screen_size_in_every_format(guest: GuestClient) -> None:
@@ -454,6 +451,36 @@ async def test_a_cancelled_start_leaves_nothing(images: Path) -> None:
         return descendants(os.getpid()) == before
 
     await until(is_clean, "the end of every process")
+
+
+def children(pid: int) -> list[int]:
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+async def test_a_desktop_whose_bubblewrap_is_killed_while_it_is_made_ends_at_once(images: Path) -> None:
+    """For a moment bubblewrap's child has not asked to die with it: it waits for it for ever, or becomes a desktop that
+    is nobody's."""
+    provider = LocalProvider(images=images, screen_size=(640, 480))
+    await (await provider.start("warm")).stop()
+    for number in range(16):
+        start = asyncio.create_task(provider.start("killed"))
+        inside: list[int] = []
+        end = time.monotonic() + WAIT_LIMIT_S
+        while not inside:
+            await asyncio.sleep(0)
+            (bubblewrap,) = children(os.getpid()) or (0,)
+            inside = children(bubblewrap)
+            assert time.monotonic() < end
+        time.sleep(number * 0.0005)  # noqa: ASYNC251 - nothing else may happen
+        os.kill(bubblewrap, signal.SIGKILL)
+        with pytest.raises(ReplicaError, match="killed did not come up"):
+            async with asyncio.timeout(5.0):
+                await start
+        assert not any(map(is_running, inside))
+    await provider.close()
 
 
 _HOST = """
