@@ -30,6 +30,7 @@ from osworld_pipeline.runs.evaluation_plan import (
 )
 from osworld_pipeline.runs.registered import all_checkpoints, register_checkpoint
 from osworld_pipeline.runs.stages import CARD, recipe_suite
+from osworld_pipeline.tables.catalog import one_snapshot
 
 CURVES = ("loss", "kl", "trainer_sampler_logprob_diff")
 TRAINED = (Stage.SFT, Stage.FLYWHEEL, Stage.GSPO_PHASE1, Stage.GSPO_PHASE2)
@@ -193,8 +194,8 @@ def make_all_reports(
     on_page: Callable[[Path], None] | None = None,
 ) -> list[Path]:
     """The report of these checkpoints, the page of each of these stages that trained, the page of each suite that
-    anything was evaluated on as the recipe says, and the index, which comes last. `on_page` hears of each when it is
-    there."""
+    anything was evaluated on as the recipe says, and the index, which comes last; all as of one moment. `on_page` hears
+    of each when it is there."""
     paths: list[Path] = []
 
     def add(path: Path) -> None:
@@ -202,23 +203,24 @@ def make_all_reports(
         if on_page is not None:
             on_page(path)
 
-    confidence = recipe.evaluation.confidence
-    add(_write_report(state, recipe, checkpoint_ids, tracking_uri, say=say))
-    evals, checkpoints = read_evals(state), all_checkpoints(state)
-    evaluated = {row.evaluation_key for row in evals}
-    for name in suite_names(state.suites):
-        try:
-            suite = load_suite(state, recipe, name)
-        except DatasetError as error:
-            if say is not None and (state.suites / f"{name}.json").is_file():
-                say(f"suite {name} has no page: {error}")
-            continue  # or a list of OSWorld's whose checkout is not here: nothing was evaluated on it
-        if evaluated.intersection(recorded_keys(recipe, suite)):
-            add(_write_suite(state, recipe, name))
-    for stage_key in training_stages(state):
-        if stage_key in stage_keys:
-            add(_write_training(state, stage_key, checkpoints, evals, tracking_uri, confidence=confidence, say=say))
-    add(write_index(state))
+    with one_snapshot(state):
+        confidence = recipe.evaluation.confidence
+        add(_write_report(state, recipe, checkpoint_ids, tracking_uri, say=say))
+        evals, checkpoints = read_evals(state), all_checkpoints(state)
+        evaluated = {row.evaluation_key for row in evals}
+        for name in suite_names(state.suites):
+            try:
+                suite = load_suite(state, recipe, name)
+            except DatasetError as error:
+                if say is not None and (state.suites / f"{name}.json").is_file():
+                    say(f"suite {name} has no page: {error}")
+                continue  # or a list of OSWorld's whose checkout is not here: nothing was evaluated on it
+            if evaluated.intersection(recorded_keys(recipe, suite)):
+                add(_write_suite(state, recipe, name))
+        for stage_key in training_stages(state):
+            if stage_key in stage_keys:
+                add(_write_training(state, stage_key, checkpoints, evals, tracking_uri, confidence=confidence, say=say))
+        add(write_index(state))
     return paths
 
 

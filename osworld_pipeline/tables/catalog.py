@@ -7,6 +7,7 @@ catalog, and a part written after the build shows at once through its view.
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 import duckdb
@@ -20,6 +21,9 @@ from osworld_pipeline.tables.views import DERIVED, create_part_views, pin_snapsh
 
 LOCK_TIMEOUT_S = 120.0
 KEYS = {"union_tasks": "task_id", "train_tasks": "task_id", "replay_buffer": "row_id", "checkpoints": "checkpoint_id"}
+
+_held: ContextVar[tuple[Path, duckdb.DuckDBPyConnection] | None] = ContextVar("held_views", default=None)
+"""The state's root, and the views that `one_snapshot` keeps for it."""
 
 
 def rebuild_catalog(state: StateDir) -> Path:
@@ -47,18 +51,44 @@ def rebuild_catalog(state: StateDir) -> Path:
 
 @contextmanager
 def fresh_views(state: StateDir) -> Iterator[duckdb.DuckDBPyConnection]:
-    """The same tables and views in memory, all as of now: for code of ours that must not depend on the last rebuild.
+    """The same tables and views in memory, all as of now, or within `one_snapshot` as of its beginning: for code of
+    ours that must not depend on the last rebuild.
 
     Raises:
         TableError: as rebuild_catalog.
     """
-    with duckdb.connect(":memory:") as connection:
+    held = _held.get()
+    if held is not None and held[0] == state.root:
+        with _told(state):
+            yield held[1]
+        return
+    with duckdb.connect(":memory:") as connection, _told(state):
+        _define(connection, state)
+        pin_snapshot(connection, state)
+        yield connection
+
+
+@contextmanager
+def one_snapshot(state: StateDir) -> Iterator[None]:
+    """In this block `fresh_views` opens nothing: what belongs together tells of one moment, and files are read once.
+
+    Raises:
+        TableError: as rebuild_catalog.
+    """
+    with fresh_views(state) as connection:
+        token = _held.set((state.root, connection))
         try:
-            _define(connection, state)
-            pin_snapshot(connection, state)
-            yield connection
-        except duckdb.Error as error:
-            raise TableError(f"cannot read the tables in {state.root}: {first_line(error)}") from error
+            yield
+        finally:
+            _held.reset(token)
+
+
+@contextmanager
+def _told(state: StateDir) -> Iterator[None]:
+    try:
+        yield
+    except duckdb.Error as error:
+        raise TableError(f"cannot read the tables in {state.root}: {first_line(error)}") from error
 
 
 def first_line(error: duckdb.Error) -> str:

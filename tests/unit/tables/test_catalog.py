@@ -22,7 +22,7 @@ from osworld_pipeline.domain.replay import Injection
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.durable import write_parquet
 from osworld_pipeline.errors import TableError
-from osworld_pipeline.tables.catalog import rebuild_catalog
+from osworld_pipeline.tables.catalog import fresh_views, one_snapshot, rebuild_catalog
 from osworld_pipeline.tables.checkpoints import find_checkpoint, read_checkpoints, upsert_checkpoint
 from osworld_pipeline.tables.examples import BEST_EPISODE_SCREENSHOTS, INJECTED_REPLAY_ROWS, SUCCESS_BY_CHECKPOINT
 from osworld_pipeline.tables.owned import read_table, write_table
@@ -288,3 +288,20 @@ def test_every_part_table_has_a_view_with_its_columns(state: StateDir) -> None:
     rebuild_catalog(state)
     for name, schema in PART_TABLES.items():
         assert run_query(state, f"SELECT * FROM {name}").columns == schema.names
+
+
+def num_episodes(state: StateDir) -> int:
+    with fresh_views(state) as views:
+        return views.execute("SELECT count(*) FROM episodes").fetchall()[0][0]
+
+
+def test_one_snapshot_tells_of_its_beginning_and_of_no_other_state(state: StateDir, tmp_path: Path) -> None:
+    store, other = TrajectoryStore(state), StateDir(tmp_path / "other")
+    store.write_episodes("a", [make_episode("e1")])
+    with one_snapshot(state):
+        store.write_episodes("b", [make_episode("e2")])
+        TrajectoryStore(other).write_episodes("a", [make_episode(name) for name in ("e3", "e4", "e5")])
+        assert (num_episodes(state), num_episodes(other)) == (1, 3)
+        with pytest.raises(TableError, match="no_such_column"), fresh_views(state) as views:
+            views.execute("SELECT no_such_column FROM episodes")
+    assert num_episodes(state) == 2
