@@ -12,7 +12,7 @@ from benchmarks.processes import cpu_s, processes_below
 POLL_S = 0.1
 UNSEEN = "unseen: short programs, the kernel"
 """What the machine was busy with and no look at the processes saw: so this also holds whatever else runs there."""
-NAMES = {"env_server.main": "env server", "osworld_guest.agent": "guest agent", "-ISc": "process 1 of a desktop"}
+NAMES = {"env_server.main": "env server", "-ISc": "guest agent"}
 """Of Python programs, by a word of their command line."""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 

@@ -1,9 +1,11 @@
 """The accessibility tree as OSWorld's XML: one element a node, named after its role, with states, attributes, place,
-value and actions in OSWorld's namespaces."""
+value and actions in OSWorld's namespaces. A program of its own: each line that it reads is a question, each that it
+writes an answer as JSON."""
 
 # pyright: reportMissingImports=false, reportMissingModuleSource=false
+import json
 import re
-import threading
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 from xml.etree import ElementTree
@@ -82,37 +84,34 @@ def _qualified(prefix: str, name: str) -> str:
 
 
 class AccessibilityTree:
-    """Reads AT-SPI. The library is not thread-safe, hence the lock; it is loaded at first use, as it costs 0.1 s."""
+    """Reads AT-SPI."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._atspi: Any = None
         self._glib: Any = None
 
     def xml(self) -> str:
-        with self._lock:
-            desktop = self._desktop()
-            root = ElementTree.Element("desktop-frame")
-            for application in self._children(desktop):
-                element = self._ask(lambda node=application: self._element(node, 1))
-                if element is not None:
-                    root.append(element)
-            return ElementTree.tostring(root, encoding="unicode")
+        desktop = self._desktop()
+        root = ElementTree.Element("desktop-frame")
+        for application in self._children(desktop):
+            element = self._ask(lambda node=application: self._element(node, 1))
+            if element is not None:
+                root.append(element)
+        return ElementTree.tostring(root, encoding="unicode")
 
     def terminal_text(self) -> str | None:
         """Text of the focused terminal widget, else of one that shows; None where no program exposes one."""
-        with self._lock:
-            showing = None
-            for application in self._children(self._desktop()):
-                for node in self._descendants(application, 1):
-                    if self._ask(node.get_role_name) != "terminal":
-                        continue
-                    states = self._states(node)
-                    if "focused" in states:
-                        return self._text(node).rstrip()
-                    if "showing" in states and showing is None:
-                        showing = node
-            return None if showing is None else self._text(showing).rstrip()
+        showing = None
+        for application in self._children(self._desktop()):
+            for node in self._descendants(application, 1):
+                if self._ask(node.get_role_name) != "terminal":
+                    continue
+                states = self._states(node)
+                if "focused" in states:
+                    return self._text(node).rstrip()
+                if "showing" in states and showing is None:
+                    showing = node
+        return None if showing is None else self._text(showing).rstrip()
 
     def _desktop(self) -> Any:
         if self._atspi is None:
@@ -205,3 +204,18 @@ class AccessibilityTree:
             )
             found.append((name.replace(" ", "-"), description, binding))
         return found
+
+
+def main() -> None:
+    tree = AccessibilityTree()
+    questions: dict[str, Callable[[], str | None]] = {"xml": tree.xml, "terminal_text": tree.terminal_text}
+    for line in sys.stdin:
+        try:
+            answer: dict[str, Any] = {"answer": questions[line.strip()]()}
+        except Exception as error:  # noqa: BLE001 - the boundary: the agent must hear of it, whatever it was
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,5 @@
-"""The guest agent's program: starts the desktop session, then answers the guest protocol until the X server ends."""
+"""The guest agent: starts the desktop session, then answers the guest protocol until the X server ends. In a virtual
+machine and where there is no sandbox it is a program of the desktop's user; in a sandbox it is process 1."""
 
 # pyright: reportMissingImports=false, reportMissingModuleSource=false
 import argparse
@@ -40,16 +41,37 @@ def main() -> None:
     parser.add_argument("--runtime", type=Path, default=f"/run/user/{os.getuid()}", help="folder for sockets and state")
     parser.add_argument("--osworld-routes-only", action="store_true", help="leave out our extensions of the protocol")
     arguments = parser.parse_args()
-    listener = socket.socket(fileno=arguments.listener_fd)
-    os.set_inheritable(arguments.listener_fd, False)
-    home, runtime = Path.home(), arguments.runtime
-    session = Session(
+    run_agent(
+        arguments.listener_fd,
         width=arguments.width,
         height=arguments.height,
-        runtime=runtime,
-        openbox_template=Path(__file__).with_name("assets") / "openbox.xml",
+        runtime=arguments.runtime,
         has_x_server=arguments.use_running_x_server,
         is_any_display=arguments.any_display,
+        osworld_routes_only=arguments.osworld_routes_only,
+    )
+
+
+def run_agent(
+    listener_fd: int,
+    *,
+    width: int,
+    height: int,
+    runtime: Path,
+    has_x_server: bool = False,
+    is_any_display: bool = False,
+    osworld_routes_only: bool = False,
+) -> None:
+    """Does not return while the desktop lives."""
+    listener = socket.socket(fileno=listener_fd)
+    os.set_inheritable(listener_fd, False)
+    session = Session(
+        width=width,
+        height=height,
+        runtime=runtime,
+        openbox_template=Path(__file__).with_name("assets") / "openbox.xml",
+        has_x_server=has_x_server,
+        is_any_display=is_any_display,
     )
     manager = WindowManager(Display(session.display_name))
     if session.x_server is None:
@@ -62,14 +84,14 @@ def main() -> None:
         device=Input(Display(session.display_name)),
         manager=manager,
         terminal=terminal,
-        recorder=Recorder(width=arguments.width, height=arguments.height, folder=Path(tempfile.gettempdir())),
-        home=home,
+        recorder=Recorder(width=width, height=height, folder=Path(tempfile.gettempdir())),
+        home=Path.home(),
         window_wait_s=WINDOW_WAIT_S if session.x_server is not None else MACHINE_WINDOW_WAIT_S,
     )
     session.wait_until_whole(MACHINE_LIMIT_S if session.x_server is None else WINDOW_MANAGER_LIMIT_S)
     if session.x_server is not None:
         threading.Thread(target=_end_with, args=(session.x_server,), daemon=True).start()
-    answered = OsworldRoutes(routes) if arguments.osworld_routes_only else routes
+    answered = OsworldRoutes(routes) if osworld_routes_only else routes
     GuestServer(listener, answered).serve_forever(poll_interval=60)
 
 

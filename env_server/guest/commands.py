@@ -11,6 +11,8 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO
 
+from .programs import start_program
+
 MAX_OUTPUT_BYTES = 8 * 1024 * 1024
 MAX_TIMEOUT_S = 3600.0
 
@@ -52,14 +54,13 @@ def run_command(
     # a full disk can still be told of.
     with _memory_file("output") as output, _memory_file("error") as error_output:
         try:
-            process = subprocess.Popen(
+            process = start_program(
                 argv,
                 shell=shell,
                 stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
                 stdout=output,
                 stderr=error_output,
                 cwd=cwd or home,
-                start_new_session=True,
             )
         except OSError as error:
             # Nothing is wrong with the command where this desktop can start no process at all: no memory, no room for
@@ -86,14 +87,13 @@ def launch(command: Any, *, shell: bool, home: str) -> Answer:
     """Starts a program and lets it go."""
     try:
         argv = arguments_of(command, shell=shell)
-        subprocess.Popen(
+        start_program(
             argv,
             shell=shell,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             cwd=home,
-            start_new_session=True,
         )
     except (OSError, ValueError) as error:
         return 500, {"status": "error", "message": str(error)}

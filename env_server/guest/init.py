@@ -1,24 +1,32 @@
 """Process 1 of a desktop's sandbox: root over namespaces that hold nothing of the host's. It gives the desktop a root
-file system of its own, starts the desktop's user in a user namespace below, and does what that user may ask of sudo."""
+file system of its own, starts what stands behind sudo, gives up its rights, and then is the guest agent.
+
+The agent is process 1 so that no program of the desktop can stop it, end it or answer in its place: the kernel keeps
+from the first process whatever signal it does not handle, and programs run in a user namespace below its own."""
 
 import argparse
 import ctypes
 import os
 import resource
-import shutil
+import select
 import signal
 import socket
+import struct
 import subprocess
+import sys
+import threading
+import time
 from pathlib import Path
 
 from .root_helper import RootHelper
 from .seccomp import install_filter
-from .user_environment import HOME, USER_ENVIRONMENT, USER_ID
+from .user_environment import HOME, RUNTIME, USER_ENVIRONMENT, USER_ID
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND, MS_REC = 1, 2, 4, 32, 4096, 16384
 MNT_DETACH = 2
 CLONE_NEWUSER = 0x10000000
-PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
+PR_CAPBSET_DROP, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 24, 47, 4
+CAP_SYS_PTRACE, CAP_LAST, CAPABILITY_VERSION = 19, 63, 0x20080522
 SUDO_SOCKET = "/run/sudo.socket"
 NEW_ROOT = Path("/new")
 
@@ -29,30 +37,41 @@ MAX_FILE_BYTES = 1024 * 1024 * 1024
 MAX_DATA_BYTES = 4 * 1024 * 1024 * 1024
 MAX_OPEN_FILES = 4096
 
+BURIAL_PAUSE_S = 0.02
+_LIFELINE = 2
+"""Standard error is a pipe to the host. Once the host no longer reads, it is dead, and so must the desktop be."""
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--image", type=Path, required=True)
-    parser.add_argument("--agent-fd", type=int, required=True)
+    parser.add_argument("--listener-fd", type=int, required=True, help="where the guest agent answers")
+    parser.add_argument("--width", type=int, required=True)
+    parser.add_argument("--height", type=int, required=True)
     parser.add_argument("--memory-bytes", type=int, required=True, help="what files and programs may take together")
     parser.add_argument("--max-processes", type=int, required=True)
-    parser.add_argument("agent", nargs="+", help="the guest agent's command")
     arguments = parser.parse_args()
     os.umask(0o022)
     make_root(arguments.image, memory_bytes=arguments.memory_bytes)
     set_limits(max_processes=arguments.max_processes)
     Path("/proc/self/oom_score_adj").write_text("800")  # when memory runs out, desktops go before the host's programs
     Path("/proc/sys/user/max_user_namespaces").write_text("1")  # the user's own, made next; nobody makes another
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(SUDO_SOCKET)
-    os.chmod(SUDO_SOCKET, 0o666)  # noqa: S103 - whoever asks must know the password
-    listener.listen(64)
     install_filter()
-    agent_pid = start_as_user(arguments.agent)
-    os.close(arguments.agent_fd)
-    RootHelper(listener, agent_pid=agent_pid).serve()
+    namespace = make_user_namespace()
+    start_root_helper(arguments.listener_fd)
+    keep_one_capability()
+    os.environ.clear()
+    os.environ.update(USER_ENVIRONMENT)
+    os.chdir(HOME)
+    find_packages()
+    from .agent import run_agent
+    from .programs import use_namespace
+
+    use_namespace(namespace)
+    keep_house()
+    run_agent(arguments.listener_fd, width=arguments.width, height=arguments.height, runtime=Path(RUNTIME))
 
 
 def make_root(image: Path, *, memory_bytes: int) -> None:
@@ -112,21 +131,96 @@ def set_limits(*, max_processes: int) -> None:
         resource.setrlimit(kind, (wanted, wanted))
 
 
-def start_as_user(argv: list[str]) -> int:
-    """Starts the agent as uid 1000 of a user namespace below, without any capability over this one."""
+def make_user_namespace() -> int:
+    """A user namespace below this one, in which the desktop's user has uid 1000; as a file descriptor."""
+    told_read, told_write = os.pipe()
+    seen_read, seen_write = os.pipe()
     pid = os.fork()
-    if pid:
-        return pid
-    os.setsid()
-    if _libc.unshare(CLONE_NEWUSER):
-        os._exit(71)
-    Path("/proc/self/setgroups").write_text("deny")
-    Path("/proc/self/uid_map").write_text(f"{USER_ID} 0 1")
-    Path("/proc/self/gid_map").write_text(f"{USER_ID} 0 1")
+    if pid == 0:
+        try:
+            if _libc.unshare(CLONE_NEWUSER):
+                os._exit(71)
+            Path("/proc/self/setgroups").write_text("deny")
+            Path("/proc/self/uid_map").write_text(f"{USER_ID} 0 1")
+            Path("/proc/self/gid_map").write_text(f"{USER_ID} 0 1")
+            os.write(told_write, b"1")
+            os.close(seen_write)
+            os.read(seen_read, 1)
+        finally:
+            os._exit(0)
+    os.close(told_write)
+    if os.read(told_read, 1) != b"1":
+        raise OSError("the desktop's user namespace could not be made")
+    namespace = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+    for end in (told_read, seen_read, seen_write):
+        os.close(end)
+    os.waitpid(pid, 0)
+    return namespace
+
+
+def start_root_helper(agent_listener_fd: int) -> None:
+    """What stands behind sudo, in a process of its own. Without it there is no sudo, and nothing else is missing."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(SUDO_SOCKET)
+    os.chmod(SUDO_SOCKET, 0o666)  # noqa: S103 - whoever asks must know the password
+    listener.listen(64)
+    if os.fork() == 0:
+        try:
+            os.setsid()
+            os.close(agent_listener_fd)
+            RootHelper(listener).serve()
+        finally:
+            os._exit(1)
+    listener.close()
+
+
+def keep_one_capability() -> None:
+    """Process 1 hears all that a policy can send, so it may do no more than the desktop's user. What it keeps, unused,
+    is a capability that root of the desktop lacks: the kernel lets nobody write the memory of who has more than they.
+    """
     _libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
-    os.chdir(HOME)
-    executable = shutil.which(argv[0]) or argv[0]
-    os.execve(executable, argv, USER_ENVIRONMENT)  # noqa: S606 - no shell is wanted
+    for capability in range(CAP_LAST + 1):
+        _libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)  # what this kernel does not know cannot be had either
+    permitted = 1 << CAP_SYS_PTRACE
+    # Effective, permitted, inheritable; each in two halves.
+    data = struct.pack("=6I", 0, permitted, 0, 0, 0, 0)
+    if _libc.capset(struct.pack("=Ii", CAPABILITY_VERSION, 0), data):
+        raise OSError(ctypes.get_errno(), "capset")
+
+
+def find_packages() -> None:
+    """This program came from the image, which now is the root; and no package of the system's was on its path."""
+    import site
+
+    folder = "/usr/local/lib/python{}.{}/dist-packages".format(*sys.version_info)
+    sys.path[0] = folder
+    sys.path += site.getsitepackages()
+    sys.modules[str(__package__)].__path__ = [f"{folder}/{__package__}"]
+
+
+def keep_house() -> None:
+    """From here on orphans are buried, and the desktop ends once the host is gone."""
+    wake_read, wake_write = os.pipe()
+    for end in (wake_read, wake_write):
+        os.set_blocking(end, False)
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    # Handled, not ignored: what is ignored stays so in every program that is started.
+    for number in (signal.SIGCHLD, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    threading.Thread(target=_keep_house, args=(wake_read,), daemon=True).start()
+
+
+def _keep_house(wake_read: int) -> None:
+    from .programs import bury_the_dead
+
+    poll = select.poll()
+    poll.register(wake_read, select.POLLIN)
+    poll.register(_LIFELINE, 0)
+    while all(file != _LIFELINE for file, _ in poll.poll()):
+        time.sleep(BURIAL_PAUSE_S)  # many end at a time
+        os.read(wake_read, 65536)
+        bury_the_dead()
+    os._exit(1)
 
 
 def _mount(source: Path | str | None, target: Path, kind: str | None, flags: int, data: str | None) -> None:
@@ -137,5 +231,4 @@ def _mount(source: Path | str | None, target: Path, kind: str | None, flags: int
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     main()

@@ -8,10 +8,14 @@ X_SERVERS = (b"Xvfb", b"Xorg")
 
 def descendants(pid: int) -> Iterator[int]:
     """Those that end meanwhile may be missing."""
-    for thread in _threads(pid):
-        for child in map(int, _read(f"{thread}/children").split()):
-            yield child
-            yield from descendants(child)
+    for child in children(pid):
+        yield child
+        yield from descendants(child)
+
+
+def children(pid: int) -> list[int]:
+    """Those that end meanwhile may be missing."""
+    return [int(child) for thread in _threads(pid) for child in _read(f"{thread}/children").split()]
 
 
 def is_any_at_work(*, with_x_server: bool = False) -> bool:
@@ -19,7 +23,7 @@ def is_any_at_work(*, with_x_server: bool = False) -> bool:
     count, nor does the X server unless asked for: a screen that is looked at keeps them busy."""
     return any(
         is_at_work(pid)
-        for pid in descendants(os.getppid())
+        for pid in descendants(os.getppid() or os.getpid())
         if pid != os.getpid() and (with_x_server or not _is_x_server(pid))
     )
 

@@ -8,6 +8,8 @@ import threading
 import time
 from pathlib import Path
 
+from .programs import start_program
+
 FRAMES_PER_S = 10
 MAX_BYTES = 256 * 1024 * 1024
 """ffmpeg ends by itself here; the folder of the file is part of the desktop's memory."""
@@ -47,12 +49,11 @@ class Recorder:
                 message = "this desktop has no ffmpeg; install the Debian package ffmpeg where the desktop's /usr is"
                 raise RecordingError(message, status=501)
             self.file.unlink(missing_ok=True)
-            self._process = subprocess.Popen(
+            self._process = start_program(
                 [program, *_arguments(self._display, self._size, self.file)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
-                start_new_session=True,
             )
             until = time.monotonic() + START_LIMIT_S
             while not self.file.exists():

@@ -23,23 +23,20 @@ MAX_HALF_SENT = 64
 NUM_FILES = 3
 """That come with a command: its standard streams."""
 PR_CAPBSET_DROP, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 24, 47, 4
-_DROPPED = (12, 13, 16, 17, 19, 20, 21, 22, 24, 27)
-"""NET_ADMIN and NET_RAW; SYS_MODULE, RAWIO, PTRACE, PACCT, ADMIN, BOOT and RESOURCE; MKNOD: root of the desktop must
-neither lift its limits nor reach the parts of the kernel that only root reaches."""
+_DROPPED = (12, 13, 16, 17, 19, 20, 21, 22, 23, 24, 27)
+"""NET_ADMIN and NET_RAW; SYS_MODULE, RAWIO, PTRACE, PACCT, ADMIN, BOOT, NICE and RESOURCE; MKNOD: root must
+neither lift its limits, hold up the guest agent, nor reach the parts of the kernel that only root reaches."""
 _CAPABILITY_VERSION = 0x20080522
 _LENGTH = struct.Struct("!I")
-_LIFELINE = 2
-"""Standard error is a pipe to the host. Once the host no longer reads, it is dead, and so must the desktop be."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class RootHelper:
-    """Serves until the agent or the host ends. Single-threaded, and as process 1 it also buries every orphan."""
+    """Serves for as long as the desktop lives. Single-threaded: it forks."""
 
-    def __init__(self, listener: socket.socket, *, agent_pid: int) -> None:
+    def __init__(self, listener: socket.socket) -> None:
         self._listener = listener
-        self._agent_pid = agent_pid
         self._selector = selectors.DefaultSelector()
         self._half_sent: dict[socket.socket, _Request] = {}
         self._callers: dict[int, socket.socket] = {}
@@ -54,15 +51,12 @@ class RootHelper:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         self._selector.register(wake_read, selectors.EVENT_READ, None)
         self._selector.register(self._listener, selectors.EVENT_READ, None)
-        with contextlib.suppress(PermissionError):  # a file, where somebody runs this by hand
-            self._selector.register(_LIFELINE, selectors.EVENT_READ, None)
-        while self._bury():
+        while True:
             for key, _ in self._selector.select(timeout=1 if self._half_sent else 30):
-                if key.fd == _LIFELINE:
-                    return
                 if key.fileobj is wake_read:
                     with contextlib.suppress(BlockingIOError):
                         wake_read.recv(4096)
+                    self._bury()
                 elif key.fileobj is self._listener:
                     self._accept()
                 elif isinstance(key.data, _Request):
@@ -71,17 +65,15 @@ class RootHelper:
                     self._hear_caller(key.data)
             self._refuse_late_requests()
 
-    def _bury(self) -> bool:
-        """Collects ended children; False once the agent is among them."""
+    def _bury(self) -> None:
+        """Collects the commands that have ended."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
-                return False
+                return
             if pid == 0:
-                return True
-            if pid == self._agent_pid:
-                return False
+                return
             caller = self._callers.pop(pid, None)
             if caller is not None:
                 code = os.waitstatus_to_exitcode(status)

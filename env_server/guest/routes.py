@@ -2,13 +2,12 @@
 
 import os
 import shutil
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
 from . import commands
-from .accessibility import AccessibilityTree
+from .accessibility_helper import AccessibilityHelper
 from .calls import perform_calls
 from .drives import is_windows_path, unix_path
 from .fetching import fetch
@@ -46,7 +45,7 @@ class DesktopRoutes:
         self._screen, self._device, self._manager = screen, device, manager
         self._terminal_reader, self._recorder, self._home = terminal, recorder, home
         self._window_wait_s = window_wait_s
-        self._accessibility = AccessibilityTree()
+        self._accessibility = AccessibilityHelper()
         self._wallpaper: Path | None = None
         self._routes: dict[tuple[str, str], Route] = {
             ("GET", "/screenshot"): self._screenshot,
@@ -208,9 +207,8 @@ class DesktopRoutes:
         self._wallpaper = path
         uri = path.absolute().as_uri()
         if shutil.which("gsettings"):
-            subprocess.run(
-                ["gsettings", "set", "org.gnome.desktop.background", "picture-uri", uri], check=False, timeout=10
-            )
+            argv = ["gsettings", "set", "org.gnome.desktop.background", "picture-uri", uri]
+            commands.run_command(argv, shell=False, timeout_s=10, home=str(self._home))
         return Reply({"status": "success", "message": "Wallpaper changed"})
 
     def _read_wallpaper(self, _: Request) -> Reply:

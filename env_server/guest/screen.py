@@ -1,9 +1,9 @@
-"""The screen as an encoded picture, read from the memory that Xvfb draws into: about a millisecond a grab, and the
-mouse cursor is in it."""
+"""The screen as an encoded picture, read from the file that Xvfb draws into: about a millisecond a grab, and the mouse
+cursor is in it."""
 
 # pyright: reportMissingImports=false, reportMissingModuleSource=false
 import io
-import mmap
+import os
 import struct
 import zlib
 from pathlib import Path
@@ -28,9 +28,9 @@ class Screen:
 
     def __init__(self, framebuffer: Path, display: Display) -> None:
         self._display = display
-        with framebuffer.open("rb") as file:
-            self._memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        header = _HEADER.unpack_from(self._memory)
+        # Read, not mapped: it belongs to the desktop's user, and who maps a file dies of its being cut.
+        self._file = os.open(framebuffer, os.O_RDONLY | os.O_CLOEXEC)
+        header = _HEADER.unpack(os.pread(self._file, _HEADER.size, 0))
         self.width, self.height, self.stride = header[4], header[5], header[12]
         self._start = header[0] + header[19] * _COLOUR_BYTES
         self._bytes = self.stride * self.height
@@ -38,7 +38,10 @@ class Screen:
     def pixels(self) -> bytes:
         """Four bytes a pixel, as the screen is once the X server has handled what it was sent so far."""
         self._display.sync()
-        return self._memory[self._start : self._start + self._bytes]
+        data = os.pread(self._file, self._bytes, self._start)
+        if len(data) != self._bytes:
+            raise OSError("the X server's framebuffer has been cut")
+        return data
 
     def grab(self) -> Image.Image:
         """The same as a picture, with the mouse cursor in it."""

@@ -60,6 +60,9 @@ FAMILIES: dict[str, int] = {"UNIX": 1, "INET": 2, "INET6": 10, "NETLINK": 16}
 """Of sockets that may be made. A vsock would lead to the host's hypervisor."""
 MAKES_SOCKETS: dict[str, tuple[int, int]] = {"socket": (41, 198), "socketpair": (53, 199)}
 """Calls whose first argument is a family; numbers as above."""
+CHANGES_LIMITS: tuple[int, int] = (302, 261)
+"""prlimit64, whose first argument is a process; 0 is the caller, and no other's limits may be changed: the guest agent
+has the user's uid, and without descriptors it could answer nothing."""
 
 _MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 """Machine -> its column above, and the number that the kernel calls it by (AUDIT_ARCH_*)."""
@@ -95,6 +98,9 @@ def build_filter(machine: str) -> bytes | None:
     by_family.append((_RETURN, 0, 0, _NO_FAMILY))
     for numbers in MAKES_SOCKETS.values():
         program += [(_JUMP_IF_EQUAL, 0, len(by_family), numbers[column]), *by_family]
+    own_limits = [(_LOAD_WORD, 0, 0, _FIRST_ARGUMENT_AT), (_JUMP_IF_EQUAL, 0, 1, 0), (_RETURN, 0, 0, _ALLOW)]
+    own_limits.append((_RETURN, 0, 0, _FAIL))
+    program += [(_JUMP_IF_EQUAL, 0, len(own_limits), CHANGES_LIMITS[column]), *own_limits]
     program.append((_RETURN, 0, 0, _ALLOW))
     return b"".join(_INSTRUCTION.pack(*instruction) for instruction in program)
 

@@ -13,6 +13,7 @@ from xml.sax.saxutils import escape
 from Xlib import X, Xatom
 from Xlib.display import Display
 
+from .programs import start_program
 from .terminal import terminal_resources
 
 X_START_LIMIT_S = 20.0
@@ -141,11 +142,10 @@ def _await_line(read_end: int, limit_s: float) -> int:
 def _start(*argv: Sequence[str], pass_fds: Sequence[int] = ()) -> subprocess.Popen[bytes]:
     # Only the X server may complain to the host; what a window manager starts inherits its standard error.
     error = None if pass_fds else subprocess.DEVNULL
-    return subprocess.Popen(
+    return start_program(
         [word for part in argv for word in part],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=error,
         pass_fds=pass_fds,
-        start_new_session=True,
     )

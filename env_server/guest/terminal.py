@@ -1,6 +1,8 @@
 """The text an xterm shows. xterm speaks no AT-SPI, but prints its screen into a file when a message asks it to."""
 
 # pyright: reportMissingImports=false, reportMissingModuleSource=false
+import os
+import stat
 import threading
 import time
 from pathlib import Path
@@ -13,6 +15,7 @@ from Xlib.protocol.event import ClientMessage
 from .windows import WindowManager
 
 PRINT_LIMIT_S = 2.0
+MAX_BYTES = 256 * 1024
 PRINT_MESSAGE = "DESKTOP_PRINT_TERMINAL"
 
 
@@ -51,7 +54,7 @@ class TerminalReader:
         until = time.monotonic() + PRINT_LIMIT_S
         while time.monotonic() < until:
             if self._file.exists():
-                lines = self._file.read_text("utf-8", "replace").replace("\f", "").splitlines()
+                lines = _read(self._file).decode("utf-8", "replace").replace("\f", "").splitlines()
                 return "\n".join(line.rstrip() for line in lines).rstrip()
             time.sleep(0.003)
         return None
@@ -62,3 +65,12 @@ class TerminalReader:
         for child in window.query_tree().children:
             child.send_event(ClientMessage(window=child, client_type=kind, data=(32, [X.NONE] * 5)), event_mask=0)
         self._display.sync()
+
+
+def _read(path: Path) -> bytes:
+    """Any program of the desktop may have put something else in its place."""
+    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        return os.read(file, MAX_BYTES) if stat.S_ISREG(os.fstat(file).st_mode) else b""
+    finally:
+        os.close(file)

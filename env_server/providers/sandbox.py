@@ -76,7 +76,7 @@ class Sandbox:
             raise
 
     async def _first_answer(self) -> None:
-        """Not waited for once bubblewrap is gone: a desktop that it left half made keeps the socket and never answers."""
+        """Not waited for once bubblewrap is gone: what it left half made keeps the socket and never answers."""
         asking = asyncio.ensure_future(self.guest.screenshot("jpeg", timeout_s=BOOT_LIMIT_S))
         try:
             while self.is_alive() and not asking.done():
@@ -171,14 +171,14 @@ def _kill_inside_first(process: subprocess.Popen[bytes]) -> None:
 
 
 def bubblewrap_command(spec: DesktopSpec, *, listener_fd: int) -> list[str]:
-    """The whole command line. Process 1 is root of the namespaces (guest/init.py), which the desktop's user is not."""
-    agent = [SYSTEM_PYTHON, "-Im", f"{GUEST_PACKAGE}.agent", "--width", str(spec.width), "--height", str(spec.height)]
-    agent += ["--listener-fd", str(listener_fd)]
-    # Only the image's own folder is on the path: process 1 needs no package of the host's, and starts faster for it.
+    """The whole command line. Process 1 is the guest agent (guest/init.py), in a user namespace above the desktop's
+    user."""
+    # Only the image's own folder is on the path at first: most of the work before the agent's needs no other package.
     start = f"import sys; sys.path.insert(0, '/image/opt/local/lib/' + {_SITE!r} % sys.version_info[:2]); "
     start += f"from {GUEST_PACKAGE}.init import main; main()"
-    limits = ["--memory-bytes", str(spec.limits.memory_bytes), "--max-processes", str(spec.limits.num_processes)]
-    init = [SYSTEM_PYTHON, "-ISc", start, "--image", "/image", "--agent-fd", str(listener_fd), *limits, "--", *agent]
+    init = [SYSTEM_PYTHON, "-ISc", start, "--image", "/image", "--listener-fd", str(listener_fd)]
+    init += ["--width", str(spec.width), "--height", str(spec.height)]
+    init += ["--memory-bytes", str(spec.limits.memory_bytes), "--max-processes", str(spec.limits.num_processes)]
     source = str(spec.image) if sandbox_uid() is None else _IMAGE_MOUNT
     return [*_outer_command(spec.image), *_WALLS, "--ro-bind", source, "/image", "--", *init]
 

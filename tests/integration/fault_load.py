@@ -1,4 +1,4 @@
-"""A load of episodes on a real env server while desktops, guest agents, connections and clients are killed; what its
+"""A load of episodes on a real env server while desktops, X servers, connections and clients are killed; what its
 clients saw is kept, to be compared with what the server tells."""
 
 import asyncio
@@ -212,15 +212,15 @@ async def run_load(url: str, server_pid: int, *, num_episodes: int, concurrency:
 
 
 async def _kill_at_random(server_pid: int, tally: Tally, rng: random.Random) -> None:
-    """For ever: a desktop's process 1, its guest agent alone, or the bubblewrap around it."""
+    """For ever: a desktop's process 1, which is its guest agent, its X server, or the bubblewrap around it."""
     while True:
         await asyncio.sleep(rng.uniform(0.4, 1.2))
         desktops = desktops_below(server_pid)
         if not desktops:
             continue
         bubblewrap = rng.choice(desktops)
-        kind = rng.choice(("desktop", "agent", "agent", "bubblewrap"))
-        victim = {"desktop": first_inside, "agent": agent_inside}.get(kind, lambda pid: pid)(bubblewrap)
+        kind = rng.choice(("agent", "screen", "screen", "bubblewrap"))
+        victim = {"agent": first_inside, "screen": x_server_inside}.get(kind, lambda pid: pid)(bubblewrap)
         if victim is not None:
             with suppress(ProcessLookupError):
                 os.kill(victim, signal.SIGKILL)
@@ -228,19 +228,16 @@ async def _kill_at_random(server_pid: int, tally: Tally, rng: random.Random) -> 
 
 
 def first_inside(bubblewrap: int) -> int | None:
-    """The sandbox's process 1."""
+    """The sandbox's process 1, the guest agent."""
     with suppress(OSError, IndexError):
         return int(Path(f"/proc/{bubblewrap}/task/{bubblewrap}/children").read_text().split()[0])
     return None
 
 
-def agent_inside(bubblewrap: int) -> int | None:
-    """The guest agent, without what it has started."""
-    inside = first_inside(bubblewrap)
-    for pid in processes_below(bubblewrap) - {inside}:
+def x_server_inside(bubblewrap: int) -> int | None:
+    for pid in processes_below(bubblewrap):
         with suppress(OSError):
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            if b"-Im" in words and any(word.endswith(b".agent") for word in words):
+            if Path(f"/proc/{pid}/comm").read_text().strip() == "Xvfb":
                 return pid
     return None
 

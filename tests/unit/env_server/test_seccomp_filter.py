@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from env_server.guest.seccomp import DENIED, FAMILIES, MAKES_SOCKETS, build_filter
+from env_server.guest.seccomp import CHANGES_LIMITS, DENIED, FAMILIES, MAKES_SOCKETS, build_filter
 
 ALLOW, EPERM, NO_FAMILY = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x00050000 | errno.EAFNOSUPPORT
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -40,7 +40,15 @@ def test_every_denied_call_fails_and_every_other_passes(machine: str, column: in
     denied = {numbers[column] for numbers in DENIED.values()} - {None}
     assert len(denied) >= 35
     for number in range(500):
-        assert verdict(machine, number) == (EPERM if number in denied else ALLOW), number
+        assert verdict(machine, number, argument=0 if number == CHANGES_LIMITS[column] else 1) == (
+            EPERM if number in denied else ALLOW
+        ), number
+
+
+@pytest.mark.parametrize(("machine", "column"), [("x86_64", 0), ("aarch64", 1)])
+def test_a_process_changes_no_limits_but_its_own(machine: str, column: int) -> None:
+    assert verdict(machine, CHANGES_LIMITS[column], argument=0) == ALLOW
+    assert verdict(machine, CHANGES_LIMITS[column], argument=1) == EPERM
 
 
 @pytest.mark.parametrize(("machine", "column"), [("x86_64", 0), ("aarch64", 1)])

@@ -1,0 +1,60 @@
+"""Starts the programs of a desktop as its user.
+
+Where the guest agent is that user itself, as in a virtual machine, this is a plain start. As process 1 of a sandbox it
+is outside the user's namespace; each program enters that before it runs, and gives up what entering it brings."""
+
+import contextlib
+import ctypes
+import os
+import struct
+import subprocess
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from .processes import children
+
+CLONE_NEWUSER = 0x10000000
+CAPABILITY_VERSION = 0x20080522
+_HEADER = struct.pack("=Ii", CAPABILITY_VERSION, 0)
+_NO_CAPABILITIES = bytes(24)
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_lock = threading.Lock()
+_started: dict[int, subprocess.Popen[bytes]] = {}
+_namespace: int | None = None
+
+
+def use_namespace(namespace: int) -> None:
+    """From here on programs enter this user namespace (a file descriptor), and this process buries every orphan."""
+    global _namespace
+    _namespace = namespace
+
+
+def start_program(command: str | Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    """As subprocess.Popen, in a session of its own."""
+    options |= {"start_new_session": True}
+    if _namespace is None:
+        return subprocess.Popen[bytes](command, **options)
+    with _lock:  # or its end could be taken for an orphan's before it is known
+        process = subprocess.Popen[bytes](command, preexec_fn=_become_user, **options)
+        _started[process.pid] = process
+    return process
+
+
+def bury_the_dead() -> None:
+    """Collects orphans that have ended; the end of a program that was started here is left to who waits for it."""
+    with _lock:
+        for pid, program in list(_started.items()):
+            if program.poll() is not None:
+                del _started[pid]
+        for pid in children(os.getpid()):
+            if pid not in _started:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
+
+
+def _become_user() -> None:
+    """In the child, before its program: no more than two system calls, as other threads may have held any lock."""
+    if _libc.setns(_namespace, CLONE_NEWUSER) or _libc.capset(_HEADER, _NO_CAPABILITIES):
+        raise OSError(ctypes.get_errno(), "setns")

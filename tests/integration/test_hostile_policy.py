@@ -1,0 +1,118 @@
+"""A hostile policy on a local desktop, with and without sudo: whatever it does to the guest agent, the agent answers,
+and a grader hears the truth."""
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from env_server.guest_client import CommandResult, GuestClient
+from env_server.providers.local import LocalProvider
+
+pytestmark = pytest.mark.desktop
+
+SUDO = "echo password | sudo -S "
+ATTACKS = """
+import contextlib, ctypes, os, resource, signal
+
+def tried(name, attack):
+    try:
+        print(name, "done" if attack() in (None, 0) else "refused")
+    except OSError:
+        print(name, "refused")
+
+for file in ("mem", "environ", "maps", "auxv"):
+    tried(file, lambda: open(f"/proc/1/{file}", "rb").read(1) and None)
+tried("writing mem", lambda: os.close(os.open("/proc/1/mem", os.O_WRONLY)))
+for file in ("fd/0", "exe", "root", "ns/user", "map_files"):
+    tried(file, lambda: (os.listdir if file == "map_files" else os.readlink)(f"/proc/1/{file}") and None)
+call = ctypes.CDLL(None, use_errno=True).syscall
+tried("ptrace", lambda: call(101, 16, 1, 0, 0))
+tried("process_vm_writev", lambda: call(311, 1, 0, 0, 0, 0, 0))
+tried("pidfd_getfd", lambda: call(438, os.pidfd_open(1), 0, 0))
+tried("limits", lambda: resource.prlimit(1, resource.RLIMIT_NOFILE, (3, 3)) and None)
+tried("priority", lambda: os.setpriority(os.PRIO_PROCESS, 1, 19))
+tried("scheduler", lambda: os.sched_setscheduler(1, os.SCHED_IDLE, os.sched_param(0)))
+tried("affinity", lambda: os.sched_setaffinity(1, {0}))
+for number in set(signal.Signals):
+    with contextlib.suppress(OSError):
+        os.kill(1, number)
+for _ in range(3000):
+    os.kill(1, signal.SIGCHLD)
+"""
+KILL_THE_HELPER = "pkill -KILL -f [o]sworld_guest.init"
+
+
+@pytest.fixture
+async def guest(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[GuestClient]:
+    provider = LocalProvider(images=_images(tmp_path_factory), screen_size=(640, 480))
+    try:
+        yield (await provider.start("replica-0")).guest
+    finally:
+        await provider.close()
+
+
+def _images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.getbasetemp() / "images-of-hostile-policies"
+
+
+async def run_inside(guest: GuestClient, program: str, *, sudo: bool) -> CommandResult:
+    encoded = base64.b64encode(program.encode()).decode()
+    await guest.execute(f"echo {encoded} | base64 -d > /tmp/program.py", shell=True)
+    return await guest.execute(f"{SUDO if sudo else ''}python3 /tmp/program.py", shell=True)
+
+
+async def grade(guest: GuestClient) -> tuple[str, bytes | None]:
+    """What a grader asks: of a file that is not there, and of one that is."""
+    told = await guest.execute("cat /home/user/answer; cat /home/user/question", shell=True)
+    return told.output, await guest.file("/home/user/answer")
+
+
+@pytest.mark.parametrize("sudo", [False, True], ids=["user", "root"])
+async def test_no_program_of_a_desktop_holds_up_ends_or_opens_its_agent(guest: GuestClient, sudo: bool) -> None:
+    await guest.upload("/home/user/question", b"what?\n")
+    told = await run_inside(guest, ATTACKS, sudo=sudo)
+    answers = [line.rpartition(" ")[2] for line in told.output.splitlines()]
+    assert answers == ["refused"] * 17, told
+    async with asyncio.timeout(10):
+        assert await grade(guest) == ("what?\n", None)
+        assert len(await guest.screenshot()) > 1000
+        assert (await guest.execute("exit 7", shell=True)).returncode == 7
+
+
+async def test_without_what_stands_behind_sudo_there_is_no_sudo_and_nothing_else_is_missing(guest: GuestClient) -> None:
+    await guest.execute(KILL_THE_HELPER, shell=True)
+    refused = await guest.execute(f"{SUDO}id", shell=True, timeout_s=10)
+    assert (refused.returncode, refused.output) == (1, ""), refused
+    assert await grade(guest) == ("", None)
+
+
+async def test_a_cut_framebuffer_costs_the_picture_and_not_the_agent(guest: GuestClient) -> None:
+    await guest.execute("truncate -s 100 /run/user/1000/framebuffer/Xvfb_screen0", shell=True)
+    with pytest.raises(Exception, match=r"framebuffer has been cut|cannot be reached"):
+        await guest.screenshot()
+
+
+@pytest.mark.parametrize("trick", ["mkfifo", "ln -s /dev/zero", "truncate -s 900M"])
+async def test_a_terminal_whose_text_is_no_file_holds_up_nobody(guest: GuestClient, trick: str) -> None:
+    await guest.launch(["xterm"])
+    await guest.activate_window("xterm", by_class=True)
+    keep = f"while :; do rm -f /run/user/1000/terminal.txt; {trick} /run/user/1000/terminal.txt; done"
+    await guest.launch(keep, shell=True)
+    async with asyncio.timeout(10):
+        for _ in range(3):
+            assert len(await guest.terminal() or "") <= 256 << 10
+        assert await guest.platform() == "Linux"
+
+
+async def test_whoever_stands_in_for_the_accessibility_tree_holds_up_nobody(guest: GuestClient) -> None:
+    assert "desktop-frame" in await guest.accessibility()
+    await guest.execute("pkill -KILL -f [o]sworld_guest.accessibility", shell=True)
+    assert "desktop-frame" in await guest.accessibility()
+    await guest.execute("pkill -STOP -f [o]sworld_guest.accessibility", shell=True)
+    asking = asyncio.create_task(guest.accessibility(timeout_s=2))
+    assert await grade(guest) == ("", None)
+    await asyncio.wait({asking})
+    assert asking.exception() is not None
