@@ -11,10 +11,12 @@ from typing import Literal
 from env_server.driver import EpisodeDriver, Plan, View
 from env_server.replica import Lease
 from osworld_pipeline.domain.observation import Observation, Settle
-from osworld_pipeline.errors import EnvServerError, EvaluatorError, ReplicaError, SetupError, TaskError
+from osworld_pipeline.errors import EnvServerError, EvaluatorError, ReplicaError, SetupError, TamperingError, TaskError
 from osworld_pipeline.wire import EnvConfig, ImageFormat
 
-EpisodeOutcome = Literal["evaluated", "closed", "idle", "client_gone", "shutdown", "env_fault", "grader_fault"]
+EpisodeOutcome = Literal[
+    "evaluated", "closed", "idle", "client_gone", "shutdown", "env_fault", "grader_fault", "tampering"
+]
 """How an episode ended for the server; exactly one each. `closed` is a client's close without an evaluation."""
 
 OnTiming = Callable[[str, float], None]
@@ -66,7 +68,9 @@ class Episode:
         self.opened_at = self.last_used_at = self.prepared_at = time.monotonic()
         self.idle_ttl_s: float | None = None
         """Its own idle limit, where its client asked for one."""
-        self._fault: Literal["env_fault", "grader_fault"] | None = None
+        self._fault: Literal["env_fault", "grader_fault", "tampering"] | None = None
+        self._has_acted = False
+        """Whether the policy has done anything yet; before, nobody but the task has."""
         self._lease, self._on_timing = lease, on_timing
         self._driver: EpisodeDriver = plan.drive(lease.desktop)
         self._observation: Observation | None = None
@@ -137,6 +141,7 @@ class Episode:
                 self.touch()
                 return repeated
             async with self._live():
+                self._has_acted = True
                 with self._timed("act"):
                     await self._driver.act(action, pause_s=pause_s, settle=settle)
                 self.last_action, self.reward = action, None
@@ -235,7 +240,11 @@ class Episode:
             yield
         except ReplicaError as error:
             self._fault = "env_fault"
-            self._lease.fail(str(error))
+            cause = await self._cause_inside()
+            self._lease.fail(cause or str(error))
+            if cause is not None:
+                self._fault = "tampering"
+                raise TamperingError(cause) from error
             raise
         except SetupError:
             self._fault = "env_fault"
@@ -245,6 +254,11 @@ class Episode:
             raise
         finally:
             self.last_used_at = time.monotonic()
+
+    async def _cause_inside(self) -> str | None:
+        """What the policy's programs did to the desktop; None where it is not theirs to answer for."""
+        find = getattr(self._lease.desktop, "cause_inside", None)  # other providers cannot tell
+        return await find() if find is not None and self._has_acted else None
 
 
 def check_env_config(env_config: EnvConfig) -> None:

@@ -12,7 +12,7 @@ from osworld_pipeline.domain.observation import Settle
 
 ImageFormat = Literal["png", "jpeg", "webp"]
 ImageSide = Annotated[int, Field(ge=1, le=16_384)]
-Fault = Literal["env_fault", "grader_fault", "policy_fault", "client_error", "no_capacity"]
+Fault = Literal["env_fault", "grader_fault", "policy_fault", "tampering", "client_error", "no_capacity"]
 
 
 class Message(BaseModel):

@@ -15,6 +15,7 @@ from osworld_pipeline.errors import (
     EvaluatorError,
     NoCapacityError,
     PipelineError,
+    TamperingError,
     TaskError,
 )
 from osworld_pipeline.wire import ErrorMessage, Fault
@@ -27,6 +28,7 @@ ANSWERS: Mapping[type[PipelineError], tuple[int, Fault]] = {
     ActionParseError: (400, "client_error"),
     TaskError: (422, "client_error"),
     EvaluatorError: (500, "grader_fault"),
+    TamperingError: (500, "tampering"),
     NoCapacityError: (503, "no_capacity"),
     # ReplicaError, SetupError and whatever else is ours:
     PipelineError: (500, "env_fault"),
@@ -85,7 +87,8 @@ ERROR_ANSWERS: dict[int | str, dict[str, Any]] = {
         413: "The body is too large.",
         415: "The body is not said to be JSON.",
         422: "The body, or the task in it, cannot be read.",
-        500: "A fault of the desktop (env_fault) or of the grader (grader_fault); never a reward.",
+        500: "A fault of the desktop (env_fault) or of the grader (grader_fault), never a reward; or the policy made "
+        "its desktop unusable (tampering), which is a failure.",
         503: "No desktop became free in time, or the server is draining; Retry-After says when to come back.",
     }.items()
 }

@@ -5,11 +5,7 @@ machine and where there is no sandbox it is a program of the desktop's user; in 
 import argparse
 import os
 import socket
-import subprocess
-import sys
 import tempfile
-import threading
-import time
 from pathlib import Path
 
 from Xlib.display import Display
@@ -22,6 +18,7 @@ from .server import GuestServer
 from .session import Session
 from .terminal import TerminalReader
 from .windows import WindowManager
+from .x_server_watch import XServerWatch
 from .xinput import Input
 
 WINDOW_MANAGER_LIMIT_S = 20.0
@@ -90,16 +87,9 @@ def run_agent(
     )
     session.wait_until_whole(MACHINE_LIMIT_S if session.x_server is None else WINDOW_MANAGER_LIMIT_S)
     if session.x_server is not None:
-        threading.Thread(target=_end_with, args=(session.x_server,), daemon=True).start()
+        XServerWatch(session.x_server, Display(session.display_name)).start()
     answered = OsworldRoutes(routes) if osworld_routes_only else routes
     GuestServer(listener, answered).serve_forever(poll_interval=60)
-
-
-def _end_with(x_server: subprocess.Popen[bytes]) -> None:
-    x_server.wait()
-    print("the X server ended", file=sys.stderr)
-    time.sleep(0.05)
-    os._exit(1)
 
 
 if __name__ == "__main__":

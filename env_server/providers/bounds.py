@@ -55,6 +55,15 @@ class Group:
         """The command line that runs `command` inside."""
         return ["/bin/sh", "-c", _ENTER, "sh", *(f"{folder}/cgroup.procs" for folder in self.folders), "--", *command]
 
+    def num_oom_kills(self) -> int:
+        """Processes that the kernel ended because the group had no memory left; 0 where it does not count them."""
+        counts = 0
+        for folder, name in itertools.product(self.folders, ("memory.events", "memory.oom_control")):
+            with contextlib.suppress(OSError):
+                lines = (folder / name).read_text().splitlines()
+                counts += sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
+        return counts
+
     async def remove(self) -> None:
         """Once its processes are gone, which takes the kernel a moment to notice. Idempotent."""
         until = time.monotonic() + REMOVE_LIMIT_S

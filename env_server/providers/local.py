@@ -111,6 +111,7 @@ class LocalDesktop:
     def __init__(self, provider: LocalProvider, replica_id: str, spec: DesktopSpec, bounds: Bounds) -> None:
         self._provider, self._replica_id, self._spec, self._bounds = provider, replica_id, spec, bounds
         self._sandbox: Sandbox | None = None
+        self._ended: Sandbox | None = None
         self._is_stopped = False
 
     @property
@@ -135,9 +136,15 @@ class LocalDesktop:
     def is_alive(self) -> bool:
         return self._sandbox is not None and self._sandbox.is_alive()
 
+    async def cause_inside(self) -> str | None:
+        """What a program of the desktop did to end it; None while it lives, or where something else did."""
+        sandbox = self._sandbox or self._ended
+        return None if sandbox is None else await sandbox.cause_inside()
+
     async def stop(self) -> None:
         self._is_stopped = True
         sandbox, self._sandbox = self._sandbox, None
+        self._ended = sandbox or self._ended
         self._provider.forget(self)
         if sandbox is not None:
             await sandbox.stop()

@@ -11,6 +11,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from env_server.guest.endings import ENDED_FROM_INSIDE
 from env_server.guest_client import GuestClient
 from env_server.providers.base_image import GUEST_PACKAGE, HOST_NAME
 from env_server.providers.bounds import Bounds, DesktopLimits, Group
@@ -23,6 +24,8 @@ BOOT_LIMIT_S = 60.0
 STOP_LIMIT_S = 10.0
 KILL_INTERVAL_S = 0.1
 ALIVE_INTERVAL_S = 0.1
+END_LIMIT_S = 1.0
+"""From a broken connection to the end of the desktop."""
 PROBE_LIMIT_S = 20.0
 _IMAGE_MOUNT = "/mnt"
 _AS_ROOT = (
@@ -54,6 +57,9 @@ class Sandbox:
         self._last_words = LastWords()
         self._socket_fd: int | None = None
         self._guest: GuestClient | None = None
+        self._was_stopped_alive = False
+        self._num_oom_kills = 0
+        """Known once it is stopped."""
 
     @property
     def guest(self) -> GuestClient:
@@ -91,11 +97,27 @@ class Sandbox:
     def is_alive(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
+    async def cause_inside(self) -> str | None:
+        """What a program of the desktop did to end it; None while it lives, or where something else did. Waits a
+        moment: a connection breaks before its desktop has ended."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(END_LIMIT_S):
+                await self._last_words.is_silent.wait()
+        if self._process is None or self.is_alive() or self._was_stopped_alive:
+            return None
+        if self._process.returncode == ENDED_FROM_INSIDE:
+            said = self._last_words.lines
+            return f"a program of the desktop {self._name} made it unusable: {said[-1][:200] if said else 'no reason'}"
+        if self._num_oom_kills or (self._group is not None and self._group.num_oom_kills()):
+            return f"the programs of the desktop {self._name} took more memory than there is for them"
+        return None
+
     async def stop(self) -> None:
         """Idempotent. Killing bubblewrap ends the process namespace, and with it everything inside."""
         await asyncio.shield(asyncio.ensure_future(self._stop()))
 
     async def _stop(self) -> None:
+        self._was_stopped_alive = self._was_stopped_alive or self.is_alive()
         if self._process is not None and not self._spec.is_sandboxed:
             self._process.terminate()  # and it ends all that it started
         guest, self._guest = self._guest, None
@@ -108,6 +130,7 @@ class Sandbox:
             self._socket_fd = None
         group, self._group = self._group, None
         if group is not None:
+            self._num_oom_kills = group.num_oom_kills()
             await group.remove()
 
     async def _bury(self, process: subprocess.Popen[bytes]) -> None:

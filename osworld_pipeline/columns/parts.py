@@ -33,9 +33,11 @@ EPISODES = pa.schema(
         column("group_id", TEXT, "Its rollout group; NULL outside training."),
         column("seed", INT64, "Tells apart attempts at one task under one policy."),
         column("attempt", INT32, "0, and one more for each attempt after a fault."),
-        column("outcome", TEXT, "success, failure, truncated, timeout, env_fault, policy_fault or grader_fault."),
-        column("error", TEXT, "One sentence where the outcome is a fault or a timeout."),
-        column("is_valid", FLAG, "The outcome is success, failure or truncated: it counts in a denominator."),
+        column(
+            "outcome", TEXT, "success, failure, truncated, tampering, timeout, or a fault: env, policy or grader_fault."
+        ),
+        column("error", TEXT, "One sentence where the outcome is a fault, a timeout or tampering."),
+        column("is_valid", FLAG, "No fault and no timeout: it counts in a denominator."),
         column("is_success", FLAG, "The outcome is success."),
         column("task_reward", FLOAT, "The grader's word; NULL where there is none, never 0 for a fault.", SHARE),
         column("partial_reward", FLOAT, "Weighted sum of the partial terms.", SHARE),

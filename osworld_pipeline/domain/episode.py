@@ -10,6 +10,9 @@ class Outcome(StrEnum):
     SUCCESS = "success"
     FAILURE = "failure"
     TRUNCATED = "truncated"
+    TAMPERING = "tampering"
+    """The policy made its desktop unusable. It counts as a failure: left out, as a fault is, it would pay wherever the
+    policy fails."""
     TIMEOUT = "timeout"
     ENV_FAULT = "env_fault"
     POLICY_FAULT = "policy_fault"
@@ -18,7 +21,12 @@ class Outcome(StrEnum):
     @property
     def is_valid(self) -> bool:
         """Only valid episodes are trained on or counted in a denominator: a fault is never a zero reward."""
-        return self in (Outcome.SUCCESS, Outcome.FAILURE, Outcome.TRUNCATED)
+        return self in (Outcome.SUCCESS, Outcome.FAILURE, Outcome.TRUNCATED, Outcome.TAMPERING)
+
+    @property
+    def has_reason(self) -> bool:
+        """An episode that ended so has a sentence that says why."""
+        return not self.is_valid or self is Outcome.TAMPERING
 
 
 class EpisodePurpose(StrEnum):
@@ -135,7 +143,7 @@ class Episode:
     sampling: SamplingParams
     outcome: Outcome
     error: str | None = None
-    """One sentence where the outcome is a fault or a timeout."""
+    """One sentence where the outcome is a fault, a timeout or tampering."""
     reward: Reward | None = None
     """None exactly where there is no grader's word: timeouts and faults."""
     steps: tuple[Step, ...] = ()

@@ -98,7 +98,7 @@ def render_report(
         scores=scores,
         apart=not_ranked_together(scores),
         families=family_table(rows, scores, confidence=confidence),
-        fault_kinds=dict(sorted(Counter(row.outcome for row in rows if not row.is_valid).items())),
+        fault_kinds=dict(sorted(Counter(row.outcome for row in rows if row.has_reason).items())),
         fault_examples=fault_examples(rows),
         changes=changes,
         rule=RULE,
@@ -172,10 +172,10 @@ def settings_facts(rows: Sequence[EvalRow]) -> dict[str, str]:
 
 
 def fault_examples(rows: Sequence[EvalRow]) -> list[EvalRow]:
-    """One episode for each kind of fault."""
+    """One episode for each kind of fault, and for tampering."""
     first: dict[str, EvalRow] = {}
     for row in rows:
-        if not row.is_valid:
+        if row.has_reason:
             first.setdefault(row.outcome, row)
     return [first[kind] for kind in sorted(first)]
 

@@ -66,6 +66,10 @@ class EvalRow:
         return Outcome(self.outcome).is_valid
 
     @property
+    def has_reason(self) -> bool:
+        return Outcome(self.outcome).has_reason
+
+    @property
     def is_success(self) -> bool:
         """False for a fault too: ask `is_valid` first."""
         return bool(self.success)

@@ -104,7 +104,7 @@ def write_suite_page(
         domains=by_domain(rows, shown, confidence=confidence),
         tasks=tasks[:MAX_TASKS],
         num_more_tasks=max(0, len(tasks) - MAX_TASKS),
-        fault_kinds=dict(sorted(Counter(row.outcome for row in rows if not row.is_valid).items())),
+        fault_kinds=dict(sorted(Counter(row.outcome for row in rows if row.has_reason).items())),
         fault_examples=fault_examples(rows),
         filmstrips=read_filmstrips(state, _best_episodes(table, rows)),
         facts={

@@ -32,6 +32,7 @@ OUTCOME_COLOURS = {
     Outcome.SUCCESS: 2,
     Outcome.FAILURE: 5,
     Outcome.TRUNCATED: 1,
+    Outcome.TAMPERING: 0,
     Outcome.TIMEOUT: 6,
     Outcome.ENV_FAULT: 3,
     Outcome.POLICY_FAULT: 7,

@@ -180,7 +180,7 @@ def _dropped(groups: Sequence[TrainingGroup]) -> list[tuple[str, int, TrainingGr
 def _faults(episodes: Sequence[TrainingEpisode]) -> list[tuple[str, int, TrainingEpisode]]:
     by_outcome: dict[str, list[TrainingEpisode]] = {}
     for episode in episodes:
-        if not episode.is_valid:
+        if Outcome(episode.outcome).has_reason:
             by_outcome.setdefault(episode.outcome, []).append(episode)
     return [(outcome, len(found), found[0]) for outcome, found in sorted(by_outcome.items())]
 

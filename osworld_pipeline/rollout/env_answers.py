@@ -17,6 +17,7 @@ from osworld_pipeline.errors import (
     NoCapacityError,
     PipelineError,
     ReplicaError,
+    TamperingError,
     TaskError,
 )
 from osworld_pipeline.wire import Message, ObservationMessage
@@ -81,6 +82,7 @@ async def read_observation(message: ObservationMessage) -> Observation:
 _FAULTS: dict[str, type[PipelineError]] = {
     "grader_fault": EvaluatorError,
     "policy_fault": EngineError,
+    "tampering": TamperingError,
 }
 
 

@@ -18,6 +18,7 @@ from osworld_pipeline.errors import (
     PipelineError,
     ReplicaError,
     SetupError,
+    TamperingError,
     TaskError,
 )
 from osworld_pipeline.protocols import Desktop, EpisodeSink, PolicyEngine
@@ -129,6 +130,7 @@ _OUTCOMES: tuple[tuple[type[PipelineError], Outcome], ...] = (
     (LimitReachedError, Outcome.TIMEOUT),
     (EngineError, Outcome.POLICY_FAULT),
     (EvaluatorError, Outcome.GRADER_FAULT),
+    (TamperingError, Outcome.TAMPERING),
     (ReplicaError, Outcome.ENV_FAULT),
     (SetupError, Outcome.ENV_FAULT),
     (EnvServerError, Outcome.ENV_FAULT),
@@ -153,7 +155,12 @@ async def _run_attempt(attempt: Attempt, settings: EpisodeSettings) -> _Ending:
         # so may a server that died under an episode.
         has_died = isinstance(error, UnreachableError) and attempt.desktop_info is not None
         retry = isinstance(error, ReplicaError | SetupError) or has_died
-        return _Ending(outcome=outcome, error=str(error) or type(error).__name__, is_worth_retrying=retry)
+        return _Ending(
+            outcome=outcome,
+            error=str(error) or type(error).__name__,
+            reward=Reward(task=0.0) if outcome is Outcome.TAMPERING else None,  # and nothing for what came before
+            is_worth_retrying=retry and outcome is not Outcome.TAMPERING,
+        )
     finally:
         await attempt.close()
         attempt.times_s["total"] = time.monotonic() - total_started

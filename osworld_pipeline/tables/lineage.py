@@ -45,7 +45,7 @@ FROM (
     SELECT checkpoint_id, group_id, task_id, "update", unnest(episode_ids) AS episode_id, unnest(outcomes) AS outcome
     FROM groups
 )
-WHERE outcome IN ('success', 'failure', 'truncated')
+WHERE outcome IN ('success', 'failure', 'truncated', 'tampering')
 UNION ALL
 SELECT s.checkpoint_id, coalesce(i.kind, CASE WHEN i.source_dataset = 'online' THEN 'episode' ELSE 'demonstration' END),
        i.row_id, 'injected', i.group_id, i.task_id, i."update", i.source_dataset, r.source_path, r.source_line

@@ -110,7 +110,7 @@ def outcome_kind(outcome: str | None) -> str:
     """good, bad or fault: how it is coloured."""
     if outcome == Outcome.SUCCESS:
         return "good"
-    return "bad" if outcome in (Outcome.FAILURE, Outcome.TRUNCATED) else "fault"
+    return "bad" if outcome in (Outcome.FAILURE, Outcome.TRUNCATED, Outcome.TAMPERING) else "fault"
 
 
 def figure(value: float | None, digits: int = 2) -> str:

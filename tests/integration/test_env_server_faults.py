@@ -75,7 +75,7 @@ def check_agreement(tally: Tally, ended: dict[str, int], opened: int, told: str)
     assert ended["evaluated"] == seen["scored"], told
     assert ended["closed"] <= seen["closed"], told
     assert ended["shutdown"] == 0, told
-    faults = ended["env_fault"] + ended["grader_fault"]
+    faults = ended["env_fault"] + ended["grader_fault"] + ended["tampering"]
     assert faults + ended["idle"] >= seen["fault"], told
     known = seen["scored"] + seen["closed"] + seen["fault"]
     assert known <= opened <= known + tally.num_hung_up_resets, told

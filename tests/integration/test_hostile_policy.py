@@ -3,13 +3,18 @@ and a grader hears the truth."""
 
 import asyncio
 import base64
+import os
+import signal
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from env_server_process import desktops_below
+from fault_load import first_inside
 
 from env_server.guest_client import CommandResult, GuestClient
-from env_server.providers.local import LocalProvider
+from env_server.providers.local import LocalDesktop, LocalProvider
 
 pytestmark = pytest.mark.desktop
 
@@ -116,3 +121,55 @@ async def test_whoever_stands_in_for_the_accessibility_tree_holds_up_nobody(gues
     assert await grade(guest) == ("", None)
     await asyncio.wait({asking})
     assert asking.exception() is not None
+
+
+async def until_dead(desktop: LocalDesktop, *, limit_s: float) -> None:
+    end = time.monotonic() + limit_s
+    while desktop.is_alive():
+        assert time.monotonic() < end, f"it lives after {limit_s:g} s"
+        await asyncio.sleep(0.1)
+
+
+UNUSABLE = {
+    "ends the X server": "pkill -TERM Xvfb",
+    "kills the X server": "pkill -KILL Xvfb",
+    "stops the X server": "pkill -STOP Xvfb",
+    "cuts the framebuffer": "truncate -s 100 /run/user/1000/framebuffer/Xvfb_screen0; xdotool mousemove 5 5 click 3",
+    "grabs the X server": 'python3 -c "from Xlib.display import Display; import time; d = Display(); d.grab_server(); '
+    'd.sync(); time.sleep(600)"',
+    "fills its memory": "python3 -c \"import os; [os.fork() for _ in range(4)]; [b'x' * 10**6 for _ in range(9999)]\"",
+}
+
+
+@pytest.fixture
+async def provider(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalProvider]:
+    provider = LocalProvider(images=_images(tmp_path_factory), screen_size=(640, 480), memory_mb=300)
+    try:
+        yield provider
+    finally:
+        await provider.close()
+
+
+@pytest.mark.parametrize("command", UNUSABLE.values(), ids=UNUSABLE)
+async def test_a_policy_that_makes_its_desktop_unusable_is_told_from_a_fault(
+    provider: LocalProvider, command: str
+) -> None:
+    desktop = await provider.start("replica-0")
+    if "9999" in command and "control group" not in provider.details:
+        pytest.skip(f"memory has no bound here: {provider.details}")
+    await desktop.guest.launch(command, shell=True)
+    await until_dead(desktop, limit_s=40)
+    assert "replica-0" in (await desktop.cause_inside() or "")
+    await desktop.stop()
+    assert "replica-0" in (await desktop.cause_inside() or "")
+
+
+async def test_a_desktop_that_something_else_ended_accuses_nobody(provider: LocalProvider) -> None:
+    killed, stopped, busy = [await provider.start(name) for name in ("killed", "stopped", "busy")]
+    await busy.guest.launch("for i in 1 2 3 4; do (while :; do :; done) & done; xterm", shell=True)
+    os.kill(first_inside(desktops_below(os.getpid())[0]) or 0, signal.SIGKILL)
+    await until_dead(killed, limit_s=10)
+    await stopped.stop()
+    await asyncio.sleep(15)
+    assert busy.is_alive()
+    assert [await one.cause_inside() for one in (killed, stopped, busy)] == [None] * 3

@@ -33,6 +33,8 @@ class FakeDesktop:
         self.windows: set[str] = set()
         self.screen = 0
         self.alive = True
+        self.cause: str | None = None
+        """What a program of it did to end it."""
         self.num_resets = 0
         self.is_stopped = self.is_recording = False
         self.reset_delay_s = 0.0
@@ -58,6 +60,9 @@ class FakeDesktop:
 
     def is_alive(self) -> bool:
         return self.alive
+
+    async def cause_inside(self) -> str | None:
+        return self.cause
 
     async def stop(self) -> None:
         self.is_stopped = True

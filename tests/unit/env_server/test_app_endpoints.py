@@ -110,6 +110,22 @@ async def test_desktop_that_dies_is_an_env_fault_and_its_replacement_is_soon_fre
         assert await server.reset()
 
 
+async def test_desktop_that_a_policy_ended_is_tampering_and_before_it_acted_a_fault() -> None:
+    async with serving() as server:
+        for has_acted in (False, True):
+            episode_id = await server.reset()
+            desktop = server.provider.desktops[-1]
+            if has_acted:
+                assert (await server.post("/step", episode_id=episode_id, action="WAIT", pause=0)).status_code == 200
+            desktop.alive, desktop.cause = False, "a program ended it"
+            told = (500, "tampering" if has_acted else "env_fault")
+            assert fault(await server.post("/evaluate", episode_id=episode_id)) == told
+            assert fault(await server.post("/step", episode_id=episode_id, action="WAIT", pause=0))[0] == 500
+            await server.post("/close", episode_id=episode_id)
+        metrics = (await server.http.get("/metrics")).text
+        assert 'env_server_episodes_ended_total{outcome="tampering"} 1.0' in metrics
+
+
 async def test_evaluator_that_crashes_is_a_grader_fault_and_no_zero() -> None:
     task = {**TASK, "evaluator": {"func": "check_text_enlarged", "result": TASK["evaluator"]["result"]}}
     async with serving() as server:

@@ -17,6 +17,7 @@ from osworld_pipeline.errors import (
     EvaluatorError,
     NoCapacityError,
     ReplicaError,
+    TamperingError,
     TaskError,
 )
 from osworld_pipeline.rollout.env_client import EnvClient, EnvTimeouts
@@ -168,6 +169,8 @@ FAILURES = [
     ("/evaluate", failure(500, "metric crashed", "grader_fault"), EvaluatorError, "metric crashed"),
     ("/evaluate", failure(500, "boom"), EvaluatorError, "boom"),
     ("/evaluate", failure(500, "Xvfb died", "env_fault"), ReplicaError, "Xvfb died"),
+    ("/evaluate", failure(500, "it killed Xvfb", "tampering"), TamperingError, "it killed Xvfb"),
+    ("/step", failure(500, "it killed Xvfb", "tampering"), TamperingError, "it killed Xvfb"),
     ("/evaluate", httpx.ReadTimeout("slow"), EvaluatorError, "did not answer"),
     ("/evaluate", {"reward": 0.0, "error": "KeyError"}, EvaluatorError, "the evaluator crashed: KeyError"),
     ("/evaluate", {"reward": 7}, EvaluatorError, "outside 0..1"),

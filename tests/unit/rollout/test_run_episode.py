@@ -10,7 +10,7 @@ import pytest
 from osworld_pipeline.agent.dialects import load_dialect
 from osworld_pipeline.agent.model_inputs import build_model_inputs
 from osworld_pipeline.agent.renderer import Renderer
-from osworld_pipeline.domain.episode import Outcome
+from osworld_pipeline.domain.episode import Outcome, Reward
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.errors import (
     ActionParseError,
@@ -20,6 +20,7 @@ from osworld_pipeline.errors import (
     RecipeError,
     ReplicaError,
     SetupError,
+    TamperingError,
 )
 from osworld_pipeline.rollout.run_episode import EpisodePlan, EpisodeSettings, EpisodeTools, run_episode
 from osworld_pipeline.rollout.trajectories import episode_trajectories
@@ -178,6 +179,18 @@ async def test_a_fault_is_an_outcome_without_reward(
     assert episode.reward is None
     assert not episode.outcome.is_valid
     assert all(desktop.is_closed for desktop in desktops[: attempt + 1])
+
+
+async def test_tampering_is_a_failure_without_any_credit_and_is_not_tried_again(
+    task: Task, plan: EpisodePlan, settings: EpisodeSettings, make_tools: Tools, fake_desktop: Any
+) -> None:
+    desktop = fake_desktop(faults={"act": TamperingError("it ended its X server")})
+    episode = await run_episode(task, plan, tools=make_tools([desktop, fake_desktop()], [TYPE]), settings=settings)
+    assert (episode.outcome, episode.error, episode.attempt) == (Outcome.TAMPERING, "it ended its X server", 0)
+    assert episode.outcome.is_valid
+    assert episode.reward == Reward(task=0.0)
+    assert len(episode.steps) == 1
+    assert sum(episode.sequences[0].response_mask) > 0, "what it did is trained on"
 
 
 async def test_a_dead_replica_is_replaced_and_the_attempt_is_kept(

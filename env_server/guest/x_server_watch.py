@@ -1,0 +1,74 @@
+"""Ends the desktop once its X server is gone or a program of the desktop holds it up: nothing could be seen or done any
+more. Left to time limits, that would look like a fault of the machine."""
+
+# pyright: reportMissingImports=false, reportMissingModuleSource=false
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from Xlib.display import Display
+from Xlib.error import DisplayError
+
+from .endings import ENDED_FROM_INSIDE
+
+INTERVAL_S = 1.0
+STOPPED_LIMIT_S = 2.0
+GRABBED_LIMIT_S = 12.0
+"""A client may grab the server for a moment, and everybody else waits; a window manager does so for milliseconds."""
+_STOPPED, _IDLE = b"Tt", b"S"
+
+
+class XServerWatch:
+    def __init__(self, x_server: subprocess.Popen[bytes], display: Display) -> None:
+        """`display` is a connection for this alone."""
+        self._x_server, self._display = x_server, display
+        self._asked_at: float | None = None
+        """None while no question is open."""
+
+    def start(self) -> None:
+        for work in (self._wait, self._ask, self._judge):
+            threading.Thread(target=work, daemon=True).start()
+
+    def _wait(self) -> None:
+        self._x_server.wait()
+        _end("ended")
+
+    def _ask(self) -> None:
+        while True:
+            self._asked_at = time.monotonic()
+            try:
+                self._display.sync()
+            except (DisplayError, OSError):
+                return  # it has ended
+            self._asked_at = None
+            time.sleep(INTERVAL_S)
+
+    def _judge(self) -> None:
+        """What is idle and leaves a question open has been told to; a busy server, or one without a core, has not."""
+        stopped_since = idle_since = None
+        while True:
+            now, state, asked_at = time.monotonic(), _state(self._x_server.pid), self._asked_at
+            stopped_since = (stopped_since or now) if state in _STOPPED else None
+            idle_since = (idle_since or now) if state in _IDLE and asked_at is not None else None
+            if stopped_since is not None and now - stopped_since >= STOPPED_LIMIT_S:
+                _end("was stopped")
+            if idle_since is not None and asked_at is not None and now - max(idle_since, asked_at) >= GRABBED_LIMIT_S:
+                _end(f"answers nobody for {GRABBED_LIMIT_S:g} s and does nothing: somebody has grabbed it")
+            time.sleep(INTERVAL_S)
+
+
+def _state(pid: int) -> bytes:
+    """One letter, as proc(5) has them; `X` of a process that is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2][:1]
+    except OSError:
+        return b"X"
+
+
+def _end(how: str) -> None:
+    print(f"the X server {how}", file=sys.stderr, flush=True)
+    time.sleep(0.05)
+    os._exit(ENDED_FROM_INSIDE)
