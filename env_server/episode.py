@@ -239,13 +239,10 @@ class Episode:
                 raise ReplicaError(self._lease.failure or f"episode {self.episode_id} is closed")
             yield
         except ReplicaError as error:
-            self._fault = "env_fault"
-            cause = await self._cause_inside()
+            cause = await self._cause_inside(error) if self._has_acted else None
+            self._fault = "env_fault" if cause is None else "tampering"
             self._lease.fail(cause or str(error))
-            if cause is not None:
-                self._fault = "tampering"
-                raise TamperingError(cause) from error
-            raise
+            raise (ReplicaError(str(error)) if cause is None else TamperingError(cause)) from error
         except SetupError:
             self._fault = "env_fault"
             raise
@@ -255,10 +252,12 @@ class Episode:
         finally:
             self.last_used_at = time.monotonic()
 
-    async def _cause_inside(self) -> str | None:
+    async def _cause_inside(self, error: ReplicaError) -> str | None:
         """What the policy's programs did to the desktop; None where it is not theirs to answer for."""
+        if isinstance(error, TamperingError):
+            return str(error)
         find = getattr(self._lease.desktop, "cause_inside", None)  # other providers cannot tell
-        return await find() if find is not None and self._has_acted else None
+        return None if find is None else await find()
 
 
 def check_env_config(env_config: EnvConfig) -> None:

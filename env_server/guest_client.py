@@ -15,7 +15,7 @@ import httpx
 
 from env_server.foreign_input import pyautogui_program
 from osworld_pipeline.domain.digest import Json
-from osworld_pipeline.errors import ActionParseError, EvaluatorError, ReplicaError, SetupError
+from osworld_pipeline.errors import ActionParseError, EvaluatorError, ReplicaError, SetupError, TamperingError
 from osworld_pipeline.wire import ImageFormat
 
 DEFAULT_TIMEOUT_S = 30.0
@@ -25,6 +25,8 @@ _NO_CERTIFICATES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 """For connections without TLS: httpx would load every certificate of the machine for each client, at 50 ms and more."""
 TRANSFER_MARGIN_S = 10.0
 """What a command's answer may take beyond the command's own limit."""
+NO_ROOM = 507
+"""What our own guest agent answers where there is no room for one more process or byte."""
 _MIB = 1 << 20
 MAX_ANSWER_BYTES = 4 * _MIB
 MAX_BYTES_OF: Mapping[str, int] = {
@@ -334,6 +336,8 @@ class GuestClient:
             raise ReplicaError(
                 f"the guest of {self._name} cannot be reached for {path} ({type(error).__name__}); replace the replica"
             ) from error
+        if answer.status_code == NO_ROOM:
+            raise TamperingError(f"the programs of {self._name} have left no room for {path}: {_message(answer)}")
         if answer.status_code != 200 and answer.status_code not in allow:
             kind = SetupError if path.startswith("/setup/") else ReplicaError
             raise kind(f"the guest of {self._name} answered {path} with {answer.status_code}: {_message(answer)}")

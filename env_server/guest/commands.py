@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO
 
 from .programs import start_program
+from .server import failure_status
 
 MAX_OUTPUT_BYTES = 8 * 1024 * 1024
 MAX_TIMEOUT_S = 3600.0
@@ -65,7 +66,8 @@ def run_command(
         except OSError as error:
             # Nothing is wrong with the command where this desktop can start no process at all: no memory, no room for
             # one more, or a desktop that is just dying. Nobody may take that for what the command would have said.
-            return 500 if error.errno in _FAULTS_OF_A_COMMAND else 503, {"status": "error", "message": str(error)}
+            status = 500 if error.errno in _FAULTS_OF_A_COMMAND else failure_status(error)
+            return status, {"status": "error", "message": str(error)}
         except ValueError as error:
             return 500, {"status": "error", "message": str(error)}
         try:

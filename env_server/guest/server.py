@@ -1,5 +1,6 @@
 """OSWorld's guest protocol over HTTP, with the standard library alone: routes to what the other modules do."""
 
+import contextlib
 import errno
 import json
 import socket
@@ -11,6 +12,13 @@ from typing import Any, Protocol
 from urllib.parse import parse_qs, parse_qsl, urlsplit
 
 MAX_BODY_BYTES = 512 * 1024 * 1024
+NO_ROOM_LIMIT_S = 0.2
+_NO_ROOM = b"HTTP/1.1 507 Insufficient Storage\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+
+
+def failure_status(error: OSError) -> int:
+    """507 where there is no room for one more process, byte or file; 503 for any other failure."""
+    return 507 if error.errno in (errno.EAGAIN, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT) else 503
 
 
 class Reply:
@@ -60,6 +68,16 @@ class GuestServer(ThreadingHTTPServer):
         self.socket = listener
         self.routes = routes
 
+    def process_request(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:  # there is no room for one more thread
+            with contextlib.suppress(OSError):
+                request.settimeout(NO_ROOM_LIMIT_S)
+                request.recv(65536)  # or closing would take the answer back
+                request.sendall(_NO_ROOM)
+            self.shutdown_request(request)
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that hung up in the middle is nobody's fault."""
         if not isinstance(sys.exc_info()[1], ConnectionError):
@@ -85,8 +103,8 @@ class _Handler(BaseHTTPRequestHandler):
         """Silent: the host knows what it asked."""
 
     def _answer(self, method: str) -> None:
-        """400 to 404 say what is wrong with the request, 500 what is wrong with the command in it; 503 is the desktop's
-        own failure, which nobody may take for an answer."""
+        """400 to 404 say what is wrong with the request, 500 what is wrong with the command in it. Nobody may take 503,
+        the desktop's own failure, for an answer, nor 507: its programs have left no room."""
         try:
             reply = self._reply(method)
         except ValueError as error:
@@ -96,7 +114,7 @@ class _Handler(BaseHTTPRequestHandler):
         except PermissionError as error:
             reply = Reply({"status": "error", "error": f"not readable: {error.filename}"}, status=403)
         except OSError as error:
-            status = 400 if error.errno in (errno.ENAMETOOLONG, errno.ELOOP) else 503
+            status = 400 if error.errno in (errno.ENAMETOOLONG, errno.ELOOP) else failure_status(error)
             reply = Reply({"status": "error", "error": f"{type(error).__name__}: {error}"}, status=status)
         except Exception as error:  # noqa: BLE001 - the boundary: the host must hear of it, whatever it was
             reply = Reply({"status": "error", "error": f"{type(error).__name__}: {error}"}, status=503)

@@ -3,10 +3,11 @@ and a grader hears the truth."""
 
 import asyncio
 import base64
+import itertools
 import os
 import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from fault_load import first_inside
 
 from env_server.guest_client import CommandResult, GuestClient
 from env_server.providers.local import LocalDesktop, LocalProvider
+from osworld_pipeline.errors import TamperingError
 
 pytestmark = pytest.mark.desktop
 
@@ -173,3 +175,46 @@ async def test_a_desktop_that_something_else_ended_accuses_nobody(provider: Loca
     await asyncio.sleep(15)
     assert busy.is_alive()
     assert [await one.cause_inside() for one in (killed, stopped, busy)] == [None] * 3
+
+
+BOMB = """
+import os, time
+while True:
+    try:
+        if os.fork() == 0:
+            time.sleep(600)
+    except OSError:
+        time.sleep(0.001)
+"""
+FILL = "for folder in /tmp /dev/shm /run/user/1000 /home/user; do dd if=/dev/zero of=$folder/big bs=1M; done"
+
+
+async def ask_until_refused(ask: Callable[[int], Awaitable[object]]) -> None:
+    async with asyncio.timeout(40):
+        for number in itertools.count():
+            await ask(number)
+            await asyncio.sleep(0.1)
+
+
+async def test_a_desktop_without_room_for_one_more_process_is_told_from_a_fault(provider: LocalProvider) -> None:
+    guest = (await provider.start("replica-0")).guest
+    await guest.launch(["python3", "-c", BOMB])
+    with pytest.raises(TamperingError, match=r"replica-0 have left no room for /execute"):
+        await ask_until_refused(lambda _: guest.execute("true", shell=True))
+
+
+async def test_a_desktop_without_room_for_one_more_thread_of_its_agent_is_told_from_a_fault(
+    provider: LocalProvider,
+) -> None:
+    guest = (await provider.start("replica-0")).guest
+    await guest.launch(["python3", "-c", BOMB])
+    with pytest.raises(TamperingError, match=r"replica-0 have left no room for /platform"):
+        # Each at the same time needs a connection, and each connection a thread.
+        await ask_until_refused(lambda _: asyncio.gather(*(guest.platform() for _ in range(20))))
+
+
+async def test_a_desktop_without_room_for_one_more_file_is_told_from_a_fault(provider: LocalProvider) -> None:
+    guest = (await provider.start("replica-0")).guest
+    await guest.launch(FILL, shell=True)
+    with pytest.raises(TamperingError, match=r"replica-0 have left no room for /setup/upload"):
+        await ask_until_refused(lambda number: guest.upload(f"/home/user/{number}", b"x" * 2_000_000))
