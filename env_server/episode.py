@@ -254,10 +254,10 @@ class Episode:
 
     async def _cause_inside(self, error: ReplicaError) -> str | None:
         """What the policy's programs did to the desktop; None where it is not theirs to answer for."""
-        if isinstance(error, TamperingError):
-            return str(error)
         find = getattr(self._lease.desktop, "cause_inside", None)  # other providers cannot tell
-        return None if find is None else await find()
+        cause = None if find is None else await find()
+        is_told = isinstance(error, TamperingError) and self._lease.desktop.is_alive()
+        return cause or (str(error) if is_told else None)
 
 
 def check_env_config(env_config: EnvConfig) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from env_server.evaluators.result_file import EpisodeCache, ResultFile
 from env_server.guest_client import CommandResult, FileTooLargeError, GuestClient
-from osworld_pipeline.errors import EvaluatorError
+from osworld_pipeline.errors import TamperingError
 
 Config = Mapping[str, Any]
 Getter = Callable[[GuestClient, EpisodeCache, Config], Awaitable[Any]]
@@ -36,10 +36,12 @@ async def get_vm_command_error(guest: GuestClient, cache: EpisodeCache, config: 
 
 
 async def _run(guest: GuestClient, config: Config) -> CommandResult:
-    """EvaluatorError where it was killed."""
-    result = await guest.execute(config["command"], shell=config.get("shell", False), timeout_s=COMMAND_TIMEOUT_S)
+    """TamperingError where it was killed: nobody in a living desktop but its programs does that."""
+    result = await guest.execute(
+        config["command"], shell=config.get("shell", False), timeout_s=COMMAND_TIMEOUT_S, is_graders=True
+    )
     if result.was_killed:
-        raise EvaluatorError(f"the grader's command {str(config['command'])[:120]!r} was killed in its desktop")
+        raise TamperingError(f"the grader's command {str(config['command'])[:120]!r} was killed in its desktop")
     return result
 
 

@@ -43,9 +43,17 @@ def arguments_of(command: Any, *, shell: bool) -> str | list[str]:
 
 
 def run_command(
-    command: Any, *, shell: bool, timeout_s: float, home: str, cwd: str | None = None, stdin: bytes = b""
+    command: Any,
+    *,
+    shell: bool,
+    timeout_s: float,
+    home: str,
+    cwd: str | None = None,
+    stdin: bytes = b"",
+    environment: Mapping[str, str] | None = None,
 ) -> Answer:
-    """Runs to the end or to the limit; then the command and what shares its process group is killed."""
+    """Runs to the end or to the limit; then the command and what shares its process group is killed. `environment` adds
+    to the desktop's own."""
     try:
         argv = arguments_of(command, shell=shell)
     except ValueError as error:
@@ -62,6 +70,7 @@ def run_command(
                 stdout=output,
                 stderr=error_output,
                 cwd=cwd or home,
+                env={**os.environ, **(environment or {})},
             )
         except OSError as error:
             # Nothing is wrong with the command where this desktop can start no process at all: no memory, no room for

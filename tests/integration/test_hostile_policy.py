@@ -14,6 +14,7 @@ import pytest
 from env_server_process import desktops_below
 from fault_load import first_inside
 
+from env_server.evaluators.getters import get_vm_command_line
 from env_server.guest_client import CommandResult, GuestClient
 from env_server.providers.local import LocalDesktop, LocalProvider
 from osworld_pipeline.errors import TamperingError
@@ -218,3 +219,46 @@ async def test_a_desktop_without_room_for_one_more_file_is_told_from_a_fault(pro
     await guest.launch(FILL, shell=True)
     with pytest.raises(TamperingError, match=r"replica-0 have left no room for /setup/upload"):
         await ask_until_refused(lambda number: guest.upload(f"/home/user/{number}", b"x" * 2_000_000))
+
+
+LIE = "import os; os.write(1, b'solved'); os._exit(0)"
+BEFORE_CAT = "printf '#!/bin/sh\\necho solved' > /usr/local/bin/cat; chmod +x /usr/local/bin/cat"
+STAND_INS = {
+    "a program before the system's": BEFORE_CAT,
+    "a library in every program": "echo /tmp/lie.so > /etc/ld.so.preload",
+    "code that every Python runs": "for d in /usr/local/lib/python3.*/*-packages; do touch $d/sitecustomize.py; done",
+    "another program in a shipped one's place": "ln -sf /usr/bin/true /usr/local/bin/python",
+}
+
+
+@pytest.mark.parametrize("command", STAND_INS.values(), ids=STAND_INS)
+async def test_whatever_root_puts_before_the_systems_own_is_found_when_a_grader_asks(
+    guest: GuestClient, command: str
+) -> None:
+    assert (await guest.execute("cat /etc/hostname", shell=True, is_graders=True)).output == "desktop\n"
+    await guest.upload("/home/user/program.sh", command.encode())
+    done = await guest.execute(f"{SUDO}sh /home/user/program.sh", shell=True)
+    assert done.returncode == 0, done
+    with pytest.raises(TamperingError, match="stands in for the system's own"):
+        await guest.execute("cat /etc/hostname", shell=True, is_graders=True)
+
+
+async def test_the_users_own_python_packages_answer_no_grader(guest: GuestClient) -> None:
+    folder = (await guest.execute(["python3", "-m", "site", "--user-site"])).output.strip()
+    await guest.upload(f"{folder}/usercustomize.py", LIE.encode())
+    asked = ["python3", "-c", "print('not solved')"]
+    assert (await guest.execute(asked)).output == "solved", "or this test would prove nothing"
+    assert (await guest.execute(asked, is_graders=True)).output == "not solved\n"
+
+
+async def test_installing_a_program_accuses_nobody(guest: GuestClient) -> None:
+    await guest.upload("/home/user/new-tool", b"#!/bin/sh\necho tool\n")
+    install = "install -m 755 /home/user/new-tool /usr/local/bin/new-tool"
+    assert (await guest.execute(f"{SUDO}{install}", shell=True)).returncode == 0
+    assert (await guest.execute("new-tool", shell=True, is_graders=True)).output == "tool\n"
+
+
+async def test_killing_the_graders_command_is_tampering(guest: GuestClient) -> None:
+    await guest.launch("while :; do pkill -KILL -x sleep; done", shell=True)
+    with pytest.raises(TamperingError, match="was killed in its desktop"):
+        await get_vm_command_line(guest, None, {"command": "sleep 20", "shell": True})  # type: ignore[arg-type]

@@ -40,7 +40,13 @@ class WindowsGuest(MachineGuest):
         return await self._screen.size()
 
     async def execute(
-        self, command: str | Sequence[str], *, shell: bool = False, timeout_s: float = 120.0, setup: bool = False
+        self,
+        command: str | Sequence[str],
+        *,
+        shell: bool = False,
+        timeout_s: float = 120.0,
+        setup: bool = False,
+        is_graders: bool = False,
     ) -> CommandResult:
         self._refuse("runs no commands")
 

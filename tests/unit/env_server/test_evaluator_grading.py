@@ -11,7 +11,7 @@ from env_server.evaluators.metrics import METRICS
 from env_server.evaluators.result_file import EpisodeCache
 from env_server.evaluators.version import GRADER_VERSION
 from osworld_pipeline.domain.task_words.reading import read_grader
-from osworld_pipeline.errors import EvaluatorError, ReplicaError, TaskError
+from osworld_pipeline.errors import EvaluatorError, ReplicaError, TamperingError, TaskError
 
 YES = {"type": "rule", "rules": {"expected": "yes\n"}}
 LIST = {"type": "rule", "rules": {"expected": ["no part of a text"]}}
@@ -197,10 +197,10 @@ def test_grader_version_names_semantics_and_sources() -> None:
 
 
 @pytest.mark.parametrize("returncode", [-9, 137])
-async def test_a_command_killed_in_its_desktop_is_a_fault_and_not_a_failure(returncode: int) -> None:
+async def test_a_command_killed_in_its_desktop_is_tampering_and_no_score(returncode: int) -> None:
     desktop = FakeDesktop("d")
     desktop.commands["a"] = (200, {"status": "success", "output": "", "error": "", "returncode": returncode})
-    with pytest.raises(EvaluatorError, match="was killed"):
+    with pytest.raises(TamperingError, match="was killed"):
         await score(single("a"), desktop)
 
 
