@@ -18,15 +18,15 @@ import threading
 import time
 from pathlib import Path
 
+from .programs import CAPABILITY_VERSION, CLONE_NEWUSER, bury_the_dead, use_namespace
 from .root_helper import RootHelper
 from .seccomp import install_filter
 from .user_environment import HOME, RUNTIME, USER_ENVIRONMENT, USER_ID
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND, MS_REC = 1, 2, 4, 32, 4096, 16384
 MNT_DETACH = 2
-CLONE_NEWUSER = 0x10000000
 PR_CAPBSET_DROP, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 24, 47, 4
-CAP_SYS_PTRACE, CAP_LAST, CAPABILITY_VERSION = 19, 63, 0x20080522
+CAP_SYS_PTRACE, CAP_LAST = 19, 63
 SUDO_SOCKET = "/run/sudo.socket"
 NEW_ROOT = Path("/new")
 
@@ -67,7 +67,6 @@ def main() -> None:
     os.chdir(HOME)
     find_packages()
     from .agent import run_agent
-    from .programs import use_namespace
 
     use_namespace(namespace)
     keep_house()
@@ -211,8 +210,6 @@ def keep_house() -> None:
 
 
 def _keep_house(wake_read: int) -> None:
-    from .programs import bury_the_dead
-
     poll = select.poll()
     poll.register(wake_read, select.POLLIN)
     poll.register(_LIFELINE, 0)

@@ -13,6 +13,8 @@ import struct
 import time
 from typing import Any
 
+from .programs import CAPABILITY_VERSION
+
 PASSWORD = "password"  # noqa: S105 - OSWorld's tasks know it; it guards nothing outside the sandbox
 GRACE_S = 15 * 60.0
 MAX_MESSAGE_BYTES = 1024 * 1024
@@ -26,7 +28,6 @@ PR_CAPBSET_DROP, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 24, 47, 4
 _DROPPED = (12, 13, 16, 17, 19, 20, 21, 22, 23, 24, 27)
 """NET_ADMIN and NET_RAW; SYS_MODULE, RAWIO, PTRACE, PACCT, ADMIN, BOOT, NICE and RESOURCE; MKNOD: root must
 neither lift its limits, hold up the guest agent, nor reach the parts of the kernel that only root reaches."""
-_CAPABILITY_VERSION = 0x20080522
 _LENGTH = struct.Struct("!I")
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -197,7 +198,7 @@ class RootHelper:
 
 def _drop_capabilities() -> None:
     """For this process and all that it will run: an inherited capability would outlive the bounding set."""
-    header = struct.pack("=Ii", _CAPABILITY_VERSION, 0)
+    header = struct.pack("=Ii", CAPABILITY_VERSION, 0)
     data = ctypes.create_string_buffer(24)
     if _libc.capget(header, data):
         raise OSError(ctypes.get_errno(), "capget")
