@@ -2,6 +2,7 @@
 few places for it; what no honest program does is to put another of the same name before one of the system's."""
 
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +17,8 @@ RUN_BY_PYTHON = ("sitecustomize", "usercustomize")
 NO_USER_PACKAGES = {"PYTHONNOUSERSITE": "1"}
 """The environment of a grader's command: the user's own packages are the policy's."""
 
-_Stamp = tuple[int, int, int, int]
+_Stamp = tuple[int, tuple[int, int, int]]
+"""Which file it is, and of what size and times; of a folder only which."""
 
 
 class StandIns:
@@ -39,10 +41,13 @@ def _stamps() -> Iterator[tuple[str, _Stamp]]:
         paths += sorted(Path(folder).iterdir()) if os.path.isdir(folder) else []
     for path in paths:
         try:
-            stat = os.lstat(path)
+            found = os.lstat(path)
         except OSError:
             continue
-        yield str(path), (stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+        # What is in a folder may change: Python keeps its bytecode there.
+        is_folder = stat.S_ISDIR(found.st_mode)
+        content = (0, 0, 0) if is_folder else (found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+        yield str(path), (found.st_ino, content)
 
 
 def _is_run(path: Path) -> bool:

@@ -255,6 +255,10 @@ async def test_installing_a_program_accuses_nobody(guest: GuestClient) -> None:
     await guest.upload("/home/user/new-tool", b"#!/bin/sh\necho tool\n")
     install = "install -m 755 /home/user/new-tool /usr/local/bin/new-tool"
     assert (await guest.execute(f"{SUDO}{install}", shell=True)).returncode == 0
+    write_bytecode = (
+        "sudo python3 -O -c 'import pyautogui' && ls /usr/local/lib/python3*/dist-packages/__pycache__/*opt-1*"
+    )
+    assert (await guest.execute(write_bytecode, shell=True)).returncode == 0
     assert (await guest.execute("new-tool", shell=True, is_graders=True)).output == "tool\n"
 
 
