@@ -70,7 +70,7 @@ class Episode:
         """Its own idle limit, where its client asked for one."""
         self._fault: Literal["env_fault", "grader_fault", "tampering"] | None = None
         self._has_acted = False
-        """Whether the policy has done anything yet; before, nobody but the task has."""
+        """Before the policy's first action, only the task's set-up can have broken the desktop."""
         self._lease, self._on_timing = lease, on_timing
         self._driver: EpisodeDriver = plan.drive(lease.desktop)
         self._observation: Observation | None = None
@@ -253,7 +253,7 @@ class Episode:
             self.last_used_at = time.monotonic()
 
     async def _cause_inside(self, error: ReplicaError) -> str | None:
-        """What the policy's programs did to the desktop; None where it is not theirs to answer for."""
+        """How the policy's programs disabled the desktop; None if the cause is outside."""
         find = getattr(self._lease.desktop, "cause_inside", None)  # other providers cannot tell
         cause = None if find is None else await find()
         is_told = isinstance(error, TamperingError) and self._lease.desktop.is_alive()

@@ -25,8 +25,8 @@ _NO_CERTIFICATES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 """For connections without TLS: httpx would load every certificate of the machine for each client, at 50 ms and more."""
 TRANSFER_MARGIN_S = 10.0
 """What a command's answer may take beyond the command's own limit."""
-TAMPERED: Mapping[int, str] = {507: "have left no room for", 409: "would answer for"}
-"""What our own guest agent answers where the desktop's programs are in the way, and nobody else's does."""
+TAMPERED: Mapping[int, str] = {507: "have left no room for", 409: "override what is run by"}
+"""Statuses by which our guest agent reports interference; OSWorld's guest server does not use them."""
 _MIB = 1 << 20
 MAX_ANSWER_BYTES = 4 * _MIB
 MAX_BYTES_OF: Mapping[str, int] = {
@@ -203,7 +203,7 @@ class GuestClient:
         """Runs a command in the guest as its user; a program it leaves in the background does not hold the answer.
 
         Raises:
-            TamperingError: it is a grader's, and something stands in for what it would run.
+            TamperingError: it is a grader's, and files override the system's programs.
         """
         body: dict[str, Json] = {"command": _argv(command), "shell": shell, "timeout": timeout_s}
         if is_graders:

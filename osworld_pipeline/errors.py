@@ -11,7 +11,7 @@ PipelineError
 ├── EnvServerError       the env server is unreachable or answered nonsense
 │   └── NoCapacityError  it is there, but has no free replica within the bounded wait
 ├── ReplicaError         a desktop died, or its guest agent fell silent     -> env_fault
-│   └── TamperingError   a program that a policy started ended it           -> tampering
+│   └── TamperingError   the policy disabled it, or interfered with grading -> tampering
 ├── SetupError           a task's config could not be carried out           -> env_fault
 ├── EngineError          the policy engine failed or timed out              -> policy_fault
 ├── EvaluatorError       a grader crashed; never a reward of zero           -> grader_fault

@@ -36,7 +36,7 @@ async def get_vm_command_error(guest: GuestClient, cache: EpisodeCache, config: 
 
 
 async def _run(guest: GuestClient, config: Config) -> CommandResult:
-    """TamperingError where it was killed: nobody in a living desktop but its programs does that."""
+    """TamperingError if it was killed: in a running desktop only the desktop's own programs can do that."""
     result = await guest.execute(
         config["command"], shell=config.get("shell", False), timeout_s=COMMAND_TIMEOUT_S, is_graders=True
     )

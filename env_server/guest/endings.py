@@ -1,4 +1,4 @@
-"""How a desktop may end."""
+"""Exit statuses of process 1 of a desktop."""
 
 ENDED_FROM_INSIDE = 87
-"""Exit status of process 1 where a program of the desktop ended it or held it up. Nobody else can choose it."""
+"""A program of the desktop disabled it. Only process 1 itself can set this status."""

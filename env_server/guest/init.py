@@ -1,8 +1,8 @@
 """Process 1 of a desktop's sandbox: root over namespaces that hold nothing of the host's. It gives the desktop a root
-file system of its own, starts what stands behind sudo, gives up its rights, and then is the guest agent.
+file system of its own, starts the sudo helper, drops its capabilities, and then runs the guest agent.
 
-The agent is process 1 so that no program of the desktop can stop it, end it or answer in its place: the kernel keeps
-from the first process whatever signal it does not handle, and programs run in a user namespace below its own."""
+The agent is process 1 so that no program of the desktop can stop it, kill it or replace it: the kernel does not deliver
+unhandled signals to process 1 from inside its namespace, and programs run in a child user namespace."""
 
 import argparse
 import ctypes
@@ -18,7 +18,7 @@ import threading
 import time
 from pathlib import Path
 
-from .programs import CAPABILITY_VERSION, CLONE_NEWUSER, bury_the_dead, use_namespace
+from .programs import CAPABILITY_VERSION, CLONE_NEWUSER, reap_children, use_namespace
 from .root_helper import RootHelper
 from .seccomp import install_filter
 from .user_environment import HOME, RUNTIME, USER_ENVIRONMENT, USER_ID
@@ -37,7 +37,7 @@ MAX_FILE_BYTES = 1024 * 1024 * 1024
 MAX_DATA_BYTES = 4 * 1024 * 1024 * 1024
 MAX_OPEN_FILES = 4096
 
-BURIAL_PAUSE_S = 0.02
+REAP_PAUSE_S = 0.02
 _LIFELINE = 2
 """Standard error is a pipe to the host. Once the host no longer reads, it is dead, and so must the desktop be."""
 
@@ -69,7 +69,7 @@ def main() -> None:
     from .agent import run_agent
 
     use_namespace(namespace)
-    keep_house()
+    supervise()
     run_agent(arguments.listener_fd, width=arguments.width, height=arguments.height, runtime=Path(RUNTIME))
 
 
@@ -158,10 +158,10 @@ def make_user_namespace() -> int:
 
 
 def start_root_helper(agent_listener_fd: int) -> None:
-    """What stands behind sudo, in a process of its own. Without it there is no sudo, and nothing else is missing."""
+    """Runs the sudo helper in its own process. Without it only sudo fails."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(SUDO_SOCKET)
-    os.chmod(SUDO_SOCKET, 0o666)  # noqa: S103 - whoever asks must know the password
+    os.chmod(SUDO_SOCKET, 0o666)  # noqa: S103 - requests need the password
     listener.listen(64)
     if os.fork() == 0:
         try:
@@ -174,8 +174,8 @@ def start_root_helper(agent_listener_fd: int) -> None:
 
 
 def keep_one_capability() -> None:
-    """Process 1 hears all that a policy can send, so it may do no more than the desktop's user. What it keeps, unused,
-    is a capability that root of the desktop lacks: the kernel lets nobody write the memory of who has more than they.
+    """Process 1 parses input from the policy, so it gets no more rights than the desktop's user. It keeps one permitted
+    capability that root of the desktop lacks: ptrace access checks then refuse root its memory (ptrace(2)).
     """
     _libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
     for capability in range(CAP_LAST + 1):
@@ -188,7 +188,7 @@ def keep_one_capability() -> None:
 
 
 def find_packages() -> None:
-    """This program came from the image, which now is the root; and no package of the system's was on its path."""
+    """Points the import path at the new root, and adds the system's packages, which were left out so far."""
     import site
 
     folder = "/usr/local/lib/python{}.{}/dist-packages".format(*sys.version_info)
@@ -197,8 +197,8 @@ def find_packages() -> None:
     sys.modules[str(__package__)].__path__ = [f"{folder}/{__package__}"]
 
 
-def keep_house() -> None:
-    """From here on orphans are buried, and the desktop ends once the host is gone."""
+def supervise() -> None:
+    """Starts a thread that reaps orphaned processes, and ends the desktop when the host process is gone."""
     wake_read, wake_write = os.pipe()
     for end in (wake_read, wake_write):
         os.set_blocking(end, False)
@@ -206,17 +206,17 @@ def keep_house() -> None:
     # Handled, not ignored: what is ignored stays so in every program that is started.
     for number in (signal.SIGCHLD, signal.SIGINT):
         signal.signal(number, lambda *_: None)
-    threading.Thread(target=_keep_house, args=(wake_read,), daemon=True).start()
+    threading.Thread(target=_supervise, args=(wake_read,), daemon=True).start()
 
 
-def _keep_house(wake_read: int) -> None:
+def _supervise(wake_read: int) -> None:
     poll = select.poll()
     poll.register(wake_read, select.POLLIN)
     poll.register(_LIFELINE, 0)
     while all(file != _LIFELINE for file, _ in poll.poll()):
-        time.sleep(BURIAL_PAUSE_S)  # many end at a time
         os.read(wake_read, 65536)
-        bury_the_dead()
+        reap_children()
+        time.sleep(REAP_PAUSE_S)  # several usually end together
     os._exit(1)
 
 

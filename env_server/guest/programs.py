@@ -1,7 +1,7 @@
 """Starts the programs of a desktop as its user.
 
-Where the guest agent is that user itself, as in a virtual machine, this is a plain start. As process 1 of a sandbox it
-is outside the user's namespace; each program enters that before it runs, and gives up what entering it brings."""
+If the guest agent runs as that user, as in a virtual machine, this is a plain start. As process 1 of a sandbox it is
+outside the user's namespace: each program enters the namespace before exec and drops the capabilities this gives."""
 
 import contextlib
 import ctypes
@@ -26,7 +26,7 @@ _namespace: int | None = None
 
 
 def use_namespace(namespace: int) -> None:
-    """From here on programs enter this user namespace (a file descriptor), and this process buries every orphan."""
+    """Programs started later enter this user namespace (a file descriptor)."""
     global _namespace
     _namespace = namespace
 
@@ -36,14 +36,14 @@ def start_program(command: str | Sequence[str], **options: Any) -> subprocess.Po
     options |= {"start_new_session": True}
     if _namespace is None:
         return subprocess.Popen[bytes](command, **options)
-    with _lock:  # or its end could be taken for an orphan's before it is known
+    with _lock:  # `reap_children` must not take its exit status before it is registered
         process = subprocess.Popen[bytes](command, preexec_fn=_become_user, **options)
         _started[process.pid] = process
     return process
 
 
-def bury_the_dead() -> None:
-    """Collects orphans that have ended; the end of a program that was started here is left to who waits for it."""
+def reap_children() -> None:
+    """Reaps orphaned processes. Exit statuses of programs started here are left to their Popen objects."""
     with _lock:
         for pid, program in list(_started.items()):
             if program.poll() is not None:
@@ -55,6 +55,6 @@ def bury_the_dead() -> None:
 
 
 def _become_user() -> None:
-    """In the child, before its program: no more than two system calls, as other threads may have held any lock."""
+    """Runs in the child between fork and exec. Only system calls: other threads may have held any lock at the fork."""
     if _libc.setns(_namespace, CLONE_NEWUSER) or _libc.capset(_HEADER, _NO_CAPABILITIES):
         raise OSError(ctypes.get_errno(), "setns")

@@ -57,7 +57,7 @@ class RootHelper:
                 if key.fileobj is wake_read:
                     with contextlib.suppress(BlockingIOError):
                         wake_read.recv(4096)
-                    self._bury()
+                    self._reap()
                 elif key.fileobj is self._listener:
                     self._accept()
                 elif isinstance(key.data, _Request):
@@ -66,7 +66,7 @@ class RootHelper:
                     self._hear_caller(key.data)
             self._refuse_late_requests()
 
-    def _bury(self) -> None:
+    def _reap(self) -> None:
         """Collects the commands that have ended."""
         while True:
             try:

@@ -12,11 +12,11 @@ from .calls import perform_calls
 from .drives import is_windows_path, unix_path
 from .fetching import fetch
 from .opening import opening_command
+from .overrides import NO_USER_PACKAGES, Overrides
 from .recording import Recorder, RecordingError
 from .screen import Screen
 from .server import Reply, Request, Route
 from .settling import read_limit_s, wait_until_still
-from .stand_ins import NO_USER_PACKAGES, StandIns
 from .stillness import PIXEL_BYTES
 from .terminal import TerminalReader
 from .windows import Window, WindowManager
@@ -47,7 +47,7 @@ class DesktopRoutes:
         self._terminal_reader, self._recorder, self._home = terminal, recorder, home
         self._window_wait_s = window_wait_s
         self._accessibility = AccessibilityHelper()
-        self._stand_ins = StandIns()
+        self._overrides = Overrides()
         self._wallpaper: Path | None = None
         self._routes: dict[tuple[str, str], Route] = {
             ("GET", "/screenshot"): self._screenshot,
@@ -112,7 +112,7 @@ class DesktopRoutes:
     def _execute(self, request: Request) -> Reply:
         fields = request.fields
         is_graders = bool(fields.get("is_graders"))
-        found = self._stand_ins.find() if is_graders else None
+        found = self._overrides.find() if is_graders else None
         if found is not None:
             return Reply({"status": "error", "error": found}, status=409)
         return _reply(

@@ -103,8 +103,8 @@ class _Handler(BaseHTTPRequestHandler):
         """Silent: the host knows what it asked."""
 
     def _answer(self, method: str) -> None:
-        """400 to 404 say what is wrong with the request, 500 what is wrong with the command in it. Nobody may take 503,
-        the desktop's own failure, for an answer, nor 507: its programs have left no room."""
+        """400 to 404: the request is wrong. 500: the command in it is wrong. 503: the desktop failed. 507: its programs
+        have used up processes, memory or disk space."""
         try:
             reply = self._reply(method)
         except ValueError as error:

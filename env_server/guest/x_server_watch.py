@@ -17,7 +17,7 @@ from .endings import ENDED_FROM_INSIDE
 INTERVAL_S = 1.0
 STOPPED_LIMIT_S = 2.0
 GRABBED_LIMIT_S = 12.0
-"""A client may grab the server for a moment, and everybody else waits; a window manager does so for milliseconds."""
+"""A grab blocks all other clients. Window managers hold one for milliseconds."""
 _STOPPED, _IDLE = b"Tt", b"S"
 
 
@@ -47,7 +47,7 @@ class XServerWatch:
             time.sleep(INTERVAL_S)
 
     def _judge(self) -> None:
-        """What is idle and leaves a question open has been told to; a busy server, or one without a core, has not."""
+        """An idle server that leaves a request unanswered is grabbed; a busy or starved one is not idle."""
         stopped_since = idle_since = None
         while True:
             now, state, asked_at = time.monotonic(), _state(self._x_server.pid), self._asked_at
@@ -56,7 +56,7 @@ class XServerWatch:
             if stopped_since is not None and now - stopped_since >= STOPPED_LIMIT_S:
                 _end("was stopped")
             if idle_since is not None and asked_at is not None and now - max(idle_since, asked_at) >= GRABBED_LIMIT_S:
-                _end(f"answers nobody for {GRABBED_LIMIT_S:g} s and does nothing: somebody has grabbed it")
+                _end(f"left a request unanswered for {GRABBED_LIMIT_S:g} s while idle: a client has grabbed it")
             time.sleep(INTERVAL_S)
 
 

@@ -37,8 +37,8 @@ class LastWords:
         os.set_blocking(read_end, False)
         asyncio.get_running_loop().add_reader(read_end, self._hear, read_end)
 
-    def kill_speakers(self) -> None:
-        """Whatever still has this as its standard error, be it nobody's child any more."""
+    def kill_writers(self) -> None:
+        """Kills every process that still has this pipe as its standard error, orphaned ones included."""
         for pid in filter(str.isdecimal, os.listdir("/proc")):
             with suppress(OSError):
                 if os.readlink(f"/proc/{pid}/fd/2") == self._pipe:

@@ -137,7 +137,7 @@ class LocalDesktop:
         return self._sandbox is not None and self._sandbox.is_alive()
 
     async def cause_inside(self) -> str | None:
-        """What a program of the desktop did to end it; None while it lives, or where something else did."""
+        """How a program of the desktop disabled it; None while it runs, or if the cause is outside."""
         sandbox = self._sandbox or self._ended
         return None if sandbox is None else await sandbox.cause_inside()
 

@@ -98,8 +98,7 @@ class Sandbox:
         return self._process is not None and self._process.poll() is None
 
     async def cause_inside(self) -> str | None:
-        """What a program of the desktop did to end it; None while it lives, or where something else did. Waits a
-        moment: a connection breaks before its desktop has ended."""
+        """As LocalDesktop.cause_inside. Waits up to END_LIMIT_S: the connection breaks before the desktop ends."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(END_LIMIT_S):
                 await self._last_words.is_silent.wait()
@@ -142,8 +141,8 @@ class Sandbox:
                         # was done already, and the making goes on.
                         _kill_inside_first(process)
                         if process.poll() is not None:
-                            # Bubblewrap was killed before what it made had asked to die with it.
-                            self._last_words.kill_speakers()
+                            # Killed before its child had set the parent-death signal: the child is orphaned.
+                            self._last_words.kill_writers()
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(KILL_INTERVAL_S):
                             await self._last_words.is_silent.wait()

@@ -11,8 +11,8 @@ class Outcome(StrEnum):
     FAILURE = "failure"
     TRUNCATED = "truncated"
     TAMPERING = "tampering"
-    """The policy made its desktop unusable. It counts as a failure: left out, as a fault is, it would pay wherever the
-    policy fails."""
+    """The policy disabled its desktop or interfered with the grader. This is a failure: were it left out of training,
+    as a fault is, a policy would learn to do it wherever it fails."""
     TIMEOUT = "timeout"
     ENV_FAULT = "env_fault"
     POLICY_FAULT = "policy_fault"
@@ -25,7 +25,7 @@ class Outcome(StrEnum):
 
     @property
     def has_reason(self) -> bool:
-        """An episode that ended so has a sentence that says why."""
+        """Whether `Episode.error` is set."""
         return not self.is_valid or self is Outcome.TAMPERING
 
 

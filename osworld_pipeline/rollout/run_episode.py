@@ -158,7 +158,7 @@ async def _run_attempt(attempt: Attempt, settings: EpisodeSettings) -> _Ending:
         return _Ending(
             outcome=outcome,
             error=str(error) or type(error).__name__,
-            reward=Reward(task=0.0) if outcome is Outcome.TAMPERING else None,  # and nothing for what came before
+            reward=Reward(task=0.0) if outcome is Outcome.TAMPERING else None,  # no partial credit
             is_worth_retrying=retry and outcome is not Outcome.TAMPERING,
         )
     finally:

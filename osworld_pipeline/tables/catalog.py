@@ -59,10 +59,10 @@ def fresh_views(state: StateDir) -> Iterator[duckdb.DuckDBPyConnection]:
     """
     held = _held.get()
     if held is not None and held[0] == state.root:
-        with _told(state):
+        with explained(f"the tables in {state.root}"):
             yield held[1]
         return
-    with duckdb.connect(":memory:") as connection, _told(state):
+    with duckdb.connect(":memory:") as connection, explained(f"the tables in {state.root}"):
         _define(connection, state)
         pin_snapshot(connection, state)
         yield connection
@@ -70,7 +70,7 @@ def fresh_views(state: StateDir) -> Iterator[duckdb.DuckDBPyConnection]:
 
 @contextmanager
 def one_snapshot(state: StateDir) -> Iterator[None]:
-    """In this block `fresh_views` opens nothing: what belongs together tells of one moment, and files are read once.
+    """In this block all calls of `fresh_views` share one snapshot: results are consistent, and files are read once.
 
     Raises:
         TableError: as rebuild_catalog.
@@ -84,11 +84,12 @@ def one_snapshot(state: StateDir) -> Iterator[None]:
 
 
 @contextmanager
-def _told(state: StateDir) -> Iterator[None]:
+def explained(what: str) -> Iterator[None]:
+    """Turns DuckDB's errors into a TableError that says what cannot be read."""
     try:
         yield
     except duckdb.Error as error:
-        raise TableError(f"cannot read the tables in {state.root}: {first_line(error)}") from error
+        raise TableError(f"cannot read {what}: {first_line(error)}") from error
 
 
 def first_line(error: duckdb.Error) -> str:

@@ -2,7 +2,7 @@
 tasks they cover. Messages are read a few rows at a time, so memory holds what is asked for and never the table."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from osworld_pipeline.domain.replay import ReplayRow, base_task_id
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import TableError
 from osworld_pipeline.recipes.schema import ReplaySection
-from osworld_pipeline.tables.catalog import first_line
+from osworld_pipeline.tables.catalog import explained
 from osworld_pipeline.tables.owned import table_path
 from osworld_pipeline.tables.views import create_part_views, pin_snapshot
 
@@ -173,13 +173,9 @@ def part_views(state: StateDir) -> Iterator[duckdb.DuckDBPyConnection]:
         yield connection
 
 
-@contextmanager
-def parts_explained(state: StateDir) -> Iterator[None]:
-    """Whatever DuckDB says of the trajectory parts, as a TableError."""
-    try:
-        yield
-    except duckdb.Error as error:
-        raise TableError(f"cannot read the trajectories in {state.trajectories}: {first_line(error)}") from error
+def parts_explained(state: StateDir) -> AbstractContextManager[None]:
+    """DuckDB's errors about the trajectory parts, as a TableError."""
+    return explained(f"the trajectories in {state.trajectories}")
 
 
 @contextmanager

@@ -72,7 +72,7 @@ def _open_files(pid: int) -> list[str]:
 
 
 def _metric_processes(pid: int) -> set[int]:
-    """They are started when they are first needed, and kept: at most two, whatever the load was."""
+    """Started on first use and kept: at most two."""
     found: set[int] = set()
     for child in processes_below(pid):
         with contextlib.suppress(OSError):

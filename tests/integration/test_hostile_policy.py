@@ -1,5 +1,5 @@
-"""A hostile policy on a local desktop, with and without sudo: whatever it does to the guest agent, the agent answers,
-and a grader hears the truth."""
+"""A hostile policy on a local desktop, with and without sudo: the guest agent keeps answering, and graders are not
+deceived."""
 
 import asyncio
 import base64
@@ -79,7 +79,7 @@ async def grade(guest: GuestClient) -> tuple[str, bytes | None]:
 
 
 @pytest.mark.parametrize("sudo", [False, True], ids=["user", "root"])
-async def test_no_program_of_a_desktop_holds_up_ends_or_opens_its_agent(guest: GuestClient, sudo: bool) -> None:
+async def test_desktop_programs_cannot_stop_kill_slow_or_read_the_agent(guest: GuestClient, sudo: bool) -> None:
     await guest.upload("/home/user/question", b"what?\n")
     told = await run_inside(guest, ATTACKS, sudo=sudo)
     answers = [line.rpartition(" ")[2] for line in told.output.splitlines()]
@@ -90,21 +90,21 @@ async def test_no_program_of_a_desktop_holds_up_ends_or_opens_its_agent(guest: G
         assert (await guest.execute("exit 7", shell=True)).returncode == 7
 
 
-async def test_without_what_stands_behind_sudo_there_is_no_sudo_and_nothing_else_is_missing(guest: GuestClient) -> None:
+async def test_killing_the_sudo_helper_disables_only_sudo(guest: GuestClient) -> None:
     await guest.execute(KILL_THE_HELPER, shell=True)
     refused = await guest.execute(f"{SUDO}id", shell=True, timeout_s=10)
     assert (refused.returncode, refused.output) == (1, ""), refused
     assert await grade(guest) == ("", None)
 
 
-async def test_a_cut_framebuffer_costs_the_picture_and_not_the_agent(guest: GuestClient) -> None:
+async def test_a_screenshot_of_a_truncated_framebuffer_is_an_error(guest: GuestClient) -> None:
     await guest.execute("truncate -s 100 /run/user/1000/framebuffer/Xvfb_screen0", shell=True)
     with pytest.raises(Exception, match=r"framebuffer has been cut|cannot be reached"):
         await guest.screenshot()
 
 
 @pytest.mark.parametrize("trick", ["mkfifo", "ln -s /dev/zero", "truncate -s 900M"])
-async def test_a_terminal_whose_text_is_no_file_holds_up_nobody(guest: GuestClient, trick: str) -> None:
+async def test_a_replaced_terminal_file_does_not_block_the_agent(guest: GuestClient, trick: str) -> None:
     await guest.launch(["xterm"])
     await guest.activate_window("xterm", by_class=True)
     keep = f"while :; do rm -f /run/user/1000/terminal.txt; {trick} /run/user/1000/terminal.txt; done"
@@ -115,7 +115,7 @@ async def test_a_terminal_whose_text_is_no_file_holds_up_nobody(guest: GuestClie
         assert await guest.platform() == "Linux"
 
 
-async def test_whoever_stands_in_for_the_accessibility_tree_holds_up_nobody(guest: GuestClient) -> None:
+async def test_a_killed_or_stopped_accessibility_helper_does_not_block_the_agent(guest: GuestClient) -> None:
     assert "desktop-frame" in await guest.accessibility()
     await guest.execute("pkill -KILL -f [o]sworld_guest.accessibility", shell=True)
     assert "desktop-frame" in await guest.accessibility()
@@ -154,9 +154,7 @@ async def provider(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Lo
 
 
 @pytest.mark.parametrize("command", UNUSABLE.values(), ids=UNUSABLE)
-async def test_a_policy_that_makes_its_desktop_unusable_is_told_from_a_fault(
-    provider: LocalProvider, command: str
-) -> None:
+async def test_disabling_the_desktop_from_inside_is_tampering(provider: LocalProvider, command: str) -> None:
     desktop = await provider.start("replica-0")
     if "9999" in command and "control group" not in provider.details:
         pytest.skip(f"memory has no bound here: {provider.details}")
@@ -167,7 +165,7 @@ async def test_a_policy_that_makes_its_desktop_unusable_is_told_from_a_fault(
     assert "replica-0" in (await desktop.cause_inside() or "")
 
 
-async def test_a_desktop_that_something_else_ended_accuses_nobody(provider: LocalProvider) -> None:
+async def test_a_desktop_killed_from_outside_or_under_load_is_not_tampering(provider: LocalProvider) -> None:
     killed, stopped, busy = [await provider.start(name) for name in ("killed", "stopped", "busy")]
     await busy.guest.launch("for i in 1 2 3 4; do (while :; do :; done) & done; xterm", shell=True)
     os.kill(first_inside(desktops_below(os.getpid())[0]) or 0, signal.SIGKILL)
@@ -197,14 +195,14 @@ async def ask_until_refused(ask: Callable[[int], Awaitable[object]]) -> None:
             await asyncio.sleep(0.1)
 
 
-async def test_a_desktop_without_room_for_one_more_process_is_told_from_a_fault(provider: LocalProvider) -> None:
+async def test_exhausting_processes_is_tampering(provider: LocalProvider) -> None:
     guest = (await provider.start("replica-0")).guest
     await guest.launch(["python3", "-c", BOMB])
     with pytest.raises(TamperingError, match=r"replica-0 have left no room for /execute"):
         await ask_until_refused(lambda _: guest.execute("true", shell=True))
 
 
-async def test_a_desktop_without_room_for_one_more_thread_of_its_agent_is_told_from_a_fault(
+async def test_exhausting_threads_is_tampering(
     provider: LocalProvider,
 ) -> None:
     guest = (await provider.start("replica-0")).guest
@@ -214,7 +212,7 @@ async def test_a_desktop_without_room_for_one_more_thread_of_its_agent_is_told_f
         await ask_until_refused(lambda _: asyncio.gather(*(guest.platform() for _ in range(20))))
 
 
-async def test_a_desktop_without_room_for_one_more_file_is_told_from_a_fault(provider: LocalProvider) -> None:
+async def test_filling_the_disks_is_tampering(provider: LocalProvider) -> None:
     guest = (await provider.start("replica-0")).guest
     await guest.launch(FILL, shell=True)
     with pytest.raises(TamperingError, match=r"replica-0 have left no room for /setup/upload"):
@@ -232,18 +230,16 @@ STAND_INS = {
 
 
 @pytest.mark.parametrize("command", STAND_INS.values(), ids=STAND_INS)
-async def test_whatever_root_puts_before_the_systems_own_is_found_when_a_grader_asks(
-    guest: GuestClient, command: str
-) -> None:
+async def test_overriding_a_graders_programs_as_root_is_tampering(guest: GuestClient, command: str) -> None:
     assert (await guest.execute("cat /etc/hostname", shell=True, is_graders=True)).output == "desktop\n"
     await guest.upload("/home/user/program.sh", command.encode())
     done = await guest.execute(f"{SUDO}sh /home/user/program.sh", shell=True)
     assert done.returncode == 0, done
-    with pytest.raises(TamperingError, match="stands in for the system's own"):
+    with pytest.raises(TamperingError, match="overrides the system's own"):
         await guest.execute("cat /etc/hostname", shell=True, is_graders=True)
 
 
-async def test_the_users_own_python_packages_answer_no_grader(guest: GuestClient) -> None:
+async def test_user_site_packages_do_not_affect_grader_commands(guest: GuestClient) -> None:
     folder = (await guest.execute(["python3", "-m", "site", "--user-site"])).output.strip()
     await guest.upload(f"{folder}/usercustomize.py", LIE.encode())
     asked = ["python3", "-c", "print('not solved')"]
@@ -251,7 +247,7 @@ async def test_the_users_own_python_packages_answer_no_grader(guest: GuestClient
     assert (await guest.execute(asked, is_graders=True)).output == "not solved\n"
 
 
-async def test_installing_a_program_accuses_nobody(guest: GuestClient) -> None:
+async def test_installing_a_program_is_not_tampering(guest: GuestClient) -> None:
     await guest.upload("/home/user/new-tool", b"#!/bin/sh\necho tool\n")
     install = "install -m 755 /home/user/new-tool /usr/local/bin/new-tool"
     assert (await guest.execute(f"{SUDO}{install}", shell=True)).returncode == 0

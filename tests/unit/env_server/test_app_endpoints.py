@@ -110,7 +110,7 @@ async def test_desktop_that_dies_is_an_env_fault_and_its_replacement_is_soon_fre
         assert await server.reset()
 
 
-async def test_desktop_that_a_policy_ended_is_tampering_and_before_it_acted_a_fault() -> None:
+async def test_desktop_ended_from_inside_is_tampering_only_after_the_first_action() -> None:
     async with serving() as server:
         for has_acted in (False, True):
             episode_id = await server.reset()

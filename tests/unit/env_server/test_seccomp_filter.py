@@ -46,7 +46,7 @@ def test_every_denied_call_fails_and_every_other_passes(machine: str, column: in
 
 
 @pytest.mark.parametrize(("machine", "column"), [("x86_64", 0), ("aarch64", 1)])
-def test_a_process_changes_no_limits_but_its_own(machine: str, column: int) -> None:
+def test_a_process_can_change_only_its_own_limits(machine: str, column: int) -> None:
     assert verdict(machine, CHANGES_LIMITS[column], argument=0) == ALLOW
     assert verdict(machine, CHANGES_LIMITS[column], argument=1) == EPERM
 

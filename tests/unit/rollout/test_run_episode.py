@@ -181,7 +181,7 @@ async def test_a_fault_is_an_outcome_without_reward(
     assert all(desktop.is_closed for desktop in desktops[: attempt + 1])
 
 
-async def test_tampering_is_a_failure_without_any_credit_and_is_not_tried_again(
+async def test_tampering_is_a_failure_with_zero_reward_and_no_retry(
     task: Task, plan: EpisodePlan, settings: EpisodeSettings, make_tools: Tools, fake_desktop: Any
 ) -> None:
     desktop = fake_desktop(faults={"act": TamperingError("it ended its X server")})

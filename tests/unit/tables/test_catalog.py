@@ -295,7 +295,7 @@ def num_episodes(state: StateDir) -> int:
         return views.execute("SELECT count(*) FROM episodes").fetchall()[0][0]
 
 
-def test_one_snapshot_tells_of_its_beginning_and_of_no_other_state(state: StateDir, tmp_path: Path) -> None:
+def test_one_snapshot_is_fixed_at_its_start_and_limited_to_its_state(state: StateDir, tmp_path: Path) -> None:
     store, other = TrajectoryStore(state), StateDir(tmp_path / "other")
     store.write_episodes("a", [make_episode("e1")])
     with one_snapshot(state):

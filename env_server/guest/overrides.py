@@ -1,5 +1,5 @@
-"""Finds what stands in for a program or library that a grader's command would run. /usr cannot be written, so there are
-few places for it; what no honest program does is to put another of the same name before one of the system's."""
+"""Detects files that override the system's programs and libraries when a grader's command runs. /usr is read-only, so
+only a few places come before it in a search path. Adding a new program is fine; shadowing a system one is not."""
 
 import os
 import stat
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 BEFORE = ("/usr/local/sbin", "/usr/local/bin")
-"""Folders of programs that come before the system's own."""
+"""Folders that come before the system's in PATH."""
 SYSTEMS = ("/usr/sbin", "/usr/bin", "/usr/games")
 LOADED = ("/etc/ld.so.preload", "/etc/ld.so.cache")
 """What the loader reads for every program."""
@@ -18,20 +18,20 @@ NO_USER_PACKAGES = {"PYTHONNOUSERSITE": "1"}
 """The environment of a grader's command: the user's own packages are the policy's."""
 
 _Stamp = tuple[int, tuple[int, int, int]]
-"""Which file it is, and of what size and times; of a folder only which."""
+"""Inode; and size, mtime and ctime, which are 0 for a folder."""
 
 
-class StandIns:
-    """Compares the desktop with what it was when this was made."""
+class Overrides:
+    """Compares the desktop with its state at creation of this object."""
 
     def __init__(self) -> None:
         self._before = dict(_stamps())
 
     def find(self) -> str | None:
-        """A sentence about the first; None where there is none."""
+        """One sentence about the first override; None without one."""
         for path, stamp in _stamps():
             if self._before.get(path) != stamp and (path in self._before or _is_run(Path(path))):
-                return f"{path} stands in for the system's own"
+                return f"{path} overrides the system's own"
         return None
 
 
@@ -44,14 +44,14 @@ def _stamps() -> Iterator[tuple[str, _Stamp]]:
             found = os.lstat(path)
         except OSError:
             continue
-        # What is in a folder may change: Python keeps its bytecode there.
+        # A folder's content may change: Python writes bytecode there.
         is_folder = stat.S_ISDIR(found.st_mode)
         content = (0, 0, 0) if is_folder else (found.st_size, found.st_mtime_ns, found.st_ctime_ns)
         yield str(path), (found.st_ino, content)
 
 
 def _is_run(path: Path) -> bool:
-    """Whether programs run it without being asked to."""
+    """Whether existing commands would load or run it."""
     folder = str(path.parent)
     if str(path) in LOADED:
         return True
