@@ -4,11 +4,11 @@ import asyncio
 import io
 from dataclasses import replace
 
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from env_server.driver import View
 from osworld_pipeline.domain.observation import Observation
-from osworld_pipeline.domain.pictures import open_picture
+from osworld_pipeline.domain.pictures import NO_PICTURE, open_picture
 from osworld_pipeline.errors import ReplicaError
 from osworld_pipeline.wire import ImageFormat
 
@@ -37,7 +37,7 @@ def size_of(image: bytes) -> tuple[int, int]:
     try:
         with open_picture(image) as picture:
             return picture.size
-    except (UnidentifiedImageError, OSError, SyntaxError) as error:
+    except NO_PICTURE as error:
         raise ReplicaError("the desktop's screenshot is no image; replace the replica") from error
 
 
@@ -46,7 +46,7 @@ def _encode(image: bytes, image_format: ImageFormat, quality: int | None, size: 
     try:
         with open_picture(image) as picture:
             pixels = picture.convert("RGB")
-    except (UnidentifiedImageError, OSError, SyntaxError) as error:
+    except NO_PICTURE as error:
         raise ReplicaError("the desktop's screenshot is no image; replace the replica") from error
     if size is not None:
         pixels = pixels.resize(size, Image.Resampling.BICUBIC)

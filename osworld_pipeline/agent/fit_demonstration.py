@@ -10,14 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from PIL import Image, UnidentifiedImageError
-
 from osworld_pipeline.agent.coordinates import Size, from_screen, to_screen
 from osworld_pipeline.agent.dialects import Dialect
 from osworld_pipeline.agent.dialects.actions import Arguments, at_pointer, first_point, last_point, move_points
 from osworld_pipeline.agent.images import fit_size, prepare_screenshot
 from osworld_pipeline.agent.observation_text import assistant_message
-from osworld_pipeline.domain.pictures import open_picture
+from osworld_pipeline.domain.pictures import NO_PICTURE, open_picture
 from osworld_pipeline.errors import ActionParseError
 
 
@@ -67,7 +65,7 @@ def _fit(data: bytes, max_pixels: int) -> _FittedImage:
     try:
         with open_picture(data) as image:
             stored = image.size
-    except (UnidentifiedImageError, OSError, Image.DecompressionBombError) as error:
+    except NO_PICTURE as error:
         raise ValueError(f"a screenshot of {len(data)} bytes is no image: {error}") from error
     if fit_size(*stored, max_pixels) == stored:
         return _FittedImage(data=data, size=stored, stored=stored)

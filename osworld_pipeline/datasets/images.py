@@ -14,9 +14,9 @@ from pathlib import Path
 from pybase64 import b64decode
 
 from osworld_pipeline.datasets.regular_files import read_regular_file
+from osworld_pipeline.domain.observation import MAX_PIXELS
 from osworld_pipeline.errors import DatasetError
 
-MAX_IMAGE_PIXELS = 100_000_000
 MAX_IMAGE_BYTES = 256 * 2**20
 _DATA_URI = re.compile(r"data:image/[a-z0-9.+-]+;base64,", re.IGNORECASE)
 _PATH = re.compile(r"[^\x00]{1,1024}\.(?:png|jpe?g|webp)", re.IGNORECASE)
@@ -66,7 +66,7 @@ def prove_image(data: bytes) -> str:
     except IndexError as error:
         raise DatasetError("a damaged image: it ends too early") from error
     width, height = size
-    if width * height > MAX_IMAGE_PIXELS:
+    if width * height > MAX_PIXELS:
         raise DatasetError(f"{width}x{height} pixels are more than a screenshot has")
     if not width or not height:
         raise DatasetError("a damaged image: it has no pixels")

@@ -5,7 +5,6 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from osworld_pipeline.datasets.images import MAX_IMAGE_PIXELS as MAX_IMAGE_PIXELS
 from osworld_pipeline.errors import DatasetError
 
 IMAGE_PLACEHOLDER = "<image>"

@@ -6,6 +6,9 @@ from typing import Literal
 Settle = Literal["fixed", "adaptive"]
 """How the pause after an action goes: the whole of it, or until the screen has settled and at most the whole of it."""
 
+MAX_PIXELS = 64 * 1024 * 1024
+"""Of one screenshot: twice an 8K screen. A larger picture is refused before it is decoded."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:

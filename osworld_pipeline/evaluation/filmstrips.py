@@ -5,9 +5,9 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
-from osworld_pipeline.domain.pictures import open_picture
+from osworld_pipeline.domain.pictures import NO_PICTURE, open_picture
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
 from osworld_pipeline.tables.catalog import fresh_views
@@ -85,7 +85,7 @@ def thumbnail(data: bytes) -> str:
     try:
         with open_picture(data) as image:
             small = image.convert("RGB")
-    except (UnidentifiedImageError, OSError):
+    except NO_PICTURE:
         return ""
     height = max(1, round(small.height * THUMBNAIL_WIDTH / small.width))
     if small.width > THUMBNAIL_WIDTH:

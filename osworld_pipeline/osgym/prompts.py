@@ -10,9 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from PIL import Image
-
-from osworld_pipeline.domain.pictures import open_picture
+from osworld_pipeline.domain.pictures import NO_PICTURE, open_picture
 
 VISION_START, VISION_END = "<|vision_start|>", "<|vision_end|>"
 _TAGGED = re.compile(r"<\|vision_start\|>([A-Za-z0-9+/=\s]+)<\|vision_end\|>")
@@ -81,5 +79,5 @@ def _image_in(encoded: str) -> bytes | None:
         data = base64.b64decode("".join(encoded.split()), validate=True)
         with open_picture(data):
             return data
-    except (binascii.Error, ValueError, OSError, Image.DecompressionBombError):
+    except (binascii.Error, *NO_PICTURE):
         return None

@@ -72,7 +72,12 @@ def _read(name_or_path: str) -> str:
         path = Path(name_or_path)
         if not path.is_file():
             raise RecipeError(f"no recipe at {path}")
-        return path.read_text()
+        try:
+            return path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise RecipeError(f"cannot read the recipe {path}: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise RecipeError(f"recipe {path} is not UTF-8 text: {error}") from error
     if name_or_path not in recipe_names():
         raise RecipeError(
             f"no recipe named '{name_or_path}'; there are: {', '.join(recipe_names())}, or give a .toml file"

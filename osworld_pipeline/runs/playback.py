@@ -8,14 +8,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from PIL import UnidentifiedImageError
-
 from osworld_pipeline.agent.coordinates import to_screen
 from osworld_pipeline.agent.dialects import load_dialect
 from osworld_pipeline.agent.dialects.actions import ends_episode
 from osworld_pipeline.agent.dialects.commands import split_command
 from osworld_pipeline.domain.episode import Outcome
-from osworld_pipeline.domain.pictures import open_picture
+from osworld_pipeline.domain.pictures import NO_PICTURE, open_picture
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.errors import (
     ActionParseError,
@@ -153,7 +151,7 @@ def _size_of(screenshot: bytes) -> tuple[int, int]:
     try:
         with open_picture(screenshot) as image:
             return image.size
-    except (UnidentifiedImageError, OSError) as error:
+    except NO_PICTURE as error:
         raise ReplicaError(f"a screenshot of {len(screenshot)} bytes is no image: {error}") from error
 
 

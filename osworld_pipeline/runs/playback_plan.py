@@ -10,13 +10,12 @@ from typing import Any
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
-from PIL import UnidentifiedImageError
 
 from osworld_pipeline.agent.dialects import Dialect, load_dialect
 from osworld_pipeline.agent.dialects.actions import ends_episode, first_point
 from osworld_pipeline.columns import OWNED_TABLES, conform
 from osworld_pipeline.domain.digest import digest_json
-from osworld_pipeline.domain.pictures import open_picture
+from osworld_pipeline.domain.pictures import NO_PICTURE, open_picture
 from osworld_pipeline.domain.replay import base_task_id
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.domain.task import Task
@@ -212,7 +211,7 @@ def _image_size(blobs: BlobStore, sha256: str) -> tuple[int, int]:
     try:
         with open_picture(blobs.read(sha256)) as image:
             return image.size
-    except (StoreError, UnidentifiedImageError, OSError) as error:
+    except (StoreError, *NO_PICTURE) as error:
         raise _Unplayable("it points at an image that is not in the store") from error
 
 

@@ -43,7 +43,7 @@ def read_part_table(
         return conform(found, schema)
     except FileNotFoundError as error:
         raise StoreError(f"{path} is gone: restore it from a copy, or run its stage again") from error
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise StoreError(f"{path} is damaged ({error}): remove it and run its stage again") from error
 
 

@@ -200,10 +200,14 @@ def _table(rows: list[Row], table: str, part: str, version: int) -> pa.Table:
 
 
 def _episodes(head: pa.Table, steps: pa.Table) -> tuple[Episode, ...]:
+    """Raises StoreError: a value that no episode has."""
     of_episode: dict[str, list[Row]] = {}
-    for row in steps.to_pylist():
-        of_episode.setdefault(row["episode_id"], []).append(row)
-    return tuple(episode_from(row, of_episode.get(row["episode_id"], [])) for row in head.to_pylist())
+    try:
+        for row in steps.to_pylist():
+            of_episode.setdefault(row["episode_id"], []).append(row)
+        return tuple(episode_from(row, of_episode.get(row["episode_id"], [])) for row in head.to_pylist())
+    except (ValueError, TypeError, IndexError, pa.ArrowException) as error:
+        raise StoreError(f"a part of episodes is damaged ({error}): remove it and run its stage again") from error
 
 
 def _need_distinct(part: str, kind: str, ids: Sequence[str]) -> None:

@@ -122,8 +122,8 @@ class QmpClient:
                 self._hear(message)
 
     def _hear(self, message: Any) -> None:
-        if not isinstance(message, dict):
-            return self._fail("sent a line that is no object")
+        if not isinstance(message, dict) or not isinstance(message.get("data", {}), dict):
+            return self._fail("sent a line that is no message of QMP")
         if "QMP" in message and self._greeted is not None and not self._greeted.done():
             self._greeted.set_result(None)
         elif "event" in message:
@@ -131,10 +131,12 @@ class QmpClient:
                 if not future.done() and matches(message):
                     future.set_result(message.get("data", {}))
         elif "return" in message or "error" in message:
-            answer = self._answers.get(message.get("id", self._last_id))
+            number = message.get("id", self._last_id)
+            answer = self._answers.get(number) if isinstance(number, int) else None
             if answer is not None and not answer.done():
                 if "error" in message:
-                    reason = str(message["error"].get("desc", message["error"]))
+                    error = message["error"]
+                    reason = str(error.get("desc", error) if isinstance(error, dict) else error)
                     answer.set_exception(ReplicaError(f"QEMU of {self._name} refused: {reason}"))
                 else:
                     answer.set_result(message["return"])

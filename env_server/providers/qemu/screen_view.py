@@ -7,6 +7,7 @@ from pathlib import Path
 
 from PIL import Image, ImageChops
 
+from osworld_pipeline.domain.pictures import NO_PICTURE
 from osworld_pipeline.errors import DependencyError, ReplicaError
 
 STILL_SHARE = 0.002
@@ -34,8 +35,8 @@ class Mark:
 def open_screen(dump: bytes) -> Image.Image:
     """ReplicaError where it is no whole picture."""
     try:
-        return Image.open(io.BytesIO(dump)).convert("RGB")
-    except (OSError, ValueError) as error:
+        return Image.open(io.BytesIO(dump), formats=["PPM"]).convert("RGB")
+    except NO_PICTURE as error:
         raise ReplicaError(f"QEMU dumped a screen that cannot be read ({error}); replace the replica") from error
 
 

@@ -3,13 +3,11 @@
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from PIL import Image, UnidentifiedImageError
-
 from osworld_pipeline.datasets.images import MAX_IMAGE_BYTES
 from osworld_pipeline.datasets.images import prove_image as prove_structure
 from osworld_pipeline.datasets.regular_files import read_regular_file
 from osworld_pipeline.domain.digest import digest_bytes
-from osworld_pipeline.domain.pictures import open_picture
+from osworld_pipeline.domain.pictures import NO_PICTURE, open_picture
 from osworld_pipeline.errors import DatasetError
 
 
@@ -42,7 +40,7 @@ def prove_image(data: bytes, *, path: Path | None = None) -> ProvenImage:
     try:
         with open_picture(data) as image:
             width, height = image.size
-    except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+    except NO_PICTURE as error:
         raise DatasetError(f"a damaged image: {error}") from error
     return ProvenImage(
         data=data if path is None else None,

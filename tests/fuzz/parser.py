@@ -1,0 +1,66 @@
+"""A parser of foreign bytes as a fuzz target: what is called, what it may refuse with, and what it starts from."""
+
+import asyncio
+import functools
+import shutil
+import tempfile
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+CASES = Path(__file__).parent / "cases"
+INPUT_LIMIT_S = 10
+"""One input may take so long; a slower one is a finding."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parser:
+    name: str
+    read: Callable[[bytes], object]
+    """Returns for any bytes, or raises one of `refusals`; any other exception is a finding."""
+    refusals: tuple[type[Exception], ...] = ()
+    seeds: tuple[bytes, ...]
+    """Inputs that are accepted; the fuzzer mutates them."""
+    words: tuple[str, ...] = ()
+    """Pieces that mutations insert."""
+
+    def refuses(self, data: bytes) -> bool:
+        """Whether `data` is refused. Any exception that is no refusal passes through."""
+        try:
+            self.read(data)
+        except self.refusals:
+            return True
+        return False
+
+    @property
+    def cases(self) -> list[Path]:
+        """Inputs that were findings once."""
+        return sorted((CASES / self.name).glob("*")) if (CASES / self.name).is_dir() else []
+
+
+def text_of(data: bytes) -> str:
+    """As a tokenizer decodes a model's tokens: any bytes become text."""
+    return data.decode(errors="replace")
+
+
+@functools.cache
+def _runner() -> asyncio.Runner:
+    return asyncio.Runner()
+
+
+def wait_for(work: Coroutine[Any, Any, Any]) -> Any:
+    """On one event loop for the whole process."""
+    return _runner().run(work)
+
+
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """An empty folder, in memory where the machine has one there."""
+    memory = Path("/dev/shm")
+    folder = Path(tempfile.mkdtemp(prefix="fuzz-", dir=memory if memory.is_dir() else None))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

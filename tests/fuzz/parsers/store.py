@@ -1,0 +1,104 @@
+"""Stored files that another program may have written: parts, vocabularies, checkpoints, and prompts of environments."""
+
+import functools
+import tempfile
+from pathlib import Path
+
+from episode_samples import make_episode
+
+from fuzz.parser import Parser, scratch_folder, text_of
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.errors import StoreError, TableError
+from osworld_pipeline.osgym.prompts import read_prompt, without_oldest, write_prompt
+from osworld_pipeline.runs.external import add_checkpoint
+from osworld_pipeline.tables.catalog import rebuild_catalog
+from osworld_pipeline.tables.query import run_query
+from osworld_pipeline.trajectories import TrajectoryStore
+from osworld_pipeline.viewer.settings import NotFoundError
+from osworld_pipeline.viewer.tokens import load_vocabulary
+
+VOCABULARY = b'{"model": {"vocab": {"a": 0, "\\u0120b": 1}}, "added_tokens": [{"id": 2, "content": "<|im_end|>"}]}'
+CONFIG = b'{"model_type": "qwen3_vl", "architectures": ["Qwen3VLForConditionalGeneration"]}'
+
+
+def _written(folder: Path, table: str) -> Path:
+    state = StateDir(folder)
+    TrajectoryStore(state).write_episodes("fuzz", [make_episode()])
+    (path,) = (state.trajectories / table).rglob("*.parquet")
+    return path
+
+
+@functools.cache
+def _seed(table: str) -> bytes:
+    with scratch_folder() as folder:
+        return _written(folder, table).read_bytes()
+
+
+def _part(table: str, data: bytes) -> None:
+    with scratch_folder() as folder:
+        _written(folder, table).write_bytes(data)
+        store = TrajectoryStore(StateDir(folder))
+        for part in store.existing_parts():
+            store.read_episodes(part)
+
+
+def _vocabulary(data: bytes) -> None:
+    with scratch_folder() as folder:
+        path = folder / "tokenizer.json"
+        path.write_bytes(data)
+        load_vocabulary(path)
+
+
+def _prompt(data: bytes) -> None:
+    prompt = read_prompt(text_of(data))
+    shorter = without_oldest(prompt)
+    assert shorter is None or len(shorter) < len(prompt)
+    write_prompt(prompt)
+
+
+def _model(data: bytes) -> None:
+    """The model's config.json; a folder without weights is refused at last."""
+    with scratch_folder() as folder:
+        (folder / "model").mkdir()
+        (folder / "model" / "config.json").write_bytes(data)
+        (folder / "model" / "tokenizer.json").write_bytes(VOCABULARY)
+        add_checkpoint(StateDir(folder), str(folder / "model"))
+
+
+@functools.cache
+def _state() -> StateDir:
+    state = StateDir(Path(tempfile.mkdtemp(prefix="fuzz-query-")))
+    TrajectoryStore(state).write_episodes("fuzz", [make_episode()])
+    rebuild_catalog(state)
+    return state
+
+
+def _query(data: bytes) -> None:
+    run_query(_state(), text_of(data), timeout_s=2.0)
+
+
+PARSERS = [
+    Parser(
+        name="episode_part",
+        read=lambda data: _part("episodes", data),
+        refusals=(StoreError,),
+        seeds=(_seed("episodes"),),
+    ),
+    Parser(name="step_part", read=lambda data: _part("steps", data), refusals=(StoreError,), seeds=(_seed("steps"),)),
+    Parser(name="vocabulary", read=_vocabulary, refusals=(NotFoundError,), seeds=(VOCABULARY,)),
+    Parser(
+        name="environment_prompt",
+        read=_prompt,
+        refusals=(ValueError,),
+        seeds=(b"text <|vision_start|>aGk=<|vision_end|> more <|vision_start|>aGk=<|vision_end|>", b"plain"),
+    ),
+    Parser(
+        name="query",
+        read=_query,
+        refusals=(TableError,),
+        seeds=(
+            b"SELECT * FROM episodes",
+            b"SELECT count(*) FROM steps WHERE step_index > 1",
+        ),
+    ),
+]

@@ -1,0 +1,39 @@
+"""Every parser of foreign bytes takes its samples, refuses damaged ones with its own errors, and stays mended."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from fuzz.parser import CASES, Parser
+from fuzz.parsers import PARSERS
+
+NUM_DAMAGED = 12
+
+
+@pytest.mark.parametrize("parser", PARSERS.values(), ids=PARSERS)
+def test_samples_of_a_parser_are_accepted(parser: Parser) -> None:
+    assert [seed[:60] for seed in parser.seeds if parser.refuses(seed)] == []
+
+
+@pytest.mark.parametrize("parser", PARSERS.values(), ids=PARSERS)
+def test_damaged_samples_end_in_an_answer_or_a_refusal(parser: Parser) -> None:
+    rng = random.Random(parser.name)
+    for _ in range(NUM_DAMAGED):
+        data = bytearray(rng.choice(parser.seeds))
+        for _ in range(rng.randint(1, 4)):
+            data[rng.randrange(len(data))] = rng.choice((0, 10, 34, 123, 255, rng.randrange(256)))
+        parser.refuses(bytes(data[: rng.randint(1, len(data))] if rng.random() < 0.3 else data))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [case for parser in PARSERS.values() for case in parser.cases],
+    ids=lambda path: f"{path.parent.name}-{path.name}",
+)
+def test_input_that_broke_a_parser_once_does_not_again(path: Path) -> None:
+    PARSERS[path.parent.name].refuses(path.read_bytes())
+
+
+def test_every_folder_of_cases_belongs_to_a_parser() -> None:
+    assert {path.name for path in CASES.iterdir() if path.is_dir()} <= set(PARSERS)
