@@ -9,6 +9,7 @@ from pathlib import Path
 from env_server.guest_client import GuestClient
 from env_server.providers.base_image import ensure_image, image_digest
 from env_server.providers.bounds import DEFAULT_MEMORY_BYTES, DEFAULT_NUM_PROCESSES, Bounds, DesktopLimits
+from env_server.providers.host_users import HostUsers
 from env_server.providers.requirements import check_programs
 from env_server.providers.sandbox import DesktopSpec, Sandbox, check_namespaces
 from env_server.providers.unsandboxed import check_ordinary_user
@@ -48,6 +49,7 @@ class LocalProvider:
         self._digest = image_digest(wine=wine)
         self._spec: DesktopSpec | None = None
         self._bounds: Bounds | None = None
+        self._users: HostUsers | None = None
         self._building = asyncio.Lock()
         self._desktops: set[LocalDesktop] = set()
 
@@ -68,12 +70,14 @@ class LocalProvider:
 
     async def start(self, replica_id: str) -> "LocalDesktop":
         async with self._building:
+            if self._users is None:
+                self._users = HostUsers.open()
             if self._spec is None:
-                self._spec = await self._find_out()
+                self._spec = await self._find_out(self._users)
             if self._bounds is None:
                 self._bounds = await asyncio.to_thread(Bounds.open, self._limits)
                 log.info("desktops are bounded by: %s", self.details)
-        desktop = LocalDesktop(self, replica_id, self._spec, self._bounds)
+        desktop = LocalDesktop(self, replica_id, self._spec, self._bounds, self._users)
         self._desktops.add(desktop)
         try:
             await desktop.reset()
@@ -89,11 +93,11 @@ class LocalProvider:
         if bounds is not None:
             await asyncio.to_thread(bounds.close)
 
-    async def _find_out(self) -> DesktopSpec:
+    async def _find_out(self, users: HostUsers) -> DesktopSpec:
         image = await asyncio.to_thread(ensure_image, self._images, self._digest, wine=self._has_wine)
         is_sandboxed = True
         try:
-            await asyncio.to_thread(check_namespaces, image)
+            await asyncio.to_thread(check_namespaces, image, users)
         except DependencyError as error:
             if not self._allow_unsandboxed:
                 raise
@@ -108,8 +112,11 @@ class LocalProvider:
 
 
 class LocalDesktop:
-    def __init__(self, provider: LocalProvider, replica_id: str, spec: DesktopSpec, bounds: Bounds) -> None:
-        self._provider, self._replica_id, self._spec, self._bounds = provider, replica_id, spec, bounds
+    def __init__(
+        self, provider: LocalProvider, replica_id: str, spec: DesktopSpec, bounds: Bounds, users: HostUsers
+    ) -> None:
+        self._provider, self._replica_id = provider, replica_id
+        self._spec, self._bounds, self._users = spec, bounds, users
         self._sandbox: Sandbox | None = None
         self._ended: Sandbox | None = None
         self._is_stopped = False
@@ -126,7 +133,7 @@ class LocalDesktop:
         old, self._sandbox = self._sandbox, None
         if old is not None:
             await old.stop()
-        sandbox = Sandbox(self._spec, name=self._replica_id, bounds=self._bounds)
+        sandbox = Sandbox(self._spec, name=self._replica_id, bounds=self._bounds, users=self._users)
         await sandbox.start()
         if self._is_stopped:  # while this was starting
             await sandbox.stop()

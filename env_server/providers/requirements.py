@@ -1,7 +1,6 @@
 """What the host must have for a local desktop, and how to say that it has not: every lack is a DependencyError that
 names the package or the setting and the way out."""
 
-import os
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -48,8 +47,6 @@ VERSIONED_PACKAGES = (
 
 SYSTEM_PYTHON = "/usr/bin/python3"
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_SANDBOX_UIDS = (1_500_000_000, 60_999)
-"""Host users without account, in the order of preference; the second for a container that maps 65,536 ids."""
 _QUERY_LIMIT_S = 60
 
 _NAMESPACE_SETTINGS = (
@@ -84,21 +81,6 @@ def package_versions() -> dict[str, str]:
     listing = _query(["dpkg-query", "-W", "-f", "${binary:Package} ${Version}\n", *VERSIONED_PACKAGES], may_fail=True)
     pairs = (line.split() for line in listing.splitlines())
     return {pair[0].partition(":")[0]: pair[1] for pair in pairs if len(pair) == 2}
-
-
-def sandbox_uid() -> int | None:
-    """The host user a desktop runs as where we are root; None where we are an ordinary user and stay ourselves.
-
-    A desktop's root must not be the host's root, not even in a namespace: files under /proc/sys belong to it."""
-    if os.geteuid() != 0:
-        return None
-    extents = [tuple(map(int, line.split())) for line in Path("/proc/self/uid_map").read_text().splitlines()]
-    for uid in _SANDBOX_UIDS:
-        if any(first <= uid < first + count for first, _, count in extents):
-            return uid
-    if all(outside != 0 for _, outside, _ in extents):
-        return None  # root of a namespace with one id: an ordinary user to the host
-    raise DependencyError("root here has no second user id to run a desktop as; start the env server as another user")
 
 
 def explain_namespaces(complaint: str, *, settings: Path = Path("/proc/sys")) -> DependencyError:

@@ -15,8 +15,9 @@ from env_server.guest.endings import ENDED_FROM_INSIDE
 from env_server.guest_client import GuestClient
 from env_server.providers.base_image import GUEST_PACKAGE, HOST_NAME
 from env_server.providers.bounds import Bounds, DesktopLimits, Group
+from env_server.providers.host_users import HostUsers
 from env_server.providers.last_words import LastWords
-from env_server.providers.requirements import SYSTEM_PATH, SYSTEM_PYTHON, explain_namespaces, sandbox_uid
+from env_server.providers.requirements import SYSTEM_PATH, SYSTEM_PYTHON, explain_namespaces
 from env_server.providers.unsandboxed import plain_command
 from osworld_pipeline.errors import DependencyError, ReplicaError
 
@@ -50,9 +51,10 @@ class DesktopSpec:
 class Sandbox:
     """Call `start` once, then `guest` answers until `stop`."""
 
-    def __init__(self, spec: "DesktopSpec", *, name: str, bounds: Bounds) -> None:
-        self._spec, self._name, self._bounds = spec, name, bounds
+    def __init__(self, spec: "DesktopSpec", *, name: str, bounds: Bounds, users: HostUsers) -> None:
+        self._spec, self._name, self._bounds, self._users = spec, name, bounds, users
         self._group: Group | None = None
+        self._uid: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._last_words = LastWords()
         self._socket_fd: int | None = None
@@ -131,6 +133,8 @@ class Sandbox:
         if group is not None:
             self._num_oom_kills = group.num_oom_kills()
             await group.remove()
+        uid, self._uid = self._uid, None
+        self._users.release(uid)
 
     async def _bury(self, process: subprocess.Popen[bytes]) -> None:
         try:
@@ -151,6 +155,7 @@ class Sandbox:
             raise ReplicaError(f"the desktop {self._name} outlived SIGKILL for {STOP_LIMIT_S:g} s") from error
 
     def _spawn(self) -> None:
+        self._uid = self._users.claim()
         listener, self._socket_fd = _nameless_listener()
         try:
             command = self._command(listener.fileno())
@@ -174,7 +179,7 @@ class Sandbox:
 
     def _command(self, listener_fd: int) -> list[str]:
         if self._spec.is_sandboxed:
-            return bubblewrap_command(self._spec, listener_fd=listener_fd)
+            return bubblewrap_command(self._spec, listener_fd=listener_fd, uid=self._uid)
         image, width, height = self._spec.image, self._spec.width, self._spec.height
         return plain_command(image, width=width, height=height, listener_fd=listener_fd)
 
@@ -192,7 +197,7 @@ def _kill_inside_first(process: subprocess.Popen[bytes]) -> None:
         process.kill()
 
 
-def bubblewrap_command(spec: DesktopSpec, *, listener_fd: int) -> list[str]:
+def bubblewrap_command(spec: DesktopSpec, *, listener_fd: int, uid: int | None) -> list[str]:
     """The whole command line. Process 1 is the guest agent (guest/init.py), in a user namespace above the desktop's
     user."""
     # Only the image's own folder is on the path at first: most of the work before the agent's needs no other package.
@@ -201,8 +206,8 @@ def bubblewrap_command(spec: DesktopSpec, *, listener_fd: int) -> list[str]:
     init = [SYSTEM_PYTHON, "-ISc", start, "--image", "/image", "--listener-fd", str(listener_fd)]
     init += ["--width", str(spec.width), "--height", str(spec.height)]
     init += ["--memory-bytes", str(spec.limits.memory_bytes), "--max-processes", str(spec.limits.num_processes)]
-    source = str(spec.image) if sandbox_uid() is None else _IMAGE_MOUNT
-    return [*_outer_command(spec.image), *_WALLS, "--ro-bind", source, "/image", "--", *init]
+    source = str(spec.image) if uid is None else _IMAGE_MOUNT
+    return [*_outer_command(spec.image, uid), *_WALLS, "--ro-bind", source, "/image", "--", *init]
 
 
 _SITE = "python%d.%d/dist-packages"
@@ -215,16 +220,17 @@ _WALLS = (
 )  # fmt: skip
 
 
-def _outer_command(image: Path) -> list[str]:
-    uid = sandbox_uid()
+def _outer_command(image: Path, uid: int | None) -> list[str]:
     if uid is None:
         return []
-    return ["unshare", "--mount", "--propagation", "private", "/bin/sh", "-c", _AS_ROOT, "sh", str(image), str(uid)]
+    shell = ["/bin/sh", "-c", _AS_ROOT, "sh", str(image), str(uid)]
+    return ["unshare", "--mount", "--propagation", "private", *shell]
 
 
-def check_namespaces(image: Path) -> None:
+def check_namespaces(image: Path, users: HostUsers) -> None:
     """Makes an empty sandbox. DependencyError names the setting where the machine forbids it."""
-    command = [*_outer_command(image), *_WALLS, "--", "/usr/bin/true"]
+    uid = users.claim()
+    command = [*_outer_command(image, uid), *_WALLS, "--", "/usr/bin/true"]
     try:
         done = subprocess.run(
             command,
@@ -239,6 +245,8 @@ def check_namespaces(image: Path) -> None:
         raise DependencyError(f"cannot start bubblewrap ({error}); run `scripts/setup debian`") from error
     except subprocess.TimeoutExpired as error:
         raise DependencyError(f"bubblewrap made no sandbox within {PROBE_LIMIT_S:g} s; try it by hand") from error
+    finally:
+        users.release(uid)
     if done.returncode:
         raise explain_namespaces(done.stderr.decode("utf-8", "replace"))
 

@@ -195,6 +195,35 @@ async def ask_until_refused(ask: Callable[[int], Awaitable[object]]) -> None:
             await asyncio.sleep(0.1)
 
 
+IN_FLIGHT = """
+import os, socket, time
+pairs = []
+try:
+    while True:
+        pairs.append(socket.socketpair())
+        for _ in range(4):
+            socket.send_fds(pairs[-1][0], [b"x"], [0] * 250)
+except OSError as error:
+    print(error.strerror, flush=True)
+os.close(1)
+time.sleep(60)
+"""
+"""Sends descriptors that no program receives, until the kernel refuses more of this user's."""
+
+
+async def test_descriptors_in_flight_do_not_disturb_a_neighbour(provider: LocalProvider) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("desktops have host users of their own only where the server is root")
+    hostile, neighbour = [(await provider.start(f"replica-{number}")).guest for number in range(2)]
+    await hostile.upload("/tmp/in_flight.py", IN_FLIGHT.encode())
+    await hostile.launch("python3 /tmp/in_flight.py > /tmp/held", shell=True)
+    async with asyncio.timeout(20):
+        while b"Too many references" not in (await hostile.file("/tmp/held") or b""):  # noqa: ASYNC110 - in a desktop
+            await asyncio.sleep(0.1)
+    done = await neighbour.execute(f"{SUDO}id -u", shell=True, timeout_s=10)
+    assert (done.returncode, done.output) == (0, "0\n"), done
+
+
 async def test_exhausting_processes_is_tampering(provider: LocalProvider) -> None:
     guest = (await provider.start("replica-0")).guest
     await guest.launch(["python3", "-c", BOMB])

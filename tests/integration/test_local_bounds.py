@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from env_server.providers.host_users import HostUsers
 from env_server.providers.local import LocalDesktop, LocalProvider
 from osworld_pipeline.errors import DependencyError, ReplicaError
 
@@ -197,7 +198,7 @@ async def test_root_never_runs_a_desktop_without_walls(tmp_path: Path, monkeypat
         pytest.skip("this is no root")
     from env_server.providers import local
 
-    def forbid(image: Path) -> None:
+    def forbid(image: Path, users: HostUsers) -> None:
         raise DependencyError("no namespaces here")
 
     monkeypatch.setattr(local, "check_namespaces", forbid)

@@ -1,0 +1,86 @@
+"""A host user of its own for each local desktop, where the server is root. What the kernel counts for each user
+(descriptors in flight, processes, namespaces) is then counted for each desktop, and none can exhaust it for another.
+
+An id is claimed by binding an abstract UNIX socket that is named after it. The kernel frees the name when the process
+ends, and two servers in one network namespace never claim the same id."""
+
+import errno
+import os
+import random
+import socket
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Self
+
+from osworld_pipeline.errors import DependencyError
+
+RANGES = (range(1_500_000_000, 1_500_004_096), range(60_706, 61_184))
+"""Host users without account, in the order of preference; the second for a container that maps 65,536 ids."""
+_NAME = "\0osworld-desktop-user-{uid}"
+
+
+class HostUsers:
+    """The ids that this machine has for desktops. `open` finds out which."""
+
+    def __init__(self, uids: Sequence[int]) -> None:
+        """Without ids desktops run as the present user."""
+        self._uids = uids
+        self._claims: dict[int, socket.socket] = {}
+        self._next = random.randrange(len(uids)) if uids else 0
+
+    @classmethod
+    def open(cls, *, uid_map: Path = Path("/proc/self/uid_map"), ranges: Iterable[range] = RANGES) -> Self:
+        """A desktop's root must not be the host's root, not even in a namespace: files under /proc/sys belong to it.
+
+        Raises:
+            DependencyError: this is root, and there is no other user.
+        """
+        if os.geteuid() != 0:
+            return cls(())
+        extents = [tuple(map(int, line.split())) for line in uid_map.read_text().splitlines()]
+        for uids in ranges:
+            if any(first <= uids[0] and uids[-1] < first + count for first, _, count in extents):
+                return cls(uids)
+        if all(outside != 0 for _, outside, _ in extents):
+            return cls(())  # root of a namespace with few ids: an ordinary user to the host
+        raise DependencyError(
+            "root here has no second user id to run a desktop as; start the env server as another user"
+        )
+
+    def claim(self) -> int | None:
+        """An id until it is released or this process ends; None where a desktop runs as the present user. An id is used
+        again only after all others: what the kernel has still to free of its last desktop does not count.
+
+        Raises:
+            DependencyError: every id is taken.
+        """
+        for _ in range(len(self._uids)):
+            uid = self._uids[self._next]
+            self._next = (self._next + 1) % len(self._uids)
+            claim = _bind(_NAME.format(uid=uid))
+            if claim is not None:
+                self._claims[uid] = claim
+                return uid
+        if not self._uids:
+            return None
+        raise DependencyError(
+            f"all {len(self._uids)} host users for local desktops ({self._uids[0]} to {self._uids[-1]}) are taken; end "
+            "other env servers on this machine, or start this one with fewer --replicas"
+        )
+
+    def release(self, uid: int | None) -> None:
+        """Call it once the last process of this user is gone."""
+        if uid is not None:
+            self._claims.pop(uid).close()
+
+
+def _bind(name: str) -> socket.socket | None:
+    claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        claim.bind(name)
+    except OSError as error:
+        claim.close()
+        if error.errno == errno.EADDRINUSE:
+            return None
+        raise
+    return claim
