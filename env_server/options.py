@@ -46,6 +46,7 @@ def _add_provider_options(parser: argparse.ArgumentParser) -> None:
     _flag(local, "local.wine", "desktops have Windows programs (needs the Debian packages wine and wine64)")
     _option(local, "local.memory_mb", "--desktop-memory-mb", type=int, help="most memory of a desktop (default 1024)")
     _option(local, "local.max_processes", "--desktop-processes", type=int, help="most processes of one (default 512)")
+    _option(local, "local.max_cpus", "--desktop-cpus", type=float, help="most CPUs of one (default: equal shares)")
     qemu = parser.add_argument_group("provider qemu")
     _option(qemu, "qemu.image", "--image", type=Path, help="a qcow2 image with OSWorld's guest server")
     _option(qemu, "qemu.memory_mb", "--vm-memory-mb", type=int, help="memory of a virtual machine")

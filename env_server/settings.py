@@ -51,6 +51,8 @@ class LocalSettings(BaseModel):
 
     memory_mb: int = Field(default=1024, ge=256)
     max_processes: int = Field(default=512, ge=64)
+    max_cpus: float | None = Field(default=None, ge=0.1)
+    """CPU time a second; None shares it equally between desktops, and leaves one what others do not take."""
     allow_unsandboxed: bool = False
     """Desktops as plain processes of this user, where namespaces are impossible; a model's input reaches his files."""
     wine: bool = False

@@ -1,5 +1,5 @@
-"""Bounds for one whole desktop's memory and processes: a control group each (version 1 or 2) where this process may
-make one, and the limits of single processes where it may not."""
+"""Bounds for one whole desktop's memory, processes and CPU time: a control group each (version 1 or 2) where this
+process may make one, and the limits of single processes where it may not."""
 
 import asyncio
 import contextlib
@@ -21,6 +21,12 @@ SMALLEST_NUM_PROCESSES = 64
 REMOVE_LIMIT_S = 5.0
 _PREFIX = "osworld-desktop-"
 _CONTROLLERS = ("memory", "pids")
+_CPU_CONTROLLERS = ("cpu", "cpuacct")
+"""In version 1; version 2 has one, `cpu`. A machine without them still bounds the rest."""
+SMALLEST_MAX_CPUS = 0.1
+CPU_PERIOD_US = 100_000
+DEFAULT_CPU_WEIGHTS = {"cpu.weight": 100, "cpu.shares": 1024}
+"""File of version 2, of version 1 -> what a new group has."""
 _ENTER = 'while [ "$1" != -- ]; do echo 0 > "$1" || exit 125; shift; done; shift; exec "$@"'
 """The shell puts itself into each group, and then becomes the command."""
 _JANITOR = (
@@ -37,12 +43,16 @@ class DesktopLimits:
 
     memory_bytes: int = DEFAULT_MEMORY_BYTES
     num_processes: int = DEFAULT_NUM_PROCESSES
+    max_cpus: float | None = None
+    """None sets no quota: CPU time is shared by equal weights."""
 
     def __post_init__(self) -> None:
         if self.memory_bytes < SMALLEST_MEMORY_BYTES:
             raise ValueError(f"a desktop needs {SMALLEST_MEMORY_BYTES >> 20} MiB of memory, not {self.memory_bytes}")
         if self.num_processes < SMALLEST_NUM_PROCESSES:
             raise ValueError(f"a desktop needs {SMALLEST_NUM_PROCESSES} processes, not {self.num_processes}")
+        if self.max_cpus is not None and self.max_cpus < SMALLEST_MAX_CPUS:
+            raise ValueError(f"a desktop needs {SMALLEST_MAX_CPUS:g} CPUs, not {self.max_cpus:g}")
 
 
 @dataclass(frozen=True)
@@ -64,6 +74,24 @@ class Group:
                 counts += sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
         return counts
 
+    def cpu_time_s(self) -> float | None:
+        """What its processes have used; None where the kernel does not count it, or the group is gone."""
+        for folder in self.folders:
+            with contextlib.suppress(OSError):
+                return int((folder / "cpuacct.usage").read_text()) / 1e9
+            with contextlib.suppress(OSError):
+                counts = dict(line.split() for line in (folder / "cpu.stat").read_text().splitlines())
+                if "usage_usec" in counts:
+                    return int(counts["usage_usec"]) / 1e6
+        return None
+
+    def weigh_cpu(self, part: float) -> None:
+        """Its weight where processors are scarce, as a part of what other desktops have."""
+        for folder, (name, default) in itertools.product(self.folders, DEFAULT_CPU_WEIGHTS.items()):
+            if (folder / name).exists():
+                with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                    (folder / name).write_text(str(max(1, round(default * part))))
+
     async def remove(self) -> None:
         """Once its processes are gone, which takes the kernel a moment to notice. Idempotent."""
         until = time.monotonic() + REMOVE_LIMIT_S
@@ -79,9 +107,18 @@ class Bounds:
     """Makes groups, or none. `open` finds out which; `close` takes away what is left."""
 
     def __init__(
-        self, limits: DesktopLimits, *, version: int, bases: tuple[Path, ...], why_not: str = "", prefix: str = ""
+        self,
+        limits: DesktopLimits,
+        *,
+        version: int,
+        bases: tuple[Path, ...],
+        cpu_bases: tuple[Path, ...] = (),
+        why_not: str = "",
+        prefix: str = "",
     ) -> None:
+        """`cpu_bases`: where CPU time is shared and counted; in version 2 that is the one of `bases`."""
         self._limits, self._version, self._bases, self._why_not = limits, version, bases, why_not
+        self._cpu_bases = cpu_bases
         self._prefix = prefix or f"{_PREFIX}{os.getpid()}-{os.urandom(3).hex()}-"
         self._count = itertools.count()
         self._janitor: subprocess.Popen[bytes] | None = None
@@ -90,8 +127,8 @@ class Bounds:
     def open(cls, limits: DesktopLimits, *, proc: Path = Path("/proc/self")) -> Self:
         """Tries to make a group and removes it again; groups of servers that are dead are removed, too."""
         reasons = []
-        for version, bases in _candidates(proc):
-            bounds = cls(limits, version=version, bases=bases)
+        for version, bases, cpu_bases in _candidates(proc):
+            bounds = cls(limits, version=version, bases=bases, cpu_bases=cpu_bases)
             try:
                 group = bounds._make()
             except OSError as error:
@@ -109,13 +146,20 @@ class Bounds:
         return bool(self._bases)
 
     @property
+    def shares_cpu(self) -> bool:
+        """Whether CPU time is shared between desktops, and not between their programs."""
+        return bool(self._cpu_bases)
+
+    @property
     def description(self) -> str:
         """Which bound is in force, for people."""
         limits = self._limits
         if not self._bases:
             return f"single processes only, no control group can be made ({self._why_not})"
         memory = f"{limits.memory_bytes >> 20} MiB of memory"
-        return f"control group v{self._version}: {memory}, {limits.num_processes} processes"
+        cpu = ", an equal share of CPU time" if self.shares_cpu else ""
+        quota = f", at most {limits.max_cpus:g} CPUs" if self.shares_cpu and limits.max_cpus is not None else ""
+        return f"control group v{self._version}: {memory}, {limits.num_processes} processes{cpu}{quota}"
 
     def make_group(self) -> Group | None:
         """A group for one desktop; None where none can be made (any more)."""
@@ -144,7 +188,7 @@ class Bounds:
         name = f"{self._prefix}{next(self._count)}"
         folders: list[Path] = []
         try:
-            for base, settings in zip(self._bases, self._settings(), strict=True):
+            for base, settings in self._settings().items():
                 (base / name).mkdir()
                 folders.append(base / name)
                 for file, value in settings.items():
@@ -159,12 +203,24 @@ class Bounds:
                     (folder / file).write_text(value)
         return Group(tuple(folders))
 
-    def _settings(self) -> tuple[dict[str, str], ...]:
+    def _settings(self) -> dict[Path, dict[str, str]]:
         """For each hierarchy: file and what it is set to."""
         memory, num_processes = str(self._limits.memory_bytes), str(self._limits.num_processes)
         if self._version == 2:
-            return ({"memory.max": memory, "pids.max": num_processes},)
-        return ({"memory.limit_in_bytes": memory}, {"pids.max": num_processes})
+            each = ({"memory.max": memory, "pids.max": num_processes},)
+        else:
+            each = ({"memory.limit_in_bytes": memory}, {"pids.max": num_processes})
+        settings = dict(zip(self._bases, each, strict=True))
+        for base in self._cpu_bases:
+            settings.setdefault(base, {})
+        if self._cpu_bases and self._limits.max_cpus is not None:
+            quota_us = str(round(self._limits.max_cpus * CPU_PERIOD_US))
+            settings[self._cpu_bases[0]] |= (
+                {"cpu.max": f"{quota_us} {CPU_PERIOD_US}"}
+                if self._version == 2
+                else {"cpu.cfs_period_us": str(CPU_PERIOD_US), "cpu.cfs_quota_us": quota_us}
+            )
+        return settings
 
     def _swap_settings(self) -> tuple[tuple[str, str], ...]:
         """No swap beyond the memory."""
@@ -173,7 +229,7 @@ class Bounds:
         return (("memory.memsw.limit_in_bytes", str(self._limits.memory_bytes)),)
 
     def _sweep(self) -> None:
-        for base in self._bases:
+        for base in self._settings():
             for folder in base.glob(f"{_PREFIX}*"):
                 owner = folder.name.removeprefix(_PREFIX).partition("-")[0]
                 if owner.isdigit() and not Path(f"/proc/{owner}").exists():
@@ -181,7 +237,7 @@ class Bounds:
 
     def _start_janitor(self) -> None:
         self._janitor = subprocess.Popen(
-            ["/bin/sh", "-c", _JANITOR, "sh", self._prefix, *map(str, self._bases)],
+            ["/bin/sh", "-c", _JANITOR, "sh", self._prefix, *map(str, self._settings())],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -190,21 +246,27 @@ class Bounds:
         )
 
 
-def _candidates(proc: Path) -> list[tuple[int, tuple[Path, ...]]]:
-    """Folders below which a desktop's group could be made, the best first: (version, one folder per hierarchy)."""
+def _candidates(proc: Path) -> list[tuple[int, tuple[Path, ...], tuple[Path, ...]]]:
+    """Folders below which a desktop's group could be made, the best first: version, one folder per hierarchy, and
+    those of CPU time."""
     try:
         lines = [line.split(":", 2) for line in (proc / "cgroup").read_text().splitlines()]
         mounts = [line.split() for line in (proc / "mountinfo").read_text().splitlines()]
     except OSError:
         return []
     own_path = {name: path for _, names, path in lines for name in names.split(",")}
-    v1 = [_find(mounts, "cgroup", own_path.get(name), name) for name in _CONTROLLERS]
-    found: list[tuple[int, tuple[Path, ...]]] = []
+    memory, pids = (_find(mounts, "cgroup", own_path.get(name), name) for name in _CONTROLLERS)
+    cpu, cpuacct = (_find(mounts, "cgroup", own_path.get(name), name) for name in _CPU_CONTROLLERS)
+    found: list[tuple[int, tuple[Path, ...], tuple[Path, ...]]] = []
     own = _find(mounts, "cgroup2", own_path.get(""), None)
     if own is not None:
-        found += [(2, (folder,)) for folder in (own, own.parent) if _hands_down(folder)]
-    if v1[0] is not None and v1[1] is not None:
-        found.append((1, (v1[0], v1[1])))
+        for folder in (own, own.parent):
+            if _hands_down(folder):
+                found.append((2, (folder,), (folder,) if "cpu" in _handed_down(folder) else ()))
+    if memory is not None and pids is not None:
+        if cpu is not None and cpuacct is not None:
+            found.append((1, (memory, pids), tuple(dict.fromkeys((cpu, cpuacct)))))
+        found.append((1, (memory, pids), ()))
     return found
 
 
@@ -226,22 +288,32 @@ def _find(mounts: list[list[str]], kind: str, path: str | None, controller: str 
 
 
 def _hands_down(folder: Path) -> bool:
-    """Whether groups below have both controllers. Version 2 allows it only in a group that holds no process, so a
-    server that is alone in its own (as under systemd with Delegate=yes) moves into a group below."""
+    """Whether groups below have the controllers. Version 2 allows it only in a group that holds no process, so a server
+    that is alone in its own (as under systemd with Delegate=yes) moves into a group below."""
     control = folder / "cgroup.subtree_control"
     try:
-        if set(_CONTROLLERS) <= set(control.read_text().split()):
-            return True
-        if not set(_CONTROLLERS) <= set((folder / "cgroup.controllers").read_text().split()):
-            return False
-        if (folder / "cgroup.procs").read_text().split() == [str(os.getpid())]:
-            own = folder / "env-server"
-            own.mkdir(exist_ok=True)
-            (own / "cgroup.procs").write_text("0")
-        control.write_text("+memory +pids")
+        if not set(_CONTROLLERS) <= _handed_down(folder):
+            if not set(_CONTROLLERS) <= _controllers(folder):
+                return False
+            if (folder / "cgroup.procs").read_text().split() == [str(os.getpid())]:
+                own = folder / "env-server"
+                own.mkdir(exist_ok=True)
+                (own / "cgroup.procs").write_text("0")
+            control.write_text("+memory +pids")
     except OSError:
         return False
+    with contextlib.suppress(OSError):  # refused, for example, where there are real-time processes
+        if "cpu" in _controllers(folder) - _handed_down(folder):
+            control.write_text("+cpu")
     return True
+
+
+def _controllers(folder: Path) -> set[str]:
+    return set((folder / "cgroup.controllers").read_text().split())
+
+
+def _handed_down(folder: Path) -> set[str]:
+    return set((folder / "cgroup.subtree_control").read_text().split())
 
 
 def _remove(folder: Path) -> bool:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from env_server.guest_client import GuestClient
 from env_server.providers.base_image import ensure_image, image_digest
-from env_server.providers.bounds import DEFAULT_MEMORY_BYTES, DEFAULT_NUM_PROCESSES, Bounds, DesktopLimits
+from env_server.providers.bounds import DEFAULT_MEMORY_BYTES, DEFAULT_NUM_PROCESSES, Bounds, DesktopLimits, Group
+from env_server.providers.cpu_shares import share_cpus
 from env_server.providers.host_users import HostUsers
 from env_server.providers.requirements import check_programs
 from env_server.providers.sandbox import DesktopSpec, Sandbox, check_namespaces
@@ -31,6 +32,7 @@ class LocalProvider:
         screen_size: tuple[int, int] = DEFAULT_SCREEN,
         memory_mb: int = DEFAULT_MEMORY_BYTES >> 20,
         max_processes: int = DEFAULT_NUM_PROCESSES,
+        max_cpus: float | None = None,
         allow_unsandboxed: bool = False,
         wine: bool = False,
     ) -> None:
@@ -43,13 +45,14 @@ class LocalProvider:
             raise ValueError(f"a screen of {screen_size[0]}x{screen_size[1]} is too small; take 320x200 or more")
         check_programs()
         self._images, self._screen_size = images.absolute(), screen_size
-        self._limits = DesktopLimits(memory_bytes=memory_mb << 20, num_processes=max_processes)
+        self._limits = DesktopLimits(memory_bytes=memory_mb << 20, num_processes=max_processes, max_cpus=max_cpus)
         self._allow_unsandboxed = allow_unsandboxed
         self._has_wine = wine
         self._digest = image_digest(wine=wine)
         self._spec: DesktopSpec | None = None
         self._bounds: Bounds | None = None
         self._users: HostUsers | None = None
+        self._sharing: asyncio.Task[None] | None = None
         self._building = asyncio.Lock()
         self._desktops: set[LocalDesktop] = set()
 
@@ -65,7 +68,7 @@ class LocalProvider:
 
     @property
     def details(self) -> str:
-        """What bounds a desktop's memory and processes."""
+        """What bounds a desktop's memory, processes and CPU time."""
         return self._bounds.description if self._bounds else ""
 
     async def start(self, replica_id: str) -> "LocalDesktop":
@@ -75,8 +78,10 @@ class LocalProvider:
             if self._spec is None:
                 self._spec = await self._find_out(self._users)
             if self._bounds is None:
-                self._bounds = await asyncio.to_thread(Bounds.open, self._limits)
+                self._bounds = await asyncio.to_thread(self._open_bounds)
                 log.info("desktops are bounded by: %s", self.details)
+                if self._bounds.shares_cpu:
+                    self._sharing = asyncio.create_task(share_cpus(self._groups))
         desktop = LocalDesktop(self, replica_id, self._spec, self._bounds, self._users)
         self._desktops.add(desktop)
         try:
@@ -89,9 +94,23 @@ class LocalProvider:
     async def close(self) -> None:
         desktops, self._desktops = self._desktops, set()
         await asyncio.gather(*(desktop.stop() for desktop in desktops))
+        sharing, self._sharing = self._sharing, None
+        if sharing is not None:
+            sharing.cancel()
+            await asyncio.wait({sharing})
         bounds, self._bounds = self._bounds, None
         if bounds is not None:
             await asyncio.to_thread(bounds.close)
+
+    def _open_bounds(self) -> Bounds:
+        bounds = Bounds.open(self._limits)
+        if self._limits.max_cpus is not None and not bounds.shares_cpu:
+            bounds.close()
+            raise DependencyError(
+                f"local.max_cpus cannot be kept here ({bounds.description}); start the env server as root, or as a "
+                "systemd service with Delegate=yes, or leave it out"
+            )
+        return bounds
 
     async def _find_out(self, users: HostUsers) -> DesktopSpec:
         image = await asyncio.to_thread(ensure_image, self._images, self._digest, wine=self._has_wine)
@@ -106,6 +125,9 @@ class LocalProvider:
             log.warning("DESKTOPS WITHOUT A SANDBOX: what a model does, it does with your rights (%s)", error)
         width, height = self._screen_size
         return DesktopSpec(image=image, width=width, height=height, limits=self._limits, is_sandboxed=is_sandboxed)
+
+    def _groups(self) -> list[Group]:
+        return [desktop.group for desktop in self._desktops if desktop.group is not None]
 
     def forget(self, desktop: "LocalDesktop") -> None:
         self._desktops.discard(desktop)
@@ -139,6 +161,10 @@ class LocalDesktop:
             await sandbox.stop()
             raise ReplicaError(f"the desktop {self._replica_id} was stopped during its reset; start another")
         self._sandbox = sandbox
+
+    @property
+    def group(self) -> Group | None:
+        return None if self._sandbox is None else self._sandbox.group
 
     def is_alive(self) -> bool:
         return self._sandbox is not None and self._sandbox.is_alive()

@@ -69,6 +69,11 @@ class Sandbox:
             raise ReplicaError(f"the desktop {self._name} is not running; start or replace it")
         return self._guest
 
+    @property
+    def group(self) -> Group | None:
+        """None where no control group holds it."""
+        return self._group
+
     async def start(self) -> None:
         """Returns when the guest agent has answered a screenshot; on any failure nothing is left behind."""
         try:

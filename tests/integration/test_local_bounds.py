@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from env_server.providers import local
+from env_server.providers.bounds import Bounds, DesktopLimits
+from env_server.providers.cpu_shares import share_cpus
 from env_server.providers.host_users import HostUsers
 from env_server.providers.local import LocalDesktop, LocalProvider
 from osworld_pipeline.errors import DependencyError, ReplicaError
@@ -82,6 +85,92 @@ async def test_all_of_a_desktops_processes_are_counted_root_included(provider: L
         f"echo password | sudo -S true; sudo python3 -c '{bomb}'", shell=True, timeout_s=30
     )
     assert 20 < int(done.output) < 200
+
+
+_SPIN = """
+import os, resource, sys, time
+num_sessions, seconds = int(sys.argv[1]), float(sys.argv[2])
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+for _ in range(num_sessions):
+    if os.fork() == 0:
+        os.setsid()
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            pass
+        os._exit(0)
+for _ in range(num_sessions):
+    os.wait()
+used = resource.getrusage(resource.RUSAGE_CHILDREN)
+print(used.ru_utime + used.ru_stime)
+"""
+"""Sessions that take one and the same processor; prints the CPU time that they got."""
+
+
+async def spin(desktop: LocalDesktop, *, num_sessions: int, seconds: float) -> float:
+    """Seconds of CPU time."""
+    argv = ["python3", "-c", _SPIN, str(num_sessions), str(seconds)]
+    return float((await desktop.guest.execute(argv, timeout_s=60)).output)
+
+
+async def two_weighed(provider: LocalProvider) -> tuple[LocalDesktop, LocalDesktop]:
+    desktops = await bounded(provider), await provider.start("replica-1")
+    if "an equal share of CPU time" not in provider.details:
+        pytest.skip(f"this machine: {provider.details}")
+    return desktops
+
+
+async def test_a_neighbour_of_many_spinning_sessions_gets_a_fair_part(provider: LocalProvider) -> None:
+    hostile, neighbour = await two_weighed(provider)
+    taken_s, left_s = await asyncio.gather(
+        spin(hostile, num_sessions=40, seconds=0.8), spin(neighbour, num_sessions=1, seconds=0.8)
+    )
+    assert left_s > taken_s / 4
+
+
+async def test_a_desktop_that_spins_next_to_idle_ones_gets_what_others_leave(provider: LocalProvider) -> None:
+    hostile, neighbour = await two_weighed(provider)
+    groups = [group for group in (hostile.group, neighbour.group) if group is not None]
+    sharing = asyncio.create_task(share_cpus(lambda: groups, interval_s=0.3))
+    spinning = asyncio.create_task(spin(hostile, num_sessions=1, seconds=2.0))
+    try:
+        async with asyncio.timeout(20):
+            while not any(map(has_small_weight, groups[0].folders)):  # noqa: ASYNC110 - the kernel tells no one
+                await asyncio.sleep(0.02)
+        sharing.cancel()
+        began_s = groups[0].cpu_time_s() or 0.0
+        left_s = await spin(neighbour, num_sessions=1, seconds=0.4)
+        assert left_s > 2 * ((groups[0].cpu_time_s() or 0.0) - began_s)
+    finally:
+        sharing.cancel()
+        await spinning
+
+
+def has_small_weight(folder: Path) -> bool:
+    return any(
+        (folder / name).exists() and (folder / name).read_text() == f"{weight}\n"
+        for name, weight in (("cpu.weight", 3), ("cpu.shares", 32))
+    )
+
+
+async def test_a_quota_of_cpu_time_holds_on_an_idle_machine(tmp_path: Path) -> None:
+    probe = Bounds.open(DesktopLimits())
+    probe.close()
+    if not probe.shares_cpu:
+        pytest.skip(f"this machine: {probe.description}")
+    provider = LocalProvider(images=tmp_path, screen_size=(640, 480), max_cpus=0.2)
+    try:
+        desktop = await provider.start("replica-0")
+        assert await spin(desktop, num_sessions=2, seconds=0.6) < 0.6 * 0.2 * 2
+    finally:
+        await provider.close()
+
+
+async def test_a_quota_that_cannot_be_kept_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local.Bounds, "open", lambda limits: Bounds(limits, version=0, bases=(), why_not="none here"))
+    provider = LocalProvider(images=tmp_path, screen_size=(640, 480), max_cpus=0.2)
+    with pytest.raises(DependencyError, match=r"local.max_cpus cannot be kept here .*none here"):
+        await provider.start("replica-0")
+    await provider.close()
 
 
 @pytest.mark.skipif(os.uname().machine not in ("x86_64", "aarch64"), reason="no filter for this machine")
@@ -196,7 +285,6 @@ def test_without_namespaces_a_desktop_runs_only_where_told_and_leaves_nothing(pl
 async def test_root_never_runs_a_desktop_without_walls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if os.geteuid() != 0:
         pytest.skip("this is no root")
-    from env_server.providers import local
 
     def forbid(image: Path, users: HostUsers) -> None:
         raise DependencyError("no namespaces here")

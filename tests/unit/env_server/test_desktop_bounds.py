@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,7 +44,7 @@ def test_version_two_takes_the_own_group_where_it_hands_its_controllers_down(tmp
     (own / "cgroup.subtree_control").write_text("cpu memory pids\n")
     bounds = Bounds.open(LIMITS, proc=proc)
     try:
-        assert bounds.description == "control group v2: 512 MiB of memory, 100 processes"
+        assert bounds.description == "control group v2: 512 MiB of memory, 100 processes, an equal share of CPU time"
         group = bounds.make_group()
         assert group is not None
         assert [folder.parent for folder in group.folders] == [own]
@@ -80,6 +81,52 @@ def test_version_one_takes_a_folder_in_both_hierarchies(tmp_path: Path) -> None:
     opened.close()
 
 
+@pytest.mark.parametrize("is_one_folder", [True, False])
+def test_version_one_shares_cpu_time_where_its_hierarchies_are(tmp_path: Path, is_one_folder: bool) -> None:
+    fs = tmp_path / "fs"
+    names = ["cpu,cpuacct"] if is_one_folder else ["cpu", "cpuacct"]
+    proc = machine(
+        tmp_path,
+        cgroup="".join(f"9:{name}:/a\n" for name in names) + "7:pids:/\n4:memory:/\n",
+        mounts=[("cgroup", "/", fs / name, name) for name in ("memory", "pids", *names)],
+    )
+    for name in names:
+        (fs / name / "a").mkdir()
+    bounds = Bounds.open(DesktopLimits(max_cpus=1.5), proc=proc)
+    group = bounds.make_group()
+    assert group is not None
+    assert bounds.shares_cpu
+    assert "an equal share of CPU time, at most 1.5 CPUs" in bounds.description
+    quota = {"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "150000"}
+    assert {folder.parent: contents(folder) for folder in group.folders[2:]} == (
+        {fs / names[0] / "a": quota} if is_one_folder else {fs / "cpu/a": quota, fs / "cpuacct/a": {}}
+    )
+    (group.folders[2] / "cpu.shares").write_text("1024")
+    (group.folders[-1] / "cpuacct.usage").write_text("2500000000")
+    group.weigh_cpu(1 / 32)
+    assert (group.folders[2] / "cpu.shares").read_text() == "32"
+    assert group.cpu_time_s() == 2.5
+    empty_groups(fs)
+    bounds.close()
+
+
+def test_version_two_sets_quota_and_weight(tmp_path: Path) -> None:
+    own = tmp_path / "fs"
+    proc = machine(tmp_path, cgroup="0::/\n", mounts=[("cgroup2", "/", own, "")])
+    (own / "cgroup.subtree_control").write_text("cpu memory pids")
+    bounds = Bounds.open(DesktopLimits(max_cpus=0.5), proc=proc)
+    group = bounds.make_group()
+    assert group is not None
+    assert contents(group.folders[0])["cpu.max"] == "50000 100000"
+    (group.folders[0] / "cpu.weight").write_text("100")
+    (group.folders[0] / "cpu.stat").write_text("usage_usec 1500000\nuser_usec 1\n")
+    group.weigh_cpu(1 / 32)
+    assert (group.folders[0] / "cpu.weight").read_text() == "3"
+    assert group.cpu_time_s() == 1.5
+    empty_groups(own)
+    bounds.close()
+
+
 @pytest.mark.parametrize("cgroup", ["", "0::/\n", "4:memory:/a\n"])
 def test_a_machine_without_control_groups_says_why_single_processes_are_bounded(tmp_path: Path, cgroup: str) -> None:
     bounds = Bounds.open(LIMITS, proc=machine(tmp_path, cgroup=cgroup, mounts=[]))
@@ -114,8 +161,8 @@ def test_groups_of_a_dead_server_are_removed_and_those_of_a_living_one_are_not(t
     assert [path.name for path in own.iterdir() if path.is_dir()] == [f"osworld-desktop-{os.getppid()}-abc-0"]
 
 
-@pytest.mark.parametrize("limits", [{"memory_bytes": 1 << 20}, {"num_processes": 8}])
-def test_limits_too_small_for_a_desktop_are_refused(limits: dict[str, int]) -> None:
+@pytest.mark.parametrize("limits", [{"memory_bytes": 1 << 20}, {"num_processes": 8}, {"max_cpus": 0.01}])
+def test_limits_too_small_for_a_desktop_are_refused(limits: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="a desktop needs"):
         DesktopLimits(**limits)
 

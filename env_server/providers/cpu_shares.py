@@ -1,0 +1,89 @@
+"""Weighs down a desktop that uses far more CPU time than its neighbours. Equal weights give each desktop an equal part
+of the processors, but a desktop that spins takes all of its part, and the others wait for theirs at every step. With a
+small weight it gets what they leave over."""
+
+import asyncio
+import logging
+import statistics
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+log = logging.getLogger(__name__)
+
+INTERVAL_S = 4.0
+MOST_TIMES_MEDIAN = 4.0
+"""Of its neighbours' CPU time."""
+FLOOR_CPUS = 0.5
+"""A desktop that uses less is never weighed down."""
+SMALL_WEIGHT = 1 / 32
+FIRST_S, LONGEST_S = 8.0, 256.0
+"""How long a small weight lasts at first; each time it repeats, twice as long."""
+
+
+class CpuGroup(Protocol):
+    """One desktop's programs."""
+
+    def cpu_time_s(self) -> float | None: ...
+
+    def weigh_cpu(self, part: float) -> None: ...
+
+
+K = TypeVar("K", bound=CpuGroup)
+
+
+@dataclass
+class _Record:
+    used_s: float
+    num_times: int = 0
+    small_until: float | None = None
+
+
+class CpuShares(Generic[K]):
+    """Judges the groups of one server; `now` is any clock that does not go back."""
+
+    def __init__(self) -> None:
+        self._records: dict[K, _Record] = {}
+        self._judged_at: float | None = None
+
+    def judge(self, used_s: Mapping[K, float], now: float) -> dict[K, float]:
+        """New weights, by what each group has used since it was made. Groups that are no longer there are forgotten."""
+        passed_s = 0.0 if self._judged_at is None else now - self._judged_at
+        uses = {key: used_s[key] - record.used_s for key, record in self._records.items() if key in used_s}
+        self._judged_at = now
+        self._records = {key: self._records.get(key, _Record(used)) for key, used in used_s.items()}
+        weights: dict[K, float] = {}
+        for key, record in self._records.items():
+            record.used_s = used_s[key]
+            if record.small_until is not None and now >= record.small_until:
+                record.small_until = None
+                weights[key] = 1.0
+            if record.small_until is None and key in uses and _is_greedy(key, uses, passed_s):
+                record.small_until = now + min(LONGEST_S, FIRST_S * 2**record.num_times)
+                record.num_times += 1
+                weights[key] = SMALL_WEIGHT
+        return weights
+
+
+def _is_greedy(key: K, uses: Mapping[K, float], passed_s: float) -> bool:
+    others = [used for other, used in uses.items() if other is not key]
+    if not others or uses[key] <= FLOOR_CPUS * passed_s:
+        return False
+    return uses[key] > MOST_TIMES_MEDIAN * statistics.median(others)
+
+
+async def share_cpus(groups: Callable[[], Iterable[CpuGroup]], *, interval_s: float = INTERVAL_S) -> None:
+    """Until cancelled."""
+    shares, clock = CpuShares[CpuGroup](), asyncio.get_running_loop().time
+    while True:
+        await asyncio.sleep(interval_s)
+        try:
+            await asyncio.to_thread(_weigh, shares, list(groups()), clock())
+        except OSError as error:
+            log.warning("the CPU time of desktops is not weighed this time: %s", error)
+
+
+def _weigh(shares: CpuShares[CpuGroup], groups: list[CpuGroup], now: float) -> None:
+    used_s = {group: used for group in groups if (used := group.cpu_time_s()) is not None}
+    for group, part in shares.judge(used_s, now).items():
+        group.weigh_cpu(part)
