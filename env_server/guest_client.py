@@ -280,8 +280,10 @@ class GuestClient:
         with self._understood("/desktop_path"):
             return str(answer["desktop_path"])
 
-    async def wallpaper(self) -> bytes | None:
-        answer = await self._request("POST", "/wallpaper", allow=(403, 404, 413))
+    async def wallpaper(self, *, max_bytes: int = MAX_BYTES_OF["/wallpaper"]) -> bytes | None:
+        """The bytes of its file; None where there is none. FileTooLargeError as for `file`."""
+        allow = (403, 404, 413)
+        answer = await self._request("POST", "/wallpaper", allow=allow, max_bytes=max_bytes)
         return answer.content if answer.status_code == 200 else None
 
     # Recording
@@ -366,7 +368,9 @@ class GuestClient:
             num_bytes += len(part)
             if num_bytes > limit:
                 sentence = f"the guest of {self._name} answered {path} with more than {limit} bytes"
-                raise FileTooLargeError(sentence) if max_bytes else ReplicaError(f"{sentence}; replace the replica")
+                if max_bytes is None:
+                    raise ReplicaError(f"{sentence}; replace the replica")
+                raise FileTooLargeError(sentence)
             parts.append(part)
         return httpx.Response(
             stream.status_code, headers=stream.headers, content=b"".join(parts), request=stream.request

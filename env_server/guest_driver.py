@@ -9,7 +9,7 @@ from env_server.download import Downloader
 from env_server.driver import EpisodeDriver, Plan, View
 from env_server.evaluators.grading import RunMetric, grade
 from env_server.evaluators.metric_processes import MetricProcesses
-from env_server.evaluators.result_file import EpisodeCache
+from env_server.evaluators.result_file import EpisodeCache, LargeChecks
 from env_server.evaluators.version import GRADER_VERSION
 from env_server.guest_client import GuestClient
 from env_server.images import in_size
@@ -81,6 +81,7 @@ class GuestDrivers:
     ) -> None:
         self.limits, self.downloader, self.screen = limits, downloader, screen
         self.graders: Graders = graders or OwnGraders()
+        self.large_checks = LargeChecks()
 
     @property
     def grader_version(self) -> str:
@@ -117,7 +118,7 @@ class GuestDriver:
     def __init__(self, plan: GuestPlan, desktop: ProvidedDesktop) -> None:
         self._plan, self._desktop = plan, desktop
         self._limits = plan.drivers.limits
-        self._cache = EpisodeCache()
+        self._cache = EpisodeCache(plan.drivers.large_checks)
 
     async def prepare(self) -> None:
         limit_s = self._limits.setup_timeout_s

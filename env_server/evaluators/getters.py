@@ -14,8 +14,6 @@ from osworld_pipeline.errors import TamperingError
 Config = Mapping[str, Any]
 Getter = Callable[[GuestClient, EpisodeCache, Config], Awaitable[Any]]
 COMMAND_TIMEOUT_S = 60.0
-MAX_FILE_BYTES = 32 << 20
-"""Of a file that is graded."""
 log = logging.getLogger("env_server")
 
 
@@ -65,7 +63,8 @@ async def get_vm_window_size(guest: GuestClient, cache: EpisodeCache, config: Co
 
 async def get_vm_wallpaper(guest: GuestClient, cache: EpisodeCache, config: Config) -> ResultFile:
     """An empty file where there is no wallpaper, as OSWorld makes one."""
-    return cache.put(config["dest"], await guest.wallpaper() or b"")
+    file = await _fetch(cache, config["dest"], lambda max_bytes: guest.wallpaper(max_bytes=max_bytes))
+    return file or ResultFile(name=config["dest"], data=b"")
 
 
 async def get_list_directory(guest: GuestClient, cache: EpisodeCache, config: Config) -> dict[str, Any] | None:
@@ -89,24 +88,27 @@ async def get_vm_file(
         if config.get("time_suffix", False):
             stem, ending = os.path.splitext(dest)
             dest = f"{stem}_{time.strftime(config.get('time_format', '%Y%m%d_%H%M%S'))}{ending}"
-        return await _fetch(guest, cache, config["path"], dest)
+        return await _fetch_path(guest, cache, config["path"], dest)
     gives = set(config.get("gives", [0]))
     files = []
     for index, (path, dest) in enumerate(zip(config["path"], config["dest"], strict=True)):
-        file = await _fetch(guest, cache, path, dest)
+        file = await _fetch_path(guest, cache, path, dest)
         if index in gives:
             files.append(file)
     return files[0] if len(files) == 1 else files
 
 
-async def _fetch(guest: GuestClient, cache: EpisodeCache, path: str, dest: str) -> ResultFile | None:
+async def _fetch_path(guest: GuestClient, cache: EpisodeCache, path: str, dest: str) -> ResultFile | None:
+    return await _fetch(cache, dest, lambda max_bytes: guest.file(path, max_bytes=max_bytes))
+
+
+async def _fetch(cache: EpisodeCache, dest: str, read: Callable[[int], Awaitable[bytes | None]]) -> ResultFile | None:
     """None, too, for a file that is too large to be an answer: a policy must not cause a fault by writing one."""
     try:
-        data = await guest.file(path, max_bytes=MAX_FILE_BYTES)
+        return await cache.fetch(dest, read)
     except FileTooLargeError as error:
         log.warning("%s: graded as if it were not there", error)
         return None
-    return None if data is None else cache.put(dest, data)
 
 
 GETTERS: Mapping[str, Getter] = {

@@ -29,7 +29,8 @@ async def grade(
         return float(grader.is_infeasible and has_given_up)
     scores: list[float] = []
     for check in grader.checks:
-        score = await _score(check, guest, cache, run_metric)
+        async with cache.check():
+            score = await _score(check, guest, cache, run_metric)
         if grader.is_list and grader.conj == "and" and score == 0.0:
             return 0.0
         if grader.is_list and grader.conj == "or" and score == 1.0:

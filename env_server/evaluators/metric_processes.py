@@ -46,10 +46,10 @@ class MetricProcesses:
         Raises:
             EvaluatorError: the metric crashed, or took too long by the clock.
         """
-        request = pickle.dumps((name, list(arguments), dict(options)), protocol=5)
-        if arguments and len(request) > MAX_RESULT_BYTES < len(pickle.dumps(arguments[0], protocol=5)):
-            return _too_much(name, f"{MAX_RESULT_BYTES >> 20} MiB to read")
         async with self._slots:
+            request = pickle.dumps((name, list(arguments), dict(options)), protocol=5)  # here: few copies at a time
+            if arguments and len(request) > MAX_RESULT_BYTES < len(pickle.dumps(arguments[0], protocol=5)):
+                return _too_much(name, f"{MAX_RESULT_BYTES >> 20} MiB to read")
             process = self._take_idle() or await self._start()
             try:
                 answer = await _ask(process, request)

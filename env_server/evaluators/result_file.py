@@ -1,9 +1,22 @@
-"""A file as a getter fetched it: bytes with a name, never a path on this machine, so grading leaves nothing behind."""
+"""A file as a getter fetched it: bytes with a name, never a path on this machine, so grading leaves nothing behind. How
+many bytes a policy can make the server hold has a bound for each check, and for the whole server."""
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from env_server.guest_client import FileTooLargeError
 from osworld_pipeline.errors import EvaluatorError
+
+SMALL_BYTES = 4 << 20
+"""Of all files of one check together; every check may hold so much at any time."""
+MAX_FILE_BYTES = 32 << 20
+"""Of a file that is graded."""
+MAX_CHECK_BYTES = 64 << 20
+"""Of all files of one check together."""
+NUM_LARGE_CHECKS = 8
+"""Checks of one server that hold more than SMALL_BYTES at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,11 +30,23 @@ class ResultFile:
         return self.data.decode().replace("\r\n", "\n").replace("\r", "\n")
 
 
-class EpisodeCache:
-    """OSWorld's cache folder of one episode, in memory: what set-up verbs kept for the grader, by name."""
+class LargeChecks(asyncio.Semaphore):
+    """Whose turn it is to hold large files; one for a whole server."""
 
-    def __init__(self, *, max_bytes: int = 256 * 1024 * 1024) -> None:
+    def __init__(self, num_checks: int = NUM_LARGE_CHECKS) -> None:
+        super().__init__(num_checks)
+
+
+class EpisodeCache:
+    """OSWorld's cache folder of one episode, in memory: what set-up verbs kept for the grader, by name, and what the
+    check in progress has fetched. Small files are kept for the next check, too."""
+
+    def __init__(self, large_checks: LargeChecks | None = None, *, max_bytes: int = 256 * 1024 * 1024) -> None:
         self._files: dict[str, ResultFile] = {}
+        self._fetched: dict[str, ResultFile] = {}
+        self._num_kept_bytes = 0
+        self._large_checks = large_checks or LargeChecks()
+        self._is_large = False
         self._max_bytes = max_bytes
 
     def put(self, name: str, data: bytes) -> ResultFile:
@@ -31,8 +56,50 @@ class EpisodeCache:
         self._files[name] = ResultFile(name=name, data=data)
         return self._files[name]
 
+    @asynccontextmanager
+    async def check(self) -> AsyncIterator[None]:
+        """What is fetched within the block is let go at its end where it is large."""
+        try:
+            yield
+        finally:
+            fetched, self._fetched = self._fetched, {}
+            num_bytes = _num_bytes(fetched)
+            if self._is_large:
+                self._is_large = False
+                self._large_checks.release()
+            elif self._num_kept_bytes + num_bytes <= SMALL_BYTES:
+                self._num_kept_bytes += num_bytes
+                self._files |= fetched
+
+    async def fetch(self, name: str, read: Callable[[int], Awaitable[bytes | None]]) -> ResultFile | None:
+        """What `read` gives, which is given the most bytes to read and answers None where there is no file. Waits for
+        its turn where this check comes to hold more than is small. To be called within `check`.
+
+        Raises:
+            FileTooLargeError: it is larger than a file, or together with the others of its check, may be.
+        """
+        held = _num_bytes(self._fetched)
+        data = None
+        if not self._is_large:
+            try:
+                data = await read(SMALL_BYTES - held)
+            except FileTooLargeError:
+                await self._large_checks.acquire()
+                self._is_large = True
+        if self._is_large:
+            data = await read(min(MAX_FILE_BYTES, MAX_CHECK_BYTES - held))
+        if data is None:
+            return None
+        file = ResultFile(name=name, data=data)
+        self._fetched[name] = file
+        return file
+
     def __iter__(self) -> Iterator[ResultFile]:
-        return iter(list(self._files.values()))
+        return iter(list((self._files | self._fetched).values()))
 
     def get(self, name: str) -> ResultFile | None:
-        return self._files.get(name)
+        return self._fetched.get(name) or self._files.get(name)
+
+
+def _num_bytes(files: dict[str, ResultFile]) -> int:
+    return sum(len(file.data) for file in files.values())

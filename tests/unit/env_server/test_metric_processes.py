@@ -15,10 +15,9 @@ import pytest
 from fake_desktops import FakeDesktop
 
 from env_server.evaluators import metric_processes
-from env_server.evaluators.getters import MAX_FILE_BYTES
 from env_server.evaluators.grading import grade
 from env_server.evaluators.metric_processes import MetricProcesses
-from env_server.evaluators.result_file import EpisodeCache, ResultFile
+from env_server.evaluators.result_file import MAX_FILE_BYTES, EpisodeCache, ResultFile
 from osworld_pipeline.domain.task_words.reading import read_grader
 from osworld_pipeline.errors import EvaluatorError
 
