@@ -90,9 +90,8 @@ dev: setup ## Dagster's UI on http://127.0.0.1:3000
 mlflow: setup-python ## MLflow's UI on http://127.0.0.1:5000
 	@$(BIN)/mlflow ui --backend-store-uri sqlite:///var/mlflow/mlflow.db --port 5000
 
-constraints: setup-python ## resolve the pinned versions anew
-	@$(BIN)/uv pip compile pyproject.toml --extra server --extra pipeline --extra train --extra lora --extra ray --extra postgres --extra gym --extra dev --universal \
-	  --python-version 3.11 --no-header --no-annotate --no-emit-find-links --no-emit-index-url --quiet --upgrade -o constraints.txt
+constraints: setup-python ## resolve every list of pinned packages anew
+	@scripts/pin --upgrade
 
 clean: ## remove the state of this machine: var/ and caches, not .venv
 	@chmod -R u+rwx var 2>/dev/null; rm -rf var .pytest_cache .ruff_cache .hypothesis .import_linter_cache

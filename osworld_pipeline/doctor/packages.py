@@ -76,7 +76,8 @@ def read_pins() -> dict[str, str]:
         return {}
     pins = {}
     for line in (root / "constraints.txt").read_text().splitlines():
-        requirement = Requirement(line) if "==" in line and not line.startswith("#") else None
+        # A pin is followed by the hashes of its files, each on a line of its own.
+        requirement = Requirement(line.removesuffix("\\")) if "==" in line and not line.startswith("#") else None
         if requirement is not None and (requirement.marker is None or requirement.marker.evaluate()):
             pins[requirement.name] = next(iter(requirement.specifier)).version
     return pins
