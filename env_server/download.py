@@ -45,7 +45,7 @@ class Downloader:
         Raises:
             SetupError: the host is not allowed, or the file could not be had within the limits.
         """
-        self._check(url)
+        self.check(url)
         try:
             cache = self._open_cache()
             for _ in range(_MAX_ROUNDS):
@@ -103,7 +103,7 @@ class Downloader:
 
     async def _follow(self, url: str, file: BinaryIO) -> None:
         for _ in range(MAX_REDIRECTS + 1):
-            self._check(url)
+            self.check(url)
             async with self._http.stream("GET", url) as answer:
                 if answer.status_code in _REDIRECTS:
                     url = urljoin(url, answer.headers.get("location", ""))
@@ -121,7 +121,11 @@ class Downloader:
                 raise SetupError(f"{url} is larger than {self._limits.download_max_bytes} bytes")
             await asyncio.to_thread(file.write, piece)
 
-    def _check(self, url: str) -> None:
+    def check(self, url: str) -> None:
+        """
+        Raises:
+            SetupError: it is no web address, or its host is not allowed.
+        """
         try:
             parts = urlsplit(url)
         except ValueError as error:

@@ -1,9 +1,10 @@
 """Lends a guest's protocol to programs that speak TCP only, OSWorld's own among them: a port of this machine's
-loopback, for as long as it is needed and for processes of the same user alone."""
+loopback, for as long as it is needed and for processes of the same user alone; or a socket of a sandbox."""
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -14,6 +15,7 @@ from osworld_pipeline.errors import ReplicaError
 CHUNK_BYTES = 256 * 1024
 CONNECT_LIMIT_S = 10.0
 _LOOPBACK = "127.0.0.1"
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @asynccontextmanager
@@ -27,9 +29,7 @@ async def exposed(guest: GuestClient) -> AsyncIterator[tuple[str, int]]:
     if address.scheme == "http" and address.hostname is not None:
         yield address.hostname, address.port or 80
         return
-    if address.scheme != "unix":
-        raise ReplicaError("this desktop's guest answers neither on a Unix socket nor on plain TCP; it cannot be lent")
-    bridge = _Bridge(guest.address.removeprefix("unix:"))
+    bridge = _Bridge(_connector(guest), is_private=False)
     # The protocol is named because asyncio turns Nagle's delay off only for sockets that name it.
     server = await asyncio.start_server(bridge.serve, _LOOPBACK, 0)
     try:
@@ -39,9 +39,38 @@ async def exposed(guest: GuestClient) -> AsyncIterator[tuple[str, int]]:
         await bridge.close()
 
 
+@asynccontextmanager
+async def served(guest: GuestClient, listener: socket.socket) -> AsyncIterator[None]:
+    """The guest answers at `listener`, a socket of a sandbox's own loopback, until the block ends.
+
+    Raises:
+        ReplicaError: as `exposed`.
+    """
+    bridge = _Bridge(_connector(guest), is_private=True)
+    server = await asyncio.start_server(bridge.serve, sock=listener)
+    try:
+        yield
+    finally:
+        server.close()
+        await bridge.close()
+
+
+def _connector(guest: GuestClient) -> Callable[[], Awaitable[Streams]]:
+    address = urlsplit(guest.address)
+    if address.scheme == "unix":
+        path = guest.address.removeprefix("unix:")
+        return lambda: asyncio.open_unix_connection(path)
+    if address.scheme == "http" and address.hostname is not None:
+        host, port = address.hostname, address.port or 80
+        return lambda: asyncio.open_connection(host, port)
+    raise ReplicaError("this desktop's guest answers neither on a Unix socket nor on plain TCP; it cannot be lent")
+
+
 class _Bridge:
-    def __init__(self, path: str) -> None:
-        self._path = path
+    """`is_private`: only the process that it is for can connect, so no user is checked."""
+
+    def __init__(self, connect: Callable[[], Awaitable[Streams]], *, is_private: bool) -> None:
+        self._connect, self._is_private = connect, is_private
         self._serving: set[asyncio.Task[None]] = set()
         self._is_closed = False
 
@@ -53,7 +82,7 @@ class _Bridge:
         assert task is not None, "start_server makes one"
         self._serving.add(task)
         try:
-            if await asyncio.to_thread(_is_of_this_user, writer.get_extra_info("peername"), writer):
+            if self._is_private or await asyncio.to_thread(_is_of_this_user, writer.get_extra_info("peername"), writer):
                 await self._join(reader, writer)
         except (OSError, TimeoutError):
             pass  # the caller sees its connection closed, as from a guest that is gone
@@ -72,7 +101,7 @@ class _Bridge:
 
     async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         async with asyncio.timeout(CONNECT_LIMIT_S):
-            guest_reader, guest_writer = await asyncio.open_unix_connection(self._path)
+            guest_reader, guest_writer = await self._connect()
         directions = [
             asyncio.create_task(_copy(reader, guest_writer)),
             asyncio.create_task(_copy(guest_reader, writer)),

@@ -101,15 +101,12 @@ def make_drivers(settings: Settings) -> Drivers:
         from env_server.providers.desktop_env import DesktopEnvDrivers
 
         return DesktopEnvDrivers(python=settings.desktop_env.python, limits=settings.limits)
-    return GuestDrivers(
-        limits=settings.limits,
-        downloader=Downloader(settings.limits, folder=settings.state_dir / "downloads"),
-        screen=settings.screen,
-        graders=_make_graders(settings),
-    )
+    downloader = Downloader(settings.limits, folder=settings.state_dir / "downloads")
+    graders = _make_graders(settings, downloader)
+    return GuestDrivers(limits=settings.limits, downloader=downloader, screen=settings.screen, graders=graders)
 
 
-def _make_graders(settings: Settings) -> Graders | None:
+def _make_graders(settings: Settings, downloader: Downloader) -> Graders | None:
     if settings.grader == "own":
         return None
     from env_server.evaluators.osworld import OSWorldGraders
@@ -118,6 +115,8 @@ def _make_graders(settings: Settings) -> Graders | None:
         python=settings.desktop_env.python,
         folder=settings.state_dir / "desktop-env",
         with_ports=settings.provider == "gateway",
+        downloader=downloader,
+        allow_unsandboxed=settings.allow_unsandboxed_graders,
     )
 
 

@@ -66,6 +66,7 @@ def _add_provider_options(parser: argparse.ArgumentParser) -> None:
     _option(osgym, "osgym.replicas_per_port", "--osgym-replicas-per-port", type=int, help="default 2")
     _option(osgym, "osgym.pause_s", "--osgym-pause-s", type=float, help="settle time after a step (default 2)")
     theirs = parser.add_argument_group("provider desktop_env, grader osworld")
+    _flag(theirs, "allow_unsandboxed_graders", "without namespaces, graders with your rights and the network")
     _option(theirs, "desktop_env.python", "--desktop-env-python", type=Path, help="interpreter where it is installed")
     _option(theirs, "desktop_env.provider_name", "--desktop-env-provider", help="DesktopEnv's provider (docker)")
     _option(theirs, "desktop_env.path_to_vm", "--desktop-env-vm", help="DesktopEnv's path_to_vm")

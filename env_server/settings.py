@@ -133,6 +133,8 @@ class Settings(BaseModel):
     provider: Literal["local", "qemu", "desktop_env", "gateway"] = "local"
     grader: Literal["own", "osworld"] = "own"
     """Whose metrics score an episode; `osworld` needs desktop-env in an environment of its own."""
+    allow_unsandboxed_graders: bool = False
+    """OSWorld's graders with the server's rights and network, where namespaces are impossible."""
     num_replicas: int = Field(default=1, ge=1)
     host: str = "127.0.0.1"
     port: int = Field(default=8100, ge=0, le=65535)

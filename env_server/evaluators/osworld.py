@@ -1,24 +1,32 @@
-"""Grades by OSWorld itself: its evaluate, metrics and getters, in a process of desktop-env's Python that reaches the
-desktop's guest through a port lent for the time of the grading."""
+"""Grades by OSWorld itself: its evaluate, metrics and getters, in a process of desktop-env's Python. The process is in
+a sandbox, where it reaches the desktop's guest and nothing else."""
 
 import asyncio
-from contextlib import AsyncExitStack
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+from env_server.download import Downloader
+from env_server.evaluators.cloud_files import check_cloud_files, fetch_cloud_files
+from env_server.evaluators.grader_sandbox import ExcessError, GraderLimits, GraderSandbox
 from env_server.evaluators.result_file import EpisodeCache
-from env_server.exposed import exposed
+from env_server.exposed import exposed, served
 from env_server.guest_client import GuestClient
 from env_server.guest_driver import TaskGrader
 from env_server.providers.desktop_env.driver import reward_of
 from env_server.providers.desktop_env.install import DesktopEnvInstall
 from env_server.providers.desktop_env.tasks import check_evaluator
-from env_server.providers.desktop_env.workers import Launcher, Worker, WorkerSilentError
+from env_server.providers.desktop_env.workers import Launcher, WorkerSilentError
 from env_server.providers.gateway.port_tunnel import lent_ports
+from env_server.settings import TaskLimits
 from env_server.setup import CLIENT_PASSWORD
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.errors import DependencyError, EvaluatorError, ReplicaError
+
+log = logging.getLogger("env_server")
 
 MAX_AT_ONCE = 16
 """Gradings; each is a process of its own, and shares most of its memory with the others."""
@@ -27,10 +35,15 @@ GRADE_LIMIT_S = 3600.0
 PUT_LIMIT_S = 60.0
 PING_LIMIT_S = 10.0
 
+Call = Callable[..., Awaitable[Mapping[str, Any]]]
+Process = tuple[Call, Mapping[str, Any]]
+"""What calls a grader's process, and where the process finds the guest."""
+
 
 class OSWorldGraders:
     """`python` is the interpreter of the environment where desktop-env is installed; `with_ports` has the ports of a
-    desktop's browser and VLC lent to getters that reach into these."""
+    desktop's browser and VLC lent to getters that reach into these. `downloader` fetches the files that evaluators name
+    by address; its owner closes it. `allow_unsandboxed` applies where this machine allows no sandbox."""
 
     def __init__(
         self,
@@ -39,10 +52,18 @@ class OSWorldGraders:
         folder: Path = Path("var/desktops/desktop-env"),
         install: DesktopEnvInstall | None = None,
         with_ports: bool = False,
+        downloader: Downloader | None = None,
+        limits: GraderLimits | None = None,
+        allow_unsandboxed: bool = False,
     ) -> None:
+        """
+        Raises:
+            DependencyError: there is no desktop-env, or no sandbox is possible here.
+        """
         self.with_ports = with_ports
+        self.downloader = downloader or Downloader(TaskLimits())
         self.install = install or DesktopEnvInstall.find(python)
-        self.launcher = Launcher(self.install, folder=folder)
+        self.processes = _find_processes(self.install, limits, folder, allow_unsandboxed=allow_unsandboxed)
         self.slots = asyncio.Semaphore(MAX_AT_ONCE)
 
     @property
@@ -51,11 +72,12 @@ class OSWorldGraders:
 
     def read(self, task: Task) -> TaskGrader:
         check_evaluator(task, self.install, has_ports=self.with_ports)
-        self.launcher.start()  # it loads while the episode goes on
+        check_cloud_files(task, self.downloader)
+        self.processes.start()  # it loads while the episode goes on
         return _OSWorldGrader(task=task, graders=self)
 
     async def close(self) -> None:
-        await self.launcher.close()
+        await self.processes.close()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,41 +86,104 @@ class _OSWorldGrader:
     graders: OSWorldGraders
 
     async def grade(self, guest: GuestClient, cache: EpisodeCache, *, last_action: str | None) -> float:
+        await fetch_cloud_files(self.task, self.graders.downloader, cache)
         async with self.graders.slots:
             try:
-                worker = await self.graders.launcher.start_worker(f"the grader of task {self.task.task_id}")
-            except (DependencyError, ReplicaError) as error:
+                return await self._grade(guest, cache, last_action)
+            except ExcessError as error:
+                log.warning("the grader of task %s takes too much %s: scored 0", self.task.task_id, error)
+                return 0.0
+            except DependencyError as error:
                 raise EvaluatorError(f"OSWorld's evaluators cannot be run: {error}") from error
-            try:
-                return await self._grade(worker, guest, cache, last_action)
-            finally:
-                # Ended whatever it is doing: a cancelled grading must not go on.
-                await self.graders.launcher.stop_worker(worker)
+            except WorkerSilentError as error:
+                raise EvaluatorError(str(error)) from error
+            except ReplicaError as error:
+                # The grader's word for what may be the desktop's end or its own; only the guest can tell.
+                await guest.screenshot("jpeg", timeout_s=PING_LIMIT_S)
+                raise EvaluatorError(f"the grading of task {self.task.task_id} broke off: {error}") from error
 
-    async def _grade(self, worker: Worker, guest: GuestClient, cache: EpisodeCache, last_action: str | None) -> float:
-        try:
+    async def _grade(self, guest: GuestClient, cache: EpisodeCache, last_action: str | None) -> float:
+        graders = self.graders
+        name = f"the grader of task {self.task.task_id}"
+        async with graders.processes.process(guest, name=name, with_ports=graders.with_ports) as (call, address):
             for file in cache:
-                await worker.call("put", limit_s=PUT_LIMIT_S, name=file.name, blob=file.data)
+                await call("put", limit_s=PUT_LIMIT_S, name=file.name, blob=file.data)
+            answer = await call(
+                "grade",
+                limit_s=GRADE_LIMIT_S,
+                task=dict(self.task.config),
+                last_action=last_action,
+                password=CLIENT_PASSWORD,
+                **address,
+            )
+        return reward_of(answer["score"])
+
+
+class _Processes(Protocol):
+    def start(self) -> None: ...
+
+    def process(
+        self, guest: GuestClient, *, name: str, with_ports: bool
+    ) -> AbstractAsyncContextManager[Process, bool | None]:
+        """It has ended with everything it started when the block is left, whatever it is doing."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class _Sandboxed:
+    def __init__(self, sandbox: GraderSandbox) -> None:
+        self._sandbox = sandbox
+        self.start, self.close = sandbox.start, sandbox.close
+
+    @asynccontextmanager
+    async def process(self, guest: GuestClient, *, name: str, with_ports: bool) -> AsyncIterator[Process]:
+        async with self._sandbox.grader() as grader, AsyncExitStack() as stack:
+            doors = dict(grader.doors)
+            door = doors.pop("guest")
+            host, port = door.getsockname()
+            await stack.enter_async_context(served(guest, door))
+            address: dict[str, Any] = {"host": host, "port": port}
+            if with_ports:
+                ports = await stack.enter_async_context(lent_ports(guest, listeners=doors))
+                address |= {f"{name}_port": number for name, number in ports.items()}
+            yield grader.call, address
+
+
+class _Unsandboxed:
+    def __init__(self, launcher: Launcher) -> None:
+        self._launcher = launcher
+        self.start, self.close = launcher.start, launcher.close
+
+    @asynccontextmanager
+    async def process(self, guest: GuestClient, *, name: str, with_ports: bool) -> AsyncIterator[Process]:
+        worker = await self._launcher.start_worker(name)
+
+        async def call(*words: str, **arguments: Any) -> Mapping[str, Any]:
+            return (await worker.call(*words, **arguments)).fields
+
+        try:
             async with AsyncExitStack() as stack:
                 host, port = await stack.enter_async_context(exposed(guest))
-                lent: dict[str, Any] = {}
-                if self.graders.with_ports:
+                address: dict[str, Any] = {"host": host, "port": port}
+                if with_ports:
                     ports = await stack.enter_async_context(lent_ports(guest))
-                    lent = {f"{name}_port": number for name, number in ports.items()}
-                answer = await worker.call(
-                    "grade",
-                    limit_s=GRADE_LIMIT_S,
-                    host=host,
-                    port=port,
-                    task=dict(self.task.config),
-                    last_action=last_action,
-                    password=CLIENT_PASSWORD,
-                    **lent,
-                )
-        except WorkerSilentError as error:
-            raise EvaluatorError(str(error)) from error
-        except ReplicaError as error:
-            # The worker's word for what may be the desktop's end or its own; only the guest can tell.
-            await guest.screenshot("jpeg", timeout_s=PING_LIMIT_S)
-            raise EvaluatorError(f"the grading of task {self.task.task_id} broke off: {error}") from error
-        return reward_of(answer.fields["score"])
+                    address |= {f"{name}_port": number for name, number in ports.items()}
+                yield call, address
+        finally:
+            await self._launcher.stop_worker(worker)
+
+
+def _find_processes(
+    install: DesktopEnvInstall, limits: GraderLimits | None, folder: Path, *, allow_unsandboxed: bool
+) -> _Processes:
+    try:
+        return _Sandboxed(GraderSandbox(install, limits))
+    except DependencyError as error:
+        if not allow_unsandboxed:
+            raise DependencyError(
+                f"OSWorld's graders cannot be sandboxed: {error}; or give them your rights and the network with "
+                "--allow-unsandboxed-graders"
+            ) from error
+        log.warning("OSWORLD'S GRADERS WITHOUT A SANDBOX: they run with your rights and the network (%s)", error)
+        return _Unsandboxed(Launcher(install, folder=folder))

@@ -130,7 +130,9 @@ class Sandbox:
         if guest is not None:
             await guest.close()
         if self._process is not None:
-            await self._bury(self._process)
+            await end_sandbox(
+                self._process, self._last_words, what=f"the desktop {self._name}", has_walls=self._spec.is_sandboxed
+            )
         if self._socket_fd is not None:
             os.close(self._socket_fd)
             self._socket_fd = None
@@ -140,24 +142,6 @@ class Sandbox:
             await group.remove()
         uid, self._uid = self._uid, None
         self._users.release(uid)
-
-    async def _bury(self, process: subprocess.Popen[bytes]) -> None:
-        try:
-            async with asyncio.timeout(STOP_LIMIT_S):
-                while not self._last_words.is_silent.is_set():
-                    if self._spec.is_sandboxed:
-                        # Again and again: what is killed while the sandbox is being made may be a helper whose work
-                        # was done already, and the making goes on.
-                        _kill_inside_first(process)
-                        if process.poll() is not None:
-                            # Killed before its child had set the parent-death signal: the child is orphaned.
-                            self._last_words.kill_writers()
-                    with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(KILL_INTERVAL_S):
-                            await self._last_words.is_silent.wait()
-            process.wait(1.0)
-        except (TimeoutError, subprocess.TimeoutExpired) as error:
-            raise ReplicaError(f"the desktop {self._name} outlived SIGKILL for {STOP_LIMIT_S:g} s") from error
 
     def _spawn(self) -> None:
         self._uid = self._users.claim()
@@ -187,6 +171,28 @@ class Sandbox:
             return bubblewrap_command(self._spec, listener_fd=listener_fd, uid=self._uid)
         image, width, height = self._spec.image, self._spec.width, self._spec.height
         return plain_command(image, width=width, height=height, listener_fd=listener_fd)
+
+
+async def end_sandbox(
+    process: subprocess.Popen[bytes], last_words: LastWords, *, what: str, has_walls: bool = True
+) -> None:
+    """Returns once every process that was started in it has ended. ReplicaError where one outlives STOP_LIMIT_S."""
+    try:
+        async with asyncio.timeout(STOP_LIMIT_S):
+            while not last_words.is_silent.is_set():
+                if has_walls:
+                    # Again and again: what is killed while the sandbox is being made may be a helper whose work
+                    # was done already, and the making goes on.
+                    _kill_inside_first(process)
+                    if process.poll() is not None:
+                        # Killed before its child had set the parent-death signal: the child is orphaned.
+                        last_words.kill_writers()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(KILL_INTERVAL_S):
+                        await last_words.is_silent.wait()
+        process.wait(1.0)
+    except (TimeoutError, subprocess.TimeoutExpired) as error:
+        raise ReplicaError(f"{what} outlived SIGKILL for {STOP_LIMIT_S:g} s") from error
 
 
 def _kill_inside_first(process: subprocess.Popen[bytes]) -> None:

@@ -26,6 +26,8 @@ class DesktopEnvInstall:
     port_getters: frozenset[str]
     """Those that reach a browser or VLC by a port of the desktop's own."""
     verbs: frozenset[str]
+    folders: tuple[Path, ...]
+    """All that an interpreter of that environment reads, apart from the system's /usr."""
     search_path: tuple[Path, ...]
 
     @property
@@ -58,4 +60,12 @@ class DesktopEnvInstall:
         if told is None:
             raise DependencyError(f"{python} has no desktop-env; {_WAY_OUT}")
         sets = {key: frozenset(told[key]) for key in ("metrics", "getters", "port_getters", "verbs")}
-        return cls(python=python, version=told["version"], digest=told["digest"], search_path=search_path, **sets)
+        folders = tuple(map(Path, told["folders"]))
+        return cls(
+            python=python,
+            version=told["version"],
+            digest=told["digest"],
+            folders=folders,
+            search_path=search_path,
+            **sets,
+        )

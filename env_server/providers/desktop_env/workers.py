@@ -28,9 +28,13 @@ LOAD_LIMIT_S = 120.0
 KILL_LIMIT_S = 5.0
 _PARENT = Path(__file__).resolve().parent
 _START = f"import sys; sys.path.append({str(_PARENT)!r}); from worker.launcher import main; main()"
-_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-"""A fork carries no threads over, so the launcher must have none."""
-_FAULTS: Mapping[str, type[PipelineError]] = {"setup": SetupError, "evaluator": EvaluatorError}
+FAULTS: Mapping[str, type[PipelineError]] = {
+    "setup": SetupError,
+    "evaluator": EvaluatorError,
+    "excess": EvaluatorError,
+}
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+"""A fork carries no threads over, so what is forked from must have none."""
 
 
 class WorkerSilentError(ReplicaError):
@@ -76,7 +80,7 @@ class Worker:
             exchange.add_done_callback(lambda task: task.cancelled() or task.exception())
             raise
         if "fault" in answer.fields:
-            raise _FAULTS.get(answer.fields["fault"], ReplicaError)(f"desktop-env: {answer.fields['error']}")
+            raise FAULTS.get(answer.fields["fault"], ReplicaError)(f"desktop-env: {answer.fields['error']}")
         return Answer(fields=answer.fields["ok"], blob=answer.blob)
 
     async def stop(self) -> None:
@@ -187,7 +191,7 @@ class Launcher:
                     pass_fds=(theirs.fileno(),),
                     start_new_session=True,
                     cwd=self._folder,
-                    env={**environment_for_programs(), **_ONE_THREAD},
+                    env={**environment_for_programs(), **ONE_THREAD},
                 )
         except OSError as error:
             raise DependencyError(f"cannot start {self._install.python} in {self._folder} ({error})") from error

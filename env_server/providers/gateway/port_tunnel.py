@@ -5,6 +5,7 @@ import asyncio
 import base64
 import json
 import secrets
+import socket
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -37,16 +38,25 @@ Record = tuple[int, list[int], str | None]
 
 @asynccontextmanager
 async def lent_ports(
-    guest: GuestClient, ports: Mapping[str, Sequence[int]] = EVALUATOR_PORTS
+    guest: GuestClient,
+    ports: Mapping[str, Sequence[int]] = EVALUATOR_PORTS,
+    *,
+    listeners: Mapping[str, socket.socket] | None = None,
 ) -> AsyncIterator[dict[str, int]]:
     """For each name a port on 127.0.0.1, for processes of this user, until the block ends. A connection to it goes to
-    the first of the guest's ports that answers, and is closed where none does, or where the guest is gone."""
+    the first of the guest's ports that answers, and is closed where none does, or where the guest is gone. `listeners`
+    are used instead of new ports: sockets of a sandbox's own loopback."""
     tunnel = _Tunnel(guest)
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ports-"))
         stack.push_async_callback(tunnel.close)
         lent: dict[str, int] = {}
         for name, numbers in ports.items():
+            if listeners is not None:
+                server = await asyncio.start_server(tunnel.accept(numbers), sock=listeners[name])
+                stack.callback(server.close)
+                lent[name] = listeners[name].getsockname()[1]
+                continue
             path = Path(folder) / name
             server = await asyncio.start_unix_server(tunnel.accept(numbers), path)
             stack.callback(server.close)

@@ -53,10 +53,13 @@ class GuestWatch:
             raise Fault("replica", f"the guest did not answer {method} {url.removeprefix(self.root)} ({reason})")
 
     def score(self, evaluate: Callable[[], Any]) -> float:
-        """Runs OSWorld's grading. Fault `evaluator` where it crashed, `replica` where the guest was gone meanwhile."""
+        """Runs OSWorld's grading. Fault `evaluator` where it crashed, `replica` where the guest was gone meanwhile,
+        `excess` where its memory was not enough."""
         self.unanswered.clear()
         try:
             score = float(evaluate())
+        except MemoryError as error:
+            raise Fault("excess", "memory") from error
         except Exception as error:
             if not self.is_there():
                 raise Fault("replica", "the guest was gone when its task was graded") from error

@@ -33,6 +33,7 @@ def main() -> None:
                     name[4:] for name in names if name.startswith("get_") and _needs_port(name, functions)
                 ),
                 "verbs": _verbs(root / "controllers" / "setup.py"),
+                "folders": [sys.prefix, sys.base_prefix, str(Path(sys.executable).resolve().parents[1]), str(root)],
             }
         )
     )

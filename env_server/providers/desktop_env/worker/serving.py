@@ -28,7 +28,7 @@ class Fault(Exception):
 
 def serve(connection: socket.socket) -> None:
     folder = Path(tempfile.mkdtemp(prefix="desktop-env-"))
-    handlers = _Handlers(folder)
+    handlers = Handlers(folder)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # The handler does the closing itself: desktop-env has bare excepts that would swallow an exception.
     signal.signal(signal.SIGTERM, lambda *_: _finish(handlers))
@@ -36,13 +36,13 @@ def serve(connection: socket.socket) -> None:
         connection.sendall(pack({"pid": os.getpid(), "folder": str(folder)}))
         while True:
             fields, blob = receive(connection)
-            answer, data = _answer(handlers, fields, blob)
+            answer, data = answer_call(handlers, fields, blob)
             connection.sendall(pack({"id": fields["id"], **answer}, data))
     except (EOFError, OSError):
         _finish(handlers)
 
 
-class _Handlers:
+class Handlers:
     """Which call is whose; the modules that need desktop-env are imported when they are first wanted."""
 
     def __init__(self, folder: Path) -> None:
@@ -70,7 +70,7 @@ class _Handlers:
             self._desktop.close()
 
 
-def _answer(handlers: _Handlers, fields: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:
+def answer_call(handlers: Handlers, fields: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:
     try:
         answer, data = handlers(fields["call"], fields["arguments"], blob)
     except Fault as fault:
@@ -81,7 +81,7 @@ def _answer(handlers: _Handlers, fields: dict[str, Any], blob: bytes) -> tuple[d
     return {"ok": answer}, data
 
 
-def _finish(handlers: _Handlers) -> NoReturn:
+def _finish(handlers: Handlers) -> NoReturn:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     timer = threading.Timer(CLOSE_LIMIT_S, _leave, (handlers.folder, 1))
     timer.daemon = True

@@ -1,3 +1,5 @@
+import os
+
 import requests
 
 
@@ -28,3 +30,21 @@ def get_tabs(env, config):
 
 def _connect(env):
     return env.chromium_port
+
+
+def get_page(env, config):
+    """What an address answers, or why it does not."""
+    try:
+        return requests.get(config["url"], timeout=5).text
+    except requests.ConnectionError:
+        return "unreachable"
+
+
+def get_cloud_file(env, config):
+    """As OSWorld's: what is in the folder already is not fetched."""
+    path = f"{env.cache_dir}/{config['dest']}"
+    if not os.path.exists(path):
+        with open(path, "w") as file:
+            file.write(requests.get(config["path"], timeout=5).text)
+    with open(path) as file:
+        return file.read()

@@ -1,4 +1,5 @@
 import os
+import pathlib
 import time
 
 from desktop_env.controllers.setup import UPLOADED
@@ -30,3 +31,59 @@ def is_uploaded(result, rules):
 
 def infeasible():
     pass
+
+
+def spin(result, rules):
+    while True:
+        pass
+
+
+def take_memory(result, rules):
+    return len(bytearray(rules["expected"])) and 1
+
+
+def take_memory_in_children(result, rules):
+    """Each less than one process may take."""
+    for _ in range(4):
+        if os.fork() == 0:
+            block = bytearray(os.urandom(1)) * rules["expected"]
+            time.sleep(20)
+            os._exit(len(block) == 0)
+    time.sleep(20)
+    return 1
+
+
+def fork(result, rules):
+    """As many processes as are expected, and no more."""
+    children = []
+    try:
+        while len(children) < 4 * rules["expected"]:
+            children.append(os.fork())
+            if children[-1] == 0:
+                time.sleep(20)
+                os._exit(0)
+    except BlockingIOError:
+        pass
+    for child in children:
+        os.kill(child, 9)
+    return float(rules["expected"] // 2 < len(children) < rules["expected"])
+
+
+def sees(result, rules):
+    return float(os.path.exists(rules["expected"]))
+
+
+def num_processes(result, rules):
+    return float(sum(name.isdigit() for name in os.listdir("/proc")) == rules["expected"])
+
+
+def leave(result, rules):
+    """Leaves files wherever it may; what is expected is a list of folders where it must not."""
+    for folder in (*rules["expected"], "/tmp", "/dev/shm"):
+        try:
+            pathlib.Path(folder, "left").touch()
+        except OSError:
+            continue
+        if folder in rules["expected"]:
+            return 0
+    return 1

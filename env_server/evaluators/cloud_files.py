@@ -1,0 +1,60 @@
+"""Files that an evaluator's `cloud_file` getters name by their address. The env server fetches them before the grading,
+by its own checks: OSWorld's getter finds them in its folder, and has no network."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from env_server.download import Downloader
+from env_server.evaluators.result_file import EpisodeCache
+from osworld_pipeline.domain.task import Task
+from osworld_pipeline.errors import SetupError, TaskError
+
+
+def check_cloud_files(task: Task, downloader: Downloader) -> None:
+    """
+    Raises:
+        TaskError: an address may not be fetched.
+    """
+    for url, _ in _cloud_files(task):
+        try:
+            downloader.check(url)
+        except SetupError as error:
+            raise TaskError(
+                f"the evaluator of task {task.task_id} needs a file that it cannot have: {error}"
+            ) from error
+
+
+async def fetch_cloud_files(task: Task, downloader: Downloader, cache: EpisodeCache) -> None:
+    """Those that the cache does not hold yet, which OSWorld's getter does not fetch either.
+
+    Raises:
+        SetupError: one could not be had.
+        EvaluatorError: together they are too large.
+    """
+    for url, name in _cloud_files(task):
+        if cache.get(name) is None:
+            cache.put(name, await downloader.fetch(url))
+
+
+def _cloud_files(task: Task) -> Iterator[tuple[str, str]]:
+    """(address, name)."""
+    evaluator = task.config["evaluator"]
+    for key in ("result", "expected"):
+        value = evaluator.get(key)
+        for config in value if isinstance(value, list) else [value]:
+            if isinstance(config, Mapping) and config.get("type") == "cloud_file":
+                yield from _pairs(task.task_id, config)
+
+
+def _pairs(task_id: str, config: Mapping[str, Any]) -> list[tuple[str, str]]:
+    urls, names = config.get("path"), config.get("dest")
+    if not config.get("multi", False):
+        urls, names = [urls], [names]
+    if not isinstance(urls, list) or not isinstance(names, list) or len(urls) != len(names):
+        raise TaskError(f"task {task_id} has a cloud_file with not as many of 'path' and 'dest'")
+    pairs = [
+        (url, name) for url, name in zip(urls, names, strict=True) if isinstance(url, str) and isinstance(name, str)
+    ]
+    if len(pairs) != len(urls):
+        raise TaskError(f"task {task_id} has a cloud_file whose 'path' or 'dest' is no text")
+    return pairs

@@ -1,0 +1,304 @@
+"""The sandbox in which OSWorld's graders run: bubblewrap without a network, with a read-only view of the system and of
+desktop-env's Python. One process in it has loaded desktop-env, and forks a grader for each grading. What a grader gets
+and where it connects to goes through the env server."""
+
+import asyncio
+import contextlib
+import itertools
+import json
+import socket
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from env_server.providers.desktop_env.install import DesktopEnvInstall
+from env_server.providers.desktop_env.worker.frames import HEADER, pack, unpack_header
+from env_server.providers.desktop_env.workers import FAULTS, LOAD_LIMIT_S, ONE_THREAD
+from env_server.providers.last_words import LastWords
+from env_server.providers.requirements import SYSTEM_PATH, explain_namespaces, sandbox_uid
+from env_server.providers.sandbox import end_sandbox
+from osworld_pipeline.errors import DependencyError, EvaluatorError, PipelineError, ReplicaError
+
+DOORS = ("guest", "chromium", "vlc")
+"""What a grader connects to, as sandboxed.py names it: ports of its own loopback, at which the env server answers."""
+END_LIMIT_S = 10.0
+TRIAL_LIMIT_S = 30.0
+MAX_ANSWER_BYTES = 1 << 20
+_HERE = Path(__file__).resolve().parents[1]
+_OWN_FOLDERS = (_HERE / "providers/desktop_env/worker", _HERE / "guest")
+_IMPORT = (
+    f"import sys; sys.path += [{str(_OWN_FOLDERS[0].parent)!r}, {str(_OWN_FOLDERS[1])!r}]; from worker import sandboxed"
+)
+_AS_ROOT = (
+    'set -e; uid="$1"; shift; mount -t tmpfs none /mnt; number=0; while [ "$1" != -- ]; do mkdir "/mnt/$number"; '
+    'mount --bind "$1" "/mnt/$number"; number=$((number + 1)); shift; done; shift; '
+    'exec setpriv --reuid "$uid" --regid "$uid" --clear-groups "$@"'
+)
+"""In a mount namespace of its own: the folders are shown where the sandbox's user can reach them, then root is given
+up."""
+_SHOWN_OF_ETC = ("ld.so.cache", "alternatives", "fonts", "mime.types", "localtime")
+_TMP = "/tmp"  # noqa: S108 - the sandbox's own
+_WALLS = (
+    "bwrap", "--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts",
+    "--unshare-cgroup-try", "--hostname", "grader", "--die-with-parent", "--new-session", "--clearenv",
+    "--setenv", "PATH", SYSTEM_PATH, "--setenv", "LANG", "C.UTF-8", "--setenv", "HOME", _TMP,
+    "--ro-bind", "/usr", "/usr", "--symlink", "usr/bin", "/bin", "--symlink", "usr/sbin", "/sbin",
+    "--symlink", "usr/lib", "/lib", "--symlink", "usr/lib64", "/lib64", "--proc", "/proc", "--dev", "/dev",
+    "--tmpfs", _TMP, "--chdir", _TMP,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraderLimits:
+    """Of one grading. What exceeds memory or CPU time scores 0, as with our own metrics."""
+
+    memory_bytes: int = 4 << 30
+    cpu_s: int = 60
+    """Of one process. It must be less than a task's time for grading, whose end is a fault."""
+    num_processes: int = 128
+    disk_bytes: int = 1 << 30
+    """In memory; of each of its two file systems and of each file."""
+
+
+class ExcessError(PipelineError):
+    """A grader took more memory or CPU time than there is for it."""
+
+
+class GraderSandbox:
+    """Starts when the first grader is wanted, and again when it has died."""
+
+    def __init__(self, install: DesktopEnvInstall, limits: GraderLimits | None = None) -> None:
+        """
+        Raises:
+            DependencyError: this machine does not allow it.
+        """
+        self._install, self._limits = install, limits or GraderLimits()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._last_words = LastWords()
+        self._is_closed = False
+        self._check()
+
+    def start(self) -> None:
+        """Begins to load desktop-env, where that has not begun; the first grader is there the sooner.
+
+        Raises:
+            DependencyError: it cannot be started.
+        """
+        if self._is_closed:
+            raise ReplicaError("the graders' sandbox is shut down with the env server")
+        if self._process is not None and self._process.poll() is None:
+            return
+        if self._control is not None:
+            self._control.close()
+        self._last_words = LastWords()
+        self._control, theirs = socket.socketpair()
+        try:
+            with self._last_words.hearing() as stderr:
+                self._process = subprocess.Popen(
+                    self._command("main", str(theirs.fileno())),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=stderr,
+                    pass_fds=(theirs.fileno(),),
+                    start_new_session=True,
+                    cwd="/",
+                    env={"PATH": SYSTEM_PATH},
+                )
+        except OSError as error:
+            raise DependencyError(f"cannot start bubblewrap ({error}); run `scripts/setup debian`") from error
+        finally:
+            theirs.close()
+
+    @asynccontextmanager
+    async def grader(self) -> AsyncIterator["SandboxedGrader"]:
+        """A process for one grading, which has ended with everything it started when the block is left.
+
+        Raises:
+            DependencyError: desktop-env cannot be loaded in the sandbox.
+            ReplicaError: the grader did not come up in time.
+        """
+        self.start()
+        assert self._control is not None, "start has made it"
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        try:
+            with theirs:
+                socket.send_fds(self._control, [b"g"], [theirs.fileno()])
+            async with asyncio.timeout(LOAD_LIMIT_S):
+                doors = await _receive_doors(ours)
+        except TimeoutError as error:
+            ours.close()
+            raise ReplicaError(f"no grader came up within {LOAD_LIMIT_S:g} s; see the machine's load") from error
+        except OSError as error:
+            ours.close()
+            raise self._unloadable() from error
+        except BaseException:
+            ours.close()  # which ends it
+            raise
+        reader, writer = await asyncio.open_connection(sock=ours)
+        try:
+            yield SandboxedGrader(reader, writer, doors)
+        finally:
+            for door in doors.values():
+                door.close()
+            await asyncio.shield(asyncio.ensure_future(_end(reader, writer)))
+
+    async def close(self) -> None:
+        """Ends the sandbox and all that is in it. Idempotent."""
+        self._is_closed = True
+        control, self._control = self._control, None
+        if control is not None:
+            control.close()
+        process, self._process = self._process, None
+        if process is not None:
+            await end_sandbox(process, self._last_words, what="the graders' sandbox")
+
+    def _check(self) -> None:
+        """Makes a sandbox and a grader that does nothing."""
+        try:
+            done = subprocess.run(
+                self._command("try_out"),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=TRIAL_LIMIT_S,
+                cwd="/",
+                env={"PATH": SYSTEM_PATH},
+                check=False,
+            )
+        except OSError as error:
+            raise DependencyError(f"cannot start bubblewrap ({error}); run `scripts/setup debian`") from error
+        except subprocess.TimeoutExpired as error:
+            raise DependencyError(f"bubblewrap made no sandbox within {TRIAL_LIMIT_S:g} s; try it by hand") from error
+        if done.returncode:
+            raise explain_namespaces(done.stderr.decode("utf-8", "replace"))
+
+    def _command(self, function: str, *arguments: str) -> list[str]:
+        folders, uid = self._folders(), sandbox_uid()
+        outer, sources = list[str](), [str(folder) for folder in folders]
+        if uid is not None:
+            outer = ["unshare", "--mount", "--propagation", "private", "/bin/sh", "-c", _AS_ROOT, "sh", str(uid)]
+            outer += [*sources, "--"]
+            sources = [f"/mnt/{number}" for number in range(len(folders))]
+        shown = [f"/etc/{name}" for name in _SHOWN_OF_ETC]
+        binds = [word for path in shown for word in ("--ro-bind-try", path, path)]
+        for source, folder in zip(sources, folders, strict=True):
+            binds += ["--ro-bind", source, str(folder)]
+        variables = [word for name, value in ONE_THREAD.items() for word in ("--setenv", name, value)]
+        options = {
+            "search_path": [str(path) for path in self._install.search_path],
+            "kept": [str(folder) for folder in folders],
+            **asdict(self._limits),
+        }
+        code = f"{_IMPORT}; sandboxed.{function}()"
+        python = [str(self._install.python), "-IBc", code, *arguments, json.dumps(options)]
+        return [*outer, *_WALLS, *variables, *binds, "--remount-ro", "/dev", "--remount-ro", "/", "--", *python]
+
+    def _folders(self) -> list[Path]:
+        """Each once and none below another, without those of /usr."""
+        found: list[Path] = []
+        for folder in sorted({*self._install.folders, *self._install.search_path, *_OWN_FOLDERS}):
+            if not any(folder.is_relative_to(other) for other in (Path("/usr"), *found)):
+                found.append(folder)
+        return found
+
+    def _unloadable(self) -> DependencyError:
+        complaint = self._last_words.lines
+        last = f"it said: {complaint[-1][:300]}" if complaint else "it said nothing"
+        return DependencyError(f"the desktop-env of {self._install.python} does not load in a sandbox; {last}")
+
+
+class SandboxedGrader:
+    """`doors` are listening sockets of its loopback, for the env server to answer at."""
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, doors: dict[str, socket.socket]
+    ) -> None:
+        self.doors = doors
+        self._reader, self._writer = reader, writer
+        self._numbers = itertools.count(1)
+
+    async def call(self, call: str, /, *, limit_s: float, blob: bytes = b"", **arguments: Any) -> dict[str, Any]:
+        """
+        Raises:
+            ExcessError: it took more than its limits allow.
+            EvaluatorError: it crashed, died, or did not answer in time.
+            ReplicaError: the guest did not answer it.
+        """
+        number = next(self._numbers)
+        try:
+            async with asyncio.timeout(limit_s):
+                self._writer.write(pack({"id": number, "call": call, "arguments": arguments}, blob))
+                await self._writer.drain()
+        except TimeoutError as error:
+            raise EvaluatorError(f"the grader did not take {call!r} within {limit_s:g} s") from error
+        except OSError:
+            pass  # its end is read below
+        try:
+            async with asyncio.timeout(limit_s):
+                answer = await _receive_answer(self._reader)
+        except TimeoutError as error:
+            raise EvaluatorError(f"the grader did not answer {call!r} within {limit_s:g} s") from error
+        except (asyncio.IncompleteReadError, OSError, ValueError) as error:
+            raise EvaluatorError(f"the grading broke off: the grader died during {call!r}") from error
+        return _result_of(answer, number)
+
+
+def _result_of(answer: dict[str, Any], number: int) -> dict[str, Any]:
+    end, fault = answer.get("end"), answer.get("fault")
+    if end in ("memory", "cpu") or fault == "excess":
+        raise ExcessError("memory" if end != "cpu" else "CPU time")
+    if end is not None:
+        raise EvaluatorError(f"the grading broke off: the grader's process ended with {str(end)[:40]}")
+    if fault is not None:
+        raise FAULTS.get(str(fault), ReplicaError)(f"desktop-env: {str(answer.get('error'))[:2000]}")
+    if answer.get("id") != number or not isinstance(answer.get("ok"), dict):
+        raise EvaluatorError("the grader's process answered nonsense")
+    return answer["ok"]
+
+
+async def _receive_doors(connection: socket.socket) -> dict[str, socket.socket]:
+    """OSError where the other side is gone."""
+    readable, loop = asyncio.Event(), asyncio.get_running_loop()
+    loop.add_reader(connection, readable.set)
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(connection)
+    message, descriptors, _, _ = socket.recv_fds(connection, 1, len(DOORS))
+    sockets = [socket.socket(fileno=descriptor) for descriptor in descriptors]
+    if len(sockets) != len(DOORS):
+        raise ConnectionResetError(f"{len(sockets)} sockets and {len(message)} bytes came from the graders' sandbox")
+    return dict(zip(DOORS, sockets, strict=True))
+
+
+async def _receive_answer(reader: asyncio.StreamReader) -> dict[str, Any]:
+    """ValueError where it is none: what answers has read what a policy wrote."""
+    lengths = unpack_header(await reader.readexactly(HEADER.size))
+    if sum(lengths) > MAX_ANSWER_BYTES:
+        raise ValueError(f"an answer of {sum(lengths)} bytes")
+    answer = orjson.loads((await reader.readexactly(sum(lengths)))[: lengths[0]])
+    if not isinstance(answer, dict):
+        raise ValueError("no object")
+    return answer
+
+
+async def _end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """The supervisor sees our side closed and kills the grader; when all of it has ended we see theirs closed."""
+    try:
+        with contextlib.suppress(OSError):
+            writer.write_eof()
+        async with asyncio.timeout(END_LIMIT_S):
+            while await reader.read(1 << 16):
+                pass
+    except TimeoutError as error:
+        raise EvaluatorError(f"a grader outlived SIGKILL for {END_LIMIT_S:g} s") from error
+    except OSError:
+        pass  # closed already
+    finally:
+        writer.close()
