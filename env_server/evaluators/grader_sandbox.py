@@ -69,6 +69,15 @@ class ExcessError(PipelineError):
     """A grader took more memory or CPU time than there is for it."""
 
 
+@dataclass(kw_only=True)
+class _Launched:
+    process: subprocess.Popen[bytes]
+    control: socket.socket
+    last_words: LastWords
+    has_loaded: bool = False
+    """It has forked a grader."""
+
+
 class GraderSandbox:
     """Starts when the first grader is wanted, and again when it has died."""
 
@@ -78,9 +87,7 @@ class GraderSandbox:
             DependencyError: this machine does not allow it.
         """
         self._install, self._limits = install, limits or GraderLimits()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._control: socket.socket | None = None
-        self._last_words = LastWords()
+        self._launched: _Launched | None = None
         self._is_closed = False
         self._check()
 
@@ -90,17 +97,59 @@ class GraderSandbox:
         Raises:
             DependencyError: it cannot be started.
         """
+        self._running()
+
+    @asynccontextmanager
+    async def grader(self) -> AsyncIterator["SandboxedGrader"]:
+        """A process for one grading, which has ended with everything it started when the block is left.
+
+        Raises:
+            DependencyError: desktop-env cannot be loaded in the sandbox.
+            ReplicaError: the grader did not come up in time.
+        """
+        launched = self._running()
+        try:
+            ours, doors = await _open(launched)
+        except OSError as error:
+            if not launched.has_loaded:
+                raise self._unloadable(launched) from error
+            await self._end(launched)  # it has died since: another is made, once
+            launched = self._running()
+            try:
+                ours, doors = await _open(launched)
+            except OSError as again:
+                raise self._unloadable(launched) from again
+        reader, writer = await asyncio.open_connection(sock=ours)
+        try:
+            yield SandboxedGrader(reader, writer, doors)
+        finally:
+            for door in doors.values():
+                door.close()
+            await asyncio.shield(asyncio.ensure_future(_end_grader(reader, writer)))
+
+    async def close(self) -> None:
+        """Ends the sandbox and all that is in it. Idempotent."""
+        self._is_closed = True
+        if self._launched is not None:
+            await self._end(self._launched)
+
+    def _running(self) -> _Launched:
         if self._is_closed:
             raise ReplicaError("the graders' sandbox is shut down with the env server")
-        if self._process is not None and self._process.poll() is None:
-            return
-        if self._control is not None:
-            self._control.close()
-        self._last_words = LastWords()
-        self._control, theirs = socket.socketpair()
+        if self._launched is not None:
+            if self._launched.process.poll() is None:
+                return self._launched
+            self._launched.control.close()
+            self._launched.last_words.kill_writers()  # a bubblewrap killed while it forked leaves a child
+        self._launched = self._launch()
+        return self._launched
+
+    def _launch(self) -> _Launched:
+        last_words = LastWords()
+        ours, theirs = socket.socketpair()
         try:
-            with self._last_words.hearing() as stderr:
-                self._process = subprocess.Popen(
+            with last_words.hearing() as stderr:
+                process = subprocess.Popen(
                     self._command("main", str(theirs.fileno())),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
@@ -111,53 +160,17 @@ class GraderSandbox:
                     env={"PATH": SYSTEM_PATH},
                 )
         except OSError as error:
+            ours.close()
             raise DependencyError(f"cannot start bubblewrap ({error}); run `scripts/setup debian`") from error
         finally:
             theirs.close()
+        return _Launched(process=process, control=ours, last_words=last_words)
 
-    @asynccontextmanager
-    async def grader(self) -> AsyncIterator["SandboxedGrader"]:
-        """A process for one grading, which has ended with everything it started when the block is left.
-
-        Raises:
-            DependencyError: desktop-env cannot be loaded in the sandbox.
-            ReplicaError: the grader did not come up in time.
-        """
-        self.start()
-        assert self._control is not None, "start has made it"
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        try:
-            with theirs:
-                socket.send_fds(self._control, [b"g"], [theirs.fileno()])
-            async with asyncio.timeout(LOAD_LIMIT_S):
-                doors = await _receive_doors(ours)
-        except TimeoutError as error:
-            ours.close()
-            raise ReplicaError(f"no grader came up within {LOAD_LIMIT_S:g} s; see the machine's load") from error
-        except OSError as error:
-            ours.close()
-            raise self._unloadable() from error
-        except BaseException:
-            ours.close()  # which ends it
-            raise
-        reader, writer = await asyncio.open_connection(sock=ours)
-        try:
-            yield SandboxedGrader(reader, writer, doors)
-        finally:
-            for door in doors.values():
-                door.close()
-            await asyncio.shield(asyncio.ensure_future(_end(reader, writer)))
-
-    async def close(self) -> None:
-        """Ends the sandbox and all that is in it. Idempotent."""
-        self._is_closed = True
-        control, self._control = self._control, None
-        if control is not None:
-            control.close()
-        process, self._process = self._process, None
-        if process is not None:
-            await end_sandbox(process, self._last_words, what="the graders' sandbox")
+    async def _end(self, launched: _Launched) -> None:
+        if self._launched is launched:
+            self._launched = None
+        launched.control.close()
+        await end_sandbox(launched.process, launched.last_words, what="the graders' sandbox")
 
     def _check(self) -> None:
         """Makes a sandbox and a grader that does nothing."""
@@ -207,8 +220,8 @@ class GraderSandbox:
                 found.append(folder)
         return found
 
-    def _unloadable(self) -> DependencyError:
-        complaint = self._last_words.lines
+    def _unloadable(self, launched: _Launched) -> DependencyError:
+        complaint = launched.last_words.lines
         last = f"it said: {complaint[-1][:300]}" if complaint else "it said nothing"
         return DependencyError(f"the desktop-env of {self._install.python} does not load in a sandbox; {last}")
 
@@ -262,6 +275,25 @@ def _result_of(answer: dict[str, Any], number: int) -> dict[str, Any]:
     return answer["ok"]
 
 
+async def _open(launched: _Launched) -> tuple[socket.socket, dict[str, socket.socket]]:
+    """A connection to a new grader, and its doors. OSError where the sandbox is gone."""
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    try:
+        with theirs:
+            socket.send_fds(launched.control, [b"g"], [theirs.fileno()])
+        async with asyncio.timeout(LOAD_LIMIT_S):
+            doors = await _receive_doors(ours)
+    except TimeoutError as error:
+        ours.close()
+        raise ReplicaError(f"no grader came up within {LOAD_LIMIT_S:g} s; see the machine's load") from error
+    except BaseException:
+        ours.close()  # which ends it
+        raise
+    launched.has_loaded = True
+    return ours, doors
+
+
 async def _receive_doors(connection: socket.socket) -> dict[str, socket.socket]:
     """OSError where the other side is gone."""
     readable, loop = asyncio.Event(), asyncio.get_running_loop()
@@ -288,7 +320,7 @@ async def _receive_answer(reader: asyncio.StreamReader) -> dict[str, Any]:
     return answer
 
 
-async def _end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _end_grader(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """The supervisor sees our side closed and kills the grader; when all of it has ended we see theirs closed."""
     try:
         with contextlib.suppress(OSError):

@@ -205,7 +205,7 @@ async def test_a_sandbox_that_was_killed_is_made_again(graders: OSWorldGraders, 
             os.kill(pid, signal.SIGKILL)
     with pytest.raises(EvaluatorError):
         await grading
-    assert await grade(graders, guest) == 1.0
+    assert await asyncio.gather(*(grade(graders, guest) for _ in range(4))) == [1.0] * 4
 
 
 @pytest.mark.parametrize("milliseconds", [0, 1, 2, 3, 5, 10, 20, 40, 80])
