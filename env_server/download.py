@@ -32,7 +32,7 @@ class Downloader:
     ) -> None:
         """Files are kept in `folder`; without one in a temporary folder, until `close`. `transport` replaces the
         network in tests."""
-        self._limits = limits
+        self.limits = limits
         self._folder, self._cache_max_bytes = folder, cache_max_bytes
         self._temporary: Path | None = None
         self._cache: DownloadCache | None = None
@@ -45,7 +45,7 @@ class Downloader:
         Raises:
             SetupError: the host is not allowed, or the file could not be had within the limits.
         """
-        self.check(url)
+        check_address(url, self.limits)
         try:
             cache = self._open_cache()
             for _ in range(_MAX_ROUNDS):
@@ -91,11 +91,11 @@ class Downloader:
     async def _fetch_to_cache(self, url: str, cache: DownloadCache) -> None:
         part = await asyncio.to_thread(cache.begin)
         try:
-            async with asyncio.timeout(self._limits.download_timeout_s):
+            async with asyncio.timeout(self.limits.download_timeout_s):
                 await self._follow(url, part.file)
             await asyncio.to_thread(cache.keep, part, url)
         except TimeoutError as error:
-            raise SetupError(f"{url} took more than {self._limits.download_timeout_s:g} s to download") from error
+            raise SetupError(f"{url} took more than {self.limits.download_timeout_s:g} s to download") from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise SetupError(f"{url} cannot be downloaded: {error or type(error).__name__}") from error
         finally:
@@ -103,7 +103,7 @@ class Downloader:
 
     async def _follow(self, url: str, file: BinaryIO) -> None:
         for _ in range(MAX_REDIRECTS + 1):
-            self.check(url)
+            check_address(url, self.limits)
             async with self._http.stream("GET", url) as answer:
                 if answer.status_code in _REDIRECTS:
                     url = urljoin(url, answer.headers.get("location", ""))
@@ -117,28 +117,29 @@ class Downloader:
         num_bytes = 0
         async for piece in answer.aiter_bytes(_PIECE_BYTES):
             num_bytes += len(piece)
-            if num_bytes > self._limits.download_max_bytes:
-                raise SetupError(f"{url} is larger than {self._limits.download_max_bytes} bytes")
+            if num_bytes > self.limits.download_max_bytes:
+                raise SetupError(f"{url} is larger than {self.limits.download_max_bytes} bytes")
             await asyncio.to_thread(file.write, piece)
 
-    def check(self, url: str) -> None:
-        """
-        Raises:
-            SetupError: it is no web address, or its host is not allowed.
-        """
-        try:
-            parts = urlsplit(url)
-        except ValueError as error:
-            raise SetupError(f"{url!r} is no web address") from error
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise SetupError(f"{url!r} is no web address")
-        if not any(matches_host(parts.hostname, host) for host in self._limits.download_hosts):
-            raise SetupError(
-                f"downloads from {parts.hostname} are not allowed; add it with --download-host if it is to be trusted"
-            )
+
+def check_address(url: object, limits: TaskLimits) -> None:
+    """
+    Raises:
+        SetupError: it is no web address, or its host is not allowed.
+    """
+    try:
+        parts = urlsplit(str(url))
+    except ValueError as error:
+        raise SetupError(f"{url!r} is no web address") from error
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise SetupError(f"{url!r} is no web address")
+    if not any(_matches_host(parts.hostname, host) for host in limits.download_hosts):
+        raise SetupError(
+            f"downloads from {parts.hostname} are not allowed; add it with --download-host if it is to be trusted"
+        )
 
 
-def matches_host(hostname: str, allowed: str) -> bool:
+def _matches_host(hostname: str, allowed: str) -> bool:
     """`*.example.org` allows every host below example.org."""
     if allowed.startswith("*."):
         return hostname.endswith(allowed[1:])

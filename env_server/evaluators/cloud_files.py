@@ -4,20 +4,21 @@ by its own checks: OSWorld's getter finds them in its folder, and has no network
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from env_server.download import Downloader
+from env_server.download import Downloader, check_address
 from env_server.evaluators.result_file import EpisodeCache
+from env_server.settings import TaskLimits
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.errors import SetupError, TaskError
 
 
-def check_cloud_files(task: Task, downloader: Downloader) -> None:
+def check_cloud_files(task: Task, limits: TaskLimits) -> None:
     """
     Raises:
         TaskError: an address may not be fetched.
     """
     for url, _ in _cloud_files(task):
         try:
-            downloader.check(url)
+            check_address(url, limits)
         except SetupError as error:
             raise TaskError(
                 f"the evaluator of task {task.task_id} needs a file that it cannot have: {error}"

@@ -72,7 +72,7 @@ class OSWorldGraders:
 
     def read(self, task: Task) -> TaskGrader:
         check_evaluator(task, self.install, has_ports=self.with_ports)
-        check_cloud_files(task, self.downloader)
+        check_cloud_files(task, self.downloader.limits)
         self.processes.start()  # it loads while the episode goes on
         return _OSWorldGrader(task=task, graders=self)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from env_server.driver import EpisodeDriver, Plan, View
+from env_server.evaluators.cloud_files import check_cloud_files
 from env_server.guest_driver import format_of
 from env_server.images import in_size
 from env_server.providers.base import ProvidedDesktop
@@ -45,6 +46,7 @@ class DesktopEnvDrivers:
     def plan(self, task_config: Mapping[str, Any]) -> Plan:
         task = Task.from_config(task_config)
         check_evaluator(task, self.install, has_ports=True)
+        check_cloud_files(task, self.limits)
         return DesktopEnvPlan(task=task, config=harmless_task(task, self.install, self.limits), limits=self.limits)
 
     async def close(self) -> None:

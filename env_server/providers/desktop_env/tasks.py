@@ -5,14 +5,13 @@ import base64
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
-from env_server.download import matches_host
+from env_server.download import check_address
 from env_server.providers.desktop_env.install import DesktopEnvInstall
 from env_server.settings import TaskLimits
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.domain.task_words.reading import INFEASIBLE, suggestion
-from osworld_pipeline.errors import TaskError
+from osworld_pipeline.errors import SetupError, TaskError
 
 Config = Mapping[str, Any]
 
@@ -108,14 +107,10 @@ def _harmless_verb(task_id: str, verb: Any, install: DesktopEnvInstall, limits: 
 
 
 def _allowed_download(task_id: str, file: Config, limits: TaskLimits) -> dict[str, Any]:
-    parts = urlsplit(str(file.get("url", "")))
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise TaskError(f"task {task_id}: {file.get('url')!r} is no web address")
-    if not any(matches_host(parts.hostname, host) for host in limits.download_hosts):
-        raise TaskError(
-            f"task {task_id}: downloads from {parts.hostname} are not allowed; "
-            "add it with --download-host if it is to be trusted"
-        )
+    try:
+        check_address(file.get("url", ""), limits)
+    except SetupError as error:
+        raise TaskError(f"task {task_id}: {error}") from error
     return dict(file)
 
 

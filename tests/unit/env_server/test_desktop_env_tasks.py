@@ -172,3 +172,10 @@ def test_string_stays_a_string_however_it_is_escaped() -> None:
 def test_what_is_no_call_is_refused() -> None:
     with pytest.raises(ActionParseError):
         source_of("__import__('os').system('id')")
+
+
+def test_evaluators_file_from_a_host_that_is_not_allowed_is_refused() -> None:
+    drivers = DesktopEnvDrivers(python=INSTALL.python, install=INSTALL, limits=TaskLimits())
+    gold = {"type": "cloud_file", "path": "http://inside.test/a", "dest": "a"}
+    with pytest.raises(TaskError, match=r"downloads from inside\.test are not allowed"):
+        drivers.plan(task_of(result=gold))
