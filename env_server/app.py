@@ -19,6 +19,7 @@ from env_server.episode_table import EpisodeTable
 from env_server.metrics import Metrics
 from env_server.pool import Pool
 from env_server.settings import Settings
+from osworld_pipeline.wire.bodies import BodyLimits
 
 DESCRIPTION = """Desktops for OSWorld tasks, as episodes: open, step, evaluate, close. A failure is a 4xx or 5xx with a
 sentence and its `fault`; a fault is never a reward."""
@@ -62,8 +63,7 @@ def create_app(pool: Pool, settings: Settings, drivers: Drivers) -> FastAPI:
     app.add_middleware(
         Guard,
         token=settings.token.get_secret_value() if settings.token else None,
-        max_body_bytes=settings.max_body_bytes,
-        slow_client_s=settings.slow_client_s,
+        body=BodyLimits(max_bytes=settings.max_body_bytes, slow_client_s=settings.slow_client_s),
         open_paths=(*OPEN_PATHS, "/metrics") if settings.open_metrics else OPEN_PATHS,
         on_pass=on_pass,
     )

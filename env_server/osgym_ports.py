@@ -13,6 +13,7 @@ from env_server.api.osgym import osgym_app
 from env_server.episode_table import EpisodeTable
 from env_server.serving import ExtraListener, bind
 from env_server.settings import Settings
+from osworld_pipeline.wire.bodies import BodyLimits
 
 
 @contextmanager
@@ -35,8 +36,7 @@ def _app_maker(settings: Settings, port: int) -> Callable[[EpisodeTable], ASGIAp
         return Guard(
             osgym_app(episodes, settings, port=port),
             token=settings.token.get_secret_value() if settings.token else None,
-            max_body_bytes=settings.max_body_bytes,
-            slow_client_s=settings.slow_client_s,
+            body=BodyLimits(max_bytes=settings.max_body_bytes, slow_client_s=settings.slow_client_s),
         )
 
     return make_app

@@ -2,28 +2,25 @@
 nothing behind."""
 
 import asyncio
-import json
 import logging
-import os
 import signal
 import socket
-import tempfile
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from env_server.app import create_app
-from env_server.connections import ConnectionLimits, bounded_protocol
 from env_server.driver import Drivers
 from env_server.episode_table import EpisodeTable
 from env_server.pool import Pool
 from env_server.providers.base import Provider
 from env_server.settings import Settings, SettingsError
+from osworld_pipeline.wire.connections import ConnectionLimits, bounded_config
+from osworld_pipeline.wire.listening import listen_on, url_of, write_ready_file
 
 log = logging.getLogger("env_server")
 
@@ -116,9 +113,9 @@ async def _serve_pool(
         # uvicorn tells that it has started by a flag alone.
         while not all(server.started for server in servers) and not any(task.done() for task in serving):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        url = _url(settings.host, listener)
+        url = url_of(settings.host, listener)
         if settings.ready_file is not None:
-            _write_ready_file(settings.ready_file, url)
+            write_ready_file(settings.ready_file, url)
         states, wanted = pool.count_states(), settings.num_replicas
         up = wanted - states["starting"] - states["failed"]
         told = f"{wanted} replicas" if up == wanted else f"{up} of {wanted} replicas"
@@ -152,19 +149,14 @@ async def _drain(settings: Settings, episodes: EpisodeTable, stop: _Stop) -> Non
 
 
 def _server(settings: Settings, app: ASGIApp) -> "_Server":
-    limits = ConnectionLimits(max_connections=settings.max_connections, head_s=settings.slow_client_s)
-    return _Server(
-        uvicorn.Config(
-            app,
-            http=bounded_protocol(limits),
-            ws="none",
-            proxy_headers=False,  # whoever is on this machine could name any address by them
-            access_log=False,
-            log_config=None,
-            timeout_keep_alive=int(settings.keep_alive_s) or 1,
-            timeout_graceful_shutdown=SHUTDOWN_GRACE_S,
-            server_header=False,
-        )
+    return _Server(bounded_config(app, connection_limits(settings), shutdown_grace_s=SHUTDOWN_GRACE_S))
+
+
+def connection_limits(settings: Settings) -> ConnectionLimits:
+    return ConnectionLimits(
+        max_connections=settings.max_connections,
+        slow_client_s=settings.slow_client_s,
+        keep_alive_s=settings.keep_alive_s,
     )
 
 
@@ -205,35 +197,9 @@ def bind(settings: Settings, port: int | None = None) -> socket.socket:
         SettingsError: the port is taken, or not for us.
     """
     port = settings.port if port is None else port
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    # The protocol is named because asyncio turns Nagle's delay (40 ms an answer) off only for sockets that name it.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((settings.host, port))
+        return listen_on(settings.host, port)
     except OSError as error:
-        listener.close()
         raise SettingsError(
             f"cannot listen on {settings.host}:{port} ({error.strerror}); choose another --port, or 0 for any"
         ) from error
-    return listener
-
-
-def _url(host: str, listener: socket.socket) -> str:
-    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
-    return f"http://{shown}:{listener.getsockname()[1]}"
-
-
-def _write_ready_file(path: Path, url: str) -> None:
-    """Whoever waits for the file never reads half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            json.dump({"url": url, "pid": os.getpid()}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError:
-        Path(temporary).unlink(missing_ok=True)
-        raise

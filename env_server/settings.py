@@ -9,6 +9,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from osworld_pipeline.errors import PipelineError
+from osworld_pipeline.wire.cross_site import is_loopback
 
 TOKEN_VARIABLE = "ENV_SERVER_TOKEN"  # noqa: S105 - the variable's name, not a token
 OSGYM_VARIABLE = "OSGYM_ALLOWED_IPS"
@@ -224,15 +225,6 @@ def osgym_networks(environment: Mapping[str, str]) -> tuple[ipaddress.IPv4Networ
         return tuple(ipaddress.ip_network(part.strip(), strict=False) for part in text.split(",") if part.strip())
     except ValueError as error:
         raise SettingsError(f"{OSGYM_VARIABLE}: {error}; give addresses or networks, separated by commas") from error
-
-
-def is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def gateway_token(environment: Mapping[str, str] | None = None) -> SecretStr | None:

@@ -6,7 +6,6 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from http import HTTPStatus
 from typing import Any
 
 import orjson
@@ -112,15 +111,3 @@ def json_answer(message: Message | Mapping[str, Any], *, status: int = 200) -> R
 def error_answer(sentence: str, fault: Fault, status: int, headers: Mapping[str, str] | None = None) -> Response:
     body = to_json(ErrorMessage(error=sentence, fault=fault).model_dump())
     return Response(body, status_code=status, headers=headers, media_type="application/json")
-
-
-def raw_error(status: int, sentence: str) -> bytes:
-    """A whole HTTP answer, for a connection that is closed before any application sees it."""
-    fault: Fault = "no_capacity" if status == 503 else "client_error"
-    body = to_json(ErrorMessage(error=sentence, fault=fault).model_dump())
-    retry = "Retry-After: 2\r\n" if status == 503 else ""
-    head = (
-        f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(body)}\r\nConnection: close\r\n{retry}\r\n"
-    )
-    return head.encode() + body

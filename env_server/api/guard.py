@@ -1,20 +1,18 @@
 """What every request passes first: the bearer token, compared in constant time; without one, that no page of another
 site sent it; and the size and pace of its body. What leaves is counted on the way."""
 
-import asyncio
-import hashlib
-import hmac
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from env_server.api.answers import error_answer
-from env_server.settings import is_loopback
+from osworld_pipeline.wire.bearer import Secret
+from osworld_pipeline.wire.bodies import BodyLimits
+from osworld_pipeline.wire.cross_site import is_from_here
 
 access_log = logging.getLogger("env_server.access")
 
@@ -25,8 +23,6 @@ _FOREIGN = (
     "this server has no token, so it answers programs of this machine at an address of this machine, and no page of "
     "another site; start it with a token to reach it by other names"
 )
-BODY_BYTES_PER_S = 64 * 1024
-"""The pace that a body must keep beyond its first seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,27 +40,20 @@ class Passed:
 
 
 class Guard:
-    """`on_pass` hears of every request. `open_paths` need no token.
-
-    A server without a token answers on loopback, where any page that is open in a browser of this machine reaches it:
-    by the address itself, or by a name of the page's own site that points here. Such requests say where they come from,
-    or to whom they are sent. A token needs no such check: no browser adds one by itself.
-    """
+    """`on_pass` hears of every request. `open_paths` need no token. A server without one answers what comes from here
+    alone (wire/cross_site.py); a token needs no such check, because no browser adds one by itself."""
 
     def __init__(
         self,
         app: ASGIApp,
         *,
         token: str | None,
-        max_body_bytes: int,
-        slow_client_s: float = 10.0,
+        body: BodyLimits,
         open_paths: tuple[str, ...] = OPEN_PATHS,
         on_pass: Callable[[Passed], None] = lambda _: None,
     ) -> None:
-        self._app = app
-        # Digests have one length, so not even the token's length can be measured.
-        self._token_digest = None if token is None else _digest(token.encode())
-        self._max_body_bytes, self._slow_client_s = max_body_bytes, slow_client_s
+        self._app, self._body = app, body
+        self._token = None if token is None else Secret(token)
         self._open_paths, self._on_pass = open_paths, on_pass
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -94,7 +83,7 @@ class Guard:
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers: dict[bytes, bytes] = dict(scope["headers"])
-        if self._token_digest is None and not _is_from_here(headers):
+        if self._token is None and not is_from_here(headers):
             answer = error_answer(_FOREIGN, "client_error", 403, {"Connection": "close"})
             await answer(scope, receive, send)
             return
@@ -103,57 +92,14 @@ class Guard:
             answer = error_answer(sentence, "client_error", 401, {"WWW-Authenticate": "Bearer"})
             await answer(scope, receive, send)
             return
-        length = headers.get(b"content-length", b"0")
-        if not length.isdigit() or len(length) > 18 or int(length) > self._max_body_bytes:
-            # Closed, or the rest of the body would have to be read for the sake of the next request.
-            answer = error_answer(self._too_large, "client_error", 413, {"Connection": "close"})
+        if not self._body.allows(headers):
+            answer = error_answer(self._body.too_large, "client_error", 413, {"Connection": "close"})
             await answer(scope, receive, send)
             return
-        await self._app(scope, self._bounded(receive), send)
-
-    @property
-    def _too_large(self) -> str:
-        return f"the request is larger than {self._max_body_bytes} bytes; send less"
+        await self._app(scope, self._body.bounded(receive), send)
 
     def _is_allowed(self, path: str, authorization: bytes) -> bool:
-        if self._token_digest is None or path in self._open_paths:
-            return True
-        scheme, _, token = authorization.partition(b" ")
-        return scheme.lower() == b"bearer" and hmac.compare_digest(_digest(token.strip()), self._token_digest)
-
-    def _bounded(self, receive: Receive) -> Receive:
-        num_bytes, is_body_over, start = 0, False, time.monotonic()
-
-        async def bounded() -> Message:
-            nonlocal num_bytes, is_body_over
-            if is_body_over:
-                return await receive()
-            limit_s = self._slow_client_s + num_bytes / BODY_BYTES_PER_S
-            try:
-                async with asyncio.timeout_at(asyncio.get_running_loop().time() + start + limit_s - time.monotonic()):
-                    message = await receive()
-            except TimeoutError as error:
-                raise HTTPException(
-                    408, f"the body was not there within {limit_s:.0f} s; send it faster", {"Connection": "close"}
-                ) from error
-            num_bytes += len(message.get("body", b""))
-            is_body_over = not message.get("more_body", False)
-            if num_bytes > self._max_body_bytes:
-                raise HTTPException(413, self._too_large, {"Connection": "close"})
-            return message
-
-        return bounded
-
-
-def _is_from_here(headers: Mapping[bytes, bytes]) -> bool:
-    """Sent to a name of this machine, by a program or by a page of this very server. Browsers always name a host."""
-    host = headers.get(b"host", b"localhost")
-    name = host.rpartition(b"]")[0].removeprefix(b"[") if host.startswith(b"[") else host.partition(b":")[0]
-    return (
-        is_loopback(name.decode("latin-1").lower())
-        and headers.get(b"sec-fetch-site", b"none") in (b"same-origin", b"none")
-        and headers.get(b"origin", b"http://" + host) == b"http://" + host
-    )
+        return self._token is None or path in self._open_paths or self._token.is_in(authorization)
 
 
 def _route_of(scope: Scope) -> str:
@@ -172,7 +118,3 @@ def log_access(passed: Passed) -> None:
         passed.method, passed.path.encode("unicode_escape").decode()[:200], passed.status, passed.num_bytes,
         1000 * passed.seconds,
     )  # fmt: skip
-
-
-def _digest(token: bytes) -> bytes:
-    return hashlib.sha256(token).digest()

@@ -6,10 +6,10 @@ from typing import Any, Protocol
 
 from fastapi import Request
 
-from env_server.api.waiting import while_connected
 from env_server.episode_table import EpisodeTable, Opened
 from osworld_pipeline.domain.observation import Observation
 from osworld_pipeline.wire import EnvConfig
+from osworld_pipeline.wire.waiting import while_connected
 
 CLIENT_CLOSED_REQUEST = 499
 

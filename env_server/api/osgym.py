@@ -19,12 +19,12 @@ from env_server.api.answers import screenshot_answer, to_json
 from env_server.api.faults import ANSWERS
 from env_server.api.opening import CLIENT_CLOSED_REQUEST, client_of
 from env_server.api.quick_route import QuickRoute
-from env_server.api.waiting import while_connected
 from env_server.episode_table import EpisodeTable
 from env_server.osgym_worker import OsgymWorker
 from env_server.settings import Settings
 from osworld_pipeline.errors import NoCapacityError, PipelineError
 from osworld_pipeline.wire import Fault, Message
+from osworld_pipeline.wire.waiting import while_connected
 
 FAILURE_PACE_S = 0.5
 """How long a failure is held back: a client that tries again at once would do nothing else."""

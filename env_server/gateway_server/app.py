@@ -15,9 +15,11 @@ from env_server.gateway_server.faults import Faults, FaultShares
 from env_server.gateway_server.sandboxes import GoneError, HeldSandbox, QuotaError, SandboxTable
 from env_server.providers.gateway.https_client import ORIGIN_HEADER, REQUEST_HEADER, SESSION_HEADER
 from osworld_pipeline.errors import DependencyError, ReplicaError
+from osworld_pipeline.wire.bodies import BodyLimits
 
 GUEST_LIMIT_S = 3600.0
 """Of one call to a guest: its client has a limit of its own, and a command up to this."""
+MAX_BODY_BYTES = 512 * 1024 * 1024
 
 Session = Annotated[str, Header(alias=SESSION_HEADER)]
 RequestId = Annotated[str, Header(alias=REQUEST_HEADER, max_length=200)]
@@ -29,7 +31,6 @@ def create_gateway(
     token: str | None,
     retry_after_s: float = 5.0,
     faults: Faults | None = None,
-    max_body_bytes: int = 512 * 1024 * 1024,
 ) -> FastAPI:
     """The provider is the caller's to close; the sandboxes are stopped with the application."""
     faults = faults or Faults(FaultShares())
@@ -115,7 +116,7 @@ def create_gateway(
             "faults": dict(faults.num_made),
         }
 
-    app.add_middleware(Guard, token=token, max_body_bytes=max_body_bytes, open_paths=("/healthz",))
+    app.add_middleware(Guard, token=token, body=BodyLimits(max_bytes=MAX_BODY_BYTES), open_paths=("/healthz",))
     return app
 
 

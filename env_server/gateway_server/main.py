@@ -3,9 +3,7 @@
 import argparse
 import asyncio
 import contextlib
-import json
 import logging
-import os
 import signal
 import socket
 import sys
@@ -16,14 +14,17 @@ from typing import Any
 import uvicorn
 
 from env_server.config import make_settings
-from env_server.connections import ConnectionLimits, bounded_protocol
 from env_server.gateway_server.app import create_gateway
 from env_server.gateway_server.faults import Faults, FaultShares
 from env_server.gateway_server.sandboxes import SandboxTable
 from env_server.main import bind, make_provider, prepare_process
-from env_server.settings import GATEWAY_TOKEN_VARIABLE, Settings, SettingsError, gateway_token, is_loopback
+from env_server.serving import connection_limits
+from env_server.settings import GATEWAY_TOKEN_VARIABLE, Settings, SettingsError, gateway_token
 from osworld_pipeline.domain.version import version_line
 from osworld_pipeline.errors import PipelineError
+from osworld_pipeline.wire.connections import bounded_config
+from osworld_pipeline.wire.cross_site import is_loopback
+from osworld_pipeline.wire.listening import url_of, write_ready_file
 
 log = logging.getLogger("osworld_gateway")
 
@@ -88,14 +89,10 @@ async def serve_gateway(settings: Settings, arguments: argparse.Namespace, liste
         retry_after_s=arguments.retry_after_s,
         faults=Faults(arguments.faults, seed=arguments.fault_seed),
     )
-    is_tls = arguments.tls_cert is not None
-    tls: dict[str, Any] = {"ssl_certfile": arguments.tls_cert, "ssl_keyfile": arguments.tls_key} if is_tls else {}
-    limits = ConnectionLimits(max_connections=settings.max_connections, head_s=settings.slow_client_s)
-    config = uvicorn.Config(
-        app, http=bounded_protocol(limits), ws="none", access_log=False, log_config=None, proxy_headers=False,
-        server_header=False, timeout_graceful_shutdown=SHUTDOWN_GRACE_S, **tls,
-    )  # fmt: skip
-    server = _Server(config)
+    tls: dict[str, Any] = {}
+    if arguments.tls_cert is not None:
+        tls = {"ssl_certfile": arguments.tls_cert, "ssl_keyfile": arguments.tls_key}
+    server = _Server(bounded_config(app, connection_limits(settings), shutdown_grace_s=SHUTDOWN_GRACE_S, **tls))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.stop)
@@ -104,9 +101,9 @@ async def serve_gateway(settings: Settings, arguments: argparse.Namespace, liste
         while not server.started and not serving.done():  # noqa: ASYNC110 - uvicorn tells by a flag alone
             await asyncio.sleep(0.01)
         if not serving.done():
-            host = f"[{settings.host}]" if ":" in settings.host else settings.host
-            url = f"{'https' if is_tls else 'http'}://{host}:{listener.getsockname()[1]}"
-            _tell_ready(arguments.ready_file, url)
+            url = url_of(settings.host, listener, scheme="https" if tls else "http")
+            if arguments.ready_file is not None:
+                write_ready_file(arguments.ready_file, url)
             print(f"osworld-gateway ready: {url} (quota {arguments.quota}, provider {provider.name})", flush=True)
         await serving
     finally:
@@ -153,15 +150,6 @@ def _settings(arguments: argparse.Namespace) -> Settings:
     }
     settings = make_settings(options, environment={})
     return settings.model_copy(update={"host": arguments.host})
-
-
-def _tell_ready(path: Path | None, url: str) -> None:
-    """Whoever waits for the file never reads half of it."""
-    if path is None:
-        return
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps({"url": url, "pid": os.getpid()}))
-    os.replace(temporary, path)
 
 
 def _at_least_one(text: str) -> int:

@@ -60,6 +60,11 @@ def test_env_server_loads_without_dagster_or_torch() -> None:
     assert modules.isdisjoint({"torch", "transformers", "dagster", "mlflow", "duckdb", "pyarrow"})
 
 
+def test_messages_of_the_wire_load_without_a_web_server() -> None:
+    modules, _ = loaded_by("osworld_pipeline.wire")
+    assert modules.isdisjoint({"starlette", "fastapi", "uvicorn"})
+
+
 def test_tracked_files_name_no_registry_and_no_machine_path() -> None:
     listing = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
     if listing.returncode != 0:

@@ -21,7 +21,7 @@ from env_server.providers.gateway.client import (
     SandboxRefusedError,
     SandboxRequest,
 )
-from env_server.settings import is_loopback
+from osworld_pipeline.wire.cross_site import is_loopback
 
 CONNECT_LIMIT_S = 10.0
 SESSION_HEADER = "X-Sandbox-Session"

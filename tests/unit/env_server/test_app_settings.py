@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from env_server.settings import Settings, SettingsError, is_loopback
+from env_server.settings import Settings, SettingsError
+from osworld_pipeline.wire.cross_site import is_loopback
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost"])

@@ -2,43 +2,18 @@
 notices."""
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 import pytest_asyncio
 from listening_server import listening
+from raw_http import answer_to
 from surface_server import TASK
 
 SLOW_S = 0.4
-
-
-async def answer_to(
-    port: int, *pieces: bytes, every_s: float = 0.0, limit_s: float = 5.0
-) -> tuple[int, dict[str, Any]]:
-    """Status and body of what comes back, and the connection is closed by the server within the limit."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-
-    async def send() -> None:
-        for piece in pieces:
-            writer.write(piece)
-            await writer.drain()
-            await asyncio.sleep(every_s)
-
-    sending = asyncio.create_task(send())
-    try:
-        async with asyncio.timeout(limit_s):
-            answer = await reader.read()
-    finally:
-        sending.cancel()
-        await asyncio.gather(sending, return_exceptions=True)
-        writer.close()
-    head, _, body = answer.partition(b"\r\n\r\n")
-    return int(head.split()[1]), json.loads(body)
 
 
 @pytest_asyncio.fixture
@@ -49,15 +24,15 @@ async def port(tmp_path: Path) -> AsyncIterator[int]:
 
 async def test_client_that_says_nothing_is_shown_out(port: int) -> None:
     start = time.monotonic()
-    status, body = await answer_to(port)
-    assert (status, body["fault"]) == (408, "client_error")
+    answer = await answer_to(port)
+    assert (answer.status, answer.json()["fault"]) == (408, "client_error")
     assert SLOW_S <= time.monotonic() - start < SLOW_S + 1
 
 
 async def test_head_that_drips_in_does_not_prolong_its_time(port: int) -> None:
     start = time.monotonic()
-    status, _ = await answer_to(port, b"GET /healthz HTTP/1.1\r\n", *[b"X-A: b\r\n"] * 100, every_s=0.05)
-    assert status == 408
+    answer = await answer_to(port, b"GET /healthz HTTP/1.1\r\n", *[b"X-A: b\r\n"] * 100, every_s=0.05)
+    assert answer.status == 408
     assert time.monotonic() - start < SLOW_S + 1
 
 
@@ -78,21 +53,21 @@ async def test_second_request_on_a_connection_has_its_time_too(port: int) -> Non
 
 async def test_body_that_never_comes_is_408(port: int) -> None:
     head = b"POST /reset HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n"
-    status, body = await answer_to(port, head, *[b" "] * 100, every_s=0.05)
-    assert (status, body["fault"]) == (408, "client_error")
+    answer = await answer_to(port, head, *[b" "] * 100, every_s=0.05)
+    assert (answer.status, answer.json()["fault"]) == (408, "client_error")
 
 
 async def test_head_without_end_is_431(port: int) -> None:
-    status, _ = await answer_to(port, b"GET /healthz HTTP/1.1\r\n", *[b"X-Header: " + b"y" * 1000 + b"\r\n"] * 200)
-    assert status == 431
+    answer = await answer_to(port, b"GET /healthz HTTP/1.1\r\n", *[b"X-Header: " + b"y" * 1000 + b"\r\n"] * 200)
+    assert answer.status == 431
 
 
 @pytest.mark.parametrize("size", [100 * 1024 * 1024])
 async def test_body_of_a_hundred_megabytes_is_413_at_once(port: int, size: int) -> None:
     head = f"POST /reset HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: {size}\r\n\r\n".encode()
     start = time.monotonic()
-    status, body = await answer_to(port, head)
-    assert (status, body["fault"]) == (413, "client_error")
+    answer = await answer_to(port, head)
+    assert (answer.status, answer.json()["fault"]) == (413, "client_error")
     assert time.monotonic() - start < SLOW_S, "the body was not waited for"
 
 
@@ -101,8 +76,8 @@ async def test_chunks_without_end_are_413(tmp_path: Path) -> None:
     chunk = b"100000\r\n" + b" " * 0x100000 + b"\r\n"
     # Patient: sixteen megabytes take a busy machine longer than a slow client has.
     async with listening(tmp_path, slow_client_s=20.0, max_connections=20) as server:
-        status, _ = await answer_to(server.port, head, *[chunk] * 20, limit_s=15.0)
-    assert status == 413
+        answer = await answer_to(server.port, head, *[chunk] * 20, limit_s=15.0)
+    assert answer.status == 413
 
 
 GARBAGE = [
@@ -115,19 +90,15 @@ GARBAGE = [
 
 @pytest.mark.parametrize("garbage", GARBAGE)
 async def test_garbage_is_400_and_the_server_lives(port: int, garbage: bytes) -> None:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(garbage)
-    async with asyncio.timeout(5):
-        assert (await reader.read()).split()[1] == b"400"
-    writer.close()
+    assert (await answer_to(port, garbage)).status == 400
     async with httpx.AsyncClient() as http:
         assert (await http.get(f"http://127.0.0.1:{port}/healthz")).status_code == 200
 
 
 async def test_one_connection_too_many_is_503_and_room_is_made_by_those_who_dawdle(port: int) -> None:
     crowd = [await asyncio.open_connection("127.0.0.1", port) for _ in range(20)]
-    status, body = await answer_to(port)
-    assert (status, body["fault"]) == (503, "no_capacity")
+    answer = await answer_to(port)
+    assert (answer.status, answer.json()["fault"]) == (503, "no_capacity")
     await asyncio.sleep(SLOW_S + 0.2)
     async with httpx.AsyncClient() as http:
         assert (await http.get(f"http://127.0.0.1:{port}/healthz")).status_code == 200

@@ -1,16 +1,16 @@
-"""Work for a client that is still there: who hangs up while he waits must not hold a desktop until the idle limit."""
+"""Work for a client that is still connected: one that hangs up while it waits holds nothing any longer."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
-from fastapi import Request
+from starlette.requests import Request
 
 Result = TypeVar("Result")
 
 
 async def while_connected(
-    request: Request, work: Coroutine[Any, Any, Result], *, undo: Callable[[Result], Awaitable[None]]
+    request: Request, work: Coroutine[Any, Any, Result], *, undo: Callable[[Result], Awaitable[None]] | None = None
 ) -> Result | None:
     """The result of `work`, or None when the client hung up: the work is cancelled then, and undone if it had ended in
     that very moment. The request's body must have been read."""
@@ -27,7 +27,8 @@ async def while_connected(
         return None
     result = working.result()
     if is_gone:
-        await undo(result)
+        if undo is not None:
+            await undo(result)
         return None
     return result
 

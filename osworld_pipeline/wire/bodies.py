@@ -1,0 +1,53 @@
+"""The bodies of requests, bounded in size and pace."""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from starlette.exceptions import HTTPException
+from starlette.types import Message, Receive
+
+BYTES_PER_S = 64 * 1024
+"""The pace that a body must keep beyond its first seconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BodyLimits:
+    max_bytes: int
+    slow_client_s: float = 10.0
+    """How long a body may take before it must keep the pace."""
+
+    @property
+    def too_large(self) -> str:
+        return f"the request is larger than {self.max_bytes} bytes; send less"
+
+    def allows(self, headers: Mapping[bytes, bytes]) -> bool:
+        """False where a body is announced that is too large, or of no size at all. The connection is to be closed then,
+        or the rest of the body would have to be read for the sake of the next request."""
+        length = headers.get(b"content-length", b"0")
+        return length.isdigit() and len(length) <= 18 and int(length) <= self.max_bytes
+
+    def bounded(self, receive: Receive) -> Receive:
+        """`receive` that raises HTTPException 408 or 413 where the body is too slow or too large."""
+        num_bytes, is_body_over, start = 0, False, time.monotonic()
+
+        async def bounded() -> Message:
+            nonlocal num_bytes, is_body_over
+            if is_body_over:
+                return await receive()
+            limit_s = self.slow_client_s + num_bytes / BYTES_PER_S
+            try:
+                async with asyncio.timeout_at(asyncio.get_running_loop().time() + start + limit_s - time.monotonic()):
+                    message = await receive()
+            except TimeoutError as error:
+                raise HTTPException(
+                    408, f"the body was not there within {limit_s:.0f} s; send it faster", {"Connection": "close"}
+                ) from error
+            num_bytes += len(message.get("body", b""))
+            is_body_over = not message.get("more_body", False)
+            if num_bytes > self.max_bytes:
+                raise HTTPException(413, self.too_large, {"Connection": "close"})
+            return message
+
+        return bounded

@@ -1,0 +1,174 @@
+"""The HTTP connections of a server: uvicorn's protocol, bounded. A client that does not finish its request's head,
+sends one without end, does not read its answer, or is one too many is disconnected."""
+
+import asyncio
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, cast
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+from osworld_pipeline.wire import ErrorMessage, Fault
+
+MAX_HEAD_BYTES = 64 * 1024
+MIN_READ_BYTES = 64 * 1024
+"""What a client must read of its answer in `slow_client_s`."""
+LINGER_S = 1.0
+MAX_DROPPED_BYTES = 8 * 1024 * 1024
+"""What a client may still send after its answer; over loopback a second is enough for a gigabyte."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConnectionLimits:
+    max_connections: int
+    slow_client_s: float
+    """From the first moment in which a request is awaited to the end of its head; and for MIN_READ_BYTES of an answer,
+    or what is left of it, to be read."""
+    keep_alive_s: float
+    """How long a connection may stay open after an answer without another request."""
+
+
+def bounded_config(app: ASGIApp, limits: ConnectionLimits, *, shutdown_grace_s: int, **options: Any) -> uvicorn.Config:
+    """What every server of ours has in common. `options`: uvicorn's own."""
+    return uvicorn.Config(
+        app,
+        http=type("BoundedProtocol", (_Bounded,), {"limits": limits}),
+        ws="none",
+        proxy_headers=False,  # any program on this machine could name any address by them
+        access_log=False,  # an address may hold a token
+        log_config=None,
+        server_header=False,
+        timeout_keep_alive=int(limits.keep_alive_s) or 1,
+        timeout_graceful_shutdown=shutdown_grace_s,
+        **options,
+    )
+
+
+class _Bounded(cast("type[Any]", AutoHTTPProtocol)):
+    limits: ConnectionLimits
+    _head_timer: asyncio.TimerHandle | None = None
+    _num_head_bytes = 0
+    _num_dropped = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        super().connection_made(_LingeringTransport(transport, self.limits.slow_client_s))
+        most = self.limits.max_connections
+        if len(self.connections) > most:
+            self._disconnect(503, f"there are {most} connections already; come back later")
+            return
+        self._await_head()
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            self._num_dropped += len(data)
+            if self._num_dropped > MAX_DROPPED_BYTES:
+                self.transport.abort()
+            return
+        super().data_received(data)
+        if self.transport.is_closing():
+            self._stop_timer()
+        elif self.cycle is not None and not self.cycle.response_complete:
+            self._stop_timer()
+            self._num_head_bytes = 0
+        else:
+            self._take_part(len(data))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def _take_part(self, num_bytes: int) -> None:
+        """Of a head, or of what is left of a body that is not read any more."""
+        self._num_head_bytes += num_bytes
+        is_head = self.cycle is None or not self.cycle.more_body
+        if is_head and self._num_head_bytes > MAX_HEAD_BYTES:
+            self._stop_timer()
+            self._disconnect(431, f"the head is larger than {MAX_HEAD_BYTES} bytes; send less")
+        elif self._head_timer is None:
+            self._await_head()
+
+    def _await_head(self) -> None:
+        self._head_timer = asyncio.get_running_loop().call_later(self.limits.slow_client_s, self._give_up)
+
+    def _give_up(self) -> None:
+        self._head_timer = None
+        if not self.transport.is_closing():
+            self._disconnect(408, f"no request was complete within {self.limits.slow_client_s:g} s")
+
+    def _disconnect(self, status: int, sentence: str) -> None:
+        self.transport.write(raw_error(status, sentence))
+        self.transport.close()
+        self.connections.discard(self)  # it makes room at once
+
+    def _stop_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+
+class _LingeringTransport:
+    """Closes in two steps: what the client still sends is taken and dropped for a moment, or the kernel would answer
+    it with a reset, and the client might never see the answer that it was given. A client that does not read its
+    answer is disconnected."""
+
+    def __init__(self, transport: asyncio.Transport, slow_client_s: float) -> None:
+        self._transport, self._slow_client_s = transport, slow_client_s
+        self._is_closing = False
+        self._num_written = 0
+        self._read_timer: asyncio.TimerHandle | None = None
+        self.get_extra_info, self.pause_reading = transport.get_extra_info, transport.pause_reading
+        self.set_protocol, self.abort = transport.set_protocol, transport.abort
+
+    def write(self, data: bytes) -> None:
+        self._transport.write(data)
+        self._num_written += len(data)
+        if self._read_timer is None:
+            self._expect_reading()
+
+    def is_closing(self) -> bool:
+        return self._is_closing or self._transport.is_closing()
+
+    def resume_reading(self) -> None:
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def close(self) -> None:
+        if self._is_closing or self._transport.is_closing():
+            return
+        self._is_closing = True
+        if not self._transport.can_write_eof():
+            self._transport.close()
+            return
+        self._transport.write_eof()
+        self._transport.resume_reading()
+        asyncio.get_running_loop().call_later(LINGER_S, self._transport.close)
+
+    def _expect_reading(self) -> None:
+        """Of what the kernel has not taken; its own buffers are large, and empty themselves."""
+        num_waiting = self._transport.get_write_buffer_size()
+        if num_waiting == 0:
+            self._read_timer = None
+            return
+        wanted = self._num_written - num_waiting + min(num_waiting, MIN_READ_BYTES)
+        loop = asyncio.get_running_loop()
+        self._read_timer = loop.call_later(self._slow_client_s, self._check_reading, wanted)
+
+    def _check_reading(self, wanted: int) -> None:
+        if self._num_written - self._transport.get_write_buffer_size() < wanted:
+            self._transport.abort()
+        else:
+            self._expect_reading()
+
+
+def raw_error(status: int, sentence: str) -> bytes:
+    """A whole HTTP answer, for a connection that is closed before any application sees it."""
+    fault: Fault = "no_capacity" if status == 503 else "client_error"
+    body = ErrorMessage(error=sentence, fault=fault).model_dump_json().encode()
+    retry = "Retry-After: 2\r\n" if status == 503 else ""
+    head = (
+        f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n{retry}\r\n"
+    )
+    return head.encode() + body

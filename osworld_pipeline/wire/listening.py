@@ -1,0 +1,45 @@
+"""Where a server listens: its socket, its address, and the file that says so."""
+
+import json
+import os
+import socket
+import tempfile
+from pathlib import Path
+
+
+def listen_on(host: str, port: int) -> socket.socket:
+    """A bound socket; `port` 0 takes any free one.
+
+    Raises:
+        OSError, OverflowError: the port is taken, not for us, or none.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # The protocol is named because asyncio turns Nagle's delay (40 ms an answer) off only for sockets that name it.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def url_of(host: str, listener: socket.socket, *, scheme: str = "http") -> str:
+    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
+    return f"{scheme}://{shown}:{listener.getsockname()[1]}"
+
+
+def write_ready_file(path: Path, url: str) -> None:
+    """Programs that wait for the file never read half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            json.dump({"url": url, "pid": os.getpid()}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        Path(temporary).unlink(missing_ok=True)
+        raise
