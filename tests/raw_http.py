@@ -12,6 +12,7 @@ from typing import Any
 class RawAnswer:
     status: int
     """0 where the connection was closed without an answer."""
+    head: bytes
     body: bytes
 
     def json(self) -> dict[str, Any]:
@@ -39,7 +40,7 @@ async def answer_to(port: int, *pieces: bytes, every_s: float = 0.0, limit_s: fl
         with suppress(ConnectionError):
             await writer.wait_closed()
     head, _, body = answer.partition(b"\r\n\r\n")
-    return RawAnswer(status=int(head.split()[1]) if head else 0, body=body)
+    return RawAnswer(status=int(head.split()[1]) if head else 0, head=head, body=body)
 
 
 def get(path: str, **headers: str) -> bytes:

@@ -26,15 +26,18 @@ from osworld_pipeline.viewer.evaluations import Evaluations
 from osworld_pipeline.viewer.facets import list_episodes, neighbours
 from osworld_pipeline.viewer.filters import FACETS, SORTS, SPANS, EpisodeFilter
 from osworld_pipeline.viewer.groups import GROUPS_PAGE, list_groups, read_group
-from osworld_pipeline.viewer.guard import LOOPBACK_NAMES, Guard
+from osworld_pipeline.viewer.guard import Guard
 from osworld_pipeline.viewer.index import EpisodeIndex
 from osworld_pipeline.viewer.overview import read_overview
 from osworld_pipeline.viewer.pages import NOT_KNOWN, STATIC, STATIC_TYPES, render
 from osworld_pipeline.viewer.questions import Questions
 from osworld_pipeline.viewer.settings import BadQuestionError, NotFoundError, ViewerSettings
 from osworld_pipeline.viewer.tokens import tokens_by_step
+from osworld_pipeline.wire.bodies import BodyLimits
 
 MAX_LANES = 16
+MAX_FORM_BYTES = 8 * 1024
+"""The form that asks for the token is the one request with a body."""
 REPORT_INDEX = "index.html"
 """Of `osworld-pipeline report`, in the folder of reports: names all of them."""
 FOREVER = "private, max-age=31536000, immutable"
@@ -59,12 +62,12 @@ def create_app(settings: ViewerSettings) -> ASGIApp:
         exception_handlers=dict.fromkeys((PipelineError, duckdb.Error, HTTPException), viewer.tell_error),
         lifespan=lifespan,
     )
-    names = (*LOOPBACK_NAMES, settings.host)
 
     def ask(problem: str, to: str) -> str:
         return render("login.html.jinja", problem=problem, to=to)
 
-    return Guard(app, token=settings.token, names=names, ask=ask)
+    body = BodyLimits(max_bytes=MAX_FORM_BYTES, slow_client_s=settings.slow_client_s)
+    return Guard(app, token=settings.token, body=body, ask=ask)
 
 
 class Viewer:

@@ -1,20 +1,22 @@
-"""What every request passes first: the host it names, the token where one is set, and headers that let a page load and
-run nothing but our own."""
+"""What every request passes first: where it comes from, the token where one is set, the size and pace of its body, and
+headers that let a page load and run nothing but our own."""
 
-import hashlib
-import hmac
 import secrets
 from collections.abc import Callable, Mapping
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qsl, quote, urlencode
 
 from pydantic import SecretStr
+from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from osworld_pipeline.wire.bearer import Secret
+from osworld_pipeline.wire.bodies import BodyLimits
+from osworld_pipeline.wire.cross_site import is_from_here, is_own_page
+
 COOKIE = "osworld_viewer"
 PARAMETER = "token"
-LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "
     "base-uri 'none'; frame-ancestors 'none'"
@@ -26,46 +28,47 @@ HEADERS: Mapping[str, str] = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
 }
-MAX_FORM_BYTES = 8 * 1024
+_FOREIGN = (
+    "this viewer has no token, so it answers programs of this machine at an address of this machine, and no page of "
+    "another site; start it with a token to reach it by other names"
+)
 
 
 class Guard:
     """A browser that has shown the token gets a cookie, which is no token and ends with this process. Without a token
-    only names of this machine are answered, so that no page of another site can ask through a name of its own."""
+    only what comes from here is answered (wire/cross_site.py), and links of other pages."""
 
     def __init__(
-        self, app: ASGIApp, *, token: SecretStr | None, names: tuple[str, ...], ask: Callable[[str, str], str]
+        self, app: ASGIApp, *, token: SecretStr | None, body: BodyLimits, ask: Callable[[str, str], str]
     ) -> None:
-        """`names`: hosts that are answered without a token. `ask`: the page that asks for the token, given what was
-        wrong and where to go on."""
-        self._app, self._names, self._ask = app, {name.lower() for name in names}, ask
-        # Digests have one length, so not even the token's length can be measured.
-        self._token_digest = None if token is None else _digest(token.get_secret_value().encode())
-        self._session = secrets.token_urlsafe(32)
+        """`ask`: the page that asks for the token, given what was wrong and where to go on."""
+        self._app, self._body, self._ask = app, body, ask
+        self._token = None if token is None else Secret(token.get_secret_value())
+        self._cookie = secrets.token_urlsafe(32)
+        self._session = Secret(self._cookie)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        answer = await self._refusal(scope, receive)
-        if answer is not None:
-            await answer(scope, receive, _with_headers(send))
-            return
-        await self._app(scope, receive, _with_headers(send))
-
-    async def _refusal(self, scope: Scope, receive: Receive) -> Response | None:
-        """What is answered instead of the page; None where the request may pass."""
         headers: dict[bytes, bytes] = dict(scope["headers"])
-        if self._token_digest is None:
-            host = headers.get(b"host", b"").decode("latin-1").lower()
-            if _without_port(host) not in self._names:
-                return Response("this viewer answers on its own address alone", 421, media_type="text/plain")
+        try:
+            answer = self._refusal(scope, headers)
+            body = b"" if answer is not None else await self._body.read(headers, receive)
+        except HTTPException as error:
+            answer, body = _plain(error.detail, error.status_code), b""
+        if answer is None and self._token is not None and _is_login(scope):
+            form = dict(parse_qsl(body.decode("utf-8", "replace")))
+            answer = self._answer(form.get(PARAMETER, ""), form.get("to", "/"))
+        # The page's own `receive` waits for nothing but the end of the connection: the body has been read.
+        await (answer or self._app)(scope, receive, _with_headers(send))
+
+    def _refusal(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Response | None:
+        """What is answered instead of the page, before any of the body is read; None where the request may pass."""
+        if self._token is None:
+            return None if is_from_here(headers, allows_links=True) else _plain(_FOREIGN, 403)
+        if scope["path"].startswith("/static/") or _is_login(scope):
             return None
-        if scope["path"].startswith("/static/"):
-            return None
-        if scope["path"] == "/login" and scope["method"] == "POST":
-            form = dict(parse_qsl((await _read_form(receive)).decode("utf-8", "replace")))
-            return self._answer(form.get(PARAMETER, ""), form.get("to", "/"))
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         given = next((value for name, value in query if name == PARAMETER), None)
         rest = urlencode([(name, value) for name, value in query if name != PARAMETER])
@@ -75,38 +78,39 @@ class Guard:
         return None if self._is_known(headers) else HTMLResponse(self._ask("", here), 401)
 
     def _is_known(self, headers: Mapping[bytes, bytes]) -> bool:
-        scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
-        if scheme.lower() == b"bearer" and self._is_token(given.strip()):
+        """By its token; or by the cookie, which a browser adds to what another page sends, too."""
+        if self._is_token_in(headers):
             return True
         try:
             cookie = SimpleCookie(headers.get(b"cookie", b"").decode("latin-1")).get(COOKIE)
         except CookieError:
             return False
-        return cookie is not None and hmac.compare_digest(
-            _digest(cookie.value.encode()), _digest(self._session.encode())
+        return (
+            cookie is not None
+            and self._session.is_same(cookie.value.encode())
+            and is_own_page(headers, allows_links=True)
         )
 
-    def _is_token(self, given: bytes) -> bool:
-        return self._token_digest is not None and hmac.compare_digest(_digest(given), self._token_digest)
+    def _is_token_in(self, headers: Mapping[bytes, bytes]) -> bool:
+        return self._token is not None and self._token.is_in(headers.get(b"authorization", b""))
 
     def _answer(self, given: str, to: str) -> Response:
         """The way on with a cookie, by an address without the token; or the question again."""
         to = to if to.startswith("/") and not to.startswith(("//", "/\\")) else "/"
-        if not self._is_token(given.strip().encode()):
+        if self._token is None or not self._token.is_same(given.strip().encode()):
             return HTMLResponse(self._ask("The viewer refused this token.", to), 401)
         answer = RedirectResponse(to, 303)
-        answer.set_cookie(COOKIE, self._session, httponly=True, samesite="lax", path="/")
+        answer.set_cookie(COOKIE, self._cookie, httponly=True, samesite="lax", path="/")
         return answer
 
 
-async def _read_form(receive: Receive) -> bytes:
-    body = b""
-    while len(body) <= MAX_FORM_BYTES:
-        message = await receive()
-        body += message.get("body", b"")
-        if not message.get("more_body", False):
-            return body
-    return b""
+def _is_login(scope: Scope) -> bool:
+    return scope["path"] == "/login" and scope["method"] == "POST"
+
+
+def _plain(sentence: str, status: int) -> Response:
+    """The connection is closed after it: the body has not been read."""
+    return Response(sentence, status, {"Connection": "close"}, media_type="text/plain")
 
 
 def _with_headers(send: Send) -> Send:
@@ -119,13 +123,3 @@ def _with_headers(send: Send) -> Send:
         await send(message)
 
     return sending
-
-
-def _without_port(host: str) -> str:
-    if host.startswith("["):
-        return host.partition("]")[0] + "]"
-    return host.partition(":")[0]
-
-
-def _digest(text: bytes) -> bytes:
-    return hashlib.sha256(text).digest()

@@ -11,9 +11,10 @@ import uvicorn
 
 from osworld_pipeline.viewer.app import create_app
 from osworld_pipeline.viewer.settings import ViewerError, ViewerSettings, need_token
+from osworld_pipeline.wire.connections import ConnectionLimits, bounded_config
+from osworld_pipeline.wire.listening import listen_on, url_of
 
 SHUTDOWN_GRACE_S = 2
-MAX_CONCURRENT = 256
 
 
 def bind(settings: ViewerSettings) -> socket.socket:
@@ -22,25 +23,14 @@ def bind(settings: ViewerSettings) -> socket.socket:
         ViewerError: the port is taken, or not for us; or a network would be served without a token.
     """
     need_token(settings)
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    # The protocol is named because asyncio turns Nagle's delay (40 ms an answer) off only for sockets that name it.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((settings.host, settings.port))
+        return listen_on(settings.host, settings.port)
     except (OSError, OverflowError) as error:
-        listener.close()
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise ViewerError(
             f"cannot listen on {settings.host}:{settings.port} ({reason}): another viewer may be open there; choose "
             "another --port, or 0 for any"
         ) from error
-    return listener
-
-
-def url_of(host: str, listener: socket.socket) -> str:
-    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
-    return f"http://{shown}:{listener.getsockname()[1]}"
 
 
 def serve(
@@ -53,17 +43,6 @@ def serve(
     """
     with bind(settings) as listener:
         url = url_of(settings.host, listener)
-        app = create_app(settings)
-        config = uvicorn.Config(
-            app,
-            ws="none",
-            proxy_headers=False,  # whoever is on this machine could name any address by them
-            access_log=False,  # an address may hold a token
-            log_config=None,
-            limit_concurrency=MAX_CONCURRENT,
-            timeout_graceful_shutdown=SHUTDOWN_GRACE_S,
-            server_header=False,
-        )
 
         def ready() -> None:
             say(f"trajectory viewer: {url}{path}  (Ctrl-C ends it)")
@@ -71,7 +50,17 @@ def serve(
                 # In a thread of its own: a browser of the terminal does not return before it is left.
                 threading.Thread(target=webbrowser.open, args=(url + path,), daemon=True).start()
 
-        _Server(config, ready).run(sockets=[listener])
+        make_server(settings, ready).run(sockets=[listener])
+
+
+def make_server(settings: ViewerSettings, ready: Callable[[], None] = lambda: None) -> uvicorn.Server:
+    """`ready` is called once it listens."""
+    limits = ConnectionLimits(
+        max_connections=settings.max_connections,
+        slow_client_s=settings.slow_client_s,
+        keep_alive_s=settings.slow_client_s,
+    )
+    return _Server(bounded_config(create_app(settings), limits, shutdown_grace_s=SHUTDOWN_GRACE_S), ready)
 
 
 class _Server(uvicorn.Server):

@@ -1,6 +1,5 @@
 """Where the viewer listens, what it shows, and what it must be told by whom."""
 
-import ipaddress
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from pydantic import SecretStr
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import PipelineError
 from osworld_pipeline.viewer import DAGSTER_URL, DEFAULT_HOST, DEFAULT_PORT, MLFLOW_URL
+from osworld_pipeline.wire.cross_site import is_loopback
 
 TOKEN_VARIABLE = "OSWORLD_VIEWER_TOKEN"  # noqa: S105 - the variable's name, not a token
 
@@ -38,6 +38,10 @@ class ViewerSettings:
     """Where people see MLflow."""
     dagster_url: str = DAGSTER_URL
     """Where people see Dagster."""
+    max_connections: int = 512
+    """One more is answered 503 at once."""
+    slow_client_s: float = 10.0
+    """How long a request may take to arrive; a connection without one is closed then."""
 
     @property
     def is_open(self) -> bool:
@@ -61,12 +65,3 @@ def need_token(settings: ViewerSettings) -> None:
             f"refusing to show trajectories on {settings.host} without a token: set {TOKEN_VARIABLE}, "
             "or bind to 127.0.0.1"
         )
-
-
-def is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -28,6 +28,21 @@ class BodyLimits:
         length = headers.get(b"content-length", b"0")
         return length.isdigit() and len(length) <= 18 and int(length) <= self.max_bytes
 
+    async def read(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
+        """The whole body.
+
+        Raises:
+            HTTPException: 408, it is too slow; 413, it is too large.
+        """
+        if not self.allows(headers):
+            raise HTTPException(413, self.too_large)
+        body, bounded = b"", self.bounded(receive)
+        while True:
+            message = await bounded()
+            body += message.get("body", b"")
+            if not message.get("more_body", False):
+                return body
+
     def bounded(self, receive: Receive) -> Receive:
         """`receive` that raises HTTPException 408 or 413 where the body is too slow or too large."""
         num_bytes, is_body_over, start = 0, False, time.monotonic()

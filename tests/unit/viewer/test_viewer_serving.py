@@ -5,8 +5,9 @@ import socket
 import pytest
 
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.viewer.serving import bind, url_of
+from osworld_pipeline.viewer.serving import bind
 from osworld_pipeline.viewer.settings import TOKEN_VARIABLE, ViewerError, ViewerSettings, token_from
+from osworld_pipeline.wire.listening import url_of
 
 
 def test_network_is_refused_without_a_token_and_served_with_one(tmp_path) -> None:
