@@ -5,6 +5,10 @@ Every file is written once and never changed. `episodes/<part>~<version>.parquet
 its details, `steps/<part>~<version>.parquet`, were there before. `compacted.json` lists the files that compaction made
 and the heads that they replace; its rename commits a compaction. Whatever a snapshot may name is deleted only after a
 grace period.
+
+A compaction first commits a manifest with its own generation, which the names of its files begin with. So a file of a
+later generation than the manifest's means that the manifest was lost or is an older copy; nothing is read or deleted
+then, because rows would be missing.
 """
 
 import os
@@ -36,6 +40,10 @@ SEED = "_seed.parquet"
 VERSION_SHIFT = 20
 _NAME = re.compile(r"(?P<part>[A-Za-z0-9][A-Za-z0-9._-]*)~(?P<version>[0-9a-f]{16})-[0-9a-f]{6}\.parquet")
 _LEGACY = re.compile(r"(?P<part>[A-Za-z0-9][A-Za-z0-9._-]*)\.parquet")
+_GENERATION = re.compile(r"g(\d+)-\d+-[0-9a-f]+\.parquet")
+REPAIR = "`osworld-pipeline rebuild-catalog`"
+_NUM_LOOKS = 3
+"""How often a manifest and a folder are compared before they are said to disagree: a compaction may commit between."""
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -80,7 +88,22 @@ class Manifest:
         except FileNotFoundError:
             return cls()
         except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
-            raise StoreError(f"{path} is damaged ({error}): restore it from a copy") from error
+            raise StoreError(f"{path} is damaged ({error}): {REPAIR} makes it again from the parts") from error
+
+    @classmethod
+    def checked(cls, root: Path, heads: Iterable[str] = tuple(DETAIL_OF)) -> "Manifest":
+        """The manifest, which agrees with the compacted files of `heads`.
+
+        Raises:
+            StoreError: it is damaged, missing, or older than the files; or files that it names are gone.
+        """
+        problem: str | None = None
+        for _ in range(_NUM_LOOKS):
+            manifest = cls.read(root)
+            problem = next(filter(None, (_disagreement(root, head, manifest) for head in heads)), None)
+            if problem is None:
+                return manifest
+        raise StoreError(problem)
 
     def to_bytes(self) -> bytes:
         return orjson.dumps({"generation": self.generation, "files": self.files, "retired": self.retired})
@@ -116,9 +139,9 @@ def take_snapshot(root: Path, head: str) -> HeadFiles:
     The manifest is read before the folder is listed: what a later compaction replaces is still listed then.
 
     Raises:
-        StoreError: the manifest is damaged.
+        StoreError: the manifest is damaged, lost, or older than the compacted files.
     """
-    manifest = Manifest.read(root)
+    manifest = Manifest.checked(root, [head])
     newest: dict[str, PartFile] = {}
     superseded: list[PartFile] = []
     for name in list_names(root / head):
@@ -135,6 +158,31 @@ def take_snapshot(root: Path, head: str) -> HeadFiles:
         small=tuple(newest[part] for part in sorted(newest)),
         superseded=tuple(superseded),
     )
+
+
+def last_generation(names: Iterable[str]) -> int:
+    """The latest generation among the names of compacted files; 0 without any."""
+    return max((int(found[1]) for name in names if (found := _GENERATION.fullmatch(name))), default=0)
+
+
+def _disagreement(root: Path, head: str, manifest: Manifest) -> str | None:
+    folder = root / head / COMPACTED
+    names = set(list_names(folder))
+    newest = last_generation(names)
+    if newest > manifest.generation:
+        path = root / MANIFEST
+        state = f"is of generation {manifest.generation}" if path.is_file() else "is missing"
+        return (
+            f"{path} {state}, but {folder} holds files of generation {newest}: without a manifest that names them "
+            f"their rows would be lost; {REPAIR} makes it again from the parts"
+        )
+    lost = sorted(set(manifest.files.get(head, ())) - names)
+    if lost:
+        return (
+            f"{folder / lost[0]} is gone, and the manifest names it ({len(lost)} such files): restore the folder from "
+            f"a copy, or let {REPAIR} make the manifest again from the parts that are there"
+        )
+    return None
 
 
 def legacy_details(root: Path, detail: str, heads: Iterable[PartFile]) -> list[str]:

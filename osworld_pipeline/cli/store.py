@@ -1,4 +1,4 @@
-"""`compact`, `collect-garbage` and `missing-images`: upkeep of the trajectories and images of a state folder."""
+"""`compact`, `collect-garbage`, `missing-images` and `rebuild-catalog`: upkeep of trajectories and images."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -15,6 +15,7 @@ def register(app: typer.Typer) -> None:
     app.command()(compact)
     app.command("collect-garbage")(collect)
     app.command("missing-images")(missing)
+    app.command("rebuild-catalog")(rebuild)
 
 
 def compact(
@@ -72,3 +73,18 @@ def missing(state: StateOption = Path("var"), as_json: JsonOption = False) -> No
         raise typer.Exit(1)
     if not as_json:
         print("every image is there")
+
+
+def rebuild(state: StateOption = Path("var"), as_json: JsonOption = False) -> None:
+    """Make the catalog again, and the compaction's manifest where it is lost, damaged or old; nothing else changes."""
+    from osworld_pipeline.domain.state import StateDir
+    from osworld_pipeline.runs.upkeep import rebuild_store
+
+    done = rebuild_store(StateDir(state.resolve()))
+    if as_json:
+        tell(done)
+        return
+    manifest = "was made again" if done.is_changed else "is whole"
+    print(f"the catalog was made again; the manifest {manifest} and names {done.num_files} compacted files")
+    if done.num_lost:
+        print(f"{done.num_lost} files that it named are gone: their rows are lost unless a copy of the folder has them")

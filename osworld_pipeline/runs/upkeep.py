@@ -1,5 +1,5 @@
-"""Upkeep of a state folder beside running work: compaction of small parts, garbage collection, and the check that no
-image is missing."""
+"""Upkeep of a state folder beside running work: compaction of small parts, garbage collection, repair, and the check
+that no image is missing."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.trajectories import BlobStore
 from osworld_pipeline.trajectories.compaction import (
     RETIRED_GRACE_S,
@@ -21,6 +22,7 @@ from osworld_pipeline.trajectories.garbage import (
     stale_part_files,
     unused_images,
 )
+from osworld_pipeline.trajectories.holdings import RepairSummary, rebuild_manifest
 
 GRACE_S = 86_400.0
 """An update's screenshots are stored while it runs, its rows at its end: no update may take longer than this."""
@@ -87,6 +89,18 @@ def collect_garbage(
         part_bytes=stale.num_bytes,
         num_retired=num_retired,
     )
+
+
+def rebuild_store(state: StateDir) -> RepairSummary:
+    """Makes the compaction's manifest again where it does not agree with the parts, and the catalog in any case.
+
+    Raises:
+        StoreError: other upkeep runs, a file is damaged, or the file system refused.
+        TableError: a table is damaged.
+    """
+    done = rebuild_manifest(state.trajectories)
+    rebuild_catalog(state)
+    return done
 
 
 def missing_blobs(state: StateDir) -> Mapping[str, Path]:

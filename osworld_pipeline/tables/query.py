@@ -132,4 +132,4 @@ def _explain_open(state: StateDir, error: duckdb.Error) -> str:
             f"{state.catalog} is open for writing in {holder}: close it there (or stop that process), "
             "or open it read-only in both"
         )
-    return f"cannot open {state.catalog}: {first_line(error)}; materialize the catalog again to rebuild it"
+    return f"cannot open {state.catalog}: {first_line(error)}; `osworld-pipeline rebuild-catalog` makes it again"

@@ -1,6 +1,7 @@
 """Compaction: many small parts become few large files, sorted by id, beside writers and readers.
 
-New files are written first; the manifest's rename commits them and retires what they replace. A retired file stays for
+A manifest with the next generation is committed first, then new files are written with it in their names; the second
+commit of the manifest names them and retires what they replace. A retired file stays for
 a grace period, for the queries that have listed it. A kill leaves files that no manifest names, for garbage collection.
 """
 
@@ -8,7 +9,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -27,7 +28,6 @@ from osworld_pipeline.part_files import (
     HeadFiles,
     Manifest,
     PartFile,
-    list_names,
     take_snapshot,
 )
 from osworld_pipeline.trajectories.reading import compute, details_path, read_part_table
@@ -90,6 +90,7 @@ def compact_parts(
     """
     with exclusive(root):
         remove_stale_temps(root / INCOMING)
+        Manifest.checked(root)
         summary = CompactionSummary(num_removed=remove_retired(root, grace_s=retired_grace_s))
         for head in DETAIL_OF:
             summary = _plus(summary, _compact_table(root, head, min_parts, target_bytes, on_progress))
@@ -97,7 +98,7 @@ def compact_parts(
 
 
 def exclusive(root: Path) -> AbstractContextManager[None]:
-    """Held by whoever changes the manifest or deletes files."""
+    """Held by what changes the manifest or deletes files."""
     return locked(
         root / "upkeep.lock", timeout_s=LOCK_TIMEOUT_S, error=StoreError, what="the upkeep of the trajectories"
     )
@@ -105,7 +106,7 @@ def exclusive(root: Path) -> AbstractContextManager[None]:
 
 def remove_retired(root: Path, *, grace_s: float) -> int:
     """Deletes what was retired longer than `grace_s` ago; the caller holds `exclusive`."""
-    manifest = Manifest.read(root)
+    manifest = Manifest.checked(root)
     due = [name for name, when in manifest.retired.items() if when <= time.time() - grace_s]
     for name in due:
         path = root / name
@@ -116,7 +117,7 @@ def remove_retired(root: Path, *, grace_s: float) -> int:
     # Only after the files: a name that is forgotten while its file is there would count again.
     if due:
         kept = {name: when for name, when in manifest.retired.items() if name not in set(due)}
-        _commit(root, Manifest(generation=manifest.generation, files=manifest.files, retired=kept))
+        commit_manifest(root, replace(manifest, retired=kept))
     return len(due)
 
 
@@ -154,7 +155,9 @@ def _compact_table(
         for unit in (_compacted_unit(root, head, name) for name in files.compacted)
         if unit.head.name in stale or unit.num_bytes < target_bytes // 2
     ]
-    generation = 1 + max(manifest.generation, _last_generation(root, head))
+    generation = 1 + manifest.generation
+    # A reader that finds files of a generation which the manifest has not reached knows that it is not the latest.
+    commit_manifest(root, replace(manifest, generation=generation))
     taken = {unit.part.part for unit in small if unit.part}
     hidden = files.rewritten
     written: list[str] = []
@@ -170,7 +173,7 @@ def _compact_table(
     gone = [unit.retires for unit in (*merged, *small)]
     gone += [f"{head}/{file.name}" for file in files.superseded if file.part in taken]
     kept = [name for name in files.compacted if name not in {unit.head.name for unit in merged}]
-    _commit(
+    commit_manifest(
         root,
         Manifest(
             generation=generation,
@@ -297,13 +300,7 @@ def _narrow(schema: pa.Schema) -> list[str]:
     return [field.name for field in schema if not pa.types.is_nested(field.type) and not pa.types.is_string(field.type)]
 
 
-def _last_generation(root: Path, head: str) -> int:
-    """Of the files that are there, those of killed compactions too."""
-    numbers = (name[1:7] for name in list_names(root / head / COMPACTED) if name.startswith("g"))
-    return max((int(number) for number in numbers if number.isdigit()), default=0)
-
-
-def _commit(root: Path, manifest: Manifest) -> None:
+def commit_manifest(root: Path, manifest: Manifest) -> None:
     write_file(root / MANIFEST, manifest.to_bytes(), temp_folder=root / INCOMING)
 
 

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from osworld_pipeline.errors import StoreError
 from osworld_pipeline.part_files import COMPACTED, DETAIL_OF, SEED, Manifest, PartFile, list_names, take_snapshot
 from osworld_pipeline.trajectories.blobs import BlobStore
+from osworld_pipeline.trajectories.holdings import need_other_copies
 from osworld_pipeline.trajectories.reading import compute
 
 IMAGE_COLUMNS = ("screenshot_sha256", "images")
@@ -61,8 +62,12 @@ def missing_images(blobs: BlobStore, folders: Sequence[Path]) -> Mapping[str, Pa
 
 def stale_part_files(root: Path, *, retired_grace_s: float, grace_s: float) -> Files:
     """Writings of parts that newer ones replaced longer than `retired_grace_s` ago, and what killed writers and
-    compactions left longer than `grace_s` ago. Raises StoreError."""
-    manifest = Manifest.read(root)
+    compactions left longer than `grace_s` ago.
+
+    Raises:
+        StoreError: the manifest is damaged, lost or old, or a file that would go holds the only copy of a part.
+    """
+    manifest = Manifest.checked(root)
     paths: list[Path] = []
     for head, detail in DETAIL_OF.items():
         files = take_snapshot(root, head)
@@ -75,6 +80,8 @@ def stale_part_files(root: Path, *, retired_grace_s: float, grace_s: float) -> F
             left = [folder / name for name in list_names(folder) if name not in named]
             if table == detail:
                 left += [root / table / name for name in list_names(root / table) if not _has_head(name, heads)]
+            if table == head:
+                need_other_copies(root, head, manifest, [path.name for path in left if _is_older(path, grace_s)])
             # Heads go before their details: a head without details would be damage.
             paths += [*old, *(path for path in left if _is_older(path, grace_s))]
             old = []
