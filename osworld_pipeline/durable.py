@@ -4,23 +4,17 @@ within a limit. A killed writer leaves at most a hidden temporary file, which th
 import errno
 import fcntl
 import os
-import re
-import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from osworld_pipeline.errors import PipelineError, StoreError
-
-HOST = re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname())[:64] or "host"
-_TEMP = re.compile(r"\.(?P<host>[A-Za-z0-9-]+)\.(?P<pid>\d+)\.[0-9a-f]{32}\.tmp(\.wal|-journal|-wal|-shm)?")
-"""With what DuckDB and SQLite keep beside a database."""
+from osworld_pipeline.temp_names import is_stale, temp_name
 
 
 @contextmanager
@@ -32,7 +26,7 @@ def replacing(path: Path, *, temp_folder: Path | None = None) -> Iterator[Path]:
     Raises:
         StoreError: the file system refused (no space, no permission); names the path and the way out.
     """
-    temp = (temp_folder or path.parent) / f".{HOST}.{os.getpid()}.{uuid4().hex}.tmp"
+    temp = (temp_folder or path.parent) / temp_name()
     try:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -81,11 +75,10 @@ def write_parquet(
 
 
 def remove_stale_temps(folder: Path) -> int:
-    """Removes what killed writers of this host left in `folder`; never what a living one is writing."""
+    """Removes what killed writers left in `folder`; never what a living one is writing."""
     removed = 0
     for path in folder.glob(".*.tmp*"):
-        match = _TEMP.fullmatch(path.name)
-        if match and match["host"] == HOST and not _is_alive(int(match["pid"])):
+        if is_stale(path):
             path.unlink(missing_ok=True)
             removed += 1
     return removed
@@ -133,16 +126,6 @@ def sync_path(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def _explain(path: Path, error: OSError) -> str:

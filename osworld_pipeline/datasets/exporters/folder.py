@@ -11,14 +11,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
-from osworld_pipeline.durable import HOST
 from osworld_pipeline.errors import StoreError
+from osworld_pipeline.temp_names import is_stale, temp_name
 
 MANIFEST = "export.json"
 """In the root of every export: what it is. Only a folder that has one is ever replaced."""
-_TEMP = re.compile(r"\.(?P<host>[A-Za-z0-9-]+)\.(?P<pid>\d+)\.[0-9a-f]{32}\.export")
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 
@@ -32,7 +30,7 @@ def export_folder(target: Path, *, replace: bool) -> Iterator[Path]:
     """
     target = target.absolute()
     _refuse_existing(target, replace=replace)
-    temp = target.parent / f".{HOST}.{os.getpid()}.{uuid4().hex}.export"
+    temp = target.parent / temp_name("export")
     try:
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -58,11 +56,10 @@ def write_manifest(folder: Path, kind: str, content: Mapping[str, Any]) -> None:
 
 
 def remove_stale_exports(parent: Path) -> int:
-    """Removes what killed exporters of this host left in `parent`; never what a living one is writing."""
+    """Removes what killed exporters left in `parent`; never what a living one is writing."""
     removed = 0
     for path in parent.glob(".*.export"):
-        match = _TEMP.fullmatch(path.name)
-        if match and match["host"] == HOST and not Path(f"/proc/{match['pid']}").exists():
+        if is_stale(path):
             shutil.rmtree(path, ignore_errors=True)
             removed += 1
     return removed
@@ -89,7 +86,7 @@ def _put(temp: Path, target: Path) -> None:
         os.rename(temp, target)
     elif not _exchange(temp, target):
         # For a moment there is neither.
-        old = temp.with_name(f".{HOST}.{os.getpid()}.{uuid4().hex}.export")
+        old = temp.with_name(temp_name("export"))
         os.rename(target, old)
         os.rename(temp, target)
         shutil.rmtree(old, ignore_errors=True)

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from osworld_pipeline.durable import HOST, locked, remove_stale_temps, replacing, write_file
+from osworld_pipeline.durable import locked, remove_stale_temps, replacing, write_file
 from osworld_pipeline.errors import StoreError, TableError
+from osworld_pipeline.temp_names import temp_name
 
 
 def dead_pid() -> int:
@@ -31,19 +32,44 @@ def test_a_failed_write_keeps_the_old_file_and_leaves_no_temporary_one(tmp_path:
     assert [(entry.name, entry.read_bytes()) for entry in tmp_path.iterdir()] == [("x", b"old")]
 
 
-def test_only_what_dead_writers_of_this_host_left_is_removed(tmp_path: Path) -> None:
-    dead, ours, others, foreign = (
-        tmp_path / f".{HOST}.{dead_pid()}.{'0' * 32}.tmp",
-        tmp_path / f".{HOST}.{os.getpid()}.{'0' * 32}.tmp",
-        tmp_path / f".elsewhere.{dead_pid()}.{'0' * 32}.tmp",
+def test_only_what_surely_dead_writers_left_is_removed(tmp_path: Path) -> None:
+    ours = temp_name()
+    elsewhere = ours.replace("-", "-0", 1)
+    dead, others, silent, before_namespaces, foreign = (
+        tmp_path / ours.replace(f".{os.getpid()}.", f".{dead_pid()}."),
+        tmp_path / elsewhere,
+        tmp_path / elsewhere.replace("tmp", "tmp-wal"),
+        tmp_path / f".host.{dead_pid()}.{'0' * 32}.tmp",
         tmp_path / ".somebody.tmp",
     )
-    for path in (dead, ours, others, foreign):
+    kept = {tmp_path / ours, others, before_namespaces, foreign}
+    for path in (dead, silent, *kept):
         path.touch()
     for companion in (".wal", "-journal", "-wal", "-shm"):
         Path(f"{dead}{companion}").touch()
-    assert remove_stale_temps(tmp_path) == 5
-    assert set(tmp_path.iterdir()) == {ours, others, foreign}
+    for path in (silent, foreign, tmp_path / ours):
+        os.utime(path, (1e9, 1e9))
+    assert remove_stale_temps(tmp_path) == 6
+    assert set(tmp_path.iterdir()) == kept
+
+
+REMOVE = """
+import sys
+from pathlib import Path
+from osworld_pipeline.durable import remove_stale_temps
+print(remove_stale_temps(Path(sys.argv[1])))
+"""
+
+
+def test_a_container_of_the_same_host_name_leaves_what_a_living_writer_outside_writes(tmp_path: Path) -> None:
+    unshare = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
+    if subprocess.run([*unshare, "true"], capture_output=True, check=False, timeout=30).returncode:
+        pytest.skip("this user may make no PID namespace")
+    with replacing(tmp_path / "x") as temp:
+        temp.write_bytes(b"data")
+        command = [*unshare, sys.executable, "-c", REMOVE, str(tmp_path)]
+        assert subprocess.run(command, capture_output=True, check=True, timeout=60, text=True).stdout == "0\n"
+    assert (tmp_path / "x").read_bytes() == b"data"
 
 
 def test_the_longest_file_name_can_be_written(tmp_path: Path) -> None:
