@@ -7,8 +7,6 @@ A part is two files of one name, and the head's rename is the commit of both: `e
 
 import re
 import secrets
-import threading
-import time
 from collections.abc import Collection, Iterator, Sequence
 
 import pyarrow as pa
@@ -26,7 +24,6 @@ from osworld_pipeline.part_files import (
     HEAD_OF,
     INCOMING,
     KEY_OF,
-    VERSION_SHIFT,
     PartFile,
     take_snapshot,
 )
@@ -41,6 +38,7 @@ from osworld_pipeline.trajectories.rows import (
     step_rows,
     verification_row,
 )
+from osworld_pipeline.trajectories.versions import next_version
 
 _PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,180}")
 
@@ -163,7 +161,7 @@ class TrajectoryStore:
     def _write_part(self, head: str, part: str, rows: list[Row], details: list[Row]) -> None:
         if not _PART.fullmatch(part):
             raise StoreError(f"'{part}' cannot name a part of {head}: use letters, digits, '.', '_' and '-'")
-        version = _CLOCK.next_version()
+        version = next_version(self.root, head)
         name = f"{part}~{version:016x}-{secrets.token_hex(3)}.parquet"
         detail = DETAIL_OF[head]
         try:
@@ -176,22 +174,6 @@ class TrajectoryStore:
         for table, data in tables:
             path, ids = self.root / table / name, (KEY_OF[head],)
             write_parquet(path, marked(data), temp_folder=self.root / INCOMING, statistics=ids)
-
-
-class _Clock:
-    """Gives versions: milliseconds since 1970, each later than the one before in this process."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._last_ms = 0
-
-    def next_version(self) -> int:
-        with self._lock:
-            self._last_ms = max(time.time_ns() // 1_000_000, self._last_ms + 1)
-            return self._last_ms << VERSION_SHIFT
-
-
-_CLOCK = _Clock()
 
 
 def _table(rows: list[Row], table: str, part: str, version: int) -> pa.Table:
