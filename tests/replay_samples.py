@@ -32,6 +32,7 @@ def make_row(row_id: str, original_task_id: str = "t", **changes: Any) -> dict[s
         "action_types": ["click"],
         "source_path": "file.jsonl",
         "source_line": 1,
+        "source_sha256": "5a" * 32,
     }
     return row | changes
 

@@ -13,6 +13,12 @@ RUN_IDS = pa.map_(pa.string(), pa.string())
 MESSAGES = pa.list_(
     pa.struct([("role", TEXT), ("content", pa.list_(pa.struct([("type", TEXT), ("text", TEXT)])))]),
 )
+TRAINED_ROWS = pa.list_(
+    pa.struct(
+        [("row_id", TEXT), ("kind", TEXT), ("task_id", TEXT), ("source_dataset", TEXT), ("source_path", TEXT),
+         ("source_line", INT64), ("source_sha256", TEXT), ("licence", TEXT)]
+    ),
+)  # fmt: skip
 SECONDS, UNIX_TIME, PIXELS, NUM_BYTES, TOKENS, SHARE, NATS = (
     "s",
     "s since 1970",

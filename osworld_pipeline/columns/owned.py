@@ -14,6 +14,7 @@ from osworld_pipeline.columns.fields import (
     SHARE,
     TEXT,
     TEXTS,
+    TRAINED_ROWS,
     column,
 )
 
@@ -33,7 +34,7 @@ UNION_TASKS = pa.schema(
 
 REPLAY_BUFFER = pa.schema(
     [
-        column("row_id", TEXT, "Digest of task and messages."),
+        column("row_id", TEXT, "Digest of the demonstration: task and turns, without the system turn, which is ours."),
         column("task_id", TEXT, "The base id."),
         column("original_task_id", TEXT, "With the chunk's number, where it is a chunk."),
         column("source_dataset", TEXT, "The raw source, or the import's name."),
@@ -48,6 +49,8 @@ REPLAY_BUFFER = pa.schema(
         column("licence", TEXT, "Of the source."),
         column("source_path", TEXT, "The file that it came from."),
         column("source_line", INT64, "The line there, from 1."),
+        column("source_sha256", TEXT, "Of the bytes of the line that was read; of an import, of its own line."),
+        column("former_row_id", TEXT, "Its row_id before version 6, which older injections and verifications name."),
     ]
 )
 
@@ -92,5 +95,6 @@ CHECKPOINTS = pa.schema(
         column("code_version", TEXT, "Of the program that made it: a git commit, or the distribution and its version."),
         column("is_code_dirty", FLAG, "Its sources differed from that commit; NULL outside a git checkout."),
         column("row_ids", TEXTS, "Rows of `replay` that it was fine-tuned on by themselves."),
+        column("sources", TRAINED_ROWS, "The same rows with what they were then; NULL before version 6."),
     ]
 )

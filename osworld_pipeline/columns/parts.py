@@ -160,6 +160,10 @@ INJECTIONS = pa.schema(
         column("verified_reward", FLOAT, "What re-executing it had earned by then; NULL where untried.", SHARE),
         column("stage_key", TEXT, "Of the group."),
         column("update", INT32, "Of the group."),
+        column("source_path", TEXT, "The file that the row came from, as it was then; NULL for an episode."),
+        column("source_line", INT64, "The line there, from 1."),
+        column("source_sha256", TEXT, "Of the bytes of that line."),
+        column("licence", TEXT, "Of the source."),
     ]
 )
 

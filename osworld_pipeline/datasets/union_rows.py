@@ -20,6 +20,8 @@ from osworld_pipeline.domain.replay import base_task_id
 from osworld_pipeline.errors import ActionParseError, DatasetError
 from osworld_pipeline.trajectories.blobs import BlobStore
 
+ROW_ID_LENGTH = 24
+
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
@@ -29,6 +31,8 @@ class Row:
     """Bytes and suffix."""
     reward: float | None
     row_id: str
+    former_row_id: str
+    line_sha256: str
     source_path: str | None
     source_line: int | None
     """Both of an import alone: where the record stood before."""
@@ -51,20 +55,20 @@ class TableForm:
             raise BadRecord(str(error)) from None
         except ActionParseError as error:
             raise BadRecord(str(error), kind="dropped_parse") from None
-        # The canonical JSON of domain.digest, byte for byte, since only texts stand in it.
-        canonical = orjson.dumps({"task_id": base_task_id(task_id), "messages": messages}, option=orjson.OPT_SORT_KEYS)
-        digest = hashlib.sha256(canonical)
+        digest = _digest(task_id, messages[1:])
         path, line_no = (record.get("source_path"), record.get("source_line")) if origin.is_import else (None, None)
         row = Row(
             messages=messages,
             action_types=types,
             images=list(checked_images(images, num_images(messages), origin.folder)),
             reward=reward,
-            row_id=digest.hexdigest()[:24],
+            row_id=digest.hex()[:ROW_ID_LENGTH],
+            former_row_id=_digest(task_id, messages).hex()[:ROW_ID_LENGTH],
+            line_sha256=hashlib.sha256(line).hexdigest(),
             source_path=path if isinstance(path, str) else None,
             source_line=line_no if isinstance(line_no, int) else None,
         )
-        return digest.digest()[:16], row
+        return digest[:16], row
 
     def write(self, candidates: list[Candidate], origin: Origin, first_line: int) -> bytes:
         rows = []
@@ -95,4 +99,12 @@ class TableForm:
             "licence": origin.licence or None,
             "source_path": row.source_path or origin.path,
             "source_line": first_line + candidate.line_no if row.source_line is None else row.source_line,
+            "source_sha256": row.line_sha256,
+            "former_row_id": row.former_row_id,
         }
+
+
+def _digest(task_id: str, messages: Sequence[Message]) -> bytes:
+    """Over the canonical JSON of domain.digest, byte for byte, since only texts stand in it."""
+    value = {"task_id": base_task_id(task_id), "messages": messages}
+    return hashlib.sha256(orjson.dumps(value, option=orjson.OPT_SORT_KEYS)).digest()

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from osworld_pipeline.domain.replay import TrainedRow
+
 
 class Stage(StrEnum):
     BASE = "base"
@@ -42,6 +44,8 @@ class Checkpoint:
     """Its sources differed from the commit; None outside a git checkout."""
     row_ids: tuple[str, ...] = ()
     """Rows of `replay` that it was fine-tuned on by themselves; those that joined groups are in `injections`."""
+    sources: tuple[TrainedRow, ...] = ()
+    """The same rows, with where they came from; empty in checkpoints older than this field."""
 
 
 class Ancestor(NamedTuple):

@@ -1,7 +1,7 @@
 """Replay: a recorded success that can be used again, what re-executing it really earned, and its joining of a group."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from osworld_pipeline.domain.episode import Outcome
@@ -20,10 +20,10 @@ def base_task_id(task_id: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayRow:
-    """A successful trajectory used again; `source_*` is kept through injection (provenance)."""
+    """A successful trajectory used again; `source_*` and `licence` are kept by whatever trains on it (provenance)."""
 
     row_id: str
-    """The key of the `replay` view: of a demonstration the digest of task and messages, of an episode its id."""
+    """The key of the `replay` view: of a demonstration the digest of task and turns, of an episode its id."""
     task_id: str
     """The base id."""
     original_task_id: str
@@ -40,10 +40,34 @@ class ReplayRow:
     kind: ReplayKind = "demonstration"
     verified_reward: float | None = None
     """What re-executing it earned, where that was tried and ended in a grader's word."""
+    source_path: str | None = None
+    """The file that it came from; None for an episode."""
+    source_line: int | None = None
+    source_sha256: str | None = None
+    """Of the bytes of that line."""
+    licence: str | None = None
 
     @property
     def is_online(self) -> bool:
         return self.kind == "episode"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedRow:
+    """A replay row as a checkpoint names what it was fine-tuned on: the replay buffer may lack it tomorrow."""
+
+    row_id: str
+    kind: ReplayKind
+    task_id: str
+    source_dataset: str
+    source_path: str | None = None
+    source_line: int | None = None
+    source_sha256: str | None = None
+    licence: str | None = None
+
+    @classmethod
+    def of(cls, row: ReplayRow) -> "TrainedRow":
+        return cls(**{field.name: getattr(row, field.name) for field in fields(cls)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,3 +111,8 @@ class Injection:
     strategy: str = "uniform"
     """How it was chosen among its task's rows."""
     verified_reward: float | None = None
+    source_path: str | None = None
+    """As the row's, and so are the next three."""
+    source_line: int | None = None
+    source_sha256: str | None = None
+    licence: str | None = None

@@ -31,7 +31,7 @@ def dataset_letter(run_ids: tuple[str, ...], name: str, digest: str, source: str
 
 def checkpoint_letter(run_id: str, checkpoint: Checkpoint, *, folder: Path | str) -> Letter:
     """Without what the checkpoint's own folder tells at length."""
-    told = asdict(checkpoint) | {"stage": str(checkpoint.stage), "recipe": {}, "row_ids": []}
+    told = asdict(checkpoint) | {"stage": str(checkpoint.stage), "recipe": {}, "row_ids": [], "sources": []}
     return {"kind": "checkpoint", "run_id": run_id, "checkpoint": told, "folder": str(folder)}
 
 

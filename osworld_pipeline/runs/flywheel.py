@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from osworld_pipeline.agent.renderer import Renderer
 from osworld_pipeline.domain.episode import Episode
 from osworld_pipeline.domain.group import GroupFate, RolloutGroup
-from osworld_pipeline.domain.replay import ReplayRow, base_task_id
+from osworld_pipeline.domain.replay import ReplayRow, TrainedRow, base_task_id
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.errors import EngineError
 from osworld_pipeline.recipes import Recipe
@@ -102,7 +102,7 @@ def _examples(job: RoundJob, trainer: "SftTrainer", report: Report) -> Examples 
         parts.append(read_demonstrations(state, recipe, trainer.processor))
     items = join_examples(parts)
     counts = {"num_demonstrations": sum(map(len, parts[1:]))}
-    return Examples(items=items, row_ids=items.row_ids, metrics=metrics, counts=counts)
+    return Examples(items=items, rows=items.rows, metrics=metrics, counts=counts)
 
 
 def choose_tasks(tasks: Sequence[Task], settings: FlywheelSection) -> list[Task]:
@@ -244,7 +244,7 @@ def _kept_examples(job: RoundJob, episodes: Sequence[Episode], processor: Any) -
         )
 
     makers = [partial(example, episode) for episode in episodes]
-    return LazyExamples(makers, [episode.episode_id for episode in episodes])
+    return LazyExamples(makers, [TrainedRow.of(_as_row(episode)) for episode in episodes])
 
 
 def _as_row(episode: Episode) -> ReplayRow:

@@ -191,4 +191,8 @@ def _injection(group: RolloutGroup, served: ServedGroup, advantage: float, setti
         kind=row.kind,
         strategy=settings.strategy,
         verified_reward=row.verified_reward,
+        source_path=row.source_path,
+        source_line=row.source_line,
+        source_sha256=row.source_sha256,
+        licence=row.licence,
     )

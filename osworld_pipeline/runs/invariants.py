@@ -74,8 +74,10 @@ SELECT i.injection_id, i.group_id, i.row_id,
        CASE WHEN g.group_id IS NULL THEN 'its group is gone' ELSE 'its replay row is gone' END AS problem
 FROM injections i
 LEFT JOIN rollout_groups g ON g.group_id = i.group_id
-LEFT JOIN (SELECT row_id FROM replay_buffer UNION SELECT episode_id FROM episodes) r ON r.row_id = i.row_id
-WHERE g.group_id IS NULL OR r.row_id IS NULL
+LEFT JOIN (
+    SELECT row_id FROM replay_buffer UNION SELECT former_row_id FROM replay_buffer UNION SELECT episode_id FROM episodes
+) r ON r.row_id = i.row_id
+WHERE g.group_id IS NULL OR (r.row_id IS NULL AND i.source_path IS NULL)
 ORDER BY 1
 """
 

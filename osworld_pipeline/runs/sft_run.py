@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from osworld_pipeline.agent.model_inputs import PixelCache
 from osworld_pipeline.domain.checkpoint import Checkpoint, Stage, milestone_id
+from osworld_pipeline.domain.replay import TrainedRow
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.lineage.code import CodeOrigin, code_origin
 from osworld_pipeline.recipes import Recipe
@@ -79,7 +80,7 @@ class Examples:
     """What a stage trains on."""
 
     items: Sequence[Example]
-    row_ids: Sequence[str]
+    rows: Sequence[TrainedRow]
     """The row of `replay` that each is made of."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Figures of their making, kept with the checkpoint."""
@@ -202,7 +203,7 @@ class _Run:
         )
         return [trajectory for index in chosen for trajectory in self.examples.items[index]]
 
-    def _rows_seen(self) -> tuple[str, ...]:
+    def _rows_seen(self) -> tuple[TrainedRow, ...]:
         from osworld_pipeline.training.sft import examples_seen
 
         settings = self.job.settings
@@ -210,7 +211,7 @@ class _Run:
             num_examples=len(self.examples.items), batch_size=settings.batch_size, seed=settings.seed,
             num_updates=self.trainer.num_updates,
         )  # fmt: skip
-        return tuple(sorted({self.examples.row_ids[index] for index in seen}))
+        return tuple(sorted({self.examples.rows[index] for index in seen}, key=lambda row: row.row_id))
 
     def _state(self) -> "TrainerState":
         from osworld_pipeline.training.checkpoint import TrainerState
@@ -238,7 +239,7 @@ class _Run:
     def _documents(self, checkpoint_id: str) -> Callable[[Path], Mapping[str, Any]]:
         """What lies beside the weights of the stage's end, or of a milestone on the way: as of now, though the weights
         are written later."""
-        job = self.job
+        job, rows = self.job, self._rows_seen()
         checkpoint = Checkpoint(
             checkpoint_id=checkpoint_id,
             stage=job.stage,
@@ -253,7 +254,8 @@ class _Run:
             recipe=job.recipe.model_dump(mode="json"),
             code_version=job.code.version,
             is_code_dirty=job.code.is_dirty,
-            row_ids=self._rows_seen(),
+            row_ids=tuple(row.row_id for row in rows),
+            sources=rows,
         )
         return partial(_card_of, checkpoint)
 

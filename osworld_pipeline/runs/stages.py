@@ -7,7 +7,7 @@ from typing import Any
 
 from osworld_pipeline.domain.checkpoint import Ancestor, Checkpoint, Stage
 from osworld_pipeline.domain.digest import digest_json
-from osworld_pipeline.domain.replay import base_task_id
+from osworld_pipeline.domain.replay import TrainedRow, base_task_id
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.evaluation.suites import Suite, build_suite
 from osworld_pipeline.recipes import Recipe
@@ -44,7 +44,7 @@ _FORMERLY_JUDGED_BY: Mapping[str, tuple[str, ...]] = {
 """What former keys of evaluations are digests of; never to be added to."""
 
 REPLAY_COLUMNS = ("row_id", "original_task_id", "quality_rank", "reward", "images")
-"""Of a replay row; its id is a digest of task and messages."""
+"""Of a replay row; its id is a digest of task and turns."""
 
 
 def stage_params(stage: Stage, recipe: Recipe) -> dict[str, Any]:
@@ -168,7 +168,12 @@ def read_checkpoint(state: StateDir, checkpoint_id: str) -> Checkpoint | None:
     if not card.is_file():
         return None
     fields = json.loads(card.read_text())
-    return Checkpoint(**{**fields, "stage": Stage(fields["stage"]), "row_ids": tuple(fields.get("row_ids", ()))})
+    read = {
+        "stage": Stage(fields["stage"]),
+        "row_ids": tuple(fields.get("row_ids", ())),
+        "sources": tuple(TrainedRow(**one) for one in fields.get("sources", ())),
+    }
+    return Checkpoint(**{**fields, **read})
 
 
 def checkpoint_card(checkpoint: Checkpoint) -> dict[str, Any]:

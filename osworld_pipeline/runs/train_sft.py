@@ -28,7 +28,7 @@ def main(job: dict[str, Any], report: Report) -> dict[str, Any]:
         demonstrations = read_demonstrations(parsed.state, parsed.recipe, trainer.processor)
         return Examples(
             items=demonstrations,
-            row_ids=demonstrations.row_ids,
+            rows=demonstrations.rows,
             counts={"num_demonstrations": len(demonstrations), "num_skipped": len(demonstrations.skipped)},
         )
 

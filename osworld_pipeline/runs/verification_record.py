@@ -18,6 +18,7 @@ from osworld_pipeline.runs.grounds import Grounds
 from osworld_pipeline.runs.playback import PlayedBack
 from osworld_pipeline.runs.playback_plan import Playback
 from osworld_pipeline.tables.catalog import first_line
+from osworld_pipeline.tables.replay import former_row_ids
 from osworld_pipeline.tables.views import create_part_views, pin_snapshot
 
 
@@ -105,7 +106,12 @@ def read_record(state: StateDir) -> VerificationRecord:
         except duckdb.Error as error:
             raise TableError(f"cannot read the verifications in {state.trajectories}: {first_line(error)}") from error
     tries = [dict(zip(names, row, strict=True)) for row in rows]
-    return VerificationRecord(ReplayVerification(**{**one, "outcome": Outcome(one["outcome"])}) for one in tries)
+    formerly = former_row_ids(state)
+    return VerificationRecord(
+        ReplayVerification(**{**one, "outcome": Outcome(one["outcome"]), "row_id": row_id})
+        for one in tries
+        for row_id in formerly.get(one["row_id"], [one["row_id"]])
+    )
 
 
 def verifications_of(

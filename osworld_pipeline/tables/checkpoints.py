@@ -1,10 +1,12 @@
 """The checkpoints table: one row for each checkpoint, written by whichever stage made it."""
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
 from osworld_pipeline.domain.digest import canonical_json
+from osworld_pipeline.domain.replay import TrainedRow
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.durable import locked
 from osworld_pipeline.errors import TableError
@@ -62,6 +64,7 @@ def _row(checkpoint: Checkpoint) -> dict[str, Any]:
         "code_version": checkpoint.code_version or None,
         "is_code_dirty": checkpoint.is_code_dirty,
         "row_ids": list(checkpoint.row_ids),
+        "sources": [asdict(one) for one in checkpoint.sources],
     }
 
 
@@ -73,5 +76,6 @@ def _checkpoint(row: dict[str, Any]) -> Checkpoint:
         "recipe": json.loads(row["recipe"] or "{}"),
         "code_version": row["code_version"] or "",
         "row_ids": tuple(row["row_ids"] or ()),
+        "sources": tuple(TrainedRow(**one) for one in row["sources"] or ()),
     }
     return Checkpoint(**{**row, **read})

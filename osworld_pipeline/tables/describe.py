@@ -103,6 +103,8 @@ VIEW_DOCS: Mapping[str, Mapping[str, str]] = {
         "source_dataset": "Of a demonstration; online for an episode.",
         "path": "The file that a demonstration came from.",
         "line": "The line there, from 1.",
+        "sha256": "Of the bytes of that line.",
+        "licence": "Of a demonstration's source.",
     },
     "lineage": {
         "episode_id": "The evaluation's episode.",
@@ -116,6 +118,8 @@ VIEW_DOCS: Mapping[str, Mapping[str, str]] = {
         "index": "Step of a screenshot; update of what a group trained.",
         "path": "Of the blob or the weights below the state folder; of the raw file of a demonstration.",
         "line": "The line of the raw file, from 1.",
+        "sha256": "Of the bytes of that line.",
+        "licence": "Of a demonstration's source.",
         "dagster_run_id": "Of the evaluation, or of the checkpoint's training.",
         "mlflow_run_id": "Of the evaluation, or of the checkpoint's training.",
     },

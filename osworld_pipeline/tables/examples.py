@@ -15,8 +15,9 @@ ORDER BY s.step_index
 """Which screenshots did the best episode of phase 2 see?"""
 
 INJECTED_REPLAY_ROWS = """
-SELECT i.group_id, i.row_id, r.task_id, r.source_dataset, r.source_path, r.source_line, i.reward, i.advantage, i.weight
-FROM injections i JOIN replay r USING (row_id)
+SELECT i.group_id, i.row_id, i.task_id, i.source_dataset, coalesce(i.source_path, r.source_path) AS source_path,
+       coalesce(i.source_line, r.source_line) AS source_line, i.reward, i.advantage, i.weight
+FROM injections i LEFT JOIN replay r USING (row_id)
 ORDER BY i.stage_key, i."update", i.group_id
 """.strip()
 """Which replay rows were injected?"""

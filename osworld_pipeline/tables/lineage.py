@@ -20,9 +20,19 @@ WITH RECURSIVE line AS (
 SELECT checkpoint_id, generations, ancestor_id FROM line
 """
 
+# The rows of today's replay buffer, by their ids and by the ids that they had before schema version 6.
+NAMED_ROWS = """
+SELECT name, r.* FROM (
+    SELECT row_id AS name, row_id FROM replay_buffer
+    UNION
+    SELECT former_row_id, row_id FROM replay_buffer WHERE former_row_id IS NOT NULL
+) JOIN replay_buffer r USING (row_id)
+"""
+
 # A milestone (<stage key>-u0100) was made by the stage's groups up to its own number of updates. Groups that were
-# dropped made nothing. A demonstration is told by its id, a digest: it may have left the buffer since.
-MADE_FROM = """
+# dropped made nothing. What was trained on says itself where it came from; only what was written before schema version
+# 6 is looked up in the replay buffer, which may have lost it since.
+MADE_FROM = f"""
 CREATE VIEW made_from AS
 WITH stages AS (
     SELECT checkpoint_id, regexp_replace(checkpoint_id, '-u[0-9]+$', '') AS stage_key, num_updates FROM checkpoints
@@ -32,15 +42,20 @@ groups AS (
     FROM stages s JOIN rollout_groups g ON g.stage_key = s.stage_key AND g."update" < s.num_updates
     WHERE coalesce(g.fate, 'trained') = 'trained'
 ),
+known AS (
+    SELECT * FROM ({NAMED_ROWS})
+    QUALIFY row_number() OVER (PARTITION BY name ORDER BY quality_rank DESC NULLS LAST, source_path, source_line) = 1
+),
 tuned AS (
     SELECT checkpoint_id, row_id, regexp_full_match(row_id, '[0-9a-f]+') AS is_demonstration
-    FROM (SELECT checkpoint_id, unnest(row_ids) AS row_id FROM checkpoints)
+    FROM (SELECT checkpoint_id, unnest(row_ids) AS row_id FROM checkpoints WHERE coalesce(len(sources), 0) = 0)
 )
 SELECT checkpoint_id, 'group' AS kind, group_id AS source_id, 'rolled_out' AS how, group_id, task_id, "update",
-       NULL::VARCHAR AS source_dataset, NULL::VARCHAR AS path, NULL::BIGINT AS line
+       NULL::VARCHAR AS source_dataset, NULL::VARCHAR AS path, NULL::BIGINT AS line, NULL::VARCHAR AS sha256,
+       NULL::VARCHAR AS licence
 FROM groups
 UNION ALL
-SELECT checkpoint_id, 'episode', episode_id, 'rolled_out', group_id, task_id, "update", 'online', NULL, NULL
+SELECT checkpoint_id, 'episode', episode_id, 'rolled_out', group_id, task_id, "update", 'online', NULL, NULL, NULL, NULL
 FROM (
     SELECT checkpoint_id, group_id, task_id, "update", unnest(episode_ids) AS episode_id, unnest(outcomes) AS outcome
     FROM groups
@@ -48,18 +63,24 @@ FROM (
 WHERE outcome IN ('success', 'failure', 'truncated', 'tampering')
 UNION ALL
 SELECT s.checkpoint_id, coalesce(i.kind, CASE WHEN i.source_dataset = 'online' THEN 'episode' ELSE 'demonstration' END),
-       i.row_id, 'injected', i.group_id, i.task_id, i."update", i.source_dataset, r.source_path, r.source_line
+       i.row_id, 'injected', i.group_id, i.task_id, i."update", i.source_dataset,
+       coalesce(i.source_path, r.source_path), coalesce(i.source_line, r.source_line),
+       coalesce(i.source_sha256, r.source_sha256), coalesce(i.licence, r.licence)
 FROM stages s
 JOIN injections i ON i.stage_key = s.stage_key AND i."update" < s.num_updates
-LEFT JOIN replay_buffer r ON r.row_id = i.row_id
+LEFT JOIN known r ON r.name = i.row_id AND i.source_path IS NULL
+UNION ALL
+SELECT checkpoint_id, t.kind, t.row_id, 'fine_tuned', NULL, t.task_id, NULL, t.source_dataset, t.source_path,
+       t.source_line, t.source_sha256, t.licence
+FROM (SELECT checkpoint_id, unnest(sources) AS t FROM checkpoints)
 UNION ALL
 SELECT t.checkpoint_id, CASE WHEN t.is_demonstration THEN 'demonstration' ELSE 'episode' END, t.row_id, 'fine_tuned',
        NULL, coalesce(r.task_id, e.task_id), NULL, CASE WHEN t.is_demonstration THEN r.source_dataset ELSE 'online' END,
-       r.source_path, r.source_line
+       r.source_path, r.source_line, r.source_sha256, r.licence
 FROM tuned t
-LEFT JOIN replay_buffer r ON r.row_id = t.row_id
+LEFT JOIN known r ON r.name = t.row_id
 LEFT JOIN (SELECT episode_id, task_id FROM episodes WHERE purpose = 'train') e ON e.episode_id = t.row_id
-"""
+"""  # noqa: S608 - our own words
 
 # A group stands for its episodes, which made_from names: beside every evaluation they would be ten times as many rows.
 LINEAGE = """
@@ -72,6 +93,7 @@ WITH scored AS (
 SELECT v.episode_id, v.checkpoint_id, v.stage_key, v.task_id, v.seed, v.outcome, v.reward, 'evaluation' AS kind,
        v.stage_key AS source_id, NULL::VARCHAR AS how, NULL::INTEGER AS generations, NULL::VARCHAR AS ancestor_id,
        NULL::VARCHAR AS group_id, NULL::INTEGER AS "index", NULL::VARCHAR AS path, NULL::BIGINT AS line,
+       NULL::VARCHAR AS sha256, NULL::VARCHAR AS licence,
        NULL::VARCHAR AS recipe_digest, NULL::VARCHAR AS recipe, NULL::VARCHAR AS code_version,
        NULL::BOOLEAN AS is_code_dirty, v.run_ids['dagster'] AS dagster_run_id, v.run_ids['mlflow'] AS mlflow_run_id
 FROM scored v
@@ -91,7 +113,7 @@ JOIN ancestry a ON a.checkpoint_id = v.checkpoint_id
 JOIN checkpoints c ON c.checkpoint_id = a.ancestor_id
 UNION ALL BY NAME
 SELECT v.* EXCLUDE run_ids, m.kind, m.source_id, m.how, a.generations, a.ancestor_id, m.group_id,
-       m."update" AS "index", m.path, m.line
+       m."update" AS "index", m.path, m.line, m.sha256, m.licence
 FROM scored v
 JOIN ancestry a ON a.checkpoint_id = v.checkpoint_id
 JOIN made_from m ON m.checkpoint_id = a.ancestor_id

@@ -24,7 +24,10 @@ TABLE = "replay_buffer"
 BATCH_ROWS = 256
 """Rows whose messages are in memory at once while the table is read."""
 COLUMN_BATCH_ROWS = 8192
-_ROW_COLUMNS = ("row_id", "task_id", "original_task_id", "source_dataset", "reward", "messages", "dialect", "images")
+_ROW_COLUMNS = (
+    *("row_id", "task_id", "original_task_id", "source_dataset", "reward", "messages", "dialect", "images"),
+    *("source_path", "source_line", "source_sha256", "licence"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +66,7 @@ def load_replay_rows(
     with _opened(state) as file:
         if file is None or file.metadata.num_rows == 0:
             raise TableError(f"the replay buffer in {state.tables} is empty: materialize replay_buffer first")
-        for batch in file.iter_batches(BATCH_ROWS, columns=list(_ROW_COLUMNS)):
+        for batch in file.iter_batches(BATCH_ROWS, columns=_known(file, _ROW_COLUMNS)):
             for row in batch.to_pylist():
                 earned = verified.get(row["row_id"])
                 if row["reward"] >= min_reward and (not require_verified or _reaches(earned, min_reward)):
@@ -84,7 +87,7 @@ def read_replay_rows(state: StateDir, row_ids: Collection[str]) -> dict[str, Rep
         for group in range(file.num_row_groups):
             ids = file.read_row_group(group, columns=["row_id"]).column("row_id").to_pylist()
             num_left = len(wanted.intersection(ids))
-            batches = file.iter_batches(BATCH_ROWS, row_groups=[group], columns=list(_ROW_COLUMNS))
+            batches = file.iter_batches(BATCH_ROWS, row_groups=[group], columns=_known(file, _ROW_COLUMNS))
             while num_left:
                 batch = next(batches)
                 for index, row_id in enumerate(batch.column("row_id").to_pylist()):
@@ -104,8 +107,7 @@ def read_replay_columns(state: StateDir, names: Sequence[str]) -> Iterator[pa.Re
     schema = replay_schema(names)
     with _opened(state) as file:
         if file is not None:
-            present = [name for name in names if name in file.schema_arrow.names]
-            for batch in file.iter_batches(COLUMN_BATCH_ROWS, columns=present):
+            for batch in file.iter_batches(COLUMN_BATCH_ROWS, columns=_known(file, names)):
                 yield from conform(pa.Table.from_batches([batch]), schema).to_batches()
 
 
@@ -124,7 +126,25 @@ def verified_rewards(state: StateDir) -> dict[str, float]:
         return {}
     sql = "SELECT row_id, max(reward) FROM replay_verifications WHERE outcome IN ('success', 'failure') GROUP BY row_id"
     with part_views(state) as views:
-        return {row_id: reward for row_id, reward in views.execute(sql).fetchall() if reward is not None}
+        earned = {row_id: reward for row_id, reward in views.execute(sql).fetchall() if reward is not None}
+    for former, row_ids in former_row_ids(state).items() if earned else ():
+        for row_id in row_ids if former in earned else ():
+            earned[row_id] = max(earned[former], earned.get(row_id, earned[former]))
+    return earned
+
+
+def former_row_ids(state: StateDir) -> dict[str, list[str]]:
+    """By the id that a row had before schema version 6, the rows that have it now.
+
+    Raises:
+        TableError: the table's file is damaged.
+    """
+    found: dict[str, list[str]] = {}
+    for batch in read_replay_columns(state, ("row_id", "former_row_id")):
+        for row in batch.to_pylist():
+            if row["former_row_id"] is not None and row["former_row_id"] != row["row_id"]:
+                found.setdefault(row["former_row_id"], []).append(row["row_id"])
+    return found
 
 
 def replay_coverage(state: StateDir, task_ids: Sequence[str], section: ReplaySection) -> ReplayCoverage:
@@ -190,6 +210,11 @@ def _opened(state: StateDir) -> Iterator[pq.ParquetFile | None]:
         raise TableError(f"{path} is damaged ({error}): remove it and materialize {TABLE} again") from error
 
 
+def _known(file: pq.ParquetFile, names: Sequence[str]) -> list[str]:
+    """Those of the columns that the file has: an older one lacks some."""
+    return [name for name in names if name in file.schema_arrow.names]
+
+
 def _reaches(reward: float | None, threshold: float) -> bool:
     return reward is not None and reward >= threshold
 
@@ -208,6 +233,10 @@ def _replay_row(row: Mapping[str, Any], verified_reward: float | None) -> Replay
         dialect=row["dialect"] or "slime",
         image_sha256s=tuple(row["images"]),
         verified_reward=verified_reward,
+        source_path=row.get("source_path"),
+        source_line=row.get("source_line"),
+        source_sha256=row.get("source_sha256"),
+        licence=row.get("licence"),
     )
 
 

@@ -21,23 +21,24 @@ from osworld_pipeline.part_files import (
     legacy_details,
     take_snapshot,
 )
-from osworld_pipeline.tables.lineage import LINEAGE_VIEWS
+from osworld_pipeline.tables.lineage import LINEAGE_VIEWS, NAMED_ROWS
 
 TASKS = """
 CREATE VIEW tasks AS
 SELECT *, task_id IN (SELECT task_id FROM train_tasks) AS is_train FROM union_tasks
 """
-REPLAY = """
+REPLAY = f"""
 CREATE VIEW replay AS
 WITH proven AS (
-    SELECT row_id, max(reward) AS verified_reward, max(started_at) FILTER (reward IS NOT NULL) AS verified_at,
+    SELECT r.row_id, max(v.reward) AS verified_reward, max(v.started_at) FILTER (v.reward IS NOT NULL) AS verified_at,
            count(*) AS num_verifications
-    FROM replay_verifications GROUP BY row_id
+    FROM ({NAMED_ROWS}) r JOIN replay_verifications v ON v.row_id = r.name GROUP BY r.row_id
 )
 SELECT
     r.row_id, 'demonstration' AS kind, r.task_id, r.original_task_id, r.source_dataset, r.quality_rank, r.reward,
     r.is_reward_assumed, r.num_steps, r.messages, r.images, r.dialect, r.action_types, r.licence, r.source_path,
-    r.source_line, NULL::VARCHAR AS episode_id, NULL::VARCHAR AS checkpoint_id, NULL::DOUBLE AS recorded_at,
+    r.source_line, r.source_sha256, NULL::VARCHAR AS episode_id, NULL::VARCHAR AS checkpoint_id,
+    NULL::DOUBLE AS recorded_at,
     v.verified_reward, v.verified_at, coalesce(v.num_verifications, 0) AS num_verifications
 FROM replay_buffer r LEFT JOIN proven v USING (row_id)
 UNION ALL BY NAME
@@ -47,7 +48,7 @@ SELECT
     e.started_at AS recorded_at, e.task_reward AS verified_reward, e.started_at AS verified_at,
     0 AS num_verifications
 FROM episodes e WHERE e.purpose = 'train' AND e.is_valid AND e.is_success
-"""
+"""  # noqa: S608 - our own words
 # A fault has no success and no reward (NULL), so that an average over `success` has the right denominator.
 # A task outside the built-in suites has its domain as its family.
 # Tokens that an engine did not count are 0 in its steps, and none at all in an import: both are NULL here.

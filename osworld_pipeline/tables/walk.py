@@ -97,7 +97,8 @@ FROM checkpoints WHERE checkpoint_id = {id}
 """
 _MADE = """
 SELECT source_id, how, any_value(task_id) AS task, count(DISTINCT group_id) AS "groups",
-       any_value(source_dataset) AS source, any_value(path) AS path, any_value(line) AS line
+       any_value(source_dataset) AS source, any_value(path) AS path, any_value(line) AS line,
+       any_value(licence) AS licence, any_value(sha256) AS sha256
 FROM made_from WHERE checkpoint_id = {id} AND kind = '%s' AND how <> 'rolled_out'
 GROUP BY source_id, how ORDER BY how, source_id
 """
@@ -130,6 +131,11 @@ _ROW = """
 SELECT row_id, kind, task_id AS task, source_dataset AS source, source_path AS path, source_line AS line, reward,
        verified_reward, licence
 FROM replay WHERE row_id = {id}
+"""
+_TRAINED_ROW = """
+SELECT source_id AS row_id, kind, any_value(task_id) AS task, any_value(source_dataset) AS source,
+       any_value(path) AS path, any_value(line) AS line, any_value(licence) AS licence
+FROM made_from WHERE source_id = {id} AND kind = 'demonstration' GROUP BY source_id, kind
 """
 _TAUGHT = """
 SELECT a.checkpoint_id, string_agg(DISTINCT m.how, ', ') AS how, min(a.generations) AS generations_later
@@ -210,7 +216,7 @@ def _task(ask: _Asker, thing: str) -> Link | None:
 
 
 def _replay_row(ask: _Asker, thing: str) -> Link | None:
-    rows = ask(_ROW, id=thing)
+    rows = ask(_ROW, id=thing) or ask(_TRAINED_ROW, id=thing)
     if not rows:
         return None
     screenshots = "SELECT unnest(images) AS sha256 FROM replay_buffer WHERE row_id = {id}"

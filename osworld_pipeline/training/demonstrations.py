@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import overload
 
-from osworld_pipeline.domain.replay import ReplayRow, base_task_id
+from osworld_pipeline.domain.replay import ReplayRow, TrainedRow, base_task_id
 from osworld_pipeline.domain.task import family_of_task
 from osworld_pipeline.domain.trajectory import Trajectory
 from osworld_pipeline.recipes.schema import SftSection
@@ -48,11 +48,11 @@ def _evenly_over_families(task_ids: Iterable[str], seed: int, domains: Mapping[s
 class LazyExamples(Sequence[Example]):
     """Examples that are made when their turn comes."""
 
-    def __init__(self, makers: Sequence[Callable[[], Example]], row_ids: Sequence[str]) -> None:
-        """`row_ids`: the row of `replay` that each example is made of."""
-        assert len(makers) == len(row_ids), f"{len(makers)} examples of {len(row_ids)} rows"
+    def __init__(self, makers: Sequence[Callable[[], Example]], rows: Sequence[TrainedRow]) -> None:
+        """`rows`: the row of `replay` that each example is made of."""
+        assert len(makers) == len(rows), f"{len(makers)} examples of {len(rows)} rows"
         self._makers = makers
-        self.row_ids = tuple(row_ids)
+        self.rows = tuple(rows)
 
     def __len__(self) -> int:
         return len(self._makers)
@@ -72,7 +72,8 @@ class DemonstrationSet(LazyExamples):
 
     def __init__(self, rows: Sequence[ReplayRow], render: Callable[[ReplayRow], Example]) -> None:
         """Renders each row once to see whether it can be; `render` raises ValueError where it cannot."""
-        makers: dict[str, Callable[[], Example]] = {}
+        makers: list[Callable[[], Example]] = []
+        made_of: list[TrainedRow] = []
         self.skipped: list[str] = []
         """Why rows were left out, one sentence each."""
         for row in sorted(rows, key=lambda row: row.row_id):
@@ -81,11 +82,12 @@ class DemonstrationSet(LazyExamples):
             except ValueError as error:
                 self.skipped.append(str(error))
             else:
-                makers[row.row_id] = partial(render, row)
-        super().__init__(list(makers.values()), list(makers))
+                makers.append(partial(render, row))
+                made_of.append(TrainedRow.of(row))
+        super().__init__(makers, made_of)
 
 
 def join_examples(parts: Sequence[LazyExamples]) -> LazyExamples:
     """One after the other."""
     makers = [partial(part.__getitem__, index) for part in parts for index in range(len(part))]
-    return LazyExamples(makers, [row_id for part in parts for row_id in part.row_ids])
+    return LazyExamples(makers, [row for part in parts for row in part.rows])

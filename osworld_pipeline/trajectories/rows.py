@@ -200,6 +200,10 @@ def injection_row(injection: Injection, group: RolloutGroup | None) -> Row:
         "verified_reward": injection.verified_reward,
         "stage_key": group.stage_key if group else None,
         "update": group.update if group else None,
+        "source_path": injection.source_path,
+        "source_line": injection.source_line,
+        "source_sha256": injection.source_sha256,
+        "licence": injection.licence,
     }
 
 

@@ -53,6 +53,8 @@ def prepare(root: Path) -> dict[str, Any]:
                 "task_id": f"task{number}",
                 "original_task_id": f"task{number}",
                 "source_dataset": "sft_clean",
+                "source_path": "raw.jsonl",
+                "licence": "mit",
                 "reward": 1.0,
                 "num_steps": 1,
                 "messages": [
@@ -131,6 +133,9 @@ def test_a_killed_run_ends_with_the_weights_of_an_uninterrupted_one(tmp_path: Pa
     assert expected is not None
     assert got == expected
     assert got.num_updates == NUM_UPDATES
+    assert got.row_ids
+    assert tuple(source.row_id for source in got.sources) == got.row_ids
+    assert {(source.source_path, source.licence) for source in got.sources} == {("raw.jsonl", "mit")}
     assert got.weights_digest != read_checkpoint(StateDir(tmp_path / "broken"), "base-1").weights_digest
     # The second start went on from the last whole checkpoint of the first (that of update 15 may have been in the
     # writing when the process was killed), and said how it ended.

@@ -135,6 +135,34 @@ def test_the_replay_table_is_written_in_row_groups(state: StateDir) -> None:
     assert file.metadata.num_row_groups == 2
 
 
+def test_a_row_keeps_its_id_under_another_system_prompt_and_names_the_one_that_depended_on_it(state: StateDir) -> None:
+    put_lines(state, "bc_sft", [record("t1"), record("t2")])
+    tables = []
+    for prompt in ("one prompt", "another"):
+        build_union_tables(state, system_prompt=prompt)
+        tables.append(rows_of(state, "replay_buffer"))
+    first, second = tables
+    assert [row["row_id"] for row in first] == [row["row_id"] for row in second]
+    assert [row["messages"][0]["content"][0]["text"] for row in second] == ["another"] * 2
+    for row, prompt in ((first[0], "one prompt"), (second[0], "another")):
+        plain = [
+            {
+                "role": turn["role"],
+                "content": [{k: v for k, v in part.items() if v is not None} for part in turn["content"]],
+            }
+            for turn in row["messages"]
+        ]
+        assert plain[0]["content"][0]["text"] == prompt
+        assert row["former_row_id"] == digest_json({"task_id": "t1", "messages": plain})[:24]
+
+
+def test_a_row_names_the_bytes_of_its_line(state: StateDir) -> None:
+    source = put_lines(state, "bc_sft", [record("t1")])
+    build_union_tables(state, system_prompt="p")
+    line = source.locate(state).read_bytes().removesuffix(b"\n")
+    assert rows_of(state, "replay_buffer")[0]["source_sha256"] == digest_bytes(line)
+
+
 MESSAGE = st.fixed_dictionaries(
     {
         "role": st.sampled_from(["user", "assistant"]),

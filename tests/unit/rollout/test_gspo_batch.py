@@ -47,7 +47,7 @@ def batch_of(
     image = noise_png(64, 64, 1)
     turns = (system_message("s"), user_message("u"), assistant_message("Action: a"))
     state = StateDir(tmp_path)
-    write_rows(state, make_row("row-of-the-buffer", messages=list(turns), images=[digest_bytes(image)]))
+    write_rows(state, make_row("row-of-the-buffer", messages=list(turns), images=[digest_bytes(image)], licence="mit"))
 
     def find_episode(episode_id: str) -> Episode:
         raise AssertionError("a demonstration is no episode")
@@ -96,6 +96,8 @@ def test_group_that_failed_gets_a_replay_row_and_the_injection_says_which(batch_
     assert (injection.group_id, injection.row_id, injection.source_dataset) == ("g", "row-of-the-buffer", "sft_clean")
     assert injection.advantage == pytest.approx(1.1547, 1e-4)
     assert (injection.kind, injection.strategy, injection.verified_reward) == ("demonstration", "uniform", None)
+    place = (injection.source_path, injection.source_line, injection.source_sha256, injection.licence)
+    assert place == ("file.jsonl", 1, "5a" * 32, "mit")
     assert batch.groups[0].replay is not None
 
 

@@ -13,13 +13,16 @@ from episode_samples import make_episode, make_step
 from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
 from osworld_pipeline.domain.episode import Episode, EpisodePurpose, Outcome
 from osworld_pipeline.domain.group import GroupFate, RolloutGroup
-from osworld_pipeline.domain.replay import Injection
+from osworld_pipeline.domain.replay import Injection, ReplayVerification, TrainedRow
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import TableError
+from osworld_pipeline.runs.verification_record import read_record
 from osworld_pipeline.tables.catalog import rebuild_catalog
-from osworld_pipeline.tables.checkpoints import upsert_checkpoint
+from osworld_pipeline.tables.checkpoints import read_checkpoint_row, upsert_checkpoint
+from osworld_pipeline.tables.examples import INJECTED_REPLAY_ROWS
 from osworld_pipeline.tables.owned import write_table
 from osworld_pipeline.tables.query import run_query
+from osworld_pipeline.tables.replay import verified_rewards
 from osworld_pipeline.tables.walk import Link, walk
 from osworld_pipeline.trajectories import TrajectoryStore
 
@@ -195,3 +198,52 @@ def test_every_kind_of_thing_is_found_by_its_id(state: StateDir, thing: str, kin
 def test_an_unknown_id_is_one_sentence_that_names_what_ids_there_are(state: StateDir) -> None:
     with pytest.raises(TableError, match=r"has the id 'it's'.*replay row"):
         walk(state, "it's")
+
+
+PLACE = {"source_path": "raw.jsonl", "source_line": 7, "source_sha256": "a" * 64, "licence": "mit"}
+
+
+def trained_once(tmp_path: Path, **place: Any) -> StateDir:
+    """One checkpoint fine-tuned on D1, and one whose group D2 joined; the replay buffer holds neither."""
+    state = StateDir(tmp_path)
+    sources = (TrainedRow(row_id=D1, kind="demonstration", task_id="t", source_dataset="sft_clean", **place),)
+    upsert_checkpoint(state, checkpoint("sft-1", Stage.SFT, None, row_ids=(D1,), sources=sources if place else ()))
+    upsert_checkpoint(state, checkpoint("gspo-1", Stage.GSPO_PHASE1, "sft-1"))
+    joined = Injection(
+        injection_id="i0", group_id="g1", row_id=D2, task_id="t", source_dataset="sft_clean", reward=1.0,
+        advantage=1.0, weight=1.0, kind="demonstration", **place,
+    )  # fmt: skip
+    TrajectoryStore(state).write_groups("training", [group("g1", 1)], [joined])
+    rebuild_catalog(state)
+    return state
+
+
+def test_what_was_trained_on_is_known_when_the_replay_buffer_has_lost_it(tmp_path: Path) -> None:
+    state = trained_once(tmp_path, **PLACE)
+    sql = "SELECT source_id, how, path, line, sha256, licence FROM made_from WHERE kind = 'demonstration' ORDER BY ALL"
+    place = tuple(PLACE.values())
+    assert rows(state, sql) == [(D1, "fine_tuned", *place), (D2, "injected", *place)]
+    assert rows(state, INJECTED_REPLAY_ROWS) == [("g1", D2, "t", "sft_clean", "raw.jsonl", 7, 1.0, 1.0, 1.0)]
+    found = walk(state, D2)
+    assert (found.kind, found.facts["path"], found.facts["line"]) == ("replay row", "raw.jsonl", 7)
+    assert read_checkpoint_row(state, "sft-1").sources[0].source_sha256 == "a" * 64
+
+
+def test_what_an_older_version_trained_on_is_found_by_the_id_that_it_had(tmp_path: Path) -> None:
+    state = trained_once(tmp_path)
+    buffer = [
+        demonstration("e" * 24, 1) | {"former_row_id": D1, "quality_rank": 0},
+        demonstration("f" * 24, 3) | {"former_row_id": D1},
+        demonstration("a" * 24, 2) | {"former_row_id": D2},
+    ]
+    write_table(state, "replay_buffer", buffer)
+    verified = ReplayVerification(
+        verification_id="v", row_id=D2, task_id="t", task_digest="d", outcome=Outcome.SUCCESS, reward=1.0
+    )
+    TrajectoryStore(state).write_verifications("verify", [verified])
+    rebuild_catalog(state)
+    sql = "SELECT source_id, path, line FROM made_from WHERE kind = 'demonstration' ORDER BY ALL"
+    assert rows(state, sql) == [(D1, "raw.jsonl", 3), (D2, "raw.jsonl", 2)]
+    assert rows(state, "SELECT row_id, verified_reward FROM replay WHERE num_verifications > 0") == [("a" * 24, 1.0)]
+    assert verified_rewards(state)["a" * 24] == 1.0
+    assert {one.row_id for one in read_record(state)} == {"a" * 24}
