@@ -27,7 +27,9 @@ EPISODES = pa.schema(
         column("task_id", TEXT, "The task that was attempted."),
         column("task_digest", TEXT, "SHA-256 of the task's config."),
         column("purpose", TEXT, "train, evaluate, demonstrate or import."),
-        column("checkpoint_id", TEXT, "Whose policy played it."),
+        column(
+            "checkpoint_id", TEXT, "Of its policy: in training the checkpoint being trained, else the one that played."
+        ),
         column("stage_key", TEXT, "Key of the stage run: the checkpoint being trained, or the evaluation's key."),
         column("update", INT32, "The update that its group trains; -1 outside training."),
         column("group_id", TEXT, "Its rollout group; NULL outside training."),
@@ -77,6 +79,13 @@ EPISODES = pa.schema(
         column("sequence_lengths", pa.list_(pa.int32()), "Where token_ids is to be cut; NULL: one sequence.", TOKENS),
         column("sequence_image_counts", pa.list_(pa.int32()), "Images of each sequence."),
         column("image_steps", pa.list_(pa.int32()), "Whose screenshots they are, one sequence after the other."),
+        column("stage", TEXT, "Of checkpoint_id: gspo_phase1, sft, ...; NULL before version 6."),
+        column(
+            "weights_id",
+            TEXT,
+            "The weights that began it: a checkpoint; in training the parent, after 7 updates <checkpoint_id>-u0007.",
+        ),
+        column("weights_update", INT32, "Updates of the training stage behind these weights; NULL outside training."),
     ]
 )
 
@@ -85,7 +94,7 @@ STEPS = pa.schema(
         column("episode_id", TEXT, "Its episode."),
         column("step_index", INT32, "From 0, in the order played."),
         column("task_id", TEXT, "Of the episode."),
-        column("checkpoint_id", TEXT, "Of the episode."),
+        column("checkpoint_id", TEXT, "Of the episode; of one in training before version 6 its stage's parent."),
         column("purpose", TEXT, "Of the episode."),
         column("update", INT32, "Of the episode."),
         column("screenshot_sha256", TEXT, "The blob with the exact bytes that the model saw."),
@@ -124,7 +133,7 @@ ROLLOUT_GROUPS = pa.schema(
     [
         column("group_id", TEXT, "Sibling episodes of one task in one update."),
         column("task_id", TEXT, "Their task."),
-        column("checkpoint_id", TEXT, "Whose policy played them."),
+        column("checkpoint_id", TEXT, "Of the episodes: the checkpoint being trained."),
         column("stage_key", TEXT, "The checkpoint being trained."),
         column("update", INT32, "The update that they train."),
         column("num_episodes", INT32, "Siblings, faults included."),

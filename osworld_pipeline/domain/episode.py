@@ -139,6 +139,7 @@ class Episode:
     task_digest: str
     purpose: EpisodePurpose
     checkpoint_id: str
+    """The checkpoint that played it; in training the one that is being trained."""
     engine: str
     sampling: SamplingParams
     outcome: Outcome
@@ -155,6 +156,13 @@ class Episode:
     attempt: int = 0
     earlier_faults: tuple[str, ...] = ()
     """How the attempts before this one ended, one sentence each, the replica named."""
+    stage: str = ""
+    """Of `checkpoint_id`, a Stage; empty where it is no checkpoint of ours."""
+    weights_id: str = ""
+    """The weights that began it: a checkpoint's id, of a stage that is being trained that of its parent or of the
+    milestone after so many updates, whether or not one was kept. Empty where no turn was sampled."""
+    weights_update: int | None = None
+    """Updates of the stage behind them; None outside training."""
     replica_id: str = ""
     provider: str = ""
     image_digest: str = ""

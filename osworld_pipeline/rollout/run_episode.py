@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from osworld_pipeline.agent.dialects import load_dialect
 from osworld_pipeline.agent.renderer import Renderer
+from osworld_pipeline.domain.checkpoint import milestone_id
 from osworld_pipeline.domain.episode import ContextMode, Episode, EpisodePurpose, Outcome, Reward, SamplingParams
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.errors import (
@@ -43,6 +44,15 @@ class EpisodePlan:
     stage_key: str = ""
     update: int = -1
     run_ids: Mapping[str, str] = field(default_factory=dict)
+    stage: str = ""
+    parent_id: str = ""
+    """Of a stage that is being trained: whose weights it begins with."""
+
+    def weights_id(self, policy_version: int) -> str:
+        """The name of the weights with so many updates of the stage behind them."""
+        if not self.parent_id:
+            return self.checkpoint_id
+        return milestone_id(self.checkpoint_id, policy_version) if policy_version else self.parent_id
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,12 +215,16 @@ def _record(
     started_at: float,
 ) -> Episode:
     info = attempt.desktop_info
+    version = attempt.steps[0].policy_version if attempt.steps else None
     episode = Episode(
         episode_id=plan.episode_id,
         task_id=task.task_id,
         task_digest=task.config_digest,
         purpose=plan.purpose,
         checkpoint_id=plan.checkpoint_id,
+        stage=plan.stage,
+        weights_id="" if version is None else plan.weights_id(version),
+        weights_update=version if plan.parent_id else None,
         engine=tools.engine.name,
         processor_digest=tools.renderer.processor_digest if tools.renderer else "",
         sampling=plan.sampling,

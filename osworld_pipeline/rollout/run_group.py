@@ -29,10 +29,15 @@ class GroupPlan:
     update: int
     group_size: int
     checkpoint_id: str
+    """The checkpoint that plays; in training the one that is being trained."""
     sampling: SamplingParams
     """Its seed is the base from which every episode's own is derived."""
     purpose: EpisodePurpose = EpisodePurpose.TRAIN
     run_ids: Mapping[str, str] = field(default_factory=dict)
+    stage: str = ""
+    """Of the checkpoint."""
+    parent_id: str = ""
+    """As EpisodePlan's."""
     min_valid: int = 2
     """A group with fewer valid episodes has its faulty ones run again."""
     max_resamples: int = 0
@@ -60,6 +65,8 @@ def plan_episode(plan: GroupPlan, group_id: str, sample_index: int, *, resample:
         stage_key=plan.stage_key,
         update=plan.update,
         run_ids=plan.run_ids,
+        stage=plan.stage,
+        parent_id=plan.parent_id,
     )
 
 

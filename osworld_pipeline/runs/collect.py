@@ -60,6 +60,7 @@ def main(job: dict[str, Any], report: Report) -> dict[str, Any]:
         num_samples=job["num_samples"],
         temperature=job["temperature"],
         run_ids=job.get("run_ids"),
+        stage=job["checkpoint"].get("stage", ""),
     )
     return asyncio.run(_collect(plan, recipe, state, job, report))
 

@@ -64,8 +64,9 @@ def plan_collection(
     num_samples: int,
     temperature: float,
     run_ids: Mapping[str, str] | None = None,
+    stage: str = "",
 ) -> CollectionPlan:
-    """`checkpoint_id`: or `oracle`."""
+    """`checkpoint_id`: or `oracle`. `stage`: of the checkpoint."""
     settings = {
         "episode": evaluation_key(recipe, suite_digest=""),
         "max_turns": recipe.agent.max_turns,
@@ -80,6 +81,7 @@ def plan_collection(
         checkpoint_id=checkpoint_id,
         sampling=sampling_params(recipe, temperature=temperature, top_p=recipe.gspo.top_p, seed=0),
         run_ids=dict(run_ids or {}),
+        stage=stage,
     )
     # A task that is changed keeps its id; its episodes must not be taken for the old one's.
     groups = tuple(

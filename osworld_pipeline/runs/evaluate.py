@@ -63,7 +63,9 @@ async def _evaluate_all(checkpoints: Sequence[Mapping[str, Any]], evaluation: _E
 async def _evaluate(entry: Mapping[str, Any], evaluation: _Evaluation) -> dict[str, Any]:
     state = evaluation.state
     recipe, folder = policy_of(entry, evaluation.recipe, state)
-    plan = plan_evaluation(recipe, entry["checkpoint_id"], entry["run_ids"], suite=evaluation.suite)
+    plan = plan_evaluation(
+        recipe, entry["checkpoint_id"], entry["run_ids"], suite=evaluation.suite, stage=entry["stage"]
+    )
     finished = plan.finished(state)
     missing = [planned for part, planned in plan.episodes.items() if part not in finished]
     episodes, again = list(finished.values()), frozenset[str]()

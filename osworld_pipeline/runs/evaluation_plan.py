@@ -104,9 +104,14 @@ def recorded_keys(recipe: Recipe, suite: EvalSuite) -> tuple[str, str]:
 
 
 def plan_evaluation(
-    recipe: Recipe, checkpoint_id: str, run_ids: Mapping[str, str] | None = None, *, suite: EvalSuite | None = None
+    recipe: Recipe,
+    checkpoint_id: str,
+    run_ids: Mapping[str, str] | None = None,
+    *,
+    suite: EvalSuite | None = None,
+    stage: str = "",
 ) -> EvaluationPlan:
-    """`suite`: None takes the recipe's held-out tasks."""
+    """`suite`: None takes the recipe's held-out tasks. `stage`: of the checkpoint, for the record."""
     suite = suite or heldout_suite(recipe)
     key = evaluation_key(recipe, suite_digest=suite.digest)
     stage_key = evaluation_stage_key(checkpoint_id, key)
@@ -128,6 +133,7 @@ def plan_evaluation(
                 seed=seed,
                 stage_key=stage_key,
                 run_ids=dict(run_ids or {}),
+                stage=stage,
             )
             episodes[plan.episode_id] = (task, plan)
     return EvaluationPlan(key=key, stage_key=stage_key, suite_digest=suite.digest, episodes=episodes)

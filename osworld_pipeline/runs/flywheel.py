@@ -140,7 +140,9 @@ async def _roll_out(job: RoundJob, trainer: "SftTrainer", report: Report) -> tup
         stage_key=sft.checkpoint_id,
         update=UPDATE,
         group_size=flywheel.samples_per_task,
-        checkpoint_id=sft.parent_id,
+        checkpoint_id=sft.checkpoint_id,
+        stage=sft.stage,
+        parent_id=sft.parent_id,
         sampling=sampling_params(recipe, temperature=flywheel.temperature, top_p=recipe.gspo.top_p, seed=flywheel.seed),
         run_ids=sft.run_ids,
     )

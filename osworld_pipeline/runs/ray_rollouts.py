@@ -205,6 +205,7 @@ class RayRollouts:
             task_digest=task.config_digest,
             purpose=plan.purpose,
             checkpoint_id=plan.checkpoint_id,
+            stage=plan.stage,
             engine=self._engine_name,
             sampling=plan.sampling,
             outcome=Outcome.POLICY_FAULT,

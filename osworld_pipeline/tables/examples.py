@@ -3,7 +3,7 @@
 BEST_EPISODE_SCREENSHOTS = """
 WITH best AS (
     SELECT e.episode_id
-    FROM episodes e JOIN checkpoints c ON c.checkpoint_id = e.stage_key OR c.checkpoint_id = e.checkpoint_id
+    FROM episodes e JOIN checkpoints c USING (checkpoint_id)
     WHERE c.stage = 'gspo_phase2' AND e.is_valid
     ORDER BY e.task_reward DESC, e.shaped_reward DESC, e.episode_id
     LIMIT 1

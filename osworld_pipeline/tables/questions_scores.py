@@ -103,13 +103,13 @@ LIMIT 20
 """
 
 _PARSE_FAILURES = """
-SELECT s.purpose, s.checkpoint_id, count(*) AS steps, count(*) FILTER (NOT s.action_parsed) AS unread,
+SELECT e.purpose, e.checkpoint_id, count(*) AS steps, count(*) FILTER (NOT s.action_parsed) AS unread,
        count(*) FILTER (s.fallback_used) AS fallbacks,
        count(*) FILTER (s.action_parsed AND NOT s.action_executed) AS refused,
        round(avg((NOT s.action_parsed)::INT), 4) AS unread_rate, round(avg(s.fallback_used::INT), 4) AS fallback_rate
-FROM steps s
-GROUP BY s.purpose, s.checkpoint_id
-ORDER BY unread_rate DESC, s.purpose, s.checkpoint_id
+FROM steps s JOIN episodes e USING (episode_id)
+GROUP BY e.purpose, e.checkpoint_id
+ORDER BY unread_rate DESC, e.purpose, e.checkpoint_id
 """
 
 _SCORE_TO_PIXELS = """

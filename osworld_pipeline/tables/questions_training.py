@@ -61,6 +61,15 @@ GROUP BY stage_key, "update"
 ORDER BY stage_key, "update"
 """
 
+_TRAINING_CURVE = """
+SELECT e.checkpoint_id, c.stage, e."update", any_value(e.weights_id) AS weights_id, count(*) AS episodes,
+       count(*) FILTER (e.is_success) AS successes, round(avg(e.is_success::INT), 4) AS success_rate
+FROM episodes e JOIN checkpoints c USING (checkpoint_id)
+WHERE e.purpose = 'train' AND e.is_valid
+GROUP BY e.checkpoint_id, c.stage, e."update"
+ORDER BY e.checkpoint_id, e."update"
+"""
+
 _STALENESS = """
 SELECT e.stage_key, e."update", count(*) AS steps, min(s.policy_version) AS oldest_policy,
        max(s.policy_version) AS newest_policy, max(e."update" - s.policy_version) AS most_updates_behind,
@@ -105,6 +114,14 @@ QUESTIONS = (
         question="From which file and line does an injected replay row come?",
         sql=INJECTED_REPLAY_ROWS,
         reading="An online success has no source line: its `row_id` is its `episode_id`.",
+    ),
+    Question(
+        name="training-curve",
+        question="How does success move over the updates of a training stage?",
+        sql=_TRAINING_CURVE,
+        reading="`checkpoint_id` is the checkpoint being trained. `weights_id` names weights that played: before the "
+        "first update the parent's. A stage that still runs is no checkpoint yet: leave out the join, `episodes` has "
+        "its `stage`.",
     ),
     Question(
         name="reward-components",

@@ -153,11 +153,25 @@ _VARIABLES = tuple(
 )
 
 
+# Before schema version 6 the rows of a training stage named its parent.
+_TRAINED = 'CASE WHEN {condition} p."update" >= 0 THEN p.stage_key ELSE p.checkpoint_id END'
+_AS_READ: Mapping[tuple[str, str], str] = {
+    ("episodes", "checkpoint_id"): _TRAINED.format(condition="p.purpose = 'train' AND"),
+    ("rollout_groups", "checkpoint_id"): _TRAINED.format(condition=""),
+}
+"""Columns that a view shows otherwise than older files have them."""
+
+
+def _quoted(column: str) -> str:
+    return f'p."{column}"'
+
+
 def _view(state: StateDir, table: str) -> str:
     """What compaction made, but parts written again since; parts of their own; and files of which only their rows tell
     whether they count: those from before versions, or all where no snapshot was taken."""
     columns = ", ".join(
-        f'CAST(p."{field.name}" AS {_sql_type(field.type)}) AS "{field.name}"' for field in PART_TABLES[table]
+        f'CAST({_AS_READ.get((table, field.name)) or _quoted(field.name)} AS {_sql_type(field.type)}) AS "{field.name}"'
+        for field in PART_TABLES[table]
     )
     head = HEAD_OF.get(table, table)
     rewritten = f"SELECT unnest(coalesce(getvariable('osworld_{head}_rewritten'), []::VARCHAR[])) AS part"

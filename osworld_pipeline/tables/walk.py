@@ -112,7 +112,8 @@ FROM evals WHERE checkpoint_id = {id} GROUP BY stage_key ORDER BY stage_key
 """
 _CHILDREN = "SELECT checkpoint_id, stage FROM checkpoints WHERE parent_id = {id} ORDER BY checkpoint_id"
 _EPISODE = """
-SELECT episode_id, purpose, task_id AS task, checkpoint_id, stage_key, "update", group_id, seed, outcome, task_reward,
+SELECT episode_id, purpose, task_id AS task, checkpoint_id, stage, weights_id, weights_update,
+       stage_key, "update", group_id, seed, outcome, task_reward,
        provider, run_ids['dagster'] AS dagster_run, run_ids['mlflow'] AS mlflow_run
 FROM episodes WHERE episode_id = {id}
 """
@@ -197,7 +198,8 @@ def _episode(ask: _Asker, thing: str) -> Link | None:
     ]
     if not is_evaluation:
         links += ask.links("taught", _TAUGHT, "checkpoint_id", id=thing)
-    player = _checkpoint(ask, row["checkpoint_id"] or "", is_told_whole=False)
+    player = _checkpoint(ask, row["weights_id"] or "", is_told_whole=False)
+    player = player or _checkpoint(ask, row["checkpoint_id"] or "", is_told_whole=False)
     if player is not None:
         parents = _parents(ask, player.id) if is_evaluation else ()
         links.append(Link(kind="checkpoint", id=player.id, facts=player.facts, links=(*player.links, *parents)))

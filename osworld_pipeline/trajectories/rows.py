@@ -74,7 +74,13 @@ _EPISODE_FIELDS = (
     "source_dataset",
     "licence",
     "started_at",
+    "stage",
+    "weights_id",
+    "weights_update",
 )
+
+_EMPTY_TEXTS = ("processor_digest", "source_dataset", "licence", "stage", "weights_id")
+"""Where an older part has NULL."""
 
 
 def episode_row(episode: Episode) -> Row:
@@ -219,7 +225,7 @@ def episode_from(row: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> 
     # What an older part does not know is null there.
     fields = {name: row[name] for name in _EPISODE_FIELDS}
     fields["max_turns"] = fields["max_turns"] or 0
-    fields |= {name: fields[name] or "" for name in ("processor_digest", "source_dataset", "licence")}
+    fields |= {name: fields[name] or "" for name in _EMPTY_TEXTS}
     return Episode(
         **fields,
         purpose=EpisodePurpose(row["purpose"]),

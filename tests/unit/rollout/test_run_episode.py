@@ -52,6 +52,23 @@ async def test_a_policy_that_solves_the_task_succeeds(
     assert [step.policy_version for step in episode.steps] == [3, 3]
 
 
+@pytest.mark.parametrize(
+    ("parent_id", "version", "expected"),
+    [("sft-1", 3, ("gspo-1-u0003", 3)), ("sft-1", 0, ("sft-1", 0)), ("", 3, ("gspo-1", None))],
+    ids=["after three updates", "before the first", "no training"],
+)
+async def test_an_episode_names_its_stage_its_checkpoint_and_the_weights_that_began_it(
+    task: Task, plan: EpisodePlan, settings: EpisodeSettings, make_tools: Tools, fake_desktop: Any,
+    parent_id: str, version: int, expected: tuple[str, int | None],
+) -> None:  # fmt: skip
+    tools = make_tools([fake_desktop()], [TYPE, DONE])
+    tools.engine.policy_version = version  # type: ignore[misc]
+    plan = replace(plan, checkpoint_id="gspo-1", stage="gspo_phase1", parent_id=parent_id)
+    episode = await run_episode(task, plan, tools=tools, settings=settings)
+    assert (episode.checkpoint_id, episode.stage) == ("gspo-1", "gspo_phase1")
+    assert (episode.weights_id, episode.weights_update) == expected
+
+
 async def test_the_kept_tokens_are_the_prompts_the_engine_saw_and_the_responses_it_gave(
     task: Task, plan: EpisodePlan, settings: EpisodeSettings, make_tools: Tools, fake_desktop: Any, renderer: Renderer
 ) -> None:

@@ -206,7 +206,7 @@ def test_which_screenshots_the_best_episode_of_phase_2_saw(state: StateDir) -> N
     def played(name: str, key: str, shaped: float, sha256: str):
         steps = (make_step(0, sha256=sha256 * 64), make_step(1, sha256="f" * 64))
         episode = make_episode(name, steps=steps, reward=Reward(task=1.0, shaped=shaped), stage_key=key)
-        return replace(episode, purpose=EpisodePurpose.TRAIN, checkpoint_id="p1")
+        return replace(episode, purpose=EpisodePurpose.TRAIN, checkpoint_id="p1", update=0)
 
     store = TrajectoryStore(state)
     store.write_episodes(

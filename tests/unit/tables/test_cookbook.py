@@ -63,8 +63,9 @@ def evaluations() -> list[Episode]:
 
 def training() -> list[Episode]:
     common = {"purpose": EpisodePurpose.TRAIN, "stage_key": "gspo-1"}
-    first = common | {"update": 0, "group_id": "g0"}
-    second = common | {"update": 1, "group_id": "g1"}
+    # The first as before schema version 6, when the stage's parent stood in the place of the checkpoint.
+    first = common | {"update": 0, "group_id": "g0", "weights_id": "sft-1"}
+    second = common | {"update": 1, "group_id": "g1", "checkpoint_id": "gspo-1", "weights_id": "gspo-1-u0001"}
     slow = {"reset": 1.0, "model": 2.0, "step": 3.0, "evaluate": 0.5, "total": 9.0}
 
     def worth(task: float, shaped: float, efficiency: float) -> Reward:
@@ -177,7 +178,7 @@ ANSWERS: dict[str, list[tuple[Any, ...]]] = {
     "cost-per-success": [
         ("evaluate", "gspo-1", 2, 1, 60, 6.0, 60.0, 900.0, 6.0),
         ("evaluate", "sft-1", 3, 1, 100, 9.0, 100.0, 1500.0, 9.0),
-        ("train", "sft-1", 4, 1, 80, 18.0, 80.0, 1200.0, 18.0),
+        ("train", "gspo-1", 4, 1, 80, 18.0, 80.0, 1200.0, 18.0),
     ],
     "best-episode": [
         ("t-1-0", 0, "t-1-0/0", None, "WAIT"),
@@ -247,7 +248,11 @@ ANSWERS: dict[str, list[tuple[Any, ...]]] = {
     "parse-failures": [
         ("evaluate", "gspo-1", 3, 1, 1, 0, 0.3333, 0.3333),
         ("evaluate", "sft-1", 5, 0, 0, 1, 0.0, 0.0),
-        ("train", "sft-1", 4, 0, 0, 0, 0.0, 0.0),
+        ("train", "gspo-1", 4, 0, 0, 0, 0.0, 0.0),
+    ],
+    "training-curve": [
+        ("gspo-1", "gspo_phase2", 0, "sft-1", 2, 0, 0.0),
+        ("gspo-1", "gspo_phase2", 1, "gspo-1-u0001", 1, 1, 1.0),
     ],
     "solved-only-with-replay": [("a", 1, 2, 1, 1, "t-1-0")],
     "after-the-injection": [
