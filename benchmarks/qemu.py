@@ -17,6 +17,7 @@ from env_server.providers.qemu.images import OwnImage
 from env_server.providers.qemu.machine import Machine
 from env_server.providers.qemu.provider import QemuDesktop, QemuProvider
 from env_server.providers.qemu.saved_state import ensure_state
+from env_server.providers.qemu.walls import Walls
 from osworld_pipeline.errors import DependencyError, ReplicaError
 
 SCREEN = (1280, 720)
@@ -101,12 +102,16 @@ async def cold_boot_s(state_dir: Path) -> float:
 
 async def _boot(state_dir: Path, digest: str, spec: MachineSpec, is_ready: Any) -> None:
     # Beside the images, because a disk refers to the image below it; the folder goes with the machine.
-    with tempfile.TemporaryDirectory(prefix=".bench-", dir=state_dir) as folder:
-        await ensure_state(Path(folder), f"bench-{digest}", spec, is_ready=is_ready)
+    walls = await asyncio.to_thread(Walls.open, memory_mb=spec.memory_mb)
+    try:
+        with tempfile.TemporaryDirectory(prefix=".bench-", dir=state_dir) as folder:
+            await ensure_state(Path(folder), f"bench-{digest}", spec, walls=walls, is_ready=is_ready)
+    finally:
+        await asyncio.to_thread(walls.close)
 
 
 async def _first_screenshot(machine: Machine) -> None:
-    guest = GuestClient.over_tcp(f"http://127.0.0.1:{await machine.host_port()}", name=machine.name)
+    guest = GuestClient.over_unix_socket(machine.guest_socket, name=machine.name)
     try:
         while True:
             try:

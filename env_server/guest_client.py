@@ -84,8 +84,7 @@ class GuestClient:
 
     @classmethod
     def over_unix_socket(cls, path: str, *, name: str) -> Self:
-        transport = httpx.AsyncHTTPTransport(uds=path, verify=_NO_CERTIFICATES)
-        return cls(_http_client("http://guest", transport), name=name, address=f"unix:{path}")
+        return cls(http_client_over_unix_socket(path), name=name, address=f"unix:{path}")
 
     @classmethod
     def over_tcp(cls, base_url: str, *, name: str) -> Self:
@@ -391,6 +390,10 @@ class GuestClient:
                 f"the guest of {self._name} answered {path} with something else than it should "
                 f"({type(error).__name__}); replace the replica"
             ) from error
+
+
+def http_client_over_unix_socket(path: str) -> httpx.AsyncClient:
+    return _http_client("http://guest", httpx.AsyncHTTPTransport(uds=path, verify=_NO_CERTIFICATES))
 
 
 def http_client_over_tcp(base_url: str) -> httpx.AsyncClient:

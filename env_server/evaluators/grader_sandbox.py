@@ -16,12 +16,12 @@ from typing import Any
 
 import orjson
 
+from env_server.providers.bubblewrap import SYSTEM_FOLDERS, end_sandbox
 from env_server.providers.desktop_env.install import DesktopEnvInstall
 from env_server.providers.desktop_env.worker.frames import HEADER, pack, unpack_header
 from env_server.providers.desktop_env.workers import FAULTS, LOAD_LIMIT_S, ONE_THREAD
 from env_server.providers.last_words import LastWords
 from env_server.providers.requirements import SYSTEM_PATH, explain_namespaces, sandbox_uid
-from env_server.providers.sandbox import end_sandbox
 from osworld_pipeline.errors import DependencyError, EvaluatorError, PipelineError, ReplicaError
 
 DOORS = ("guest", "chromium", "vlc")
@@ -47,9 +47,7 @@ _WALLS = (
     "bwrap", "--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts",
     "--unshare-cgroup-try", "--hostname", "grader", "--die-with-parent", "--new-session", "--clearenv",
     "--setenv", "PATH", SYSTEM_PATH, "--setenv", "LANG", "C.UTF-8", "--setenv", "HOME", _TMP,
-    "--ro-bind", "/usr", "/usr", "--symlink", "usr/bin", "/bin", "--symlink", "usr/sbin", "/sbin",
-    "--symlink", "usr/lib", "/lib", "--symlink", "usr/lib64", "/lib64", "--proc", "/proc", "--dev", "/dev",
-    "--tmpfs", _TMP, "--chdir", _TMP,
+    *SYSTEM_FOLDERS, "--tmpfs", _TMP, "--chdir", _TMP,
 )  # fmt: skip
 
 

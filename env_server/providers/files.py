@@ -46,6 +46,13 @@ def remove_leftovers(folder: Path, prefix: str) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
+def make_readable(folder: Path) -> None:
+    """For any user who may pass through the folders above, under any umask."""
+    folder.chmod(0o755)
+    for path in folder.iterdir():
+        path.chmod(0o644)
+
+
 def write_whole(path: Path, data: bytes) -> None:
     """Nobody ever reads half of it; a file that is there already is the same."""
     if path.exists():

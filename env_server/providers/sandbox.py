@@ -4,10 +4,7 @@ file systems live in its own memory and its guest answers on a socket that has n
 import asyncio
 import contextlib
 import os
-import signal
-import socket
 import subprocess
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +12,7 @@ from env_server.guest.endings import ENDED_FROM_INSIDE
 from env_server.guest_client import GuestClient
 from env_server.providers.base_image import GUEST_PACKAGE, HOST_NAME
 from env_server.providers.bounds import Bounds, DesktopLimits, Group
+from env_server.providers.bubblewrap import SYSTEM_FOLDERS, end_sandbox, nameless_listener
 from env_server.providers.host_users import HostUsers
 from env_server.providers.last_words import LastWords
 from env_server.providers.requirements import SYSTEM_PATH, SYSTEM_PYTHON, explain_namespaces
@@ -22,8 +20,6 @@ from env_server.providers.unsandboxed import plain_command
 from osworld_pipeline.errors import DependencyError, ReplicaError
 
 BOOT_LIMIT_S = 60.0
-STOP_LIMIT_S = 10.0
-KILL_INTERVAL_S = 0.1
 ALIVE_INTERVAL_S = 0.1
 END_LIMIT_S = 1.0
 """From a broken connection to the end of the desktop."""
@@ -145,7 +141,7 @@ class Sandbox:
 
     def _spawn(self) -> None:
         self._uid = self._users.claim()
-        listener, self._socket_fd = _nameless_listener()
+        listener, self._socket_fd = nameless_listener()
         try:
             command = self._command(listener.fileno())
             self._group = self._bounds.make_group()
@@ -173,41 +169,6 @@ class Sandbox:
         return plain_command(image, width=width, height=height, listener_fd=listener_fd)
 
 
-async def end_sandbox(
-    process: subprocess.Popen[bytes], last_words: LastWords, *, what: str, has_walls: bool = True
-) -> None:
-    """Returns once every process that was started in it has ended. ReplicaError where one outlives STOP_LIMIT_S."""
-    try:
-        async with asyncio.timeout(STOP_LIMIT_S):
-            while not last_words.is_silent.is_set():
-                if has_walls:
-                    # Again and again: what is killed while the sandbox is being made may be a helper whose work
-                    # was done already, and the making goes on.
-                    _kill_inside_first(process)
-                    if process.poll() is not None:
-                        # Killed before its child had set the parent-death signal: the child is orphaned.
-                        last_words.kill_writers()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(KILL_INTERVAL_S):
-                        await last_words.is_silent.wait()
-        process.wait(1.0)
-    except (TimeoutError, subprocess.TimeoutExpired) as error:
-        raise ReplicaError(f"{what} outlived SIGKILL for {STOP_LIMIT_S:g} s") from error
-
-
-def _kill_inside_first(process: subprocess.Popen[bytes]) -> None:
-    """Kills the sandbox's process 1, whose death bubblewrap sees and then ends by itself. Were bubblewrap killed first,
-    its child would be left for the host's process 1 to bury, which in a container often buries nobody."""
-    inside: list[str] = []
-    with contextlib.suppress(OSError):
-        inside = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    for pid in inside:
-        with contextlib.suppress(OSError):
-            os.kill(int(pid), signal.SIGKILL)
-    if not inside:
-        process.kill()
-
-
 def bubblewrap_command(spec: DesktopSpec, *, listener_fd: int, uid: int | None) -> list[str]:
     """The whole command line. Process 1 is the guest agent (guest/init.py), in a user namespace above the desktop's
     user."""
@@ -226,8 +187,7 @@ _WALLS = (
     "bwrap", "--unshare-user", "--uid", "0", "--gid", "0", "--cap-add", "ALL", "--unshare-pid", "--as-pid-1",
     "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try", "--hostname", HOST_NAME,
     "--die-with-parent", "--new-session", "--clearenv", "--setenv", "PATH", SYSTEM_PATH, "--setenv", "LANG", "C.UTF-8",
-    "--ro-bind", "/usr", "/usr", "--symlink", "usr/bin", "/bin", "--symlink", "usr/sbin", "/sbin",
-    "--symlink", "usr/lib", "/lib", "--symlink", "usr/lib64", "/lib64", "--proc", "/proc", "--dev", "/dev",
+    *SYSTEM_FOLDERS,
 )  # fmt: skip
 
 
@@ -260,19 +220,3 @@ def check_namespaces(image: Path, users: HostUsers) -> None:
         users.release(uid)
     if done.returncode:
         raise explain_namespaces(done.stderr.decode("utf-8", "replace"))
-
-
-def _nameless_listener() -> tuple[socket.socket, int]:
-    """A listening Unix socket whose name is gone at once, and a handle to reach it by (/proc/self/fd/N). So there is
-    no file to leave behind, no limit on the path's length, and nothing in the guest that could stand in for it."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        with tempfile.TemporaryDirectory(prefix="desktop-") as folder:
-            path = os.path.join(folder, "s")
-            listener.bind(path)
-            handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
-        listener.listen(128)
-    except OSError:
-        listener.close()
-        raise
-    return listener, handle

@@ -158,7 +158,7 @@ class TextLogin:
 
     async def bring_up(self, machine: Machine, *, folder: Path) -> None:
         display = Display(machine.qmp, name=machine.name)
-        channel = FileChannel(await machine.host_port(), name=machine.name)
+        channel = FileChannel(machine.guest_socket, name=machine.name)
         keys = QmpInput(machine.qmp, screen_size=machine.spec.screen_size)
         try:
             way = BringUp(machine.name, eyes=display, hands=keys, is_alive=machine.is_alive, folder=folder)
@@ -167,8 +167,10 @@ class TextLogin:
             await channel.close()
             display.close()
 
-    def make_guest(self, port: int, *, name: str, display: Display, keys: QmpInput, silence_s: float) -> MachineGuest:
-        return WindowsGuest(FileChannel(port, name=name), port, name=name, display=display, keys=keys)
+    def make_guest(
+        self, socket_path: str, *, name: str, display: Display, keys: QmpInput, silence_s: float
+    ) -> MachineGuest:
+        return WindowsGuest(FileChannel(socket_path, name=name), socket_path, name=name, display=display, keys=keys)
 
     async def wake(self, machine: Machine, guest: MachineGuest) -> None:
         assert await guest.platform() == "Windows"

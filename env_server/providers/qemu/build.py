@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from env_server.providers.files import keep_newest, locked, remove_leftovers
+from env_server.providers.files import keep_newest, locked, make_readable, remove_leftovers
 from env_server.providers.qemu.apt_sources import host_apt_options, host_sources
 from env_server.providers.qemu.programs import check_builder, find
 from env_server.providers.qemu.recipe import (
@@ -111,7 +111,7 @@ def _build(images: Path, make: Callable[[Path], None]) -> None:
             "packages": dict(line.split(" ", 1) for line in sorted(packages)),
         }
         (out / "manifest.json").write_text(json.dumps(manifest, indent=1))
-        out.chmod(0o755)
+        make_readable(out)
         out.rename(images / f"base-{recipe_digest()[:24]}")
     finally:
         shutil.rmtree(work, ignore_errors=True)

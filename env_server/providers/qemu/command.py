@@ -61,19 +61,19 @@ class MachineSpec:
     """`plain`: what every system has drivers for, as Windows fresh from its disc: IDE, a USB tablet, an Intel network
     card, and a clock in local time."""
     guest_port: int = GUEST_PORT
-    """Of the guest's server; reached at 127.0.0.1."""
+    """Of the guest's server; QEMU forwards the same port of its sandbox's loopback to it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attachments:
-    """What belongs to one start of a machine: inherited file descriptors, and where its memory comes from."""
+    """What belongs to one start of a machine: inherited file descriptors."""
 
+    memory_fd: int
     overlay_fd: int
     qmp_fd: int
     wake_fd: int
-    ram: Path
     shares_ram: bool
-    """True while a state is made: what the machine writes lands in the file. False maps it copy-on-write."""
+    """True while a state is made: what the machine writes lands in the memory file. False maps it copy-on-write."""
     variables_fd: int | None = None
     """The machine's own copy of UEFI's variables."""
     waits_for_state: bool = False
@@ -95,7 +95,7 @@ def _board(spec: MachineSpec, attached: Attachments) -> list[str]:
     share = "on" if attached.shares_ram else "off"
     tcg = f"tcg,thread=multi,tb-size={TRANSLATION_CACHE_MB}"
     ram = {"qom-type": "memory-backend-file", "id": "ram", "size": spec.memory_mb << 20, "share": share == "on"}
-    ram |= {"mem-path": str(attached.ram)}
+    ram |= {"mem-path": f"/proc/self/fd/{attached.memory_fd}"}
     kvm_cpu = "host,migratable=on" + (_WINDOWS_CPU if spec.hardware == "plain" else "")
     return [
         "-nodefaults", "-no-user-config", "-no-reboot", "-display", "none",
@@ -152,10 +152,10 @@ def _blockdev(name: str, driver: str, filename: str, *, read_only: bool = False)
 
 def _devices(spec: MachineSpec, attached: Attachments) -> list[str]:
     width, height = spec.screen_size
-    network = "off" if attached.open_network else "on"
+    port, restrict = spec.guest_port, "off" if attached.open_network else "on"
     return [
         "-device", f"VGA,edid=on,xres={width},yres={height},vgamem_mb={video_memory_mb(width, height)}",
-        "-netdev", f"user,id=net,ipv6=off,restrict={network},hostfwd=tcp:127.0.0.1:0-:{spec.guest_port}",
+        "-netdev", f"user,id=net,ipv6=off,restrict={restrict},hostfwd=tcp:127.0.0.1:{port}-:{port}",
         *(_PLAIN_DEVICES if spec.hardware == "plain" else _VIRTUAL_DEVICES), "-device", "vmgenid,guid=auto",
         "-chardev", f"socket,id=qmp,fd={attached.qmp_fd}", "-mon", "chardev=qmp,mode=control",
         "-chardev", "stdio,id=console,signal=off", "-device", "isa-serial,chardev=console",
@@ -169,10 +169,3 @@ def video_memory_mb(width: int, height: int) -> int:
     while size_mb << 20 < 2 * width * height * _BYTES_PER_PIXEL:
         size_mb *= 2
     return size_mb
-
-
-def wrapped(program: str, arguments: list[str], *, setpriv: str, parent_pid: int) -> list[str]:
-    """Dies with the process that started it. The shell looks whether that one is still there, for it may have ended
-    before the kernel was asked to watch it."""
-    watch = '[ "$PPID" = "$0" ] || exit 1; exec "$@"'
-    return [setpriv, "--pdeathsig", "KILL", "--", "/bin/sh", "-c", watch, str(parent_pid), program, *arguments]

@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 import httpx
 
-from env_server.guest_client import FileTooLargeError, http_client_over_tcp
+from env_server.guest_client import FileTooLargeError, http_client_over_unix_socket
 from osworld_pipeline.errors import ReplicaError
 
 CHANNEL_PORT = 9999
@@ -17,10 +17,10 @@ _READY_LIMIT_S = 5.0
 
 
 class FileChannel:
-    """`port` is the one at 127.0.0.1 that leads to the guest's; `name` the replica's, for messages."""
+    """`socket_path` leads to the guest's port; `name` is the replica's, for messages."""
 
-    def __init__(self, port: int, *, name: str, http: httpx.AsyncClient | None = None) -> None:
-        self._http = http or http_client_over_tcp(f"http://127.0.0.1:{port}")
+    def __init__(self, socket_path: str, *, name: str, http: httpx.AsyncClient | None = None) -> None:
+        self._http = http or http_client_over_unix_socket(socket_path)
         self._name = name
 
     async def is_ready(self) -> bool:

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Sequence
 
-from env_server.guest_client import DEFAULT_TIMEOUT_S, GuestCall, GuestClient, http_client_over_tcp
+from env_server.guest_client import DEFAULT_TIMEOUT_S, GuestCall, GuestClient, http_client_over_unix_socket
 from env_server.providers.qemu.display import Display
 from env_server.providers.qemu.qmp_input import QmpInput
 from osworld_pipeline.errors import ReplicaError
@@ -24,7 +24,7 @@ class MachineGuest(GuestClient):
 
     def __init__(
         self,
-        port: int,
+        socket_path: str,
         *,
         name: str,
         display: Display,
@@ -32,8 +32,8 @@ class MachineGuest(GuestClient):
         reads_display: bool,
         silence_s: float = SILENCE_S,
     ) -> None:
-        address = f"http://127.0.0.1:{port}"
-        super().__init__(http_client_over_tcp(address), name=name, address=address)
+        http = http_client_over_unix_socket(socket_path)
+        super().__init__(http, name=name, address=f"unix:{socket_path}")
         self._display, self._keys = display, keys
         self._reads_display, self._silence_s = reads_display, silence_s
         self.is_silent = False

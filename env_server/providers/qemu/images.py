@@ -54,8 +54,10 @@ class ImageSource(Protocol):
         `folder`. The whole has a limit where it is called."""
         ...
 
-    def make_guest(self, port: int, *, name: str, display: Display, keys: QmpInput, silence_s: float) -> MachineGuest:
-        """The client of a restored machine's guest, whose server answers at that port of 127.0.0.1."""
+    def make_guest(
+        self, socket_path: str, *, name: str, display: Display, keys: QmpInput, silence_s: float
+    ) -> MachineGuest:
+        """The client of a restored machine's guest, whose server answers at that socket."""
         ...
 
     async def wake(self, machine: Machine, guest: MachineGuest) -> None:
@@ -75,9 +77,11 @@ class ImageWithAgent:
     async def bring_up(self, machine: Machine, *, folder: Path) -> None:
         await wait_for_agent(machine, calm_s=self.calm_s)
 
-    def make_guest(self, port: int, *, name: str, display: Display, keys: QmpInput, silence_s: float) -> MachineGuest:
+    def make_guest(
+        self, socket_path: str, *, name: str, display: Display, keys: QmpInput, silence_s: float
+    ) -> MachineGuest:
         return MachineGuest(
-            port, name=name, display=display, keys=keys, reads_display=self.draws_cursor, silence_s=silence_s
+            socket_path, name=name, display=display, keys=keys, reads_display=self.draws_cursor, silence_s=silence_s
         )
 
 

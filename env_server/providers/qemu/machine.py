@@ -1,46 +1,43 @@
-"""One QEMU process: started, spoken to, watched and killed. It owns no file with a name: its disk overlay is unlinked
-from the start, its monitor is a socket pair, so not even a kill leaves anything behind."""
+"""One virtual machine: started, spoken to, watched and killed. It owns no file with a name: its disk overlay is
+unlinked from the start, its monitor is a socket pair, so not even a kill leaves anything behind."""
 
 import asyncio
 import contextlib
 import json
 import os
-import re
 import secrets
 import shutil
 import socket
-import subprocess
 import tempfile
 import time
 from pathlib import Path
 from typing import IO
 
-from env_server.providers.last_words import LastWords
-from env_server.providers.qemu.command import Attachments, MachineSpec, qemu_arguments, wrapped
+from env_server.providers.qemu.cell import Cell
+from env_server.providers.qemu.command import Attachments, MachineSpec, qemu_arguments
+from env_server.providers.qemu.memory import GuestMemory
 from env_server.providers.qemu.programs import find
 from env_server.providers.qemu.qmp import QmpClient
-from env_server.providers.requirements import SYSTEM_PATH
-from osworld_pipeline.errors import DependencyError, ReplicaError
+from env_server.providers.qemu.walls import Walls
+from osworld_pipeline.errors import ReplicaError
 
 START_LIMIT_S = 30.0
 STOP_LIMIT_S = 10.0
 MIGRATE_LIMIT_S = 120.0
 WAKE_LIMIT_S = 20.0
 SEED_BYTES = 32
-_FORWARD_PATTERN = re.compile(r"TCP\[HOST_FORWARD\]\s+\d+\s+127\.0\.0\.1\s+(\d+)\s+\S+\s+(\d+)")
 
 
 class Machine:
     """Call `start` once; on failure, and at the end, `stop`."""
 
-    def __init__(self, spec: MachineSpec, *, name: str, open_network: bool = False) -> None:
+    def __init__(self, spec: MachineSpec, walls: Walls, *, name: str, open_network: bool = False) -> None:
         self.spec, self.name = spec, name
         self.open_network = open_network
-        self._process: subprocess.Popen[bytes] | None = None
+        self._cell = Cell(walls, name=name)
         self._qmp: QmpClient | None = None
         self._wake_line: socket.socket | None = None
         self._overlay: IO[bytes] | None = None
-        self._last_words = LastWords()
 
     @property
     def qmp(self) -> QmpClient:
@@ -50,21 +47,33 @@ class Machine:
 
     @property
     def pid(self) -> int | None:
-        return None if self._process is None else self._process.pid
+        """QEMU's, on the host."""
+        return self._cell.pid
+
+    @property
+    def guest_socket(self) -> str:
+        """The path of the socket that leads to the guest's server, for this process alone."""
+        return self._cell.guest_socket
 
     def is_alive(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+        return self._cell.is_alive()
 
     def last_words(self) -> str:
         """The end of what QEMU and the guest's console said, for messages."""
-        return " ".join(" ".join(self._last_words.lines).split())[-400:]
+        return " ".join(" ".join(self._cell.last_words.lines).split())[-400:]
 
     def overlay_bytes(self) -> int:
         """Disk space that this machine alone takes."""
         return 0 if self._overlay is None else os.fstat(self._overlay.fileno()).st_blocks * 512
 
     async def start(
-        self, *, overlay: Path, ram: Path, shares_ram: bool, waits_for_state: bool, variables: Path | None = None
+        self,
+        *,
+        overlay: Path,
+        memory: GuestMemory,
+        shares_ram: bool,
+        waits_for_state: bool,
+        variables: Path | None = None,
     ) -> None:
         """Returns when QEMU has opened everything and answers; it runs unless it waits for a state. `overlay` and
         `variables` are templates that are copied, or with `shares_ram` the files that are written."""
@@ -82,7 +91,7 @@ class Machine:
                 overlay_fd=self._overlay.fileno(),
                 qmp_fd=qmp_end.fileno(),
                 wake_fd=wake_end.fileno(),
-                ram=ram,
+                memory_fd=memory.fd,
                 shares_ram=shares_ram,
                 variables_fd=None if variables_file is None else variables_file.fileno(),
                 waits_for_state=waits_for_state,
@@ -95,31 +104,15 @@ class Machine:
             await self._qmp.open(timeout_s=START_LIMIT_S)
         except ReplicaError as error:
             raise ReplicaError(f"{error}. It said: {self.last_words() or 'nothing'}") from error
+        if self.open_network:
+            await self._cell.open_network()
 
     def _spawn(self, attached: Attachments) -> None:
-        fds = [attached.overlay_fd, attached.qmp_fd, attached.wake_fd]
+        fds = [attached.memory_fd, attached.overlay_fd, attached.qmp_fd, attached.wake_fd]
         if attached.variables_fd is not None:
             fds.append(attached.variables_fd)
-        command = wrapped(
-            find("qemu-system-x86_64"),
-            qemu_arguments(self.spec, attached),
-            setpriv=find("setpriv"),
-            parent_pid=os.getpid(),
-        )
-        try:
-            with self._last_words.hearing() as output:
-                self._process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    pass_fds=fds,
-                    start_new_session=True,
-                    cwd="/",
-                    env={"PATH": SYSTEM_PATH},
-                )
-        except OSError as error:
-            raise DependencyError(f"cannot start QEMU ({error}); reinstall qemu-system-x86") from error
+        qemu = [find("qemu-system-x86_64"), *qemu_arguments(self.spec, attached)]
+        self._cell.spawn(self.spec, qemu, fds=fds, has_network=self.open_network)
 
     async def restore(self, state: Path) -> None:
         """Loads the devices' state into a machine that waits for it, and lets it run."""
@@ -163,26 +156,6 @@ class Machine:
         if b'"ok": true' not in answer:
             raise ReplicaError(f"the machine of {self.name} could not wake up: {answer.decode(errors='replace')}")
 
-    async def forward_port(self, guest_port: int) -> int:
-        """Lets a port of the guest be reached at 127.0.0.1; the port here."""
-        if guest_port != self.spec.guest_port:
-            said = await self._monitor(f"hostfwd_add net tcp:127.0.0.1:0-:{int(guest_port)}")
-            if said:
-                raise ReplicaError(f"port {guest_port} of {self.name} cannot be forwarded: {said}")
-        return await self.host_port(guest_port)
-
-    async def host_port(self, guest_port: int | None = None) -> int:
-        """The port at 127.0.0.1 that leads to a forwarded port of the guest; without one, to its server's."""
-        guest_port = guest_port or self.spec.guest_port
-        for line in (await self._monitor("info usernet")).splitlines():
-            found = _FORWARD_PATTERN.search(line)
-            if found and int(found[2]) == guest_port:
-                return int(found[1])
-        raise ReplicaError(f"QEMU of {self.name} forwards no port to {guest_port} of the guest; replace the replica")
-
-    async def _monitor(self, command: str) -> str:
-        return str(await self.qmp.execute("human-monitor-command", {"command-line": command})).strip()
-
     async def quit(self) -> None:
         """Ends QEMU in order, with everything written."""
         with contextlib.suppress(ReplicaError):
@@ -194,16 +167,10 @@ class Machine:
         await asyncio.shield(asyncio.ensure_future(self._stop(grace_s)))
 
     async def _stop(self, grace_s: float) -> None:
-        if self._process is not None:
-            if grace_s:
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._last_words.is_silent.wait(), grace_s)
-            self._process.kill()
-            try:
-                await asyncio.wait_for(self._last_words.is_silent.wait(), STOP_LIMIT_S)
-                self._process.wait(1.0)
-            except (TimeoutError, subprocess.TimeoutExpired) as error:
-                raise ReplicaError(f"QEMU of {self.name} outlived SIGKILL for {STOP_LIMIT_S:g} s") from error
+        if grace_s:
+            with contextlib.suppress(TimeoutError):
+                await self._cell.wait(grace_s)
+        await self._cell.stop()
         if self._qmp is not None:
             await self._qmp.close()
         for owned in (self._wake_line, self._overlay):

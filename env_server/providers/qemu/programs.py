@@ -11,7 +11,12 @@ RUN_PROGRAMS: Mapping[str, str] = {
     "qemu-system-x86_64": "qemu-system-x86",
     "qemu-img": "qemu-utils",
     "setpriv": "util-linux",
+    "unshare": "util-linux",
+    "bwrap": "bubblewrap",
+    "python3": "python3",
 }
+NETWORK_PROGRAMS: Mapping[str, str] = {"slirp4netns": "slirp4netns"}
+"""Where machines reach the network."""
 BUILD_PROGRAMS: Mapping[str, str] = {"mmdebstrap": "mmdebstrap", "mke2fs": "e2fsprogs", "qemu-img": "qemu-utils"}
 """Program on PATH -> the Debian package that brings it."""
 TOOLS_PROGRAMS: Mapping[str, str] = {"genisoimage": "genisoimage"}
@@ -19,8 +24,8 @@ TOOLS_PROGRAMS: Mapping[str, str] = {"genisoimage": "genisoimage"}
 _QUERY_LIMIT_S = 30
 
 
-def check_qemu() -> None:
-    _check(RUN_PROGRAMS, "a virtual machine needs")
+def check_qemu(*, open_network: bool = False) -> None:
+    _check({**RUN_PROGRAMS, **(NETWORK_PROGRAMS if open_network else {})}, "a virtual machine needs")
 
 
 def check_builder() -> None:
@@ -43,7 +48,7 @@ def find(program: str) -> str:
     """Its path. DependencyError where it is missing."""
     path = shutil.which(program, path=SYSTEM_PATH)
     if path is None:
-        package = {**RUN_PROGRAMS, **BUILD_PROGRAMS, **TOOLS_PROGRAMS}.get(program, program)
+        package = {**RUN_PROGRAMS, **NETWORK_PROGRAMS, **BUILD_PROGRAMS, **TOOLS_PROGRAMS}.get(program, program)
         raise DependencyError(f"{program} is missing; as root, run: apt-get install --no-install-recommends {package}")
     return path
 

@@ -4,6 +4,7 @@ survives."""
 
 import asyncio
 import logging
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -13,9 +14,11 @@ from env_server.providers.qemu.display import Display
 from env_server.providers.qemu.guest import SILENCE_S, MachineGuest
 from env_server.providers.qemu.images import ForeignImage, ImageSource, OwnImage, Wanted
 from env_server.providers.qemu.machine import Machine
+from env_server.providers.qemu.memory import GuestMemory
 from env_server.providers.qemu.programs import check_qemu, qemu_version
 from env_server.providers.qemu.qmp_input import QmpInput
 from env_server.providers.qemu.saved_state import SavedState, ensure_state, state_digest
+from env_server.providers.qemu.walls import Walls
 from env_server.providers.qemu.windows_image import WindowsImage
 from osworld_pipeline.errors import DependencyError, ReplicaError
 
@@ -39,6 +42,8 @@ class _Ready:
     spec: MachineSpec
     """Of a restored machine: its disks begin with the saved one."""
     state: SavedState
+    memory: GuestMemory
+    """The saved one, sealed."""
 
 
 class QemuProvider:
@@ -64,7 +69,7 @@ class QemuProvider:
         silence_s: float = SILENCE_S,
     ) -> None:
         _check_screen(*screen_size)
-        check_qemu()
+        check_qemu(open_network=open_network)
         firmware = _find_firmware() if uefi else None
         if os_type == "windows" and source is None:
             if image is None:
@@ -79,6 +84,7 @@ class QemuProvider:
         self._accelerator: Wanted = accelerator
         self._open_network, self._silence_s = open_network, silence_s
         self._ready: _Ready | None = None
+        self._walls: Walls | None = None
         self._preparing = asyncio.Lock()
         self._desktops: set[QemuDesktop] = set()
 
@@ -98,12 +104,14 @@ class QemuProvider:
 
     @property
     def details(self) -> str:
-        return f"virtual machines under {self.accelerator}" if self._ready else ""
+        if self._ready is None or self._walls is None:
+            return ""
+        return f"virtual machines under {self.accelerator}; {self._walls.bounds.description}"
 
     async def start(self, replica_id: str) -> "QemuDesktop":
-        ready = await self._prepare()
+        ready, walls = await self._prepare()
         desktop = QemuDesktop(
-            self, replica_id, ready, self._source, open_network=self._open_network, silence_s=self._silence_s
+            self, replica_id, ready, walls, self._source, open_network=self._open_network, silence_s=self._silence_s
         )
         self._desktops.add(desktop)
         try:
@@ -116,36 +124,47 @@ class QemuProvider:
     async def close(self) -> None:
         desktops, self._desktops = self._desktops, set()
         await asyncio.gather(*(desktop.stop() for desktop in desktops))
+        ready, self._ready = self._ready, None
+        if ready is not None:
+            ready.memory.close()
+        walls, self._walls = self._walls, None
+        if walls is not None:
+            await asyncio.to_thread(walls.close)
 
     def forget(self, desktop: "QemuDesktop") -> None:
         self._desktops.discard(desktop)
 
-    async def _prepare(self) -> _Ready:
+    async def _prepare(self) -> tuple[_Ready, Walls]:
         async with self._preparing:
-            if self._ready is None or not self._ready.state.ram.exists():
+            if self._ready is None or self._walls is None or not self._ready.state.ram.exists():
                 digest, spec = await self._source.prepare(
                     self._images, accelerator=self._accelerator, screen_size=self._screen_size
                 )
                 version = await asyncio.to_thread(qemu_version)
-                state = await self._ensure_state(
-                    state_digest(spec, image_digest=digest, qemu=version, host_cpu=_host_cpu()), spec
-                )
-                self._ready = _Ready(image_digest=digest, spec=state.restored(spec), state=state)
-            return self._ready
+                if self._walls is None:
+                    self._walls = await asyncio.to_thread(Walls.open, memory_mb=spec.memory_mb)
+                name = state_digest(spec, image_digest=digest, qemu=version, host_cpu=_host_cpu())
+                state = await self._ensure_state(name, spec, self._walls)
+                if self._ready is not None:
+                    self._ready.memory.close()
+                memory = await asyncio.to_thread(GuestMemory.load, state.ram)
+                self._ready = _Ready(image_digest=digest, spec=state.restored(spec), state=state, memory=memory)
+            return self._ready, self._walls
 
-    async def _ensure_state(self, digest: str, spec: MachineSpec) -> SavedState:
+    async def _ensure_state(self, digest: str, spec: MachineSpec, walls: Walls) -> SavedState:
         """Booted again where a boot may fail by chance; the last failure is the one that counts."""
         for _ in range(self._source.num_boots - 1):
             try:
-                return await self._save(digest, spec)
+                return await self._save(digest, spec, walls)
             except ReplicaError as error:
                 log.warning("%s; it is booted again", error)
-        return await self._save(digest, spec)
+        return await self._save(digest, spec, walls)
 
-    async def _save(self, digest: str, spec: MachineSpec) -> SavedState:
-        return await ensure_state(
-            self._images, digest, spec, is_ready=lambda machine: self._source.bring_up(machine, folder=self._images)
-        )
+    async def _save(self, digest: str, spec: MachineSpec, walls: Walls) -> SavedState:
+        def is_ready(machine: Machine) -> Awaitable[None]:
+            return self._source.bring_up(machine, folder=self._images)
+
+        return await ensure_state(self._images, digest, spec, walls=walls, is_ready=is_ready)
 
 
 class QemuDesktop:
@@ -156,12 +175,14 @@ class QemuDesktop:
         provider: QemuProvider,
         replica_id: str,
         ready: _Ready,
+        walls: Walls,
         source: ImageSource,
         *,
         open_network: bool,
         silence_s: float,
     ) -> None:
-        self._provider, self._replica_id, self._ready, self._source = provider, replica_id, ready, source
+        self._provider, self._replica_id, self._source = provider, replica_id, source
+        self._ready, self._walls = ready, walls
         self._open_network, self._silence_s = open_network, silence_s
         self._machine: Machine | None = None
         self._guest: MachineGuest | None = None
@@ -183,7 +204,7 @@ class QemuDesktop:
         if self._is_stopped:
             raise ReplicaError(f"the desktop {self._replica_id} is stopped; start another")
         await self._take_down()
-        machine = Machine(self._ready.spec, name=self._replica_id, open_network=self._open_network)
+        machine = Machine(self._ready.spec, self._walls, name=self._replica_id, open_network=self._open_network)
         guest: MachineGuest | None = None
         try:
             guest = await self._restore(machine)
@@ -199,12 +220,16 @@ class QemuDesktop:
     async def _restore(self, machine: Machine) -> MachineGuest:
         state = self._ready.state
         await machine.start(
-            overlay=state.overlay, ram=state.ram, shares_ram=False, waits_for_state=True, variables=state.variables
+            overlay=state.overlay,
+            memory=self._ready.memory,
+            shares_ram=False,
+            waits_for_state=True,
+            variables=state.variables,
         )
         await machine.restore(state.devices)
         screen_size = self._ready.spec.screen_size
         guest = self._source.make_guest(
-            await machine.host_port(),
+            machine.guest_socket,
             name=self._replica_id,
             display=Display(machine.qmp, name=self._replica_id),
             keys=QmpInput(machine.qmp, screen_size=screen_size),
@@ -222,10 +247,6 @@ class QemuDesktop:
 
     def is_alive(self) -> bool:
         return self._machine is not None and self._machine.is_alive()
-
-    async def forward_port(self, guest_port: int) -> int:
-        """The port at 127.0.0.1 that leads to this one of the guest, until the next reset."""
-        return await self.machine.forward_port(guest_port)
 
     async def stop(self) -> None:
         self._is_stopped = True

@@ -17,7 +17,7 @@ _POLL_S = 0.25
 async def wait_for_agent(machine: Machine, *, calm_s: float) -> None:
     """Without a limit of its own for the agent; the screen has CALM_LIMIT_S. ReplicaError where the machine ends."""
     display = Display(machine.qmp, name=machine.name)
-    guest = GuestClient.over_tcp(f"http://127.0.0.1:{await machine.host_port()}", name=machine.name)
+    guest = GuestClient.over_unix_socket(machine.guest_socket, name=machine.name)
     try:
         while not await _answers(guest):
             if not machine.is_alive():

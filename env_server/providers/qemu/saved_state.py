@@ -15,10 +15,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from env_server.providers.files import keep_newest, locked, remove_leftovers
+from env_server.providers.files import keep_newest, locked, make_readable, remove_leftovers
 from env_server.providers.qemu.command import MachineSpec
 from env_server.providers.qemu.machine import Machine
+from env_server.providers.qemu.memory import GuestMemory
 from env_server.providers.qemu.programs import find
+from env_server.providers.qemu.walls import Walls
 from osworld_pipeline.errors import DependencyError, ReplicaError
 
 log = logging.getLogger(__name__)
@@ -88,7 +90,7 @@ def find_state(images: Path, digest: str) -> SavedState | None:
     return SavedState(folder=folder)
 
 
-async def ensure_state(images: Path, digest: str, spec: MachineSpec, *, is_ready: Ready) -> SavedState:
+async def ensure_state(images: Path, digest: str, spec: MachineSpec, *, walls: Walls, is_ready: Ready) -> SavedState:
     """The state below `images`, made when it is not there. Parallel makers wait for the first.
 
     Raises:
@@ -105,7 +107,7 @@ async def ensure_state(images: Path, digest: str, spec: MachineSpec, *, is_ready
             if state is not None:
                 return state
             work = _begin(images, digest, stack)
-            await _make(SavedState(folder=work), spec, is_ready)
+            await _make(SavedState(folder=work), spec, walls, is_ready)
             return _publish(images, digest, work)
         except OSError as error:
             raise DependencyError(f"cannot save a booted machine below {images} ({error}); free or allow it") from error
@@ -121,7 +123,7 @@ def _begin(images: Path, digest: str, stack: contextlib.ExitStack) -> Path:
 
 def _publish(images: Path, digest: str, work: Path) -> SavedState:
     folder = images / f"state-{digest[:24]}"
-    work.chmod(0o755)
+    make_readable(work)
     work.rename(folder)
     keep_newest(images, "state-*", KEPT_STATES)
     return SavedState(folder=folder)
@@ -141,11 +143,9 @@ async def _acquire(lock: contextlib.ExitStack, path: Path) -> None:
             await asyncio.sleep(0.2)
 
 
-async def _make(state: SavedState, spec: MachineSpec, is_ready: Ready) -> None:
+async def _make(state: SavedState, spec: MachineSpec, walls: Walls, is_ready: Ready) -> None:
     started_at = time.monotonic()
     await asyncio.to_thread(_make_overlay, state.disk, spec.disks[0])
-    with state.ram.open("wb") as file:
-        file.truncate(spec.memory_mb << 20)
     if spec.files_archive is not None:
         shutil.copyfile(spec.files_archive, state.files_archive)
         spec = replace(spec, files_archive=state.files_archive)
@@ -153,16 +153,18 @@ async def _make(state: SavedState, spec: MachineSpec, is_ready: Ready) -> None:
     if spec.firmware is not None:
         variables = state.folder / "variables"
         shutil.copyfile(spec.firmware.variables, variables)
-    machine = Machine(spec, name=f"the machine to be saved in {state.folder.name}")
+    memory = GuestMemory(spec.memory_mb << 20)
+    machine = Machine(spec, walls, name=f"the machine to be saved in {state.folder.name}")
     try:
         async with asyncio.timeout(SAVE_LIMIT_S):
             await machine.start(
-                overlay=state.disk, ram=state.ram, shares_ram=True, waits_for_state=False, variables=variables
+                overlay=state.disk, memory=memory, shares_ram=True, waits_for_state=False, variables=variables
             )
             log.info("booting a machine (%s) to save it; later desktops start from there", spec.accelerator)
             await is_ready(machine)
             await machine.save(state.devices)
             await machine.quit()
+        await asyncio.to_thread(memory.save, state.ram)
     except TimeoutError as error:
         raise ReplicaError(
             f"the machine was not ready to be saved within {SAVE_LIMIT_S:g} s; it said: {machine.last_words()}"
@@ -171,14 +173,9 @@ async def _make(state: SavedState, spec: MachineSpec, is_ready: Ready) -> None:
         raise ReplicaError(f"{error}. Its console said: {machine.last_words()}") from error
     finally:
         await machine.stop()
-    await asyncio.to_thread(_finish, state)
+        memory.close()
+    await asyncio.to_thread(_make_overlay, state.overlay, state.disk)
     log.info("saved a booted machine after %.1f s", time.monotonic() - started_at)
-
-
-def _finish(state: SavedState) -> None:
-    """Frees what the memory file holds of zeros, and makes the overlay that desktops copy."""
-    _tool("fallocate", "--dig-holes", str(state.ram), may_fail=True)
-    _make_overlay(state.overlay, state.disk)
 
 
 def _make_overlay(path: Path, parent: Path) -> None:

@@ -15,8 +15,8 @@ from osworld_pipeline.errors import ReplicaError, SetupError
 class WindowsGuest(MachineGuest):
     has_agent = False
 
-    def __init__(self, channel: FileChannel, port: int, *, name: str, display: Display, keys: QmpInput) -> None:
-        super().__init__(port, name=name, display=display, keys=keys, reads_display=True)
+    def __init__(self, channel: FileChannel, socket_path: str, *, name: str, display: Display, keys: QmpInput) -> None:
+        super().__init__(socket_path, name=name, display=display, keys=keys, reads_display=True)
         self.is_silent = True
         self._channel, self._screen = channel, display
 

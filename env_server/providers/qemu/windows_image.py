@@ -124,7 +124,7 @@ class WindowsImage(ForeignImage):
 
     async def bring_up(self, machine: Machine, *, folder: Path) -> None:
         display = Display(machine.qmp, name=machine.name)
-        channel = FileChannel(await machine.host_port(), name=machine.name)
+        channel = FileChannel(machine.guest_socket, name=machine.name)
         keys = QmpInput(machine.qmp, screen_size=machine.spec.screen_size)
         try:
             way = BringUp(machine.name, eyes=display, hands=keys, is_alive=machine.is_alive, folder=folder)
@@ -136,8 +136,10 @@ class WindowsImage(ForeignImage):
     def stages(self, channel: FileChannel) -> tuple[Stage, ...]:
         return windows_stages(self._windows_password, channel, login_mark=self._mark)
 
-    def make_guest(self, port: int, *, name: str, display: Display, keys: QmpInput, silence_s: float) -> MachineGuest:
-        return WindowsGuest(FileChannel(port, name=name), port, name=name, display=display, keys=keys)
+    def make_guest(
+        self, socket_path: str, *, name: str, display: Display, keys: QmpInput, silence_s: float
+    ) -> MachineGuest:
+        return WindowsGuest(FileChannel(socket_path, name=name), socket_path, name=name, display=display, keys=keys)
 
     async def wake(self, machine: Machine, guest: MachineGuest) -> None:
         """The file server answers again. The clock stays where it was saved: nothing outside can set it."""

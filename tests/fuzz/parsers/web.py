@@ -5,19 +5,18 @@ import dataclasses
 from urllib.parse import parse_qsl
 
 from pydantic import ValidationError
-from uvicorn import Config
 from uvicorn.server import ServerState
 
 from env_server.api.areal import ArealCreate, ArealStep
 from env_server.api.osgym import OsgymReset, OsgymStep
 from env_server.api.own_messages import OpenRequest, StepMessage
-from env_server.connections import ConnectionLimits, bounded_protocol
 from fuzz.parser import Parser, text_of, wait_for
 from osworld_pipeline.viewer.filters import EpisodeFilter
 from osworld_pipeline.wire import ResetRequest, StepRequest
+from osworld_pipeline.wire.connections import ConnectionLimits, bounded_config
 
 MESSAGES = (ResetRequest, StepRequest, OpenRequest, StepMessage, ArealCreate, ArealStep, OsgymReset, OsgymStep)
-LIMITS = ConnectionLimits(max_connections=8, head_s=5.0)
+LIMITS = ConnectionLimits(max_connections=8, slow_client_s=5.0, keep_alive_s=5.0)
 
 
 class _Transport(asyncio.Transport):
@@ -62,10 +61,10 @@ def _connection(data: bytes) -> None:
     """The bytes arrive in two pieces, cut at the place that the first byte says."""
 
     async def serve() -> bytes:
-        config = Config(_application, log_config=None, lifespan="off")
+        config = bounded_config(_application, LIMITS, shutdown_grace_s=1, lifespan="off")
         config.load()
         state = ServerState()
-        protocol = bounded_protocol(LIMITS)(config=config, server_state=state, app_state={})
+        protocol = config.http_protocol_class(config=config, server_state=state, app_state={})
         transport = _Transport()
         protocol.connection_made(transport)
         cut = 1 + (data[0] if data else 0)

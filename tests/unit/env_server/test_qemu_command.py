@@ -17,7 +17,6 @@ from env_server.providers.qemu.command import (
     MachineSpec,
     qemu_arguments,
     video_memory_mb,
-    wrapped,
 )
 from env_server.providers.qemu.images import ForeignImage
 from env_server.providers.qemu.provider import QemuProvider
@@ -32,7 +31,7 @@ SPEC = MachineSpec(
     disks=(Path("/images/gold.qcow2"), Path("/images/base.qcow2")),
     boot=DirectBoot(kernel=Path("/images/vmlinuz"), initrd=Path("/images/initrd"), command_line="root=/dev/vda"),
 )
-ATTACHED = Attachments(overlay_fd=11, qmp_fd=12, wake_fd=13, ram=Path("/images/ram"), shares_ram=False)
+ATTACHED = Attachments(memory_fd=10, overlay_fd=11, qmp_fd=12, wake_fd=13, shares_ram=False)
 
 
 def value_of(arguments: list[str], option: str, containing: str = "") -> str:
@@ -47,7 +46,7 @@ def disk_of(arguments: list[str]) -> dict[str, Any]:
 
 def test_a_restored_machine_maps_its_memory_copy_on_write() -> None:
     ram = json.loads(value_of(qemu_arguments(SPEC, ATTACHED), "-object"))
-    assert (ram["share"], ram["mem-path"], ram["size"]) == (False, "/images/ram", 1 << 30)
+    assert (ram["share"], ram["mem-path"], ram["size"]) == (False, "/proc/self/fd/10", 1 << 30)
     shared = qemu_arguments(SPEC, replace(ATTACHED, shares_ram=True))
     assert json.loads(value_of(shared, "-object"))["share"] is True
 
@@ -65,7 +64,7 @@ def test_only_the_overlay_is_written_to() -> None:
 def test_the_network_is_closed_unless_it_is_opened() -> None:
     closed = value_of(qemu_arguments(SPEC, ATTACHED), "-netdev")
     assert "restrict=on" in closed
-    assert "hostfwd=tcp:127.0.0.1:0-:5000" in closed
+    assert "hostfwd=tcp:127.0.0.1:5000-:5000" in closed
     opened = value_of(qemu_arguments(SPEC, replace(ATTACHED, open_network=True)), "-netdev")
     assert "restrict=off" in opened
 
@@ -83,12 +82,6 @@ def test_uefi_gets_a_copy_of_its_variables() -> None:
 @pytest.mark.parametrize(("size", "megabytes"), [((1280, 720), 16), ((1920, 1080), 16), ((2560, 1440), 32)])
 def test_video_memory_holds_two_screens(size: tuple[int, int], megabytes: int) -> None:
     assert video_memory_mb(*size) == megabytes
-
-
-def test_the_wrapper_ends_when_its_parent_is_gone_already() -> None:
-    command = wrapped("qemu", ["-version"], setpriv="setpriv", parent_pid=42)
-    assert command[:4] == ["setpriv", "--pdeathsig", "KILL", "--"]
-    assert command[-3:] == ["42", "qemu", "-version"]
 
 
 def test_a_state_is_named_by_all_that_it_depends_on() -> None:

@@ -112,7 +112,7 @@ def quick(stages: Sequence[Stage], *, limit_s: float = 0.3) -> list[Stage]:
 
 
 def stages_of(windows: FakeWindows, password: str = PASSWORD) -> list[Stage]:
-    channel = FileChannel(1, name="replica-0")
+    channel = FileChannel("/nowhere", name="replica-0")
     channel.is_ready = windows.answers  # type: ignore[method-assign]
     return quick(windows_stages(password, channel))
 
@@ -327,7 +327,7 @@ def typed(keys: Sequence[str]) -> str:
 
 async def test_login_is_these_keys_and_no_monitor_command() -> None:
     async with recording() as (qemu, keys):
-        for stage in windows_stages(PASSWORD, FileChannel(1, name="r"))[:3]:
+        for stage in windows_stages(PASSWORD, FileChannel("/nowhere", name="r"))[:3]:
             await keys.perform(stage.do)
         pressed = qemu.keys()
     assert pressed[:6] == ["+ctrl", "+alt", "+delete", "-delete", "-alt", "-ctrl"]
@@ -336,7 +336,7 @@ async def test_login_is_these_keys_and_no_monitor_command() -> None:
 
 
 def test_file_server_is_started_by_the_run_dialog() -> None:
-    stage = windows_stages(PASSWORD, FileChannel(1, name="r"))[3]
+    stage = windows_stages(PASSWORD, FileChannel("/nowhere", name="r"))[3]
     moments = plan_input(stage.do, screen_size=(1280, 800), start=(0, 0))
     pressed = keys_in([event for moment in moments for event in moment.events])
     assert pressed[:6] == ["+esc", "-esc", "+meta_l", "+r", "-r", "-meta_l"]
@@ -385,7 +385,7 @@ PLAIN = MachineSpec(
     hardware="plain",
     guest_port=9999,
 )
-ATTACHED = Attachments(overlay_fd=11, qmp_fd=12, wake_fd=13, ram=Path("/ram"), shares_ram=False, variables_fd=14)
+ATTACHED = Attachments(memory_fd=10, overlay_fd=11, qmp_fd=12, wake_fd=13, shares_ram=False, variables_fd=14)
 
 
 def test_windows_finds_hardware_that_it_has_drivers_for() -> None:
@@ -401,7 +401,7 @@ def test_windows_finds_hardware_that_it_has_drivers_for() -> None:
     ):
         assert piece in line
     assert "pflash0=code,pflash1=variables" in line
-    assert "hostfwd=tcp:127.0.0.1:0-:9999" in line
+    assert "hostfwd=tcp:127.0.0.1:9999-:9999" in line
     assert "hv_time" in line
     overlay = next(json.loads(word) for word in words if word.startswith('{"driver": "qcow2"'))
     assert overlay["backing"]["read-only"] is True, "the image itself is never written to"
@@ -443,7 +443,7 @@ Handler = Callable[[httpx.Request], httpx.Response]
 
 def channel_of(handler: Handler) -> FileChannel:
     http = httpx.AsyncClient(base_url="http://guest", transport=httpx.MockTransport(handler))
-    return FileChannel(1, name="replica-0", http=http)
+    return FileChannel("/nowhere", name="replica-0", http=http)
 
 
 async def test_file_is_asked_for_by_its_windows_path() -> None:
@@ -483,7 +483,7 @@ async def test_guest_has_files_and_keys_and_refuses_what_needs_a_program_inside(
         assert qemu.client is not None
         display = Display(qemu.client, name="replica-0")
         channel = channel_of(lambda request: httpx.Response(200, content=READY_ANSWER))
-        guest = WindowsGuest(channel, 1, name="replica-0", display=display, keys=keys)
+        guest = WindowsGuest(channel, "/nowhere", name="replica-0", display=display, keys=keys)
         assert await guest.platform() == "Windows"
         assert await guest.file("C:\\a") == READY_ANSWER
         await guest.act([GuestCall(name="write", args=("a",))])

@@ -1,0 +1,87 @@
+"""What every bubblewrap sandbox of ours has in common: the system's folders in it, a socket without a name that leads
+into it, and an end that leaves nothing behind."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+from pathlib import Path
+
+from env_server.providers.last_words import LastWords
+from osworld_pipeline.errors import ReplicaError
+
+STOP_LIMIT_S = 10.0
+KILL_INTERVAL_S = 0.1
+SYSTEM_FOLDERS = (
+    "--ro-bind", "/usr", "/usr", "--symlink", "usr/bin", "/bin", "--symlink", "usr/sbin", "/sbin",
+    "--symlink", "usr/lib", "/lib", "--symlink", "usr/lib64", "/lib64", "--proc", "/proc", "--dev", "/dev",
+)  # fmt: skip
+
+
+def nameless_listener() -> tuple[socket.socket, int]:
+    """A listening Unix socket whose name is gone at once, and a handle to reach it by (/proc/self/fd/N). So there is
+    no file to leave behind, no limit on the path's length, and nothing in the guest that could stand in for it."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with tempfile.TemporaryDirectory(prefix="desktop-") as folder:
+            path = os.path.join(folder, "s")
+            listener.bind(path)
+            handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        listener.listen(128)
+    except OSError:
+        listener.close()
+        raise
+    return listener, handle
+
+
+async def end_sandbox(
+    process: subprocess.Popen[bytes], last_words: LastWords, *, what: str, has_walls: bool = True
+) -> None:
+    """Returns once every process that was started in it has ended. A program without `has_walls` is waited for alone.
+
+    Raises:
+        ReplicaError: one outlives STOP_LIMIT_S.
+    """
+    try:
+        async with asyncio.timeout(STOP_LIMIT_S):
+            if has_walls:
+                await _kill_until_silent(process, last_words)
+            await last_words.is_silent.wait()
+        process.wait(1.0)
+    except (TimeoutError, subprocess.TimeoutExpired) as error:
+        raise ReplicaError(f"{what} outlived SIGKILL for {STOP_LIMIT_S:g} s") from error
+
+
+async def _kill_until_silent(process: subprocess.Popen[bytes], last_words: LastWords) -> None:
+    """Again and again, until the last process has closed its standard error: what is killed while the sandbox is being
+    made may be a helper whose work was done already, and the making goes on."""
+    while not last_words.is_silent.is_set():
+        _kill_inside_first(process)
+        if process.poll() is not None:
+            # Killed before its child had set the parent-death signal: the child is orphaned.
+            last_words.kill_writers()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(KILL_INTERVAL_S):
+                await last_words.is_silent.wait()
+
+
+def children_of(pid: int) -> list[int]:
+    """Those of its main thread; none once it has ended."""
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def _kill_inside_first(process: subprocess.Popen[bytes]) -> None:
+    """Kills the sandbox's process 1, whose death bubblewrap sees and then ends by itself. Were bubblewrap killed first,
+    its child would be left for the host's process 1 to reap, which a container's often does not."""
+    inside = children_of(process.pid)
+    for pid in inside:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+    if not inside:
+        process.kill()

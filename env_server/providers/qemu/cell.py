@@ -1,0 +1,136 @@
+"""The processes of one contained QEMU: its sandbox with the bridge in it, and the way out where its network is open.
+They run as a host user of their own, in a control group of their own, and end with the server, however it ends."""
+
+import asyncio
+import os
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+from env_server.providers.bounds import Group
+from env_server.providers.bubblewrap import children_of, end_sandbox, nameless_listener
+from env_server.providers.last_words import LastWords
+from env_server.providers.qemu.command import MachineSpec
+from env_server.providers.qemu.network import NAME_SERVERS, OpenNetwork
+from env_server.providers.qemu.walls import KVM_DEVICE, SandboxFiles, Walls, files_of, sandbox_command
+from env_server.providers.requirements import SYSTEM_PATH
+from osworld_pipeline.errors import DependencyError, ReplicaError
+
+_BRIDGE = Path(__file__).parent / "bridge.py"
+
+
+class Cell:
+    """`spawn` once, and `open_network` once QEMU answers; at the end, and on failure, `stop`."""
+
+    def __init__(self, walls: Walls, *, name: str) -> None:
+        self._walls, self._name = walls, name
+        self._uid: int | None = None
+        self._group: Group | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._network: OpenNetwork | None = None
+        self._socket_fd: int | None = None
+        self._lifeline: tuple[int, int] | None = None
+        self.last_words = LastWords()
+
+    @property
+    def pid(self) -> int | None:
+        """QEMU's, on the host; None while it is not running."""
+        bridges = [] if self._process is None else children_of(self._process.pid)
+        return next((pid for bridge in bridges for pid in children_of(bridge)), None)
+
+    @property
+    def guest_socket(self) -> str:
+        """The path of the socket that leads to the guest's server, for this process alone."""
+        if self._socket_fd is None:
+            raise ReplicaError(f"the machine of {self._name} is not running; start or replace it")
+        return f"/proc/self/fd/{self._socket_fd}"
+
+    def is_alive(self) -> bool:
+        has_network = self._network is None or self._network.is_alive()
+        return self._process is not None and self._process.poll() is None and has_network
+
+    def spawn(self, spec: MachineSpec, qemu: Sequence[str], *, fds: Sequence[int], has_network: bool) -> None:
+        """Starts QEMU, which inherits the descriptors.
+
+        Raises:
+            DependencyError: bubblewrap is missing, or a file cannot be read.
+        """
+        self._walls.check_readable(files_of(spec))
+        self._uid = self._walls.users.claim()
+        self._group = self._walls.bounds.make_group()
+        listener, self._socket_fd = nameless_listener()
+        lifeline_fd, _ = self._lifeline = os.pipe()
+        with listener, _BRIDGE.open("rb") as bridge, _text(NAME_SERVERS) as name_servers:
+            files = SandboxFiles(
+                read_only=files_of(spec),
+                devices=(KVM_DEVICE,) if spec.accelerator == "kvm" else (),
+                bridge_fd=bridge.fileno(),
+                name_servers_fd=name_servers.fileno() if has_network else None,
+            )
+            command = sandbox_command(
+                files,
+                qemu,
+                uid=self._uid,
+                listener_fd=listener.fileno(),
+                lifeline_fd=lifeline_fd,
+                port=spec.guest_port,
+            )
+            inherited = (*fds, listener.fileno(), lifeline_fd, bridge.fileno(), name_servers.fileno())
+            try:
+                with self.last_words.hearing() as output:
+                    self._process = subprocess.Popen(
+                        command if self._group is None else self._group.entering(command),
+                        stdin=subprocess.DEVNULL,
+                        stdout=output,
+                        stderr=output,
+                        pass_fds=inherited,
+                        start_new_session=True,
+                        cwd="/",
+                        env={"PATH": SYSTEM_PATH},
+                    )
+            except OSError as error:
+                raise DependencyError(f"cannot start bubblewrap ({error}); run `scripts/setup qemu`") from error
+
+    async def open_network(self) -> None:
+        """
+        Raises:
+            ReplicaError: the sandbox has ended.
+            DependencyError: slirp4netns cannot work here.
+        """
+        assert self._process is not None, "spawned"
+        assert self._lifeline is not None, "spawned"
+        inside = children_of(self._process.pid)
+        if not inside:
+            raise ReplicaError(f"the machine of {self._name} ended before it had a network; replace the replica")
+        self._network = OpenNetwork(name=self._name)
+        await self._network.start(inside[0], uid=self._uid, group=self._group, lifeline_fd=self._lifeline[0])
+
+    async def wait(self, timeout_s: float) -> None:
+        """Until it has ended by itself; TimeoutError."""
+        await asyncio.wait_for(self.last_words.is_silent.wait(), timeout_s)
+
+    async def stop(self) -> None:
+        """Kills it. Idempotent."""
+        if self._process is not None:
+            await end_sandbox(self._process, self.last_words, what=f"QEMU of {self._name}")
+        if self._network is not None:
+            await self._network.stop()
+        for descriptor in (self._socket_fd, *(self._lifeline or ())):
+            if descriptor is not None:
+                os.close(descriptor)
+        self._socket_fd = self._lifeline = None
+        group, self._group = self._group, None
+        if group is not None:
+            await group.remove()
+        uid, self._uid = self._uid, None
+        self._walls.users.release(uid)
+
+
+def _text(content: bytes) -> IO[bytes]:
+    """A file without a name, to be read from its beginning."""
+    file = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
+    file.write(content)
+    file.seek(0)
+    return file
