@@ -42,6 +42,9 @@ class _Transport(asyncio.Transport):
     def can_write_eof(self) -> bool:
         return False
 
+    def get_write_buffer_size(self) -> int:
+        return 0
+
     def pause_reading(self) -> None: ...
 
     def resume_reading(self) -> None: ...
