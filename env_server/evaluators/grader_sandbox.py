@@ -20,8 +20,9 @@ from env_server.providers.bubblewrap import SYSTEM_FOLDERS, end_sandbox
 from env_server.providers.desktop_env.install import DesktopEnvInstall
 from env_server.providers.desktop_env.worker.frames import HEADER, pack, unpack_header
 from env_server.providers.desktop_env.workers import FAULTS, LOAD_LIMIT_S, ONE_THREAD
+from env_server.providers.host_users import HostUsers
 from env_server.providers.last_words import LastWords
-from env_server.providers.requirements import SYSTEM_PATH, explain_namespaces, sandbox_uid
+from env_server.providers.requirements import SYSTEM_PATH, explain_namespaces
 from osworld_pipeline.errors import DependencyError, EvaluatorError, PipelineError, ReplicaError
 
 DOORS = ("guest", "chromium", "vlc")
@@ -87,7 +88,13 @@ class GraderSandbox:
         self._install, self._limits = install, limits or GraderLimits()
         self._launched: _Launched | None = None
         self._is_closed = False
-        self._check()
+        self._users = HostUsers.open()
+        self._uid = self._users.claim()
+        try:
+            self._check()
+        except DependencyError:
+            self._users.release(self._uid)
+            raise
 
     def start(self) -> None:
         """Begins to load desktop-env, where that has not begun; the first grader is there the sooner.
@@ -130,6 +137,8 @@ class GraderSandbox:
         self._is_closed = True
         if self._launched is not None:
             await self._end(self._launched)
+        uid, self._uid = self._uid, None
+        self._users.release(uid)
 
     def _running(self) -> _Launched:
         if self._is_closed:
@@ -190,7 +199,7 @@ class GraderSandbox:
             raise explain_namespaces(done.stderr.decode("utf-8", "replace"))
 
     def _command(self, function: str, *arguments: str) -> list[str]:
-        folders, uid = self._folders(), sandbox_uid()
+        folders, uid = self._folders(), self._uid
         outer, sources = list[str](), [str(folder) for folder in folders]
         if uid is not None:
             outer = ["unshare", "--mount", "--propagation", "private", "/bin/sh", "-c", _AS_ROOT, "sh", str(uid)]
