@@ -160,6 +160,8 @@ class Replica:
                 return await self._provider.start(self.replica_id)
         except TimeoutError as error:
             raise ReplicaError(f"replica {self.replica_id} did not start within {START_TIMEOUT_S:g} s") from error
+        except OSError as error:
+            raise ReplicaError(f"this machine cannot start replica {self.replica_id}: {error}") from error
 
     async def _lend(self, desktop: ProvidedDesktop) -> None:
         """One lease after the other; returns when the desktop is of no more use."""
@@ -184,7 +186,7 @@ class Replica:
             try:
                 async with asyncio.timeout(self._reset_timeout_s):
                     await desktop.reset()
-            except (ReplicaError, DependencyError, TimeoutError) as error:
+            except (ReplicaError, DependencyError, OSError) as error:  # TimeoutError is one
                 self._failed(str(error) or f"its reset took more than {self._reset_timeout_s:g} s")
                 log.warning("replica %s is replaced, its reset failed: %s", self.replica_id, error or "timeout")
                 return
@@ -206,5 +208,5 @@ class Replica:
         except asyncio.CancelledError:
             await asyncio.wait({stopping}, timeout=STOP_TIMEOUT_S)
             raise
-        except (ReplicaError, TimeoutError) as error:
+        except (ReplicaError, OSError) as error:
             log.error("replica %s did not stop cleanly: %s", self.replica_id, error or "timeout")

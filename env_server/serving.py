@@ -106,8 +106,9 @@ async def _serve_pool(
 ) -> None:
     app = create_app(pool, settings, drivers)
     episodes: EpisodeTable = app.state.episodes
-    servers = {_server(settings, app): listener}
-    servers |= {_server(settings, extra.make_app(episodes)): extra.listener for extra in extra_listeners}
+    limits = connection_limits(settings)
+    servers = {_server(app, limits): listener}
+    servers |= {_server(extra.make_app(episodes), limits): extra.listener for extra in extra_listeners}
     serving = [asyncio.create_task(server.serve(sockets=[bound])) for server, bound in servers.items()]
     try:
         # uvicorn tells that it has started by a flag alone.
@@ -148,8 +149,8 @@ async def _drain(settings: Settings, episodes: EpisodeTable, stop: _Stop) -> Non
     await episodes.close_all("the env server is shutting down")
 
 
-def _server(settings: Settings, app: ASGIApp) -> "_Server":
-    return _Server(bounded_config(app, connection_limits(settings), shutdown_grace_s=SHUTDOWN_GRACE_S))
+def _server(app: ASGIApp, limits: ConnectionLimits) -> "_Server":
+    return _Server(bounded_config(app, limits, shutdown_grace_s=SHUTDOWN_GRACE_S))
 
 
 def connection_limits(settings: Settings) -> ConnectionLimits:

@@ -125,7 +125,7 @@ def ensure_image(images: Path, digest: str, *, wine: bool = False) -> Path:
         _build(build, wine_prefix=ensure_prefix(images) if wine else None)
         build.chmod(0o755)
         build.rename(image)
-    except OSError as error:
+    except (OSError, subprocess.SubprocessError) as error:
         if not image.is_dir():  # else another builder was first, and its image is as good
             raise DependencyError(f"cannot make the desktop image in {image} ({error}); free or allow it") from error
     finally:

@@ -10,7 +10,9 @@ import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
+
+from osworld_pipeline.errors import ReplicaError
 
 log = logging.getLogger(__name__)
 
@@ -18,6 +20,8 @@ DEFAULT_MEMORY_BYTES = 1024 * 1024 * 1024
 SMALLEST_MEMORY_BYTES = 256 * 1024 * 1024
 DEFAULT_NUM_PROCESSES = 512
 SMALLEST_NUM_PROCESSES = 64
+MEMORY_SLACK_BYTES = 8 * 1024 * 1024
+"""What a group may be short of its limit when the kernel has no more memory for it: it takes several pages at once."""
 REMOVE_LIMIT_S = 5.0
 _PREFIX = "osworld-desktop-"
 _CONTROLLERS = ("memory", "pids")
@@ -55,6 +59,10 @@ class DesktopLimits:
             raise ValueError(f"a desktop needs {SMALLEST_MAX_CPUS:g} CPUs, not {self.max_cpus:g}")
 
 
+OutOfMemory = Literal["own", "host"]
+"""A desktop's processes had taken what there is for them; or the machine had none left, and they were not at fault."""
+
+
 @dataclass(frozen=True)
 class Group:
     """One desktop's control group: a folder per hierarchy (one in version 2)."""
@@ -65,14 +73,20 @@ class Group:
         """The command line that runs `command` inside."""
         return ["/bin/sh", "-c", _ENTER, "sh", *(f"{folder}/cgroup.procs" for folder in self.folders), "--", *command]
 
-    def num_oom_kills(self) -> int:
-        """Processes that the kernel ended because the group had no memory left; 0 where it does not count them."""
-        counts = 0
+    def out_of_memory(self) -> OutOfMemory | None:
+        """Whose memory ran out when the kernel ended processes of the group; None where it did not, or does not say."""
+        counts: dict[str, int] = {}
         for folder, name in itertools.product(self.folders, ("memory.events", "memory.oom_control")):
             with contextlib.suppress(OSError):
-                lines = (folder / name).read_text().splitlines()
-                counts += sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
-        return counts
+                pairs = (line.split() for line in (folder / name).read_text().splitlines())
+                counts |= {key: int(value) for key, value in pairs}
+        if not counts.get("oom_kill"):
+            return None
+        for folder in self.folders:
+            with contextlib.suppress(OSError):  # version 1, where `oom_kill` counts what the whole machine lacked, too
+                most, limit = (int((folder / f"memory.{name}_in_bytes").read_text()) for name in ("max_usage", "limit"))
+                counts["oom"] = int(most > limit - MEMORY_SLACK_BYTES)
+        return "own" if counts.get("oom", 1) else "host"
 
     def cpu_time_s(self) -> float | None:
         """What its processes have used; None where the kernel does not count it, or the group is gone."""
@@ -162,14 +176,17 @@ class Bounds:
         return f"control group v{self._version}: {memory}, {limits.num_processes} processes{cpu}{quota}"
 
     def make_group(self) -> Group | None:
-        """A group for one desktop; None where none can be made (any more)."""
+        """A group for one desktop; None where this machine has none.
+
+        Raises:
+            ReplicaError: none can be made now. A desktop without one would take what it likes.
+        """
         if not self._bases:
             return None
         try:
             return self._make()
         except OSError as error:
-            log.warning("no control group for a desktop (%s); its processes are bounded singly", error)
-            return None
+            raise ReplicaError(f"no control group can be made for a desktop ({error})") from error
 
     def close(self) -> None:
         """Idempotent; call it after the last group is removed."""

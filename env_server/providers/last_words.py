@@ -39,6 +39,10 @@ class LastWords:
 
     def kill_writers(self) -> None:
         """Kills every process that still has this pipe as its standard error, orphaned ones included."""
+        with suppress(OSError):  # no file descriptor is left; the caller tries again
+            self._kill_writers()
+
+    def _kill_writers(self) -> None:
         for pid in filter(str.isdecimal, os.listdir("/proc")):
             with suppress(OSError):
                 if os.readlink(f"/proc/{pid}/fd/2") == self._pipe:

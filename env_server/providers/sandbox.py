@@ -11,7 +11,7 @@ from pathlib import Path
 from env_server.guest.endings import ENDED_FROM_INSIDE
 from env_server.guest_client import GuestClient
 from env_server.providers.base_image import GUEST_PACKAGE, HOST_NAME
-from env_server.providers.bounds import Bounds, DesktopLimits, Group
+from env_server.providers.bounds import Bounds, DesktopLimits, Group, OutOfMemory
 from env_server.providers.bubblewrap import SYSTEM_FOLDERS, end_sandbox, nameless_listener
 from env_server.providers.host_users import HostUsers
 from env_server.providers.last_words import LastWords
@@ -56,7 +56,7 @@ class Sandbox:
         self._socket_fd: int | None = None
         self._guest: GuestClient | None = None
         self._was_stopped_alive = False
-        self._num_oom_kills = 0
+        self._out_of_memory: OutOfMemory | None = None
         """Known once it is stopped."""
 
     @property
@@ -75,6 +75,12 @@ class Sandbox:
         try:
             self._spawn()
             await self._first_answer()
+        except OSError as error:
+            await self.stop()
+            raise ReplicaError(
+                f"this machine cannot start the desktop {self._name}: {error}; free file descriptors, memory or "
+                "room in the temporary folder"
+            ) from error
         except ReplicaError as error:
             await self.stop()
             complaint = self._last_words.lines
@@ -107,10 +113,13 @@ class Sandbox:
                 await self._last_words.is_silent.wait()
         if self._process is None or self.is_alive() or self._was_stopped_alive:
             return None
+        out_of_memory = self._out_of_memory or (self._group.out_of_memory() if self._group is not None else None)
+        if out_of_memory == "host":
+            return None
         if self._process.returncode == ENDED_FROM_INSIDE:
             said = self._last_words.lines
             return f"a program of the desktop {self._name} made it unusable: {said[-1][:200] if said else 'no reason'}"
-        if self._num_oom_kills or (self._group is not None and self._group.num_oom_kills()):
+        if out_of_memory == "own":
             return f"the programs of the desktop {self._name} took more memory than there is for them"
         return None
 
@@ -134,7 +143,7 @@ class Sandbox:
             self._socket_fd = None
         group, self._group = self._group, None
         if group is not None:
-            self._num_oom_kills = group.num_oom_kills()
+            self._out_of_memory = group.out_of_memory()
             await group.remove()
         uid, self._uid = self._uid, None
         self._users.release(uid)
@@ -156,7 +165,7 @@ class Sandbox:
                     cwd="/",
                     env={"PATH": SYSTEM_PATH},
                 )
-        except OSError as error:
+        except (FileNotFoundError, PermissionError) as error:
             raise DependencyError(f"cannot start bubblewrap ({error}); run `scripts/setup debian`") from error
         finally:
             listener.close()

@@ -2,9 +2,11 @@
 sends one without end, does not read its answer, or is one too many is disconnected."""
 
 import asyncio
-from dataclasses import dataclass
+import math
+import resource
+from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -20,14 +22,40 @@ MAX_DROPPED_BYTES = 8 * 1024 * 1024
 """What a client may still send after its answer; over loopback a second is enough for a gigabyte."""
 
 
+class ClientFiles:
+    """Open files of this process that its clients hold, at all of its ports: at most half. Without the others no
+    desktop could be asked, reset or graded."""
+
+    def __init__(self, most: float) -> None:
+        self.num_open, self.most = 0, most
+
+    @classmethod
+    def half(cls) -> Self:
+        """Of what this process may open."""
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return cls(math.inf if limit == resource.RLIM_INFINITY else limit // 2)
+
+    @property
+    def are_too_many(self) -> bool:
+        return self.num_open > self.most
+
+    @property
+    def leave_no_time(self) -> bool:
+        """Those that are refused are open for a moment longer, and may be so many that even this is too much."""
+        return self.num_open > self.most * 1.25
+
+
 @dataclass(frozen=True, kw_only=True)
 class ConnectionLimits:
+    """Of one process; its servers share the object."""
+
     max_connections: int
     slow_client_s: float
     """From the first moment in which a request is awaited to the end of its head; and for MIN_READ_BYTES of an answer,
     or what is left of it, to be read."""
     keep_alive_s: float
     """How long a connection may stay open after an answer without another request."""
+    files: ClientFiles = field(default_factory=ClientFiles.half)
 
 
 def bounded_config(app: ASGIApp, limits: ConnectionLimits, *, shutdown_grace_s: int, **options: Any) -> uvicorn.Config:
@@ -53,10 +81,15 @@ class _Bounded(cast("type[Any]", AutoHTTPProtocol)):
     _num_dropped = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        super().connection_made(_LingeringTransport(transport, self.limits.slow_client_s))
+        files = self.limits.files
+        files.num_open += 1
+        super().connection_made(_LingeringTransport(transport, self.limits.slow_client_s, is_short=files.leave_no_time))
         most = self.limits.max_connections
         if len(self.connections) > most:
             self._disconnect(503, f"there are {most} connections already; come back later")
+            return
+        if files.are_too_many:
+            self._disconnect(503, f"clients hold {files.most:g} open files of this server already; come back later")
             return
         self._await_head()
 
@@ -77,6 +110,7 @@ class _Bounded(cast("type[Any]", AutoHTTPProtocol)):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self.limits.files.num_open -= 1
         super().connection_lost(exc)
 
     def _take_part(self, num_bytes: int) -> None:
@@ -111,10 +145,10 @@ class _Bounded(cast("type[Any]", AutoHTTPProtocol)):
 class _LingeringTransport:
     """Closes in two steps: what the client still sends is taken and dropped for a moment, or the kernel would answer
     it with a reset, and the client might never see the answer that it was given. A client that does not read its
-    answer is disconnected."""
+    answer is disconnected. `is_short` closes in one step."""
 
-    def __init__(self, transport: asyncio.Transport, slow_client_s: float) -> None:
-        self._transport, self._slow_client_s = transport, slow_client_s
+    def __init__(self, transport: asyncio.Transport, slow_client_s: float, *, is_short: bool) -> None:
+        self._transport, self._slow_client_s, self._is_short = transport, slow_client_s, is_short
         self._is_closing = False
         self._num_written = 0
         self._read_timer: asyncio.TimerHandle | None = None
@@ -138,7 +172,7 @@ class _LingeringTransport:
         if self._is_closing or self._transport.is_closing():
             return
         self._is_closing = True
-        if not self._transport.can_write_eof():
+        if self._is_short or not self._transport.can_write_eof():
             self._transport.close()
             return
         self._transport.write_eof()

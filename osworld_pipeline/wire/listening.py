@@ -6,6 +6,8 @@ import socket
 import tempfile
 from pathlib import Path
 
+from osworld_pipeline.errors import DependencyError
+
 
 def listen_on(host: str, port: int) -> socket.socket:
     """A bound socket; `port` 0 takes any free one.
@@ -31,15 +33,17 @@ def url_of(host: str, listener: socket.socket, *, scheme: str = "http") -> str:
 
 
 def write_ready_file(path: Path, url: str) -> None:
-    """Programs that wait for the file never read half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    """Programs that wait for the file never read half of it. DependencyError where it cannot be written."""
+    temporary = None
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         with os.fdopen(descriptor, "w") as file:
             json.dump({"url": url, "pid": os.getpid()}, file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except OSError:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    except OSError as error:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
+        raise DependencyError(f"cannot write the ready file {path} ({error}); make room, or name another") from error

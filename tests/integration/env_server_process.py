@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,9 +32,16 @@ class RunningServer:
 
 @contextmanager
 def running_env_server(
-    folder: Path, *options: str, num_replicas: int = 1, token: str | None = None, images: Path | None = None
+    folder: Path,
+    *options: str,
+    num_replicas: int = 1,
+    token: str | None = None,
+    images: Path | None = None,
+    prefix: Sequence[str] = (),
+    variables: Mapping[str, str] = {},
 ) -> Iterator[RunningServer]:
-    """`images` may be shared between servers, so that the base image is built once."""
+    """`images` may be shared between servers, so that the base image is built once. `prefix` is a program that runs
+    the server in its own place, with `variables` in the environment."""
     state_dir, ready, log = images or folder / "desktops", folder / "ready.json", folder / "env-server.log"
     environment = {key: value for key, value in os.environ.items() if key != "ENV_SERVER_TOKEN"}
     # Short, for a Unix socket's path may have 107 characters.
@@ -42,8 +49,9 @@ def running_env_server(
     environment["TMPDIR"] = str(temporary)
     if token is not None:
         environment["ENV_SERVER_TOKEN"] = token
+    environment |= variables
     command = [
-        sys.executable, "-m", "env_server.main", "--provider", "local", "--replicas", str(num_replicas),
+        *prefix, sys.executable, "-m", "env_server.main", "--provider", "local", "--replicas", str(num_replicas),
         "--port", "0", "--state-dir", str(state_dir), "--ready-file", str(ready),
         "--die-with-parent", str(os.getpid()), *options,
     ]  # fmt: skip

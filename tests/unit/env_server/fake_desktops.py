@@ -38,6 +38,7 @@ class FakeDesktop:
         self.num_resets = 0
         self.is_stopped = self.is_recording = False
         self.reset_delay_s = 0.0
+        self.reset_error: Exception | None = None
         self.on_act: Callable[[FakeDesktop], None] = lambda desktop: None
         self.act_gate: asyncio.Event | None = None
         self.pictures: dict[str, bytes] = {}
@@ -52,6 +53,8 @@ class FakeDesktop:
 
     async def reset(self) -> None:
         await asyncio.sleep(self.reset_delay_s)
+        if self.reset_error is not None:
+            raise self.reset_error
         if not self.alive:
             raise ReplicaError(f"{self.replica_id} is dead")
         self.num_resets += 1

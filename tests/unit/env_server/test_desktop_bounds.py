@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from env_server.providers.bounds import Bounds, DesktopLimits
+from env_server.providers.bounds import Bounds, DesktopLimits, Group
+from osworld_pipeline.errors import ReplicaError
 
 LIMITS = DesktopLimits(memory_bytes=512 << 20, num_processes=100)
 
@@ -125,6 +126,37 @@ def test_version_two_sets_quota_and_weight(tmp_path: Path) -> None:
     assert group.cpu_time_s() == 1.5
     empty_groups(own)
     bounds.close()
+
+
+def usage(most_mb: int, limit_mb: int) -> dict[str, str]:
+    return {"memory.max_usage_in_bytes": f"{most_mb << 20}\n", "memory.limit_in_bytes": f"{limit_mb << 20}\n"}
+
+
+@pytest.mark.parametrize(
+    ("files", "whose"),
+    [
+        ({"memory.events": "low 0\nhigh 0\nmax 9\noom 2\noom_kill 1\n"}, "own"),
+        ({"memory.events": "low 0\nhigh 0\nmax 0\noom 0\noom_kill 1\n"}, "host"),
+        ({"memory.events": "low 0\nhigh 0\nmax 9\noom 2\noom_kill 0\n"}, None),
+        ({"memory.oom_control": "under_oom 0\noom_kill 1\n", **usage(500, 500)}, "own"),
+        ({"memory.oom_control": "under_oom 0\noom_kill 1\n", **usage(498, 500)}, "own"),
+        ({"memory.oom_control": "under_oom 0\noom_kill 0\n", **usage(500, 500)}, None),
+        ({"memory.oom_control": "under_oom 0\noom_kill 1\n", **usage(400, 500)}, "host"),
+        ({}, None),
+    ],
+)
+def test_whose_memory_ran_out_is_told_by_the_groups_own_limit(
+    tmp_path: Path, files: dict[str, str], whose: str | None
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert Group((tmp_path,)).out_of_memory() == whose
+
+
+def test_a_group_that_cannot_be_made_later_is_an_error_and_no_desktop_without_bounds(tmp_path: Path) -> None:
+    bounds = Bounds(LIMITS, version=2, bases=(tmp_path / "gone",))
+    with pytest.raises(ReplicaError, match="no control group can be made for a desktop"):
+        bounds.make_group()
 
 
 @pytest.mark.parametrize("cgroup", ["", "0::/\n", "4:memory:/a\n"])

@@ -49,6 +49,23 @@ async def test_released_desktop_is_reset_and_free_again() -> None:
     assert [desktop.num_resets for desktop in provider.desktops] == [1]
 
 
+async def test_a_fault_of_the_machine_during_a_reset_is_recorded_and_the_replica_is_rebuilt(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    provider = FakeProvider()
+    provider.prepare = lambda desktop: setattr(desktop, "reset_error", OSError(24, "Too many open files"))
+    async with started(fake_pool(provider)) as pool:
+        provider.failures.append(OSError(28, "No space left on device"))
+        async with pool.lease_replica("a"):
+            pass
+        await until(lambda: pool.num_free == 1)
+        assert pool.replicas[0].num_failures == 2
+        assert "fake-0 is replaced, its reset failed: [Errno 24] Too many open files" in caplog.text
+        assert "this machine cannot start replica fake-0: [Errno 28] No space left" in caplog.text
+    assert len(provider.desktops) == 2
+    assert all(desktop.is_stopped for desktop in provider.desktops)
+
+
 async def test_wait_for_a_replica_is_bounded() -> None:
     async with started(fake_pool(FakeProvider(), queue_timeout_s=0.05)) as pool, pool.lease_replica("a"):
         with pytest.raises(NoCapacityError, match=r"none of the 1 replicas became free within 0\.05 s"):
