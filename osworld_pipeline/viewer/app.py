@@ -1,13 +1,14 @@
 """The viewer's pages and what they load. Reading only: there is no request that changes the store."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import duckdb
 import orjson
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, PlainTextResponse, Response
@@ -31,9 +32,10 @@ from osworld_pipeline.viewer.index import EpisodeIndex
 from osworld_pipeline.viewer.overview import read_overview
 from osworld_pipeline.viewer.pages import NOT_KNOWN, STATIC, STATIC_TYPES, render
 from osworld_pipeline.viewer.questions import Questions
-from osworld_pipeline.viewer.settings import BadQuestionError, NotFoundError, ViewerSettings
+from osworld_pipeline.viewer.settings import BadQuestionError, NotFoundError, TooBusyError, ViewerSettings
 from osworld_pipeline.viewer.tokens import tokens_by_step
 from osworld_pipeline.wire.bodies import BodyLimits
+from osworld_pipeline.wire.waiting import while_connected
 
 MAX_LANES = 16
 MAX_FORM_BYTES = 8 * 1024
@@ -44,6 +46,8 @@ FOREVER = "private, max-age=31536000, immutable"
 REPORT_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; frame-ancestors 'none'; sandbox"
 PART_HEADER = "x-part"
 """A page that asks for its changing part alone sends it."""
+_HUNG_UP = Response(status_code=499)
+"""Its client has left: it is sent to no one."""
 
 
 def create_app(settings: ViewerSettings) -> ASGIApp:
@@ -52,9 +56,10 @@ def create_app(settings: ViewerSettings) -> ASGIApp:
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncGenerator[None]:
-        warming = asyncio.create_task(asyncio.to_thread(viewer.warm_up))
+        warming = asyncio.create_task(viewer.warm_up())
         yield
         await warming
+        await viewer.questions.processes.close()
         viewer.index.close()
 
     app = Starlette(
@@ -71,16 +76,16 @@ def create_app(settings: ViewerSettings) -> ASGIApp:
 
 
 class Viewer:
-    """What all pages share. Its endpoints run in threads, each with a reader of its own."""
+    """What all pages share. Its endpoints work in threads, each with a reader of its own."""
 
     def __init__(self, settings: ViewerSettings) -> None:
         self.settings = settings
         self.index = EpisodeIndex(settings.state)
-        self.questions = Questions(settings.state, self.index)
+        self.questions = Questions(settings.state, self.index, limit_s=settings.question_s)
         self.episodes = Episodes(settings.state, self.index)
         self.evaluations = Evaluations(settings.state, self.index)
 
-    def routes(self) -> Mapping[str, Callable[[Request], Response]]:
+    def routes(self) -> Mapping[str, Callable[[Request], Response | Awaitable[Response]]]:
         return {
             "/": self.home,
             "/episodes": self.list_page,
@@ -97,11 +102,12 @@ class Viewer:
             "/static/{name}": self.static,
         }
 
-    def warm_up(self) -> None:
-        """Reads the store and the templates before anybody asks; whoever asks hears of what is wrong."""
+    async def warm_up(self) -> None:
+        """Reads the store and the templates before the first request, which is answered with what is wrong; then starts
+        the first process for SQL."""
         with suppress(PipelineError):
-            self.index.refresh()
-            self.home()
+            await run_in_threadpool(self.home)
+        await self.questions.processes.start_ahead()
 
     def home(self, _: Request | None = None) -> Response:
         self.index.refresh()
@@ -110,13 +116,20 @@ class Viewer:
         has_report = (self.settings.state.reports / REPORT_INDEX).is_file()
         return self._page("home.html.jinja", overview=overview, has_report=has_report)
 
-    def list_page(self, request: Request) -> Response:
-        self.index.refresh()
-        chosen, problem = EpisodeFilter.from_query(request.query_params.multi_items()), ""
+    async def list_page(self, request: Request) -> Response:
+        chosen = EpisodeFilter.from_query(request.query_params.multi_items())
+        asked = await while_connected(request, self._ask(chosen))
+        return _HUNG_UP if asked is None else await run_in_threadpool(self._list, request, chosen, *asked)
+
+    async def _ask(self, chosen: EpisodeFilter) -> tuple[str, str]:
+        """The table to list from, and what is wrong with the condition: then it is the table of all."""
+        await run_in_threadpool(self.index.refresh)
         try:
-            source = self.questions.source(chosen)
+            return await self.questions.source(chosen), ""
         except BadQuestionError as error:
-            source, problem = "facts", str(error)
+            return "facts", str(error)
+
+    def _list(self, request: Request, chosen: EpisodeFilter, source: str, problem: str) -> Response:
         with self.index.reading() as reader:
             listed = list_episodes(reader, chosen, source)
             names = self.evaluations.names(reader)
@@ -126,24 +139,30 @@ class Viewer:
             listed=listed, chosen=chosen, problem=problem, facets=FACETS, spans=SPANS, sorts=SORTS, names=names,
         )  # fmt: skip
 
-    def episode_page(self, request: Request) -> Response:
-        episode_id: str = request.path_params["episode_id"]
-        self.index.refresh()
+    async def episode_page(self, request: Request) -> Response:
         query = [(name, value) for name, value in request.query_params.multi_items() if name != "step"]
         chosen = EpisodeFilter.from_query(query)
+        asked = await while_connected(request, self._ask(chosen))
+        return _HUNG_UP if asked is None else await run_in_threadpool(self._episode, request, chosen, *asked)
+
+    def _episode(self, request: Request, chosen: EpisodeFilter, source: str, problem: str) -> Response:
+        episode_id: str = request.path_params["episode_id"]
         view = self.episodes.view(episode_id)
         with self.index.reading() as reader:
             names = self.evaluations.names(reader)
-        try:
-            source = self.questions.source(chosen)
-            with self.index.reading() as reader:
-                before, after = neighbours(reader, chosen, source, episode_id)
-        except BadQuestionError:
-            before, after = None, None
+        before, after = (None, None) if problem else self._neighbours(chosen, source, episode_id)
         step = _step(request, len(view.steps))
         return self._page(
             "episode.html.jinja", view=view, current=step, before=before, after=after, chosen=chosen, names=names
         )
+
+    def _neighbours(self, chosen: EpisodeFilter, source: str, episode_id: str) -> tuple[str | None, str | None]:
+        """None where they take too long to find: the episode is shown all the same."""
+        try:
+            with self.index.reading() as reader:
+                return neighbours(reader, chosen, source, episode_id)
+        except BadQuestionError:
+            return None, None
 
     def side_by_side(self, request: Request) -> Response:
         self.index.refresh()
@@ -249,6 +268,8 @@ class Viewer:
             status = 404
         elif isinstance(error, BadQuestionError):
             status = 422
+        elif isinstance(error, TooBusyError):
+            status = 503
         elif isinstance(error, HTTPException):
             status = error.status_code
             sentence = "the viewer only shows" if status == 405 else f"there is no page at {request.url.path[:200]}"

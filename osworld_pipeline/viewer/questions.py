@@ -1,9 +1,12 @@
 """What the index cannot answer by itself: text in what the model said, and a condition in SQL. Both are asked of the
-Parquet files in a connection that can read nothing else, for a bounded time; the episodes found are kept while the
-store is the same, so that the next facet is quick again."""
+Parquet files in a process that can read nothing else, for a bounded time; the episodes found are kept while the store
+is the same, so that the next facet is quick again."""
 
+import asyncio
 import threading
 from collections import OrderedDict
+from functools import cache
+from typing import Any
 
 import duckdb
 import pyarrow as pa
@@ -11,103 +14,86 @@ import pyarrow as pa
 from osworld_pipeline.columns import PART_TABLES
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.part_files import HEAD_OF
-from osworld_pipeline.tables.query import fetch_within
 from osworld_pipeline.viewer.files import StoreFiles, empty_rows, list_files, sql_list
 from osworld_pipeline.viewer.filters import EpisodeFilter
 from osworld_pipeline.viewer.index import EpisodeIndex
-from osworld_pipeline.viewer.settings import BadQuestionError
+from osworld_pipeline.viewer.settings import QUESTION_LIMIT_S
+from osworld_pipeline.viewer.sql_processes import SqlProcesses
 
-LIMIT_S = 15.0
 MAX_KEPT = 6
 """Each holds a copy of the rows that it found."""
-MEMORY = "2GB"
+Key = tuple[int, tuple[tuple[str, str], ...]]
+"""The index's generation, and the texts that were asked for."""
 
 
 class Questions:
-    """Answers them one at a time, whoever asks: a condition may use every core."""
+    """Of one event loop."""
 
-    def __init__(self, state: StateDir, index: EpisodeIndex, *, limit_s: float = LIMIT_S) -> None:
-        self._state, self._index, self._limit_s = state, index, limit_s
+    def __init__(self, state: StateDir, index: EpisodeIndex, *, limit_s: float = QUESTION_LIMIT_S) -> None:
+        self._state, self._index = state, index
+        self.processes = SqlProcesses(limit_s=limit_s)
         self._lock = threading.Lock()
-        self._kept: OrderedDict[tuple[int, tuple[tuple[str, str], ...]], str] = OrderedDict()
+        self._kept: OrderedDict[Key, str] = OrderedDict()
 
-    def source(self, chosen: EpisodeFilter) -> str:
-        """The table of the index to list from: all facts, or those that the texts of the filter hold for.
+    async def source(self, chosen: EpisodeFilter) -> str:
+        """The table of the index to list from: all facts, or those that the texts of the filter hold for. Cancelled,
+        it ends what it has asked.
 
         Raises:
-            BadQuestionError: a condition that is none, or that takes too long.
+            BadQuestionError, TooBusyError: as SqlProcesses.ask.
         """
         texts = tuple(sorted(chosen.texts.items()))
         if not texts:
             return "facts"
+        key = (self._index.generation, texts)
+        if key not in self._kept:
+            found = [await self._ask(kind, chosen.texts[kind]) for kind in ("said", "where") if kind in chosen.texts]
+            return await asyncio.to_thread(self._keep, key, chosen, found)
+        self._kept.move_to_end(key)
+        return self._kept[key]
+
+    async def _ask(self, kind: str, text: str) -> pa.Table:
+        tables = ("steps",) if kind == "said" else tuple(PART_TABLES)
+        question: dict[str, Any] = {
+            "statements": await asyncio.to_thread(self._views, tables),
+            "folders": sql_list([str(self._state.trajectories.resolve())]),
+            "kind": kind,
+            "text": text,
+        }
+        ids = await self.processes.ask(question)
+        return pa.table({"episode_id": pa.array(ids, pa.string())})
+
+    def _keep(self, key: Key, chosen: EpisodeFilter, found: list[pa.Table]) -> str:
+        """Another request may have asked the same meanwhile."""
         with self._lock:
-            key = (self._index.generation, texts)
-            if key in self._kept:
-                self._kept.move_to_end(key)
-                return self._kept[key]
-            found = [self._ask(kind, chosen.texts[kind]) for kind in ("said", "where") if kind in chosen.texts]
-            condition, values = chosen.words()
-            name = self._kept[key] = self._index.keep(condition, values, found)
-            while len(self._kept) > MAX_KEPT:
-                self._index.drop(self._kept.popitem(last=False)[1])
-            return name
+            if key not in self._kept:
+                condition, values = chosen.words()
+                self._kept[key] = self._index.keep(condition, values, found)
+                while len(self._kept) > MAX_KEPT:
+                    self._index.drop(self._kept.popitem(last=False)[1])
+            return self._kept[key]
 
-    def _ask(self, kind: str, text: str) -> pa.Table:
-        with duckdb.connect(":memory:") as connection:
-            try:
-                self._prepare(connection, ("steps",) if kind == "said" else tuple(PART_TABLES))
-                sql, values = (_SAID, [text.lower()]) if kind == "said" else (_only_condition(connection, text), [])
-                return fetch_within(connection, lambda one: one.sql(sql, params=values).to_arrow_table(), self._limit_s)
-            except TimeoutError as error:
-                raise BadQuestionError(
-                    f"stopped after {self._limit_s:g} s: choose facets instead, or ask with `osworld-pipeline query`"
-                ) from error
-            except duckdb.Error as error:
-                raise BadQuestionError(f"DuckDB refuses the condition: {_refusal(error)}") from error
-
-    def _prepare(self, connection: duckdb.DuckDBPyConnection, tables: tuple[str, ...]) -> None:
-        """Views of one moment, and nothing else within reach."""
+    def _views(self, tables: tuple[str, ...]) -> list[str]:
+        """Statements that make views of one moment."""
         found: dict[str, StoreFiles] = {}
+        statements = []
         for table in tables:
             head = HEAD_OF.get(table, table)
             files = found.setdefault(head, list_files(self._state, head))
-            connection.register("incoming", empty_rows(PART_TABLES[table]))
+            statements += [_empty_tables()[table], f"CREATE VIEW {table} AS {_view(table, files)}"]
+        return statements
+
+
+@cache
+def _empty_tables() -> dict[str, str]:
+    """The statement that makes the empty table of each part table, with DuckDB's types."""
+    with duckdb.connect(":memory:") as connection:
+        for table, schema in PART_TABLES.items():
+            connection.register("incoming", empty_rows(schema))
             connection.execute(f"CREATE TABLE no_{table} AS SELECT * FROM incoming")  # noqa: S608
             connection.unregister("incoming")
-            connection.execute(f"CREATE VIEW {table} AS {_view(table, files)}")
-        folder = sql_list([str(self._state.trajectories.resolve())])
-        for setting in (
-            f"allowed_directories = {folder}",
-            "enable_external_access = false",
-            "python_enable_replacements = false",
-            "enable_progress_bar = false",
-            f"memory_limit = '{MEMORY}'",
-            "lock_configuration = true",
-        ):
-            connection.execute(f"SET {setting}")
-
-
-_SAID = "SELECT DISTINCT episode_id FROM steps WHERE contains(lower(response_text), ?)"
-
-
-def _refusal(error: duckdb.Error) -> str:
-    """Its first line, and what it proposes instead."""
-    first, *others = str(error).strip().splitlines()
-    proposed = [line.strip() for line in others if line.startswith(("Candidate bindings:", "Did you mean"))]
-    return ". ".join(line.rstrip("!.") for line in (first, *proposed))
-
-
-def _only_condition(connection: duckdb.DuckDBPyConnection, text: str) -> str:
-    """The question that asks for `text` as a condition.
-
-    Raises:
-        BadQuestionError: it is several statements, or what is no SELECT.
-    """
-    sql = f"SELECT DISTINCT episode_id FROM episodes WHERE (\n{text}\n)"  # noqa: S608 - locked and read-only
-    statements = connection.extract_statements(sql)
-    if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
-        raise BadQuestionError("a condition is what may stand after WHERE, for example: shaped_reward > 0.5")
-    return sql
+        made = dict(connection.execute("SELECT table_name, sql FROM duckdb_tables()").fetchall())
+    return {table: made[f"no_{table}"] for table in PART_TABLES}
 
 
 def _view(table: str, files: StoreFiles) -> str:

@@ -12,6 +12,7 @@ from osworld_pipeline.viewer import DAGSTER_URL, DEFAULT_HOST, DEFAULT_PORT, MLF
 from osworld_pipeline.wire.cross_site import is_loopback
 
 TOKEN_VARIABLE = "OSWORLD_VIEWER_TOKEN"  # noqa: S105 - the variable's name, not a token
+QUESTION_LIMIT_S = 15.0
 
 
 class ViewerError(PipelineError):
@@ -23,7 +24,11 @@ class NotFoundError(ViewerError):
 
 
 class BadQuestionError(ViewerError):
-    """A condition that cannot be asked, or takes too long."""
+    """A condition that cannot be asked, or takes too long or too much memory."""
+
+
+class TooBusyError(ViewerError):
+    """As many conditions are asked already as may be at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +47,8 @@ class ViewerSettings:
     """One more is answered 503 at once."""
     slow_client_s: float = 10.0
     """How long a request may take to arrive; a connection without one is closed then."""
+    question_s: float = QUESTION_LIMIT_S
+    """How long a search of what models said, or a condition in SQL, may take."""
 
     @property
     def is_open(self) -> bool:

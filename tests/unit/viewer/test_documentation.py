@@ -7,20 +7,21 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.viewer.filters import EpisodeFilter
 from osworld_pipeline.viewer.index import EpisodeIndex
 from osworld_pipeline.viewer.pages import STATIC
-from osworld_pipeline.viewer.questions import LIMIT_S, Questions
+from osworld_pipeline.viewer.questions import Questions
+from osworld_pipeline.viewer.settings import QUESTION_LIMIT_S
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "viewer.md").read_text()
 
 
-def test_every_condition_that_is_shown_can_be_asked(sample_state: StateDir, sample_index: EpisodeIndex) -> None:
+async def test_every_condition_that_is_shown_can_be_asked(sample_state: StateDir, sample_index: EpisodeIndex) -> None:
     questions = Questions(sample_state, sample_index)
     block = next(text for text in re.findall(r"```\n(.*?)```", PAGE, re.DOTALL) if "token_ids" in text)
     conditions = block.strip().splitlines()
     assert len(conditions) == 3
     for condition in conditions:
-        questions.source(EpisodeFilter.from_query([("where", condition)]))
-    assert f"stopped after {LIMIT_S:g} s" in PAGE
+        await questions.source(EpisodeFilter.from_query([("where", condition)]))
+    assert f"stopped after {QUESTION_LIMIT_S:g} s" in PAGE
 
 
 def test_every_option_and_key_that_is_named_exists() -> None:

@@ -91,11 +91,11 @@ def test_pages_and_neighbours_follow_one_order(index: EpisodeIndex) -> None:
     assert listed(index, ("page", "2")).rows == []
 
 
-def test_words_are_searched_for_in_instruction_id_and_fault(index: EpisodeIndex, sample_state: StateDir) -> None:
+async def test_words_are_searched_for_in_instruction_id_and_fault(index: EpisodeIndex, sample_state: StateDir) -> None:
     questions = Questions(sample_state, index)
     for text, column in (("RENAME the folder", "instruction"), ("sort_list-0005", "task_id"), ("503", "error")):
         chosen = EpisodeFilter.from_query([("q", text)])
-        source = questions.source(chosen)
+        source = await questions.source(chosen)
         with index.reading() as reader:
             found = list_episodes(reader, chosen, source)
             faceted = list_episodes(reader, chosen.toggled("outcome", "success"), source)

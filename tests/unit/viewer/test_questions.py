@@ -1,7 +1,7 @@
 """Text in what the model said, and conditions in SQL: they find what they should and can do nothing else."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 import pytest
@@ -15,11 +15,11 @@ from osworld_pipeline.viewer.index import EpisodeIndex
 from osworld_pipeline.viewer.questions import MAX_KEPT, Questions
 from osworld_pipeline.viewer.settings import BadQuestionError
 
-Ask = Callable[..., list[str]]
+Ask = Callable[..., Awaitable[list[str]]]
 
 
-def answers(questions: Questions, index: EpisodeIndex, **texts: str) -> list[str]:
-    source = questions.source(EpisodeFilter.from_query(texts.items()))
+async def answers(questions: Questions, index: EpisodeIndex, **texts: str) -> list[str]:
+    source = await questions.source(EpisodeFilter.from_query(texts.items()))
     with index.reading() as reader:
         return [row[0] for row in reader.rows(f"SELECT episode_id FROM {source} ORDER BY episode_id")]
 
@@ -30,25 +30,25 @@ def ask(sample_state: StateDir, sample_index: EpisodeIndex) -> Ask:
     return partial(answers, Questions(sample_state, sample_index), sample_index)
 
 
-def test_what_was_said_is_found_whatever_its_case(ask: Ask) -> None:
-    assert ask(said="TAKEN OVER") == ["hostile"]
-    assert ask(said="100% surely not said") == []
+async def test_what_was_said_is_found_whatever_its_case(ask: Ask) -> None:
+    assert await ask(said="TAKEN OVER") == ["hostile"]
+    assert await ask(said="100% surely not said") == []
 
 
-def test_condition_sees_every_column_and_other_tables(ask: Ask) -> None:
-    assert ask(where="list_contains(map_keys(reward_parts), 'nothing') OR seed = 7") == ["hostile"]
+async def test_condition_sees_every_column_and_other_tables(ask: Ask) -> None:
+    assert await ask(where="list_contains(map_keys(reward_parts), 'nothing') OR seed = 7") == ["hostile"]
     clicking = "episode_id IN (SELECT episode_id FROM steps WHERE action_error LIKE '%hyper%') AND purpose = 'train'"
-    assert len(ask(where=clicking)) == 2
-    assert ask(where="seed = 7 -- a remark") == ["hostile"]
+    assert len(await ask(where=clicking)) == 2
+    assert await ask(where="seed = 7 -- a remark") == ["hostile"]
 
 
-def test_texts_narrow_together(ask: Ask) -> None:
-    found = ask(where="is_success", said="Drag the folder", q="rename")
+async def test_texts_narrow_together(ask: Ask) -> None:
+    found = await ask(where="is_success", said="Drag the folder", q="rename")
     assert len(found) == 3
     assert all("rename" in name or "gspo" in name for name in found)
 
 
-def test_conditions_see_compacted_parts_and_those_written_again(tmp_path) -> None:
+async def test_conditions_see_compacted_parts_and_those_written_again(tmp_path) -> None:
     state = StateDir(tmp_path)
     store = TrajectoryStore(state)
     store.write_episodes("a", [make_episode("e1"), make_episode("e2")])
@@ -57,8 +57,8 @@ def test_conditions_see_compacted_parts_and_those_written_again(tmp_path) -> Non
     index = EpisodeIndex(state)
     index.refresh()
     questions = Questions(state, index)
-    assert answers(questions, index, where="true") == ["e1"]
-    assert answers(questions, index, said="action") == ["e1"]
+    assert await answers(questions, index, where="true") == ["e1"]
+    assert await answers(questions, index, said="action") == ["e1"]
     index.close()
 
 
@@ -74,9 +74,9 @@ def test_conditions_see_compacted_parts_and_those_written_again(tmp_path) -> Non
         "getenv('HOME') <> ''",
     ],
 )
-def test_condition_that_is_none_or_reaches_for_more_is_refused(ask: Ask, text: str) -> None:
+async def test_condition_that_is_none_or_reaches_for_more_is_refused(ask: Ask, text: str) -> None:
     with pytest.raises(BadQuestionError):
-        ask(where=text)
+        await ask(where=text)
 
 
 @pytest.mark.parametrize(
@@ -84,34 +84,34 @@ def test_condition_that_is_none_or_reaches_for_more_is_refused(ask: Ask, text: s
     [("shaped_rewards > 1", 'not found in FROM clause. Candidate bindings: "shaped_reward"'),
      ("lenn(task_id) > 1", 'Did you mean "len"?')],
 )  # fmt: skip
-def test_refusal_says_what_is_there_instead(ask: Ask, text: str, words: str) -> None:
+async def test_refusal_says_what_is_there_instead(ask: Ask, text: str, words: str) -> None:
     with pytest.raises(BadQuestionError) as refused:
-        ask(where=text)
+        await ask(where=text)
     assert words in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
-def test_condition_that_takes_long_is_stopped(sample_state: StateDir, sample_index: EpisodeIndex) -> None:
+async def test_condition_that_takes_long_is_stopped(sample_state: StateDir, sample_index: EpisodeIndex) -> None:
     questions = Questions(sample_state, sample_index, limit_s=0.3)
     endless = "(SELECT count(*) FROM range(10000000) a, range(10000000) b) > 0"
     began = time.monotonic()
     with pytest.raises(BadQuestionError, match=r"stopped after 0\.3 s"):
-        questions.source(EpisodeFilter.from_query([("where", endless)]))
+        await questions.source(EpisodeFilter.from_query([("where", endless)]))
     assert time.monotonic() - began < 5
 
 
-def test_answers_are_kept_until_the_store_changes_and_only_so_many(own_state: StateDir) -> None:
+async def test_answers_are_kept_until_the_store_changes_and_only_so_many(own_state: StateDir) -> None:
     index = EpisodeIndex(own_state)
     index.refresh()
     questions = Questions(own_state, index)
     first = EpisodeFilter.from_query([("said", "click")])
-    name = questions.source(first)
-    assert questions.source(first.toggled("outcome", "success")) == name
+    name = await questions.source(first)
+    assert await questions.source(first.toggled("outcome", "success")) == name
     TrajectoryStore(own_state).write_episodes("more", [make_episode("e9")])
     index.refresh(at_once=True)
-    assert questions.source(first) != name
+    assert await questions.source(first) != name
     for number in range(MAX_KEPT + 2):
-        questions.source(EpisodeFilter.from_query([("said", f"word {number}")]))
+        await questions.source(EpisodeFilter.from_query([("said", f"word {number}")]))
     with index.reading() as reader:
         kept = reader.rows("SELECT count(*) FROM duckdb_tables() WHERE table_name LIKE 'found_%'")
     assert kept == [(MAX_KEPT,)]

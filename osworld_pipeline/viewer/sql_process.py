@@ -1,0 +1,100 @@
+"""The process that answers one question in users' SQL and ends. Its statements come from the viewer, which it trusts,
+but for `text`. Its memory has a limit that the kernel enforces: DuckDB's own does not count everything."""
+
+import json
+import os
+import resource
+import signal
+import struct
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import duckdb
+
+from osworld_pipeline.domain.parent import dies_with_parent
+
+LENGTH = struct.Struct("!Q")
+MEMORY_LIMIT_BYTES = 2 << 30
+"""Of the process's addresses."""
+BOUNDS: Mapping[str, Any] = {
+    "memory_limit": "1GB",  # what DuckDB counts; the rest is its code, its threads and what it does not count
+    "temp_directory": "",
+    "threads": min(4, os.cpu_count() or 1),
+}
+NICENESS = 10
+"""Pages go first."""
+MAX_ANSWER_BYTES = 64 << 20
+
+
+def main(parent_pid: int) -> int:
+    if not dies_with_parent(signal.SIGKILL, parent_pid=parent_pid):
+        return 1
+    os.nice(NICENESS)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    head = sys.stdin.buffer.read(LENGTH.size)
+    if not head:
+        return 0
+    answer = json.dumps(answer_to(json.loads(sys.stdin.buffer.read(LENGTH.unpack(head)[0])))).encode()
+    if len(answer) > MAX_ANSWER_BYTES:
+        answer = json.dumps({"refused": f"it finds more than {MAX_ANSWER_BYTES >> 20} MiB of episode ids"}).encode()
+    sys.stdout.buffer.write(LENGTH.pack(len(answer)) + answer)
+    sys.stdout.buffer.flush()
+    return 0
+
+
+def answer_to(question: dict[str, Any]) -> dict[str, Any]:
+    """`ids`; or `refused`, a sentence; or `is_too_much`, where memory did not suffice."""
+    try:
+        with duckdb.connect(":memory:", config=dict(BOUNDS)) as connection:
+            for statement in question["statements"]:
+                connection.execute(statement)
+            for setting in (
+                f"allowed_directories = {question['folders']}",
+                "enable_external_access = false",
+                "python_enable_replacements = false",
+                "enable_progress_bar = false",
+                "lock_configuration = true",
+            ):
+                connection.execute(f"SET {setting}")
+            sql, values = question_sql(connection, question["kind"], question["text"])
+            found = connection.execute(sql, values).fetchall()
+            return {"ids": [row[0] for row in found if isinstance(row[0], str)]}
+    except (duckdb.OutOfMemoryException, MemoryError):
+        return {"is_too_much": True}
+    except NoConditionError as error:
+        return {"refused": str(error)}
+    except duckdb.Error as error:
+        return {"refused": f"DuckDB refuses the condition: {_refusal(error)}"}
+
+
+class NoConditionError(Exception):
+    """Several statements, or what is no SELECT."""
+
+
+def question_sql(connection: duckdb.DuckDBPyConnection, kind: str, text: str) -> tuple[str, list[str]]:
+    """The question that asks for `text`, with its values.
+
+    Raises:
+        NoConditionError: it is no condition.
+    """
+    if kind == "said":
+        return "SELECT DISTINCT episode_id FROM steps WHERE contains(lower(response_text), ?)", [text.lower()]
+    sql = f"SELECT DISTINCT episode_id FROM episodes WHERE (\n{text}\n)"  # noqa: S608 - locked and read-only
+    statements = connection.extract_statements(sql)
+    if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
+        raise NoConditionError("a condition is what may stand after WHERE, for example: shaped_reward > 0.5")
+    return sql, []
+
+
+def _refusal(error: duckdb.Error) -> str:
+    """Its first line, and what it proposes instead."""
+    first, *others = str(error).strip().splitlines()
+    proposed = [line.strip() for line in others if line.startswith(("Candidate bindings:", "Did you mean"))]
+    return ". ".join(line.rstrip("!.") for line in (first, *proposed))
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))
