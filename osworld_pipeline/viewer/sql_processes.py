@@ -27,7 +27,7 @@ class SqlProcesses:
         self._limit_s = limit_s
         self._slots = asyncio.Semaphore(NUM_AT_ONCE)
         self._num_asked = 0
-        self._starts_ahead = False
+        self._starts_ahead, self._is_starting = False, False
         self._next: asyncio.subprocess.Process | None = None
 
     async def start_ahead(self) -> None:
@@ -105,9 +105,14 @@ class SqlProcesses:
             raise ViewerError(f"no process can be started for SQL ({error.strerror}): try again later") from error
 
     async def _start_next(self) -> None:
-        if self._starts_ahead and self._next is None:
+        if not self._starts_ahead or self._is_starting or self._next is not None:
+            return
+        self._is_starting = True
+        try:
             with suppress(OSError):  # the next question says so, if it is so still
                 self._next = await _start()
+        finally:
+            self._is_starting = False
 
 
 async def _start() -> asyncio.subprocess.Process:
