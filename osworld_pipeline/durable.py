@@ -4,6 +4,7 @@ within a limit. A killed writer leaves at most a hidden temporary file, which th
 import errno
 import fcntl
 import os
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -36,7 +37,7 @@ def replacing(path: Path, *, temp_folder: Path | None = None) -> Iterator[Path]:
             os.replace(temp, path)
             sync_path(path.parent)
         except OSError as error:
-            raise StoreError(_explain(path, error)) from error
+            raise StoreError(explain_refusal(path, error)) from error
     finally:
         with suppress(OSError):
             temp.unlink()
@@ -79,7 +80,10 @@ def remove_stale_temps(folder: Path) -> int:
     removed = 0
     for path in folder.glob(".*.tmp*"):
         if is_stale(path):
-            path.unlink(missing_ok=True)
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
             removed += 1
     return removed
 
@@ -97,7 +101,7 @@ def locked(
         path.parent.mkdir(parents=True, exist_ok=True)
         handle = path.open("a+")
     except OSError as failure:
-        raise StoreError(_explain(path, failure)) from failure
+        raise StoreError(explain_refusal(path, failure)) from failure
     with handle:
         deadline = time.monotonic() + timeout_s
         while True:
@@ -128,7 +132,8 @@ def sync_path(path: Path) -> None:
         os.close(descriptor)
 
 
-def _explain(path: Path, error: OSError) -> str:
+def explain_refusal(path: Path, error: OSError) -> str:
+    """One sentence: what could not be written, and the way out."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"no disk space left to write {path}: free some space there and run again; nothing half-written is left"
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):

@@ -24,11 +24,8 @@ from osworld_pipeline.datasets.union_sinks import RejectWriter, RowSink
 from osworld_pipeline.datasets.union_tasks import TaskConfigs, UnionTasks, join_tasks
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.durable import parquet_bytes, remove_stale_temps, replacing
-from osworld_pipeline.tables.owned import table_path
+from osworld_pipeline.tables.builds import STATS_FILE, UNION_TABLES, new_build
 from osworld_pipeline.trajectories.blobs import INCOMING
-
-TABLES = ("union_tasks", "replay_buffer", "train_tasks", "rejects", "raw_counts")
-STATS_FILE = "osworld_train_stats.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +51,8 @@ def build_union_tables(
     num_workers: int | None = None,
     max_line_bytes: int = MAX_LINE_BYTES,
 ) -> UnionSummary:
-    """Writes the tables union_tasks, replay_buffer, train_tasks, rejects and raw_counts, and the statistics beside
-    them, all or none; images go to the blob store. `num_workers`: processes beside this one; None: as many as cores.
+    """Writes the tables union_tasks, replay_buffer, train_tasks, rejects and raw_counts, and their statistics
+    as one build, all or none; images go to the blob store. `num_workers`: further processes; None: one a core.
 
     Raises:
         DatasetError: a worker died, or the lock file of the sources is damaged.
@@ -65,11 +62,10 @@ def build_union_tables(
     setup = Setup(
         form="table", system_prompt=system_prompt, dialect=dialect, max_line_bytes=max_line_bytes, blobs=state.blobs
     )
-    remove_stale_temps(state.tables)
     remove_stale_temps(state.blobs / INCOMING)
-    with ExitStack() as stack:
-        files = {name: stack.enter_context(filled(table_path(state, name))) for name in TABLES}
-        stats_file = stack.enter_context(filled(state.tables / STATS_FILE))
+    with new_build(state) as build, ExitStack() as stack:
+        files = {name: stack.enter_context(filled(build / f"{name}.parquet")) for name in UNION_TABLES}
+        stats_file = stack.enter_context(filled(build / STATS_FILE))
         rejects, rows = RejectWriter(files["rejects"]), RowSink(files["replay_buffer"])
         for sink in (rejects, rows):
             stack.callback(sink.abandon)

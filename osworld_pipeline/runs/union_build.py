@@ -19,6 +19,7 @@ from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.runs.code_version import code_version
 from osworld_pipeline.runs.source_summaries import look_at_source
 from osworld_pipeline.runs.stages import training_data_digest
+from osworld_pipeline.tables.builds import UNION_TABLES
 from osworld_pipeline.tables.owned import table_path
 
 NOTE = "union_tables.json"
@@ -27,7 +28,6 @@ MODULES = tuple(
 )
 """Our modules that decide what the tables hold."""
 VERSIONED = ("union_tasks", "replay_buffer", "train_tasks")
-TABLES = (*VERSIONED, "rejects", "raw_counts")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ def ensure_union(state: StateDir, recipe: Recipe, *, on_progress: Callable[..., 
     summary = build_union_tables(state, system_prompt=system_prompt, dialect=STORED_DIALECT, on_progress=on_progress)
     built = UnionBuild(
         key=key,
-        tables={name: _built(state, name) for name in TABLES},
+        tables={name: _built(state, name) for name in UNION_TABLES},
         stats=dict(summary.stats),
         num_rejects=dict(summary.num_rejects),
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.tables.builds import REPLACED_GRACE_S, remove_replaced_builds
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.trajectories import BlobStore
 from osworld_pipeline.trajectories.compaction import (
@@ -76,6 +77,7 @@ def collect_garbage(
         stale = stale_part_files(state.trajectories, retired_grace_s=retired_grace_s, grace_s=grace_s)
         if not is_dry_run:
             remove_part_files(stale.paths)
+            remove_replaced_builds(state, grace_s=max(grace_s, REPLACED_GRACE_S))
         blobs = BlobStore(state.blobs)
         before = time.time() - grace_s
         images = unused_images(blobs, _folders(state), grace_s=grace_s)

@@ -16,7 +16,8 @@ from osworld_pipeline.columns import OWNED_TABLES
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.durable import locked, remove_stale_temps, replacing
 from osworld_pipeline.errors import TableError
-from osworld_pipeline.tables.owned import read_table
+from osworld_pipeline.tables.builds import table_paths
+from osworld_pipeline.tables.owned import read_table_file
 from osworld_pipeline.tables.views import DERIVED, create_part_views, pin_snapshot
 
 LOCK_TIMEOUT_S = 120.0
@@ -99,8 +100,9 @@ def first_line(error: duckdb.Error) -> str:
 def _define(connection: duckdb.DuckDBPyConnection, state: StateDir) -> None:
     connection.execute(f"SET threads = {min(4, os.cpu_count() or 1)}")
     connection.execute("SET enable_progress_bar = false")  # it would stand in answers on standard output
+    paths = table_paths(state)  # once, so that the tables of the union are of one build
     for name, schema in OWNED_TABLES.items():
-        connection.register("incoming", read_table(state, name))
+        connection.register("incoming", read_table_file(paths[name], name))
         columns = ", ".join(
             "task_config::JSON AS task_config" if column == "task_config" else f'"{column}"' for column in schema.names
         )

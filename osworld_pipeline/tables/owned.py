@@ -1,4 +1,5 @@
-"""The small tables that one asset each owns: a Parquet file under `tables/`, replaced as a whole."""
+"""The small tables that one asset each owns: a Parquet file under `tables/`, replaced as a whole.
+Those of the union are replaced together (builds.py)."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,12 +12,14 @@ from osworld_pipeline.columns import OWNED_TABLES, conform
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.durable import remove_stale_temps, write_parquet
 from osworld_pipeline.errors import TableError
+from osworld_pipeline.tables.builds import table_paths
 
 
 def table_path(state: StateDir, name: str) -> Path:
+    """Where a table is now; of several tables, ask `table_paths` once. Raises TableError."""
     if name not in OWNED_TABLES:
         raise TableError(f"no table named '{name}'; there are: {', '.join(OWNED_TABLES)}")
-    return state.tables / f"{name}.parquet"
+    return table_paths(state)[name]
 
 
 def write_table(state: StateDir, name: str, rows: Sequence[Mapping[str, Any]] | pa.Table) -> Path:
@@ -38,12 +41,16 @@ def write_table(state: StateDir, name: str, rows: Sequence[Mapping[str, Any]] | 
 
 
 def read_table(state: StateDir, name: str) -> pa.Table:
-    """The table, without rows where nobody has written it yet.
+    """The table, without rows where nothing has written it yet.
 
     Raises:
         TableError: no such table, or its file is damaged.
     """
-    path = table_path(state, name)
+    return read_table_file(table_path(state, name), name)
+
+
+def read_table_file(path: Path, name: str) -> pa.Table:
+    """The table of that name in a file, as read_table. Raises TableError."""
     try:
         return conform(pq.read_table(path), OWNED_TABLES[name])
     except FileNotFoundError:

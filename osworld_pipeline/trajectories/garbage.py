@@ -37,6 +37,8 @@ def referenced_images(folders: Iterable[Path]) -> dict[bytes, Path]:
     found: dict[bytes, Path] = {}
     for folder in folders:
         for path in sorted(folder.rglob("*.parquet")):
+            if any(name.startswith(".") for name in path.relative_to(folder).parts):
+                continue  # being written: its images are newer than the grace
             for digest in _images_of(path):
                 found.setdefault(digest, path)
     return found

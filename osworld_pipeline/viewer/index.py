@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import duckdb
@@ -21,6 +22,7 @@ from osworld_pipeline.columns import stored
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import PipelineError, StoreError
 from osworld_pipeline.evaluation.evaluation_names import own_suite_files, own_suites
+from osworld_pipeline.tables.builds import table_paths
 from osworld_pipeline.tables.catalog import first_line
 from osworld_pipeline.viewer.files import StoreFiles, empty_rows, list_files, sql_list
 from osworld_pipeline.viewer.index_sql import (
@@ -133,7 +135,8 @@ class EpisodeIndex:
 
     def _take_in(self) -> None:
         found = {head: list_files(self._state, head) for head in ("episodes", "rollout_groups")}
-        owned = {name: _stamp(self._state.tables / f"{name}.parquet") for name in OWNED}
+        paths = table_paths(self._state)
+        owned = {name: _stamp(paths[name]) for name in OWNED}
         owned |= {str(path): (0, *stamp) for path, stamp in own_suite_files(self._state)}
         if found == self._files and owned == self._owned:
             return
@@ -141,7 +144,7 @@ class EpisodeIndex:
             cursor.execute("BEGIN TRANSACTION")
             try:
                 if owned != self._owned:
-                    self._take_names(cursor)
+                    self._take_names(cursor, paths)
                 for head, files in found.items():
                     self._take_files(cursor, head, files)
                 if owned != self._owned:
@@ -182,14 +185,14 @@ class EpisodeIndex:
         for statement in statements:
             cursor.execute(statement.format(heads=heads, details=details, hidden=hidden, keys=keys, root=str(root)))
 
-    def _take_names(self, cursor: duckdb.DuckDBPyConnection) -> None:
+    def _take_names(self, cursor: duckdb.DuckDBPyConnection, paths: Mapping[str, Path]) -> None:
         """The few columns of the small tables that a list shows, and the tasks of the user's own suites; a table nobody
         has written yet is empty."""
         for name, columns in (
             ("union_tasks", ["task_id", "domain", "instruction"]),
             ("checkpoints", ["checkpoint_id", "stage", "parent_id", "path", "num_updates", "run_ids", "recipe"]),
         ):
-            path = self._state.tables / f"{name}.parquet"
+            path = paths[name]
             cursor.execute(f"DELETE FROM {name}")  # noqa: S608 - our own names
             if path.is_file():
                 present = [column for column in columns if column in pq.read_schema(path).names]

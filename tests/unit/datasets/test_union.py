@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from raw_samples import SOURCES, config, image_bytes, image_text, put_lines, put_table, put_task, record, turn
 
 from osworld_pipeline.datasets.normalize import normalise_messages, num_images
-from osworld_pipeline.datasets.union import STATS_FILE, UnionSummary, build_union_tables
+from osworld_pipeline.datasets.union import UnionSummary, build_union_tables
 from osworld_pipeline.domain.digest import digest_bytes
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import DatasetError, TableError
+from osworld_pipeline.tables.builds import STATS_FILE
 from osworld_pipeline.tables.catalog import rebuild_catalog
-from osworld_pipeline.tables.owned import read_table
+from osworld_pipeline.tables.owned import read_table, table_path
 from osworld_pipeline.tables.query import run_query
 from osworld_pipeline.tables.replay import load_replay_rows
 
@@ -242,7 +243,7 @@ def test_the_tables_can_be_asked_and_the_trainer_reads_the_same_rows(state: Stat
         "content": [{"type": "image"}, {"type": "text", "text": "[Task]\nType x."}],
     }
     assert row.image_sha256s == (digest_bytes(image_bytes(1)), digest_bytes(image_bytes(2)))
-    assert json.loads((state.tables / STATS_FILE).read_text())["union_all_rows"] == 2
+    assert json.loads((table_path(state, "union_tasks").with_name(STATS_FILE)).read_text())["union_all_rows"] == 2
 
 
 def test_the_same_sources_give_the_same_tables(state: StateDir) -> None:

@@ -9,7 +9,8 @@ from raw_samples import config, put_lines, put_task, record
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.recipes import Recipe, load_recipe
 from osworld_pipeline.runs.code_version import code_version
-from osworld_pipeline.runs.union_build import TABLES, ensure_union
+from osworld_pipeline.runs.union_build import ensure_union
+from osworld_pipeline.tables.builds import UNION_TABLES
 from osworld_pipeline.tables.owned import read_table, table_path
 
 RECIPE = load_recipe("smoke")
@@ -31,10 +32,10 @@ def with_prompt(kind: str) -> Recipe:
 def test_unchanged_input_is_not_built_again(state: StateDir) -> None:
     first = ensure_union(state, RECIPE)
     assert (first.is_reused, first.tables["replay_buffer"].num_rows, first.num_rejects) == (False, 1, {"malformed": 1})
-    stamps = {name: table_path(state, name).stat().st_mtime_ns for name in TABLES}
+    stamps = {name: table_path(state, name).stat().st_mtime_ns for name in UNION_TABLES}
     second = ensure_union(state, RECIPE)
     assert second.is_reused
-    assert {name: table_path(state, name).stat().st_mtime_ns for name in TABLES} == stamps
+    assert {name: table_path(state, name).stat().st_mtime_ns for name in UNION_TABLES} == stamps
     assert second.tables == first.tables
     assert second.stats == first.stats
 

@@ -12,7 +12,7 @@ from viewer_samples import BASE, GSPO, SFT, TASKS, checkpoint_row, write_suite
 
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
-from osworld_pipeline.tables.owned import write_table
+from osworld_pipeline.tables.owned import table_path, write_table
 from osworld_pipeline.trajectories import TrajectoryStore
 from osworld_pipeline.trajectories.compaction import compact_parts
 from osworld_pipeline.viewer.index import EpisodeIndex
@@ -123,7 +123,7 @@ def test_instruction_follows_the_table_of_tasks(own_state: StateDir) -> None:
     index = EpisodeIndex(own_state)
     sql = "SELECT count(DISTINCT instruction) FROM facts"
     assert known(index, sql) == [(6,)]
-    path = own_state.tables / "union_tasks.parquet"
+    path = table_path(own_state, "union_tasks")
     task = pq.read_table(path).to_pylist()[0]["task_id"]
     write_table(own_state, "union_tasks", [{"task_id": task, "instruction": "Something else."}])
     os.utime(path)
