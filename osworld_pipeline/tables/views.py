@@ -1,5 +1,9 @@
 """The views over the trajectory parts, as SQL that reads a snapshot's files where its variables are set, and
-whatever the folders hold where they are not (a notebook that opens the catalog by itself)."""
+whatever the folders hold where they are not (a notebook that opens the catalog by itself).
+
+A view holds no path: it reads the folders next to the catalog, wherever a copy or a mount of the state is. In a view,
+DuckDB tells a table function the database's place in one way: the temporary folder that it would make next to the file.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,6 +27,13 @@ from osworld_pipeline.part_files import (
 )
 from osworld_pipeline.tables.lineage import LINEAGE_VIEWS, NAMED_ROWS
 
+_HERE = """CASE
+    WHEN getvariable('osworld_state') IS NOT NULL THEN concat(getvariable('osworld_state'), '/')
+    WHEN regexp_matches(current_setting('temp_directory'), '/[^/]+[.]tmp$')
+        THEN regexp_replace(current_setting('temp_directory'), '[^/]+$', '')
+    ELSE error('open osworld.duckdb as the database, or say where it is: SET VARIABLE osworld_state = its folder')
+END"""
+"""The state folder, with a slash."""
 TASKS = """
 CREATE VIEW tasks AS
 SELECT *, task_id IN (SELECT task_id FROM train_tasks) AS is_train FROM union_tasks
@@ -201,8 +212,8 @@ def _newest(state: StateDir, table: str) -> str:
 
 
 def _scan(state: StateDir, table: str, kind: str, patterns: Sequence[str]) -> str:
-    folder = _folder(state, table).replace("'", "''")
-    globs = ", ".join(f"'{folder}/{pattern}'" for pattern in patterns or (SEED,))
+    folder = f"{state.trajectories.relative_to(state.root)}/{table}"
+    globs = ", ".join(f"{_HERE} || '{folder}/{pattern}'" for pattern in patterns or (SEED,))
     options = "union_by_name = true" + (", filename = true" if kind == "any" else "")
     return f"read_parquet(coalesce(getvariable('osworld_{table}_{kind}'), [{globs}]), {options})"
 
