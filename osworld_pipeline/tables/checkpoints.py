@@ -10,7 +10,7 @@ from osworld_pipeline.domain.replay import TrainedRow
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.durable import locked
 from osworld_pipeline.errors import TableError
-from osworld_pipeline.tables.owned import read_table, table_path, write_table
+from osworld_pipeline.tables.owned import need_known_columns, read_table, table_path, write_table
 
 LOCK_TIMEOUT_S = 60.0
 
@@ -19,6 +19,7 @@ def upsert_checkpoint(state: StateDir, checkpoint: Checkpoint) -> None:
     """Adds a checkpoint, or replaces the row of the same id. Raises TableError, StoreError."""
     lock = table_path(state, "checkpoints").with_suffix(".lock")
     with locked(lock, timeout_s=LOCK_TIMEOUT_S, error=TableError, what="the checkpoints table"):
+        need_known_columns(state, "checkpoints")
         rows = {row["checkpoint_id"]: row for row in read_table(state, "checkpoints").to_pylist()}
         rows[checkpoint.checkpoint_id] = _row(checkpoint)
         write_table(state, "checkpoints", [rows[key] for key in sorted(rows)])

@@ -40,6 +40,22 @@ def write_table(state: StateDir, name: str, rows: Sequence[Mapping[str, Any]] | 
     return path
 
 
+def need_known_columns(state: StateDir, name: str) -> None:
+    """Raises TableError where a newer program wrote columns to a table that a new file of ours would lack."""
+    path = table_path(state, name)
+    try:
+        unknown = sorted(set(pq.read_schema(path).names) - set(OWNED_TABLES[name].names))
+    except FileNotFoundError:
+        return
+    except pa.ArrowException as error:
+        raise TableError(f"{path} is damaged ({error}): remove it and materialize {name} again") from error
+    if unknown:
+        raise TableError(
+            f"{path} has columns that this version does not know ({', '.join(unknown)}), and writing it would lose "
+            "them: use the version that wrote it, or a newer one"
+        )
+
+
 def read_table(state: StateDir, name: str) -> pa.Table:
     """The table, without rows where nothing has written it yet.
 

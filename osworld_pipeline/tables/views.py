@@ -153,7 +153,7 @@ def seed_tables(state: StateDir) -> None:
         schema = stored(table)
         for folder in (state.trajectories / table, state.trajectories / table / COMPACTED):
             path = folder / SEED
-            if not path.is_file() or _columns_of(path) != schema.names:
+            if not set(schema.names) <= set(_columns_of(path)):  # a newer program's has more
                 write_parquet(path, marked(schema.empty_table()))
 
 

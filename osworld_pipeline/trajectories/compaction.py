@@ -7,7 +7,7 @@ a grace period, for the queries that have listed it. A kill leaves files that no
 
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -50,7 +50,7 @@ class CompactionSummary:
     num_rows: int = 0
     """Of the head tables."""
     num_newer: int = 0
-    """Parts left alone because a newer program wrote them."""
+    """Parts left alone because a newer program wrote them, or wrote the compacted file that they replace rows of."""
     num_removed: int = 0
     """Files deleted that an earlier compaction had retired."""
 
@@ -146,13 +146,14 @@ def _compact_table(
 ) -> CompactionSummary:
     manifest = Manifest.read(root)
     files = take_snapshot(root, head)
-    small, num_newer = _small_units(root, head, files)
-    stale = _overridden(root, head, files)
+    newer = {name for name in files.compacted if _is_newer_file(root, head, root / head / COMPACTED / name)}
+    small, num_newer = _small_units(root, head, files, _parts_of(root, head, newer))
+    stale = _overridden(root, head, files) - newer
     if len(small) < max(1, min_parts) and not stale:
         return CompactionSummary(num_newer=num_newer)
     merged = [
         unit
-        for unit in (_compacted_unit(root, head, name) for name in files.compacted)
+        for unit in (_compacted_unit(root, head, name) for name in files.compacted if name not in newer)
         if unit.head.name in stale or unit.num_bytes < target_bytes // 2
     ]
     generation = 1 + manifest.generation
@@ -186,8 +187,9 @@ def _compact_table(
     )
 
 
-def _small_units(root: Path, head: str, files: HeadFiles) -> tuple[list[_Unit], int]:
-    """The small parts in the order of their names, which is nearly that of their rows' ids; and how many are newer."""
+def _small_units(root: Path, head: str, files: HeadFiles, kept: Set[str]) -> tuple[list[_Unit], int]:
+    """The small parts in the order of their names, which is nearly that of their rows' ids; and how many are left
+    alone: those of a newer program, and `kept`, whose files hide older rows in compacted files that cannot change."""
     units: list[_Unit] = []
     num_newer = 0
     for file in files.small:
@@ -197,7 +199,7 @@ def _small_units(root: Path, head: str, files: HeadFiles) -> tuple[list[_Unit], 
             detail = details_path(root, head, file, read_part_table(path, head, columns=["part_digest"]))
         elif (table := DETAIL_OF[head]) is not None:
             detail = root / table / file.name
-        if any(is_newer(_metadata(found)) for found in (path, detail) if found is not None):
+        if file.part in kept or any(_is_newer(*found) for found in ((path, head), (detail, DETAIL_OF[head]))):
             num_newer += 1
             continue
         num_bytes = path.stat().st_size + (detail.stat().st_size if detail else 0)
@@ -205,9 +207,29 @@ def _small_units(root: Path, head: str, files: HeadFiles) -> tuple[list[_Unit], 
     return units, num_newer
 
 
-def _metadata(path: Path) -> Mapping[bytes, bytes] | None:
+def _is_newer_file(root: Path, head: str, path: Path) -> bool:
+    """Of a compacted head and its details."""
+    detail = next(_detail_files(root, head, path), None)
+    return any(_is_newer(*found) for found in ((path, head), (detail, DETAIL_OF[head])))
+
+
+def _parts_of(root: Path, head: str, names: Iterable[str]) -> Set[str]:
+    """The parts that compacted files hold rows of."""
+    parts: set[str] = set()
+    for name in names:
+        rows = read_part_table(root / head / COMPACTED / name, head, columns=["part"])
+        parts.update(rows["part"].unique().to_pylist())
+    return parts
+
+
+def _is_newer(path: Path | None, table: str | None) -> bool:
+    """Whether to rewrite a file would lose what this program does not know: it names a newer schema, or has columns
+    that ours has not."""
+    if path is None or table is None:
+        return False
     try:
-        return pq.read_metadata(path).metadata
+        found = pq.read_schema(path)
+        return is_newer(found.metadata) or not set(found.names) <= set(stored(table).names)
     except FileNotFoundError as error:
         raise StoreError(f"{path} is gone: restore it from a copy, or run its stage again") from error
     except (pa.ArrowException, OSError) as error:

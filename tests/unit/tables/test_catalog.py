@@ -25,7 +25,7 @@ from osworld_pipeline.errors import TableError
 from osworld_pipeline.tables.catalog import fresh_views, one_snapshot, rebuild_catalog
 from osworld_pipeline.tables.checkpoints import find_checkpoint, read_checkpoints, upsert_checkpoint
 from osworld_pipeline.tables.examples import BEST_EPISODE_SCREENSHOTS, INJECTED_REPLAY_ROWS, SUCCESS_BY_CHECKPOINT
-from osworld_pipeline.tables.owned import read_table, write_table
+from osworld_pipeline.tables.owned import read_table, table_path, write_table
 from osworld_pipeline.tables.query import run_query
 from osworld_pipeline.trajectories import TrajectoryStore
 
@@ -237,6 +237,15 @@ def test_a_checkpoint_written_twice_is_one_row(state: StateDir) -> None:
     assert read_checkpoints(state) == [checkpoint("base-1", Stage.BASE), newer]
     assert find_checkpoint(state, "sft-1") == newer
     assert find_checkpoint(state, "nobody") is None
+
+
+def test_a_checkpoint_is_not_added_to_a_table_of_a_newer_program(state: StateDir) -> None:
+    upsert_checkpoint(state, checkpoint("base-1", Stage.BASE))
+    table = read_table(state, "checkpoints")
+    write_parquet(table_path(state, "checkpoints"), table.append_column("of_tomorrow", [[1]]))
+    with pytest.raises(TableError, match=r"columns that this version does not know \(of_tomorrow\)"):
+        upsert_checkpoint(state, checkpoint("sft-1", Stage.SFT))
+    assert len(read_checkpoints(state)) == 1
 
 
 def test_checkpoints_written_by_many_at_once_are_all_kept(state: StateDir) -> None:

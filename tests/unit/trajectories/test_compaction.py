@@ -201,6 +201,42 @@ def test_a_part_of_a_newer_program_reads_and_is_left_alone(state: StateDir, stor
     assert len(store.read_episodes("p1")) == 3
 
 
+def as_of_tomorrow(path: Path, *, is_version_told: bool = True) -> None:
+    """As a newer program writes: a column more, and mostly a newer version of the schema."""
+    table = pq.ParquetFile(path).read()
+    table = table.append_column("of_tomorrow", pa.array([1] * table.num_rows, pa.int32()))
+    version = str(SCHEMA_VERSION + is_version_told).encode()
+    write_parquet(path, table.replace_schema_metadata({SCHEMA_KEY: version}))
+
+
+@pytest.mark.parametrize("is_version_told", [True, False])
+@pytest.mark.parametrize("table", ["episodes", "steps"])
+def test_a_compacted_file_of_a_newer_program_keeps_its_columns(
+    state: StateDir, store: TrajectoryStore, table: str, is_version_told: bool
+) -> None:
+    compact_store(state, min_parts=2, retired_grace_s=0)
+    (name,) = take_snapshot(state.trajectories, "episodes").compacted
+    path = state.trajectories / table / COMPACTED / name
+    as_of_tomorrow(path, is_version_told=is_version_told)
+    before = path.read_bytes()
+    store.write_episodes("p1", [make_episode("p1-e0", num_steps=5)])
+    store.write_episodes("p9", [make_episode("p9-e0")])
+    summary = compact_store(state, min_parts=1, retired_grace_s=0)
+    assert (summary.num_parts, summary.num_merged, summary.num_newer) == (1, 0, 1)
+    for _ in range(2):
+        assert counts(state) == (11, 11, 25)
+        compact_store(state, min_parts=1, retired_grace_s=0)
+        collect_garbage(state, retired_grace_s=0, grace_s=-1)
+    assert path.read_bytes() == before
+
+
+def test_a_small_part_with_a_column_of_its_own_is_left_alone(state: StateDir, store: TrajectoryStore) -> None:
+    (steps,) = (state.trajectories / "steps").glob("p1~*.parquet")
+    as_of_tomorrow(steps, is_version_told=False)
+    assert compact_store(state, min_parts=2).num_newer == 1
+    assert counts(state) == (12, 12, 24)
+
+
 def test_every_file_says_its_schema_version(state: StateDir, store: TrajectoryStore) -> None:
     compact_store(state, min_parts=2)
     for path in state.trajectories.rglob("*.parquet"):
