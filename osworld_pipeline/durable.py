@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from osworld_pipeline.errors import PipelineError, StoreError
+from osworld_pipeline.file_system import explain_lock
 from osworld_pipeline.temp_names import is_stale, temp_name
 
 
@@ -80,11 +81,12 @@ def remove_stale_temps(folder: Path) -> int:
     removed = 0
     for path in folder.glob(".*.tmp*"):
         if is_stale(path):
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
-            removed += 1
+            with suppress(OSError):  # read-only, or in use on NFS: it is left for a later writer
+                if path.is_dir():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink(missing_ok=True)
+                removed += 1
     return removed
 
 
@@ -117,6 +119,8 @@ def locked(
                         "wait for it or stop it, then try again"
                     ) from None
                 time.sleep(0.02)
+            except OSError as failure:
+                raise StoreError(explain_lock(path, failure)) from failure
         if not is_shared:
             handle.truncate(0)
             handle.write(str(os.getpid()))
@@ -136,6 +140,8 @@ def explain_refusal(path: Path, error: OSError) -> str:
     """One sentence: what could not be written, and the way out."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"no disk space left to write {path}: free some space there and run again; nothing half-written is left"
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+    if error.errno == errno.EROFS:
+        return f"the file system of {path} is read-only: choose a state folder that can be written"
+    if error.errno in (errno.EACCES, errno.EPERM):
         return f"no permission to write {path}: make the folder writable for this user, or choose another state folder"
     return f"cannot write {path}: {error.strerror or error}; mend that and run again, nothing half-written is left"

@@ -199,6 +199,7 @@ def list_names(folder: Path) -> list[str]:
     """Names of the files in a folder, in no order; none where there is no folder."""
     try:
         with os.scandir(folder) as entries:
-            return [entry.name for entry in entries if entry.is_file()]
+            # Hidden ones are temporary, or what NFS keeps of an open file that was removed.
+            return [entry.name for entry in entries if entry.is_file() and not entry.name.startswith(".")]
     except FileNotFoundError:
         return []

@@ -6,6 +6,7 @@ import dagster as dg
 from pydantic import Field
 
 from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.file_system import need_file_system
 from osworld_pipeline.recipes import Recipe, load_recipe
 
 
@@ -15,7 +16,11 @@ class StateResource(dg.ConfigurableResource):
     path: str = Field(default="var", description="Folder of all state; relative to the repository root.")
 
     def dir(self) -> StateDir:
-        return StateDir(Path(self.path).resolve())
+        """Raises StoreError where the folder is there and its file system cannot hold a state."""
+        state = StateDir(Path(self.path).resolve())
+        if state.root.is_dir():
+            need_file_system(state.root)
+        return state
 
 
 class RecipeResource(dg.ConfigurableResource):

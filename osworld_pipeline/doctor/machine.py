@@ -10,7 +10,8 @@ from pathlib import Path
 from osworld_pipeline.doctor.programs import ask
 from osworld_pipeline.domain.finding import Finding, Status
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.errors import DependencyError
+from osworld_pipeline.errors import DependencyError, StoreError
+from osworld_pipeline.file_system import local_locks, need_file_system
 
 GB = 1e9
 MIN_FREE_BYTES = 1_000_000_000
@@ -65,6 +66,24 @@ def check_disk(name: str, state: StateDir) -> Finding:
     if free < EASY_FREE_BYTES:
         return Finding(name=name, status=Status.WARN, message=f"only {text}", remedy=remedy)
     return Finding(name=name, status=Status.OK, message=text)
+
+
+def check_file_system(name: str, state: StateDir) -> Finding:
+    """Writes, locks and renames a file where the state lies, or will."""
+    folder = next(path for path in (state.root, *state.root.parents) if path.exists())
+    try:
+        need_file_system(folder)
+    except StoreError as error:
+        message, _, remedy = str(error).rpartition(": ")
+        return Finding(name=name, status=Status.MISSING, message=message, remedy=remedy)
+    if option := local_locks(folder):
+        return Finding(
+            name=name,
+            status=Status.WARN,
+            message=f"{folder} is mounted with {option}: its locks keep out processes of this host alone",
+            remedy=f"mount it without {option} where several hosts share the state",
+        )
+    return Finding(name=name, status=Status.OK, message=f"{folder} has locks, and renames over files")
 
 
 def check_open_files(name: str) -> Finding:

@@ -9,6 +9,7 @@ from osworld_pipeline.doctor.checkup import Check, one
 from osworld_pipeline.doctor.machine import (
     TORCH_LIMIT_S,
     check_disk,
+    check_file_system,
     check_gpu,
     check_memory,
     check_open_files,
@@ -50,7 +51,7 @@ class Role:
 
 _HOST = ("python", "memory", "open-files")
 _LOCAL = ("local-packages", "local-desktop", "local-bounds", "local-extras")
-_STATE = ("disk", "catalog", "mlflow-database", "adapters", "locks")
+_STATE = ("disk", "file-system", "catalog", "mlflow-database", "adapters", "locks")
 _DAGSTER = ("dagster-home", "dagster-instance", "dagster-daemon")
 
 ROLES: Mapping[str, Role] = {
@@ -68,7 +69,8 @@ ROLES: Mapping[str, Role] = {
         (*_HOST, "packages-server", "desktop-env", "docker", "disk", "port-8100"),
     ),
     "trainer": Role(
-        "training", (*_HOST, "packages-train", "packages-lora", "gpu", "torch", "disk", "adapters", "locks")
+        "training",
+        (*_HOST, "packages-train", "packages-lora", "gpu", "torch", "disk", "file-system", "adapters", "locks"),
     ),
     "dagster": Role("Dagster's UI and daemon", (*_HOST, "packages-pipeline", *_DAGSTER, *_STATE, "port-3000")),
     "postgres": Role("Dagster's instance in Postgres", ("python", "packages-pipeline", "packages-postgres", *_DAGSTER)),
@@ -85,6 +87,7 @@ def make_checks(place: Place) -> list[Check]:
         Check(names=DESKTOP_CHECKS, look=partial(check_desktops, place), limit_s=DESKTOPS_LIMIT_S + SPARE_S),
         one("memory", check_memory),
         one("disk", check_disk, place.state),
+        one("file-system", check_file_system, place.state),
         one("open-files", check_open_files),
         one("gpu", check_gpu, limit_s=10.0),
         one("torch", check_torch, limit_s=TORCH_LIMIT_S + SPARE_S),

@@ -1,0 +1,96 @@
+"""Whether the file system of a state folder keeps the rules that the store rests on: whole writes by rename, and locks
+that keep other processes out."""
+
+import errno
+import fcntl
+import os
+from functools import lru_cache
+from pathlib import Path
+
+from osworld_pipeline.errors import StoreError
+from osworld_pipeline.temp_names import temp_name
+
+NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+"""What `flock` says where there are no locks."""
+_OCTAL = {"\\040": " ", "\\011": "\t", "\\012": "\n", "\\134": "\\"}
+
+
+@lru_cache(maxsize=64)
+def need_file_system(folder: Path) -> None:
+    """Returns where a state can be written in `folder`; asked once a process.
+
+    Raises:
+        StoreError: it is read-only, or has no locks or no rename over a file.
+    """
+    temp, target = folder / temp_name(), folder / temp_name()
+    try:
+        with temp.open("wb") as first, temp.open("rb") as second:
+            _need_lock(folder, first.fileno(), second.fileno())
+        target.touch()
+        os.replace(temp, target)
+    except OSError as error:
+        raise StoreError(_explain(folder, error)) from error
+    finally:
+        for path in (temp, target):
+            _remove(path)
+
+
+def local_locks(folder: Path, mounts: Path = Path("/proc/self/mounts")) -> str:
+    """The mount's option by which locks on `folder` hold on this host alone; empty where there is none."""
+    try:
+        rows = [line.split() for line in mounts.read_text().splitlines()]
+    except OSError:
+        return ""
+    folder = folder.resolve()
+    found = [(Path(_plain(row[1])), row[2], row[3].split(",")) for row in rows if len(row) >= 4]
+    of_folder = [entry for entry in found if folder.is_relative_to(entry[0])]
+    if not of_folder:
+        return ""
+    _, kind, options = max(reversed(of_folder), key=lambda entry: len(entry[0].parts))
+    told = ("nolock", "local_lock=all", "local_lock=flock", "localflocks", "nobrl")
+    return next((name for name in told if name in options), "") if kind not in ("ext4", "xfs", "tmpfs") else ""
+
+
+def explain_lock(path: Path, error: OSError) -> str:
+    """One sentence on a lock that failed for another reason than its holder."""
+    if error.errno in NO_LOCKS:
+        return (
+            f"the file system of {path} has no locks (flock: {error.strerror}): keep the state on a local disk, or on "
+            "NFS 4 without the options nolock and local_lock"
+        )
+    return f"cannot lock {path}: {error.strerror or error}; mend that and run again"
+
+
+def _need_lock(folder: Path, first: int, second: int) -> None:
+    try:
+        fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise StoreError(explain_lock(folder, error)) from error
+    try:
+        fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return
+    raise StoreError(
+        f"the file system of {folder} gives one lock to two at once: keep the state on a local disk, or on NFS 4"
+    )
+
+
+def _explain(folder: Path, error: OSError) -> str:
+    if error.errno == errno.EROFS:
+        return f"the file system of {folder} is read-only: query it there, and run the pipeline on a folder of your own"
+    if isinstance(error, PermissionError):
+        return f"{folder} cannot be written by this user: make it writable, or choose another state folder"
+    return f"{folder} cannot hold a state ({error.strerror or error}): choose a folder on another file system"
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:
+        return  # it could not be made, or goes as a stale temporary file
+
+
+def _plain(name: str) -> str:
+    for code, character in _OCTAL.items():
+        name = name.replace(code, character)
+    return name

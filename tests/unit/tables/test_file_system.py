@@ -1,0 +1,100 @@
+"""File systems without locks, read-only, or with locks of one host: one sentence each."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from episode_samples import make_episode
+
+from osworld_pipeline.doctor.machine import check_file_system
+from osworld_pipeline.domain.finding import Status
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.file_system import local_locks, need_file_system
+from osworld_pipeline.tables.catalog import rebuild_catalog
+from osworld_pipeline.trajectories import TrajectoryStore
+
+NO_FLOCK = """
+import ctypes, errno, platform, struct, sys
+number = {"x86_64": 73, "aarch64": 32}[platform.machine()]
+# Load the call's number; where it is flock return ENOLCK, else allow.
+rules = ((0x20, 0, 0, 0), (0x15, 0, 1, number), (0x06, 0, 0, 0x00050000 | errno.ENOLCK), (0x06, 0, 0, 0x7FFF0000))
+program = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *rule) for rule in rules))
+class Filter(ctypes.Structure):
+    _fields_ = [("len", ctypes.c_ushort), ("filter", ctypes.c_void_p)]
+libc = ctypes.CDLL(None, use_errno=True)
+libc.prctl(38, 1, 0, 0, 0)
+filter = Filter(len(rules), ctypes.addressof(program))
+assert libc.prctl(22, 2, ctypes.byref(filter)) == 0
+"""
+ACT = """
+from pathlib import Path
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.errors import PipelineError
+from osworld_pipeline.doctor.machine import check_file_system
+from osworld_pipeline.tables.catalog import rebuild_catalog
+from osworld_pipeline.tables.query import run_query
+from osworld_pipeline.trajectories import TrajectoryStore
+state = StateDir(Path(sys.argv[1]))
+def attempt(name, act):
+    try:
+        print(name, act())
+    except PipelineError as error:
+        print(name, error)
+attempt("doctor:", lambda: check_file_system("file-system", state).message)
+attempt("rebuild:", lambda: rebuild_catalog(state))
+attempt("query:", lambda: run_query(state, "SELECT count(*) FROM episodes").rows)
+attempt("read:", lambda: len(TrajectoryStore(state).existing_parts()))
+"""
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> StateDir:
+    state = StateDir(tmp_path / "state")
+    TrajectoryStore(state).write_episodes("a", [make_episode("a")])
+    rebuild_catalog(state)
+    return state
+
+
+def run(command: list[str]) -> dict[str, str]:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return {name: rest for name, _, rest in (line.partition(": ") for line in done.stdout.splitlines())}
+
+
+def test_a_file_system_without_locks_is_one_sentence_wherever_a_lock_is_wanted(state: StateDir) -> None:
+    said = run([sys.executable, "-c", f"{NO_FLOCK}{ACT}", str(state.root)])
+    assert said["doctor"].startswith(f"the file system of {state.root} has no locks (flock")
+    assert "has no locks (flock: No locks available): keep the state on a local disk" in said["rebuild"]
+    assert (said["query"], said["read"]) == ("[(1,)]", "1")
+
+
+def test_a_read_only_state_is_read_and_refuses_writes_in_one_sentence(state: StateDir) -> None:
+    unshare = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
+    mount = 'mount --bind "$1" "$1" && mount -o remount,bind,ro "$1" && shift && exec "$@"'
+    if subprocess.run([*unshare, mount, "sh", state.root, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this user may make no mount namespace")
+    said = run([*unshare, mount, "sh", str(state.root), sys.executable, "-c", f"import sys{ACT}", str(state.root)])
+    assert said["doctor"] == f"the file system of {state.root} is read-only"
+    assert said["rebuild"].endswith("catalog.lock is read-only: choose a state folder that can be written")
+    assert (said["query"], said["read"]) == ("[(1,)]", "1")
+
+
+def test_a_good_file_system_passes_and_nothing_is_left(tmp_path: Path) -> None:
+    need_file_system(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    assert check_file_system("file-system", StateDir(tmp_path / "not" / "yet")).status in (Status.OK, Status.WARN)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [("rw,vers=3,nolock", "nolock"), ("rw,vers=4.2,local_lock=flock", "local_lock=flock"), ("rw,local_lock=none", "")],
+)
+def test_locks_of_one_host_are_told_by_the_mount(tmp_path: Path, options: str, told: str) -> None:
+    folder = tmp_path / "a b" / "state"
+    folder.mkdir(parents=True)
+    mounts = tmp_path / "mounts"
+    name = str(folder.parent).replace(" ", "\\040")
+    mounts.write_text(f"/dev/vda / ext4 rw,nolock 0 0\nserver:/x {name} nfs4 {options} 0 0\n")
+    assert local_locks(folder, mounts) == told
+    assert local_locks(tmp_path, mounts) == ""
