@@ -44,7 +44,7 @@ test-faults: setup-test ## training, a backfill and the demo while what they res
 	@OSWORLD_CHAOS_KILLS=$(or $(KILLS),12) $(BIN)/pytest -s tests/integration/test_training_faults.py tests/integration/test_backfill_kills.py tests/integration/test_demo_kills.py
 
 fuzz: setup-python ## search every parser of foreign bytes for inputs that break it; SECONDS=600 for each, two at once
-	@$(BIN)/uv pip install --quiet --require-hashes -r scripts/fuzz.txt
+	@$(BIN)/uv pip install --quiet --only-binary :all: --require-hashes -r scripts/fuzz.txt
 	@PYTHONPATH=tests $(BIN)/python -m fuzz --seconds $(or $(SECONDS),60)
 
 test-windows: setup-test ## a machine brought up as a Windows image is, and Windows programs by Wine (100 MB to download)

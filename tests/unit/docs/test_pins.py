@@ -46,7 +46,7 @@ def test_no_list_names_where_packages_come_from(path: Path) -> None:
 
 def test_every_installation_is_checked_against_a_hashed_list() -> None:
     hashed = {"--require-hashes", "--verify-hashes", "--constraint constraints.txt"}
-    for script in sorted((ROOT / "scripts").glob("setup*")):
+    for script in (*sorted((ROOT / "scripts").glob("setup*")), ROOT / "Makefile"):
         commands = re.findall(r"pip (?:install|sync) .*", script.read_text().replace("\\\n", ""))
         for command in commands:
             assert any(option in command for option in hashed), f"{script.name}: {command}"
