@@ -124,13 +124,15 @@ class GraderSandbox:
                 ours, doors = await _open(launched)
             except OSError as again:
                 raise self._unloadable(launched) from again
-        reader, writer = await asyncio.open_connection(sock=ours)
         try:
-            yield SandboxedGrader(reader, writer, doors)
+            reader, writer = await _stream(ours)
+            try:
+                yield SandboxedGrader(reader, writer, doors)
+            finally:
+                await asyncio.shield(asyncio.ensure_future(_end_grader(reader, writer)))
         finally:
             for door in doors.values():
                 door.close()
-            await asyncio.shield(asyncio.ensure_future(_end_grader(reader, writer)))
 
     async def close(self) -> None:
         """Ends the sandbox and all that is in it. Idempotent."""
@@ -299,6 +301,14 @@ async def _open(launched: _Launched) -> tuple[socket.socket, dict[str, socket.so
         raise
     launched.has_loaded = True
     return ours, doors
+
+
+async def _stream(connection: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    try:
+        return await asyncio.open_connection(sock=connection)
+    except BaseException:
+        connection.close()
+        raise
 
 
 async def _receive_doors(connection: socket.socket) -> dict[str, socket.socket]:

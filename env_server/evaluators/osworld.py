@@ -125,7 +125,7 @@ class _Processes(Protocol):
     def process(
         self, guest: GuestClient, *, name: str, with_ports: bool
     ) -> AbstractAsyncContextManager[Process, bool | None]:
-        """It has ended with everything it started when the block is left, whatever it is doing."""
+        """It has ended with everything it started when the block is left, by a cancellation too."""
         ...
 
     async def close(self) -> None: ...

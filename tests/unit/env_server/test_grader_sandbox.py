@@ -1,6 +1,7 @@
 """What OSWorld's graders may take and reach, over a small desktop-env of the tests' own."""
 
 import asyncio
+import gc
 import http.server
 import os
 import shutil
@@ -22,7 +23,7 @@ from desktop_env_doubles import FAKE, fake_install, task_of
 
 from env_server.download import Downloader
 from env_server.evaluators import grader_sandbox
-from env_server.evaluators.grader_sandbox import GraderLimits, GraderSandbox
+from env_server.evaluators.grader_sandbox import DOORS, GraderLimits, GraderSandbox
 from env_server.evaluators.osworld import OSWorldGraders
 from env_server.evaluators.result_file import EpisodeCache
 from env_server.guest_client import GuestClient
@@ -39,7 +40,7 @@ ALLOWED, REFUSED = "http://allowed.example/gold.txt", "http://refused.example/go
 
 
 class _Guest(http.server.BaseHTTPRequestHandler):
-    """It says Linux, whatever it is asked."""
+    """It says Linux to every request."""
 
     calls: list[str]
 
@@ -194,6 +195,31 @@ async def test_desktop_env_below_tmp_is_found(guest: GuestClient) -> None:
             assert await grade(graders, guest, "leave", wanted=[f"{folder}/fake"]) == 1.0
         finally:
             await graders.close()
+
+
+async def test_a_grading_that_is_cancelled_while_its_grader_comes_up_leaves_no_socket(
+    graders: OSWorldGraders, guest: GuestClient
+) -> None:
+    assert await grade(graders, guest) == 1.0
+    sockets = _num_sockets()
+    grading = asyncio.create_task(grade(graders, guest))
+    async with asyncio.timeout(10):
+        while _num_sockets() < sockets + 1 + len(DOORS):  # noqa: ASYNC110 - at the first step after they came
+            await asyncio.sleep(0)
+    grading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await grading
+    del grading
+    gc.collect()  # a socket that was not closed is a warning, which fails the test
+    assert _num_sockets() == sockets
+
+
+def _num_sockets() -> int:
+    links = []
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            links.append(os.readlink(f"/proc/self/fd/{name}"))
+    return sum(link.startswith("socket:") for link in links)
 
 
 async def test_a_sandbox_that_was_killed_is_made_again(graders: OSWorldGraders, guest: GuestClient) -> None:
