@@ -82,7 +82,7 @@ def write_union_artefacts(
             configs.read(source, places[source.name])
         task_ids = counts.task_ids | configs.task_ids | set(configs.tree if with_tree_tasks else ())
         tasks = join_tasks(task_ids, configs, counts.replay_ids, is_artefact=True)
-        rejects.add([*configs.rejects, *tasks.rejects])
+        rejects.add([*configs.rejects, *configs.shadowed, *tasks.rejects])
         rejects.close()
         for name, rows in ((ALL_FILE, tasks.rows), (TRAIN_FILE, tasks.train)):
             files[name].write(_table(rows))

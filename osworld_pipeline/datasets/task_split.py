@@ -49,7 +49,7 @@ def split_tasks(
     osworld_path: Path, *, domains: Sequence[str] = (), test_ratio: float = 0.2, seed: int = 42
 ) -> TaskSplit:
     """Reads the tasks of the named domains, or of all. A domain is a folder of task files, named by its path below the
-    examples (`chrome`, `Windows/ppt`); a folder of domains stands for all of them. Of two files with one id the one
+    examples (`chrome`, `Windows/ppt`); a folder of domains stands for all of them. Of two files of a domain with one id the one
     nearer to the top stays, then the one named by the id, then the first by path.
 
     Raises:
@@ -68,21 +68,21 @@ def split_tasks(
             rejects.append(TaskReject(path=path.relative_to(root).as_posix(), reason=str(error)))
         else:
             found.append((path.stem != task.task_id, path, task))
-    tasks: dict[str, Task] = {}
-    paths: dict[str, str] = {}
+    tasks: dict[tuple[str, str], Task] = {}
+    paths: dict[tuple[str, str], str] = {}
     for _, path, task in sorted(found, key=lambda item: (len(item[1].parts), item[0], item[1].as_posix())):
-        name = path.relative_to(root).as_posix()
-        if task.task_id in tasks:
-            reason = f"the id stands already in {paths[task.task_id]}"
+        name, identity = path.relative_to(root).as_posix(), (task.domain, task.task_id)
+        if identity in tasks:
+            reason = f"the id stands already in {paths[identity]}"
             rejects.append(TaskReject(path=name, reason=reason, task_id=task.task_id))
             continue
-        tasks[task.task_id], paths[task.task_id] = task, name
+        tasks[identity], paths[identity] = task, name
     if not tasks:
         raise DatasetError(
             f"none of the {len(rejects)} files in {root} is a task that can be run; is it an OSWorld tree?"
         )
     ordered = sorted(tasks.values(), key=lambda task: (task.domain, task.task_id))
-    is_test = {task_id: is_test_task(task_id, test_ratio=test_ratio, seed=seed) for task_id in tasks}
+    is_test = {task_id: is_test_task(task_id, test_ratio=test_ratio, seed=seed) for _, task_id in tasks}
     return TaskSplit(
         train=tuple(task for task in ordered if not is_test[task.task_id]),
         test=tuple(task for task in ordered if is_test[task.task_id]),

@@ -4,7 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from osworld_pipeline.datasets.raw import RawTask, Reject, read_tasks_at
@@ -22,15 +22,20 @@ _WINDOWS_PATHS = ("C:\\\\", "C:/", "\\\\Users\\\\")
 
 @dataclass(kw_only=True)
 class TaskConfigs:
-    """Configs by base id. Of several distill configs the first wins, of several files of the tree the last."""
+    """Configs by base id. Of several distill configs the first wins, of several files of the tree the last; the others
+    are `twins`, tasks of their own where their domain is another."""
 
     distill: dict[str, RawTask] = field(default_factory=dict)
     tree: dict[str, RawTask] = field(default_factory=dict)
+    twins: dict[str, dict[str, RawTask]] = field(default_factory=dict)
+    """By base id, then by folder: all files of the tree whose id several folders have."""
     imported: dict[str, RawTask] = field(default_factory=dict)
     task_ids: set[str] = field(default_factory=set)
     """Seen in a source of tasks other than the tree."""
     num_records: Counter[str] = field(default_factory=Counter)
     rejects: list[Reject] = field(default_factory=list)
+    shadowed: list[Reject] = field(default_factory=list)
+    """Files of the tree whose id a later file of another domain has: artefacts know tasks by their ids alone."""
 
     def read(self, source: Source, path: Path, *, is_import: bool = False) -> None:
         """Takes in one source; rejects are kept in `rejects`."""
@@ -50,11 +55,15 @@ class TaskConfigs:
 
     def _put_tree_task(self, item: RawTask) -> None:
         earlier = self.tree.get(item.base_id)
+        if earlier is not None and earlier.domain != item.domain:
+            self.twins.setdefault(item.base_id, {earlier.domain: earlier})
+        if item.base_id in self.twins:
+            self.twins[item.base_id][item.domain] = item
         if earlier is not None:
             same = "with the same content" if earlier.config == item.config else "with another content"
-            self.rejects.append(
-                _reject(earlier, "duplicate_task", f"{item.path} has the same id, {same}, and stands later in order")
-            )
+            reason = f"{item.path} has the same id, {same}, and stands later in order"
+            rejects = self.rejects if earlier.domain == item.domain else self.shadowed
+            rejects.append(_reject(earlier, "duplicate_task", reason))
         self.tree[item.base_id] = item
 
     def chosen(self, task_id: str) -> tuple[RawTask | None, str]:
@@ -76,12 +85,29 @@ class UnionTasks:
 
 def join_tasks(task_ids: Iterable[str], configs: TaskConfigs, replay_ids: set[str], *, is_artefact: bool) -> UnionTasks:
     """The rows by task id. An artefact's `task_config` keeps the config's own order of keys and takes in a config
-    without an evaluator, as Slime-OSWorld does; the table's is canonical, and its training tasks can all be scored."""
+    without an evaluator, as Slime-OSWorld does; the table's is canonical, and its training tasks can all be scored.
+
+    The table has a row for each domain of an id. Demonstrations name the id alone, so such a task is trained on only
+    where a source of configs says which one is meant, or all others are Windows tasks."""
     union = UnionTasks()
     for task_id in sorted(task_ids):
         task, source = configs.chosen(task_id)
+        twins = {} if is_artefact else configs.twins.get(task_id, {})
+        meant = [twin for twin in twins.values() if not _is_for_windows(twin)] if source == "osworld_repo" else []
+        task = meant[0] if meant else task
         row, config = _row(task_id, task, source, configs, is_artefact=is_artefact)
-        union.rows.append(row)
+        others = [
+            _row(task_id, twin, "osworld_repo", configs, is_artefact=False)[0]
+            for domain, twin in twins.items()
+            if domain != row["domain"]
+        ]
+        union.rows += sorted([row, *others], key=lambda one: one["domain"])
+        if task is not None and len(meant) > 1:
+            if task_id in replay_ids:
+                domains = ", ".join(sorted(twin.domain for twin in meant))
+                reason = f"not trained on: {domains} have a task of this id each, and demonstrations name the id alone"
+                union.rejects.append(_reject(task, "duplicate_task", reason))
+            continue
         if task is None or config is None:
             continue
         problem = _problem(config)
@@ -104,7 +130,7 @@ def _row(
     row = {
         "task_id": task_id,
         "prompt": task_id,
-        "domain": config_domain if is_artefact else _domain(task_id, config_domain, configs),
+        "domain": config_domain if is_artefact else _domain(task_id, task, config_domain, configs),
         "instruction": instruction if isinstance(instruction, str) else task.instruction if task else "",
         "task_config": text,
         "task_config_source": source,
@@ -122,6 +148,11 @@ def is_windows(config: Mapping[str, Any]) -> bool:
     return any(path in text for path in _WINDOWS_PATHS)
 
 
+def _is_for_windows(task: RawTask) -> bool:
+    """Of a file of the tree: by its folder, or by its config."""
+    return "Windows" in PurePosixPath(task.path).parts or is_windows(task.config or {})
+
+
 def _ordered_json(config: Mapping[str, Any]) -> str:
     return json.dumps(config, ensure_ascii=False)
 
@@ -133,11 +164,14 @@ def _config_domain(config: Mapping[str, Any]) -> str:
     return next((name for name in (config.get("domain"), first_app) if isinstance(name, str) and name), "")
 
 
-def _domain(task_id: str, config_domain: str, configs: TaskConfigs) -> str:
-    """The better of what is known: the config's own word, the source's, OSWorld's folder, the first related app."""
-    task, _ = configs.chosen(task_id)
+def _domain(task_id: str, task: RawTask | None, config_domain: str, configs: TaskConfigs) -> str:
+    """The better of what is known: the config's own word, the source's, OSWorld's folder, the first related app. Of an
+    id that several folders have only the folder tells them apart."""
+    twins = configs.twins.get(task_id, {})
+    if task is not None and twins.get(task.domain) is task:
+        return task.domain
     own = task.config.get("domain") if task is not None and task.config is not None else None
-    in_tree = configs.tree.get(task_id)
+    in_tree = None if twins else configs.tree.get(task_id)
     candidates = (own, task.domain if task else "", in_tree.domain if in_tree and task else "", config_domain)
     return next((name for name in candidates if isinstance(name, str) and name), "")
 

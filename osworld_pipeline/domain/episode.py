@@ -156,6 +156,8 @@ class Episode:
     attempt: int = 0
     earlier_faults: tuple[str, ...] = ()
     """How the attempts before this one ended, one sentence each, the replica named."""
+    domain: str = ""
+    """Of the task: two tasks of different domains may have one id. Empty where nobody said."""
     stage: str = ""
     """Of `checkpoint_id`, a Stage; empty where it is no checkpoint of ours."""
     weights_id: str = ""

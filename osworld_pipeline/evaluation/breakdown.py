@@ -101,7 +101,7 @@ def compare_tasks(
     changes.sort(key=lambda change: -abs(change.difference))
     gains = tuple(change for change in changes if change.difference > 0)
     regressions = tuple(change for change in changes if change.difference < 0)
-    seen = {row.task_id for row in (*before, *after)}
+    seen = {row.task for row in (*before, *after)}
     return TaskChanges(
         gains=gains,
         regressions=regressions,

@@ -175,7 +175,7 @@ def family_changes(before: Sequence[EvalRow], after: Sequence[EvalRow]) -> tuple
     """Over the tasks that both have a valid sample of."""
     left, right = successes_by_task(before), successes_by_task(after)
     families: dict[str, list[str]] = {}
-    for task_id, family in {row.task_id: family_of(row) for row in (*before, *after)}.items():
+    for task_id, family in {row.task: family_of(row) for row in (*before, *after)}.items():
         if task_id in left and task_id in right:
             families.setdefault(family, []).append(task_id)
     found = [

@@ -111,7 +111,7 @@ def render_report(
             **settings_facts(rows),
         },
         confidence=confidence,
-        num_tasks=len({row.task_id for row in rows}),
+        num_tasks=len({row.task for row in rows}),
     )
 
 

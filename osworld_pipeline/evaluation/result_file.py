@@ -24,11 +24,16 @@ def result_document(
 
     `success_rate` is over the valid episodes, None without one; a fault's `success` is None.
     """
-    order = {task.task_id: index for index, task in enumerate(suite.tasks)}
-    in_order = sorted(episodes, key=lambda episode: (order[episode.task_id], episode.seed))
+    order = {(task.domain, task.task_id): index for index, task in enumerate(suite.tasks)}
+    by_id = {task_id: index for (_, task_id), index in order.items()}
+
+    def place(episode: Episode) -> tuple[int, int]:
+        return order.get((episode.domain, episode.task_id), by_id[episode.task_id]), episode.seed
+
+    in_order = sorted(episodes, key=place)
     return {
         "checkpoint": checkpoint_id,
-        "tasks": list(order),
+        "tasks": [task.task_id for task in suite.tasks],
         "max_turns": max_turns,
         "seeds": list(seeds),
         "success_rate": score.success_rate if score.n else None,
@@ -51,6 +56,7 @@ def episode_result(episode: Episode) -> dict[str, Any]:
     reward = episode.reward
     return {
         "task_id": episode.task_id,
+        "domain": episode.domain,
         "seed": episode.seed,
         "success": episode.is_success if episode.outcome.is_valid else None,
         "turns": len(episode.steps),

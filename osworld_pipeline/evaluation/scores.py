@@ -54,12 +54,19 @@ class EvalRow:
     """Read, over all turns; a prompt counts each time. None where nobody counted them, as for all that follow."""
     response_tokens: int | None = None
     """Sampled, over all turns."""
+    task_key: str = ""
+    """Names the task within its evaluation: the id, with the domain where several domains have a task of that id."""
     wall_s: float | None = None
     """From before the reset to after the release. Episodes run side by side: a sum of these is no machine's time."""
     reset_s: float | None = None
     model_s: float | None = None
     step_s: float | None = None
     evaluate_s: float | None = None
+
+    @property
+    def task(self) -> str:
+        """What samples of one task have in common."""
+        return self.task_key or self.task_id
 
     @property
     def is_valid(self) -> bool:
@@ -175,7 +182,7 @@ def summarise(rows: Sequence[EvalRow], *, confidence: float = 0.95, num_planned:
         lenient=rate_over_tasks(list(successes_by_task(rows).values()), confidence=confidence),
         strict=rate_over_tasks(list(successes_by_task(rows, strict=True).values()), confidence=confidence),
         confidence=confidence,
-        num_tasks=len({row.task_id for row in rows}),
+        num_tasks=len({row.task for row in rows}),
         desktops=rows[0].desktops,
         num_planned=num_planned,
         outcomes=dict(sorted(Counter(row.outcome for row in rows).items())),
@@ -210,16 +217,16 @@ def successes_by_task(rows: Iterable[EvalRow], *, strict: bool = False) -> dict[
     """By task, whether each of its samples succeeded, in the order of the seeds. A fault is no sample; with `strict` it
     is one that was not solved."""
     samples: dict[str, list[bool]] = {}
-    for row in sorted(rows, key=lambda row: (row.task_id, row.seed, row.episode_id)):
+    for row in sorted(rows, key=lambda row: (row.task, row.seed, row.episode_id)):
         if row.is_valid or strict:
-            samples.setdefault(row.task_id, []).append(row.is_success)
+            samples.setdefault(row.task, []).append(row.is_success)
     return samples
 
 
 def rates_by_seed(rows: Iterable[EvalRow]) -> list[float]:
     """The success rate of each seed, in order, over the tasks that have a valid episode with every seed: a fault must
     not make two seeds differ. Empty where there is no such task."""
-    found = {(row.task_id, row.seed): row.is_success for row in rows if row.is_valid}
+    found = {(row.task, row.seed): row.is_success for row in rows if row.is_valid}
     seeds = sorted({seed for _, seed in found})
     tasks = [task for task in {task for task, _ in found} if all((task, seed) in found for seed in seeds)]
     return [sum(found[task, seed] for task in tasks) / len(tasks) for seed in seeds] if tasks else []
@@ -239,7 +246,7 @@ def read_evals(state: StateDir, *, stage_keys: Collection[str] | None = None) ->
     """Rows of `evals` as of now: all, or those of the evaluations named. Raises TableError."""
     keys = [entry.name for entry in fields(EvalRow)]
     chosen = "" if stage_keys is None else "WHERE stage_key IN (SELECT unnest(?::VARCHAR[])) "
-    sql = f"SELECT {', '.join(keys)} FROM evals {chosen}ORDER BY checkpoint_id, stage_key, task_id, seed"  # noqa: S608
+    sql = f"SELECT {', '.join(keys)} FROM evals {chosen}ORDER BY checkpoint_id, stage_key, task_id, domain, seed"  # noqa: S608
     with fresh_views(state) as connection:
         found = connection.execute(sql, [] if stage_keys is None else [list(stage_keys)]).fetchall()
     return [EvalRow(**dict(zip(keys, row, strict=True))) for row in found]

@@ -37,8 +37,14 @@ SUITE_NAME = re.compile(r"[A-Za-z0-9._-]+")
 class EvalSuite:
     name: str
     tasks: tuple[Task, ...]
+    """Distinct by domain and id."""
     digest: str
     """Of every task as it is run and scored."""
+
+    def name_of(self, task: Task) -> str:
+        """Of a task among these: its id, with the domain where several domains have a task of that id."""
+        is_shared = sum(one.task_id == task.task_id for one in self.tasks) > 1
+        return f"{task.domain}/{task.task_id}" if is_shared else task.task_id
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,11 +101,7 @@ def read_osworld_suite(name: str, root: Path) -> EvalSuite:
     if not paths:
         raise DatasetError(f"suite {name}: there is no task of it in {examples}; is it a whole OSWorld checkout?")
     tasks = [_read_task(path, domain=path.parent.name) for path in paths]
-    # The published lists name some tasks under two domains, with a copy of the file in each.
-    distinct: dict[str, Task] = {}
-    for task in tasks:
-        distinct.setdefault(task.task_id, task)
-    return _suite(name, list(distinct.values()))
+    return _suite(name, tasks)
 
 
 def read_suite_file(path: Path) -> EvalSuite:
@@ -137,11 +139,11 @@ def first_tasks(suite: EvalSuite, num_tasks: int) -> EvalSuite:
 
 
 def _suite(name: str, tasks: Sequence[Task]) -> EvalSuite:
-    seen: set[str] = set()
+    seen: set[tuple[str, str]] = set()
     for task in tasks:
-        if task.task_id in seen:
+        if (task.domain, task.task_id) in seen:
             raise DatasetError(f"suite {name}: task {task.task_id} is there twice")
-        seen.add(task.task_id)
+        seen.add((task.domain, task.task_id))
     digest = digest_json(sorted([task.task_id, task.domain, task.config_digest] for task in tasks))
     return EvalSuite(name=name, tasks=tuple(tasks), digest=digest)
 

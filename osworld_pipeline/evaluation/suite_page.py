@@ -113,7 +113,7 @@ def write_suite_page(
             **settings_facts(rows),
             "Suite": suite_name,
             "Suite hash": suite_digest,
-            "Tasks": str(len({row.task_id for row in rows})),
+            "Tasks": str(len({row.task for row in rows})),
         },
     )
 
@@ -174,10 +174,10 @@ def by_task(rows: Sequence[EvalRow], shown: Sequence[str]) -> list[GroupRow]:
     """Those on which the checkpoints differ most first."""
     cells: dict[tuple[str, str], list[EvalRow]] = {}
     for row in rows:
-        cells.setdefault((row.task_id, row.checkpoint_id), []).append(row)
+        cells.setdefault((row.task, row.checkpoint_id), []).append(row)
     found = [
         GroupRow(name=task_id, rates=tuple(_rate(cells.get((task_id, one), []), 0.95) for one in shown))
-        for task_id in sorted({row.task_id for row in rows})
+        for task_id in sorted({row.task for row in rows})
     ]
 
     def spread(row: GroupRow) -> float:

@@ -219,6 +219,7 @@ def _record(
     episode = Episode(
         episode_id=plan.episode_id,
         task_id=task.task_id,
+        domain=task.domain,
         task_digest=task.config_digest,
         purpose=plan.purpose,
         checkpoint_id=plan.checkpoint_id,

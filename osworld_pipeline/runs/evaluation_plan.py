@@ -1,5 +1,6 @@
 """What an evaluation of a checkpoint consists of, and how much of it is already there; needs no torch."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -117,9 +118,10 @@ def plan_evaluation(
     stage_key = evaluation_stage_key(checkpoint_id, key)
     episodes = {}
     for task in suite.tasks:
+        name = suite.name_of(task)
         for seed in recipe.evaluation.seeds:
             plan = EpisodePlan(
-                episode_id=f"{stage_key}-{task.task_id}-s{seed}",
+                episode_id=f"{stage_key}-{re.sub('[^A-Za-z0-9._-]', '_', name)}-s{seed}",
                 purpose=EpisodePurpose.EVALUATE,
                 checkpoint_id=checkpoint_id,
                 # Draws of its own for each task: with the same ones, a choice between two ways would be the same
@@ -128,7 +130,7 @@ def plan_evaluation(
                     recipe,
                     temperature=recipe.evaluation.temperature,
                     top_p=EVALUATION_TOP_P,
-                    seed=derive_seed(seed, task.task_id),
+                    seed=derive_seed(seed, name),
                 ),
                 seed=seed,
                 stage_key=stage_key,

@@ -106,11 +106,13 @@ def find_offences(state: StateDir, sql: str) -> Offences:
 
 
 def task_ids_twice(state: StateDir) -> Offences:
-    """Ids that stand more than once in union_tasks, and ids that are no base ids. Asked of the table's file, for a
-    catalog with such a table cannot be built. Raises TableError."""
-    counts = Counter(read_table(state, "union_tasks").column("task_id").to_pylist())
-    twice = [(task_id, f"{count} rows") for task_id, count in sorted(counts.items()) if count > 1]
-    chunks = [(task_id, "an id of a chunk") for task_id in sorted(counts) if base_task_id(task_id) != task_id]
+    """Tasks (domain and id) that stand more than once in union_tasks, and ids that are no base ids. Asked of the
+    table's file, for a catalog with such a table cannot be built. Raises TableError."""
+    tasks = read_table(state, "union_tasks").select(["task_id", "domain"]).to_pylist()
+    counts = Counter((task["task_id"], task["domain"] or "") for task in tasks)
+    twice = [(task_id, f"{count} rows") for (task_id, _), count in sorted(counts.items()) if count > 1]
+    ids = sorted({task_id for task_id, _ in counts})
+    chunks = [(task_id, "an id of a chunk") for task_id in ids if base_task_id(task_id) != task_id]
     return _offences(("task_id", "problem"), [*twice, *chunks])
 
 

@@ -202,6 +202,7 @@ class RayRollouts:
         return Episode(
             episode_id=plan.episode_id,
             task_id=task.task_id,
+            domain=task.domain,
             task_digest=task.config_digest,
             purpose=plan.purpose,
             checkpoint_id=plan.checkpoint_id,

@@ -21,7 +21,17 @@ from osworld_pipeline.tables.owned import read_table_file
 from osworld_pipeline.tables.views import DERIVED, create_part_views, pin_snapshot
 
 LOCK_TIMEOUT_S = 120.0
-KEYS = {"union_tasks": "task_id", "train_tasks": "task_id", "replay_buffer": "row_id", "checkpoints": "checkpoint_id"}
+_READ_AS = {
+    "task_config": "task_config::JSON AS task_config",
+    "domain": "coalesce(domain, '') AS domain",
+}
+"""Columns of the small tables that the catalog shows in another form; a part of a key is never NULL."""
+KEYS = {
+    "union_tasks": "domain, task_id",
+    "train_tasks": "domain, task_id",
+    "replay_buffer": "row_id",
+    "checkpoints": "checkpoint_id",
+}
 
 _held: ContextVar[tuple[Path, duckdb.DuckDBPyConnection] | None] = ContextVar("held_views", default=None)
 """The state's root, and the views that `one_snapshot` keeps for it."""
@@ -103,9 +113,7 @@ def _define(connection: duckdb.DuckDBPyConnection, state: StateDir) -> None:
     paths = table_paths(state)  # once, so that the tables of the union are of one build
     for name, schema in OWNED_TABLES.items():
         connection.register("incoming", read_table_file(paths[name], name))
-        columns = ", ".join(
-            "task_config::JSON AS task_config" if column == "task_config" else f'"{column}"' for column in schema.names
-        )
+        columns = ", ".join(_READ_AS.get(column, f'"{column}"') for column in schema.names)
         connection.execute(f"CREATE TABLE {name} AS SELECT {columns} FROM incoming")  # noqa: S608 - our own names
         connection.unregister("incoming")
         if name in KEYS:

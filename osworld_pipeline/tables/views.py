@@ -36,7 +36,7 @@ END"""
 """The state folder, with a slash."""
 TASKS = """
 CREATE VIEW tasks AS
-SELECT *, task_id IN (SELECT task_id FROM train_tasks) AS is_train FROM union_tasks
+SELECT *, EXISTS (FROM train_tasks t WHERE t.task_id = u.task_id AND t.domain = u.domain) AS is_train FROM union_tasks u
 """
 REPLAY = f"""
 CREATE VIEW replay AS
@@ -70,15 +70,26 @@ _DESKTOPS = """replace(concat_ws('/', coalesce(nullif(image_digest[:12], ''), 'u
 DESKTOPS_OF_EVALUATION = f"""coalesce(array_to_string(list_sort(list(DISTINCT {_DESKTOPS}) FILTER (WHERE is_valid)
     OVER (PARTITION BY checkpoint_id, stage_key)), ', '), '')"""
 """Over the rows of evaluations, one for each task and seed."""
+NAMED_TASKS = """
+SELECT task_id, domain, instruction, count(*) OVER (PARTITION BY task_id) = 1 AS is_only FROM union_tasks
+"""
+"""An episode from before schema version 6 knows no domain: it is of the only task of its id, or of an unknown one."""
 EVALS = f"""
 CREATE VIEW evals AS
-WITH played AS (
+WITH named AS (
+SELECT *, CASE WHEN min(domain) OVER same_id <> max(domain) OVER same_id
+    THEN concat(domain, '/', task_id) ELSE task_id END AS task_key
+FROM episodes WHERE purpose = 'evaluate'
+WINDOW same_id AS (PARTITION BY checkpoint_id, stage_key, task_id)
+),
+played AS (
 SELECT
-    e.checkpoint_id, c.stage, e.task_id, e.seed,
-    coalesce(nullif(regexp_extract(e.task_id, '{FAMILY_OF_TASK}', 1), ''), nullif(t.domain, ''), 'unknown')
-        AS family,
+    e.checkpoint_id, c.stage, e.task_id,
+    e.task_key, e.seed,
+    coalesce(nullif(regexp_extract(e.task_id, '{FAMILY_OF_TASK}', 1), ''), nullif(t.domain, ''), nullif(e.domain, ''),
+        'unknown') AS family,
     coalesce(nullif(regexp_extract(e.task_id, '{SUITE_OF_TASK}', 1), ''), 'osworld') AS suite,
-    t.domain, t.instruction, e.outcome,
+    coalesce(t.domain, nullif(e.domain, '')) AS domain, t.instruction, e.outcome,
     CASE WHEN e.is_valid THEN e.task_reward END AS reward,
     CASE WHEN e.is_valid THEN e.is_success END AS success,
     e.is_valid, CASE WHEN e.is_valid THEN e.shaped_reward END AS shaped_reward,
@@ -93,8 +104,8 @@ SELECT
         AS response_tokens,
     e.times_s['total'] AS wall_s, e.times_s['reset'] AS reset_s, e.times_s['model'] AS model_s,
     e.times_s['step'] AS step_s, e.times_s['evaluate'] AS evaluate_s
-FROM episodes e
-LEFT JOIN union_tasks t ON t.task_id = e.task_id
+FROM named e
+LEFT JOIN ({NAMED_TASKS}) t ON t.task_id = e.task_id AND (t.is_only OR t.domain = e.domain)
 LEFT JOIN checkpoints c ON c.checkpoint_id = e.checkpoint_id
 LEFT JOIN (
     SELECT episode_id,
@@ -102,9 +113,8 @@ LEFT JOIN (
            CASE WHEN bool_and(prompt_num_tokens > 0) THEN sum(response_num_tokens)::BIGINT END AS response_tokens
     FROM steps WHERE purpose = 'evaluate' GROUP BY episode_id
 ) s ON s.episode_id = e.episode_id
-WHERE e.purpose = 'evaluate'
 QUALIFY row_number() OVER (
-    PARTITION BY e.checkpoint_id, e.stage_key, e.task_id, e.seed
+    PARTITION BY e.checkpoint_id, e.stage_key, e.task_key, e.seed
     ORDER BY e.started_at DESC, e.attempt DESC, e.episode_id DESC
 ) = 1
 )

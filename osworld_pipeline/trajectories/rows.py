@@ -75,11 +75,12 @@ _EPISODE_FIELDS = (
     "licence",
     "started_at",
     "stage",
+    "domain",
     "weights_id",
     "weights_update",
 )
 
-_EMPTY_TEXTS = ("processor_digest", "source_dataset", "licence", "stage", "weights_id")
+_EMPTY_TEXTS = ("processor_digest", "source_dataset", "licence", "stage", "domain", "weights_id")
 """Where an older part has NULL."""
 
 

@@ -172,7 +172,7 @@ class Episodes:
             found = reader.one(
                 "SELECT f.instruction, f.domain, f.stage, c.recipe, t.is_own FROM facts f LEFT JOIN checkpoints c ON "
                 "c.checkpoint_id = CASE WHEN f.purpose = 'train' THEN f.stage_key ELSE f.checkpoint_id END "
-                "LEFT JOIN union_tasks t ON t.task_id = f.task_id "
+                "LEFT JOIN union_tasks t ON t.task_id = f.task_id AND t.domain IS NOT DISTINCT FROM f.domain "
                 "WHERE f.episode_id = ? LIMIT 1",
                 [row["episode_id"]],
             )

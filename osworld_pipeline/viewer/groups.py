@@ -6,6 +6,7 @@ from typing import Any, get_args
 
 import orjson
 
+from osworld_pipeline.tables.views import NAMED_TASKS
 from osworld_pipeline.training.advantage import Estimator, compute_advantages
 from osworld_pipeline.viewer.index import Reader
 from osworld_pipeline.viewer.settings import NotFoundError
@@ -102,7 +103,8 @@ def list_groups(
     condition = " AND ".join(terms)
     rows = reader.dicts(
         "SELECT g.*, t.instruction, list_min(g.shaped_rewards) AS lowest, list_max(g.shaped_rewards) AS highest "  # noqa: S608
-        f"FROM (SELECT * FROM grouped WHERE {condition}) g LEFT JOIN union_tasks t ON t.task_id = g.task_id "
+        f"FROM (SELECT * FROM grouped WHERE {condition}) g LEFT JOIN ({NAMED_TASKS}) t "
+        "ON t.task_id = g.task_id AND t.is_only "
         f'ORDER BY g.stage_key DESC, g."update" DESC, g.group_id LIMIT {GROUPS_PAGE} OFFSET {GROUPS_PAGE * (page - 1)}',
         values,
     )

@@ -188,16 +188,20 @@ class EpisodeIndex:
     def _take_names(self, cursor: duckdb.DuckDBPyConnection, paths: Mapping[str, Path]) -> None:
         """The few columns of the small tables that a list shows, and the tasks of the user's own suites; a table nobody
         has written yet is empty."""
-        for name, columns in (
-            ("union_tasks", ["task_id", "domain", "instruction"]),
-            ("checkpoints", ["checkpoint_id", "stage", "parent_id", "path", "num_updates", "run_ids", "recipe"]),
+        for name, key, columns in (
+            ("union_tasks", "task_id, domain", ["task_id", "domain", "instruction"]),
+            (
+                "checkpoints",
+                "checkpoint_id",
+                ["checkpoint_id", "stage", "parent_id", "path", "num_updates", "run_ids", "recipe"],
+            ),
         ):
             path = paths[name]
             cursor.execute(f"DELETE FROM {name}")  # noqa: S608 - our own names
             if path.is_file():
                 present = [column for column in columns if column in pq.read_schema(path).names]
                 cursor.register("incoming", pq.read_table(path, columns=present))
-                cursor.execute(f"INSERT INTO {name} BY NAME SELECT DISTINCT ON ({columns[0]}) * FROM incoming")  # noqa: S608
+                cursor.execute(f"INSERT INTO {name} BY NAME SELECT DISTINCT ON ({key}) * FROM incoming")  # noqa: S608
                 cursor.unregister("incoming")
         own = {task.task_id: task for suite in own_suites(self._state) for task in suite.tasks}
         if own:

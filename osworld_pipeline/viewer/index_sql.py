@@ -3,6 +3,7 @@ files, `{hidden}` the parts written again since, `{keys}` which details belong t
 
 from osworld_pipeline.domain.checkpoint import Stage
 from osworld_pipeline.domain.task import FAMILY_OF_TASK, SUITE_OF_TASK
+from osworld_pipeline.tables.views import NAMED_TASKS
 
 _STAGES = ", ".join(f"'{stage}'" for stage in Stage)
 
@@ -70,12 +71,12 @@ SELECT
     nullif(regexp_extract(h.task_id, '{FAMILY_OF_TASK}', 1), '') AS family,
     CASE WHEN r.num_read IS NULL THEN 'no step' WHEN r.num_unread = 0 THEN 'every action read'
          WHEN r.num_unread = r.num_read THEN 'no action read' ELSE 'some not read' END AS reading,
-    coalesce(r.num_unread, 0) AS num_unread, t.domain, t.instruction,
+    coalesce(r.num_unread, 0) AS num_unread, coalesce(t.domain, nullif(h.domain, '')) AS domain, t.instruction,
     coalesce(c.stage, CASE WHEN regexp_extract(h.policy_key, '^([a-z0-9_]+)-', 1) IN ({_STAGES})
         THEN regexp_extract(h.policy_key, '^([a-z0-9_]+)-', 1) END) AS stage
 FROM h
 LEFT JOIN read_by r ON r.file = h.file AND r.episode_id = h.episode_id
-LEFT JOIN union_tasks t ON t.task_id = h.task_id
+LEFT JOIN ({NAMED_TASKS}) t ON t.task_id = h.task_id AND (t.is_only OR t.domain = h.domain)
 LEFT JOIN checkpoints c ON c.checkpoint_id = h.policy_key
 """  # noqa: S608 - our own names
 
@@ -104,7 +105,8 @@ WHERE NOT (d.is_compacted AND d.part IN (SELECT unnest({hidden})))
 NAMES_OF_TASKS = (
     """
     UPDATE facts SET domain = t.domain, instruction = t.instruction
-    FROM union_tasks t WHERE t.task_id = facts.task_id
+    FROM (SELECT task_id, domain, instruction, count(*) OVER (PARTITION BY task_id) = 1 AS is_only FROM union_tasks) t
+    WHERE t.task_id = facts.task_id AND (t.is_only OR t.domain = facts.domain)
       AND (facts.domain IS DISTINCT FROM t.domain OR facts.instruction IS DISTINCT FROM t.instruction)
     """,
 )

@@ -18,14 +18,15 @@ from osworld_pipeline.datasets.exporters.selection import OnProgress, Selection,
 from osworld_pipeline.datasets.exporters.shards import DatasetConfig, ShardWriter
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import DatasetError
+from osworld_pipeline.tables.views import NAMED_TASKS
 from osworld_pipeline.trajectories import BlobStore
 
 BATCH_ROWS = {"steps": 100, "episodes": 500, "replay": 20}
 """Rows in memory at once, with their images; also the rows of a row group."""
 CONFIGS = tuple(BATCH_ROWS)
 _EPISODES = """
-SELECT {columns}, {licence} AS licence, t.instruction, t.domain
-FROM episodes e LEFT JOIN union_tasks t USING (task_id)
+SELECT {columns}, {licence} AS licence, t.instruction, coalesce(t.domain, nullif(e.domain, '')) AS domain
+FROM episodes e LEFT JOIN ({named_tasks}) t ON t.task_id = e.task_id AND (t.is_only OR t.domain = e.domain)
 """
 _STEPS = """
 SELECT {columns}, e.instruction, e.domain, e.outcome, e.is_valid, e.is_success, e.task_reward,
@@ -114,7 +115,7 @@ def _plan(selection: Selection, own_licence: str | None, batch_rows: Mapping[str
     is_own = "coalesce(e.source_dataset, '') = '' AND e.purpose <> 'import'"
     licence = f"coalesce(nullif(e.licence, ''), CASE WHEN {is_own} THEN {own} END)"
     rows = selection.over(
-        f"({_EPISODES.format(columns=_columns('e', EPISODES), licence=licence)})",
+        f"({_EPISODES.format(named_tasks=NAMED_TASKS, columns=_columns('e', EPISODES), licence=licence)})",
         reward="task_reward", checkpoint="checkpoint_id", purpose="purpose", licence="licence",
     )  # fmt: skip
     demonstrations = Selection(min_reward=selection.min_reward, licences=selection.licences, where=selection.where)
@@ -139,7 +140,7 @@ def _columns(alias: str, schema: pa.Schema) -> str:
         if pa.types.is_map(field.type)
         else f'{alias}."{field.name}"'
         for field in schema
-        if field.name != "licence"
+        if field.name not in ("licence", "domain")
     )
 
 

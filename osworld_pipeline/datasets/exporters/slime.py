@@ -30,11 +30,12 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.trajectories import BlobStore
 
 DEMONSTRATIONS_A_BATCH = 64
-# The reference's `domain` is the config's own word; ours may be better informed. Older tables know only ours.
+# The reference's `domain` is the config's own word; ours may be better informed. Older tables know only ours. It
+# knows tasks by their ids alone, and of several in the tree the last.
 _TASKS = """
-SELECT task_id, prompt, coalesce(config_domain, domain) AS domain, instruction,
+SELECT DISTINCT ON (task_id) task_id, prompt, coalesce(config_domain, domain) AS domain, instruction,
        coalesce(task_config::VARCHAR, '{}') AS task_config, task_config_source, has_task_config, platform
-FROM union_tasks ORDER BY task_id
+FROM union_tasks ORDER BY task_id, task_config_source = 'osworld_repo', union_tasks.domain DESC
 """
 # As the union build has it: a config that nothing can run is left out, but one that only lacks a grader is not.
 _TRAIN_TASKS = f"""

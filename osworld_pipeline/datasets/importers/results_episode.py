@@ -47,6 +47,7 @@ def attempt_episode(
     return Episode(
         episode_id=f"import-{options.name}-{digest_json([attempt.model, relative])[:24]}",
         task_id=attempt.task_id,
+        domain=known.domain,
         task_digest=task.config_digest if task is not None else "",
         purpose=EpisodePurpose.IMPORT,
         checkpoint_id="",

@@ -98,7 +98,7 @@ def test_what_this_pipeline_made_gets_the_licence_its_owner_names(exported, tmp_
     ("selection", "num_episodes"),
     [
         (Selection(purposes=("train",)), 2),
-        (Selection(checkpoints=("gspo-1",)), 1),
+        (Selection(checkpoints=("gspo-1",)), 3),
         (Selection(min_reward=0.5), 4),
         (Selection(where="seed = 3 AND outcome <> 'success'"), 1),
     ],

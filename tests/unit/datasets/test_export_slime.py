@@ -68,7 +68,7 @@ def test_an_online_success_is_told_as_the_model_saw_it(state: StateDir, tmp_path
     assert row["messages"][2]["content"] == "Action: pyautogui.click(1, 2)\n<tool_call>{}</tool_call>"
     assert [base64.b64decode(image) for image in row["images"]] == [picture(1), picture(2), picture(3)]
     assert (row["source_dataset"], row["metadata"]["episode_id"]) == ("online", "t-success")
-    assert (row["metadata"]["checkpoint_id"], row["reward"], row["num_steps"]) == ("sft-1", 1.0, 3)
+    assert (row["metadata"]["checkpoint_id"], row["reward"], row["num_steps"]) == ("gspo-1", 1.0, 3)
 
 
 def test_turns_read_back_as_they_were() -> None:
@@ -108,8 +108,8 @@ def test_tasks_to_train_on_are_those_with_a_row_in_this_export(state: StateDir, 
         (Selection(min_reward=1.5), (0, 0)),
         (Selection(licences=("MIT",)), (2, 0)),
         (Selection(licences=("apache-2.0",)), (0, 0)),
-        (Selection(checkpoints=("gspo-1",)), (2, 0)),
-        (Selection(checkpoints=("sft-1",), where="task_id = 'a'"), (1, 1)),
+        (Selection(checkpoints=("gspo-1",)), (2, 1)),
+        (Selection(checkpoints=("gspo-1",), where="task_id = 'a'"), (1, 1)),
         (Selection(where="verified_reward >= 0.5"), (0, 1)),
     ],
 )

@@ -11,14 +11,17 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from raw_samples import SOURCES, config, image_bytes, put_lines, put_task, record
+from raw_samples import SOURCES, config, image_bytes, put_lines, put_table, put_task, record
 
+from osworld_pipeline.datasets.artefacts import ALL_FILE, write_union_artefacts
 from osworld_pipeline.datasets.source_lock import SourceLock, write_source_lock
 from osworld_pipeline.datasets.union import build_union_tables
 from osworld_pipeline.datasets.union_sinks import GROUP_ROWS
 from osworld_pipeline.domain.digest import canonical_json, digest_bytes, digest_json
 from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.owned import read_table, table_path
+from osworld_pipeline.tables.query import run_query
 
 
 @pytest.fixture
@@ -114,6 +117,49 @@ def test_the_config_domain_is_the_config_s_word_and_the_domain_the_better_one(st
     build_union_tables(state, system_prompt="p")
     (row,) = rows_of(state, "union_tasks")
     assert (row["domain"], row["config_domain"]) == ("libreoffice_calc", "libreoffice")
+
+
+def test_files_of_two_domains_with_one_id_are_two_tasks_and_the_artefact_has_the_last(
+    state: StateDir, tmp_path: Path
+) -> None:
+    for domain in ("vlc", "chrome"):
+        put_task(state, config("t1", instruction=f"Open {domain}."), domain=domain)
+    put_task(state, config("t2"), domain="os")
+    put_lines(state, "bc_sft", [record("t1"), record("t2")])
+    build_union_tables(state, system_prompt="p")
+    rows = rows_of(state, "union_tasks")
+    assert [(row["domain"], row["task_id"], row["instruction"]) for row in rows] == [
+        ("chrome", "t1", "Open chrome."), ("vlc", "t1", "Open vlc."), ("os", "t2", "Solve t2."),
+    ]  # fmt: skip
+    assert [row["task_id"] for row in rows_of(state, "train_tasks")] == ["t2"]
+    (reject,) = rows_of(state, "rejects")
+    assert (reject["kind"], reject["task_id"]) == ("duplicate_task", "t1")
+    assert "chrome, vlc have a task of this id each" in reject["reason"]
+    rebuild_catalog(state)
+    assert run_query(state, "SELECT count(*), count(DISTINCT task_id) FROM tasks").rows == [(3, 2)]
+    write_union_artefacts(state.datasets, state.osworld_repo, tmp_path / "out", system_prompt="p")
+    artefact = pq.read_table(tmp_path / "out" / ALL_FILE).to_pylist()
+    assert [(row["task_id"], row["instruction"]) for row in artefact] == [("t1", "Open vlc."), ("t2", "Solve t2.")]
+
+
+def test_a_config_that_says_which_of_two_tasks_of_one_id_is_meant_is_trained_on(state: StateDir) -> None:
+    for domain in ("vlc", "chrome"):
+        put_task(state, config("t1"), domain=domain)
+    named = {"task_id": "t1", "domain": "chrome", "task_config": json.dumps(config("t1"))}
+    put_table(state, "distill_train", [named])
+    put_lines(state, "bc_sft", [record("t1")])
+    build_union_tables(state, system_prompt="p")
+    assert [row["domain"] for row in rows_of(state, "union_tasks")] == ["chrome", "vlc"]
+    assert [row["domain"] for row in rows_of(state, "train_tasks")] == ["chrome"]
+
+
+def test_of_an_id_that_windows_has_too_the_other_task_is_meant(state: StateDir) -> None:
+    for domain in ("Windows/ppt", "libreoffice_impress"):
+        put_task(state, config("t1"), domain=domain)
+    put_lines(state, "bc_sft", [record("t1")])
+    build_union_tables(state, system_prompt="p")
+    assert {row["domain"] for row in rows_of(state, "union_tasks")} == {"ppt", "libreoffice_impress"}
+    assert [row["domain"] for row in rows_of(state, "train_tasks")] == ["libreoffice_impress"]
 
 
 def test_a_record_that_cannot_be_used_still_names_its_task(state: StateDir) -> None:

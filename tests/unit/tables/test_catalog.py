@@ -22,6 +22,7 @@ from osworld_pipeline.domain.replay import Injection
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.durable import write_parquet
 from osworld_pipeline.errors import TableError
+from osworld_pipeline.evaluation.scores import read_evals, successes_by_task
 from osworld_pipeline.tables.catalog import fresh_views, one_snapshot, rebuild_catalog
 from osworld_pipeline.tables.checkpoints import find_checkpoint, read_checkpoints, upsert_checkpoint
 from osworld_pipeline.tables.examples import BEST_EPISODE_SCREENSHOTS, INJECTED_REPLAY_ROWS, SUCCESS_BY_CHECKPOINT
@@ -104,6 +105,27 @@ def test_evals_has_one_row_for_a_checkpoint_task_and_seed_the_last_attempt(state
     rebuild_catalog(state)
     rows = run_query(state, "SELECT episode_id, seed, success, reward, max_turns FROM evals ORDER BY seed").rows
     assert rows == [("e1-a1", 0, True, 1.0, 5), ("e2", 1, False, 0.0, 5)]
+
+
+def test_evals_tells_tasks_of_two_domains_with_one_id_apart(state: StateDir) -> None:
+    tasks = [{"task_id": "a", "domain": name, "instruction": f"In {name}."} for name in ("chrome", "vlc")]
+    write_table(state, "union_tasks", [*tasks, {"task_id": "b", "domain": "os", "instruction": "Alone."}])
+    outcomes = (("chrome", Outcome.SUCCESS, 1.0), ("vlc", Outcome.FAILURE, 0.0))
+    played = [
+        make_episode(domain, task_id="a", domain=domain, stage_key="k", outcome=outcome, reward=Reward(task=reward))
+        for domain, outcome, reward in outcomes
+    ]
+    former = make_episode("former", task_id="b", stage_key="k")
+    TrajectoryStore(state).write_episodes("a", [*played, former])
+    rows = read_evals(state)
+    assert [(row.task_id, row.domain, row.task, row.success) for row in rows] == [
+        ("a", "chrome", "chrome/a", True), ("a", "vlc", "vlc/a", False), ("b", "os", "b", True),
+    ]  # fmt: skip
+    assert list(successes_by_task(rows).values()) == [[True], [True], [False]]
+    rebuild_catalog(state)
+    assert run_query(state, "SELECT domain, instruction FROM evals ORDER BY domain").rows == [
+        ("chrome", "In chrome."), ("os", "Alone."), ("vlc", "In vlc."),
+    ]  # fmt: skip
 
 
 def test_evals_keeps_a_checkpoints_evaluations_apart(state: StateDir) -> None:
