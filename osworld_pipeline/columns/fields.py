@@ -19,6 +19,9 @@ TRAINED_ROWS = pa.list_(
          ("source_line", INT64), ("source_sha256", TEXT), ("licence", TEXT)]
     ),
 )  # fmt: skip
+DUPLICATES = pa.list_(
+    pa.struct([("source_dataset", TEXT), ("source_path", TEXT), ("source_line", INT64), ("reward", FLOAT)]),
+)
 SECONDS, UNIX_TIME, PIXELS, NUM_BYTES, TOKENS, SHARE, NATS = (
     "s",
     "s since 1970",

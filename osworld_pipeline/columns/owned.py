@@ -3,6 +3,7 @@
 import pyarrow as pa
 
 from osworld_pipeline.columns.fields import (
+    DUPLICATES,
     FLAG,
     FLOAT,
     INT32,
@@ -34,12 +35,16 @@ UNION_TASKS = pa.schema(
 
 REPLAY_BUFFER = pa.schema(
     [
-        column("row_id", TEXT, "Digest of the demonstration: task and turns, without the system turn, which is ours."),
+        column(
+            "row_id",
+            TEXT,
+            "Digest of the demonstration: task, turns and images, without the system turn, which is ours.",
+        ),
         column("task_id", TEXT, "The base id."),
         column("original_task_id", TEXT, "With the chunk's number, where it is a chunk."),
         column("source_dataset", TEXT, "The raw source, or the import's name."),
         column("quality_rank", INT32, "Of equal demonstrations the one of the higher rank stays."),
-        column("reward", FLOAT, "As recorded, or assumed.", SHARE),
+        column("reward", FLOAT, "As recorded, here or in a duplicate; or assumed.", SHARE),
         column("is_reward_assumed", FLAG, "The source did not say; it was taken for a success."),
         column("num_steps", INT32, "Assistant turns."),
         column("messages", MESSAGES, "Chat turns."),
@@ -51,6 +56,7 @@ REPLAY_BUFFER = pa.schema(
         column("source_line", INT64, "The line there, from 1."),
         column("source_sha256", TEXT, "Of the bytes of the line that was read; of an import, of its own line."),
         column("former_row_id", TEXT, "Its row_id before version 6, which older injections and verifications name."),
+        column("duplicates", DUPLICATES, "Other records of the same demonstration, with the rewards that they record."),
     ]
 )
 

@@ -18,6 +18,7 @@ from osworld_pipeline.datasets.lines import MAX_LINE_BYTES, size_of
 from osworld_pipeline.datasets.raw import digest_files, source_files
 from osworld_pipeline.datasets.source_lock import read_source_lock
 from osworld_pipeline.datasets.sources import REPLAY_SOURCES, TASK_SOURCES, Source
+from osworld_pipeline.datasets.union_duplicates import list_duplicates
 from osworld_pipeline.datasets.union_forms import Setup
 from osworld_pipeline.datasets.union_replay import OnProgress, ReplayCounts, ReplaySource, read_replay
 from osworld_pipeline.datasets.union_sinks import RejectWriter, RowSink
@@ -75,6 +76,7 @@ def build_union_tables(
             sources, setup, sink=rows, rejects=rejects, num_workers=num_workers, on_progress=on_progress
         )
         rows.close()
+        list_duplicates(files["replay_buffer"], counts.duplicates)
         configs = _task_configs(state, imports)
         task_ids = counts.task_ids | configs.task_ids | set(configs.tree)
         tasks = join_tasks(task_ids, configs, counts.replay_ids, is_artefact=False)

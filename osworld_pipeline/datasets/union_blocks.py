@@ -24,6 +24,8 @@ class Reading:
     keys: list[bytes] = field(default_factory=list)
     base_ids: list[str] = field(default_factory=list)
     """Of the usable records, in the order of the keys."""
+    places: list[tuple[int, float | None]] = field(default_factory=list)
+    """Of the usable records: line in the block, and the reward that it records."""
     other_ids: list[str] = field(default_factory=list)
     """Base ids of records that cannot be used: their task was seen all the same."""
     faults: list[Fault] = field(default_factory=list)
@@ -54,6 +56,7 @@ class BlockReader:
                 return reading
             self._candidates = list(self._usable(data, origin, reading))
         reading.keys = [candidate.key for candidate in self._candidates]
+        reading.places = [(candidate.line_no, candidate.reward) for candidate in self._candidates]
         reading.base_ids = [candidate.base_id for candidate in self._candidates]
         return reading
 
@@ -76,10 +79,10 @@ class BlockReader:
                 record = read_object(line)
                 reading.num_records += 1
                 task_id = task_id_of(record)
-                key, content = self._form.examine(record, line, task_id, origin)
+                key, content, reward = self._form.examine(record, line, task_id, origin)
             except BadRecord as bad:
                 reading.faults.append((number, bad.kind, bad.reason, task_id))
                 if task_id:
                     reading.other_ids.append(base_task_id(task_id))
                 continue
-            yield Candidate(line_no=number, task_id=task_id, key=key, content=content)
+            yield Candidate(line_no=number, task_id=task_id, key=key, content=content, reward=reward)

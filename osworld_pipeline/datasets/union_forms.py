@@ -26,6 +26,9 @@ ASSUMED_REWARD = 1.0
 ROWS_FOLLOW = "rows follow"
 """A worker's word before the bytes of its rows."""
 CACHED_TURNS = 4096
+KEY_BYTES = 16
+"""Of a demonstration's digest that stay in memory."""
+ROW_ID_LENGTH = 24
 _MESSAGE_KEYS = ("role", "content")
 _PART_KEYS = (("type", "text"), ("type",))
 _ORDER = {"role": 0, "content": 1, "type": 2, "text": 3}
@@ -78,6 +81,8 @@ class Candidate:
     """Equal for equal demonstrations of one task."""
     content: Any
     """What the form needs to write it."""
+    reward: float | None = None
+    """As the record says it; None where it does not."""
 
     @property
     def base_id(self) -> str:
@@ -85,14 +90,21 @@ class Candidate:
 
 
 class Form(Protocol):
-    def examine(self, record: Mapping[str, Any], line: bytes, task_id: str, origin: Origin) -> tuple[bytes, Any]:
-        """The key of the record and what is to be written of it. Raises BadRecord."""
+    def examine(
+        self, record: Mapping[str, Any], line: bytes, task_id: str, origin: Origin
+    ) -> tuple[bytes, Any, float | None]:
+        """The key of the record, what is to be written of it, and its reward. Raises BadRecord."""
         ...
 
     def write(self, candidates: list[Candidate], origin: Origin, first_line: int) -> bytes:
         """The rows as they go to the parent; uses the list up, so that large images need not be there twice. Raises
         StoreError."""
         ...
+
+
+def row_id_of(digest: bytes) -> str:
+    """The id of a row of the table; the key of its record is enough."""
+    return digest.hex()[:ROW_ID_LENGTH]
 
 
 def make_form(setup: Setup) -> Form:
@@ -111,7 +123,9 @@ class ArtefactForm:
         dialect = load_dialect(setup.dialect)
         self._is_action = lru_cache(CACHED_TURNS)(lambda text: is_action(dialect, text))
 
-    def examine(self, record: Mapping[str, Any], line: bytes, task_id: str, origin: Origin) -> tuple[bytes, Any]:
+    def examine(
+        self, record: Mapping[str, Any], line: bytes, task_id: str, origin: Origin
+    ) -> tuple[bytes, Any, float | None]:
         messages = messages_of(record)
         images = images_of(record)
         reward = reward_of(record)
@@ -141,7 +155,7 @@ class ArtefactForm:
             "source_dataset": origin.source,
             "quality_rank": origin.quality_rank,
         }
-        return key.digest()[:16], (written, rest)
+        return key.digest()[:KEY_BYTES], (written, rest), reward
 
     def write(self, candidates: list[Candidate], origin: Origin, first_line: int) -> bytes:
         pieces = []

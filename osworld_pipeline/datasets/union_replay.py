@@ -10,7 +10,8 @@ from osworld_pipeline.datasets.lines import BLOCK_BYTES, find_file, other_files,
 from osworld_pipeline.datasets.rejects import Reject
 from osworld_pipeline.datasets.sources import Source
 from osworld_pipeline.datasets.union_blocks import Reading
-from osworld_pipeline.datasets.union_forms import Origin, Setup
+from osworld_pipeline.datasets.union_duplicates import Duplicate
+from osworld_pipeline.datasets.union_forms import Origin, Setup, row_id_of
 from osworld_pipeline.datasets.union_pool import Job, read_blocks_in_order
 from osworld_pipeline.datasets.union_sinks import PayloadSink, RejectWriter
 
@@ -51,6 +52,8 @@ class ReplayCounts:
     """By source, in the order of the first."""
     num_dropped_parse: int = 0
     num_duplicates: int = 0
+    duplicates: dict[str, list[Duplicate]] = field(default_factory=dict)
+    """By the id of the row that was kept; of the table alone."""
     task_ids: set[str] = field(default_factory=set)
     """Base ids of all records that say one."""
     replay_ids: set[str] = field(default_factory=set)
@@ -77,14 +80,15 @@ def read_replay(
     on_progress: OnProgress | None = None,
     block_bytes: int = BLOCK_BYTES,
 ) -> ReplayCounts:
-    """Writes each demonstration's first appearance into `sink`; memory holds a few blocks and 16 bytes of every key.
+    """Writes each demonstration's first appearance into `sink`; memory holds a few blocks, 16 bytes of every
+    key, and the places of duplicates.
     `num_workers`: None takes as many as there are cores.
 
     Raises:
         DatasetError: a worker died.
         StoreError: a blob cannot be written.
     """
-    ledger = _Ledger(rejects=rejects)
+    ledger = _Ledger(rejects=rejects, lists_duplicates=setup.form == "table")
     files = _found_files(sources, rejects)
     total, done = sum(size_of(file) for _, file in files), 0
 
@@ -123,6 +127,7 @@ class _Ledger:
     """What was seen so far; told of the blocks in order, it says what is new in each."""
 
     rejects: RejectWriter
+    lists_duplicates: bool
     counts: ReplayCounts = field(default_factory=ReplayCounts)
     keys: set[bytes] = field(default_factory=set)
     lines_before: Counter[str] = field(default_factory=Counter)
@@ -137,6 +142,16 @@ class _Ledger:
             if key not in self.keys:
                 self.keys.add(key)
                 kept.append(index)
+            elif self.lists_duplicates:
+                line_no, reward = reading.places[index]
+                counts.duplicates.setdefault(row_id_of(key), []).append(
+                    {
+                        "source_dataset": origin.source,
+                        "source_path": origin.path,
+                        "source_line": first_line + line_no,
+                        "reward": reward,
+                    }
+                )
         counts.num_records[origin.source] += reading.num_records
         if kept:
             counts.kept[origin.source] += len(kept)

@@ -15,12 +15,20 @@ from osworld_pipeline.columns import REPLAY_BUFFER
 from osworld_pipeline.datasets.normalize import Message, normalise_messages, num_images, text_of
 from osworld_pipeline.datasets.records import images_of, messages_of, reward_of
 from osworld_pipeline.datasets.rejects import BadRecord
-from osworld_pipeline.datasets.union_forms import ASSUMED_REWARD, CACHED_TURNS, Candidate, Origin, Setup, checked_images
+from osworld_pipeline.datasets.union_forms import (
+    ASSUMED_REWARD,
+    CACHED_TURNS,
+    KEY_BYTES,
+    Candidate,
+    Origin,
+    Setup,
+    checked_images,
+    row_id_of,
+)
+from osworld_pipeline.domain.digest import digest_bytes
 from osworld_pipeline.domain.replay import base_task_id
 from osworld_pipeline.errors import ActionParseError, DatasetError
 from osworld_pipeline.trajectories.blobs import BlobStore
-
-ROW_ID_LENGTH = 24
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +54,9 @@ class TableForm:
         self._blobs = BlobStore(setup.blobs)
         self._action_type = lru_cache(CACHED_TURNS)(lambda text: self._dialect.parse_strict(text).action_type)
 
-    def examine(self, record: Mapping[str, Any], line: bytes, task_id: str, origin: Origin) -> tuple[bytes, Any]:
+    def examine(
+        self, record: Mapping[str, Any], line: bytes, task_id: str, origin: Origin
+    ) -> tuple[bytes, Any, float | None]:
         images, reward = images_of(record), reward_of(record)
         try:
             messages = normalise_messages(messages_of(record), system_prompt=self._system_prompt)
@@ -55,20 +65,21 @@ class TableForm:
             raise BadRecord(str(error)) from None
         except ActionParseError as error:
             raise BadRecord(str(error), kind="dropped_parse") from None
-        digest = _digest(task_id, messages[1:])
+        pictures = list(checked_images(images, num_images(messages), origin.folder))
+        digest = _digest(task_id, messages[1:], images=[digest_bytes(data) for data, _ in pictures])
         path, line_no = (record.get("source_path"), record.get("source_line")) if origin.is_import else (None, None)
         row = Row(
             messages=messages,
             action_types=types,
-            images=list(checked_images(images, num_images(messages), origin.folder)),
+            images=pictures,
             reward=reward,
-            row_id=digest.hex()[:ROW_ID_LENGTH],
-            former_row_id=_digest(task_id, messages).hex()[:ROW_ID_LENGTH],
+            row_id=row_id_of(digest),
+            former_row_id=row_id_of(_digest(task_id, messages)),
             line_sha256=hashlib.sha256(line).hexdigest(),
             source_path=path if isinstance(path, str) else None,
             source_line=line_no if isinstance(line_no, int) else None,
         )
-        return digest[:16], row
+        return digest[:KEY_BYTES], row, reward
 
     def write(self, candidates: list[Candidate], origin: Origin, first_line: int) -> bytes:
         rows = []
@@ -104,7 +115,7 @@ class TableForm:
         }
 
 
-def _digest(task_id: str, messages: Sequence[Message]) -> bytes:
+def _digest(task_id: str, messages: Sequence[Message], **more: Sequence[str]) -> bytes:
     """Over the canonical JSON of domain.digest, byte for byte, since only texts stand in it."""
-    value = {"task_id": base_task_id(task_id), "messages": messages}
+    value = {"task_id": base_task_id(task_id), "messages": messages, **more}
     return hashlib.sha256(orjson.dumps(value, option=orjson.OPT_SORT_KEYS)).digest()

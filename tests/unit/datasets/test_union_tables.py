@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from raw_samples import SOURCES, config, image_bytes, put_lines, put_table, put_task, record
+from raw_samples import SOURCES, config, image_bytes, image_text, put_lines, put_table, put_task, record
 
 from osworld_pipeline.datasets.artefacts import ALL_FILE, write_union_artefacts
 from osworld_pipeline.datasets.source_lock import SourceLock, write_source_lock
@@ -55,7 +55,7 @@ def rows_of(state: StateDir, name: str) -> list[dict[str, Any]]:
 
 def test_an_import_is_one_more_source_with_its_licence_rank_and_places(state: StateDir) -> None:
     put_import(state, "agentnet")
-    put_lines(state, "bc_sft", [record("t1")])
+    put_lines(state, "bc_sft", [record("t1", images=[image_text(7)] * 2)])
     put_task(state, config("t1"))
     summary = build_union_tables(state, system_prompt="p")
     first, second = rows_of(state, "replay_buffer")
@@ -82,7 +82,7 @@ def test_an_import_is_one_more_source_with_its_licence_rank_and_places(state: St
 
 def test_an_import_of_a_better_rank_drives_out_an_equal_demonstration(state: StateDir) -> None:
     put_import(state, "verified", quality_rank=9)
-    put_lines(state, "sft_curated_final", [record("t1")])
+    put_lines(state, "sft_curated_final", [record("t1", images=[image_text(7)] * 2)])
     build_union_tables(state, system_prompt="p")
     assert {row["source_dataset"] for row in rows_of(state, "replay_buffer")} == {"verified"}
 
@@ -160,6 +160,31 @@ def test_of_an_id_that_windows_has_too_the_other_task_is_meant(state: StateDir) 
     build_union_tables(state, system_prompt="p")
     assert {row["domain"] for row in rows_of(state, "union_tasks")} == {"ppt", "libreoffice_impress"}
     assert [row["domain"] for row in rows_of(state, "train_tasks")] == ["libreoffice_impress"]
+
+
+@pytest.mark.parametrize("rewards", [(..., 0.0), (0.0, ...), (..., ...)], ids=["later", "first", "nowhere"])
+def test_a_recorded_reward_counts_wherever_it_stands_and_duplicates_are_listed(
+    state: StateDir, rewards: tuple[Any, Any]
+) -> None:
+    better, worse = rewards
+    put_lines(state, "sft_curated_final", [record("t0"), record("t1", reward=better)])
+    path = put_lines(state, "bc_sft", ["{", record("t1", reward=worse)]).path
+    build_union_tables(state, system_prompt="p", num_workers=0)
+    first, row = rows_of(state, "replay_buffer")
+    is_recorded = 0.0 in rewards
+    assert (row["reward"], row["is_reward_assumed"]) == (0.0 if is_recorded else 1.0, not is_recorded)
+    listed = {"source_dataset": "bc_sft", "source_path": path, "source_line": 2}
+    assert row["duplicates"] == [{**listed, "reward": None if worse is ... else worse}]
+    assert (first["reward"], first["duplicates"]) == (1.0, [])
+
+
+def test_the_same_turns_over_other_screenshots_are_another_demonstration(state: StateDir) -> None:
+    pictures = [[image_text(1), image_text(colour)] for colour in (2, 3, 4)]
+    put_lines(state, "bc_sft", [record("t1", images=images) for images in pictures])
+    assert build_union_tables(state, system_prompt="p").num_duplicates == 0
+    rows = rows_of(state, "replay_buffer")
+    assert len({row["row_id"] for row in rows}) == len({tuple(row["images"]) for row in rows}) == 3
+    assert len({row["former_row_id"] for row in rows}) == 1
 
 
 def test_a_record_that_cannot_be_used_still_names_its_task(state: StateDir) -> None:
