@@ -9,6 +9,9 @@ import orjson
 
 from osworld_pipeline.datasets.rejects import BadRecord
 
+MAX_NESTING = 200
+"""Lists and objects inside each other, in what is kept as it stands: writers and desktops refuse deeper ones."""
+
 
 def read_json(text: bytes | str) -> Any:
     """A JSON value, also one with NaN, which only Python's reader takes.
@@ -23,8 +26,11 @@ def read_json(text: bytes | str) -> Any:
 
 
 def read_exactly(text: bytes | str) -> Any:
-    """As read_json, with integers of any size as they stand; slower. Raises BadRecord."""
-    return _read_leniently(text, None)
+    """As read_json, with integers of any size as they stand; slower. Raises BadRecord, also for deep nesting."""
+    value = _read_leniently(text, None)
+    if _is_deeper(value, MAX_NESTING):
+        raise BadRecord(f"it is nested deeper than {MAX_NESTING} levels")
+    return value
 
 
 def _read_leniently(text: bytes | str, error: orjson.JSONDecodeError | None) -> Any:
@@ -36,6 +42,20 @@ def _read_leniently(text: bytes | str, error: orjson.JSONDecodeError | None) -> 
     except (ValueError, RecursionError) as problem:
         raise BadRecord(f"not JSON: {error or problem}") from None
     return value
+
+
+def _is_deeper(value: Any, limit: int) -> bool:
+    level = [value]
+    for _ in range(limit + 1):
+        level = [
+            item
+            for one in level
+            if isinstance(one, dict | list)
+            for item in (one.values() if isinstance(one, dict) else one)
+        ]
+        if not level:
+            return False
+    return True
 
 
 def read_object(text: bytes | str) -> dict[str, Any]:
@@ -86,9 +106,12 @@ def reward_of(record: Mapping[str, Any]) -> float | None:
     found = record.get("reward")
     if found is None:
         return None
-    if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
-        raise BadRecord("the reward is not a number")
-    return float(found)
+    try:
+        if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
+            raise BadRecord("the reward is not a number")
+        return float(found)
+    except OverflowError:
+        raise BadRecord("the reward is too large a number") from None
 
 
 def config_of(found: Any) -> dict[str, Any] | None:

@@ -49,8 +49,8 @@ def split_tasks(
     osworld_path: Path, *, domains: Sequence[str] = (), test_ratio: float = 0.2, seed: int = 42
 ) -> TaskSplit:
     """Reads the tasks of the named domains, or of all. A domain is a folder of task files, named by its path below the
-    examples (`chrome`, `Windows/ppt`); a folder of domains stands for all of them. Of two files of a domain with one id the one
-    nearer to the top stays, then the one named by the id, then the first by path.
+    examples (`chrome`, `Windows/ppt`); a folder of domains stands for all of them. Of two files of a domain with one id
+    the one nearer to the top stays, then the one named by the id, then the first by path.
 
     Raises:
         DatasetError: no examples folder, a domain that is not there, a ratio outside 0..1, or no task that can be used.

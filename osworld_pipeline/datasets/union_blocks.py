@@ -3,11 +3,12 @@ that are the first of their kind."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from osworld_pipeline.datasets.lines import Block, lines_of, too_long
 from osworld_pipeline.datasets.records import read_object, task_id_of
 from osworld_pipeline.datasets.rejects import BadRecord
-from osworld_pipeline.datasets.union_forms import Candidate, Origin, Setup, make_form
+from osworld_pipeline.datasets.union_forms import Candidate, Examined, Origin, Setup, make_form
 from osworld_pipeline.domain.replay import base_task_id
 
 Fault = tuple[int, str, str, str]
@@ -79,10 +80,16 @@ class BlockReader:
                 record = read_object(line)
                 reading.num_records += 1
                 task_id = task_id_of(record)
-                key, content, reward = self._form.examine(record, line, task_id, origin)
+                key, content, reward = self._examine(record, line, task_id, origin)
             except BadRecord as bad:
                 reading.faults.append((number, bad.kind, bad.reason, task_id))
                 if task_id:
                     reading.other_ids.append(base_task_id(task_id))
                 continue
             yield Candidate(line_no=number, task_id=task_id, key=key, content=content, reward=reward)
+
+    def _examine(self, record: dict[str, Any], line: bytes, task_id: str, origin: Origin) -> Examined:
+        try:
+            return self._form.examine(record, line, task_id, origin)
+        except RecursionError:
+            raise BadRecord("it is nested too deeply") from None

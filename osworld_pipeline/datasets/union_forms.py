@@ -89,11 +89,13 @@ class Candidate:
         return base_task_id(self.task_id)
 
 
+Examined = tuple[bytes, Any, float | None]
+"""The key of a record, what is to be written of it, and the reward that it records."""
+
+
 class Form(Protocol):
-    def examine(
-        self, record: Mapping[str, Any], line: bytes, task_id: str, origin: Origin
-    ) -> tuple[bytes, Any, float | None]:
-        """The key of the record, what is to be written of it, and its reward. Raises BadRecord."""
+    def examine(self, record: Mapping[str, Any], line: bytes, task_id: str, origin: Origin) -> Examined:
+        """Raises BadRecord."""
         ...
 
     def write(self, candidates: list[Candidate], origin: Origin, first_line: int) -> bytes:
@@ -123,9 +125,7 @@ class ArtefactForm:
         dialect = load_dialect(setup.dialect)
         self._is_action = lru_cache(CACHED_TURNS)(lambda text: is_action(dialect, text))
 
-    def examine(
-        self, record: Mapping[str, Any], line: bytes, task_id: str, origin: Origin
-    ) -> tuple[bytes, Any, float | None]:
+    def examine(self, record: Mapping[str, Any], line: bytes, task_id: str, origin: Origin) -> Examined:
         messages = messages_of(record)
         images = images_of(record)
         reward = reward_of(record)

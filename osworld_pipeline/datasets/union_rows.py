@@ -20,6 +20,7 @@ from osworld_pipeline.datasets.union_forms import (
     CACHED_TURNS,
     KEY_BYTES,
     Candidate,
+    Examined,
     Origin,
     Setup,
     checked_images,
@@ -54,9 +55,7 @@ class TableForm:
         self._blobs = BlobStore(setup.blobs)
         self._action_type = lru_cache(CACHED_TURNS)(lambda text: self._dialect.parse_strict(text).action_type)
 
-    def examine(
-        self, record: Mapping[str, Any], line: bytes, task_id: str, origin: Origin
-    ) -> tuple[bytes, Any, float | None]:
+    def examine(self, record: Mapping[str, Any], line: bytes, task_id: str, origin: Origin) -> Examined:
         images, reward = images_of(record), reward_of(record)
         try:
             messages = normalise_messages(messages_of(record), system_prompt=self._system_prompt)
