@@ -77,7 +77,7 @@ RAW_COUNTS = pa.schema(
         column("source_path", TEXT, "Its file."),
         column("licence", TEXT, "Of the source."),
         column("revision", TEXT, "Of the source, where it is pinned."),
-        column("sha256", TEXT, "Of the file."),
+        column("sha256", TEXT, "Of the file; of a tree over the names, sizes and contents of its files."),
         column("is_present", FLAG, "The file is there; a source is optional."),
         column("num_bytes", INT64, "Of the file.", NUM_BYTES),
         column("num_records", INT64, "Records that could be read."),

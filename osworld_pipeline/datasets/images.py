@@ -9,6 +9,7 @@ is free of damage in its middle.
 import binascii
 import re
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 from pybase64 import b64decode
@@ -92,7 +93,7 @@ def _number(data: bytes, start: int, length: int, *, little: bool = False) -> in
 
 
 def _png_size(data: bytes) -> tuple[int, int]:
-    view, place, size = memoryview(data), len(_PNG), (0, 0)
+    view, place, size, num_pixel_bytes = memoryview(data), len(_PNG), (0, 0), 0
     while True:
         length = _number(data, place, 4)
         kind = data[place + 4 : place + 8]
@@ -103,7 +104,11 @@ def _png_size(data: bytes) -> tuple[int, int]:
             if kind != b"IHDR" or length != 13:
                 raise DatasetError("a damaged image: a PNG without its header")
             size = _number(data, place + 8, 4), _number(data, place + 12, 4)
+        if kind == b"IDAT":
+            num_pixel_bytes += length
         if kind == b"IEND":
+            if not num_pixel_bytes:
+                raise DatasetError("a damaged image: a PNG without pixel data")
             return size
         place = end + 4
 
@@ -125,15 +130,29 @@ def _jpeg_size(data: bytes) -> tuple[int, int]:
         if marker in _JPEG_FRAMES:
             size = _number(data, place + 5, 2), _number(data, place + 3, 2)
         place += max(length, 2)
-    if data.rfind(b"\xff\xd9", place) < 0:
+    end = data.rfind(b"\xff\xd9", place)
+    if end < 0:
         raise DatasetError("a damaged image: the JPEG has no end")
+    if end <= place + _number(data, place, 2):
+        raise DatasetError("a damaged image: a JPEG without pixel data")
     return size
+
+
+def _webp_chunks(data: bytes) -> Iterator[tuple[bytes, int]]:
+    """Kind and length of each."""
+    place = 12
+    while place + 8 <= len(data):
+        length = _number(data, place + 4, 4, little=True)
+        yield data[place : place + 4], length
+        place += 8 + length + length % 2
 
 
 def _webp_size(data: bytes) -> tuple[int, int]:
     if len(data) < _number(data, 4, 4, little=True) + 8:
         raise DatasetError("a damaged image: the WebP is cut")
     kind = data[12:16]
+    if not any(kind in (b"VP8 ", b"VP8L", b"ANMF") and length for kind, length in _webp_chunks(data)):
+        raise DatasetError("a damaged image: a WebP without pixel data")
     if kind == b"VP8X":
         return _number(data, 24, 3, little=True) + 1, _number(data, 27, 3, little=True) + 1
     if kind == b"VP8L":

@@ -36,12 +36,15 @@ __all__ = [
     "Source",
     "SourceSummary",
     "digest_files",
+    "file_sha256",
     "read_demonstrations",
     "read_tasks",
     "read_tasks_at",
     "source_files",
     "summarise_source",
 ]
+
+NO_FILE = "a folder stands in the place of the file: put the file there, or remove the folder"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +105,10 @@ def read_tasks_at(source: Source, path: Path) -> Iterator[RawTask | Reject]:
     if source.kind == "task_tree":
         yield from _tree_tasks(source, path)
         return
-    rows = _table_rows(path) if source.kind == "task_table" else _json_lines(path)
+    if path.is_dir():
+        yield Reject(source=source.name, path=source.path, line_no=0, kind="unreadable", reason=NO_FILE)
+        return
+    rows = _table_rows(path) if source.kind == "task_table" else _json_lines(path, is_exact=source.has_config)
     for line_no, record in rows:
         place = {"source": source.name, "path": source.path, "line_no": line_no}
         base_id = ""
@@ -179,6 +185,14 @@ def source_files(path: Path) -> list[Path]:
     return [found] if found else []
 
 
+def file_sha256(files: Sequence[Path]) -> str:
+    """SHA-256 of the one file; of a tree, digest_files. Raises OSError where the file cannot be read."""
+    if len(files) != 1:
+        return digest_files(files)
+    with files[0].open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def digest_files(files: Sequence[Path]) -> str:
     """SHA-256 over name, size and content of each; a file that cannot be read counts by name and size."""
     digest = hashlib.sha256()
@@ -192,8 +206,8 @@ def digest_files(files: Sequence[Path]) -> str:
     return digest.hexdigest()
 
 
-def _json_lines(path: Path) -> Iterator[tuple[int, Any]]:
-    """(line number, record or BadRecord) of every line that is not blank."""
+def _json_lines(path: Path, *, is_exact: bool = False) -> Iterator[tuple[int, Any]]:
+    """(line number, record or BadRecord) of every line that is not blank. `is_exact`: as read_exactly."""
     found = find_file(path)
     if found is None:
         return
@@ -210,7 +224,7 @@ def _json_lines(path: Path) -> Iterator[tuple[int, Any]]:
         for number, line in lines_of(block.read()):
             if line and not line.isspace():
                 try:
-                    yield first + number, read_object(line)
+                    yield first + number, read_object(line, exactly=is_exact)
                 except BadRecord as bad:
                     yield first + number, bad
         first += number
@@ -223,7 +237,7 @@ def _text(value: Any) -> str:
 def _table_rows(path: Path) -> Iterator[tuple[int, Any]]:
     if not path.exists():
         return
-    wanted = ("task_id", "id", "metadata", "task_config", "domain")
+    wanted = ("task_id", "id", "metadata", "task_config", "domain", "instruction")
     try:
         with pq.ParquetFile(path) as file:
             columns = [name for name in file.schema_arrow.names if name in wanted]

@@ -58,9 +58,9 @@ def _is_deeper(value: Any, limit: int) -> bool:
     return True
 
 
-def read_object(text: bytes | str) -> dict[str, Any]:
-    """Raises BadRecord where the text is no JSON object."""
-    record = read_json(text)
+def read_object(text: bytes | str, *, exactly: bool = False) -> dict[str, Any]:
+    """`exactly`: as read_exactly. Raises BadRecord where the text is no JSON object."""
+    record = read_exactly(text) if exactly else read_json(text)
     if not isinstance(record, dict):
         raise BadRecord("not a JSON object")
     return record
@@ -102,13 +102,15 @@ def images_of(record: Mapping[str, Any]) -> Sequence[str]:
 
 
 def reward_of(record: Mapping[str, Any]) -> float | None:
-    """None where the record does not say. Raises BadRecord where it says no number."""
+    """None where the record does not say. Raises BadRecord where it says no number within 0..1."""
     found = record.get("reward")
     if found is None:
         return None
     try:
         if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
             raise BadRecord("the reward is not a number")
+        if not 0.0 <= found <= 1.0:
+            raise BadRecord(f"the reward {found:g} is not within 0..1")
         return float(found)
     except OverflowError:
         raise BadRecord("the reward is too large a number") from None

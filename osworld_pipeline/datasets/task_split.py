@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pyarrow as pa
 
+from osworld_pipeline.datasets.records import read_exactly
 from osworld_pipeline.datasets.regular_files import read_regular_file
+from osworld_pipeline.datasets.rejects import BadRecord
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.durable import parquet_bytes, remove_stale_temps, write_file
 from osworld_pipeline.errors import DatasetError, TaskError
@@ -153,9 +154,9 @@ def _task_files(root: Path, domains: Sequence[str], *, is_whole: bool) -> list[P
 
 def _read_task(path: Path, domain: str) -> Task:
     try:
-        config = orjson.loads(read_regular_file(path))
-    except (orjson.JSONDecodeError, OSError) as error:
-        raise TaskError(f"not JSON: {error}") from error
+        config = read_exactly(read_regular_file(path))
+    except (BadRecord, OSError) as error:
+        raise TaskError(str(error)) from error
     if not isinstance(config, dict):
         raise TaskError("not a JSON object")
     return Task.from_config(config, domain=domain)

@@ -15,7 +15,7 @@ import pyarrow as pa
 from osworld_pipeline.columns import RAW_COUNTS, UNION_TASKS
 from osworld_pipeline.datasets.imports import ImportFolder, find_imports
 from osworld_pipeline.datasets.lines import MAX_LINE_BYTES, size_of
-from osworld_pipeline.datasets.raw import digest_files, source_files
+from osworld_pipeline.datasets.raw import file_sha256, source_files
 from osworld_pipeline.datasets.source_lock import read_source_lock
 from osworld_pipeline.datasets.sources import REPLAY_SOURCES, TASK_SOURCES, Source
 from osworld_pipeline.datasets.union_duplicates import list_duplicates
@@ -170,7 +170,7 @@ def _raw_counts(
             "source_path": source.path,
             "licence": licence or None,
             "revision": revision or None,
-            "sha256": digest_files(files) if files else None,
+            "sha256": file_sha256(files) if files else None,
             "is_present": bool(files),
             "num_bytes": sum(map(size_of, files)) if files else None,
             "num_records": num_records[source.kind != "demonstrations"][source.name],

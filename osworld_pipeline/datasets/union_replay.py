@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from osworld_pipeline.datasets.lines import BLOCK_BYTES, find_file, other_files, read_blocks, size_of
+from osworld_pipeline.datasets.raw import NO_FILE
 from osworld_pipeline.datasets.rejects import Reject
 from osworld_pipeline.datasets.sources import Source
 from osworld_pipeline.datasets.union_blocks import Reading
@@ -114,6 +115,10 @@ def _found_files(sources: Sequence[ReplaySource], rejects: RejectWriter) -> list
     """The file of each source that is there, best first; a second form of one is a reject."""
     ordered = sorted(sources, key=lambda item: -item.source.quality_rank)
     files = [(item, file) for item in ordered if (file := find_file(item.path))]
+    for item in ordered:
+        if item.path.is_dir():
+            place = {"source": item.source.name, "path": item.source.path, "line_no": 0}
+            rejects.add([Reject(**place, kind="unreadable", reason=NO_FILE)])
     for item, file in files:
         for other in other_files(item.path):
             reason = f"{file.name} stands beside it and was read instead"

@@ -29,6 +29,8 @@ class TaskConfigs:
     tree: dict[str, RawTask] = field(default_factory=dict)
     twins: dict[str, dict[str, RawTask]] = field(default_factory=dict)
     """By base id, then by folder: all files of the tree whose id several folders have."""
+    bare: dict[str, RawTask] = field(default_factory=dict)
+    """The first row of an id that says an instruction or a domain and no config."""
     imported: dict[str, RawTask] = field(default_factory=dict)
     task_ids: set[str] = field(default_factory=set)
     """Seen in a source of tasks other than the tree."""
@@ -52,6 +54,8 @@ class TaskConfigs:
                 self.imported.setdefault(item.base_id, item)
             elif item.config is not None:
                 self.distill.setdefault(item.base_id, item)
+            elif item.instruction or item.domain:
+                self.bare.setdefault(item.base_id, item)
 
     def _put_tree_task(self, item: RawTask) -> None:
         earlier = self.tree.get(item.base_id)
@@ -95,6 +99,8 @@ def join_tasks(task_ids: Iterable[str], configs: TaskConfigs, replay_ids: set[st
         twins = {} if is_artefact else configs.twins.get(task_id, {})
         meant = [twin for twin in twins.values() if not _is_for_windows(twin)] if source == "osworld_repo" else []
         task = meant[0] if meant else task
+        if task is None and not is_artefact:
+            task = configs.bare.get(task_id)
         row, config = _row(task_id, task, source, configs, is_artefact=is_artefact)
         others = [
             _row(task_id, twin, "osworld_repo", configs, is_artefact=False)[0]

@@ -18,6 +18,7 @@ import orjson
 from osworld_pipeline.datasets.importers.images import ProvenImage
 from osworld_pipeline.datasets.imports import DEMONSTRATIONS, REJECTS, SOURCE_FILE, TASKS
 from osworld_pipeline.datasets.rejects import BadRecord
+from osworld_pipeline.domain.digest import canonical_json
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.durable import locked, write_file
 from osworld_pipeline.errors import DatasetError, StoreError
@@ -127,7 +128,7 @@ class ImportWriter:
         if task_id in self._task_ids:
             return
         self._task_ids.add(task_id)
-        text = None if config is None else orjson.dumps(config).decode()
+        text = None if config is None else canonical_json(config)
         self._write(TASKS, {"task_id": task_id, "instruction": instruction, "domain": domain, "task_config": text})
 
     def add_reject(self, bad: BadRecord, *, path: str, line: int, task_id: str = "") -> None:

@@ -8,8 +8,6 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-import orjson
-
 from osworld_pipeline.datasets.images import MAX_IMAGE_BYTES
 from osworld_pipeline.datasets.importers.calls import Pointer, ToPixels, actions_of, read_code
 from osworld_pipeline.datasets.importers.folder import (
@@ -31,6 +29,7 @@ from osworld_pipeline.datasets.importers.results_reader import (
     read_result,
 )
 from osworld_pipeline.datasets.importers.turns import Conversation
+from osworld_pipeline.datasets.records import read_exactly
 from osworld_pipeline.datasets.regular_files import read_regular_file
 from osworld_pipeline.datasets.rejects import BadRecord
 from osworld_pipeline.domain.episode import Episode
@@ -185,10 +184,11 @@ def _find_task(tasks: Path, attempt: ResultAttempt) -> Task | None:
     """The attempt's task by its file; with its instruction alone where it cannot be scored."""
     path = tasks / attempt.domain / f"{attempt.task_id}.json"
     if not path.is_file():
-        path = next((found for found in tasks.glob("*/*.json") if found.stem == attempt.task_id), path)
+        elsewhere = [found for found in tasks.glob("*/*.json") if found.stem == attempt.task_id]
+        path = elsewhere[0] if len(elsewhere) == 1 else path
     try:
-        config = orjson.loads(read_regular_file(path))
-    except (OSError, orjson.JSONDecodeError):
+        config = read_exactly(read_regular_file(path))
+    except (OSError, BadRecord):
         return None
     instruction = config.get("instruction") if isinstance(config, dict) else None
     if not isinstance(instruction, str) or not instruction.strip():

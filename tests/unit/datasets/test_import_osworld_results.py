@@ -204,6 +204,18 @@ def test_a_success_of_an_unknown_task_says_what_is_missing(state: StateDir, resu
     assert "name the OSWorld checkout" in rejects(state)["stranger"]["reason"]
 
 
+def test_a_task_keeps_its_large_integers_and_one_of_two_domains_is_not_guessed(state: StateDir, results: Path) -> None:
+    put_task(state.osworld_repo, "large", limit=2**64 + 1)
+    for domain in ("chrome", "vlc"):
+        put_task(state.osworld_repo, "twin", domain)
+    for task_id in ("large", "twin"):
+        put_attempt(results, task_id, [CLICK, "DONE"])
+    import_osworld_results(state, results, OPTIONS)
+    (found,) = read_lines(next(state.imports.glob("*/tasks.jsonl")))
+    assert (found["task_id"], json.loads(found["task_config"])["limit"]) == ("large", 2**64 + 1)
+    assert set(rejects(state)) == {"twin"}
+
+
 def test_a_run_started_again_counts_by_its_last_part(state: StateDir, results: Path) -> None:
     put_task(state.osworld_repo, "again")
     folder = put_attempt(results, "again", [CLICK, "DONE"])

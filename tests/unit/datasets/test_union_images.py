@@ -2,6 +2,7 @@
 
 import base64
 import io
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -62,6 +63,30 @@ def test_a_huge_canvas_is_refused_without_being_decoded() -> None:
     image[29:33] = zlib.crc32(image[12:29]).to_bytes(4)
     with pytest.raises(DatasetError, match="60000x60000 pixels"):
         prove_image(bytes(image))
+
+
+def without_png_pixels() -> bytes:
+    image = image_bytes()
+    start = image.index(b"IDAT") - 4
+    length = int.from_bytes(image[start : start + 4])
+    return image[:start] + image[start + 12 + length :]
+
+
+def without_jpeg_pixels() -> bytes:
+    image = image_bytes(fmt="JPEG")
+    scan = image.index(b"\xff\xda") + 2
+    return image[: scan + int.from_bytes(image[scan : scan + 2])] + b"\xff\xd9"
+
+
+def without_webp_pixels() -> bytes:
+    canvas = b"VP8X" + (10).to_bytes(4, "little") + bytes(4) + (31).to_bytes(3, "little") * 2
+    return b"RIFF" + (4 + len(canvas)).to_bytes(4, "little") + b"WEBP" + canvas
+
+
+@pytest.mark.parametrize("make", [without_png_pixels, without_jpeg_pixels, without_webp_pixels])
+def test_an_image_without_pixel_data_is_damaged(make: Callable[[], bytes]) -> None:
+    with pytest.raises(DatasetError, match="without pixel data"):
+        prove_image(make())
 
 
 def test_a_data_uri_is_decoded_and_its_format_told() -> None:

@@ -187,6 +187,47 @@ def test_the_same_turns_over_other_screenshots_are_another_demonstration(state: 
     assert len({row["former_row_id"] for row in rows}) == 1
 
 
+def test_the_hash_of_a_source_is_that_of_its_file(state: StateDir) -> None:
+    path = put_lines(state, "bc_sft", [record()]).locate(state)
+    build_union_tables(state, system_prompt="p")
+    counts = {row["source_dataset"]: row["sha256"] for row in rows_of(state, "raw_counts")}
+    assert counts["bc_sft"] == digest_bytes(path.read_bytes())
+
+
+def test_a_task_without_a_config_keeps_its_instruction_and_domain(state: StateDir) -> None:
+    bare = {"task_id": "t1", "instruction": "Look.", "domain": "gimp", "task_config": None}
+    put_table(state, "distill_train", [bare])
+    build_union_tables(state, system_prompt="p")
+    (row,) = rows_of(state, "union_tasks")
+    assert (row["instruction"], row["domain"], row["has_task_config"]) == ("Look.", "gimp", False)
+    assert row["task_config_source"] == "missing"
+
+
+def test_an_imported_config_keeps_its_large_integers(state: StateDir) -> None:
+    task = {"task_id": "i1", "task_config": config("i1", limit=2**64 + 1)}
+    (put_import(state, "large") / "tasks.jsonl").write_text(json.dumps(task))
+    build_union_tables(state, system_prompt="p")
+    (row,) = [row for row in rows_of(state, "union_tasks") if row["task_id"] == "i1"]
+    assert json.loads(row["task_config"])["limit"] == 2**64 + 1
+
+
+@pytest.mark.parametrize("name", ["bc_sft", "distill_train", "exploratory_rollouts"])
+def test_a_folder_in_place_of_a_source_is_a_reject(state: StateDir, name: str) -> None:
+    SOURCES[name].locate(state).mkdir(parents=True)
+    build_union_tables(state, system_prompt="p")
+    (reject,) = rows_of(state, "rejects")
+    assert (reject["source_dataset"], reject["kind"]) == (name, "unreadable")
+    assert "a folder stands in the place" in reject["reason"]
+
+
+@pytest.mark.parametrize("reward", [-0.1, 1.5, 7])
+def test_a_reward_outside_0_to_1_is_a_reject(state: StateDir, reward: float) -> None:
+    put_lines(state, "bc_sft", [record("t1", reward=reward)])
+    build_union_tables(state, system_prompt="p")
+    (reject,) = rows_of(state, "rejects")
+    assert (reject["kind"], reject["reason"]) == ("malformed", f"the reward {reward:g} is not within 0..1")
+
+
 def test_a_record_that_cannot_be_used_still_names_its_task(state: StateDir) -> None:
     put_lines(state, "bc_sft", [record("t1_chunk3", messages=...), record("t2", images=["x"])])
     build_union_tables(state, system_prompt="p")
