@@ -113,14 +113,20 @@ class Cell:
 
     async def stop(self) -> None:
         """Kills it. Idempotent."""
-        if self._process is not None:
-            await end_sandbox(self._process, self.last_words, what=f"QEMU of {self._name}")
-        if self._network is not None:
-            await self._network.stop()
+        try:
+            if self._process is not None:
+                await end_sandbox(self._process, self.last_words, what=f"QEMU of {self._name}")
+        finally:
+            await self._release()
+
+    async def _release(self) -> None:
         for descriptor in (self._socket_fd, *(self._lifeline or ())):
             if descriptor is not None:
                 os.close(descriptor)
         self._socket_fd = self._lifeline = None
+        network, self._network = self._network, None
+        if network is not None:
+            await network.stop()
         group, self._group = self._group, None
         if group is not None:
             await group.remove()

@@ -32,6 +32,8 @@ OWN_MEMORY_MB = 1024
 FOREIGN_MEMORY_MB = 4096
 KERNEL_OPTIONS = "root=/dev/vda rw init=/sbin/desktop-init console=ttyS0 quiet net.ifnames=0 mitigations=off"
 KERNEL_OPTIONS += " random.trust_cpu=on drm_kms_helper.fbdev_emulation=0 panic=-1"
+_BACKING_FILE = slice(8, 16)
+"""Where a qcow2 file says at which offset it names the file below it; zeros for none."""
 _CHUNK_BYTES = 1 << 22
 _CLOCK_LIMIT_S = 20.0
 
@@ -143,8 +145,14 @@ class ForeignImage(ImageWithAgent):
         if not path.is_file():
             raise DependencyError(f"there is no disk image {path}; name an existing qcow2 file")
         with path.open("rb") as file:
-            if file.read(4) != b"QFI\xfb":
-                raise DependencyError(f"{path} is no qcow2 image; convert it with `qemu-img convert -O qcow2`")
+            header = file.read(_BACKING_FILE.stop)
+        if not header.startswith(b"QFI\xfb"):
+            raise DependencyError(f"{path} is no qcow2 image; convert it with `qemu-img convert -O qcow2`")
+        if any(header[_BACKING_FILE]):
+            raise DependencyError(
+                f"{path} is based on another file, which QEMU does not see; make one of both with "
+                "`qemu-img convert -O qcow2`"
+            )
         self._path, self._firmware, self._boot = path.absolute(), firmware, boot
         self._files_archive, self._password = files_archive, password
         self.memory_mb = memory_mb or FOREIGN_MEMORY_MB

@@ -3,6 +3,7 @@
 import itertools
 import json
 import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,16 @@ def test_an_image_that_is_no_qcow2_is_refused(tmp_path: Path) -> None:
     (tmp_path / "disk.img").write_bytes(b"\0" * 512)
     with pytest.raises(DependencyError, match="qemu-img convert -O qcow2"):
         ForeignImage(tmp_path / "disk.img")
+
+
+@pytest.mark.skipif(shutil.which("qemu-img") is None, reason="no qemu-img here")
+def test_an_image_that_is_based_on_another_is_refused(tmp_path: Path) -> None:
+    subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", tmp_path / "base.qcow2", "1M"], check=True)
+    based_on = ["-b", tmp_path / "base.qcow2", "-F", "qcow2"]
+    subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", *based_on, tmp_path / "disk.qcow2"], check=True)
+    ForeignImage(tmp_path / "base.qcow2")
+    with pytest.raises(DependencyError, match="is based on another file"):
+        ForeignImage(tmp_path / "disk.qcow2")
 
 
 @pytest.mark.parametrize(("size", "reason"), [((100, 100), "too small"), ((1366, 768), "take 1360x768")])
