@@ -16,7 +16,7 @@ from PIL import Image, ImageChops
 from env_server.guest_client import GuestCall, GuestClient
 from env_server.providers.qemu.command import GUEST_PORT, DirectBoot
 from env_server.providers.qemu.guest_files import guest_archive
-from env_server.providers.qemu.images import KERNEL_OPTIONS, ForeignImage, build_in_child
+from env_server.providers.qemu.images import KERNEL_OPTIONS, ForeignImage, OwnImage, build_in_child
 from env_server.providers.qemu.provider import QemuDesktop, QemuProvider
 from env_server.settle import wait_until_calm
 from osworld_pipeline.errors import ReplicaError
@@ -236,6 +236,7 @@ async def test_a_foreign_image_is_never_written_to_and_gets_its_input_as_pyautog
         boot=DirectBoot(kernel=base.kernel, initrd=base.initrd, command_line=options),
         files_archive=archive,
     )
+    source.calm_s = OwnImage.calm_s  # known of this disk
     facts = base.disk.stat()
     async with desktops(source=source) as provider:
         desktop = await provider.start("replica-0")

@@ -21,7 +21,7 @@ DESKTOP_PACKAGES = (
 """The Debian packages of a local desktop (scripts/debian-packages.txt) but for its X server and its walls."""
 
 MACHINE_PACKAGES = (
-    "linux-image-amd64", "initramfs-tools", "busybox", "lz4", "kmod", "sudo",
+    "linux-image-amd64", "initramfs-tools", "busybox-static", "cpio", "fontconfig", "kmod", "sudo",
     "xserver-xorg-core", "xserver-xorg-input-evdev", "x11-xkb-utils",
 )  # fmt: skip
 """What a machine of its own needs besides."""
@@ -36,7 +36,7 @@ KERNEL_MODULES = (
 """All that is kept of the kernel's drivers; the rest is for hardware that no virtual machine has."""
 
 BOOT_MODULES = (
-    "virtio_pci", "virtio_blk", "ext4", "virtio_net", "virtio_rng", "bochs", "virtio_input", "evdev",
+    "crc32c_generic", "virtio_pci", "virtio_blk", "ext4", "virtio_net", "virtio_rng", "bochs", "virtio_input", "evdev",
 )  # fmt: skip
 
 EXCLUDED_PATHS = (
@@ -45,6 +45,28 @@ EXCLUDED_PATHS = (
     # 3D drivers and the compiler behind them: the screen of these machines is drawn by the processor
     "/usr/lib/x86_64-linux-gnu/libLLVM*", "/usr/lib/x86_64-linux-gnu/libz3*", "/usr/lib/x86_64-linux-gnu/dri/*",
 )  # fmt: skip
+
+INITRD_SCRIPT = """\
+#!/bin/sh
+# Process 1 until the disk is there. It loads what these machines have and looks for nothing else, which under emulation
+# takes seconds less than a distribution's initial RAM disk.
+set -f
+mount -t proc proc /proc
+mount -t sysfs sysfs /sys
+mount -t devtmpfs dev /dev
+mkdir -p /dev/pts
+mount -t devpts -o nosuid,noexec,gid=5,mode=0620 devpts /dev/pts
+mount -t tmpfs -o nosuid,nodev,mode=0755 run /run
+while read -r module; do insmod "$module"; done </modules
+for word in $(cat /proc/cmdline); do
+  case $word in root=*) root=${word#root=} ;; init=*) init=${word#init=} ;; esac
+done
+tries=0
+while [ ! -b "$root" ] && [ $tries -lt 100 ]; do sleep 0.1; tries=$((tries + 1)); done
+mount -t ext4 "$root" /root || exit 1
+for place in dev proc sys run; do mount -o move "/$place" "/root/$place"; done
+exec switch_root /root "$init" "$@"
+"""
 
 INIT_SCRIPT = """\
 #!/bin/sh
@@ -56,14 +78,13 @@ fi
 exec python3 -Im osworld_guest.vm_init
 """
 
-PREPARE_HOOK = f"""\
+PREPARE_HOOK = """\
 set -e
 mkdir -p "$1/etc/initramfs-tools/conf.d"
-printf 'MODULES=list\\nCOMPRESS=lz4\\n' >"$1/etc/initramfs-tools/conf.d/desktop"
-printf '%s\\n' {" ".join(BOOT_MODULES)} >"$1/etc/initramfs-tools/modules"
+printf 'MODULES=list\\n' >"$1/etc/initramfs-tools/conf.d/desktop"
 printf '/dev/vda / ext4 defaults 0 1\\n' >"$1/etc/fstab"
 """
-"""Before the kernel is installed, whose installation makes the initial RAM disk."""
+"""Before the kernel is installed, whose installation makes an initial RAM disk, small and not used."""
 
 FINISH_HOOK = f"""\
 set -e
@@ -77,8 +98,26 @@ rm -rf "$1"/var/lib/apt/lists/* "$1"/var/cache/apt/*.bin "$1"/var/cache/apt/arch
 rm -rf "$1"/var/cache/debconf/*-old "$1"/var/log/*.log
 chroot "$1" dpkg-query -W -f '${{Package}} ${{Version}}\\n' >"$OUT/packages"
 cat "$1"/boot/vmlinuz-* >"$OUT/vmlinuz"
-cat "$1"/boot/initrd.img-* >"$OUT/initrd.img"
 rm -rf "$1"/boot/*
+mkdir -p "$1/boot/ram"
+cat >"$1/boot/ram/init" <<'END'
+{INITRD_SCRIPT}END
+chmod 755 "$1/boot/ram/init"
+chroot "$1" sh -ec '
+  cd /boot/ram
+  mkdir bin dev proc sys run root
+  cp /bin/busybox bin/busybox
+  for name in sh cat echo insmod mkdir mount sleep switch_root; do ln -s busybox "bin/$name"; done
+  for module in {" ".join(BOOT_MODULES)}; do
+    modprobe --set-version "$(ls /lib/modules)" --show-depends "$module"
+  done | sed -n "s/^insmod \\([^ ]*\\).*/\\1/p" | cat -n | sort -uk2 | sort -n | cut -f2 >modules
+  xargs cp --parents --target-directory=. <modules
+  find . | cpio --quiet --create --format=newc --owner=0:0 >../initrd.img'
+cat "$1/boot/initrd.img" >"$OUT/initrd.img"
+rm -rf "$1"/boot/*
+# A cache of fonts is valid for folders of the same time, and the disk keeps whole seconds.
+find "$1/usr/share/fonts" -type d -exec touch -d @1700000000 {{}} +
+chroot "$1" fc-cache --force --system-only
 mkdir "$OUT/root"
 mount --bind "$1" "$OUT/root"
 truncate -s {DISK_BYTES} "$OUT/disk.raw"
