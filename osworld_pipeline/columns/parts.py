@@ -85,6 +85,8 @@ EPISODES = pa.schema(
             TEXT,
             "The weights that began it: a checkpoint; in training the parent, after 7 updates <checkpoint_id>-u0007.",
         ),
+        column("suite", TEXT, "Of an evaluation: the built-in suite of its tasks, osworld, or a suite of the user's."),
+        column("suite_name", TEXT, "Of an evaluation: its suite as commands name it: heldout, osworld-chrome, ..."),
         column("domain", TEXT, "Of the task: with task_id its identity; NULL before version 6."),
         column("weights_update", INT32, "Updates of the training stage behind these weights; NULL outside training."),
     ]

@@ -8,9 +8,11 @@ from typing import Any
 from osworld_pipeline.domain.digest import digest_json
 from osworld_pipeline.errors import TaskError
 
-SUITE_OF_TASK = "^(.+)-[a-z0-9_]+-[0-9]+$"
-FAMILY_OF_TASK = "-([a-z0-9_]+)-[0-9]+$"
-"""Task ids of a built-in suite read <suite>-<family>-<number>. Also searched for by DuckDB."""
+BUILT_IN_SUITES = ("desktop-basics", "desktop-shortcuts", "windows-basics", "wine-basics")
+SUITE_OF_TASK = f"^({'|'.join(BUILT_IN_SUITES)})-[a-z0-9_]+-[0-9]+$"
+FAMILY_OF_TASK = f"^(?:{'|'.join(BUILT_IN_SUITES)})-([a-z0-9_]+)-[0-9]+$"
+"""Task ids of a built-in suite read <suite>-<family>-<number>; others may look alike. Also
+searched for by DuckDB."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,23 +12,22 @@ from pathlib import Path
 from typing import Any
 
 from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.domain.task import BUILT_IN_SUITES
 from osworld_pipeline.errors import DatasetError
 from osworld_pipeline.evaluation.suite_files import HELDOUT, EvalSuite, read_suite_file
 from osworld_pipeline.evaluation.suites.family import BLOCK
-from osworld_pipeline.evaluation.suites.suite import SUITES
 from osworld_pipeline.tables.catalog import fresh_views
 
 UNKNOWN_SETTINGS = "settings not recorded"
 NO_SUITE = "osworld"
 """What the view `evals` calls the suite of a task whose id names none."""
-_BUILT_IN = frozenset(name.replace("_", "-") for name in SUITES)
-_TASK = re.compile(r"(.+)-[a-z0-9_]+-([0-9]+)")
+_TASK = re.compile(rf"({'|'.join(BUILT_IN_SUITES)})-[a-z0-9_]+-([0-9]+)")
 _REPORT = re.compile(r"suite-(.+)-([^-]+)")
 
 PLAYED = """
 SELECT key, list(DISTINCT task_id) AS task_ids, list(DISTINCT seed) AS seeds, list(DISTINCT max_turns) AS max_turns,
        list(DISTINCT temperature) AS temperatures, list(DISTINCT engine) AS engines,
-       min(started_at) FILTER (started_at > 0) AS began_at
+       min(started_at) FILTER (started_at > 0) AS began_at, max(nullif(suite_name, '')) AS suite_name
 FROM (
     SELECT *, CASE WHEN starts_with(stage_key, concat('eval-', checkpoint_id, '-'))
         THEN substr(stage_key, length(checkpoint_id) + 7) ELSE '' END AS key
@@ -50,6 +49,8 @@ class Played:
     engines: Sequence[str | None]
     began_at: float | None
     """Unix time; None where nobody said."""
+    suite_name: str | None = None
+    """As the episodes recorded it; None before schema version 6."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +93,7 @@ def name_evaluations(
     named = []
     for played in (Played(**row) for row in rows):
         by_id = suite_by_id(played.task_ids)
-        suite = recorded.get(played.key) or suite_of(played.task_ids, there)
+        suite = recorded.get(played.key) or played.suite_name or suite_of(played.task_ids, there)
         origin = by_id if by_id not in (suite, NO_SUITE) else ""
         name = EvaluationName(key=played.key, suite=suite, origin=origin, settings="", began_at=played.began_at)
         named.append((name, played))
@@ -107,7 +108,7 @@ def suite_of(task_ids: Collection[str], own: Mapping[str, frozenset[str]]) -> st
     """The name of the suite that these tasks are of: held-out ones of a built-in suite, or the smallest of the user's
     that has them all; else what the ids name."""
     read = [_TASK.fullmatch(task_id) for task_id in task_ids]
-    if read and all(one and one[1] in _BUILT_IN and int(one[2]) % BLOCK == BLOCK - 1 for one in read):
+    if read and all(one and int(one[2]) % BLOCK == BLOCK - 1 for one in read):
         return HELDOUT
     holding = [(len(ids), name) for name, ids in own.items() if ids.issuperset(task_ids)]
     smallest = min(holding, default=(0, ""))[0]

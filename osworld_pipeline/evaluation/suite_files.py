@@ -23,6 +23,7 @@ from osworld_pipeline.errors import DatasetError, TaskError
 
 log = logging.getLogger(__name__)
 
+OSWORLD = "osworld"
 HELDOUT = "heldout"
 """Of the recipe's own suite."""
 DOMAINS = (
@@ -40,6 +41,8 @@ class EvalSuite:
     """Distinct by domain and id."""
     digest: str
     """Of every task as it is run and scored."""
+    origin: str = ""
+    """Where the tasks come from: a built-in suite, osworld, or the name of the user's."""
 
     def name_of(self, task: Task) -> str:
         """Of a task among these: its id, with the domain where several domains have a task of that id."""
@@ -101,7 +104,7 @@ def read_osworld_suite(name: str, root: Path) -> EvalSuite:
     if not paths:
         raise DatasetError(f"suite {name}: there is no task of it in {examples}; is it a whole OSWorld checkout?")
     tasks = [_read_task(path, domain=path.parent.name) for path in paths]
-    return _suite(name, tasks)
+    return _suite(name, tasks, origin=OSWORLD)
 
 
 def read_suite_file(path: Path) -> EvalSuite:
@@ -128,24 +131,24 @@ def read_suite_file(path: Path) -> EvalSuite:
             "suite %s has what only OSWorld's desktop-env can do: %s. Env servers without --grader osworld or "
             "--provider desktop_env refuse these tasks.", path.stem, listed,
         )  # fmt: skip
-    return _suite(path.stem, tasks)
+    return _suite(path.stem, tasks, origin=path.stem)
 
 
 def first_tasks(suite: EvalSuite, num_tasks: int) -> EvalSuite:
     """A suite of its own: what was run on a part is never ranked beside what was run on the whole."""
     if num_tasks >= len(suite.tasks):
         return suite
-    return _suite(f"{suite.name}-first-{num_tasks}", suite.tasks[:num_tasks])
+    return _suite(f"{suite.name}-first-{num_tasks}", suite.tasks[:num_tasks], origin=suite.origin)
 
 
-def _suite(name: str, tasks: Sequence[Task]) -> EvalSuite:
+def _suite(name: str, tasks: Sequence[Task], *, origin: str) -> EvalSuite:
     seen: set[tuple[str, str]] = set()
     for task in tasks:
         if (task.domain, task.task_id) in seen:
             raise DatasetError(f"suite {name}: task {task.task_id} is there twice")
         seen.add((task.domain, task.task_id))
     digest = digest_json(sorted([task.task_id, task.domain, task.config_digest] for task in tasks))
-    return EvalSuite(name=name, tasks=tuple(tasks), digest=digest)
+    return EvalSuite(name=name, tasks=tuple(tasks), digest=digest, origin=origin)
 
 
 def _read_task(path: Path, *, domain: str | None = None) -> Task:

@@ -45,6 +45,9 @@ class EpisodePlan:
     update: int = -1
     run_ids: Mapping[str, str] = field(default_factory=dict)
     stage: str = ""
+    suite: str = ""
+    """As Episode's, and so is the next."""
+    suite_name: str = ""
     parent_id: str = ""
     """Of a stage that is being trained: whose weights it begins with."""
 
@@ -224,6 +227,8 @@ def _record(
         purpose=plan.purpose,
         checkpoint_id=plan.checkpoint_id,
         stage=plan.stage,
+        suite=plan.suite,
+        suite_name=plan.suite_name,
         weights_id="" if version is None else plan.weights_id(version),
         weights_update=version if plan.parent_id else None,
         engine=tools.engine.name,

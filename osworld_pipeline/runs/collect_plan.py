@@ -52,7 +52,8 @@ def load_collected(state: StateDir, recipe: Recipe, choice: TaskChoice) -> EvalS
     if choice.suite != TRAIN or choice.tasks_file:
         return load_tasks(state, recipe, choice)
     suite = recipe_suite(recipe)
-    whole = EvalSuite(name=TRAIN, tasks=tuple(item.task for item in suite.train), digest=suite.digest)
+    tasks, origin = tuple(item.task for item in suite.train), recipe.suite.name.replace("_", "-")
+    whole = EvalSuite(name=TRAIN, tasks=tasks, digest=suite.digest, origin=origin)
     return whole if choice.max_tasks is None else first_tasks(whole, choice.max_tasks)
 
 

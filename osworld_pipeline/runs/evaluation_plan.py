@@ -89,7 +89,8 @@ def load_suite(state: StateDir, recipe: Recipe, name: str) -> EvalSuite:
 
 def heldout_suite(recipe: Recipe) -> EvalSuite:
     suite = recipe_suite(recipe)
-    return EvalSuite(name=HELDOUT, tasks=tuple(item.task for item in suite.heldout), digest=suite.digest)
+    tasks = tuple(item.task for item in suite.heldout)
+    return EvalSuite(name=HELDOUT, tasks=tasks, digest=suite.digest, origin=recipe.suite.name.replace("_", "-"))
 
 
 def evaluation_stage_key(checkpoint_id: str, key: str) -> str:
@@ -136,6 +137,8 @@ def plan_evaluation(
                 stage_key=stage_key,
                 run_ids=dict(run_ids or {}),
                 stage=stage,
+                suite=suite.origin,
+                suite_name=suite.name,
             )
             episodes[plan.episode_id] = (task, plan)
     return EvaluationPlan(key=key, stage_key=stage_key, suite_digest=suite.digest, episodes=episodes)

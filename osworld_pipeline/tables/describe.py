@@ -72,7 +72,7 @@ VIEW_DOCS: Mapping[str, Mapping[str, str]] = {
         "task_key": "Names the task in its evaluation: task_id, as domain/task_id where several domains have that id.",
         "domain": "Of the task.",
         "family": "Of a task of a built-in suite; else the domain.",
-        "suite": "Of a task of a built-in suite; else osworld.",
+        "suite": "As recorded; before version 6 that of a task of a built-in suite, else osworld.",
         "reward": "task_reward; NULL for a fault, so that an average has the right denominator.",
         "success": "is_success; NULL for a fault.",
         "shaped_reward": "NULL for a fault.",

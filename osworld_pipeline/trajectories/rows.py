@@ -76,11 +76,13 @@ _EPISODE_FIELDS = (
     "started_at",
     "stage",
     "domain",
+    "suite",
+    "suite_name",
     "weights_id",
     "weights_update",
 )
 
-_EMPTY_TEXTS = ("processor_digest", "source_dataset", "licence", "stage", "domain", "weights_id")
+_EMPTY_TEXTS = ("processor_digest", "source_dataset", "licence", "stage", "domain", "suite", "suite_name", "weights_id")
 """Where an older part has NULL."""
 
 

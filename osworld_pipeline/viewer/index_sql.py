@@ -16,7 +16,8 @@ TABLES = (
         shaped_reward DOUBLE, num_steps INTEGER, max_turns INTEGER, engine VARCHAR, temperature DOUBLE,
         provider VARCHAR, image_digest VARCHAR, grader_version VARCHAR, source_dataset VARCHAR, started_at DOUBLE,
         total_s DOUBLE, mlflow_run VARCHAR, dagster_run VARCHAR, suite VARCHAR, family VARCHAR, reading VARCHAR,
-        num_unread INTEGER, domain VARCHAR, instruction VARCHAR, stage VARCHAR
+        num_unread INTEGER, domain VARCHAR, instruction VARCHAR, stage VARCHAR,
+        suite_name VARCHAR
     )
     """,
     """
@@ -67,7 +68,8 @@ SELECT
     h.is_valid, h.is_success, h.task_reward, h.shaped_reward, h.num_steps, h.max_turns, h.engine, h.temperature,
     h.provider, h.image_digest, h.grader_version, h.source_dataset, h.started_at, h.times_s['total'] AS total_s,
     h.run_ids['mlflow'] AS mlflow_run, h.run_ids['dagster'] AS dagster_run,
-    coalesce(nullif(regexp_extract(h.task_id, '{SUITE_OF_TASK}', 1), ''), 'osworld') AS suite,
+    coalesce(nullif(h.suite, ''), nullif(regexp_extract(h.task_id, '{SUITE_OF_TASK}', 1), ''), 'osworld') AS suite,
+    nullif(h.suite_name, '') AS suite_name,
     nullif(regexp_extract(h.task_id, '{FAMILY_OF_TASK}', 1), '') AS family,
     CASE WHEN r.num_read IS NULL THEN 'no step' WHEN r.num_unread = 0 THEN 'every action read'
          WHEN r.num_unread = r.num_read THEN 'no action read' ELSE 'some not read' END AS reading,

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,8 @@ def played(key: str, task_ids: Sequence[str] = ("mine-a-0001",), **changes: Any)
         "key": key, "task_ids": list(task_ids), "seeds": [0], "max_turns": [5], "temperatures": [0.0],
         "engines": ["transformers"], "began_at": 1_790_000_000.0,
     }  # fmt: skip
+    if suite := re.fullmatch(r"(mine|x)-[a-z]-[0-9]+", task_ids[0] if task_ids else ""):
+        changes = {"suite_name": suite[1]} | changes
     return fields | changes
 
 
@@ -71,7 +74,7 @@ def test_training_tasks_are_never_called_held_out() -> None:
     train = [item.task.task_id for item in SUITE.train]
     assert suite_of([*HELDOUT_IDS, train[0]], {}) == "desktop-basics"
     assert suite_of(train, {}) == "desktop-basics"
-    assert suite_of(["other-a-0004"], {}) == "other"
+    assert suite_of(["other-a-0004"], {}) == "osworld"
 
 
 def test_a_suite_of_the_users_is_the_smallest_that_has_all_tasks() -> None:

@@ -201,7 +201,7 @@ def test_at_most_so_many_demonstrations_of_a_task_in_the_order_of_their_ids() ->
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_share_of_the_tasks_is_the_same_share_of_each_family_and_domain(seed: int) -> None:
-    sizes = {"suite-write_file": 20, "suite-click_button": 10}
+    sizes = {"wine-basics-write_file": 20, "wine-basics-click_button": 10}
     names = {kind: [f"{kind}-{index:04d}" for index in range(size)] for kind, size in sizes.items()}
     names |= {"chrome": list("abcdefghij"), "": list("vwxyz")}
     domains = dict.fromkeys(names["chrome"], "chrome")

@@ -20,9 +20,12 @@ from osworld_pipeline.domain.episode import EpisodePurpose, Outcome, Reward
 from osworld_pipeline.domain.group import RolloutGroup
 from osworld_pipeline.domain.replay import Injection
 from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.domain.task import BUILT_IN_SUITES
 from osworld_pipeline.durable import write_parquet
 from osworld_pipeline.errors import TableError
+from osworld_pipeline.evaluation.evaluation_names import read_evaluation_names
 from osworld_pipeline.evaluation.scores import read_evals, successes_by_task
+from osworld_pipeline.evaluation.suites import SUITES
 from osworld_pipeline.tables.catalog import fresh_views, one_snapshot, rebuild_catalog
 from osworld_pipeline.tables.checkpoints import find_checkpoint, read_checkpoints, upsert_checkpoint
 from osworld_pipeline.tables.examples import BEST_EPISODE_SCREENSHOTS, INJECTED_REPLAY_ROWS, SUCCESS_BY_CHECKPOINT
@@ -126,6 +129,18 @@ def test_evals_tells_tasks_of_two_domains_with_one_id_apart(state: StateDir) -> 
     assert run_query(state, "SELECT domain, instruction FROM evals ORDER BY domain").rows == [
         ("chrome", "In chrome."), ("os", "Alone."), ("vlc", "In vlc."),
     ]  # fmt: skip
+
+
+def test_the_suite_of_an_evaluation_is_recorded_and_an_id_with_hyphens_names_none(state: StateDir) -> None:
+    hyphens = "bb5e4c0d-f964-439c-97b6-123456789012"
+    former = make_episode("former", task_id=hyphens, stage_key="k", seed=1)
+    recorded = make_episode("now", task_id=hyphens, domain="chrome", suite="osworld", suite_name="osworld-chrome")
+    TrajectoryStore(state).write_episodes("a", [former, recorded])
+    rebuild_catalog(state)
+    rows = run_query(state, "SELECT episode_id, family, suite, suite_name FROM evals ORDER BY 1").rows
+    assert rows == [("former", "unknown", "osworld", None), ("now", "chrome", "osworld", "osworld-chrome")]
+    assert {name.suite for name in read_evaluation_names(state).values()} == {"osworld-chrome"}
+    assert tuple(name.replace("_", "-") for name in SUITES) == BUILT_IN_SUITES
 
 
 def test_evals_keeps_a_checkpoints_evaluations_apart(state: StateDir) -> None:
