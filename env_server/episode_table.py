@@ -183,18 +183,23 @@ class EpisodeTable:
             self._num_opening -= 1
 
     async def _prepare(self, episode: Episode) -> Observation:
-        preparing, closing = asyncio.ensure_future(episode.prepare()), asyncio.ensure_future(self._closing.wait())
+        """The first observation. An episode that does not get so far has ended, however late it is cancelled."""
         try:
-            await asyncio.wait({preparing, closing}, return_when=asyncio.FIRST_COMPLETED)
-            if closing.done():
-                raise NoCapacityError("the env server is shutting down; use another one")
-            return preparing.result()
+            return await self._prepare_unless_closing(episode)
         except BaseException as error:
             if self._closing.is_set():
                 self._tell(episode, "shutdown")
             else:
                 self._tell(episode, "client_gone" if isinstance(error, asyncio.CancelledError) else "env_fault")
             raise
+
+    async def _prepare_unless_closing(self, episode: Episode) -> Observation:
+        preparing, closing = asyncio.ensure_future(episode.prepare()), asyncio.ensure_future(self._closing.wait())
+        try:
+            await asyncio.wait({preparing, closing}, return_when=asyncio.FIRST_COMPLETED)
+            if closing.done():
+                raise NoCapacityError("the env server is shutting down; use another one")
+            return preparing.result()
         finally:
             for task in (preparing, closing):
                 task.cancel()

@@ -11,6 +11,7 @@ import pytest
 from fake_desktops import FakeProvider, fake_pool, until
 from surface_server import CRASHING, TASK, write_yes
 
+from env_server.episode import Episode
 from env_server.episode_table import UNCLAIMED_S, EpisodeEnd, EpisodeTable, Opened
 from env_server.main import make_drivers
 from env_server.pool import Pool
@@ -204,3 +205,31 @@ async def test_desktop_that_dies_under_an_idle_episode_is_replaced_at_once() -> 
         table.provider.of("fake-0").alive = False
         await until(lambda: table.pool.num_free == 1)
         assert time.monotonic() - killed_at < 1.0
+
+
+@pytest.mark.parametrize("num_turns", range(8))
+async def test_reset_cancelled_just_as_its_episode_is_ready_has_one_end(
+    num_turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`num_turns` of the event loop pass in between."""
+    prepare, loop = Episode.prepare, asyncio.get_running_loop()
+
+    def cancel_in(turns: int) -> None:
+        if turns:
+            loop.call_soon(cancel_in, turns - 1)
+        else:
+            asking.cancel()
+
+    async def prepare_and_cancel(episode: Episode) -> Any:
+        try:
+            return await prepare(episode)
+        finally:
+            cancel_in(num_turns)
+
+    monkeypatch.setattr(Episode, "prepare", prepare_and_cancel)
+    async with a_table() as table:
+        asking = asyncio.create_task(table.open())
+        await asyncio.wait({asking})
+        if not asking.cancelled():
+            await table.episodes.close(asking.result()[0].episode_id, "it was opened")
+        assert (len(table.ends), table.episodes.num_opened) == (1, 1)

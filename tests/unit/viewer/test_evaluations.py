@@ -88,7 +88,7 @@ def test_evaluations_are_told_by_suite_and_settings_on_every_page(own_state: Sta
 
 def test_two_evaluations_of_a_pair_are_chosen_by_words(own_state: StateDir) -> None:
     for checkpoint_id in (SFT, GSPO):
-        evaluate(own_state, "aa", "mine-a-1", checkpoint_id=checkpoint_id)
+        evaluate(own_state, "aa", "mine-a-1", checkpoint_id=checkpoint_id, suite="mine", suite_name="mine")
     with reading(own_state) as read:
         page = read(f"/compare?a={SFT}&b={GSPO}&settings=aa")
     assert "mine · seed 0 · T 0.8 aa" in page
