@@ -15,7 +15,8 @@ from osworld_pipeline.errors import ReplicaError
 
 ASK_INTERVAL_S = 3
 """How often a desktop without an episode's picture may be asked for one."""
-ASK_TIMEOUT_S = 10.0
+ASK_TIMEOUT_S = 3.0
+"""A desktop that takes longer is busy, and soon has another picture to show; the page asks again."""
 JPEG_QUALITY = 75
 MAX_CACHED = 512
 

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from env_server_process import RunningServer, desktops_below, processes_below, running_env_server
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 
 pytestmark = [pytest.mark.desktop, pytest.mark.slow, pytest.mark.browser]
 
@@ -53,7 +53,8 @@ def page(browser: Browser, complaints: list[str]) -> Iterator[Page]:
     """A tab of its own; what its console says is kept."""
     context = browser.new_context(viewport={"width": 1280, "height": 800})
     page = context.new_page()
-    page.set_default_timeout(15_000)
+    page.set_default_timeout(30_000)
+    expect.set_options(timeout=30_000)
     page.on("console", lambda message: complaints.append(message.text))
     page.on("pageerror", lambda error: complaints.append(str(error)))
     yield page
@@ -134,6 +135,25 @@ def test_picture_and_step_number_change_with_a_step_and_nobody_reloads(
     expect(card.locator(".state")).to_contain_text("warm")
     assert page.title() == "env server"
     assert complaints == []
+
+
+@pytest.mark.parametrize("failure", ["empty", "lost"])
+def test_picture_that_did_not_come_is_fetched_again(page: Page, server: RunningServer, failure: str) -> None:
+    requests: list[str] = []
+
+    def fail_first(route: Route) -> None:
+        requests.append(route.request.url)
+        if len(requests) > 2:
+            route.continue_()
+        elif failure == "empty":
+            route.fulfill(status=204)
+        else:
+            route.abort()
+
+    page.route("**/status/replicas/*/picture*", fail_first)
+    log_in(page, server)
+    expect(page.locator(".card img:visible")).to_have_count(2)
+    assert len(requests) == 4
 
 
 def test_killed_desktop_is_shown_as_replaced(page: Page, server: RunningServer, http: httpx.Client) -> None:

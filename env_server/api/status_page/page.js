@@ -1,7 +1,7 @@
 "use strict";
 // Asks for the figures once a second while the tab is looked at, and for the pictures of the cards in view when they
 // have changed. Whatever comes from a task, a model or a client is set as text, never as markup.
-const REFRESH_MS = 1000, LIMIT_MS = 10000, MAX_FETCHES = 4, SMALL = 480, LARGE = 1280;
+const REFRESH_MS = 1000, LIMIT_MS = 10000, RETRY_MS = 2000, MAX_FETCHES = 4, SMALL = 480, LARGE = 1280;
 const STATES = ["starting", "warm", "leased", "resetting", "failed"];
 const OUTCOMES = ["evaluated", "closed", "idle", "client_gone", "shutdown", "env_fault", "grader_fault"];
 const KEY = "env-server-token";
@@ -107,7 +107,7 @@ function makeCard(id) {
   const card = {
     id, element, replica: null, image: find("img"), noPicture: find(".no-picture"), button: find(".picture"),
     state: find(".state"), task: find(".task"), who: find(".who"), past: find(".past"), error: find(".error"),
-    version: null, isFetching: false, isZooming: false, fetchedAt: 0,
+    version: null, isFetching: false, isZooming: false, fetchedAt: 0, retryAt: 0,
   };
   setText(find("h3"), id);
   element.dataset.replica = id;
@@ -148,8 +148,9 @@ function dropPicture(card) {
 
 function fetchPictures() {
   if (document.hidden || numFetching >= MAX_FETCHES) return;
+  const now = performance.now();
   const wanted = [...cards.values()].filter((card) => card.replica && !card.isFetching && inView.has(card.element)
-    && card.replica.picture !== null && card.replica.picture !== card.version);
+    && card.replica.picture !== null && card.replica.picture !== card.version && now >= card.retryAt);
   wanted.sort((one, other) => one.fetchedAt - other.fetchedAt);
   wanted.slice(0, MAX_FETCHES - numFetching).forEach(fetchPicture);
 }
@@ -161,15 +162,17 @@ async function fetchPicture(card) {
   numFetching += 1;
   try {
     const blob = await loadPicture(card.id, SMALL);
-    card.version = version;
-    if (blob && card.replica.picture !== null) {
+    if (!blob) {
+      card.retryAt = performance.now() + RETRY_MS;
+    } else if (card.replica.picture !== null) {
+      card.version = version;
       setImage(card.image, blob);
       card.image.hidden = false;
       card.noPicture.hidden = true;
     }
   } catch (error) {
     setText(card.noPicture, "the picture did not come");
-    card.version = version;
+    card.retryAt = performance.now() + RETRY_MS;
   } finally {
     card.isFetching = false;
     numFetching -= 1;
