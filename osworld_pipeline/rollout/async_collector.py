@@ -163,7 +163,8 @@ class AsynchronousCollector:
             update = self._update
             batch = await asyncio.to_thread(self._judge, [group], update=update)
         ended = _Ended(serial=serial, batch=batch, judged_for=update)
-        if batch.groups[0].fate is not GroupFate.TRAINED and self._num_top_ups < self._max_top_ups:
+        is_topped_up = batch.groups[0].fate is not GroupFate.TRAINED and self._num_top_ups < self._max_top_ups
+        if is_topped_up and not self._will_be_held(ended):
             self._num_top_ups += 1
             self._drop([ended])
         else:
@@ -201,6 +202,11 @@ class AsynchronousCollector:
 
     def _is_faulty(self, ended: _Ended) -> bool:
         return ended.batch.fault_share > self._max_fault_share
+
+    def _will_be_held(self, ended: _Ended) -> bool:
+        """Whether too many episodes that ended for the next update are faults: more groups would run into the same."""
+        batches = [one.batch for one in [*self._waiting, *self._dropped, ended]]
+        return merge_batches(batches).fault_share > self._max_fault_share
 
     def _as_stale(self, ended: _Ended) -> _Ended:
         reason = (

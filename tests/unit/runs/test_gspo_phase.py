@@ -532,6 +532,23 @@ def test_an_outage_that_goes_on_ends_training_with_the_commonest_fault_and_leave
     assert without_times(recorded(job)) == without_times(recorded(straight)), "a rerun replaces what was held"
 
 
+@pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
+def test_a_storm_of_failed_resets_costs_a_bounded_number_of_episodes(tmp_path: Path, processor: Any, mode: str) -> None:
+    """Each try of an update runs the groups of each update in flight once, and their faulty members once more."""
+    num_in_flight = {"synchronous": 1, "asynchronous": 3}[mode]
+    recipe = recipe_of(mode=mode, max_staleness=2, held_pause_s=0, max_held_updates=3, zero_variance="top_up")
+    job = job_of(tmp_path, recipe)
+    begun: list[int] = []
+
+    def faults(number: int) -> Outcome | None:
+        begun.append(number)
+        return Outcome.ENV_FAULT if number >= PER_UPDATE else None
+
+    ran = run_phase(job, processor, faults=faults, fails=EnvServerError)
+    assert "was held 3 times in a row" in ran.error
+    assert len(begun) - PER_UPDATE <= 3 * num_in_flight * 2 * PER_UPDATE
+
+
 @pytest.mark.parametrize(("place", "count"), [("episode", 20), ("write", 2), ("written", 2), ("episode", 30)])
 def test_a_kill_around_a_held_update_changes_nothing_of_what_is_learned(
     tmp_path: Path, processor: Any, place: str, count: int
