@@ -30,6 +30,21 @@ def parent_of(context: dg.AssetExecutionContext, asset: str, state: StateResourc
     return read_checkpoint_row(state.dir(), checkpoint_id_of(context, asset))
 
 
+def start_or_parent(
+    context: dg.AssetExecutionContext,
+    stage: Stage,
+    asset: str,
+    start: StartResource,
+    state: StateResource,
+    tracking: TrackingResource,
+) -> Checkpoint:
+    """The checkpoint that `stage` trains: that of the resource `start` where training starts with this stage, else that
+    of the asset upstream. Raises as `StartResource.resolve` and `parent_of`."""
+    if start.is_start_of(stage):
+        return start.resolve(state.dir(), tracking)
+    return parent_of(context, asset, state)
+
+
 def checkpoint_id_of(context: dg.AssetExecutionContext, asset: str) -> str:
     """As `parent_of`, of whichever state folder the instance knows it."""
     found = _made_in(context.run.run_id, asset, context.instance)
@@ -79,13 +94,14 @@ def sft_checkpoint(
     launcher: Launcher,
     tracking: TrackingResource,
     progress: ProgressResource,
+    start: StartResource,
 ) -> dg.MaterializeResult:
     """Supervised fine-tuning on the demonstrations of the replay buffer, assistant tokens only."""
     settings, folder = recipe.load(), state.dir()
     services = StageServices(launcher=launcher, tracking=tracking, progress=progress)
     return run_stage(
         context, services, stage=Stage.SFT, program="train_sft", recipe=settings, state=folder,
-        parent=parent_of(context, "base_checkpoint", state),
+        parent=start_or_parent(context, Stage.SFT, "base_checkpoint", start, state, tracking),
         data_digest=training_data_digest(folder, ["replay_buffer"], replay=settings.replay, sft=settings.sft),
     )  # fmt: skip
 
@@ -112,7 +128,9 @@ def flywheel_checkpoint(
     the SFT checkpoint, or what the resource `start` says."""
     settings, folder = recipe.load(), state.dir()
     services = StageServices(launcher=launcher, tracking=tracking, progress=progress)
-    parent = starting_point(context, start, state, tracking)
+    parent = start_or_parent(context, Stage.FLYWHEEL, "sft_checkpoint", start, state, tracking)
+    if start.is_start_of(Stage.FLYWHEEL):
+        context.instance.add_run_tags(context.run.run_id, {RETRAINING_TAG: parent.checkpoint_id})
     data_digest = flywheel_data_digest(folder, settings)
     ran: list[int] = []
 
@@ -131,17 +149,6 @@ def flywheel_checkpoint(
         folder, settings, parent, data_digest=data_digest, run_round=run_round, end_reason=end_reason
     )
     return flywheel_result(result, folder, num_run=len(ran))
-
-
-def starting_point(
-    context: dg.AssetExecutionContext, start: StartResource, state: StateResource, tracking: TrackingResource
-) -> Checkpoint:
-    """What the flywheel begins with; a run that trains it further says so in a tag, which the next one asks for."""
-    if not start.is_retraining:
-        return parent_of(context, "sft_checkpoint", state)
-    parent = start.resolve(state.dir(), tracking)
-    context.instance.add_run_tags(context.run.run_id, {RETRAINING_TAG: parent.checkpoint_id})
-    return parent
 
 
 def flywheel_result(result: FlywheelResult, state: StateDir, *, num_run: int) -> dg.MaterializeResult:
@@ -186,7 +193,8 @@ def build_gspo_asset(stage: Stage, parent_asset: str, description: str) -> dg.As
         services = StageServices(launcher=launcher, tracking=tracking, progress=progress)
         return run_stage(
             context, services, stage=stage, program="train_gspo", recipe=settings, state=folder,
-            parent=parent_of(context, parent_asset, state), desktops=desktops, engine=engine,
+            parent=start_or_parent(context, stage, parent_asset, start, state, tracking),
+            desktops=desktops, engine=engine,
             data_digest=gspo_data_digest(folder, settings),
             budget=start.budget_left(context, settings, folder),
         )  # fmt: skip

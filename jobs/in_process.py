@@ -42,9 +42,16 @@ class InProcess:
     bars: Bars
 
     def run(
-        self, job: str, *, partition: dg.MultiPartitionKey | None = None, request: Mapping[str, Any] | None = None
+        self,
+        job: str,
+        *,
+        partition: dg.MultiPartitionKey | None = None,
+        request: Mapping[str, Any] | None = None,
+        assets: Sequence[dg.AssetKey] | None = None,
+        resources: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        """Waits for what runs of Dagster hold. `request`: what each op of the job is told, by its name. Raises
+        """Waits for what runs of Dagster hold. `request`: configuration of the job's ops, by name. `assets`: those of
+        the job that are materialized; None for all. `resources`: configuration of resources, by name. Raises
         JobStoppedError with the sentence of the first failed step."""
         run_id = str(uuid4())
         definition = self.defs.resolve_job_def(job)
@@ -57,12 +64,14 @@ class InProcess:
                     run_id=run_id,
                     raise_on_error=False,
                     partition_key=partition,
+                    asset_selection=assets,
                     tags={WATCHED_TAG: str(os.getpid())},
                     run_config={
                         "loggers": {"console": {"config": {"log_level": "CRITICAL"}}},
                         "resources": {
                             "recipe": {"config": self.source.model_dump()},
                             "state": {"config": {"path": str(self.state_root)}},
+                            **{name: {"config": dict(config)} for name, config in (resources or {}).items()},
                         },
                         "ops": {name: {"config": dict(config)} for name, config in (request or {}).items()},
                     },
@@ -72,9 +81,10 @@ class InProcess:
         if not result.success:
             raise JobStoppedError(_first_failure(result))
 
-    def expect(self, job: str, *, times: int = 1) -> None:
-        """The bars are to count the assets of this job."""
-        self.bars.expect(times * len(list(self.defs.resolve_job_def(job).asset_layer.selected_asset_keys)))
+    def expect(self, job: str, *, times: int = 1, assets: Sequence[dg.AssetKey] | None = None) -> None:
+        """The bars are to count the assets of this job; `assets` as in `run`."""
+        keys = self.defs.resolve_job_def(job).asset_layer.selected_asset_keys if assets is None else assets
+        self.bars.expect(times * len(list(keys)))
 
     def evaluate(self, checkpoint_ids: Sequence[str], suites: Sequence[str]) -> None:
         """Each checkpoint on each suite, one run each; what is finished is not run again. Raises JobStoppedError."""

@@ -1,8 +1,8 @@
-"""Where the training assets begin: at the asset upstream, or at a checkpoint that is there already, as re-training
-does; what begins so has the recipe's budget."""
+"""Where the training assets begin: at the asset upstream, or at a checkpoint that exists already, as re-training and
+`osworld-pipeline train --from` do."""
 
 import dagster as dg
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
 from osworld_pipeline.domain.state import StateDir
@@ -14,23 +14,44 @@ from osworld_pipeline.runs.registered import register_checkpoint
 from resources.tracking import TrackingResource
 
 CHAMPION = "champion"
+TRAINED_STAGES = tuple(map(str, (Stage.SFT, Stage.FLYWHEEL, Stage.GSPO_PHASE1, Stage.GSPO_PHASE2)))
+"""In the order in which they train."""
 
 
 class StartResource(dg.ConfigurableResource):
-    """What the flywheel goes on from."""
+    """The checkpoint that training starts from, where that is not the asset upstream."""
 
     checkpoint: str = Field(
         default="",
-        description="Empty: the SFT checkpoint. `champion`, or the id of a checkpoint: the flywheel and the GSPO "
-        "phases train that further, within the recipe's budget (retraining.max_wall_s and its kin).",
+        description="Empty: each stage trains the checkpoint of the asset upstream. `champion`, or the id of a "
+        "checkpoint: `stage` and the stages after it train that further.",
+    )
+    stage: str = Field(
+        default=str(Stage.FLYWHEEL),
+        description="The stage that trains `checkpoint`: sft, flywheel, gspo_phase1 or gspo_phase2.",
+    )
+    has_budget: bool = Field(
+        default=True,
+        description="Whether training from `checkpoint` has the recipe's budget (retraining.max_wall_s and its kin).",
     )
 
+    @field_validator("stage")
+    @classmethod
+    def _is_trained(cls, stage: str) -> str:
+        if stage not in TRAINED_STAGES:
+            raise ValueError(f"no stage '{stage}' trains a checkpoint; there are: {', '.join(TRAINED_STAGES)}")
+        return stage
+
     @property
-    def is_retraining(self) -> bool:
+    def is_given(self) -> bool:
         return bool(self.checkpoint)
 
+    def is_start_of(self, stage: Stage) -> bool:
+        """Whether `stage` trains `checkpoint` instead of the asset upstream."""
+        return self.is_given and self.stage == stage
+
     def resolve(self, state: StateDir, tracking: TrackingResource) -> Checkpoint:
-        """The checkpoint that a re-training begins with.
+        """The checkpoint to start from.
 
         Raises:
             dg.Failure: there is no champion, or it has no weights here.
@@ -38,7 +59,7 @@ class StartResource(dg.ConfigurableResource):
             StoreError: it was made elsewhere, and its folder has changed since it was added.
             TrackingError: MLflow cannot be asked for the champion.
         """
-        assert self.is_retraining, "a run that is no re-training begins with the asset upstream"
+        assert self.is_given, "without a checkpoint, training starts from the asset upstream"
         checkpoint_id = tracking.champion(state) if self.checkpoint == CHAMPION else self.checkpoint
         if checkpoint_id is None:
             raise dg.Failure(
@@ -58,8 +79,8 @@ class StartResource(dg.ConfigurableResource):
         return checkpoint
 
     def budget_left(self, context: dg.AssetExecutionContext, recipe: Recipe, state: StateDir) -> Budget:
-        """Of this Dagster run; without limits where it is no re-training. Raises TableError."""
-        if not self.is_retraining:
+        """Of this Dagster run; without limits where it has none. Raises TableError."""
+        if not self.is_given or not self.has_budget:
             return UNLIMITED
         record = context.instance.get_run_record_by_id(context.run.run_id)
         assert record is not None, "a run that is executed has a record"

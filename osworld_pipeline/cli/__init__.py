@@ -20,6 +20,7 @@ from osworld_pipeline.cli import (
     report,
     store,
     tasks,
+    train,
     union,
     view,
 )
@@ -29,8 +30,8 @@ from osworld_pipeline.errors import PipelineError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 COMMANDS = (
-    pipeline, evaluate, backfill, collect, report, view, checkpoints, doctor, tasks, union, imports, exports, lineage,
-    store,
+    train, pipeline, evaluate, backfill, collect, report, view, checkpoints, doctor, tasks, union, imports, exports,
+    lineage, store,
 )  # fmt: skip
 for module in COMMANDS:
     module.register(app)

@@ -1,47 +1,18 @@
-"""`demo` and `query`: run the whole pipeline here, and ask what came of it."""
+"""`query`: SQL over the catalog."""
 
 import sys
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from osworld_pipeline.cli.machine import JsonOption, tell
-
-if TYPE_CHECKING:
-    from jobs.demo import DemoEnd
+from osworld_pipeline.cli.machine import JsonOption
 
 StateOption = Annotated[Path, typer.Option(help="The state folder.")]
 
 
 def register(app: typer.Typer) -> None:
-    app.command()(demo)
     app.command()(query)
-
-
-def demo(
-    recipe: Annotated[str, typer.Option(help="A shipped recipe by name, or a .toml file.")] = "demo",
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="key=value, as agent.max_turns=4; wins over the recipe. May be given often."),
-    ] = None,
-    smoke: Annotated[bool, typer.Option("--smoke", help="The recipe's road at the smallest size.")] = False,
-    state: StateOption = Path("var"),
-    as_json: JsonOption = False,
-) -> None:
-    """Materialize every asset on this machine, then print success rates on held-out tasks."""
-    from jobs.demo import run_demo
-    from osworld_pipeline.definitions import defs, environment
-    from resources.state import RecipeResource
-
-    source = RecipeResource(name=recipe, settings=settings or [], smoke=smoke, environment=environment)
-    # Bars and tables are for people: with --json they go to standard error.
-    ended = run_demo(defs, source=source, state_root=state, console=Console(stderr=as_json))
-    if as_json:
-        _tell_demo(state, source.load().evaluation.confidence, ended)
-    sys.exit(ended.status)
 
 
 def query(
@@ -67,16 +38,3 @@ def query(
         sys.stdout.flush()
     else:
         write_file(output.resolve(), data)
-
-
-def _tell_demo(state: Path, confidence: float, ended: "DemoEnd") -> None:
-    """Scores of every evaluation in the state, this run's among them; what changed, and what replay contributed."""
-    from osworld_pipeline.domain.state import StateDir
-    from osworld_pipeline.evaluation.scores import read_scores
-
-    scores = [
-        {**asdict(score), "success_rate": score.success_rate}
-        for score in read_scores(StateDir(state.resolve()), confidence=confidence)
-    ]
-    changes = [change.fields() for change in ended.changes]
-    tell({"state": state, "ok": ended.status == 0, "scores": scores, "changes": changes, "replay": ended.replay})

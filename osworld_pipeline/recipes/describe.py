@@ -21,7 +21,7 @@ HEAD = """# Recipes
 A run is one recipe: a TOML file under `osworld_pipeline/recipes/`, or any other by its path. This page is written from
 the schema (`python -m osworld_pipeline.recipes.describe > docs/recipes.md`).
 
-Of four sources the first that gives a key wins: the command line (`osworld-pipeline demo --recipe NAME --set
+Of four sources the first that gives a key wins: the command line (`osworld-pipeline train --recipe NAME --set
 agent.max_turns=4`, the value in TOML; an empty one returns to the default), the recipe's file, the environment, the
 default. Unknown keys are refused. The resolved recipe, with where each value came from, is saved beside every
 checkpoint (`trainer_state.json`) and told in the run's log. `--smoke` runs any recipe's road at a size that a laptop

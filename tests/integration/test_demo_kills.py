@@ -40,6 +40,29 @@ def start_demo(folder: Path) -> subprocess.Popen[str]:
         )
 
 
+def check_training_from_a_folder(folder: Path, state: StateDir) -> None:
+    """One stage trains a checkpoint from elsewhere, without SFT, and both are evaluated."""
+    sft = next((folder / "var/checkpoints").glob("sft-*/model.safetensors")).parent
+    elsewhere = folder / "elsewhere"
+    shutil.copytree(sft, elsewhere, ignore=shutil.ignore_patterns("checkpoint.json", "manifest.json"))
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "osworld_pipeline.cli", "train", "--recipe", "smoke", "--from", str(elsewhere),
+            "--stages", "gspo_phase1", "--set", "gspo.phase1.num_updates=1",
+        ],
+        cwd=folder, capture_output=True, text=True, timeout=DEMO_LIMIT_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    made = rows(
+        state,
+        "SELECT made.num_updates, start.stage, count(DISTINCT evals.checkpoint_id) FROM checkpoints AS made "
+        "JOIN checkpoints AS start ON start.checkpoint_id = made.parent_id "
+        "JOIN evals ON evals.checkpoint_id IN (made.checkpoint_id, start.checkpoint_id) "
+        "WHERE start.stage = 'external' GROUP BY ALL",
+    )
+    assert made == [(1, "external", 2)]
+
+
 def rows(state: StateDir, sql: str) -> list[tuple]:
     return run_query(state, sql).rows
 
@@ -76,6 +99,7 @@ def test_demo_killed_at_random_ends_in_the_same_state_without_duplicates(tmp_pat
         assert snapshot(state) == before, "a second run of a finished demo changed something"
     assert not wait_for_nobody(tmp_path, limit_s=25)
     check_cookbook(state)
+    check_training_from_a_folder(tmp_path, state)
 
 
 def snapshot(state: StateDir) -> str:

@@ -106,7 +106,13 @@ def state(tmp_path: Path, instance: dg.DagsterInstance) -> StateDir:
 
 
 def materialize(
-    instance: dg.DagsterInstance, state: StateDir, start: str, *settings: str, champion: str = "best-1"
+    instance: dg.DagsterInstance,
+    state: StateDir,
+    start: str,
+    *settings: str,
+    champion: str = "best-1",
+    stage: Stage = Stage.FLYWHEEL,
+    has_budget: bool = True,
 ) -> dg.ExecuteInProcessResult:
     resources = {
         "state": StateResource(path=str(state.root)),
@@ -116,7 +122,7 @@ def materialize(
         "launcher": Program(),
         "tracking": NoTracking(best=champion),
         "progress": ProgressResource(),
-        "start": StartResource(checkpoint=start),
+        "start": StartResource(checkpoint=start, stage=str(stage), has_budget=has_budget),
     }
     return dg.materialize(ASSETS, instance=instance, resources=resources, raise_on_error=False)
 
@@ -213,3 +219,22 @@ def test_what_cannot_be_trained_further_is_refused_in_one_sentence(
     result = materialize(instance, state, start, champion=champion)
     assert not result.success
     assert sentence in str(result.failure_data_for_node("flywheel_checkpoint"))
+
+
+def test_a_phase_may_train_a_named_checkpoint_without_a_budget(instance: dg.DagsterInstance, state: StateDir) -> None:
+    result = materialize(
+        instance, state, "best-1", "retraining.max_episodes=1", stage=Stage.GSPO_PHASE1, has_budget=False
+    )
+    flywheel, phase1, phase2 = shown(result)
+    assert flywheel["checkpoint_id"] == "sft-1", "it stands for the asset upstream"
+    assert phase1["parent_id"] == "best-1"
+    assert phase2["parent_id"] == phase1["checkpoint_id"]
+    assert "stopped" not in phase1 | phase2
+    run = instance.get_run_by_id(result.dagster_run.run_id)
+    assert run is not None
+    assert RETRAINING_TAG not in run.tags
+
+
+def test_training_starts_with_a_stage_that_trains() -> None:
+    with pytest.raises(ValueError, match="no stage 'base' trains a checkpoint"):
+        StartResource(checkpoint="best-1", stage="base")

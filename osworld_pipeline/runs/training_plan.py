@@ -1,0 +1,145 @@
+"""What a training will take, before anything starts: stages, episodes, processes, desktops, memory and disk. Pure
+arithmetic on a recipe; times come from episodes that this state has recorded."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+from osworld_pipeline.domain.checkpoint import Stage
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.recipes import Recipe
+from osworld_pipeline.recipes.schema import GspoPhaseSection
+from osworld_pipeline.tables.catalog import fresh_views
+from osworld_pipeline.training.model_shapes import ModelShape, shape_of
+
+MASTER_BYTES = 4
+"""Of a trained parameter's float32 master in a checkpoint's optimiser state; the two moments take twice as much."""
+NUM_BYTES = {"float32": 4, "bfloat16": 2}
+MIN_EPISODES = 10
+"""Recorded episodes below this give no estimate of time."""
+NUM_RECENT = 1000
+_RECENT = """
+SELECT times_s['total'] AS total_s FROM episodes
+WHERE is_valid AND purpose = 'train' AND times_s['total'] > 0
+ORDER BY started_at DESC LIMIT $limit
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagePlan:
+    stage: Stage
+    num_updates: int
+    num_episodes: int
+    """Rollouts, without repetitions of faulty ones and without groups that are run in place of others."""
+    how: str
+    """The product that the episodes, or the examples of SFT, come from."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingPlan:
+    stages: tuple[StagePlan, ...]
+    num_processes: int
+    """Ranks of the trainer; each takes one GPU where there are GPUs."""
+    engine: str
+    desktops: str
+    num_slots: int
+    """Episodes that run at once."""
+    checkpoint_bytes: int | None
+    """Weights and optimiser state of one checkpoint; None where the model's size is unknown."""
+    num_checkpoints: int
+    """That are kept at the same time, at most."""
+    episode_s: float | None
+    """Median wall time of this state's latest training episodes; None where there are too few."""
+
+    @property
+    def num_episodes(self) -> int:
+        return sum(stage.num_episodes for stage in self.stages)
+
+    @property
+    def rollout_s(self) -> float | None:
+        """Estimate: episodes x median time of an episode / episodes at once."""
+        return None if self.episode_s is None else self.num_episodes * self.episode_s / self.num_slots
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self) | {"num_episodes": self.num_episodes, "rollout_s": self.rollout_s}
+
+
+def plan_training(recipe: Recipe, stages: Sequence[Stage], state: StateDir) -> TrainingPlan:
+    """
+    Raises:
+        StoreError: the folder of the recipe's model does not give its sizes.
+        TableError: the episodes of this state cannot be read.
+    """
+    trained = [stage for stage in stages if stage is not Stage.BASE]
+    plans = tuple(plan for stage in trained if (plan := _plan_stage(recipe, stage)) is not None)
+    shape = shape_of(recipe.model)
+    trainer, engine, desktop = recipe.trainer, recipe.engine, recipe.desktop
+    is_remote = bool(desktop.server_urls)
+    return TrainingPlan(
+        stages=plans,
+        num_processes=trainer.num_processes,
+        engine=f"{engine.kind} at {', '.join(engine.urls)}" if engine.urls else f"{engine.kind}, in the trainer",
+        desktops=f"{desktop.num_replicas} on {', '.join(desktop.server_urls)}"
+        if is_remote
+        else f"{desktop.num_replicas} local ones on this machine",
+        num_slots=recipe.rollout.max_concurrent_episodes or desktop.num_replicas,
+        checkpoint_bytes=None if shape is None else _checkpoint_bytes(recipe, shape),
+        num_checkpoints=sum(_num_kept(recipe, plan) for plan in plans),
+        episode_s=_measured_episode_s(state),
+    )
+
+
+def _plan_stage(recipe: Recipe, stage: Stage) -> StagePlan | None:
+    """None for a flywheel without a round."""
+    gspo, flywheel, sft = recipe.gspo, recipe.flywheel, recipe.sft
+    if stage is Stage.SFT:
+        how = f"{sft.num_updates:,} updates x {sft.batch_size} demonstrations"
+        return StagePlan(stage=stage, num_updates=sft.num_updates, num_episodes=0, how=how)
+    if stage is Stage.FLYWHEEL:
+        if not flywheel.num_rounds:
+            return None
+        num_tasks = flywheel.max_tasks or recipe.suite.num_train
+        return StagePlan(
+            stage=stage,
+            num_updates=flywheel.num_rounds * flywheel.num_updates,
+            num_episodes=flywheel.num_rounds * num_tasks * flywheel.samples_per_task,
+            how=f"{flywheel.num_rounds} rounds x {num_tasks} tasks x {flywheel.samples_per_task} samples",
+        )
+    phase: GspoPhaseSection = gspo.phase1 if stage is Stage.GSPO_PHASE1 else gspo.phase2
+    return StagePlan(
+        stage=stage,
+        num_updates=phase.num_updates,
+        num_episodes=phase.num_updates * gspo.tasks_per_update * gspo.group_size,
+        how=f"{phase.num_updates} updates x {gspo.tasks_per_update} tasks x {gspo.group_size} siblings",
+    )
+
+
+def _num_kept(recipe: Recipe, plan: StagePlan) -> int:
+    """Of a stage: its end, the last ones to resume from, and milestones."""
+    every = recipe.trainer.keep_every
+    return 1 + recipe.trainer.keep_last + (plan.num_updates // every if every else 0)
+
+
+def _checkpoint_bytes(recipe: Recipe, shape: ModelShape) -> int:
+    """Weights in the model's precision, and for each trained parameter a float32 master and two moments."""
+    dtype = getattr(recipe.model, "dtype", "float32")
+    lora = recipe.trainer.lora
+    if lora is not None:
+        layers = shape.text.num_layers
+        num_trained = sum(
+            layers * lora.rank * sum(shape.text.linear_layers[name])
+            for name in lora.target_modules
+            if name in shape.text.linear_layers
+        )
+        return num_trained * (MASTER_BYTES + 2 * MASTER_BYTES)
+    num_trained = shape.parameters if recipe.trainer.train_vision else shape.text.parameters
+    return shape.parameters * NUM_BYTES[dtype] + num_trained * 3 * MASTER_BYTES
+
+
+def _measured_episode_s(state: StateDir) -> float | None:
+    if not state.catalog.is_file():
+        return None
+    with fresh_views(state) as connection:
+        rows = connection.execute(_RECENT, {"limit": NUM_RECENT}).fetchall()
+    return median(row[0] for row in rows) if len(rows) >= MIN_EPISODES else None
