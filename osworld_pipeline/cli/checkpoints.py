@@ -7,6 +7,7 @@ import typer
 from rich.console import Console
 
 from osworld_pipeline.cli.machine import JsonOption, tell
+from osworld_pipeline.cli.options import existing_state
 from osworld_pipeline.cli.pipeline import StateOption
 from osworld_pipeline.cli.shown import show_table
 
@@ -47,11 +48,10 @@ def add(
 @checkpoints.command("list")
 def list_(state: StateOption = Path("var"), as_json: JsonOption = False) -> None:
     """All checkpoints there are, parents before children."""
-    from osworld_pipeline.domain.state import StateDir
     from osworld_pipeline.runs.registered import all_checkpoints
     from osworld_pipeline.runs.stages import checkpoint_card
 
-    found = all_checkpoints(StateDir(state.resolve()))
+    found = all_checkpoints(existing_state(state))
     if as_json:
         tell([checkpoint_card(checkpoint) for checkpoint in found])
         return

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from osworld_pipeline.cli.machine import JsonOption, tell
+from osworld_pipeline.cli.options import existing_state
 from osworld_pipeline.cli.pipeline import StateOption
 
 if TYPE_CHECKING:
@@ -47,7 +48,6 @@ def slime(
     """Slime-OSWorld's replay JSONL and task Parquets; --where is over the `replay` view."""
     from osworld_pipeline.agent.dialects import load_dialect
     from osworld_pipeline.datasets.exporters.slime import export_slime
-    from osworld_pipeline.domain.state import StateDir
 
     try:
         prompt = load_dialect(dialect).system_prompt(system_prompt)
@@ -55,7 +55,7 @@ def slime(
         raise typer.BadParameter(str(error)) from error
     with _progress_bar() as on_progress:
         done = export_slime(
-            StateDir(state.resolve()),
+            existing_state(state),
             output,
             system_prompt=prompt,
             selection=_selection(checkpoint, where, min_reward, licence_only),
@@ -84,11 +84,10 @@ def osworld_results(
 ) -> None:
     """OSWorld's result folders of evaluation episodes; --where is over the `evals` view."""
     from osworld_pipeline.datasets.exporters.osworld_results import export_osworld_results
-    from osworld_pipeline.domain.state import StateDir
 
     with _progress_bar() as on_progress:
         done = export_osworld_results(
-            StateDir(state.resolve()),
+            existing_state(state),
             output,
             selection=_selection(checkpoint, where, min_reward, None),
             replace=replace,
@@ -121,11 +120,10 @@ def huggingface(
 ) -> None:
     """A Hugging Face dataset (Parquet with images, and a card); --where is over `episodes`, or over `replay`."""
     from osworld_pipeline.datasets.exporters.huggingface import CONFIGS, export_huggingface
-    from osworld_pipeline.domain.state import StateDir
 
     with _progress_bar() as on_progress:
         done = export_huggingface(
-            StateDir(state.resolve()),
+            existing_state(state),
             output,
             selection=_selection(checkpoint, where, min_reward, licence_only, purpose),
             configs=config or CONFIGS,
@@ -165,7 +163,6 @@ def areal(
     from typing import get_args
 
     from osworld_pipeline.datasets.exporters.areal import RewardKind, export_areal
-    from osworld_pipeline.domain.state import StateDir
 
     if reward not in get_args(RewardKind):
         raise typer.BadParameter(f"--reward is task, shaped or group, not {reward!r}")
@@ -173,7 +170,7 @@ def areal(
         raise typer.BadParameter("--turn-discount is more than 0 and at most 1")
     with _progress_bar() as on_progress:
         done = export_areal(
-            StateDir(state.resolve()),
+            existing_state(state),
             output,
             processor=processor,
             selection=_selection(checkpoint, where, min_reward, licence_only, purpose),
@@ -204,12 +201,11 @@ def merged(
     as_json: JsonOption = False,
 ) -> None:
     """A LoRA checkpoint as whole weights (Hugging Face format), with the share of its change that rounding took."""
-    from osworld_pipeline.domain.state import StateDir
     from osworld_pipeline.runs.merged_export import export_merged
 
     if dtype not in ("float32", "bfloat16"):
         raise typer.BadParameter(f"--dtype is float32 or bfloat16, not {dtype!r}")
-    done = export_merged(StateDir(state.resolve()), checkpoint, output, dtype=dtype, replace=replace)
+    done = export_merged(existing_state(state), checkpoint, output, dtype=dtype, replace=replace)
     if as_json:
         tell({"output": output, **asdict(done)})
         return
@@ -234,7 +230,6 @@ def cookbook(
     as_json: JsonOption = False,
 ) -> None:
     """Questions that people ask of the store: list them, or ask one."""
-    from osworld_pipeline.domain.state import StateDir
     from osworld_pipeline.tables.cookbook import COOKBOOK, find_question, render_cookbook
     from osworld_pipeline.tables.format import render
     from osworld_pipeline.tables.query import run_query
@@ -255,7 +250,7 @@ def cookbook(
         tell(asdict(question))
         return
     output = "json" if as_json else output
-    print(question.sql if show_sql else render(run_query(StateDir(state.resolve()), question.sql), output))
+    print(question.sql if show_sql else render(run_query(existing_state(state), question.sql), output))
 
 
 def _selection(

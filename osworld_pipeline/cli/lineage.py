@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from osworld_pipeline.cli.machine import JsonOption, tell
+from osworld_pipeline.cli.options import existing_state
 from osworld_pipeline.cli.pipeline import StateOption
 
 if TYPE_CHECKING:
@@ -32,10 +33,9 @@ def lineage(
     """Walk from an id to all that made it (down to the files with its pixels) and to what it made."""
     from rich.console import Console
 
-    from osworld_pipeline.domain.state import StateDir
     from osworld_pipeline.tables.walk import walk
 
-    folder = StateDir(state.resolve())
+    folder = existing_state(state)
     found = walk(folder, thing, limit=limit)
     if as_json:
         tell(_with_paths(asdict(found), folder))

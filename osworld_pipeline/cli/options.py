@@ -1,10 +1,12 @@
 """Options that several commands share: which recipe, how it is changed, and where desktops and state are."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
+    from osworld_pipeline.domain.state import StateDir
     from resources.state import RecipeResource
 
 RecipeOption = Annotated[str, typer.Option(help="How it is done: a shipped recipe by name, or a .toml file.")]
@@ -31,6 +33,20 @@ def recipe_source(name: str, settings: list[str] | None, smoke: bool, **given: o
 
     more = [f"{key.replace('__', '.')}={value}" for key, value in given.items() if value is not None]
     return RecipeResource(name=name, settings=[*(settings or []), *more], smoke=smoke, environment=environment)
+
+
+def existing_state(path: Path) -> "StateDir":
+    """For commands that read a state, or work on what is in it. Raises StoreError where there is no such folder."""
+    from osworld_pipeline.domain.state import StateDir
+    from osworld_pipeline.errors import StoreError
+
+    state = StateDir(path.resolve())
+    if not state.root.is_dir():
+        raise StoreError(
+            f"there is no state folder {state.root}: run osworld-pipeline demo or train first, or name another folder "
+            "with --state"
+        )
+    return state
 
 
 def names_of(text: str) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from osworld_pipeline.cli.machine import JsonOption
+from osworld_pipeline.cli.options import existing_state
 
 StateOption = Annotated[Path, typer.Option(help="The state folder.")]
 
@@ -24,7 +25,6 @@ def query(
     as_json: JsonOption = False,
 ) -> None:
     """Ask the catalog a question in SQL (DuckDB), read-only; it sees the trajectories of one moment."""
-    from osworld_pipeline.domain.state import StateDir
     from osworld_pipeline.durable import write_file
     from osworld_pipeline.errors import TableError
     from osworld_pipeline.tables.format import answer
@@ -32,7 +32,7 @@ def query(
     fmt = "json" if as_json else fmt
     if fmt == "parquet" and output is None and sys.stdout.isatty():
         raise TableError("Parquet is no text: give --output FILE, or send standard output to a file or a program")
-    data = answer(StateDir(state.resolve()), sql, fmt, timeout_s=timeout_s)
+    data = answer(existing_state(state), sql, fmt, timeout_s=timeout_s)
     if output is None:
         sys.stdout.buffer.write(data)
         sys.stdout.flush()

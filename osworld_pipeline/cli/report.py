@@ -8,7 +8,14 @@ import typer
 from rich.console import Console
 
 from osworld_pipeline.cli.machine import JsonOption, tell
-from osworld_pipeline.cli.options import RecipeOption, SettingsOption, SmokeOption, names_of, recipe_source
+from osworld_pipeline.cli.options import (
+    RecipeOption,
+    SettingsOption,
+    SmokeOption,
+    existing_state,
+    names_of,
+    recipe_source,
+)
 from osworld_pipeline.cli.pipeline import StateOption
 from osworld_pipeline.cli.shown import counted, say
 
@@ -40,12 +47,11 @@ def report(
         raise typer.BadParameter("--training, --suite and --all each name what to report: give one of them")
     if checkpoints and (training or suite):
         raise typer.BadParameter("--checkpoints chooses what stands in the report of evaluations, and in --all")
-    from osworld_pipeline.domain.state import StateDir
     from osworld_pipeline.runs import report as made
     from osworld_pipeline.runs.registered import all_checkpoints
     from resources.tracking import TrackingResource
 
-    folder = StateDir(state.resolve())
+    folder = existing_state(state)
     uri = TrackingResource().resolve(folder)
     if training:
         stage_key = made.find_stage(folder, training)

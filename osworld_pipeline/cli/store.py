@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from osworld_pipeline.cli.machine import JsonOption, tell
+from osworld_pipeline.cli.options import existing_state
 
 StateOption = Annotated[Path, typer.Option(help="The state folder.")]
 
@@ -25,10 +26,9 @@ def compact(
     as_json: JsonOption = False,
 ) -> None:
     """Make few large, sorted files of many small trajectory parts; safe beside training and queries."""
-    from osworld_pipeline.domain.state import StateDir
     from osworld_pipeline.runs.upkeep import compact_store
 
-    done = compact_store(StateDir(state.resolve()), min_parts=min_parts, target_bytes=target_mb << 20)
+    done = compact_store(existing_state(state), min_parts=min_parts, target_bytes=target_mb << 20)
     if as_json:
         tell(done)
         return
@@ -45,10 +45,9 @@ def collect(
     as_json: JsonOption = False,
 ) -> None:
     """Remove images that no row names and files of parts that were replaced; safe beside training and queries."""
-    from osworld_pipeline.domain.state import StateDir
     from osworld_pipeline.runs.upkeep import collect_garbage
 
-    done = collect_garbage(StateDir(state.resolve()), grace_s=grace_h * 3600, is_dry_run=dry_run)
+    done = collect_garbage(existing_state(state), grace_s=grace_h * 3600, is_dry_run=dry_run)
     if as_json:
         tell({**asdict(done), "is_dry_run": dry_run})
         return
@@ -60,10 +59,9 @@ def collect(
 
 def missing(state: StateOption = Path("var"), as_json: JsonOption = False) -> None:
     """Name every image that a row refers to and the store lacks; status 1 where there is one."""
-    from osworld_pipeline.domain.state import StateDir
     from osworld_pipeline.runs.upkeep import missing_blobs
 
-    found = missing_blobs(StateDir(state.resolve()))
+    found = missing_blobs(existing_state(state))
     if as_json:
         tell([{"sha256": sha256, "named_in": path} for sha256, path in found.items()])
     else:
@@ -77,10 +75,9 @@ def missing(state: StateOption = Path("var"), as_json: JsonOption = False) -> No
 
 def rebuild(state: StateOption = Path("var"), as_json: JsonOption = False) -> None:
     """Make the catalog again, and the compaction's manifest where it is lost, damaged or old; nothing else changes."""
-    from osworld_pipeline.domain.state import StateDir
     from osworld_pipeline.runs.upkeep import rebuild_store
 
-    done = rebuild_store(StateDir(state.resolve()))
+    done = rebuild_store(existing_state(state))
     if as_json:
         tell(done)
         return

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from osworld_pipeline.cli.options import existing_state
 from osworld_pipeline.cli.pipeline import StateOption
 from osworld_pipeline.viewer import DAGSTER_URL, DEFAULT_HOST, DEFAULT_PORT, MLFLOW_URL
 
@@ -28,13 +29,12 @@ def view(
     from osworld_pipeline.datasets.without_pandas import forbid_pandas
 
     forbid_pandas()
-    from osworld_pipeline.domain.state import StateDir
     from osworld_pipeline.viewer.pages import episode_url
     from osworld_pipeline.viewer.serving import serve
     from osworld_pipeline.viewer.settings import ViewerSettings, token_from
 
     settings = ViewerSettings(
-        state=StateDir(state.resolve()),
+        state=existing_state(state),
         host=host,
         port=port,
         token=token_from(),

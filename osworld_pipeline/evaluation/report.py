@@ -15,6 +15,7 @@ from osworld_pipeline.evaluation.changes import Change, Training, changes_of
 from osworld_pipeline.evaluation.charts import Chart, Point, Series, line_chart
 from osworld_pipeline.evaluation.curves import METRIC_ORDER, STAGE_ORDER, MetricPoint
 from osworld_pipeline.evaluation.effect import RULE
+from osworld_pipeline.evaluation.evaluation_names import read_evaluation_names
 from osworld_pipeline.evaluation.filmstrips import Filmstrip, FilmstripOf, read_filmstrips
 from osworld_pipeline.evaluation.intervals import rate_over_tasks
 from osworld_pipeline.evaluation.page import render_page
@@ -44,6 +45,23 @@ class Cell:
     num_faults: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Evaluations on one suite under the same settings, which alone are compared."""
+
+    title: str
+    scores: Sequence[CheckpointScore]
+    num_tasks: int
+    apart: Sequence[str]
+    """Sentences about scores that are not ranked together."""
+    families: Mapping[str, Sequence[Cell]]
+    fault_kinds: Mapping[str, int]
+    fault_examples: Sequence[EvalRow]
+    changes: Sequence[Change]
+    facts: Mapping[str, str]
+    """What the numbers depend on."""
+
+
 def write_report(
     state: StateDir,
     *,
@@ -55,24 +73,28 @@ def write_report(
     checkpoints: Sequence[Checkpoint] = (),
 ) -> Path:
     """Writes `reports/report.html` from the tables as they are now; curves of reward and success come from the
-    training episodes, others from `metrics`. `stage_keys` names the evaluations to show; None shows all.
-    `checkpoints`: all there are, which say what was trained from what.
+    training episodes, others from `metrics`. `stage_keys` names the evaluations by the recipe, which come first and
+    whose suite has `suite_digest`; evaluations under other settings follow, each group with its own tables. None takes
+    all as one group. `checkpoints`: all there are, which say what was trained from what.
 
     Raises:
         TableError: the tables cannot be read.
         StoreError: the report cannot be written.
     """
-    rows = read_evals(state, stage_keys=stage_keys)
-    scores = score_checkpoints(rows, confidence=confidence)
-    html = render_report(
-        scores=scores,
-        rows=rows,
-        changes=whole_changes(rows, scores, Training(checkpoints), confidence=confidence),
+    rows, training = read_evals(state), Training(checkpoints)
+    own = [row for row in rows if stage_keys is None or row.stage_key in stage_keys]
+    about = {"Recipe": recipe_name or "not recorded", "Suite hash": suite_digest or "not recorded"}
+    groups = [_group("Success on held-out tasks", own, training, about=about, confidence=confidence)] if own else []
+    if stage_keys is not None:
+        groups += _other_groups(state, rows, {row.evaluation_key for row in own}, training, confidence=confidence)
+    shown = own or (rows if groups else [])
+    html = render_page(
+        "report.html.jinja",
+        groups=groups,
+        rule=RULE,
         curves=metric_charts([*metrics, *_rollout_metrics(state)]),
-        filmstrips=read_filmstrips(state, _shown(rows, scores)),
+        filmstrips=read_filmstrips(state, _shown(shown, score_checkpoints(shown, confidence=confidence))),
         injections=_injections(state),
-        suite_digest=suite_digest,
-        recipe_name=recipe_name,
         confidence=confidence,
     )
     path = state.reports / REPORT_FILE
@@ -80,38 +102,38 @@ def write_report(
     return path
 
 
-def render_report(
-    *,
-    scores: Sequence[CheckpointScore],
-    rows: Sequence[EvalRow],
-    changes: Sequence[Change],
-    curves: Sequence[tuple[str, Sequence[Chart]]],
-    filmstrips: Sequence[Filmstrip],
-    injections: Mapping[str, int],
-    suite_digest: str,
-    recipe_name: str,
-    confidence: float,
-) -> str:
-    """The report's HTML; `curves`: by stage."""
-    return render_page(
-        "report.html.jinja",
+def _other_groups(
+    state: StateDir, rows: Sequence[EvalRow], left_out: Collection[str], training: Training, *, confidence: float
+) -> list[Group]:
+    """One for each evaluation key but those of `left_out`, by suite and time."""
+    by_key: dict[str, list[EvalRow]] = {}
+    for row in rows:
+        if row.evaluation_key not in left_out:
+            by_key.setdefault(row.evaluation_key, []).append(row)
+    if not by_key:
+        return []
+    names = read_evaluation_names(state)
+    order = [*(key for key in names if key in by_key), *(key for key in by_key if key not in names)]
+    return [
+        _group(names[key].words if key in names else key, by_key[key], training, about={}, confidence=confidence)
+        for key in order
+    ]
+
+
+def _group(
+    title: str, rows: Sequence[EvalRow], training: Training, *, about: Mapping[str, str], confidence: float
+) -> Group:
+    scores = score_checkpoints(rows, confidence=confidence)
+    return Group(
+        title=title,
         scores=scores,
+        num_tasks=len({row.task for row in rows}),
         apart=not_ranked_together(scores),
         families=family_table(rows, scores, confidence=confidence),
         fault_kinds=dict(sorted(Counter(row.outcome for row in rows if row.has_reason).items())),
         fault_examples=fault_examples(rows),
-        changes=changes,
-        rule=RULE,
-        curves=curves,
-        filmstrips=filmstrips,
-        injections=injections,
-        facts={
-            "Recipe": recipe_name or "not recorded",
-            "Suite hash": suite_digest or "not recorded",
-            **settings_facts(rows),
-        },
-        confidence=confidence,
-        num_tasks=len({row.task for row in rows}),
+        changes=whole_changes(rows, scores, training, confidence=confidence),
+        facts={**about, **settings_facts(rows)},
     )
 
 

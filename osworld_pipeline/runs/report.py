@@ -38,18 +38,21 @@ Say = Callable[[str], None]
 
 
 def reported_checkpoints(state: StateDir, recipe: Recipe, named: Sequence[str]) -> list[str]:
-    """Those of `named`, or of all where none is, that were evaluated on the recipe's held-out tasks.
+    """Those of `named`, or of all where none is, that were evaluated on the recipe's held-out tasks. Empty where all
+    evaluations of this state were run with other settings.
 
     Raises:
-        TableError: one is not there, or none was evaluated so.
+        TableError: one is not there, none of `named` was evaluated so, or there is no evaluation at all.
     """
     ids = [register_checkpoint(state, name).checkpoint_id for name in named]
     ids = ids or [checkpoint.checkpoint_id for checkpoint in all_checkpoints(state)]
     found = list(_recorded_stage_keys(state, recipe, ids))
-    if not found:
+    if not found and not named and not read_evals(state):
+        raise TableError(f"no checkpoint of {state.root} has been evaluated: run osworld-pipeline evaluate")
+    if not found and named:
         raise TableError(
-            f"no checkpoint of {state.root} was evaluated on the held-out tasks of recipe {recipe.name} with these "
-            "settings: run osworld-pipeline evaluate, or name the recipe that it was run with"
+            f"none of these checkpoints of {state.root} was evaluated on the held-out tasks of recipe {recipe.name} "
+            "with these settings: run osworld-pipeline evaluate, or name the recipe that it was run with"
         )
     return found
 
@@ -71,8 +74,9 @@ def _recorded_stage_keys(state: StateDir, recipe: Recipe, checkpoint_ids: Collec
 def make_report(
     state: StateDir, recipe: Recipe, *, checkpoint_ids: Collection[str], tracking_uri: str, say: Say | None = None
 ) -> Path:
-    """Writes `reports/report.html` of these checkpoints' evaluations on the recipe's held-out tasks; returns its path.
-    `say`: hears of an MLflow that does not answer, which costs the curves; None logs a warning."""
+    """Writes `reports/report.html`: these checkpoints' evaluations on the recipe's held-out tasks, then all evaluations
+    under other settings; returns its path. `say` is called where MLflow does not answer and the curves are left out;
+    None logs a warning."""
     path = _write_report(state, recipe, checkpoint_ids, tracking_uri, say=say)
     write_index(state)
     return path

@@ -71,7 +71,7 @@ def test_oracle_on_tasks_of_a_file_is_refused_before_it_begins(tmp_path: Path) -
 
 def test_report_of_what_was_never_evaluated_says_so(tmp_path: Path) -> None:
     lay_down(StateDir(tmp_path), make_checkpoint("sft-1"))
-    assert "was evaluated on the held-out tasks of recipe smoke" in str(error_of(tmp_path, "report"))
+    assert "has been evaluated: run osworld-pipeline evaluate" in str(error_of(tmp_path, "report"))
     assert "no checkpoint 'sft-2'" in str(error_of(tmp_path, "report", "--checkpoints", "sft-2"))
 
 

@@ -1,5 +1,6 @@
 """Which reports are made of a state folder, and what keeps one from being made."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
 from osworld_pipeline.domain.episode import EpisodePurpose
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import DatasetError, TableError
-from osworld_pipeline.recipes import load_recipe
+from osworld_pipeline.recipes import Recipe, load_recipe
 from osworld_pipeline.runs.evaluation_plan import heldout_suite, plan_evaluation, recorded_keys
 from osworld_pipeline.runs.report import (
     find_stage,
@@ -118,6 +119,31 @@ def test_only_what_was_evaluated_so_is_reported(state: StateDir) -> None:
     assert reported_checkpoints(state, RECIPE, []) == [SFT]
     with pytest.raises(TableError, match="was evaluated on the held-out tasks of recipe smoke"):
         reported_checkpoints(state, RECIPE, [f"{SFT}-u0002"])
+
+
+def test_a_report_shows_evaluations_under_other_settings_in_groups_of_their_own(tmp_path: Path) -> None:
+    state = StateDir(tmp_path)
+    with pytest.raises(TableError, match=r"no checkpoint of .* has been evaluated: run osworld-pipeline evaluate"):
+        reported_checkpoints(state, RECIPE, [])
+    first, second = "sft-000000000001", "sft-000000000002"
+    for name in (first, second):
+        upsert_checkpoint(state, make_checkpoint(name))
+    write_evaluation(state, RECIPE, first, num_successes=1)
+
+    def headings(recipe: Recipe) -> list[str]:
+        ids = reported_checkpoints(state, recipe, [])
+        page = make_report(state, recipe, checkpoint_ids=ids, tracking_uri=uri_of(state)).read_text()
+        assert first in page
+        assert "No checkpoint has been evaluated" not in page
+        return re.findall(r"<h2>(.*?)</h2>", page)
+
+    other = load_recipe("smoke", settings=["evaluation.max_turns=2", "evaluation.temperature=0.5"])
+    assert headings(RECIPE)[0] == "Success on held-out tasks"
+    assert headings(other)[0].startswith("heldout · ")
+    write_evaluation(state, other, second, num_successes=0)
+    own, others = headings(other)[:2]
+    assert own == "Success on held-out tasks"
+    assert others.startswith("heldout · ")
 
 
 def test_what_was_recorded_under_the_former_key_is_reported_and_said_to_stand_apart(tmp_path: Path) -> None:
