@@ -1,4 +1,4 @@
-"""Raw sources: demonstrations recorded on real desktops, the files of spec 01 as they lie on disk, and imports."""
+"""Raw sources: demonstrations recorded on real desktops, Slime-OSWorld's files on disk, and imports."""
 
 import dagster as dg
 

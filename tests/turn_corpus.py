@@ -1,4 +1,4 @@
-"""Plausible assistant turns: every action in every format of spec 01, whole and a little damaged."""
+"""Plausible assistant turns: every action in every format of Slime-OSWorld, whole and a little damaged."""
 
 import json
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ DESCRIPTIONS = ("Save the file.", "", "Open it — “now”.")
 
 
 def well_formed() -> Iterator[str]:
-    """Turns in a format that spec 01 lists."""
+    """Turns in a format that Slime-OSWorld lists."""
     for description in DESCRIPTIONS:
         for action in ACTIONS:
             call = json.dumps({"name": "computer_use", "arguments": action}, ensure_ascii=False)

@@ -1,6 +1,6 @@
 """Metrics over files that Windows programs wrote: whatever encoding and line ends they have, with partial scores.
 
-The five checkers and their scores are spec 03's, section 3: 1 for what was asked, 0.5 for most of it, 0.1 or 0.2 for a
+The five checkers and their scores are the Windows example's: 1 for what was asked, 0.5 for most of it, 0.1 or 0.2 for a
 file that is there and holds something, 0 for none. A file that is missing scores 0.
 """
 

@@ -1,5 +1,5 @@
-"""The raw sources of spec 01, read record by record: a source that is absent has no rows, a line that cannot be used is
-a Reject with its place and reason, and memory never holds more than one block of lines."""
+"""Slime-OSWorld's raw sources, read record by record: an absent source has no rows, a line that cannot be used is a
+Reject with its place and reason, and memory never holds more than one block of lines."""
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence

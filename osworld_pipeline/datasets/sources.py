@@ -1,4 +1,4 @@
-"""The table of raw sources (spec 01): names, places, and which of two equal demonstrations is the better one."""
+"""The table of Slime-OSWorld's raw sources: names, places, and which of two equal demonstrations is the better one."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,5 +1,4 @@
-"""Train and test splits of an OSWorld tree (spec 01, "Task preparation without datasets"): the columns and JSON forms
-that Slime-OSWorld trains from.
+"""Train and test splits of an OSWorld tree, in the columns and JSON forms that Slime-OSWorld trains from.
 
 Which half a task falls in is decided by a hash of seed and id alone, so a new, renamed or removed file moves no other
 task, and a task that stands in two folders cannot fall in both halves. The price: the share of the test half is close

@@ -1,4 +1,4 @@
-"""The union build of spec 01 into the tables: every task seen anywhere, the replay buffer, and the tasks that can be
+"""Slime-OSWorld's union build into the tables: every task seen anywhere, the replay buffer, and the tasks that can be
 trained on; one pass over the raw sources and the imports, memory bounded."""
 
 from collections import Counter

@@ -49,7 +49,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, kw_only=True)
 class StepSignals:
-    """What one action did, as spec 01 names it ("Step signals and reward")."""
+    """What one action did, as Slime-OSWorld names it."""
 
     action_type: str
     action_parsed: bool

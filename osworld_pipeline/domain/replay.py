@@ -13,7 +13,7 @@ _CHUNK = re.compile(r"(.+)_chunk\d+", re.DOTALL)
 
 
 def base_task_id(task_id: str) -> str:
-    """A long demonstration is cut into chunks: the id before the last `_chunk<n>`, else the id itself (spec 01)."""
+    """Slime-OSWorld cuts a long demonstration into chunks: the id before the last `_chunk<n>`, else the id itself."""
     match = _CHUNK.fullmatch(task_id)
     return match[1] if match else task_id
 

@@ -30,7 +30,7 @@ class StateDir:
 
     @property
     def datasets(self) -> Path:
-        """The raw sources of spec 01: osworld_datasets/, osworld-merged-replay/."""
+        """The raw sources of Slime-OSWorld: osworld_datasets/, osworld-merged-replay/."""
         return self.root / "datasets"
 
     @property

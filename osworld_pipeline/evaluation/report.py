@@ -16,7 +16,7 @@ from osworld_pipeline.evaluation.charts import Chart, Point, Series, line_chart
 from osworld_pipeline.evaluation.curves import METRIC_ORDER, STAGE_ORDER, MetricPoint
 from osworld_pipeline.evaluation.effect import RULE
 from osworld_pipeline.evaluation.evaluation_names import read_evaluation_names
-from osworld_pipeline.evaluation.filmstrips import Filmstrip, FilmstripOf, read_filmstrips
+from osworld_pipeline.evaluation.filmstrips import FilmstripOf, read_filmstrips
 from osworld_pipeline.evaluation.intervals import rate_over_tasks
 from osworld_pipeline.evaluation.page import render_page
 from osworld_pipeline.evaluation.scores import (

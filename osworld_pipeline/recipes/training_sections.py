@@ -204,7 +204,7 @@ class GspoSharedSection(Section):
 
 
 class ReplaySection(Section):
-    """Which recorded success joins a group whose every raw reward is under the threshold (spec 01)."""
+    """Which recorded success joins a group whose every raw reward is under the threshold (Slime-OSWorld)."""
 
     threshold: float = Field(default=0.5, gt=0, le=1)
     """Raw task reward from which an episode counts as a success, of a group's and of a row's."""
@@ -229,7 +229,7 @@ class ReplaySection(Section):
     verification_sample: int = Field(default=16, ge=1)
     """How many `sample` re-executes."""
     import_file: str | None = None
-    """A replay file in spec 01's layout (osworld_replay_train.jsonl), imported as one more source of the union."""
+    """A replay file in Slime-OSWorld's layout (osworld_replay_train.jsonl): one more source of the union."""
 
 
 class GspoPhaseSection(Section):

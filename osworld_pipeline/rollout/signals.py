@@ -1,4 +1,4 @@
-"""What one action did, measured from the observations before and after it (spec 01, "Step signals and reward")."""
+"""What one action did, measured from the observations before and after it (as in Slime-OSWorld)."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""A ring of steps with their discounted returns, as data servers sample from (spec 04): filled by episodes as they end,
+"""A ring of steps with their discounted returns, as OSGym's data servers sample from: filled by episodes as they end,
 or from the store by a condition in SQL. A return is G_t = r_t + gamma G_(t+1), and that of the last step its reward.
 
 The grader's word is the last step's reward, all others have none; a fault has no reward, so it never enters.

@@ -1,4 +1,4 @@
-"""Records the training tasks' demonstrations on real desktops and writes them as the raw sources of spec 01."""
+"""Records the training tasks' demonstrations on real desktops and writes them as the raw sources of Slime-OSWorld."""
 
 import asyncio
 import json

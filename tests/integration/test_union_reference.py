@@ -52,7 +52,7 @@ JSON = st.recursive(
 
 @st.composite
 def records(draw: Callable[[Any], Any]) -> dict[str, Any]:
-    """Well-formed by spec 01: every image has its placeholder, contents are strings or lists."""
+    """Well-formed by Slime-OSWorld's rules: every image has its placeholder, contents are strings or lists."""
     messages: list[dict[str, Any]] = []
     images = []
     for _ in range(draw(st.integers(1, 3))):

@@ -1,5 +1,6 @@
 """Reads a guest's files around its desktop: an HTTP server inside that answers GET with the bytes of the file whose
-path the URL is (spec 03, section 5). It runs apart from the session that the agent sees: no closed window ends it."""
+path the URL is, as in the Windows example. It runs apart from the session that the agent sees: no closed window ends
+it."""
 
 import asyncio
 from urllib.parse import quote

@@ -1,4 +1,4 @@
-"""The actions of the `computer_use` tool (spec 01), and the pyautogui calls that a lenient reader takes for them."""
+"""The actions of Slime-OSWorld's tool `computer_use`, and the pyautogui calls that a lenient reader takes for them."""
 
 import ast
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Exports episodes as AReaL's per-turn tensors (spec 02, section 3): same keys, dtypes and shapes, one file an episode,
+"""Exports episodes as AReaL's per-turn tensors: same keys, dtypes and shapes, one file an episode,
 each distinct image in it once.
 
 What its example gets wrong is put right: faults are left out and counted, never scored or lost; every sequence has

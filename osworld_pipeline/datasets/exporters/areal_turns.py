@@ -1,4 +1,4 @@
-"""An episode as AReaL's turns (spec 02, section 3): one training sequence for each response, its prompt the whole text
+"""An episode as AReaL's turns: one training sequence for each response, its prompt the whole text
 before it, with the images that stand in it.
 
 Shapes: L tokens of a turn, P patches of an image."""
@@ -58,7 +58,7 @@ def _turns_of(sequence: TokenSequence, image_token_id: int) -> Iterator[Turn]:
 def turn_tensors(
     processor: Any, turn: Turn, grids: Sequence[np.ndarray], *, reward: float, is_multimodal: bool
 ) -> dict[str, np.ndarray]:
-    """The table of spec 02, section 3, but for `multi_modal_input`: each [1, L], `rewards` [1].
+    """AReaL's keys, but for `multi_modal_input`: each [1, L], `rewards` [1].
 
     Raises:
         ValueError: placeholders and images disagree, in number or in length.

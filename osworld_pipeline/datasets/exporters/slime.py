@@ -1,4 +1,4 @@
-"""Exports replay and tasks in Slime-OSWorld's files (spec 01): `osworld_replay_train.jsonl`, whose rows keep where they
+"""Exports replay and tasks in Slime-OSWorld's files: `osworld_replay_train.jsonl`, whose rows keep where they
 come from in `metadata`, and the two task Parquets. Demonstrations come from the replay table; online successes are
 told again as chat turns, from what the model saw and said."""
 

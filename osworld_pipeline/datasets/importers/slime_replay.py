@@ -1,4 +1,4 @@
-"""Slime-OSWorld's replay JSONL (osworld_replay_train.jsonl of spec 01) as demonstrations: each row keeps its reward,
+"""Slime-OSWorld's replay JSONL (osworld_replay_train.jsonl) as demonstrations: each row keeps its reward,
 its chunk's id and the dataset it once came from."""
 
 from collections.abc import Mapping

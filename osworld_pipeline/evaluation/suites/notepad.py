@@ -1,5 +1,5 @@
-"""Tasks with Windows programs in four levels, after spec 03: Notepad with every step told, Notepad with a named file, a
-command line, and several steps. Graded by encoding-aware checkers with partial scores.
+"""Tasks with Windows programs in four levels, after the Windows example: Notepad with every step given, Notepad with a
+named file, a command line, and several steps. Graded by encoding-aware checkers with partial scores.
 
 The same families run on Windows, and on local desktops with Debian's Wine, where only PowerShell is missing. Their
 domains are the levels."""

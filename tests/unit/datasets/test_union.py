@@ -1,4 +1,4 @@
-"""The union build: spec 01's rules, one by one."""
+"""The union build: Slime-OSWorld's rules, one by one."""
 
 import json
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""The four artefacts: a golden result worked out by hand from spec 01, and what a record may and may not be."""
+"""The four artefacts: a result worked out by hand from Slime-OSWorld's rules, and what a record may and may not be."""
 
 import json
 from pathlib import Path

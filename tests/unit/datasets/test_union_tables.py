@@ -1,4 +1,4 @@
-"""The tables beyond spec 01's rules: imports as further sources, provenance, and rows that stay what they are."""
+"""The tables beyond Slime-OSWorld's rules: imports as further sources, provenance, and rows that stay what they are."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""The checkers of Windows files: spec 03's scores, in whatever encoding and line ends a program wrote."""
+"""The checkers of Windows files: the Windows example's scores, in whatever encoding and line ends a program wrote."""
 
 import codecs
 
