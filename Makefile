@@ -84,8 +84,8 @@ check: setup-python ## format, lint, types, import layers, links
 format: setup-python ## rewrite what ruff can
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
 
-dev: setup ## Dagster's UI on http://127.0.0.1:3000
-	@$(BIN)/dagster dev
+dev: setup ## Dagster's UI on http://127.0.0.1:3000; STATE=FOLDER for another state than var
+	@$(if $(STATE),export OSWORLD_STATE="$(abspath $(STATE))" DAGSTER_HOME="$$($(BIN)/python -m jobs.instance $(STATE))" && cd "$$DAGSTER_HOME" &&) $(CURDIR)/$(BIN)/dagster dev -w $(CURDIR)/workspace.yaml
 
 mlflow: setup-python ## MLflow's UI on http://127.0.0.1:5000
 	@$(BIN)/mlflow ui --backend-store-uri sqlite:///var/mlflow/mlflow.db --port 5000

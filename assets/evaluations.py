@@ -25,7 +25,7 @@ from resources.desktops import DesktopsResource
 from resources.engine import EngineResource
 from resources.launcher import Launcher
 from resources.progress import ProgressResource
-from resources.state import RecipeResource, StateResource
+from resources.state import RecipeResource, StateResource, configured_state
 from resources.tracking import TrackingResource
 
 GROUP = "evaluation"
@@ -38,7 +38,7 @@ CHECKPOINT_ASSETS = [
 ]
 CHECKPOINTS = dg.DynamicPartitionsDefinition(name="checkpoints")
 """Their ids; a sensor adds them as they come."""
-SUITES = dg.StaticPartitionsDefinition(list(suite_names(StateResource().dir().suites)))
+SUITES = dg.StaticPartitionsDefinition(list(suite_names(StateResource(path=configured_state()).dir().suites)))
 """Names of suites; those of the user's own are read when the code location is loaded."""
 PARTITIONS = dg.MultiPartitionsDefinition({"checkpoint": CHECKPOINTS, "suite": SUITES})
 

@@ -17,10 +17,11 @@ from rich.console import Console
 from assets.evaluations import CHECKPOINTS
 from jobs.bars import Bars, shown_bars
 from jobs.failures import reason_of
+from jobs.instance import open_instance
 from jobs.pipeline import EVALUATE
 from jobs.pools import heard_interrupts, pools_of, wait_for_pools
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.errors import DependencyError, PipelineError, StoreError
+from osworld_pipeline.errors import PipelineError, StoreError
 from osworld_pipeline.runs.embedded_server import kept_env_server
 from osworld_pipeline.runs.fork_server import kept_fork_server
 from resources.progress import WATCHED_TAG
@@ -107,7 +108,7 @@ def open_in_process(
     state = StateDir(state_root.resolve())
     _need_disk(state)
     with _only_one(state):
-        instance = _open_instance()
+        instance = open_instance(state)
         try:
             _end_stale_runs(instance)
             with kept_env_server(), kept_fork_server() if starts_warm else nullcontext(), shown_bars(console) as bars:
@@ -121,13 +122,6 @@ def _first_failure(result: dg.ExecuteInProcessResult) -> str:
         if event.event_type == dg.DagsterEventType.STEP_FAILURE:
             return reason_of(event)
     return "the run was cancelled"
-
-
-def _open_instance() -> dg.DagsterInstance:
-    if not Path("dagster.yaml").is_file():
-        raise DependencyError("there is no dagster.yaml here: run this from the repository root")
-    Path("var/dagster").mkdir(parents=True, exist_ok=True)
-    return dg.DagsterInstance.from_config(str(Path.cwd()))
 
 
 def _end_stale_runs(instance: dg.DagsterInstance) -> None:

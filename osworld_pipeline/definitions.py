@@ -16,7 +16,7 @@ from resources.engine import EngineResource
 from resources.launcher import Launcher
 from resources.progress import ProgressResource
 from resources.start import StartResource
-from resources.state import RecipeResource, StateResource
+from resources.state import RecipeResource, StateResource, configured_state
 from resources.tracking import TrackingResource
 
 environment = own_variables(os.environ)
@@ -44,7 +44,7 @@ defs = dg.Definitions(
     schedules=[build_retraining_schedule(os.environ.get(CRON_VARIABLE) or DEFAULT_CRON)],
     sensors=[*SENSORS, failed_runs, retraining_is_due],
     resources={
-        "state": StateResource(),
+        "state": StateResource(path=configured_state()),
         "recipe": RecipeResource(environment=environment),
         "desktops": DesktopsResource(token=secret("ENV_SERVER_TOKEN")),
         "engine": EngineResource(token=secret("ENGINE_TOKEN")),

@@ -64,7 +64,12 @@ OWN_VARIABLES: tuple[tuple[str, str, str], ...] = (
     ("OSWORLD_SANDBOX_TOKEN", "env server", "the token of a gateway of remote sandboxes"),
     ("WINDOWS_ADMIN_PASSWORD", "env server", "what is typed at a Windows image's login"),
     ("OSGYM_ALLOWED_IPS", "env server", "addresses and networks that OSGym's worker ports answer, comma-separated"),
-    ("DAGSTER_HOME", "Dagster", "the folder with `dagster.yaml`; `make` sets it to the checkout"),
+    ("OSWORLD_STATE", "pipeline, Dagster", "the state folder, where `--state` or the resource `state` names no other"),
+    (
+        "DAGSTER_HOME",
+        "Dagster",
+        "the folder with `dagster.yaml`: the checkout, or `STATE/dagster`",
+    ),
     ("SGLANG_ENV", "doctor", "the environment that has sglang"),
 )
 """(name, who reads it, what it holds). Slime-OSWorld's names are in docs/recipes.md, with the keys they fill."""

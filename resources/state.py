@@ -1,19 +1,29 @@
 """Where the state lies and which recipe runs: the two settings every asset shares."""
 
+import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import dagster as dg
 from pydantic import Field
 
-from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.domain.state import DEFAULT_STATE, STATE_VARIABLE, StateDir
 from osworld_pipeline.file_system import need_file_system
 from osworld_pipeline.recipes import Recipe, load_recipe
+
+
+def configured_state(environment: Mapping[str, str] | None = None) -> str:
+    """The state that this code location serves."""
+    return (os.environ if environment is None else environment).get(STATE_VARIABLE) or DEFAULT_STATE
 
 
 class StateResource(dg.ConfigurableResource):
     """The state folder (`var/`)."""
 
-    path: str = Field(default="var", description="Folder of all state; relative to the repository root.")
+    path: str = Field(
+        default=DEFAULT_STATE,
+        description=f"Folder of all state; relative to the repository root. {STATE_VARIABLE} sets it for all runs.",
+    )
 
     def dir(self) -> StateDir:
         """Raises StoreError where the folder is there and its file system cannot hold a state."""

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from osworld_pipeline.cli.options import names_of
+from osworld_pipeline.cli.pipeline import StateOption
 from osworld_pipeline.cli.shown import ScoreLine, counted, say, show_scores
 
 
@@ -26,7 +27,7 @@ def backfill(
     ] = None,
     smoke: Annotated[bool, typer.Option("--smoke", help="The recipe at its smallest size.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Scores as JSON; bars go to standard error.")] = False,
-    state: Annotated[Path, typer.Option(help="The state folder.")] = Path("var"),
+    state: StateOption = Path("var"),
 ) -> None:
     """Evaluate checkpoints on suites, one Dagster run each; what is finished is not run again, so an interrupted
     backfill goes on where it ended."""

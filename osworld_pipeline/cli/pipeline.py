@@ -8,8 +8,9 @@ import typer
 
 from osworld_pipeline.cli.machine import JsonOption
 from osworld_pipeline.cli.options import existing_state
+from osworld_pipeline.domain.state import STATE_VARIABLE
 
-StateOption = Annotated[Path, typer.Option(help="The state folder.")]
+StateOption = Annotated[Path, typer.Option(envvar=STATE_VARIABLE, help="The state folder.")]
 
 
 def register(app: typer.Typer) -> None:

@@ -8,8 +8,7 @@ import typer
 
 from osworld_pipeline.cli.machine import JsonOption, tell
 from osworld_pipeline.cli.options import existing_state
-
-StateOption = Annotated[Path, typer.Option(help="The state folder.")]
+from osworld_pipeline.cli.pipeline import StateOption
 
 
 def register(app: typer.Typer) -> None:

@@ -3,6 +3,11 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+DEFAULT_STATE = "var"
+"""Below the folder that a program is started in."""
+STATE_VARIABLE = "OSWORLD_STATE"
+"""Names another state, for commands and for Dagster."""
+
 
 @dataclass(frozen=True)
 class StateDir:

@@ -1,0 +1,50 @@
+"""The Dagster instance of a state: one instance for each, so that runs and sensors of one state never see another's.
+
+The default state (`var`) has the instance that dagster.yaml in this folder describes. Any other state keeps its runs
+below itself, in `<state>/dagster`, by a copy of that file; `python -m jobs.instance STATE` prints that folder, which is
+the DAGSTER_HOME of its pages and daemon. They are started in it, for the .env of this folder names this one's.
+"""
+
+import sys
+from pathlib import Path
+
+import dagster as dg
+
+from osworld_pipeline.domain.state import DEFAULT_STATE, StateDir
+from osworld_pipeline.durable import write_file
+from osworld_pipeline.errors import DependencyError
+
+CONFIG = "dagster.yaml"
+FOLDER = "dagster"
+"""Below a state."""
+
+
+def open_instance(state: StateDir) -> dg.DagsterInstance:
+    """Raises DependencyError where this folder has no dagster.yaml."""
+    return dg.DagsterInstance.from_config(str(instance_home(state)))
+
+
+def instance_home(state: StateDir) -> Path:
+    """The folder of the state's dagster.yaml, which is written where it is not this folder's.
+
+    Raises:
+        DependencyError: this folder has no dagster.yaml.
+        StoreError: the state's cannot be written.
+    """
+    config = Path(CONFIG)
+    if not config.is_file():
+        raise DependencyError(f"there is no {CONFIG} here: run this from the repository root")
+    default = f"{DEFAULT_STATE}/{FOLDER}"
+    if state.root == Path(DEFAULT_STATE).resolve():
+        Path(default).mkdir(parents=True, exist_ok=True)
+        return Path.cwd()
+    home = state.root / FOLDER
+    home.mkdir(parents=True, exist_ok=True)
+    text = config.read_text().replace(f": {default}", f": {home}")
+    if not (home / CONFIG).is_file() or (home / CONFIG).read_text() != text:
+        write_file(home / CONFIG, text.encode())
+    return home
+
+
+if __name__ == "__main__":
+    print(instance_home(StateDir(Path(sys.argv[1]).resolve())))
