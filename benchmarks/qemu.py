@@ -107,7 +107,7 @@ async def _boot(state_dir: Path, digest: str, spec: MachineSpec, is_ready: Any) 
         with tempfile.TemporaryDirectory(prefix=".bench-", dir=state_dir) as folder:
             await ensure_state(Path(folder), f"bench-{digest}", spec, walls=walls, is_ready=is_ready)
     finally:
-        await asyncio.to_thread(walls.close)
+        await walls.close()
 
 
 async def _first_screenshot(machine: Machine) -> None:

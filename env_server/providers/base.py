@@ -20,7 +20,8 @@ class ProvidedDesktop(Protocol):
     def is_alive(self) -> bool: ...
 
     async def stop(self) -> None:
-        """Idempotent and safe under cancellation; leaves no process, mount or folder."""
+        """Idempotent and safe under cancellation; leaves no process, mount or folder. What takes long to end may be
+        left to the provider, which ends it in the background."""
         ...
 
 
@@ -45,5 +46,9 @@ class Provider(Protocol):
         ...
 
     async def close(self) -> None:
-        """Stops every desktop it started; idempotent."""
+        """Stops every desktop it started; idempotent.
+
+        Raises:
+            ReplicaError: it names what could not be removed.
+        """
         ...

@@ -4,7 +4,6 @@ process may make one, and the limits of single processes where it may not."""
 import asyncio
 import contextlib
 import itertools
-import logging
 import os
 import subprocess
 import time
@@ -13,8 +12,6 @@ from pathlib import Path
 from typing import Literal, Self
 
 from osworld_pipeline.errors import ReplicaError
-
-log = logging.getLogger(__name__)
 
 DEFAULT_MEMORY_BYTES = 1024 * 1024 * 1024
 SMALLEST_MEMORY_BYTES = 256 * 1024 * 1024
@@ -106,15 +103,15 @@ class Group:
                 with contextlib.suppress(FileNotFoundError):  # removed meanwhile
                     (folder / name).write_text(str(max(1, round(default * part))))
 
-    async def remove(self) -> None:
-        """Once its processes are gone, which takes the kernel a moment to notice. Idempotent."""
-        until = time.monotonic() + REMOVE_LIMIT_S
-        for folder in self.folders:
-            while not _remove(folder):
-                if time.monotonic() > until:
-                    log.error("the control group %s cannot be removed; look for processes in it", folder)
-                    break
-                await asyncio.sleep(0.01)
+    async def remove(self, *, limit_s: float = REMOVE_LIMIT_S) -> tuple[Path, ...]:
+        """Once its processes are gone, which takes the kernel a moment to notice. Returns the folders that cannot be
+        removed within the limit. Idempotent."""
+        until = time.monotonic() + limit_s
+        left = tuple(folder for folder in self.folders if not _remove(folder))
+        while left and time.monotonic() < until:
+            await asyncio.sleep(0.01)
+            left = tuple(folder for folder in left if not _remove(folder))
+        return left
 
 
 class Bounds:

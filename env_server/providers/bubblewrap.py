@@ -15,6 +15,7 @@ from osworld_pipeline.errors import ReplicaError
 
 STOP_LIMIT_S = 10.0
 KILL_INTERVAL_S = 0.1
+REAP_INTERVAL_S = 0.002
 SYSTEM_FOLDERS = (
     "--ro-bind", "/usr", "/usr", "--symlink", "usr/bin", "/bin", "--symlink", "usr/sbin", "/sbin",
     "--symlink", "usr/lib", "/lib", "--symlink", "usr/lib64", "/lib64", "--proc", "/proc", "--dev", "/dev",
@@ -38,29 +39,36 @@ def nameless_listener() -> tuple[socket.socket, int]:
 
 
 async def end_sandbox(
-    process: subprocess.Popen[bytes], last_words: LastWords, *, what: str, has_walls: bool = True
+    process: subprocess.Popen[bytes],
+    last_words: LastWords,
+    *,
+    what: str,
+    has_walls: bool = True,
+    limit_s: float = STOP_LIMIT_S,
 ) -> None:
     """Returns once every process that was started in it has ended. A program without `has_walls` is waited for alone.
 
     Raises:
-        ReplicaError: one outlives STOP_LIMIT_S.
+        ReplicaError: one outlives `limit_s`.
     """
     try:
-        async with asyncio.timeout(STOP_LIMIT_S):
+        async with asyncio.timeout(limit_s):
             if has_walls:
                 await _kill_until_silent(process, last_words)
             await last_words.is_silent.wait()
-        process.wait(1.0)
-    except (TimeoutError, subprocess.TimeoutExpired) as error:
-        raise ReplicaError(f"{what} outlived SIGKILL for {STOP_LIMIT_S:g} s") from error
+            while process.poll() is None:  # noqa: ASYNC110 - a moment after its last descriptor
+                await asyncio.sleep(REAP_INTERVAL_S)
+    except TimeoutError as error:
+        raise ReplicaError(f"{what} outlived SIGKILL for {limit_s:g} s") from error
 
 
 async def _kill_until_silent(process: subprocess.Popen[bytes], last_words: LastWords) -> None:
     """Again and again, until the last process has closed its standard error: what is killed while the sandbox is being
     made may be a helper whose work was done already, and the making goes on."""
     while not last_words.is_silent.is_set():
-        _kill_inside_first(process)
-        if process.poll() is not None:
+        if process.poll() is None:
+            _kill_inside_first(process)
+        else:
             # Killed before its child had set the parent-death signal: the child is orphaned.
             last_words.kill_writers()
         with contextlib.suppress(TimeoutError):

@@ -10,6 +10,7 @@ from env_server.guest_client import GuestClient
 from env_server.providers.base_image import ensure_image, image_digest
 from env_server.providers.bounds import DEFAULT_MEMORY_BYTES, DEFAULT_NUM_PROCESSES, Bounds, DesktopLimits, Group
 from env_server.providers.cpu_shares import share_cpus
+from env_server.providers.host_resources import EndLimits, Releases
 from env_server.providers.host_users import HostUsers
 from env_server.providers.requirements import check_programs
 from env_server.providers.sandbox import DesktopSpec, Sandbox, check_namespaces
@@ -35,6 +36,7 @@ class LocalProvider:
         max_cpus: float | None = None,
         allow_unsandboxed: bool = False,
         wine: bool = False,
+        end_limits: EndLimits | None = None,
     ) -> None:
         """
         Raises:
@@ -54,6 +56,7 @@ class LocalProvider:
         self._users: HostUsers | None = None
         self._sharing: asyncio.Task[None] | None = None
         self._building = asyncio.Lock()
+        self.releases = Releases(end_limits)
         self._desktops: set[LocalDesktop] = set()
 
     @property
@@ -92,15 +95,22 @@ class LocalProvider:
         return desktop
 
     async def close(self) -> None:
+        """
+        Raises:
+            ReplicaError: it names what could not be removed.
+        """
         desktops, self._desktops = self._desktops, set()
         await asyncio.gather(*(desktop.stop() for desktop in desktops))
         sharing, self._sharing = self._sharing, None
         if sharing is not None:
             sharing.cancel()
             await asyncio.wait({sharing})
-        bounds, self._bounds = self._bounds, None
-        if bounds is not None:
-            await asyncio.to_thread(bounds.close)
+        try:
+            await self.releases.close()
+        finally:
+            bounds, self._bounds = self._bounds, None
+            if bounds is not None:
+                await asyncio.to_thread(bounds.close)
 
     def _open_bounds(self) -> Bounds:
         bounds = Bounds.open(self._limits)
@@ -155,7 +165,15 @@ class LocalDesktop:
         old, self._sandbox = self._sandbox, None
         if old is not None:
             await old.stop()
-        sandbox = Sandbox(self._spec, name=self._replica_id, bounds=self._bounds, users=self._users)
+        releases = self._provider.releases
+        releases.check_room()
+        sandbox = Sandbox(
+            self._spec,
+            name=self._replica_id,
+            bounds=self._bounds,
+            users=self._users,
+            releases=releases,
+        )
         await sandbox.start()
         if self._is_stopped:  # while this was starting
             await sandbox.stop()

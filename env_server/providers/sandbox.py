@@ -3,7 +3,6 @@ file systems live in its own memory and its guest answers on a socket that has n
 
 import asyncio
 import contextlib
-import os
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +10,10 @@ from pathlib import Path
 from env_server.guest.endings import ENDED_FROM_INSIDE
 from env_server.guest_client import GuestClient
 from env_server.providers.base_image import GUEST_PACKAGE, HOST_NAME
-from env_server.providers.bounds import Bounds, DesktopLimits, Group, OutOfMemory
-from env_server.providers.bubblewrap import SYSTEM_FOLDERS, end_sandbox, nameless_listener
+from env_server.providers.bounds import Bounds, DesktopLimits, Group
+from env_server.providers.bubblewrap import SYSTEM_FOLDERS, nameless_listener
+from env_server.providers.host_resources import HostResources, Releases
 from env_server.providers.host_users import HostUsers
-from env_server.providers.last_words import LastWords
 from env_server.providers.requirements import SYSTEM_PATH, SYSTEM_PYTHON, explain_namespaces
 from env_server.providers.unsandboxed import plain_command
 from osworld_pipeline.errors import DependencyError, ReplicaError
@@ -47,17 +46,14 @@ class DesktopSpec:
 class Sandbox:
     """Call `start` once, then `guest` answers until `stop`."""
 
-    def __init__(self, spec: "DesktopSpec", *, name: str, bounds: Bounds, users: HostUsers) -> None:
+    def __init__(self, spec: "DesktopSpec", *, name: str, bounds: Bounds, users: HostUsers, releases: Releases) -> None:
         self._spec, self._name, self._bounds, self._users = spec, name, bounds, users
-        self._group: Group | None = None
-        self._uid: int | None = None
-        self._process: subprocess.Popen[bytes] | None = None
-        self._last_words = LastWords()
-        self._socket_fd: int | None = None
+        self._releases = releases
+        self._held = HostResources(
+            f"the desktop {name}", users, stop_limit_s=releases.limits.one_s, has_walls=spec.is_sandboxed
+        )
         self._guest: GuestClient | None = None
         self._was_stopped_alive = False
-        self._out_of_memory: OutOfMemory | None = None
-        """Known once it is stopped."""
 
     @property
     def guest(self) -> GuestClient:
@@ -68,7 +64,7 @@ class Sandbox:
     @property
     def group(self) -> Group | None:
         """None where no control group holds it."""
-        return self._group
+        return self._held.group
 
     async def start(self) -> None:
         """Returns when the guest agent has answered a screenshot; on any failure nothing is left behind."""
@@ -83,7 +79,7 @@ class Sandbox:
             ) from error
         except ReplicaError as error:
             await self.stop()
-            complaint = self._last_words.lines
+            complaint = self._held.last_words.lines
             last = f" It said: {complaint[-1][:300]}" if complaint else ""
             raise ReplicaError(f"the desktop {self._name} did not come up: {error}.{last}") from error
         except BaseException:
@@ -104,59 +100,47 @@ class Sandbox:
             asking.cancel()
 
     def is_alive(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+        process = self._held.process
+        return process is not None and process.poll() is None
 
     async def cause_inside(self) -> str | None:
         """As LocalDesktop.cause_inside. Waits up to END_LIMIT_S: the connection breaks before the desktop ends."""
+        held = self._held
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(END_LIMIT_S):
-                await self._last_words.is_silent.wait()
-        if self._process is None or self.is_alive() or self._was_stopped_alive:
+                await held.last_words.is_silent.wait()
+        if held.process is None or self.is_alive() or self._was_stopped_alive:
             return None
-        out_of_memory = self._out_of_memory or (self._group.out_of_memory() if self._group is not None else None)
+        out_of_memory = held.out_of_memory
         if out_of_memory == "host":
             return None
-        if self._process.returncode == ENDED_FROM_INSIDE:
-            said = self._last_words.lines
+        if held.process.returncode == ENDED_FROM_INSIDE:
+            said = held.last_words.lines
             return f"a program of the desktop {self._name} made it unusable: {said[-1][:200] if said else 'no reason'}"
         if out_of_memory == "own":
             return f"the programs of the desktop {self._name} took more memory than there is for them"
         return None
 
     async def stop(self) -> None:
-        """Idempotent. Killing bubblewrap ends the process namespace, and with it everything inside."""
-        await asyncio.shield(asyncio.ensure_future(self._stop()))
-
-    async def _stop(self) -> None:
+        """Idempotent. Killing bubblewrap ends the process namespace, and with it everything inside. What has not ended
+        within the limit is left to `releases`."""
         self._was_stopped_alive = self._was_stopped_alive or self.is_alive()
-        if self._process is not None and not self._spec.is_sandboxed:
-            self._process.terminate()  # and it ends all that it started
-        guest, self._guest = self._guest, None
-        if guest is not None:
-            await guest.close()
-        if self._process is not None:
-            await end_sandbox(
-                self._process, self._last_words, what=f"the desktop {self._name}", has_walls=self._spec.is_sandboxed
-            )
-        if self._socket_fd is not None:
-            os.close(self._socket_fd)
-            self._socket_fd = None
-        group, self._group = self._group, None
-        if group is not None:
-            self._out_of_memory = group.out_of_memory()
-            await group.remove()
-        uid, self._uid = self._uid, None
-        self._users.release(uid)
+        if self._held.process is not None and not self._spec.is_sandboxed:
+            self._held.process.terminate()  # and it ends all that it started
+        self._guest = None
+        await self._releases.release(self._held)
 
     def _spawn(self) -> None:
-        self._uid = self._users.claim()
-        listener, self._socket_fd = nameless_listener()
+        held = self._held
+        held.uid = self._users.claim()
+        listener, handle = nameless_listener()
+        held.descriptors.append(handle)
         try:
             command = self._command(listener.fileno())
-            self._group = self._bounds.make_group()
-            with self._last_words.hearing() as stderr:
-                self._process = subprocess.Popen(
-                    command if self._group is None else self._group.entering(command),
+            held.group = self._bounds.make_group()
+            with held.last_words.hearing() as stderr:
+                held.process = subprocess.Popen(
+                    command if held.group is None else held.group.entering(command),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=stderr,
@@ -169,11 +153,12 @@ class Sandbox:
             raise DependencyError(f"cannot start bubblewrap ({error}); run `scripts/setup debian`") from error
         finally:
             listener.close()
-        self._guest = GuestClient.over_unix_socket(f"/proc/self/fd/{self._socket_fd}", name=self._name)
+        self._guest = GuestClient.over_unix_socket(f"/proc/self/fd/{handle}", name=self._name)
+        held.parts.append(self._guest)
 
     def _command(self, listener_fd: int) -> list[str]:
         if self._spec.is_sandboxed:
-            return bubblewrap_command(self._spec, listener_fd=listener_fd, uid=self._uid)
+            return bubblewrap_command(self._spec, listener_fd=listener_fd, uid=self._held.uid)
         image, width, height = self._spec.image, self._spec.width, self._spec.height
         return plain_command(image, width=width, height=height, listener_fd=listener_fd)
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-from env_server.providers.bounds import Group
-from env_server.providers.bubblewrap import children_of, end_sandbox, nameless_listener
+from env_server.providers.bubblewrap import children_of, nameless_listener
+from env_server.providers.host_resources import HostResources
 from env_server.providers.last_words import LastWords
 from env_server.providers.qemu.command import MachineSpec
 from env_server.providers.qemu.network import NAME_SERVERS, OpenNetwork
@@ -26,18 +26,20 @@ class Cell:
 
     def __init__(self, walls: Walls, *, name: str) -> None:
         self._walls, self._name = walls, name
-        self._uid: int | None = None
-        self._group: Group | None = None
-        self._process: subprocess.Popen[bytes] | None = None
+        self._held = HostResources(f"QEMU of {name}", walls.users, stop_limit_s=walls.releases.limits.one_s)
         self._network: OpenNetwork | None = None
         self._socket_fd: int | None = None
-        self._lifeline: tuple[int, int] | None = None
-        self.last_words = LastWords()
+        self._lifeline_fd: int | None = None
+
+    @property
+    def last_words(self) -> LastWords:
+        return self._held.last_words
 
     @property
     def pid(self) -> int | None:
         """QEMU's, on the host; None while it is not running."""
-        bridges = [] if self._process is None else children_of(self._process.pid)
+        process = self._held.process
+        bridges = [] if process is None else children_of(process.pid)
         return next((pid for bridge in bridges for pid in children_of(bridge)), None)
 
     @property
@@ -48,8 +50,8 @@ class Cell:
         return f"/proc/self/fd/{self._socket_fd}"
 
     def is_alive(self) -> bool:
-        has_network = self._network is None or self._network.is_alive()
-        return self._process is not None and self._process.poll() is None and has_network
+        process, has_network = self._held.process, self._network is None or self._network.is_alive()
+        return process is not None and process.poll() is None and has_network
 
     def spawn(self, spec: MachineSpec, qemu: Sequence[str], *, fds: Sequence[int], has_network: bool) -> None:
         """Starts QEMU, which inherits the descriptors.
@@ -58,10 +60,14 @@ class Cell:
             DependencyError: bubblewrap is missing, or a file cannot be read.
         """
         self._walls.check_readable(files_of(spec))
-        self._uid = self._walls.users.claim()
-        self._group = self._walls.bounds.make_group()
+        held = self._held
+        uid = held.uid = self._walls.users.claim()
+        group = held.group = self._walls.bounds.make_group()
         listener, self._socket_fd = nameless_listener()
-        lifeline_fd, _ = self._lifeline = os.pipe()
+        held.descriptors.append(self._socket_fd)
+        lifeline_fd, other_end = os.pipe()
+        held.descriptors += (lifeline_fd, other_end)
+        self._lifeline_fd = lifeline_fd
         with listener, _BRIDGE.open("rb") as bridge, _text(NAME_SERVERS) as name_servers:
             files = SandboxFiles(
                 read_only=files_of(spec),
@@ -72,16 +78,16 @@ class Cell:
             command = sandbox_command(
                 files,
                 qemu,
-                uid=self._uid,
+                uid=uid,
                 listener_fd=listener.fileno(),
                 lifeline_fd=lifeline_fd,
                 port=spec.guest_port,
             )
             inherited = (*fds, listener.fileno(), lifeline_fd, bridge.fileno(), name_servers.fileno())
             try:
-                with self.last_words.hearing() as output:
-                    self._process = subprocess.Popen(
-                        command if self._group is None else self._group.entering(command),
+                with held.last_words.hearing() as output:
+                    held.process = subprocess.Popen(
+                        command if group is None else group.entering(command),
                         stdin=subprocess.DEVNULL,
                         stdout=output,
                         stderr=output,
@@ -99,39 +105,24 @@ class Cell:
             ReplicaError: the sandbox has ended.
             DependencyError: slirp4netns cannot work here.
         """
-        assert self._process is not None, "spawned"
-        assert self._lifeline is not None, "spawned"
-        inside = children_of(self._process.pid)
+        held = self._held
+        assert held.process is not None, "spawned"
+        assert self._lifeline_fd is not None, "spawned"
+        inside = children_of(held.process.pid)
         if not inside:
             raise ReplicaError(f"the machine of {self._name} ended before it had a network; replace the replica")
         self._network = OpenNetwork(name=self._name)
-        await self._network.start(inside[0], uid=self._uid, group=self._group, lifeline_fd=self._lifeline[0])
+        held.parts.append(self._network)
+        await self._network.start(inside[0], uid=held.uid, group=held.group, lifeline_fd=self._lifeline_fd)
 
     async def wait(self, timeout_s: float) -> None:
         """Until it has ended by itself; TimeoutError."""
         await asyncio.wait_for(self.last_words.is_silent.wait(), timeout_s)
 
     async def stop(self) -> None:
-        """Kills it. Idempotent."""
-        try:
-            if self._process is not None:
-                await end_sandbox(self._process, self.last_words, what=f"QEMU of {self._name}")
-        finally:
-            await self._release()
-
-    async def _release(self) -> None:
-        for descriptor in (self._socket_fd, *(self._lifeline or ())):
-            if descriptor is not None:
-                os.close(descriptor)
-        self._socket_fd = self._lifeline = None
-        network, self._network = self._network, None
-        if network is not None:
-            await network.stop()
-        group, self._group = self._group, None
-        if group is not None:
-            await group.remove()
-        uid, self._uid = self._uid, None
-        self._walls.users.release(uid)
+        """Kills it. Idempotent. What has not ended within the limit is ended in the background."""
+        self._socket_fd = None
+        await self._walls.releases.release(self._held)
 
 
 def _text(content: bytes) -> IO[bytes]:

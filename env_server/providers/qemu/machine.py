@@ -170,12 +170,14 @@ class Machine:
         if grace_s:
             with contextlib.suppress(TimeoutError):
                 await self._cell.wait(grace_s)
-        await self._cell.stop()
-        if self._qmp is not None:
-            await self._qmp.close()
-        for owned in (self._wake_line, self._overlay):
-            if owned is not None:
-                owned.close()
+        try:
+            await self._cell.stop()
+            if self._qmp is not None:
+                await self._qmp.close()
+        finally:
+            for owned in (self._wake_line, self._overlay):
+                if owned is not None:
+                    owned.close()
 
 
 def unnamed_copy(template: Path) -> IO[bytes]:

@@ -22,7 +22,7 @@ _DEVICE = "tap0"
 
 
 class OpenNetwork:
-    """Call `start` once; at the end, and on failure, `stop`."""
+    """Call `start` once; at the end, and on failure, `close`."""
 
     def __init__(self, *, name: str) -> None:
         self._name = name
@@ -85,7 +85,7 @@ class OpenNetwork:
             said = " ".join(self._last_words.lines)[-300:]
             raise DependencyError(f"slirp4netns gave {self._name} no network: {said or 'no message'}")
 
-    async def stop(self) -> None:
+    async def close(self) -> None:
         """Idempotent."""
         if self._process is None:
             return

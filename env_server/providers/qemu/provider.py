@@ -129,7 +129,7 @@ class QemuProvider:
             ready.memory.close()
         walls, self._walls = self._walls, None
         if walls is not None:
-            await asyncio.to_thread(walls.close)
+            await walls.close()
 
     def forget(self, desktop: "QemuDesktop") -> None:
         self._desktops.discard(desktop)

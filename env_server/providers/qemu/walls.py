@@ -2,6 +2,7 @@
 this host has for machines. QEMU sees the system's folders and its own files, and can write to none of them: what it
 may write, it is handed open."""
 
+import asyncio
 import logging
 import os
 import stat
@@ -13,6 +14,7 @@ from typing import Self
 
 from env_server.providers.bounds import Bounds, DesktopLimits
 from env_server.providers.bubblewrap import SYSTEM_FOLDERS
+from env_server.providers.host_resources import Releases
 from env_server.providers.host_users import HostUsers
 from env_server.providers.qemu.command import MachineSpec
 from env_server.providers.requirements import SYSTEM_PATH, SYSTEM_PYTHON, explain_namespaces
@@ -120,6 +122,7 @@ class Walls:
 
     def __init__(self, users: HostUsers, bounds: Bounds) -> None:
         self.users, self.bounds = users, bounds
+        self.releases = Releases()
 
     @classmethod
     def open(cls, *, memory_mb: int) -> Self:
@@ -134,8 +137,15 @@ class Walls:
         log.info("virtual machines are bounded by: %s", bounds.description)
         return cls(users, bounds)
 
-    def close(self) -> None:
-        self.bounds.close()
+    async def close(self) -> None:
+        """
+        Raises:
+            ReplicaError: it names what could not be removed.
+        """
+        try:
+            await self.releases.close()
+        finally:
+            await asyncio.to_thread(self.bounds.close)
 
     def check_readable(self, paths: Sequence[Path]) -> None:
         """DependencyError where QEMU's user may not read a file, which root may."""
