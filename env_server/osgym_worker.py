@@ -21,6 +21,7 @@ from osworld_pipeline.errors import (
     EvaluatorError,
     NoCapacityError,
     ReplicaError,
+    TamperingError,
 )
 from osworld_pipeline.wire import EnvConfig
 
@@ -43,7 +44,7 @@ class OsgymReply:
     is_finish: bool
     reward: float
     message: str = ""
-    """Why the action was taken as wait()."""
+    """Why the action was taken as wait(), or ended the episode."""
 
 
 @dataclass(kw_only=True)
@@ -100,7 +101,8 @@ class OsgymWorker:
         return vm_id, observation
 
     async def step(self, vm_id: int, action: str, *, number: int | None = None) -> OsgymReply:
-        """A finishing action is graded, and the desktop given back.
+        """A finishing action is graded, and the desktop given back. A policy that has disabled its desktop has finished
+        too, with a reward of 0.
 
         Raises:
             ActionParseError: refused; nothing has happened. Sent again, the same action becomes wait().
@@ -113,7 +115,12 @@ class OsgymWorker:
             if last_reply is not None and finishing == action:
                 return last_reply
             async with self._using(vm_id) as (vm, episode):
-                reply = await self._step(vm, episode, action, number)
+                try:
+                    reply = await self._step(vm, episode, action, number)
+                except TamperingError as error:
+                    reply = OsgymReply(
+                        observation=episode.observation, is_finish=True, reward=0.0, message=f"tampering: {error}"
+                    )
             if reply.is_finish:
                 self._replies[vm_id] = (action, reply)
                 await self._end(vm_id, "its episode is finished")

@@ -1,8 +1,9 @@
 """The OSGym endpoints: /reset, /step, /shutdown and /screenshot, as its state manager answers them.
 
 Every failure is 400 `{message}` (a full server 503), with the `fault` beside it; a lost desktop or a crashed grader is
-one, and never a reward of zero. Its client sends what failed again at once and for ever, hence the pause before such
-an answer. It ends by itself only where the answer changes: see `osgym_worker`."""
+one, and never a reward of zero. A policy that disabled its desktop has finished, with that reward. Its client sends
+what failed again at once and for ever, hence the pause before such an answer. It ends by itself only where the answer
+changes: see `osgym_worker`."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -58,7 +59,7 @@ class OsgymStepAnswer(Message):
     is_finish: bool
     reward: float
     message: str | None = None
-    """Not OSGym's: why the action was taken as wait()."""
+    """Not OSGym's: why the action was taken as wait(), or ended the episode as tampering."""
 
 
 class OsgymShutdown(Message):

@@ -2,7 +2,8 @@
 configuration's names.
 
 A response that is no call changes nothing, and the model is told why; a fault is raised, never a reward of zero. The
-step that uses up `max_step` is carried out and graded.
+step that uses up `max_step` is carried out and graded. A policy that disables its desktop or interferes with grading
+has failed: its episode ends with a reward of zero.
 """
 
 import json
@@ -26,7 +27,7 @@ from osworld_pipeline.domain.digest import digest_bytes
 from osworld_pipeline.domain.observation import Observation
 from osworld_pipeline.domain.pictures import open_picture
 from osworld_pipeline.domain.task import Task
-from osworld_pipeline.errors import ActionParseError, RecipeError, ReplicaError, TaskError
+from osworld_pipeline.errors import ActionParseError, RecipeError, ReplicaError, TamperingError, TaskError
 from osworld_pipeline.osgym.desktops import WaitingDesktop
 from osworld_pipeline.osgym.prompts import Markup, Part, Prompt
 from osworld_pipeline.osgym.step_record import StepRecord
@@ -159,12 +160,16 @@ class OsgymEnv:
         image = _model_image(before)
         shown = self._prompt(before.screenshot)
         turn = self._dialect.parse(text)
-        after, error = self._act(turn, image, before)
+        after, error, tampering, reward = before, None, None, 0.0
+        done = has_ended = False
         self._num_steps += 1
-        has_ended = error is None and turn.arguments is not None and ends_episode(turn.arguments)
-        is_truncated = not has_ended and self._num_steps >= self.config.max_step
-        done = has_ended or is_truncated
-        reward = self._desktop.score() if done else 0.0
+        try:
+            after, error = self._act(turn, image, before)
+            has_ended = error is None and turn.arguments is not None and ends_episode(turn.arguments)
+            done = has_ended or self._num_steps >= self.config.max_step
+            reward = self._desktop.score() if done else 0.0
+        except TamperingError as found:
+            tampering, done = str(found), True
         said = text if error is None else f"{text}\n[not carried out: {error}]\n"
         self._turns.append((before.screenshot, said))
         fields: dict[str, Any] = {
@@ -190,8 +195,9 @@ class OsgymEnv:
             "reward": reward,
             "done": done,
             "is_init": False,
-            "is_truncated": is_truncated,
+            "is_truncated": done and not has_ended and tampering is None,
             "action_error": error,
+            "tampering": tampering,
             "record": StepRecord(fields=fields, screenshot=before.screenshot, suffix=f".{image.format}"),
         }
 

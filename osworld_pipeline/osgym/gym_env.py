@@ -29,6 +29,7 @@ from osworld_pipeline.errors import (
     EvaluatorError,
     ReplicaError,
     SetupError,
+    TamperingError,
     TaskError,
 )
 from osworld_pipeline.osgym.desktops import WaitingDesktop
@@ -46,7 +47,8 @@ DesktopObservation = dict[str, Any]
 
 class DesktopEnv(gymnasium.Env[DesktopObservation, str]):
     """One desktop. `terminated`: the policy said that it is done, or that it cannot be; `truncated`: the steps are used
-    up. Both are graded. An action that is none changes nothing, and `info["action_error"]` says why."""
+    up. Both are graded. A policy that disables its desktop is terminated with a reward of zero, and `info["tampering"]`
+    says how. An action that is none changes nothing, and `info["action_error"]` says why."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 1}  # noqa: RUF012 - Gymnasium's own name and kind
 
@@ -138,6 +140,9 @@ class DesktopEnv(gymnasium.Env[DesktopObservation, str]):
         info: dict[str, Any] = {"task_id": self._task.task_id}
         try:
             return self._step(action, before, info)
+        except TamperingError as error:
+            info["tampering"] = str(error)
+            return self._observation(before), 0.0, True, False, info
         except FAULTS as error:
             if self._fault_mode == "raise":
                 raise

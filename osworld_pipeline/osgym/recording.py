@@ -83,10 +83,13 @@ class EpisodeRecorder:
         if tokens.logprobs is not None:
             growing.sequences.append(self._sequence(tokens, len(growing.steps)))
         if env_ret.get("done"):
-            reward = float(env_ret["reward"])
-            is_success = reward >= self._success_threshold
-            unfinished = Outcome.TRUNCATED if env_ret.get("is_truncated") else Outcome.FAILURE
-            self._write(uid, Outcome.SUCCESS if is_success else unfinished, reward=Reward(task=reward, shaped=reward))
+            reward, tampering = float(env_ret["reward"]), env_ret.get("tampering")
+            outcome = Outcome.TRUNCATED if env_ret.get("is_truncated") else Outcome.FAILURE
+            if tampering is not None:
+                outcome = Outcome.TAMPERING
+            elif reward >= self._success_threshold:
+                outcome = Outcome.SUCCESS
+            self._write(uid, outcome, reward=Reward(task=reward, shaped=reward), error=tampering)
 
     def fault(self, uid: str, reason: str) -> None:
         """The episode will not end. One of which no step was told leaves nothing."""

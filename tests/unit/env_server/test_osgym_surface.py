@@ -194,6 +194,20 @@ async def test_grader_that_crashes_is_a_fault_and_no_zero() -> None:
         assert served.episodes.outcomes == {"grader_fault": 1}
 
 
+async def test_tampering_finishes_the_episode_with_a_reward_of_zero() -> None:
+    async with surfaces() as served:
+        http = await served.client(served.osgym())
+        vm_id = await reset(http)
+        assert (await step(http, vm_id)).status_code == 200
+        served.desktop.alive, served.desktop.cause = False, "a program of the desktop made it unusable"
+        for _ in range(2):
+            answer = await step(http, vm_id, "click(1,1)")
+            assert (answer.status_code, answer.json()["is_finish"], answer.json()["reward"]) == (200, True, 0.0)
+            assert "made it unusable" in answer.json()["message"]
+            assert answer.json()["screenshot"]
+        assert served.episodes.outcomes == {"tampering": 1}
+
+
 async def test_refused_action_does_nothing_and_is_a_wait_when_it_comes_again() -> None:
     """Its client would send it for ever."""
     async with surfaces() as served:

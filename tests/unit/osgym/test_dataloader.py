@@ -1,6 +1,7 @@
 """OSGym's MultiTurnDataloader over environments in processes of their own: batches, training rows, faults, and an end
 that leaves nothing."""
 
+import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -10,12 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from desktop_server import TASKS, DesktopServer, listening
 from osgym_envs import CountingEnv, picture
 
 from osworld_pipeline.errors import EnvServerError
 from osworld_pipeline.osgym.batches import Batch
 from osworld_pipeline.osgym.dataloader import MultiTurnDataloader
 from osworld_pipeline.osgym.dataset import MultiTurnDataset
+from osworld_pipeline.osgym.environment import OsgymEnv
 
 P, R = 96, 24
 
@@ -166,6 +169,22 @@ def test_lost_episode_gives_no_reward_and_the_environment_goes_on(
     assert lost not in {meta_info["uid"] for meta_info in rows["meta_info"]}
     assert loader.replay.num_open_episodes == 0
     assert sorted(rows["reward"].tolist()) == [0.5, 1.0]
+
+
+def test_tampering_is_a_finished_episode_without_reward(processor: Any, tmp_path: Path) -> None:
+    server = DesktopServer()
+    (tmp_path / "t0.json").write_text(json.dumps(TASKS[0]))
+    with listening(server) as url:
+        config = {"server_url": url, "json_dir": str(tmp_path), "img_h": 128, "img_w": 128, "pause_s": 0.0}
+        options: dict[str, Any] = {"max_prompt_length": P, "max_response_length": R, "timeout_s": 60.0, "batch_size": 1}
+        with MultiTurnDataloader(OsgymEnv, [config], processor.tokenizer, processor, **options) as loader:
+            play(loader, processor.tokenizer, 1, "type(good)")
+            batch = next(loader)
+            server.faults["/step"] = (500, {"error": "its X server was ended", "fault": "tampering"})
+            loader.async_step(answer(batch, processor.tokenizer, "type(bad)"))
+            next(loader)
+            assert loader.num_faults == 0
+            assert [env_ret["reward"] for _, env_ret, _ in loader.replay.items] == [0.0, 0.0]
 
 
 def test_environment_that_fails_at_every_step_ends_the_run(loader_of: MakeLoader, processor: Any) -> None:

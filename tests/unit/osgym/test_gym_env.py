@@ -94,6 +94,17 @@ def test_fault_is_never_a_reward_of_zero(path: str, fault: str, kind: type[Excep
     assert (terminated, truncated, info["fault"], info["fault_kind"]) == (False, True, "it died", kind.__name__)
 
 
+@pytest.mark.parametrize("path", ["/step", "/evaluate"])
+def test_tampering_terminates_with_a_reward_of_zero(path: str) -> None:
+    server = DesktopServer()
+    server.faults[path] = (500, {"error": "its X server was ended", "fault": "tampering"})
+    env = make(server)
+    env.reset(seed=1)
+    _, reward, terminated, truncated, info = env.step(FINISH)
+    assert (reward, terminated, truncated, info["tampering"]) == (0.0, True, False, "its X server was ended")
+    assert server.open == set()
+
+
 def test_seed_and_option_choose_the_task(tmp_path: Path) -> None:
     for task in TASKS:
         (tmp_path / f"{task['id']}.json").write_text(json.dumps(task))

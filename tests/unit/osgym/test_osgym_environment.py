@@ -9,7 +9,7 @@ import torch
 from desktop_server import TASKS, DesktopServer
 from osgym_envs import picture
 
-from osworld_pipeline.domain.episode import Outcome, SamplingParams
+from osworld_pipeline.domain.episode import Outcome, Reward, SamplingParams
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import RecipeError, ReplicaError, TaskError
 from osworld_pipeline.osgym.batches import StepTokens, collate, model_inputs, step_row
@@ -194,6 +194,38 @@ def test_lost_episode_is_recorded_as_a_fault_and_fills_nothing(tasks: Path, proc
     assert fill_from_store(ReplayBuffer(), store) == 0
     with pytest.raises(ValueError, match="has no record"):
         recorder.add({"reward": 0.0}, {"uid": "x"}, StepTokens(prompt=encoder.encode(("a",)), response_ids=(1,)))
+
+
+TAMPERED = (500, {"error": "a program of the desktop ended its X server", "fault": "tampering"})
+
+
+@pytest.mark.parametrize("path", ["/step", "/evaluate"])
+def test_tampering_ends_the_episode_as_a_failure_that_is_trained_on(
+    path: str, tasks: Path, processor: Any, tmp_path: Path
+) -> None:
+    store = TrajectoryStore(StateDir(tmp_path / "var"))
+    encoder = PromptEncoder(processor.tokenizer, processor, max_length=200)
+    recorder = EpisodeRecorder(store, checkpoint_id="c1", sampling=SamplingParams(temperature=1.0))
+    server = DesktopServer()
+    env = open_env(server, tasks)
+    play(env, encoder, recorder, "type(good)")
+    server.faults[path] = TAMPERED
+    tokens = StepTokens(prompt=encoder.encode((f"after {path}",)), response_ids=(1,), logprobs=(-0.5,))
+    env_ret, meta_info = env.step(FINISH)
+    assert (env_ret["reward"], env_ret["done"], env_ret["is_truncated"]) == (0.0, True, False)
+    assert env_ret["tampering"] == TAMPERED[1]["error"]
+    assert server.open == set()
+    recorder.add(env_ret, meta_info, tokens)
+    (episode,) = (episode for part in store.existing_parts() for episode in store.read_episodes(part))
+    assert (episode.outcome, episode.error, len(episode.steps)) == (Outcome.TAMPERING, TAMPERED[1]["error"], 2)
+    assert episode.reward == Reward(task=0.0, shaped=0.0)
+    buffer = ReplayBuffer(gamma=1.0)
+    assert fill_from_store(buffer, store) == 1
+    assert [env_ret["reward"] for _, env_ret, _ in buffer.items] == [0.0, 0.0]
+    with pytest.raises(ValueError, match="episode is over"):
+        env.step("wait()")
+    server.faults.clear()
+    assert env.reset()[0]["is_init"]
 
 
 def test_a_training_step_learns_what_was_rewarded(
