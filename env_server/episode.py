@@ -254,9 +254,11 @@ class Episode:
 
     async def _cause_inside(self, error: ReplicaError) -> str | None:
         """How the policy's programs disabled the desktop; None if the cause is outside."""
-        find = getattr(self._lease.desktop, "cause_inside", None)  # other providers cannot tell
+        desktop = self._lease.desktop
+        find = getattr(desktop, "cause_inside", None)  # other providers cannot tell
         cause = None if find is None else await find()
-        is_told = isinstance(error, TamperingError) and self._lease.desktop.is_alive()
+        is_told = isinstance(error, TamperingError) and desktop.is_alive()
+        is_told = is_told and not getattr(desktop, "host_lacked_memory", False)
         return cause or (str(error) if is_told else None)
 
 

@@ -25,7 +25,11 @@ _NO_CERTIFICATES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 """For connections without TLS: httpx would load every certificate of the machine for each client, at 50 ms and more."""
 TRANSFER_MARGIN_S = 10.0
 """What a command's answer may take beyond the command's own limit."""
-TAMPERED: Mapping[int, str] = {507: "have left no room for", 409: "override what is run by"}
+TAMPERED: Mapping[int, str] = {
+    409: "override what is run by",
+    410: "have disabled what answers",
+    507: "have left no room for",
+}
 """Statuses by which our guest agent reports interference; OSWorld's guest server does not use them."""
 _MIB = 1 << 20
 MAX_ANSWER_BYTES = 4 * _MIB

@@ -6,6 +6,7 @@ writes an answer as JSON."""
 import json
 import re
 import sys
+import time
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 from xml.etree import ElementTree
@@ -24,6 +25,10 @@ NAMESPACES = {
 _T = TypeVar("_T")
 MAX_DEPTH = 50
 MAX_WIDTH = 1024
+READ_LIMIT_S = 10.0
+"""For one tree; what is not read by then is left out."""
+SILENT_S, MAX_SILENT = 1.0, 2
+"""A question that fails after so long was not answered; the rest of a program that leaves so many open is left out."""
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _NOT_IN_A_NAME = re.compile(r"[^\w.-]", re.ASCII)
 
@@ -89,11 +94,15 @@ class AccessibilityTree:
     def __init__(self) -> None:
         self._atspi: Any = None
         self._glib: Any = None
+        self._until = 0.0
+        self._num_silent = 0
+        """Questions that the present program has left unanswered."""
 
     def xml(self) -> str:
         desktop = self._desktop()
         root = ElementTree.Element("desktop-frame")
         for application in self._children(desktop):
+            self._num_silent = 0
             element = self._ask(lambda node=application: self._element(node, 1))
             if element is not None:
                 root.append(element)
@@ -103,6 +112,7 @@ class AccessibilityTree:
         """Text of the focused terminal widget, else of one that shows; None where no program exposes one."""
         showing = None
         for application in self._children(self._desktop()):
+            self._num_silent = 0
             for node in self._descendants(application, 1):
                 if self._ask(node.get_role_name) != "terminal":
                     continue
@@ -126,13 +136,18 @@ class AccessibilityTree:
         context = self._glib.MainContext.default()
         while context.iteration(False):  # what changed since the last question, else the cache answers with the past
             pass
+        self._until, self._num_silent = time.monotonic() + READ_LIMIT_S, 0
         return self._atspi.get_desktop(0)
 
     def _ask(self, question: Callable[[], _T]) -> _T | None:
-        """None where the program behind the node is gone, hangs, or lacks the interface."""
+        """None where the program behind the node is gone, hangs, or lacks the interface, or the time is over."""
+        began = time.monotonic()
+        if began > self._until or self._num_silent >= MAX_SILENT:
+            return None
         try:
             return question()
         except self._glib.GError:
+            self._num_silent += time.monotonic() - began > SILENT_S
             return None
 
     def _children(self, node: Any) -> list[Any]:

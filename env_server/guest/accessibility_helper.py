@@ -1,6 +1,7 @@
 """Asks for the accessibility tree in a program of its own: it speaks to the desktop's message bus as the desktop's
 user, and what the library makes of hostile programs is its own end and no other's."""
 
+import contextlib
 import json
 import os
 import select
@@ -10,21 +11,30 @@ import threading
 import time
 from pathlib import Path
 
+from .message_bus import DisabledError, MessageBuses, StopWatch
 from .programs import start_program
 
 ANSWER_LIMIT_S = 55.0
+WATCH_INTERVAL_S = 0.25
+END_LIMIT_S = 1.0
+"""From its last word to its end."""
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 
 
 class _EndedError(OSError):
     """Instead of an answer."""
 
+    def __init__(self, status: int) -> None:
+        super().__init__(f"the program that reads the accessibility tree ended with status {status}")
+        self.was_killed = status < 0
+
 
 class AccessibilityHelper:
     """Started at the first question, as it costs a quarter of a second; again after it has ended. OSError where it does
-    not answer."""
+    not answer, DisabledError where programs of the desktop are the cause."""
 
-    def __init__(self) -> None:
+    def __init__(self, buses: MessageBuses) -> None:
+        self._buses = buses
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -38,13 +48,27 @@ class AccessibilityHelper:
     def _ask(self, question: str) -> str | None:
         with self._lock:
             try:
-                answer = self._answer(question)
-            except _EndedError:  # maybe since the last question
-                answer = self._answer(question)
-        if not isinstance(answer, dict) or "error" in answer:
-            raise OSError(f"no accessibility tree: {answer}")
+                answer = self._answer_of_two(question)
+                if not isinstance(answer, dict) or "error" in answer:
+                    raise OSError(f"no accessibility tree: {answer}")
+            except OSError as error:
+                ending = self._buses.ending()
+                if ending is not None:
+                    raise DisabledError(ending) from error
+                raise
+            self._buses.remember()
         text = answer.get("answer")
         return None if text is None else str(text)
+
+    def _answer_of_two(self, question: str) -> object:
+        with contextlib.suppress(_EndedError):  # maybe since the last question
+            return self._answer(question)
+        try:
+            return self._answer(question)
+        except _EndedError as error:
+            if error.was_killed:
+                raise DisabledError("the program that reads the accessibility tree was ended") from error
+            raise
 
     def _answer(self, question: str) -> object:
         process = self._running()
@@ -52,13 +76,16 @@ class AccessibilityHelper:
         try:
             process.stdin.write(f"{question}\n".encode())
             process.stdin.flush()
-            return json.loads(_read_line(process, time.monotonic() + ANSWER_LIMIT_S))
-        except (BrokenPipeError, _EndedError) as error:
-            self._end()
-            raise _EndedError("the program that reads the accessibility tree ended") from error
+            watch = StopWatch(self._buses, process.pid)
+            return json.loads(_read_line(process, time.monotonic() + ANSWER_LIMIT_S, watch))
+        except (BrokenPipeError, EOFError) as error:
+            raise _EndedError(self._end(END_LIMIT_S)) from error
         except (OSError, ValueError) as error:
             self._end()
             raise OSError(f"no accessibility tree: {error}") from error
+        except DisabledError:
+            self._end()
+            raise
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:
@@ -67,12 +94,15 @@ class AccessibilityHelper:
             )
         return self._process
 
-    def _end(self) -> None:
+    def _end(self, grace_s: float = 0.0) -> int:
+        """Its status."""
         process, self._process = self._process, None
-        if process is not None:
+        assert process is not None, "it was asked"
+        with process:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(grace_s)
             process.kill()
-            with process:
-                pass
+        return process.returncode
 
 
 def _command() -> list[str]:
@@ -81,16 +111,19 @@ def _command() -> list[str]:
     return [sys.executable, "-Ic", f"{path}; from {package.name}.accessibility import main; main()"]
 
 
-def _read_line(process: subprocess.Popen[bytes], until: float) -> bytes:
+def _read_line(process: subprocess.Popen[bytes], until: float, watch: StopWatch) -> bytes:
     assert process.stdout is not None, "a pipe"
     parts, num_bytes = list[bytes](), 0
     while not parts or not parts[-1].endswith(b"\n"):
-        if not select.select([process.stdout], [], [], max(0.0, until - time.monotonic()))[0]:
-            raise TimeoutError(f"no answer within {ANSWER_LIMIT_S:g} s")
+        if not select.select([process.stdout], [], [], WATCH_INTERVAL_S)[0]:
+            watch.look()
+            if time.monotonic() > until:
+                raise TimeoutError(f"no answer within {ANSWER_LIMIT_S:g} s")
+            continue
         part = os.read(process.stdout.fileno(), 1 << 20)
         num_bytes += len(part)
         if not part:
-            raise _EndedError
+            raise EOFError
         if num_bytes > MAX_ANSWER_BYTES:
             raise OSError(f"more than {MAX_ANSWER_BYTES} bytes")
         parts.append(part)

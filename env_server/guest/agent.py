@@ -10,6 +10,7 @@ from pathlib import Path
 
 from Xlib.display import Display
 
+from .message_bus import MessageBuses
 from .recording import Recorder
 from .root_window import RootWindowScreen
 from .routes import WINDOW_WAIT_S, DesktopRoutes, OsworldRoutes
@@ -76,16 +77,19 @@ def run_agent(
     else:
         screen = Screen(session.framebuffer / "Xvfb_screen0", session.display)
     terminal = TerminalReader(Display(session.display_name), manager, runtime)
+    buses = MessageBuses(session.bus, session.bus_socket)
     routes = DesktopRoutes(
         screen=screen,
         device=Input(Display(session.display_name)),
         manager=manager,
         terminal=terminal,
         recorder=Recorder(width=width, height=height, folder=Path(tempfile.gettempdir())),
+        buses=buses,
         home=Path.home(),
         window_wait_s=WINDOW_WAIT_S if session.x_server is not None else MACHINE_WINDOW_WAIT_S,
     )
     session.wait_until_whole(MACHINE_LIMIT_S if session.x_server is None else WINDOW_MANAGER_LIMIT_S)
+    buses.begin()
     if session.x_server is not None:
         XServerWatch(session.x_server, Display(session.display_name)).start()
     answered = OsworldRoutes(routes) if osworld_routes_only else routes

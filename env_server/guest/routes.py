@@ -11,6 +11,7 @@ from .accessibility_helper import AccessibilityHelper
 from .calls import perform_calls
 from .drives import is_windows_path, unix_path
 from .fetching import fetch
+from .message_bus import MessageBuses
 from .opening import opening_command
 from .overrides import NO_USER_PACKAGES, Overrides
 from .recording import Recorder, RecordingError
@@ -40,13 +41,14 @@ class DesktopRoutes:
         manager: WindowManager,
         terminal: TerminalReader,
         recorder: Recorder,
+        buses: MessageBuses,
         window_wait_s: float = WINDOW_WAIT_S,
         home: Path,
     ) -> None:
         self._screen, self._device, self._manager = screen, device, manager
         self._terminal_reader, self._recorder, self._home = terminal, recorder, home
         self._window_wait_s = window_wait_s
-        self._accessibility = AccessibilityHelper()
+        self._accessibility = AccessibilityHelper(buses)
         self._overrides = Overrides()
         self._wallpaper: Path | None = None
         self._routes: dict[tuple[str, str], Route] = {

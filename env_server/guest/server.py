@@ -11,6 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Protocol
 from urllib.parse import parse_qs, parse_qsl, urlsplit
 
+from .message_bus import DisabledError
+
 MAX_BODY_BYTES = 512 * 1024 * 1024
 NO_ROOM_LIMIT_S = 0.2
 _NO_ROOM = b"HTTP/1.1 507 Insufficient Storage\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
@@ -103,10 +105,12 @@ class _Handler(BaseHTTPRequestHandler):
         """Silent: the host knows what it asked."""
 
     def _answer(self, method: str) -> None:
-        """400 to 404: the request is wrong. 500: the command in it is wrong. 503: the desktop failed. 507: its programs
-        have used up processes, memory or disk space."""
+        """400 to 404: the request is wrong. 410: programs of the desktop have disabled what answers. 500: the command
+        in it is wrong. 503: the desktop failed. 507: its programs have used up processes, memory or disk space."""
         try:
             reply = self._reply(method)
+        except DisabledError as error:
+            reply = Reply({"status": "error", "error": str(error)}, status=410)
         except ValueError as error:
             reply = Reply({"status": "error", "error": str(error)}, status=400)
         except (FileNotFoundError, NotADirectoryError) as error:

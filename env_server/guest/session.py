@@ -56,7 +56,9 @@ class Session:
             number = _await_line(x_is_ready, X_START_LIMIT_S)
             self.display_name = f"unix:{number}"
             os.environ["DISPLAY"] = f":{number}"
-        self.bus = _start(["dbus-daemon", "--session", "--nofork", "--nopidfile", f"--address=unix:path={runtime}/bus"])
+        self.bus_socket = runtime / "bus"
+        address = f"--address=unix:path={self.bus_socket}"
+        self.bus = _start(["dbus-daemon", "--session", "--nofork", "--nopidfile", address])
         rules = "".join(_FILLING.format(name=escape(name)) for name in ("Mousepad", "Pcmanfm"))
         config = openbox_template.read_text().replace("@RULES@", rules if width < SMALL_SCREEN_WIDTH else "")
         (runtime / "openbox.xml").write_text(config)
@@ -98,7 +100,7 @@ class Session:
         """Returns when key bindings work and the bus takes connections. TimeoutError after `limit_s`, ConnectionError
         where one of the programs has ended: half a desktop is none."""
         until = time.monotonic() + limit_s
-        while not (self._ready.exists() and (self.runtime / "bus").exists()):
+        while not (self._ready.exists() and self.bus_socket.exists()):
             self._check_programs()
             if time.monotonic() > until:
                 raise TimeoutError(f"openbox and dbus-daemon were not ready within {limit_s:g} s")

@@ -187,6 +187,11 @@ class LocalDesktop:
     def is_alive(self) -> bool:
         return self._sandbox is not None and self._sandbox.is_alive()
 
+    @property
+    def host_lacked_memory(self) -> bool:
+        """Whether the kernel ended processes of it for want of the host's memory, not of its own."""
+        return self.group is not None and self.group.out_of_memory() == "host"
+
     async def cause_inside(self) -> str | None:
         """How a program of the desktop disabled it; None while it runs, or if the cause is outside."""
         sandbox = self._sandbox or self._ended

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from env_server_process import desktops_below
 from fault_load import first_inside
+from hostile_programs import BOMB, FILL, IN_FLIGHT
 
 from env_server.evaluators.getters import get_vm_command_line
 from env_server.guest_client import CommandResult, GuestClient
@@ -176,39 +177,11 @@ async def test_a_desktop_killed_from_outside_or_under_load_is_not_tampering(prov
     assert [await one.cause_inside() for one in (killed, stopped, busy)] == [None] * 3
 
 
-BOMB = """
-import os, time
-while True:
-    try:
-        if os.fork() == 0:
-            time.sleep(600)
-    except OSError:
-        time.sleep(0.001)
-"""
-FILL = "for folder in /tmp /dev/shm /run/user/1000 /home/user; do dd if=/dev/zero of=$folder/big bs=1M; done"
-
-
 async def ask_until_refused(ask: Callable[[int], Awaitable[object]]) -> None:
     async with asyncio.timeout(40):
         for number in itertools.count():
             await ask(number)
             await asyncio.sleep(0.1)
-
-
-IN_FLIGHT = """
-import os, socket, time
-pairs = []
-try:
-    while True:
-        pairs.append(socket.socketpair())
-        for _ in range(4):
-            socket.send_fds(pairs[-1][0], [b"x"], [0] * 250)
-except OSError as error:
-    print(error.strerror, flush=True)
-os.close(1)
-time.sleep(60)
-"""
-"""Sends descriptors that no program receives, until the kernel refuses more of this user's."""
 
 
 async def test_descriptors_in_flight_do_not_disturb_a_neighbour(provider: LocalProvider) -> None:
@@ -285,6 +258,52 @@ async def test_installing_a_program_is_not_tampering(guest: GuestClient) -> None
     )
     assert (await guest.execute(write_bytecode, shell=True)).returncode == 0
     assert (await guest.execute("new-tool", shell=True, is_graders=True)).output == "tool\n"
+
+
+SESSION_BUS = "[d]bus-daemon --session"
+SILENT_BUS = """
+import os, socket, time
+path = "/run/user/1000/bus"
+os.unlink(path)
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(path)
+listener.listen(64)
+time.sleep(600)
+"""
+READER = "pkill -KILL -f [o]sworld_guest.accessibility"
+OTHERS = f"pkill -KILL at-spi; pkill -KILL -f [a]ccessibility.conf; {READER}"
+"""What reads the tree needs the message bus to find the one of accessibility, and no more after that."""
+NO_TREE = {
+    "ends the message bus": f"pkill -KILL -f '{SESSION_BUS}'; {OTHERS}",
+    "stops the message bus": f"pkill -STOP -f '{SESSION_BUS}'; {OTHERS}",
+    "stops it again and again": f"{OTHERS}; while :; do pkill -STOP -f '{SESSION_BUS}'; sleep 1; "
+    f"pkill -CONT -f '{SESSION_BUS}'; done",
+    "takes its socket's place": f'{OTHERS}; python3 -c "{SILENT_BUS}"',
+    "stops the bus of accessibility": f"pkill -STOP -f [a]ccessibility.conf; {READER}",
+    "ends what reads the tree": f"while :; do {READER}; done",
+    "stops what reads the tree": "while :; do pkill -STOP -f [o]sworld_guest.accessibility; sleep 0.05; done",
+}
+
+
+@pytest.mark.parametrize("command", NO_TREE.values(), ids=NO_TREE)
+async def test_disabling_the_accessibility_tree_is_tampering(provider: LocalProvider, command: str) -> None:
+    guest = (await provider.start("replica-0")).guest
+    await guest.launch(["mousepad"])
+    async with asyncio.timeout(20):
+        while "mousepad" not in await guest.accessibility():  # noqa: ASYNC110 - in a desktop
+            await asyncio.sleep(0.1)
+    await guest.launch(command, shell=True)
+    with pytest.raises(TamperingError, match=r"replica-0 have disabled what answers /accessibility"):
+        await ask_until_refused(lambda _: guest.accessibility(timeout_s=20))
+    assert await guest.platform() == "Linux"
+
+
+async def test_a_slow_desktop_or_a_stopped_program_without_a_tree_is_not_tampering(provider: LocalProvider) -> None:
+    guest = (await provider.start("replica-0")).guest
+    await guest.launch(["mousepad"])
+    await guest.activate_window("mousepad", by_class=True)
+    await guest.launch("pkill -STOP mousepad; for i in 1 2; do (while :; do :; done) & done", shell=True)
+    assert "desktop-frame" in await guest.accessibility(timeout_s=60)
 
 
 async def test_killing_the_graders_command_is_tampering(guest: GuestClient) -> None:

@@ -35,6 +35,9 @@ class FakeDesktop:
         self.alive = True
         self.cause: str | None = None
         """What a program of it did to end it."""
+        self.disabled: str | None = None
+        """How its programs disabled what answers for the accessibility tree."""
+        self.host_lacked_memory = False
         self.num_resets = 0
         self.is_stopped = self.is_recording = False
         self.reset_delay_s = 0.0
@@ -80,6 +83,8 @@ class FakeDesktop:
             return httpx.Response(200, content=picture, headers={"content-type": "image/x"})
         if path == "/screenshot":
             return httpx.Response(200, content=PNG + str(self.screen).encode(), headers={"content-type": "image/png"})
+        if path == "/accessibility" and self.disabled is not None:
+            return httpx.Response(410, json={"status": "error", "error": self.disabled})
         if path == "/accessibility":
             return httpx.Response(200, json={"AT": "<desktop-frame/>"})
         if path == "/platform":

@@ -126,6 +126,19 @@ async def test_desktop_ended_from_inside_is_tampering_only_after_the_first_actio
         assert 'env_server_episodes_ended_total{outcome="tampering"} 1.0' in metrics
 
 
+@pytest.mark.parametrize(("lacked", "told"), [(False, "tampering"), (True, "env_fault")])
+async def test_what_a_guest_tells_of_its_programs_is_tampering_unless_its_host_lacked_memory(
+    lacked: bool, told: str
+) -> None:
+    async with serving() as server:
+        episode_id = await server.reset(env_config={"require_a11y_tree": True})
+        desktop = server.provider.desktops[0]
+        desktop.disabled, desktop.host_lacked_memory = "the message bus was ended", lacked
+        answer = await server.post("/step", episode_id=episode_id, action="WAIT", pause=0)
+        assert fault(answer) == (500, told)
+        assert "have disabled what answers /accessibility: the message bus was ended" in answer.json()["error"]
+
+
 async def test_evaluator_that_crashes_is_a_grader_fault_and_no_zero() -> None:
     task = {**TASK, "evaluator": {"func": "check_text_enlarged", "result": TASK["evaluator"]["result"]}}
     async with serving() as server:
