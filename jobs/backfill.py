@@ -1,7 +1,7 @@
 """Backfill from the command line: any checkpoints on any suites, in this process; one that was stopped goes on episode
 by episode."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,10 @@ from jobs.pipeline import RANK
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import DatasetError, TableError
 from osworld_pipeline.evaluation.leaderboard_format import leaderboard_rows
+from osworld_pipeline.evaluation.suite_files import EvalSuite
 from osworld_pipeline.runs.evaluation_plan import load_suite, plan_evaluation
 from osworld_pipeline.runs.leaderboard import read_leaderboard
-from osworld_pipeline.runs.registered import all_checkpoints
+from osworld_pipeline.runs.registered import all_checkpoints, no_such_checkpoint
 from resources.state import RecipeResource, StateResource
 
 
@@ -28,18 +29,19 @@ def run_backfill(
     checkpoint_ids: Sequence[str],
     suites: Sequence[str],
     console: Console,
+    on_start: Callable[[Sequence[str], Sequence[EvalSuite]], None] = lambda checkpoint_ids, suites: None,
 ) -> list[dict[str, Any]]:
     """`checkpoint_ids`: none for all there are. Returns their rows of the leaderboard (`leaderboard_rows`), with the
-    name of the suite, in the order asked for.
+    name of the suite, in the order asked for. `on_start` gets what is evaluated, once everything is checked.
 
     Raises:
-        TableError, DatasetError, RecipeError: before anything starts: no such checkpoint, suite or recipe.
+        PipelineError: before anything starts: no such checkpoint, suite or recipe, or as open_in_process.
         JobStoppedError: an evaluation failed; what is finished is kept.
     """
     state, recipe = StateDir(state_root.resolve()), source.load()
     known = [checkpoint.checkpoint_id for checkpoint in all_checkpoints(state)]
     if unknown := [name for name in checkpoint_ids if name not in known]:
-        raise TableError(f"no checkpoint '{unknown[0]}' in {state.root}; there are: {', '.join(known) or 'none yet'}")
+        raise no_such_checkpoint(state, unknown[0])
     chosen = list(dict.fromkeys(checkpoint_ids)) or known
     if not chosen:
         raise TableError(f"there is no checkpoint in {state.root} yet: train one first (osworld-pipeline demo)")
@@ -50,6 +52,7 @@ def run_backfill(
         )
     starts_warm = len(chosen) * len(loaded) > 1
     with open_in_process(defs, source=source, state_root=state_root, console=console, starts_warm=starts_warm) as here:
+        on_start(chosen, loaded)
         here.expect(RANK)
         here.evaluate(chosen, [suite.name for suite in loaded])
         here.run(RANK)

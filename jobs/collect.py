@@ -1,6 +1,7 @@
 """Collect rollouts from the command line, so many episodes of each task, by the job `collect_rollouts`."""
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from jobs.evaluate import default_checkpoint, request_of
 from jobs.in_process import open_in_process
 from jobs.on_request import COLLECT_ROLLOUTS, collect_on_tasks
 from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.evaluation.suite_files import EvalSuite
 from osworld_pipeline.runs.collect_plan import ORACLE, holds_back, load_collected, plan_collection, require_oracles
 from osworld_pipeline.runs.evaluation_plan import TaskChoice
 from osworld_pipeline.runs.external import find_or_add
@@ -44,11 +46,13 @@ def run_collect(
     num_samples: int,
     temperature: float,
     console: Console,
+    on_start: Callable[[str, EvalSuite], None] = lambda checkpoint_id, suite: None,
 ) -> Collected:
-    """`checkpoint`: as run_evaluate's, or `oracle`.
+    """`checkpoint`: as run_evaluate's, or `oracle`. `on_start` gets what is rolled out, once everything is checked.
 
     Raises:
-        PipelineError: before anything starts: no such checkpoint, tasks or recipe, or no oracle for a task.
+        PipelineError: before anything starts: no such checkpoint, tasks or recipe, no oracle for a task, or as
+            open_in_process.
         JobStoppedError: the collection failed; what is finished is kept.
     """
     state, recipe = StateDir(state_root.resolve()), source.load()
@@ -65,6 +69,7 @@ def run_collect(
         **request_of(choice),
     }
     with open_in_process(defs, source=source, state_root=state_root, console=console) as here:
+        on_start(checkpoint_id, suite)
         here.run(COLLECT_ROLLOUTS, request={collect_on_tasks.name: request})
     plan = plan_collection(recipe, checkpoint_id, suite, num_samples=num_samples, temperature=temperature)
     episodes = plan.episodes(state)

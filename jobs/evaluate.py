@@ -2,7 +2,7 @@
 backfill does, so that MLflow hears of it; on other tasks through the job `evaluate_tasks`. Both record every episode,
 go on where they were stopped, and rank."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import TableError
 from osworld_pipeline.evaluation.result_file import result_document
 from osworld_pipeline.evaluation.scores import read_scores
+from osworld_pipeline.evaluation.suite_files import EvalSuite
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.runs.evaluation_plan import TaskChoice, load_tasks, plan_evaluation
 from osworld_pipeline.runs.external import find_or_add
@@ -35,19 +36,22 @@ def run_evaluate(
     checkpoint: str,
     choice: TaskChoice,
     console: Console,
+    on_start: Callable[[Checkpoint, EvalSuite], None] = lambda checkpoint, suite: None,
 ) -> dict[str, Any]:
     """`checkpoint`: as runs.external.find_or_add takes it; empty for the champion, or the newest where there is none.
-    Returns the result document (evaluation/result_file.py).
+    `on_start` gets what is evaluated, once everything is checked. Returns the result document
+    (evaluation/result_file.py).
 
     Raises:
-        PipelineError: before anything starts: no such checkpoint, tasks or recipe.
+        PipelineError: before anything starts: no such checkpoint, tasks or recipe, or as open_in_process.
         JobStoppedError: the evaluation failed; what is finished is kept.
     """
     state, recipe = StateDir(state_root.resolve()), source.load()
-    chosen = find_or_add(state, checkpoint) if checkpoint else default_checkpoint(state)
     suite = load_tasks(state, recipe, choice)
+    chosen = find_or_add(state, checkpoint) if checkpoint else default_checkpoint(state)
     is_whole = not choice.tasks_file and choice.max_tasks is None
     with open_in_process(defs, source=source, state_root=state_root, console=console) as here:
+        on_start(chosen, suite)
         here.expect(RANK)
         if is_whole and suite.name in SUITES.get_partition_keys():
             here.evaluate([chosen.checkpoint_id], [suite.name])

@@ -108,15 +108,15 @@ def run_train(
             start from.
     """
     recipe = source.load()
-    console.print(
-        f"[bold]osworld-pipeline {command}[/]: recipe [cyan]{recipe.name}[/], state in [cyan]{state_root}[/]",
-        highlight=False,
-    )
-    for line in source_lines(recipe):
-        console.print(f"  {escape(line)}", highlight=False)
     state = StateDir(state_root.resolve())
     with open_in_process(defs, source=source, state_root=state_root, console=console, starts_warm=True) as here:
         start = find_start(here.instance, state, request)
+        console.print(
+            f"[bold]osworld-pipeline {command}[/]: recipe [cyan]{recipe.name}[/], state in [cyan]{state_root}[/]",
+            highlight=False,
+        )
+        for line in source_lines(recipe):
+            console.print(f"  {escape(line)}", highlight=False)
         ended = _run_all(here, request, start)
     if isinstance(ended, JobStoppedError):
         console.print(f"\n[bold red]Training stopped:[/] {escape(str(ended))}", highlight=False)

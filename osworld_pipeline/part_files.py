@@ -25,6 +25,8 @@ DETAIL_OF: Mapping[str, str | None] = {
     "episodes": "steps",
     "rollout_groups": "injections",
     "replay_verifications": None,
+    "updates": None,
+    "stage_attempts": None,
 }
 """The head tables; a head's commit is its details' commit."""
 HEAD_OF: Mapping[str, str] = {detail: head for head, detail in DETAIL_OF.items() if detail}
@@ -32,6 +34,8 @@ KEY_OF: Mapping[str, str] = {
     "episodes": "episode_id",
     "rollout_groups": "group_id",
     "replay_verifications": "verification_id",
+    "updates": "stage_key",
+    "stage_attempts": "attempt_id",
 }
 COMPACTED = "compacted"
 MANIFEST = "compacted.json"

@@ -28,7 +28,8 @@ from osworld_pipeline.cli.machine import run_for_machine, wants_json
 from osworld_pipeline.domain.version import version_line
 from osworld_pipeline.errors import PipelineError
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+# Click itself proposes near names of commands; typer would say it a second time.
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, suggest_commands=False)
 COMMANDS = (
     train, pipeline, evaluate, backfill, collect, report, view, checkpoints, doctor, tasks, union, imports, exports,
     lineage, store,
@@ -60,5 +61,6 @@ def main() -> None:
         app()
     except PipelineError as error:
         text = f"[bold red]{type(error).__name__}[/]: {escape(str(error))}"
-        Console(stderr=True).print(text, highlight=False, markup=True)
+        # Lines of a longer message stay as they are: a caret points into the line above.
+        Console(stderr=True).print(text, highlight=False, markup=True, soft_wrap="\n" in str(error))
         sys.exit(1)

@@ -3,14 +3,19 @@
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from osworld_pipeline.cli.options import names_of
 from osworld_pipeline.cli.pipeline import StateOption
-from osworld_pipeline.cli.shown import ScoreLine, counted, say, show_scores
+from osworld_pipeline.cli.shown import ScoreLine, planned_evaluations, say, show_scores
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from osworld_pipeline.evaluation.suite_files import EvalSuite
 
 
 def register(app: typer.Typer) -> None:
@@ -32,24 +37,23 @@ def backfill(
     """Evaluate checkpoints on suites, one Dagster run each; what is finished is not run again, so an interrupted
     backfill goes on where it ended."""
     chosen, wanted = names_of(checkpoints), list(dict.fromkeys(names_of(suites)))
-    who = ", ".join(chosen) or "every checkpoint"
-    say(f"backfill: {who} on {', '.join(wanted)}, as recipe {recipe} says", as_json=as_json)
     from jobs.backfill import run_backfill
     from osworld_pipeline.definitions import defs, environment
-    from osworld_pipeline.domain.state import StateDir
-    from osworld_pipeline.runs.evaluation_plan import load_suite
-    from osworld_pipeline.runs.registered import all_checkpoints
     from resources.state import RecipeResource
 
     source = RecipeResource(name=recipe, settings=settings or [], smoke=smoke, environment=environment)
-    folder, loaded = StateDir(state.resolve()), source.load()
-    num_tasks = sum(len(load_suite(folder, loaded, name).tasks) for name in wanted)
-    num_seeds, num_checkpoints = len(loaded.evaluation.seeds), len(set(chosen)) or len(all_checkpoints(folder))
-    say(
-        f"{counted(num_checkpoints * num_tasks * num_seeds, 'episode')} ({counted(num_checkpoints, 'checkpoint')}, "
-        f"{counted(num_tasks, 'task')}, {counted(num_seeds, 'seed')}); what is finished is not run again",
-        as_json=as_json,
-    )
+    num_seeds = len(source.load().evaluation.seeds)
+
+    def on_start(checkpoint_ids: "Sequence[str]", on: "Sequence[EvalSuite]") -> None:
+        planned = planned_evaluations(
+            checkpoint_ids,
+            ", ".join(one.name for one in on),
+            recipe=recipe,
+            num_tasks=sum(len(one.tasks) for one in on),
+            num_seeds=num_seeds,
+        )
+        say(f"backfill: {planned}", as_json=as_json)
+
     rows = run_backfill(
         defs,
         source=source,
@@ -57,6 +61,7 @@ def backfill(
         checkpoint_ids=chosen,
         suites=wanted,
         console=Console(stderr=as_json),
+        on_start=on_start,
     )
     if as_json:
         sys.stdout.write(json.dumps(rows, indent=1) + "\n")

@@ -11,7 +11,9 @@ from osworld_pipeline.cli.options import existing_state
 from osworld_pipeline.cli.pipeline import StateOption
 from osworld_pipeline.cli.shown import show_table
 
-checkpoints = typer.Typer(help="Checkpoints: what there is, and those made elsewhere.", no_args_is_help=True)
+checkpoints = typer.Typer(
+    help="Checkpoints: what there is, and those made elsewhere.", no_args_is_help=True, suggest_commands=False
+)
 
 
 def register(app: typer.Typer) -> None:

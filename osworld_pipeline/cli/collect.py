@@ -17,10 +17,11 @@ from osworld_pipeline.cli.options import (
     recipe_source,
 )
 from osworld_pipeline.cli.pipeline import StateOption
-from osworld_pipeline.cli.shown import counted, say, without_login
+from osworld_pipeline.cli.shown import counted, say
 
 if TYPE_CHECKING:
     from jobs.collect import Collected
+    from osworld_pipeline.evaluation.suite_files import EvalSuite
 
 
 def register(app: typer.Typer) -> None:
@@ -47,17 +48,19 @@ def collect(
         raise typer.BadParameter("--suite and --tasks both say which tasks: give one of them")
     if oracle and checkpoint:
         raise typer.BadParameter("--oracle and --checkpoint both say who acts: give one of them")
-    who = "the oracle" if oracle else without_login(checkpoint) or "the champion, else the newest checkpoint,"
-    what = tasks or f"suite {suite or 'train'}"
-    say(
-        f"collect: {counted(samples, 'episode')} of each task by {who} on {what}, as recipe {recipe} says",
-        as_json=as_json,
-    )
     source = recipe_source(recipe, settings, smoke, agent__max_turns=max_turns)
     from jobs.collect import run_collect
     from osworld_pipeline.definitions import defs
     from osworld_pipeline.runs.collect_plan import ORACLE, TRAIN
     from osworld_pipeline.runs.evaluation_plan import TaskChoice
+
+    def on_start(checkpoint_id: str, on: "EvalSuite") -> None:
+        who, what = "the oracle" if oracle else checkpoint_id, tasks or f"suite {on.name}"
+        say(
+            f"collect: {counted(samples, 'episode')} of each of {counted(len(on.tasks), 'task')} by {who} on {what}, "
+            f"as recipe {recipe} says; what is finished is not run again",
+            as_json=as_json,
+        )
 
     done = run_collect(
         defs,
@@ -68,6 +71,7 @@ def collect(
         num_samples=samples,
         temperature=temperature,
         console=Console(stderr=as_json),
+        on_start=on_start,
     )
     if as_json:
         tell(done)

@@ -1,8 +1,9 @@
 """`evaluate`: one checkpoint on tasks and seeds, with a result file."""
 
 import json
+import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -19,7 +20,11 @@ from osworld_pipeline.cli.options import (
     recipe_source,
 )
 from osworld_pipeline.cli.pipeline import StateOption
-from osworld_pipeline.cli.shown import ScoreLine, counted, say, show_scores, without_login
+from osworld_pipeline.cli.shown import ScoreLine, planned_evaluations, say, show_scores
+
+if TYPE_CHECKING:
+    from osworld_pipeline.domain.checkpoint import Checkpoint
+    from osworld_pipeline.evaluation.suite_files import EvalSuite
 
 
 def register(app: typer.Typer) -> None:
@@ -47,10 +52,11 @@ def evaluate(
         raise typer.BadParameter("--suite and --tasks both say which tasks: give one of them")
     if output is not None and output.is_dir():
         raise typer.BadParameter(f"--output {output} is a folder: name a file in it")
+    if output is not None and not _can_write(output):
+        raise typer.BadParameter(
+            f"--output {output} cannot be written: its folder is no folder, or not yours to write in"
+        )
     given_seeds = _seeds(seeds)
-    who = without_login(checkpoint) or "the champion, else the newest checkpoint,"
-    what = tasks or f"suite {suite or 'heldout'}"
-    say(f"evaluate: {who} on {what}, as recipe {recipe} says", as_json=as_json)
     source = recipe_source(
         recipe,
         settings,
@@ -59,30 +65,31 @@ def evaluate(
         evaluation__max_turns=max_turns,
         evaluation__temperature=temperature,
     )
-    from jobs.evaluate import default_checkpoint, run_evaluate
+    num_seeds = len(source.load().evaluation.seeds)
+    from jobs.evaluate import run_evaluate
     from osworld_pipeline.definitions import defs
-    from osworld_pipeline.domain.state import StateDir
     from osworld_pipeline.durable import write_file
     from osworld_pipeline.evaluation.suite_files import HELDOUT
-    from osworld_pipeline.runs.evaluation_plan import TaskChoice, load_tasks
+    from osworld_pipeline.runs.evaluation_plan import TaskChoice
 
-    folder, loaded = StateDir(state.resolve()), source.load()
-    if not checkpoint:
-        checkpoint = who = default_checkpoint(folder).checkpoint_id
-    choice = TaskChoice(suite=suite or HELDOUT, tasks_file=tasks, max_tasks=max_tasks)
-    num_tasks, num_seeds = len(load_tasks(folder, loaded, choice).tasks), len(loaded.evaluation.seeds)
-    say(
-        f"{who}: {counted(num_tasks * num_seeds, 'episode')} ({counted(num_tasks, 'task')}, "
-        f"{counted(num_seeds, 'seed')}); what is finished is not run again",
-        as_json=as_json,
-    )
+    def on_start(chosen: "Checkpoint", on: "EvalSuite") -> None:
+        planned = planned_evaluations(
+            [chosen.checkpoint_id],
+            tasks or f"suite {on.name}",
+            recipe=recipe,
+            num_tasks=len(on.tasks),
+            num_seeds=num_seeds,
+        )
+        say(f"evaluate: {planned}", as_json=as_json)
+
     result = run_evaluate(
         defs,
         source=source,
         state_root=state,
         checkpoint=checkpoint,
-        choice=choice,
+        choice=TaskChoice(suite=suite or HELDOUT, tasks_file=tasks, max_tasks=max_tasks),
         console=Console(stderr=as_json),
+        on_start=on_start,
     )
     if output is not None:
         write_file(output.resolve(), (json.dumps(result, indent=1, ensure_ascii=False) + "\n").encode())
@@ -92,6 +99,12 @@ def evaluate(
     _show(result, Console())
     if output is not None:
         print(f"result file: {output}")
+
+
+def _can_write(path: Path) -> bool:
+    """Its folder, or the nearest that is there, can be written."""
+    folder = next(one for one in path.resolve().parents if one.exists())
+    return folder.is_dir() and os.access(folder, os.W_OK)
 
 
 def _seeds(text: str) -> list[int] | None:

@@ -1,6 +1,7 @@
 """`query`: SQL over the catalog."""
 
 import sys
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -8,6 +9,7 @@ import typer
 
 from osworld_pipeline.cli.machine import JsonOption
 from osworld_pipeline.cli.options import existing_state
+from osworld_pipeline.cli.shown import say
 from osworld_pipeline.domain.state import STATE_VARIABLE
 
 StateOption = Annotated[Path, typer.Option(envvar=STATE_VARIABLE, help="The state folder.")]
@@ -29,13 +31,20 @@ def query(
     from osworld_pipeline.durable import write_file
     from osworld_pipeline.errors import TableError
     from osworld_pipeline.tables.format import answer
+    from osworld_pipeline.tables.query import explain_slow
+    from osworld_pipeline.tables.slow_query import SLOW_S
 
     fmt = "json" if as_json else fmt
     if fmt == "parquet" and output is None and sys.stdout.isatty():
         raise TableError("Parquet is no text: give --output FILE, or send standard output to a file or a program")
-    data = answer(existing_state(state), sql, fmt, timeout_s=timeout_s)
+    folder, begun_s = existing_state(state), time.monotonic()
+    data = answer(folder, sql, fmt, timeout_s=timeout_s)
+    took_s = time.monotonic() - begun_s
     if output is None:
         sys.stdout.buffer.write(data)
         sys.stdout.flush()
     else:
         write_file(output.resolve(), data)
+    if took_s > SLOW_S and not as_json:
+        for reason in explain_slow(folder, sql):
+            say(f"slow ({took_s:.1f} s): {reason}")

@@ -1,7 +1,6 @@
 """What commands show to people: tables in which an id is never cut, for it is there to be copied, and sentences on
 standard error about what is being done."""
 
-import re
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
@@ -33,14 +32,19 @@ def say(sentence: str, *, as_json: bool = False) -> None:
         Console(stderr=True).print(sentence, highlight=False, markup=False, soft_wrap=True)
 
 
-def without_login(address: str) -> str:
-    """A name and a password before the host of an address are refused later; they are not shown before."""
-    return re.sub(r"(?<=//)[^/]*@", "", address)
-
-
 def counted(number: int, noun: str) -> str:
     """`1 task`, `52 tasks`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def planned_evaluations(checkpoint_ids: Sequence[str], on: str, *, recipe: str, num_tasks: int, num_seeds: int) -> str:
+    """What will be evaluated, in a sentence. `num_tasks`: of all suites together."""
+    episodes = counted(len(checkpoint_ids) * num_tasks * num_seeds, "episode")
+    checkpoints = f"{counted(len(checkpoint_ids), 'checkpoint')}, " if len(checkpoint_ids) > 1 else ""
+    return (
+        f"{', '.join(checkpoint_ids)} on {on}, as recipe {recipe} says: {episodes} ({checkpoints}"
+        f"{counted(num_tasks, 'task')}, {counted(num_seeds, 'seed')}); what is finished is not run again"
+    )
 
 
 def show_table(rows: Sequence[Mapping[str, str]], console: Console, *, spare: Sequence[str] = ()) -> None:

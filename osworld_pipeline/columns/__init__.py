@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 
-from osworld_pipeline.columns.fields import MESSAGES, NUMBERS, RUN_IDS, TEXT, TEXTS, doc_of, unit_of
+from osworld_pipeline.columns.fields import MESSAGES, NUMBERS, RUN_IDS, TEXT, TEXTS, TIME, doc_of, unit_of
 from osworld_pipeline.columns.owned import CHECKPOINTS, RAW_COUNTS, REJECTS, REPLAY_BUFFER, UNION_TASKS
 from osworld_pipeline.columns.parts import (
     BOOKKEEPING,
@@ -13,17 +13,19 @@ from osworld_pipeline.columns.parts import (
     INJECTIONS,
     REPLAY_VERIFICATIONS,
     ROLLOUT_GROUPS,
+    STAGE_ATTEMPTS,
     STEPS,
+    UPDATES,
 )
 
 __all__ = [
     "BOOKKEEPING", "CHECKPOINTS", "EPISODES", "INJECTIONS", "MESSAGES", "NUMBERS", "OWNED_TABLES", "PART_TABLES",
     "RAW_COUNTS", "REJECTS", "REPLAY_BUFFER", "REPLAY_VERIFICATIONS", "ROLLOUT_GROUPS", "RUN_IDS", "SCHEMA_KEY",
-    "SCHEMA_VERSION", "STEPS", "TEXT", "TEXTS", "UNION_TASKS", "conform", "doc_of", "is_newer", "marked", "stored",
-    "unit_of",
+    "SCHEMA_VERSION", "STAGE_ATTEMPTS", "STEPS", "TEXT", "TEXTS", "TIME", "UNION_TASKS", "UPDATES", "conform", "doc_of",
+    "is_newer", "marked", "stored", "unit_of",
 ]  # fmt: skip
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 """In the key-value metadata of every Parquet file we write; one more when a column is added or widened. Columns are
 never renamed, removed or narrowed. A file of an older version reads with NULL for what it lacks; a file of a newer one
 reads without the columns we do not know, and is never rewritten (compacted) by us."""
@@ -35,6 +37,8 @@ PART_TABLES: Mapping[str, pa.Schema] = {
     "rollout_groups": ROLLOUT_GROUPS,
     "injections": INJECTIONS,
     "replay_verifications": REPLAY_VERIFICATIONS,
+    "updates": UPDATES,
+    "stage_attempts": STAGE_ATTEMPTS,
 }
 """Append-only, many writers: one folder of Parquet parts each."""
 

@@ -8,6 +8,8 @@ FLAG = pa.bool_()
 INT32 = pa.int32()
 INT64 = pa.int64()
 FLOAT = pa.float64()
+TIME = pa.timestamp("us")
+"""UTC, without a zone."""
 NUMBERS = pa.map_(pa.string(), pa.float64())
 RUN_IDS = pa.map_(pa.string(), pa.string())
 MESSAGES = pa.list_(
@@ -22,9 +24,10 @@ TRAINED_ROWS = pa.list_(
 DUPLICATES = pa.list_(
     pa.struct([("source_dataset", TEXT), ("source_path", TEXT), ("source_line", INT64), ("reward", FLOAT)]),
 )
-SECONDS, UNIX_TIME, PIXELS, NUM_BYTES, TOKENS, SHARE, NATS = (
+SECONDS, UNIX_TIME, UTC, PIXELS, NUM_BYTES, TOKENS, SHARE, NATS = (
     "s",
     "s since 1970",
+    "UTC",
     "px",
     "bytes",
     "tokens",

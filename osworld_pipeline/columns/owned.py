@@ -15,7 +15,9 @@ from osworld_pipeline.columns.fields import (
     SHARE,
     TEXT,
     TEXTS,
+    TIME,
     TRAINED_ROWS,
+    UTC,
     column,
 )
 
@@ -91,7 +93,7 @@ CHECKPOINTS = pa.schema(
         column("stage", TEXT, "base, external, sft, flywheel, gspo_phase1, gspo_phase2."),
         column("parent_id", TEXT, "The checkpoint that it was trained from; NULL for a base or an external one."),
         column("path", TEXT, "Of the weights: below the state folder, or absolute; of an endpoint its address."),
-        column("num_updates", INT32, "Updates behind the weights."),
+        column("num_updates", INT32, "Number of updates that produced these weights."),
         column("recipe_digest", TEXT, "Of the recipe's sections that it depends on."),
         column("data_digest", TEXT, "Of what it was trained on."),
         column("weights_digest", TEXT, "Of the weights."),
@@ -102,5 +104,6 @@ CHECKPOINTS = pa.schema(
         column("is_code_dirty", FLAG, "Its sources differed from that commit; NULL outside a git checkout."),
         column("row_ids", TEXTS, "Rows of `replay` that it was fine-tuned on by themselves."),
         column("sources", TRAINED_ROWS, "The same rows with what they were then; NULL before version 6."),
+        column("saved_utc", TIME, "When its stage wrote it; NULL before version 7.", UTC),
     ]
 )

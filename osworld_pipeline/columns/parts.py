@@ -1,4 +1,7 @@
-"""The columns of the trajectory parts: episodes and their steps, groups and their injections, verifications."""
+"""The columns of the trajectory parts: episodes and their steps, groups and their injections, verifications.
+
+`update` is 1 for the first update of a stage in every view. In the files of these tables it is one less, as it always
+was, and the views add it (tables/views.py)."""
 
 import pyarrow as pa
 
@@ -16,8 +19,10 @@ from osworld_pipeline.columns.fields import (
     SHARE,
     TEXT,
     TEXTS,
+    TIME,
     TOKENS,
     UNIX_TIME,
+    UTC,
     column,
 )
 
@@ -26,12 +31,21 @@ EPISODES = pa.schema(
         column("episode_id", TEXT, "Deterministic (stage, update, group, sample, attempt): a rerun replaces."),
         column("task_id", TEXT, "The task that was attempted."),
         column("task_digest", TEXT, "SHA-256 of the task's config."),
-        column("purpose", TEXT, "train, evaluate, demonstrate or import."),
+        column(
+            "purpose",
+            TEXT,
+            "train, evaluate, demonstrate, import; superseded: rolled out for updates that a resumed stage made again.",
+        ),
         column(
             "checkpoint_id", TEXT, "Of its policy: in training the checkpoint being trained, else the one that played."
         ),
         column("stage_key", TEXT, "Key of the stage run: the checkpoint being trained, or the evaluation's key."),
-        column("update", INT32, "The update that its group trains; -1 outside training."),
+        column(
+            "update",
+            INT32,
+            "The update that its group trains, from 1; -1 outside training. `-u0007` in an id counts the updates "
+            "before: it is of update 8.",
+        ),
         column("group_id", TEXT, "Its rollout group; NULL outside training."),
         column("seed", INT64, "Tells apart attempts at one task under one policy."),
         column("attempt", INT32, "0, and one more for each attempt after a fault."),
@@ -75,7 +89,11 @@ EPISODES = pa.schema(
             NATS,
         ),
         column("logprob_temperature", FLOAT, "Of sampled_logprobs; NULL: 1, with the banned ids counted."),
-        column("policy_versions", pa.list_(pa.int32()), "Updates behind what sampled each token; -1 outside the mask."),
+        column(
+            "policy_versions",
+            pa.list_(pa.int32()),
+            "Number of updates that produced what sampled each token; -1 outside the mask.",
+        ),
         column("sequence_lengths", pa.list_(pa.int32()), "Where token_ids is to be cut; NULL: one sequence.", TOKENS),
         column("sequence_image_counts", pa.list_(pa.int32()), "Images of each sequence."),
         column("image_steps", pa.list_(pa.int32()), "Whose screenshots they are, one sequence after the other."),
@@ -88,7 +106,29 @@ EPISODES = pa.schema(
         column("suite", TEXT, "Of an evaluation: the built-in suite of its tasks, osworld, or a suite of the user's."),
         column("suite_name", TEXT, "Of an evaluation: its suite as commands name it: heldout, osworld-chrome, ..."),
         column("domain", TEXT, "Of the task: with task_id its identity; NULL before version 6."),
-        column("weights_update", INT32, "Updates of the training stage behind these weights; NULL outside training."),
+        column(
+            "weights_update",
+            INT32,
+            "Number of updates of the training stage that produced these weights; NULL outside training.",
+        ),
+        column(
+            "advantage",
+            FLOAT,
+            "As its update trained it; 0 where its group had no signal; NULL outside training, for faults and in "
+            "dropped groups.",
+        ),
+        column(
+            "prompt_tokens",
+            INT64,
+            "Read over all turns, a prompt each time; NULL where the engine reports none.",
+            TOKENS,
+        ),
+        column("response_tokens", INT64, "Sampled over all turns; NULL where the engine reports none.", TOKENS),
+        column("image_tokens", INT64, "Image placeholders in its sequences; NULL without sequences.", TOKENS),
+        column("num_images", INT32, "Screenshots in its sequences; NULL without sequences."),
+        column("mean_logprob", FLOAT, "Mean of sampled_logprobs over the sampled tokens; NULL without any.", NATS),
+        column("started_utc", TIME, "started_at as a timestamp.", UTC),
+        column("ended_utc", TIME, "When its desktop was given back.", UTC),
     ]
 )
 
@@ -109,7 +149,11 @@ STEPS = pa.schema(
         column("response_text", TEXT, "What the model said."),
         column("action", TEXT, "The parsed arguments as canonical JSON; NULL where nothing could be parsed."),
         column("command", TEXT, "What went to the desktop: a pyautogui call, or WAIT, DONE, FAIL."),
-        column("policy_version", INT32, "Updates behind the weights that sampled this turn."),
+        column(
+            "policy_version",
+            INT32,
+            "Number of updates that produced the weights that sampled this turn: on-policy it is `update` - 1.",
+        ),
         column("prompt_num_tokens", INT32, "Of this turn's prompt.", TOKENS),
         column("response_num_tokens", INT32, "Of this turn's response.", TOKENS),
         column("model_s", FLOAT, "Time the engine took.", SECONDS),
@@ -138,7 +182,7 @@ ROLLOUT_GROUPS = pa.schema(
         column("task_id", TEXT, "Their task."),
         column("checkpoint_id", TEXT, "Of the episodes: the checkpoint being trained."),
         column("stage_key", TEXT, "The checkpoint being trained."),
-        column("update", INT32, "The update that they train."),
+        column("update", INT32, "The update that they train, from 1."),
         column("num_episodes", INT32, "Siblings, faults included."),
         column("num_valid", INT32, "Siblings that count."),
         column("num_successes", INT32, "Siblings that succeeded."),
@@ -150,10 +194,15 @@ ROLLOUT_GROUPS = pa.schema(
         column(
             "fate",
             TEXT,
-            "trained, zero_variance, too_few_valid, stale, held or not_kept; NULL in groups older than this column.",
+            "trained, zero_variance, too_few_valid, stale, held, not_kept or superseded; NULL in groups older than "
+            "this column.",
         ),
         column("reason", TEXT, "One sentence where it was not trained on."),
-        column("oldest_policy_version", INT32, "Updates behind the oldest weights that sampled a turn of it."),
+        column(
+            "oldest_policy_version",
+            INT32,
+            "Number of updates that produced the oldest weights that sampled a turn of it.",
+        ),
     ]
 )
 
@@ -195,6 +244,78 @@ REPLAY_VERIFICATIONS = pa.schema(
         column("grader_version", TEXT, "Of the evaluators."),
         column("started_at", FLOAT, "When it began.", UNIX_TIME),
         column("duration_s", FLOAT, "How long it took.", SECONDS),
+    ]
+)
+
+UPDATES = pa.schema(
+    [
+        column("stage_key", TEXT, "The checkpoint being trained."),
+        column("update", INT32, "Of the stage, from 1."),
+        column("stage", TEXT, "sft, flywheel, gspo_phase1 or gspo_phase2."),
+        column("checkpoint_id", TEXT, "Equal to stage_key, as in `episodes`."),
+        column("parent_id", TEXT, "The checkpoint that the stage started from."),
+        column(
+            "weights_id", TEXT, "The weights after it: after update 7 <stage_key>-u0007, whether or not it was kept."
+        ),
+        column("loss", FLOAT, "Of the update, a mean over its optimiser steps."),
+        column("kl", FLOAT, "To the stage's parent; NULL in supervised stages.", NATS),
+        column("grad_norm", FLOAT, "Before clipping, a mean over its optimiser steps."),
+        column("entropy", FLOAT, "Of the policy, a mean over the sampled tokens.", NATS),
+        column("clipped_share", FLOAT, "Of the ratios, those that the loss clips.", SHARE),
+        column("ratio_mean", FLOAT, "Mean ratio of the policy to the one before the update."),
+        column(
+            "effective_share", FLOAT, "Effective sample size by the importance weights, as a share of the batch.", SHARE
+        ),
+        column("learning_rate", FLOAT, "Of its optimiser steps."),
+        column("success_rate", FLOAT, "Of the valid episodes rolled out for it.", SHARE),
+        column("task_reward", FLOAT, "Mean raw reward of the valid episodes.", SHARE),
+        column("shaped_reward", FLOAT, "Mean shaped reward of the valid episodes.", SHARE),
+        column("num_episodes", INT32, "Rolled out for it, faults included."),
+        column("num_faults", INT32, "Of these, faults and timeouts."),
+        column("fault_share", FLOAT, "num_faults / num_episodes.", SHARE),
+        column(
+            "staleness_mean", FLOAT, "Updates between the weights that sampled a token and those before this update."
+        ),
+        column("staleness_max", FLOAT, "The same, of the oldest token."),
+        column("is_held", FLAG, "No optimiser step was made, although there was something to train on."),
+        column("held_reason", TEXT, "faults or staleness; NULL where it was not held."),
+        column("num_held_tries", INT32, "Tries of this update that were held before."),
+        column("is_skipped", FLAG, "No optimiser step was made, for no episode had a signal."),
+        column("num_tokens", INT64, "Trained on, prompts included.", TOKENS),
+        column("num_response_tokens", INT64, "Trained on.", TOKENS),
+        column("tokens_per_s", FLOAT, "num_tokens a second of the trainer's time."),
+        column("rollout_s", FLOAT, "Waiting for rollouts.", SECONDS),
+        column("score_s", FLOAT, "Log-probabilities before the update.", SECONDS),
+        column("forward_s", FLOAT, "Forward and backward passes.", SECONDS),
+        column("optimizer_s", FLOAT, "Optimiser steps.", SECONDS),
+        column("update_s", FLOAT, "The trainer's part, from the batch to the new weights.", SECONDS),
+        column("started_utc", TIME, "When it began to collect its batch.", UTC),
+        column("ended_utc", TIME, "When its weights were there.", UTC),
+        column("metrics", NUMBERS, "All figures of the update, under the names that MLflow has."),
+        column("run_ids", RUN_IDS, "Of Dagster and MLflow, by system."),
+    ]
+)
+
+STAGE_ATTEMPTS = pa.schema(
+    [
+        column("attempt_id", TEXT, "One start of a stage's program."),
+        column("stage_key", TEXT, "The checkpoint being trained."),
+        column("stage", TEXT, "sft, flywheel, gspo_phase1 or gspo_phase2."),
+        column("parent_id", TEXT, "The checkpoint that the stage started from."),
+        column("first_update", INT32, "The first update of this attempt, from 1: above 1 it was resumed."),
+        column("num_planned", INT32, "Updates of the whole stage."),
+        column(
+            "status",
+            TEXT,
+            "running, finished, stopped (by its budget, a signal, or nothing to train on) or failed. A killed program "
+            "leaves running.",
+        ),
+        column("error", TEXT, "Why it stopped or failed, in a sentence."),
+        column("host", TEXT, "The machine."),
+        column("process_id", INT64, "There."),
+        column("started_utc", TIME, "When the program began.", UTC),
+        column("ended_utc", TIME, "When it ended; NULL while it runs.", UTC),
+        column("run_ids", RUN_IDS, "Of Dagster and MLflow, by system."),
     ]
 )
 

@@ -46,6 +46,8 @@ class Checkpoint:
     """Rows of `replay` that it was fine-tuned on by themselves; those that joined groups are in `injections`."""
     sources: tuple[TrainedRow, ...] = ()
     """The same rows, with where they came from; empty in checkpoints older than this field."""
+    saved_at: float = 0.0
+    """Unix time; 0 in checkpoints older than this field."""
 
 
 class Ancestor(NamedTuple):

@@ -35,6 +35,8 @@ class EpisodePurpose(StrEnum):
     DEMONSTRATE = "demonstrate"
     IMPORT = "import"
     """Made elsewhere, by a policy that is no checkpoint of ours."""
+    SUPERSEDED = "superseded"
+    """Rolled out for updates that a resumed stage made again: kept, and neither trained on nor counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,6 +153,11 @@ class Episode:
     context_mode: ContextMode = ContextMode.APPEND
     sequences: tuple[TokenSequence, ...] = ()
     """What the sampler saw and said; empty where the engine deals in text alone."""
+    image_num_tokens: int | None = None
+    """Image placeholders in all sequences; None where nobody counted."""
+    advantage: float | None = None
+    """As its update trained it; 0 where its group had no signal. None outside training, for a fault, and in a group
+    that was dropped."""
     group_id: str | None = None
     seed: int = 0
     attempt: int = 0
@@ -181,7 +188,7 @@ class Episode:
     stage_key: str = ""
     """Key of the stage run that made it (a checkpoint id being trained, or an eval key)."""
     update: int = -1
-    """The update this episode's group trains; -1 outside training."""
+    """The update this episode's group trains, from 0; -1 outside training."""
     max_turns: int = 0
     """The step budget it ran under; 0 where nobody said."""
     times_s: Mapping[str, float] = field(default_factory=dict)

@@ -19,6 +19,8 @@ class GroupFate(StrEnum):
     """Sampled by weights more than `max_staleness` updates old."""
     HELD = "held"
     """Of a try of an update in which too many episodes ended in faults; it was rolled out again."""
+    SUPERSEDED = "superseded"
+    """Of an update that a resumed stage made again."""
     NOT_KEPT = "not_kept"
     """Of a flywheel's round: no episode reached the threshold."""
 

@@ -235,9 +235,9 @@ def _distinct(values: Any) -> str:
 def _rollout_metrics(state: StateDir) -> list[MetricPoint]:
     """Mean rewards of each update's valid episodes, as the store tells them."""
     sql = """
-        SELECT coalesce(c.stage, e.stage_key) AS stage, e."update" + 1 AS at, avg(e.task_reward), avg(e.shaped_reward)
+        SELECT coalesce(c.stage, e.stage_key) AS stage, e."update" AS at, avg(e.task_reward), avg(e.shaped_reward)
         FROM episodes e LEFT JOIN checkpoints c ON c.checkpoint_id = e.stage_key
-        WHERE e.purpose = 'train' AND e.is_valid AND e."update" >= 0 GROUP BY 1, 2 ORDER BY 1, 2
+        WHERE e.purpose = 'train' AND e.is_valid AND e."update" >= 1 GROUP BY 1, 2 ORDER BY 1, 2
     """
     with fresh_views(state) as connection:
         found = connection.execute(sql).fetchall()

@@ -67,8 +67,8 @@ def _stage(path: Path) -> str:
 def _begun(state: StateDir) -> dict[str, tuple[float, int]]:
     """By stage that rolled out: when it began (0.0: not known), and how many updates it began."""
     sql = """
-        SELECT stage_key, coalesce(min(started_at) FILTER (started_at > 0), 0.0), max("update") + 1
-        FROM episodes WHERE purpose = 'train' AND "update" >= 0 GROUP BY 1
+        SELECT stage_key, coalesce(min(started_at) FILTER (started_at > 0), 0.0), max("update")
+        FROM episodes WHERE purpose = 'train' AND "update" >= 1 GROUP BY 1
     """
     with fresh_views(state) as connection:
         return {row[0]: (row[1], row[2]) for row in connection.execute(sql).fetchall()}

@@ -1,5 +1,5 @@
 """What the store tells of one stage of training: its episodes, groups and injections by update, and what it was made
-from. Updates are counted from 1 here, as metrics are: the first update is trained by the groups with `update` 0."""
+from."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from osworld_pipeline.evaluation.scores import EvalRow
 from osworld_pipeline.tables.catalog import fresh_views
 
 _EPISODES = """
-SELECT e.episode_id, e."update" + 1 AS "update", e.task_id, e.group_id, e.outcome, e.is_valid, e.is_success, e.attempt,
+SELECT e.episode_id, e."update", e.task_id, e.group_id, e.outcome, e.is_valid, e.is_success, e.attempt,
        e.task_reward, e.partial_reward, e.penalty, e.shaped_reward, e.num_steps, e.error, e.started_at,
        coalesce(e.times_s, MAP([]::VARCHAR[], []::DOUBLE[])) AS times_s,
        coalesce(e.reward_parts, MAP([]::VARCHAR[], []::DOUBLE[])) AS reward_parts,
@@ -25,16 +25,16 @@ LEFT JOIN (
            count(*) FILTER (NOT action_parsed) AS unparsed
     FROM steps WHERE purpose = 'train' GROUP BY episode_id
 ) s ON s.episode_id = e.episode_id
-WHERE e.purpose = 'train' AND e.stage_key = ? AND e."update" >= 0
+WHERE e.purpose = 'train' AND e.stage_key = ? AND e."update" >= 1
 ORDER BY e."update", e.episode_id
 """
 _GROUPS = """
-SELECT "update" + 1 AS "update", group_id, task_id, coalesce(fate, 'trained') AS fate, coalesce(reason, '') AS reason,
-       "update" - oldest_policy_version AS staleness
+SELECT "update", group_id, task_id, coalesce(fate, 'trained') AS fate, coalesce(reason, '') AS reason,
+       "update" - 1 - oldest_policy_version AS staleness
 FROM rollout_groups WHERE stage_key = ? ORDER BY "update", group_id
 """
 _INJECTIONS = """
-SELECT "update" + 1 AS "update", group_id, row_id, task_id, source_dataset, coalesce(kind, '') AS kind, reward,
+SELECT "update", group_id, row_id, task_id, source_dataset, coalesce(kind, '') AS kind, reward,
        advantage, weight
 FROM injections WHERE stage_key = ? ORDER BY "update", group_id
 """
@@ -186,7 +186,7 @@ def read_training(
 
 def stages_at_work(state: StateDir) -> list[str]:
     """Keys of the stages that have rolled out episodes, whether or not they ever ended. Raises TableError."""
-    sql = "SELECT DISTINCT stage_key FROM episodes WHERE purpose = 'train' AND \"update\" >= 0 ORDER BY 1"
+    sql = "SELECT DISTINCT stage_key FROM episodes WHERE purpose = 'train' AND \"update\" >= 1 ORDER BY 1"
     with fresh_views(state) as connection:
         return [row[0] for row in connection.execute(sql).fetchall() if row[0]]
 

@@ -4,7 +4,7 @@ variables, and what a recipe may not say. `python -m osworld_pipeline.recipes.de
 import inspect
 import re
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib import resources
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -13,8 +13,8 @@ from pydantic.fields import FieldInfo
 
 from osworld_pipeline.recipes.contradictions import CONTRADICTIONS
 from osworld_pipeline.recipes.environment import VARIABLES
+from osworld_pipeline.recipes.keys import keys, section_types, sections
 from osworld_pipeline.recipes.load import recipe_names
-from osworld_pipeline.recipes.schema import Recipe
 from osworld_pipeline.recipes.section import Section
 
 HEAD = """# Recipes
@@ -38,40 +38,11 @@ def describe() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def sections() -> Iterator[tuple[str, type[Section]]]:
-    """Every table of a recipe by dotted name; two kinds of model share one name."""
-    yield from _sections_of(Recipe, "")
-
-
-def keys() -> Iterator[tuple[str, FieldInfo]]:
-    """Every key that is a value, by dotted name."""
-    for prefix, section in sections():
-        for name, field in section.model_fields.items():
-            if not list(_section_types(field.annotation)):
-                yield f"{prefix}.{name}", field
-
-
-def _sections_of(section: type[Section], prefix: str) -> Iterator[tuple[str, type[Section]]]:
-    for name, field in section.model_fields.items():
-        for below in _section_types(field.annotation):
-            dotted = f"{prefix}.{name}" if prefix else name
-            yield dotted, below
-            yield from _sections_of(below, dotted)
-
-
-def _section_types(annotation: Any) -> Iterator[type[Section]]:
-    if isinstance(annotation, type) and issubclass(annotation, Section):
-        yield annotation
-    elif get_origin(annotation) in (Union, types.UnionType):
-        for argument in get_args(annotation):
-            yield from _section_types(argument)
-
-
 def _section_text(name: str, section: type[Section]) -> str:
     lines = [f"### [{name}]{_kind_of(section)}", _flat(inspect.getdoc(section) or ""), "", *_rows_head()]
     variables = {variable.key: variable.name for variable in VARIABLES}
     for key, field in section.model_fields.items():
-        if list(_section_types(field.annotation)):
+        if list(section_types(field.annotation)):
             continue
         meaning = _flat(field.description or "")
         if (variable := variables.get(f"{name}.{key}")) is not None:

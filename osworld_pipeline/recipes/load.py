@@ -11,8 +11,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from osworld_pipeline.domain.near_names import did_you_mean
 from osworld_pipeline.errors import RecipeError
 from osworld_pipeline.recipes.environment import VARIABLES, read_variables, refuse_truncation
+from osworld_pipeline.recipes.keys import line_of, suggestion, unknown_keys
 from osworld_pipeline.recipes.schema import Recipe
 from osworld_pipeline.recipes.smoke import shrink
 
@@ -48,13 +50,18 @@ def load_recipe(
         RecipeError: no such recipe, not TOML, an unknown key, a bad value, or a contradiction; names the key, and the
             variable or setting that gave it.
     """
-    name = Path(name_or_path).stem
-    return _resolve(_read_toml(_read(name_or_path), name), name, environ, settings, is_smoke)
+    name, text = Path(name_or_path).stem, _read(name_or_path)
+    data = _read_toml(text, name)
+    file = name_or_path if name_or_path.endswith(".toml") else f"recipe {name}"
+    _refuse_unknown(data, settings, text=text, file=file)
+    return _resolve(data, name, environ, settings, is_smoke)
 
 
 def parse_recipe(text: str, *, name: str) -> Recipe:
     """A recipe from its TOML alone. Raises RecipeError."""
-    return _resolve(_read_toml(text, name), name, NO_ENVIRONMENT, (), is_smoke=False)
+    data = _read_toml(text, name)
+    _refuse_unknown(data, (), text=text, file=f"recipe {name}")
+    return _resolve(data, name, NO_ENVIRONMENT, (), is_smoke=False)
 
 
 def source_lines(recipe: Recipe) -> list[str]:
@@ -81,6 +88,7 @@ def _read(name_or_path: str) -> str:
     if name_or_path not in recipe_names():
         raise RecipeError(
             f"no recipe named '{name_or_path}'; there are: {', '.join(recipe_names())}, or give a .toml file"
+            + did_you_mean(name_or_path, recipe_names())
         )
     return (resources.files("osworld_pipeline.recipes") / f"{name_or_path}.toml").read_text()
 
@@ -94,6 +102,22 @@ def _read_toml(text: str, name: str) -> dict[str, Any]:
         if key in data:
             raise RecipeError(f"recipe {name}: {key} is not for a file to give: remove it")
     return data
+
+
+def _refuse_unknown(data: Mapping[str, Any], settings: Sequence[str], *, text: str, file: str) -> None:
+    """Raises RecipeError that names every unknown key of the file, with its line of `text`, and of the settings."""
+    found: list[str] = []
+    for key in unknown_keys(data):
+        line = line_of(text, key)
+        where = file if line is None else f"{file}, line {line}"
+        found.append(f"{where}: unknown key `{key}`{suggestion(key)}")
+    for setting in settings:
+        key, value = _parse_setting(setting)
+        nested: dict[str, Any] = {}
+        _set(nested, key, value)
+        found += [f"--set {setting}: unknown key `{one}`{suggestion(one)}" for one in unknown_keys(nested)]
+    if found:
+        raise RecipeError("\n".join(found))
 
 
 def _resolve(

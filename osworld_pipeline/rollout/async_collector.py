@@ -221,6 +221,6 @@ def _require_version(group: RolloutGroup, handed_over: int) -> None:
     oldest = group.oldest_policy_version
     if oldest is not None and oldest < handed_over:
         raise EngineError(
-            f"the engine sampled group {group.group_id} with the weights of update {oldest} after those of update "
+            f"the engine sampled group {group.group_id} with the weights after {oldest} updates when those after "
             f"{handed_over} had been handed to it: see that all its servers load weights, and run again"
         )

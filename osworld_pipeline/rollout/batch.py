@@ -52,7 +52,16 @@ def merge_batches(batches: Sequence[GspoBatch]) -> GspoBatch:
 
 def without_training(batch: GspoBatch, fate: GroupFate, reason: str) -> GspoBatch:
     """The same groups, dropped: nothing of them is trained on and no replay row joined them."""
-    groups = tuple(replace(group, fate=fate, reason=reason, replay=None) for group in batch.groups)
+    groups = tuple(
+        replace(
+            group,
+            fate=fate,
+            reason=reason,
+            replay=None,
+            episodes=tuple(replace(episode, advantage=None) for episode in group.episodes),
+        )
+        for group in batch.groups
+    )
     return replace(batch, trajectories=(), injections=(), groups=groups)
 
 

@@ -50,7 +50,7 @@ async def sample_canary(
     versions = {result.policy_version, *result.policy_versions}
     if versions != {update}:
         raise EngineError(
-            f"update {update}: the engine sampled its canary with the weights after {sorted(versions)} updates: it "
+            f"update {update + 1}: the engine sampled its canary with the weights after {sorted(versions)} updates: it "
             "does not hold the weights that it was given"
         )
     outside = (0,) * len(prompt)

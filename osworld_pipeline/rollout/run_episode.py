@@ -206,6 +206,13 @@ def _graded(attempt: Attempt, stop: Stop, task_reward: float, settings: EpisodeS
     return _Ending(outcome=outcome, reward=reward)
 
 
+def _image_tokens(attempt: Attempt, tools: EpisodeTools) -> int | None:
+    sequences, renderer = attempt.context.sequences, tools.renderer
+    if renderer is None or not sequences:
+        return None
+    return sum(sequence.token_ids.count(renderer.image_id) for sequence in sequences)
+
+
 def _record(
     task: Task,
     plan: EpisodePlan,
@@ -244,6 +251,7 @@ def _record(
         earlier_faults=tuple(earlier_faults),
         context_mode=ContextMode(settings.agent.context_mode),
         sequences=attempt.context.sequences,
+        image_num_tokens=_image_tokens(attempt, tools),
         stage_key=plan.stage_key,
         update=plan.update,
         max_turns=settings.max_turns,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from osworld_pipeline.domain.episode import Episode, EpisodePurpose
+from osworld_pipeline.domain.near_names import did_you_mean
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.errors import DatasetError
@@ -83,7 +84,9 @@ def load_suite(state: StateDir, recipe: Recipe, name: str) -> EvalSuite:
         return read_osworld_suite(name, state.osworld_repo)
     names = suite_names(state.suites)
     if name not in names:
-        raise DatasetError(f"no suite '{name}': there are {', '.join(names)}; your own go to {state.suites}")
+        raise DatasetError(
+            f"no suite '{name}': there are {', '.join(names)}; your own go to {state.suites}{did_you_mean(name, names)}"
+        )
     return read_suite_file(state.suites / f"{name}.json")
 
 

@@ -3,6 +3,7 @@ card and a row, and nothing is copied; a folder must still be what was added whe
 adapter in peft's format, where the base that it names is a folder or in the hub's cache."""
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -182,4 +183,5 @@ def _external(digest: str, *, path: str, weights_digest: str) -> Checkpoint:
         recipe_digest="",
         data_digest="",
         weights_digest=weights_digest,
+        saved_at=time.time(),
     )

@@ -84,12 +84,13 @@ def build_batch(
         advantages = group_advantages(joined, estimator)
         reason = no_signal_reason(joined, advantages, signal)
         if reason:
-            judged.append(replace(group, fate=GroupFate.ZERO_VARIANCE, reason=reason))
+            flat = _with_advantages(group, [0.0] * len(group.valid_episodes))
+            judged.append(replace(flat, fate=GroupFate.ZERO_VARIANCE, reason=reason))
             if denominator == "batch":
                 for episode in group.valid_episodes:
                     trajectories += _counted(episode, read_blob)
             continue
-        judged.append(joined)
+        judged.append(_with_advantages(joined, advantages.episodes))
         for episode, advantage in zip(group.valid_episodes, advantages.episodes, strict=True):
             if advantage or denominator != "signal":
                 trajectories += _counted(episode, read_blob, advantage=advantage)
@@ -164,6 +165,13 @@ class GroupJudge:
 
     def give_back(self, num_injections: int, *, update: int) -> None:
         self._num_served[update] -= num_injections
+
+
+def _with_advantages(group: RolloutGroup, advantages: Sequence[float]) -> RolloutGroup:
+    """`advantages`: of its valid episodes, in their order."""
+    left = iter(advantages)
+    episodes = (replace(one, advantage=next(left)) if one.outcome.is_valid else one for one in group.episodes)
+    return replace(group, episodes=tuple(episodes))
 
 
 def _counted(episode: Episode, read_blob: Callable[[str], bytes], *, advantage: float = 0.0) -> list[Trajectory]:

@@ -9,6 +9,7 @@ import orjson
 
 from osworld_pipeline.domain.checkpoint import Stage
 from osworld_pipeline.domain.episode import SamplingParams
+from osworld_pipeline.domain.stage_record import TrainingStage
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.errors import TableError
@@ -78,6 +79,16 @@ class GspoJob:
             run_ids=self.run_ids,
             min_valid=rollout.min_valid_episodes,
             max_resamples=rollout.max_resamples,
+        )
+
+    @property
+    def training_stage(self) -> TrainingStage:
+        return TrainingStage(
+            stage_key=self.checkpoint_id,
+            stage=self.stage,
+            parent_id=self.parent_id,
+            num_planned=self.phase.num_updates,
+            run_ids=self.run_ids,
         )
 
     @property

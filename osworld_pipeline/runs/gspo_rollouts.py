@@ -1,7 +1,6 @@
 """The rollouts of a GSPO phase: its collector as the recipe asks for it, and the record of what it collected."""
 
 import asyncio
-import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -22,6 +21,7 @@ from osworld_pipeline.runs.gspo_engine import PhaseRollouts
 from osworld_pipeline.runs.gspo_job import GspoJob, ResumePoint
 from osworld_pipeline.runs.rollout_session import num_slots
 from osworld_pipeline.runs.stages import checkpoint_lineage
+from osworld_pipeline.runs.superseding import supersede
 from osworld_pipeline.tables.recent_success import RecentEpisodes, recent_success
 from osworld_pipeline.trajectories import TrajectoryStore
 
@@ -69,7 +69,7 @@ async def open_collector(
     if recipe.rollout.mode == "synchronous":
         collector = SynchronousCollector(run_one_group, judge, sampler, **shared)
     else:
-        await asyncio.to_thread(take_back, rollouts.store, job.checkpoint_id, point.num_updates)
+        await asyncio.to_thread(supersede, rollouts.store, job.checkpoint_id, point.num_updates)
         collector = AsynchronousCollector(
             run_one_group,
             judge,
@@ -108,20 +108,6 @@ def record_batch(store: TrajectoryStore, job: GspoJob, batch: GspoBatch, update:
     part = f"{job.checkpoint_id}-u{update:04d}"
     store.write_episodes(part, batch.episodes)
     store.write_groups(part, batch.groups, batch.injections)
-
-
-def take_back(store: TrajectoryStore, checkpoint_id: str, first_update: int) -> None:
-    """Empties what was recorded from `first_update` on: its groups are rolled out again, perhaps for other updates, and
-    no episode may count twice meanwhile. Raises StoreError."""
-    prefix = f"{checkpoint_id}-u"
-    for table, empty in (
-        ("rollout_groups", lambda part: store.write_groups(part, [], [])),
-        ("episodes", lambda part: store.write_episodes(part, [])),
-    ):
-        for part in store.existing_parts(table, prefix=prefix):
-            number = re.fullmatch(r"\d+", part.removeprefix(prefix))
-            if number and int(number[0]) >= first_update:
-                empty(part)
 
 
 def read_recent(job: GspoJob, update: int) -> Mapping[str, RecentEpisodes]:

@@ -35,6 +35,8 @@ _ERRORS: Mapping[Outcome, type[PipelineError]] = {
 
 Record = Callable[[GspoBatch], None]
 """Writes all that ran for the update, in the place of what was written for it before. Blocks; raises StoreError."""
+Log = Callable[[Mapping[str, float]], None]
+"""Writes the figures of a held try into the update's row. Blocks; raises StoreError."""
 Report = Callable[[Mapping[str, Any]], None]
 Pause = Callable[[float], Awaitable[None]]
 
@@ -57,6 +59,7 @@ async def collect_update(
     section: RolloutSection,
     *,
     record: Record,
+    log: Log,
     report: Report,
     pause: Pause = asyncio.sleep,
 ) -> Collected:
@@ -64,7 +67,7 @@ async def collect_update(
     Raises:
         EnvServerError, EngineError, EvaluatorError, TrainingError: the update was held `max_held_updates` times; says
             which fault was the commonest.
-        and as Collector.collect, and what `record` raises.
+        and as Collector.collect, and what `record` and `log` raise.
     """
     held: tuple[GspoBatch, ...] = ()
     for num_try in itertools.count(1):
@@ -79,7 +82,12 @@ async def collect_update(
         given_up = as_held(given_up, f"given up with others: {reason}", update=update, num_try=num_try)
         held = (*held, merge_batches([tried, given_up]))
         await asyncio.to_thread(record, merge_batches(held))
-        metrics = {**group_metrics(tried, update=update), **hold_metrics(HoldReason.FAULTS)}
+        metrics = {
+            **group_metrics(tried, update=update),
+            **hold_metrics(HoldReason.FAULTS),
+            "num_held_tries": float(num_try),
+        }
+        await asyncio.to_thread(log, metrics)
         report({"kind": "metrics", "update": update + 1, "metrics": metrics})
         if num_try >= section.max_held_updates:
             raise held_too_often(batch.episodes, reason, update=update, num_tries=num_try)

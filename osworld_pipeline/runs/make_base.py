@@ -1,5 +1,6 @@
 """Makes the base checkpoint: a tiny random Qwen3-VL in the state folder, or a card that points to a published one."""
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
@@ -85,6 +86,7 @@ def _make(job: Mapping[str, Any], recipe: Recipe, state: StateDir, report: Repor
             recipe=recipe.model_dump(mode="json"),
             code_version=code.version,
             is_code_dirty=code.is_dirty,
+            saved_at=time.time(),
         )
         write_json(temp / CARD, checkpoint_card(card))
 

@@ -1,6 +1,7 @@
 """Checkpoints that can be evaluated: those the stages ended with, and milestones that lie beside them."""
 
 from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
+from osworld_pipeline.domain.near_names import did_you_mean
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import TableError
 from osworld_pipeline.runs.stages import CARD, read_checkpoint
@@ -28,10 +29,17 @@ def register_checkpoint(state: StateDir, checkpoint_id: str) -> Checkpoint:
         return found
     checkpoint = read_checkpoint(state, checkpoint_id)
     if checkpoint is None:
-        known = ", ".join(one.checkpoint_id for one in all_checkpoints(state)) or "none yet"
-        raise TableError(f"no checkpoint '{checkpoint_id}' in {state.checkpoints}; there are: {known}")
+        raise no_such_checkpoint(state, checkpoint_id)
     upsert_checkpoint(state, checkpoint)
     return checkpoint
+
+
+def no_such_checkpoint(state: StateDir, checkpoint_id: str) -> TableError:
+    """Names those that are there, and the one that was perhaps meant."""
+    known = [one.checkpoint_id for one in all_checkpoints(state)]
+    there = ", ".join(known) or "none yet"
+    near = did_you_mean(checkpoint_id, known)
+    return TableError(f"no checkpoint '{checkpoint_id}' in {state.checkpoints}; there are: {there}{near}")
 
 
 def newest_checkpoint(state: StateDir) -> Checkpoint | None:

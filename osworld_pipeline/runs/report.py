@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from osworld_pipeline.domain.checkpoint import Ancestor, Checkpoint, Stage
+from osworld_pipeline.domain.near_names import did_you_mean
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import DatasetError, TableError, TrackingError
 from osworld_pipeline.evaluation.changes import Training, changes_of_stage
@@ -128,7 +129,8 @@ def find_stage(state: StateDir, named: str) -> str:
     if of_kind:
         return max(of_kind, key=lambda key: (_ended_at(state, key), key))
     known = ", ".join(sorted(stages)) or "none yet"
-    raise TableError(f"no training run '{named}' in {state.root}; there are: {known}")
+    near = did_you_mean(named, [*stages, *map(stage_of, stages)])
+    raise TableError(f"no training run '{named}' in {state.root}; there are: {known}{near}")
 
 
 def make_training_report(

@@ -18,13 +18,15 @@ from typing import TYPE_CHECKING, Any
 from osworld_pipeline.agent.model_inputs import PixelCache
 from osworld_pipeline.domain.checkpoint import Checkpoint, Stage, milestone_id
 from osworld_pipeline.domain.replay import TrainedRow
+from osworld_pipeline.domain.stage_record import TrainingStage
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.lineage.code import CodeOrigin, code_origin
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.recipes.schema import SftSection
+from osworld_pipeline.runs.stage_log import FAST_UPDATES_S, StageLog, stage_log
 from osworld_pipeline.runs.stages import CARD, checkpoint_card, read_checkpoint, stage_recipe_digest
 from osworld_pipeline.training.demonstrations import Example
-from osworld_pipeline.trajectories.blobs import BlobStore
+from osworld_pipeline.trajectories import BlobStore, TrajectoryStore
 
 if TYPE_CHECKING:
     from osworld_pipeline.training.checkpoint import TrainerState
@@ -74,6 +76,16 @@ class SftJob:
             num_threads=job.get("num_threads") or recipe.trainer.num_threads,
         )
 
+    @property
+    def training_stage(self) -> TrainingStage:
+        return TrainingStage(
+            stage_key=self.checkpoint_id,
+            stage=self.stage,
+            parent_id=self.parent_id,
+            num_planned=self.settings.num_updates,
+            run_ids=self.run_ids,
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Examples:
@@ -116,15 +128,18 @@ def _train(job: SftJob, ranks: "Ranks", report: Report, make_examples: MakeExamp
     if not ranks.is_main:
         trainer.follow()
         return None
+    store = TrajectoryStore(job.state)
     try:
-        examples = make_examples(trainer)
-        if examples is None:
-            return None
-        run = _Run(job=job, trainer=trainer, examples=examples)
-        if trainer.num_updates:
-            run.remember()
-        run.train(report)
-        return run.save()
+        with stage_log(store, job.training_stage, num_updates=trainer.num_updates, gather_s=FAST_UPDATES_S) as log:
+            examples = make_examples(trainer)
+            if examples is None:
+                log.stop("there is nothing to train on")
+                return None
+            run = _Run(job=job, trainer=trainer, examples=examples, log=log)
+            if trainer.num_updates:
+                run.remember()
+            run.train(report)
+            return run.save()
     finally:
         trainer.close()
 
@@ -158,6 +173,7 @@ class _Run:
     job: SftJob
     trainer: "SftTrainer"
     examples: Examples
+    log: StageLog
     losses: deque[float] = field(default_factory=lambda: deque(maxlen=LOSS_WINDOW))
 
     @property
@@ -177,15 +193,17 @@ class _Run:
 
         job, trainer, settings = self.job, self.trainer, self.job.settings
         while trainer.num_updates < settings.num_updates:
-            started = time.monotonic()
+            started, started_at = time.monotonic(), time.time()
             metrics = trainer.update(self._batch(trainer.num_updates))
+            metrics["update_s"] = time.monotonic() - started
             self.losses.append(metrics["loss"])
             done, total = trainer.num_updates, settings.num_updates
+            self.log.add(done, metrics, started_at=started_at)
             if done % REPORT_EVERY == 0 or done == total:
-                metrics["update_s"] = time.monotonic() - started
                 report({"kind": "metrics", "update": done, "metrics": metrics})
                 report({"kind": "progress", "done": done, "total": total, "note": f"loss {metrics['loss']:.3f}"})
             if done % settings.save_every == 0 and done < total:
+                self.log.flush()
                 kept = job.recipe.trainer
                 keep = None
                 if kept.keep_every and done % kept.keep_every == 0:
@@ -231,6 +249,7 @@ class _Run:
         from osworld_pipeline.training import checkpoint as checkpoints
 
         job = self.job
+        self.log.flush()
         checkpoints.save_final(job.state, self.trainer, self._state(), documents=self._documents(job.checkpoint_id))
         saved = read_checkpoint(job.state, job.checkpoint_id)
         assert saved is not None, f"{job.checkpoint_id} was saved and cannot be read"
@@ -254,6 +273,7 @@ class _Run:
             recipe=job.recipe.model_dump(mode="json"),
             code_version=job.code.version,
             is_code_dirty=job.code.is_dirty,
+            saved_at=time.time(),
             row_ids=tuple(row.row_id for row in rows),
             sources=rows,
         )

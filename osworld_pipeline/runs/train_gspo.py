@@ -27,6 +27,7 @@ from osworld_pipeline.runs.gspo_job import GspoJob, ResumePoint, load_gspo_tasks
 from osworld_pipeline.runs.gspo_metrics import coverage_metrics, group_metrics, reward_lines
 from osworld_pipeline.runs.gspo_rollouts import open_collector, opened_replay, read_recent, record_batch
 from osworld_pipeline.runs.held_updates import collect_update
+from osworld_pipeline.runs.stage_log import StageLog, stage_log
 from osworld_pipeline.runs.stages import (
     CARD,
     checkpoint_card,
@@ -35,7 +36,7 @@ from osworld_pipeline.runs.stages import (
     stage_recipe_digest,
 )
 from osworld_pipeline.tables.replay import ReplayCoverage, replay_coverage
-from osworld_pipeline.trajectories.blobs import BlobStore
+from osworld_pipeline.trajectories import BlobStore, TrajectoryStore
 
 if TYPE_CHECKING:
     from osworld_pipeline.training.ranks import Ranks
@@ -64,19 +65,23 @@ def main(job: dict[str, Any], report: Report) -> dict[str, Any]:
         with stage_fence(parsed.state, parsed.checkpoint_id):
             if read_checkpoint(parsed.state, parsed.checkpoint_id) is None:
                 remove_stale_writes(parsed.state, parsed.checkpoint_id)
-                return asyncio.run(_train(parsed, ranks, report))
+                point = resume_point(parsed)
+                store = TrajectoryStore(parsed.state)
+                with stage_log(store, parsed.training_stage, num_updates=point.num_updates) as log:
+                    ended = asyncio.run(_train(parsed, ranks, point, log, report))
+                    log.stop(ended.get("stopped", ""))
+                return ended
     return result
 
 
-async def _train(job: GspoJob, ranks: "Ranks", report: Report) -> dict[str, Any]:
-    point = resume_point(job)
+async def _train(job: GspoJob, ranks: "Ranks", point: ResumePoint, log: StageLog, report: Report) -> dict[str, Any]:
     cache = PixelCache()
     # A thread of its own: torch keeps settings by thread, and no other work may hold an update up.
     with ThreadPoolExecutor(1, thread_name_prefix="trainer") as thread:
         trainer = await in_thread(thread, partial(_open_trainer, job, point, ranks, cache))
         try:
             async with open_rollouts(job, trainer, thread, point, cache) as rollouts:
-                return await train_phase(job, rollouts, trainer, thread, point, report)
+                return await train_phase(job, rollouts, trainer, thread, point, log, report)
         finally:
             await in_thread(thread, trainer.close)
 
@@ -87,6 +92,7 @@ async def train_phase(
     trainer: "GspoTrainer",
     thread: ThreadPoolExecutor,
     point: ResumePoint,
+    log: StageLog,
     report: Report,
 ) -> dict[str, Any]:
     """The updates from `point` on, one at least and as many as the budget lets; the program's result. `thread`: where
@@ -117,6 +123,7 @@ async def train_phase(
             thread=thread,
             collector=collector,
             coverage=coverage,
+            log=log,
             report=report,
         )
         budget = job.budget
@@ -144,15 +151,18 @@ class _Phase:
     thread: ThreadPoolExecutor
     collector: Collector
     coverage: ReplayCoverage
+    log: StageLog
     report: Report
 
     async def run_update(self, update: int, budget: Budget) -> _UpdateEnd:
-        started = time.monotonic()
+        started, started_at = time.monotonic(), time.time()
+        log = partial(self.log.add, update + 1, started_at=started_at)
         collected = await collect_update(
             self.collector,
             update,
             self.job.recipe.rollout,
             record=partial(record_batch, self.rollouts.store, self.job, update=update),
+            log=log,
             report=self.report,
         )
         batch, rollout_s = collected.batch, time.monotonic() - started
@@ -171,6 +181,7 @@ class _Phase:
         if self.rollouts.parity is not None:
             metrics |= self.rollouts.parity.metrics()
         metrics |= {"rollout_s": rollout_s, "update_s": time.monotonic() - started - rollout_s}
+        await asyncio.to_thread(log, metrics)
         num_updates = update + 1
         is_last = num_updates == self.job.phase.num_updates
         budget = budget.less(spent_by(collected.whole.episodes))
@@ -270,6 +281,7 @@ def _documents(
         recipe=job.recipe.model_dump(mode="json"),
         code_version=job.code.version,
         is_code_dirty=job.code.is_dirty,
+        saved_at=time.time(),
     )
     return {CARD: checkpoint_card(checkpoint), "stage_params.json": stage_params(job.stage, job.recipe)}
 

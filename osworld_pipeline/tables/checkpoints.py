@@ -2,10 +2,12 @@
 
 import json
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import Any
 
 from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
 from osworld_pipeline.domain.digest import canonical_json
+from osworld_pipeline.domain.near_names import did_you_mean
 from osworld_pipeline.domain.replay import TrainedRow
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.durable import locked
@@ -44,8 +46,11 @@ def read_checkpoint_row(state: StateDir, checkpoint_id: str) -> Checkpoint:
     """
     found = find_checkpoint(state, checkpoint_id)
     if found is None:
-        known = ", ".join(row.checkpoint_id for row in read_checkpoints(state)) or "none yet"
-        raise TableError(f"no checkpoint '{checkpoint_id}' in {state.tables}; there are: {known}")
+        known = [row.checkpoint_id for row in read_checkpoints(state)]
+        there = ", ".join(known) or "none yet"
+        raise TableError(
+            f"no checkpoint '{checkpoint_id}' in {state.tables}; there are: {there}{did_you_mean(checkpoint_id, known)}"
+        )
     return found
 
 
@@ -66,11 +71,16 @@ def _row(checkpoint: Checkpoint) -> dict[str, Any]:
         "is_code_dirty": checkpoint.is_code_dirty,
         "row_ids": list(checkpoint.row_ids),
         "sources": [asdict(one) for one in checkpoint.sources],
+        "saved_utc": datetime.fromtimestamp(checkpoint.saved_at, UTC).replace(tzinfo=None)
+        if checkpoint.saved_at
+        else None,
     }
 
 
 def _checkpoint(row: dict[str, Any]) -> Checkpoint:
+    saved_utc = row.pop("saved_utc")
     read = {
+        "saved_at": saved_utc.replace(tzinfo=UTC).timestamp() if saved_utc else 0.0,
         "stage": Stage(row["stage"]),
         "metrics": dict(row["metrics"] or ()),
         "run_ids": dict(row["run_ids"] or ()),

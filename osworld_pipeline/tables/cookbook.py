@@ -1,13 +1,15 @@
 """The cookbook: questions people really ask of the tables, each a query that runs as it stands; docs/cookbook.md is
 made of it."""
 
+from osworld_pipeline.domain.near_names import did_you_mean
 from osworld_pipeline.errors import TableError
-from osworld_pipeline.tables import questions_data, questions_scores, questions_training
+from osworld_pipeline.tables import questions_data, questions_scores, questions_training, questions_updates
 from osworld_pipeline.tables.questions import Question
 
 SECTIONS: dict[str, tuple[Question, ...]] = {
     "Scores and episodes": questions_scores.QUESTIONS,
     "Training and replay": questions_training.QUESTIONS,
+    "Updates, stages and cost": questions_updates.QUESTIONS,
     "Data": questions_data.QUESTIONS,
 }
 COOKBOOK: tuple[Question, ...] = tuple(question for section in SECTIONS.values() for question in section)
@@ -34,8 +36,8 @@ def find_question(name: str) -> Question:
     for question in COOKBOOK:
         if question.name == name:
             return question
-    names = ", ".join(question.name for question in COOKBOOK)
-    raise TableError(f"the cookbook has no question '{name}'; it has: {names}")
+    names = [question.name for question in COOKBOOK]
+    raise TableError(f"the cookbook has no question '{name}'; it has: {', '.join(names)}{did_you_mean(name, names)}")
 
 
 def render_cookbook() -> str:

@@ -14,6 +14,7 @@ from osworld_pipeline.columns import (
     PART_TABLES,
     REPLAY_BUFFER,
     SCHEMA_VERSION,
+    STAGE_ATTEMPTS,
     UNION_TASKS,
     doc_of,
     unit_of,
@@ -28,6 +29,8 @@ ABOUT: Mapping[str, str] = {
     "rollout_groups": "Sibling episodes of one task, as an update trained them.",
     "injections": "A replay row that joined a group.",
     "replay_verifications": "A demonstration re-executed on a fresh desktop.",
+    "updates": "One optimiser update of a training stage, written by the trainer when it is made.",
+    "stage_attempts": "One start of a training stage's program.",
     "union_tasks": "Every task seen anywhere.",
     "train_tasks": "Those of union_tasks that can be trained on; the same columns.",
     "replay_buffer": "Every demonstration whose turns all parse, once.",
@@ -39,6 +42,8 @@ ABOUT: Mapping[str, str] = {
     "evals": "One row for each evaluation of a checkpoint, task and seed: the last attempt.",
     "ancestry": "Each checkpoint with itself and all that it descends from.",
     "made_from": "What each checkpoint was trained on, one row for each thing and use.",
+    "licences": "The licences of the demonstrations that reach a checkpoint, through itself or an ancestor.",
+    "stages": "Each training stage, with whether it runs and how far it is.",
     "lineage": "All that stands behind each episode of an evaluation, one row for each thing.",
 }
 BASES: Mapping[str, tuple[pa.Schema, ...]] = {
@@ -47,6 +52,8 @@ BASES: Mapping[str, tuple[pa.Schema, ...]] = {
     "evals": (EPISODES, CHECKPOINTS, UNION_TASKS),
     "ancestry": (),
     "made_from": (),
+    "licences": (),
+    "stages": (STAGE_ATTEMPTS,),
     "lineage": (EPISODES, CHECKPOINTS),
 }
 """Where a view's column says what it says there, unless VIEW_DOCS says more."""
@@ -101,12 +108,38 @@ VIEW_DOCS: Mapping[str, Mapping[str, str]] = {
         "how": "rolled_out (a group that was trained on; its valid episodes), injected (joined a group) or fine_tuned.",
         "group_id": "The group that it is, was played in or joined.",
         "task_id": "Its task.",
-        "update": "The update that the group trained; NULL where it was fine-tuned on.",
+        "update": "The update that the group trained, from 1; NULL where it was fine-tuned on.",
         "source_dataset": "Of a demonstration; online for an episode.",
         "path": "The file that a demonstration came from.",
         "line": "The line there, from 1.",
         "sha256": "Of the bytes of that line.",
         "licence": "Of a demonstration's source.",
+    },
+    "licences": {
+        "checkpoint_id": "The checkpoint that they reach.",
+        "licence": "Of the source; unknown where it named none.",
+        "source_dataset": "The raw source, or the import's name.",
+        "ancestor_id": "The checkpoint that was trained on it: itself, or one that it descends from.",
+        "generations": "0 for itself, 1 for its parent.",
+        "how": "injected (joined a group) or fine_tuned.",
+        "num_rows": "Demonstrations.",
+        "num_tasks": "Their tasks.",
+        "path": "A file that they came from.",
+    },
+    "stages": {
+        "status": "finished, stopped, failed or running; silent: no end is on record, and no sign for 15 minutes and "
+        "three of its slowest updates.",
+        "num_updates": "That are done.",
+        "num_planned": "Updates of the whole stage; NULL before version 7.",
+        "checkpoint_id": "Its newest: its end, or a milestone; NULL before the first.",
+        "num_attempts": "Starts of its program; above 1 it was resumed.",
+        "started_utc": "When its first attempt began.",
+        "last_sign_utc": "The last start, update, save or end on record.",
+        "ended_utc": "When its last attempt ended; NULL while it runs.",
+        "error": "Why the last attempt stopped or failed.",
+        "host": "Of the last attempt.",
+        "process_id": "Of the last attempt.",
+        "run_ids": "Of the last attempt: of Dagster and MLflow, by system.",
     },
     "lineage": {
         "episode_id": "The evaluation's episode.",
@@ -117,7 +150,7 @@ VIEW_DOCS: Mapping[str, Mapping[str, str]] = {
         "generations": "Of the ancestor: 0 for the checkpoint that was scored. NULL for what the episode itself saw.",
         "ancestor_id": "The checkpoint that this is, or that was made from it.",
         "group_id": "As made_from's.",
-        "index": "Step of a screenshot; update of what a group trained.",
+        "index": "Step of a screenshot, from 0; update of what a group trained, from 1.",
         "path": "Of the blob or the weights below the state folder; of the raw file of a demonstration.",
         "line": "The line of the raw file, from 1.",
         "sha256": "Of the bytes of that line.",
@@ -139,7 +172,13 @@ def describe_tables() -> str:
         "A file of an older version reads with NULL for the columns that it lacks. A file of a newer version reads "
         "without the columns that this program does not know, and compaction leaves it alone.",
         "",
-        "Every column may be NULL in rows of older files. Shares are 0..1. Ids and digests are text.",
+        "Every column may be NULL in rows of older files. Shares are 0..1. Ids and digests are text. Timestamps are "
+        "UTC.",
+        "",
+        "Updates are numbered from 1, here as in reports, MLflow and messages; the files of episodes, steps, groups "
+        "and injections have them from 0, and the views add 1. A column that counts updates (`num_updates`, "
+        "`policy_version`, `weights_update`) says how many were made: weights of 7 updates are the result of update 7, "
+        "and sample what update 8 trains on.",
     ]
     for title, tables in (("Trajectories", PART_TABLES), ("Small tables", OWNED_TABLES)):
         lines += ["", f"## {title}"]
@@ -174,6 +213,7 @@ _TYPES: Mapping[str, str] = {
     "BIGINT": "int64",
     "INTEGER": "int32",
     "BOOLEAN": "bool",
+    "TIMESTAMP": "timestamp",
 }
 
 
@@ -184,7 +224,7 @@ def _type(kind: pa.DataType) -> str:
         return f"map of {_type(kind.key_type)} to {_type(kind.item_type)}"
     if pa.types.is_struct(kind):
         return "struct(" + ", ".join(f"{field.name} {_type(field.type)}" for field in kind) + ")"
-    return {"string": "text", "double": "float64"}.get(str(kind), str(kind))
+    return {"string": "text", "double": "float64", "timestamp[us]": "timestamp"}.get(str(kind), str(kind))
 
 
 if __name__ == "__main__":

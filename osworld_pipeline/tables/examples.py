@@ -4,7 +4,7 @@ BEST_EPISODE_SCREENSHOTS = """
 WITH best AS (
     SELECT e.episode_id
     FROM episodes e JOIN checkpoints c USING (checkpoint_id)
-    WHERE c.stage = 'gspo_phase2' AND e.is_valid
+    WHERE c.stage = 'gspo_phase2' AND e.is_valid AND e.purpose IN ('train', 'evaluate')
     ORDER BY e.task_reward DESC, e.shaped_reward DESC, e.episode_id
     LIMIT 1
 )

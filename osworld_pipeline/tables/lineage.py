@@ -39,7 +39,7 @@ WITH stages AS (
 ),
 groups AS (
     SELECT s.checkpoint_id, g.group_id, g.task_id, g."update", g.episode_ids, g.outcomes
-    FROM stages s JOIN rollout_groups g ON g.stage_key = s.stage_key AND g."update" < s.num_updates
+    FROM stages s JOIN rollout_groups g ON g.stage_key = s.stage_key AND g."update" <= s.num_updates
     WHERE coalesce(g.fate, 'trained') = 'trained'
 ),
 known AS (
@@ -67,7 +67,7 @@ SELECT s.checkpoint_id, coalesce(i.kind, CASE WHEN i.source_dataset = 'online' T
        coalesce(i.source_path, r.source_path), coalesce(i.source_line, r.source_line),
        coalesce(i.source_sha256, r.source_sha256), coalesce(i.licence, r.licence)
 FROM stages s
-JOIN injections i ON i.stage_key = s.stage_key AND i."update" < s.num_updates
+JOIN injections i ON i.stage_key = s.stage_key AND i."update" <= s.num_updates
 LEFT JOIN known r ON r.name = i.row_id AND i.source_path IS NULL
 UNION ALL
 SELECT checkpoint_id, t.kind, t.row_id, 'fine_tuned', NULL, t.task_id, NULL, t.source_dataset, t.source_path,
@@ -120,4 +120,19 @@ JOIN made_from m ON m.checkpoint_id = a.ancestor_id
 WHERE m.kind <> 'episode' OR m.how <> 'rolled_out'
 """
 
-LINEAGE_VIEWS: Mapping[str, str] = {"ancestry": ANCESTRY, "made_from": MADE_FROM, "lineage": LINEAGE}
+# What we rolled out ourselves has no licence of its own; what it was trained from before has.
+LICENCES = """
+CREATE VIEW licences AS
+SELECT a.checkpoint_id, coalesce(m.licence, 'unknown') AS licence, m.source_dataset, a.ancestor_id, a.generations,
+       m.how, count(DISTINCT m.source_id) AS num_rows, count(DISTINCT m.task_id) AS num_tasks, min(m.path) AS path
+FROM ancestry a JOIN made_from m ON m.checkpoint_id = a.ancestor_id
+WHERE m.kind = 'demonstration'
+GROUP BY a.checkpoint_id, coalesce(m.licence, 'unknown'), m.source_dataset, a.ancestor_id, a.generations, m.how
+"""
+
+LINEAGE_VIEWS: Mapping[str, str] = {
+    "ancestry": ANCESTRY,
+    "made_from": MADE_FROM,
+    "licences": LICENCES,
+    "lineage": LINEAGE,
+}

@@ -1,4 +1,4 @@
-"""Questions in SQL over the catalog, read-only; whatever goes wrong is one sentence."""
+"""Questions in SQL over the catalog, read-only; whatever goes wrong is said with what to do."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -12,10 +12,13 @@ import pyarrow as pa
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import TableError
 from osworld_pipeline.tables.catalog import first_line
+from osworld_pipeline.tables.slow_query import slow_reasons
 from osworld_pipeline.tables.views import pin_snapshot
 
 T = TypeVar("T")
 TIMEOUT_S = 60.0
+EXPLAIN_S = 10.0
+"""Planning a slow query may take so long."""
 _HOLDER = re.compile(r"held in (?P<program>.+?) \(PID (?P<pid>\d+)\)")
 _EXPLAIN = re.compile(r"\s*EXPLAIN(\s+ANALYZE|\s*\([^)]*\))?", re.IGNORECASE)
 
@@ -30,8 +33,8 @@ def run_query(state: StateDir, sql: str, *, timeout_s: float = TIMEOUT_S) -> Que
     the catalog and the parts.
 
     Raises:
-        TableError: no catalog yet, a lock that names its holder, bad SQL with DuckDB's first line, or it took longer
-            than `timeout_s`.
+        TableError: no catalog yet, a lock that names its holder, bad SQL with all that DuckDB says of it (what it
+            proposes instead, and the place), or it took longer than `timeout_s`, and why.
     """
 
     def fetch(connection: duckdb.DuckDBPyConnection) -> QueryResult:
@@ -53,11 +56,29 @@ def _ask(state: StateDir, sql: str, timeout_s: float, fetch: Callable[[duckdb.Du
             _need_question(connection, sql)
             return fetch_within(connection, fetch, timeout_s)
         except TimeoutError as error:
+            reasons = "; ".join(_reasons(connection, sql)) or "ask for less"
             raise TableError(
-                f"the query was stopped after {timeout_s:g} s: ask for less, or give it longer with --timeout-s"
+                f"the query was stopped after {timeout_s:g} s: {reasons}; or give it longer with --timeout-s"
             ) from error
         except duckdb.Error as error:
-            raise TableError(f"DuckDB refused the query: {first_line(error)}") from error
+            raise TableError(f"DuckDB refused the query: {str(error).strip()}") from error
+
+
+def explain_slow(state: StateDir, sql: str) -> list[str]:
+    """Why the query takes its time, and what to ask instead, a sentence each; nothing where it cannot be told.
+
+    Raises:
+        TableError, StoreError: as open_catalog.
+    """
+    with open_catalog(state) as connection:
+        return _reasons(connection, sql)
+
+
+def _reasons(connection: duckdb.DuckDBPyConnection, sql: str) -> list[str]:
+    try:
+        return fetch_within(connection, lambda asked: slow_reasons(asked, sql), EXPLAIN_S)
+    except (duckdb.Error, TimeoutError):  # an explanation is no reason to fail
+        return []
 
 
 def fetch_within(

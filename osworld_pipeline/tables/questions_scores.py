@@ -15,12 +15,12 @@ ORDER BY evaluation_key, desktops, stage, checkpoint_id, domain
 
 _FELL_BETWEEN_CHECKPOINTS = """
 WITH pairs AS (
-    SELECT c.parent_id, c.checkpoint_id, child.task_id, child.seed,
+    SELECT c.parent_id, c.checkpoint_id, child.task_key AS task_id, child.seed,
            parent.success AS before, child.success AS after
     FROM checkpoints c
     JOIN evals child ON child.checkpoint_id = c.checkpoint_id
     JOIN evals parent ON parent.checkpoint_id = c.parent_id
-        AND parent.task_id = child.task_id AND parent.seed = child.seed
+        AND parent.task_key = child.task_key AND parent.seed = child.seed
         AND parent.evaluation_key = child.evaluation_key AND parent.desktops = child.desktops
     WHERE parent.success IS NOT NULL AND child.success IS NOT NULL
 )
@@ -153,7 +153,8 @@ QUESTIONS = (
         name="cost-per-success",
         question="What does a success cost in tokens and in time?",
         sql=_COST_PER_SUCCESS,
-        reading="All episodes are paid for, failures and faults too. `read_tokens` counts a prompt at each turn it is "
+        reading="All episodes are paid for, failures and faults too. Rows of purpose train are of the checkpoint that "
+        "was being trained. `read_tokens` counts a prompt at each turn it is "
         "read. NULL where nothing succeeded. Seconds are those of episodes, not of a machine: several run at once.",
     ),
     Question(
@@ -206,6 +207,7 @@ QUESTIONS = (
         name="parse-failures",
         question="How often can a checkpoint's answers not be read, or only by a fallback?",
         sql=_PARSE_FAILURES,
-        reading="`refused` actions could be read and were not carried out.",
+        reading="`refused` actions could be read and were not carried out. Rows of purpose train are of the checkpoint "
+        "that was being trained, whose weights changed meanwhile.",
     ),
 )

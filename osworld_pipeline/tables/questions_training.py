@@ -50,6 +50,7 @@ ORDER BY stage_key, "update", component
 _GROUPS_WITHOUT_VARIANCE = """
 WITH told AS (
     SELECT *, num_valid < 2 OR list_min(task_rewards) = list_max(task_rewards) AS is_flat FROM rollout_groups
+    WHERE coalesce(fate, '') NOT IN ('held', 'superseded')
 )
 SELECT stage_key, "update", count(*) AS "groups", count(*) FILTER (is_flat) AS without_variance,
        count(*) FILTER (is_flat AND replay_row_id IS NOT NULL) AS joined_by_replay,
@@ -62,21 +63,22 @@ ORDER BY stage_key, "update"
 """
 
 _TRAINING_CURVE = """
-SELECT e.checkpoint_id, c.stage, e."update", any_value(e.weights_id) AS weights_id, count(*) AS episodes,
-       count(*) FILTER (e.is_success) AS successes, round(avg(e.is_success::INT), 4) AS success_rate
-FROM episodes e JOIN checkpoints c USING (checkpoint_id)
-WHERE e.purpose = 'train' AND e.is_valid
-GROUP BY e.checkpoint_id, c.stage, e."update"
+SELECT e.checkpoint_id, coalesce(c.stage, nullif(e.stage, '')) AS stage, e."update",
+       any_value(e.weights_id) AS weights_id, count(*) AS episodes, count(*) FILTER (e.is_success) AS successes,
+       round(avg(e.is_success::INT), 4) AS success_rate
+FROM episodes e LEFT JOIN checkpoints c USING (checkpoint_id)
+WHERE e.purpose = 'train' AND e.is_valid AND e."update" >= 1
+GROUP BY ALL
 ORDER BY e.checkpoint_id, e."update"
 """
 
 _STALENESS = """
 SELECT e.stage_key, e."update", count(*) AS steps, min(s.policy_version) AS oldest_policy,
-       max(s.policy_version) AS newest_policy, max(e."update" - s.policy_version) AS most_updates_behind,
-       count(*) FILTER (s.policy_version < e."update") AS stale_steps,
-       count(DISTINCT e.episode_id) FILTER (s.policy_version < e."update") AS stale_episodes
+       max(s.policy_version) AS newest_policy, max(e."update" - 1 - s.policy_version) AS most_updates_behind,
+       count(*) FILTER (s.policy_version < e."update" - 1) AS stale_steps,
+       count(DISTINCT e.episode_id) FILTER (s.policy_version < e."update" - 1) AS stale_episodes
 FROM steps s JOIN episodes e USING (episode_id)
-WHERE e.purpose = 'train'
+WHERE e.purpose = 'train' AND e."update" >= 1
 GROUP BY e.stage_key, e."update"
 ORDER BY e.stage_key, e."update"
 """
@@ -119,9 +121,8 @@ QUESTIONS = (
         name="training-curve",
         question="How does success move over the updates of a training stage?",
         sql=_TRAINING_CURVE,
-        reading="`checkpoint_id` is the checkpoint being trained. `weights_id` names weights that played: before the "
-        "first update the parent's. A stage that still runs is no checkpoint yet: leave out the join, `episodes` has "
-        "its `stage`.",
+        reading="`checkpoint_id` is the checkpoint being trained, which is no row of `checkpoints` while its stage "
+        "runs. `weights_id` names weights that played: for update 1 the parent's.",
     ),
     Question(
         name="reward-components",
@@ -135,14 +136,14 @@ QUESTIONS = (
         question="How many groups could teach nothing by themselves, and how many of these did replay join?",
         sql=_GROUPS_WITHOUT_VARIANCE,
         reading="Equal raw task rewards are no signal where `rollout.signal` is `task`, and neither is a single valid "
-        "episode. Faults have no reward.",
+        "episode. Faults have no reward. Groups that ran again count once.",
     ),
     Question(
         name="staleness",
         question="How far behind the trainer was the policy that sampled each update's steps?",
         sql=_STALENESS,
-        reading="`policy_version` is the number of updates behind the weights that sampled a turn; on-policy is 0 "
-        "updates behind.",
+        reading="`policy_version` is the number of updates that produced the weights that sampled a turn. On-policy, "
+        "update 8 trains what weights of 7 updates sampled: 0 updates behind.",
     ),
     Question(
         name="ancestors",

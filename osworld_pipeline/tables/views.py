@@ -12,7 +12,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from osworld_pipeline.columns import PART_TABLES, marked, stored
+from osworld_pipeline.columns import PART_TABLES, TIME, marked, stored
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.domain.task import FAMILY_OF_TASK, SUITE_OF_TASK
 from osworld_pipeline.durable import write_parquet
@@ -26,6 +26,7 @@ from osworld_pipeline.part_files import (
     take_snapshot,
 )
 from osworld_pipeline.tables.lineage import LINEAGE_VIEWS, NAMED_ROWS
+from osworld_pipeline.tables.stages import STAGES
 
 _HERE = """CASE
     WHEN getvariable('osworld_state') IS NOT NULL THEN concat(getvariable('osworld_state'), '/')
@@ -98,7 +99,7 @@ SELECT
     CASE WHEN starts_with(e.stage_key, concat('eval-', e.checkpoint_id, '-'))
         THEN substr(e.stage_key, length(e.checkpoint_id) + 7) ELSE '' END AS evaluation_key,
     e.engine, e.temperature,
-    e.provider, e.image_digest, e.grader_version, e.error, e.started_at, e.source_dataset,
+    e.provider, e.image_digest, e.grader_version, e.error, e.started_at, e.started_utc, e.ended_utc, e.source_dataset,
     CASE WHEN coalesce(e.source_dataset, '') <> '' THEN NULL WHEN e.num_steps = 0 THEN 0 ELSE s.prompt_tokens END
         AS prompt_tokens,
     CASE WHEN coalesce(e.source_dataset, '') <> '' THEN NULL WHEN e.num_steps = 0 THEN 0 ELSE s.response_tokens END
@@ -121,7 +122,7 @@ QUALIFY row_number() OVER (
 )
 SELECT *, {DESKTOPS_OF_EVALUATION} AS desktops FROM played
 """  # noqa: S608 - our own words
-DERIVED: Mapping[str, str] = {"tasks": TASKS, "replay": REPLAY, "evals": EVALS, **LINEAGE_VIEWS}
+DERIVED: Mapping[str, str] = {"tasks": TASKS, "replay": REPLAY, "evals": EVALS, **LINEAGE_VIEWS, "stages": STAGES}
 
 
 def create_part_views(connection: duckdb.DuckDBPyConnection, state: StateDir) -> None:
@@ -177,11 +178,20 @@ _VARIABLES = tuple(
 
 # Before schema version 6 the rows of a training stage named its parent.
 _TRAINED = 'CASE WHEN {condition} p."update" >= 0 THEN p.stage_key ELSE p.checkpoint_id END'
+# Files count updates from 0, views from 1, as reports, MLflow and messages do.
+_UPDATE = 'p."update" + (p."update" >= 0)::INTEGER'
+# Before schema version 7 there were no timestamps.
+_UTC = "make_timestamp(CAST({unix_time} * 1000000 AS BIGINT))"
 _AS_READ: Mapping[tuple[str, str], str] = {
     ("episodes", "checkpoint_id"): _TRAINED.format(condition="p.purpose = 'train' AND"),
     ("rollout_groups", "checkpoint_id"): _TRAINED.format(condition=""),
+    **{(table, "update"): _UPDATE for table in ("episodes", "steps", "rollout_groups", "injections")},
+    ("episodes", "started_utc"): f"coalesce(p.started_utc, {_UTC.format(unix_time='nullif(p.started_at, 0)')})",
+    ("episodes", "ended_utc"): "coalesce(p.ended_utc, "
+    + _UTC.format(unix_time="(nullif(p.started_at, 0) + p.times_s['total'])")
+    + ")",
 }
-"""Columns that a view shows otherwise than older files have them."""
+"""Columns that a view shows otherwise than the files have them."""
 
 
 def _quoted(column: str) -> str:
@@ -238,7 +248,7 @@ def _sql_type(kind: pa.DataType) -> str:
         return f"MAP({_sql_type(kind.key_type)}, {_sql_type(kind.item_type)})"
     if pa.types.is_list(kind):
         return f"{_sql_type(kind.value_type)}[]"
-    names = {pa.string(): "VARCHAR", pa.bool_(): "BOOLEAN", pa.float64(): "DOUBLE"}
+    names = {pa.string(): "VARCHAR", pa.bool_(): "BOOLEAN", pa.float64(): "DOUBLE", TIME: "TIMESTAMP"}
     names |= {pa.int8(): "TINYINT", pa.int32(): "INTEGER", pa.int64(): "BIGINT"}
     return names[kind]
 

@@ -68,14 +68,14 @@ def check_sampler(
         ages.append(age)
     if not fresh.count:
         raise TrainingError(
-            f"update {num_updates}: its own weights sampled none of its tokens, so that trainer and sampler cannot be "
-            "compared: give it a canary, a response sampled with the weights of this update"
+            f"update {num_updates + 1}: its own weights sampled none of its tokens, so that trainer and sampler cannot "
+            "be compared: give it a canary, a response sampled with the weights of this update"
         )
     if not fresh.mean <= max_diff:
         raise TrainingError(
-            f"update {num_updates}: the trainer's log-probabilities of the sampled tokens differ from the sampler's by "
-            f"{fresh.mean:.2g} on average, more than {max_diff:g} (worst: {fresh.worst_id} with {fresh.worst:.2g}); "
-            "check that both run the same weights on the same tokens and images"
+            f"update {num_updates + 1}: the trainer's log-probabilities of the sampled tokens differ from the "
+            f"sampler's by {fresh.mean:.2g} on average, more than {max_diff:g} (worst: {fresh.worst_id} with "
+            f"{fresh.worst:.2g}); check that both run the same weights on the same tokens and images"
         )
     staleness = torch.cat(ages)
     num_checked = fresh.count - num_canary_tokens

@@ -91,7 +91,7 @@ class SftTrainer(RankedTrainer):
             loss, num_positions = self._accumulate(trajectories, num_response_tokens)
             if not math.isfinite(loss):
                 raise TrainingError(
-                    f"update {self.num_updates}: the loss is {loss}; weights are left as they were, lower "
+                    f"update {self.num_updates + 1}: the loss is {loss}; weights are left as they were, lower "
                     "sft.learning_rate"
                 )
             grad_norm = self.optimizer.step(max_grad_norm=self._settings.max_grad_norm)

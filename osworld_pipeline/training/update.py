@@ -188,7 +188,7 @@ class GspoTrainer(RankedTrainer):
             total = self.ranks.sum(loss)
             if not math.isfinite(total):
                 raise TrainingError(
-                    f"update {self.num_updates}: the loss is {total}; the weights are left as they were"
+                    f"update {self.num_updates + 1}: the loss is {total}; the weights are left as they were"
                 )
             passed = time.monotonic()
             grad_norm = self.optimizer.step(max_grad_norm=self._settings.max_grad_norm)

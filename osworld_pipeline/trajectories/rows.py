@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from osworld_pipeline.domain.digest import canonical_json
@@ -80,10 +82,22 @@ _EPISODE_FIELDS = (
     "suite_name",
     "weights_id",
     "weights_update",
+    "advantage",
 )
 
 _EMPTY_TEXTS = ("processor_digest", "source_dataset", "licence", "stage", "domain", "suite", "suite_name", "weights_id")
 """Where an older part has NULL."""
+
+
+def utc_time(unix_time: float | None) -> datetime | None:
+    """As the timestamp columns have it: UTC without a zone. None for 0, which is an unknown time, and for one that no
+    calendar has."""
+    if not unix_time:
+        return None
+    try:
+        return datetime.fromtimestamp(unix_time, UTC).replace(tzinfo=None)
+    except (OverflowError, ValueError, OSError):
+        return None
 
 
 def episode_row(episode: Episode) -> Row:
@@ -112,7 +126,32 @@ def episode_row(episode: Episode) -> Row:
         "context_mode": str(episode.context_mode),
         "earlier_faults": list(episode.earlier_faults),
     }
+    total_s = episode.times_s.get("total")
+    row |= {
+        "started_utc": utc_time(episode.started_at),
+        "ended_utc": utc_time(episode.started_at + total_s) if episode.started_at and total_s is not None else None,
+        **_token_counts(episode),
+    }
     return _clean(row | _sequence_columns(episode.sequences))
+
+
+def _token_counts(episode: Episode) -> Row:
+    """NULL is what nobody counted: an engine of words leaves 0 in its steps, an import too."""
+    steps, sequences = episode.steps, episode.sequences
+    is_counted = all(step.prompt_num_tokens > 0 for step in steps) and not episode.source_dataset
+    logprobs = [
+        logprob
+        for sequence in sequences
+        for logprob, is_sampled in zip(sequence.sampled_logprobs, sequence.response_mask, strict=True)
+        if is_sampled
+    ]
+    return {
+        "prompt_tokens": sum(step.prompt_num_tokens for step in steps) if is_counted else None,
+        "response_tokens": sum(step.response_num_tokens for step in steps) if is_counted else None,
+        "image_tokens": episode.image_num_tokens,
+        "num_images": sum(len(sequence.image_steps) for sequence in sequences) if sequences else None,
+        "mean_logprob": math.fsum(logprobs) / len(logprobs) if logprobs else None,
+    }
 
 
 def step_rows(episode: Episode) -> list[Row]:
@@ -253,6 +292,7 @@ def episode_from(row: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> 
         context_mode=ContextMode(row["context_mode"] or ContextMode.APPEND),
         earlier_faults=tuple(row["earlier_faults"] or ()),
         sequences=_sequences_from(row, played),
+        image_num_tokens=row["image_tokens"],
         times_s=dict(row["times_s"]),
         run_ids=dict(row["run_ids"]),
     )

@@ -11,10 +11,11 @@ from collections.abc import Collection, Iterator, Sequence
 
 import pyarrow as pa
 
-from osworld_pipeline.columns import marked, stored
+from osworld_pipeline.columns import BOOKKEEPING, marked, stored
 from osworld_pipeline.domain.episode import Episode
 from osworld_pipeline.domain.group import RolloutGroup
 from osworld_pipeline.domain.replay import Injection, ReplayVerification
+from osworld_pipeline.domain.stage_record import StageAttempt, UpdateRecord
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.durable import remove_stale_temps, write_parquet
 from osworld_pipeline.errors import StoreError
@@ -38,6 +39,7 @@ from osworld_pipeline.trajectories.rows import (
     step_rows,
     verification_row,
 )
+from osworld_pipeline.trajectories.stage_rows import attempt_row, update_row
 from osworld_pipeline.trajectories.versions import next_version
 
 _PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,180}")
@@ -80,10 +82,32 @@ class TrajectoryStore:
         rows = [injection_row(injection, by_id.get(injection.group_id)) for injection in injections]
         self._write_part("rollout_groups", part, [group_row(group) for group in groups], rows)
 
+    def read_group_rows(self, part: str) -> list[Row]:
+        """The rows of `rollout_groups` of a part; none where there is no such part. Raises StoreError."""
+        head, files = "rollout_groups", take_snapshot(self.root, "rollout_groups")
+        small = [self.root / head / file.name for file in files.small if file.part == part]
+        paths = small or [self.root / head / COMPACTED / name for name in files.compacted]
+        only = None if small else [("part", "==", part)]
+        tables = [read_part_table(path, head, filters=only).drop_columns(BOOKKEEPING.names) for path in paths]
+        return [row for table in tables for row in table.to_pylist()]
+
+    def write_group_rows(self, part: str, rows: Sequence[Row]) -> None:
+        """As write_groups, of rows of `rollout_groups` as they were read. Raises StoreError."""
+        self._write_part("rollout_groups", part, list(rows), [])
+
     def write_verifications(self, part: str, verifications: Sequence[ReplayVerification]) -> None:
         """One atomic part of `replay_verifications`; a part of that name is replaced. Raises StoreError."""
         _need_distinct(part, "verification", [verification.verification_id for verification in verifications])
         self._write_part("replay_verifications", part, [verification_row(row) for row in verifications], [])
+
+    def write_updates(self, part: str, updates: Sequence[UpdateRecord]) -> None:
+        """One atomic part of `updates`; a part of that name is replaced. Raises StoreError."""
+        self._write_part("updates", part, [update_row(update) for update in updates], [])
+
+    def write_attempt(self, attempt: StageAttempt) -> None:
+        """A part of its own of `stage_attempts`, in place of what was written of this attempt before. Raises
+        StoreError."""
+        self._write_part("stage_attempts", attempt.attempt_id, [attempt_row(attempt)], [])
 
     def existing_parts(self, table: str = "episodes", prefix: str = "") -> list[str]:
         """Names of the committed parts of a table; the details of a head table have its parts."""

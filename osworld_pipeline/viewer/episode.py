@@ -102,6 +102,8 @@ class Episodes:
         """
         head, steps = self._read(episode_id, HEAD_COLUMNS), self._read_steps(episode_id, _STEP_COLUMNS)
         row = _plain(head.to_pylist()[0])
+        if row["update"] is not None and row["update"] >= 0:
+            row["update"] += 1  # the files count from 0
         rows = sorted(steps.to_pylist(), key=lambda step: step["step_index"])
         known = self._known(row)
         first = next((step for step in rows if step["screenshot_width"]), None)

@@ -1,5 +1,6 @@
-"""The tables of the index, and how they are filled from the store's files. `{heads}` and `{details}` are scans of new
-files, `{hidden}` the parts written again since, `{keys}` which details belong to which head."""
+"""The tables of the index, and how they are filled from the store's files, which count updates from 0 (here the first
+is 1). `{heads}` and `{details}` are scans of new files, `{hidden}` the parts written again since, `{keys}` which
+details belong to which head."""
 
 from osworld_pipeline.domain.checkpoint import Stage
 from osworld_pipeline.domain.task import FAMILY_OF_TASK, SUITE_OF_TASK
@@ -61,8 +62,8 @@ h AS (
     WHERE NOT (is_compacted AND part IN (SELECT unnest({{hidden}})))
 )
 SELECT
-    h.file, h.part, h.is_compacted, h.episode_id, h.task_id, h.purpose, h.checkpoint_id, h.stage_key, h."update",
-    h.group_id, h.seed, h.attempt, h.outcome, h.error,
+    h.file, h.part, h.is_compacted, h.episode_id, h.task_id, h.purpose, h.checkpoint_id, h.stage_key,
+    h."update" + (h."update" >= 0)::INTEGER AS "update", h.group_id, h.seed, h.attempt, h.outcome, h.error,
     left(regexp_replace(regexp_replace(h.error, '[0-9a-f]{{{{8,}}}}', '…', 'g'), '[0-9]+([.][0-9]+)?', '#', 'g'), 100)
         AS fault,
     h.is_valid, h.is_success, h.task_reward, h.shaped_reward, h.num_steps, h.max_turns, h.engine, h.temperature,
@@ -86,8 +87,8 @@ GROUPS_FROM_HEADS = """
 INSERT INTO grouped BY NAME
 SELECT
     replace(path, '{root}/rollout_groups/', '') AS file, part, is_compacted, group_id, task_id, checkpoint_id,
-    stage_key, "update", num_episodes, num_valid, num_successes, episode_ids, shaped_rewards, replay_row_id, fate,
-    reason, oldest_policy_version
+    stage_key, "update" + ("update" >= 0)::INTEGER AS "update", num_episodes, num_valid, num_successes, episode_ids,
+    shaped_rewards, replay_row_id, fate, reason, oldest_policy_version
 FROM {heads} WHERE NOT (is_compacted AND part IN (SELECT unnest({hidden})))
 """
 

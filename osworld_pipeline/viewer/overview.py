@@ -47,7 +47,7 @@ def read_overview(reader: Reader, names: Mapping[str, EvaluationName]) -> Overvi
         """
         SELECT key, any_value(purpose) AS purpose, any_value(stage) AS stage, count(*) AS n,
                count(*) FILTER (is_success) AS successes, count(*) FILTER (is_valid) AS valid,
-               max("update") FILTER (purpose = 'train') + 1 AS num_updates, max(started_at) AS newest_at,
+               max("update") FILTER (purpose = 'train') AS num_updates, max(started_at) AS newest_at,
                string_agg(DISTINCT nullif(source_dataset, ''), ', ') AS source_dataset
         FROM (
             SELECT *, CASE WHEN purpose = 'train' THEN stage_key ELSE checkpoint_id END AS key FROM facts

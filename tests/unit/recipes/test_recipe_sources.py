@@ -180,7 +180,10 @@ def test_a_setting_may_be_a_bare_word_a_table_or_nothing(tmp_path: Path) -> None
         ("=4", "is no setting"),
         ("name=x", "is no setting"),
         ("agent.dialect=a b", "text with signs needs quotes"),
-        ("agent.max_turms=4", r"agent.max_turms \(from the command line\): Extra inputs"),
+        (
+            "agent.max_turms=4",
+            r"--set agent.max_turms=4: unknown key `agent.max_turms`; did you mean `agent.max_turns`\?",
+        ),
         ("model.hidden_size=small", r"model.hidden_size \(from the command line\)"),
         ("trainer.context_parallel=2", "trainer.context_parallel must be 1: the image tokens"),
     ],

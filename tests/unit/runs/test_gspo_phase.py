@@ -19,6 +19,7 @@ from osworld_pipeline.domain.checkpoint import Stage
 from osworld_pipeline.domain.digest import digest_json
 from osworld_pipeline.domain.episode import (
     Episode,
+    EpisodePurpose,
     Outcome,
     Reward,
     Step,
@@ -37,7 +38,9 @@ from osworld_pipeline.runs.budget import Budget
 from osworld_pipeline.runs.embedded_server import EnvServers
 from osworld_pipeline.runs.gspo_engine import PhaseRollouts
 from osworld_pipeline.runs.gspo_job import GspoJob, resume_point
+from osworld_pipeline.runs.stage_log import stage_log
 from osworld_pipeline.runs.stages import read_checkpoint
+from osworld_pipeline.runs.superseding import supersede
 from osworld_pipeline.runs.train_gspo import train_phase
 from osworld_pipeline.tables.catalog import fresh_views
 from osworld_pipeline.tables.owned import write_table
@@ -263,8 +266,12 @@ def run_phase(
             renderer=Renderer(processor),
             utilisation=Utilisation(environments=BusyMeter(2)),
         )
-        with ThreadPoolExecutor(1) as thread:
-            result.update(await train_phase(job, rollouts, trainer, thread, point, reported.append))
+        stage = job.training_stage
+        with (
+            stage_log(TrajectoryStore(job.state), stage, num_updates=point.num_updates) as log,
+            ThreadPoolExecutor(1) as thread,
+        ):
+            result.update(await train_phase(job, rollouts, trainer, thread, point, log, reported.append))
         assert len(asyncio.all_tasks()) == 1, "nothing is left running"
 
     try:
@@ -278,10 +285,18 @@ def run_phase(
 
 
 def recorded(job: GspoJob) -> dict[str, list[Episode]]:
-    """What the store holds, by part."""
+    """What the store holds and counts, by part."""
     store = TrajectoryStore(job.state)
-    parts = store.existing_parts("episodes")
-    return {part: list(episodes) for part, episodes in store.read_parts(parts).items() if episodes}
+    found = store.read_parts(store.existing_parts("episodes"))
+    counted = {
+        part: [one for one in episodes if one.purpose is EpisodePurpose.TRAIN] for part, episodes in found.items()
+    }
+    return {part: episodes for part, episodes in counted.items() if episodes}
+
+
+def rows_of(job: GspoJob, sql: str) -> list[tuple[Any, ...]]:
+    with fresh_views(job.state) as connection:
+        return connection.execute(sql).fetchall()
 
 
 def without_times(found: Mapping[str, Sequence[Episode]]) -> dict[str, list[Episode]]:
@@ -308,6 +323,9 @@ def test_synchronous_a_kill_changes_nothing_of_what_is_learned_and_recorded(
     assert resumed.trainer.weights_digest == whole.trainer.weights_digest
     assert without_times(recorded(killed)) == without_times(recorded(straight))
     assert len(recorded(killed)) == NUM_UPDATES
+    numbers = "SELECT \"update\", weights_id, num_episodes, success_rate, metrics['loss'] FROM updates ORDER BY ALL"
+    assert rows_of(killed, numbers) == rows_of(straight, numbers)
+    assert [row[0] for row in rows_of(killed, numbers)] == [1, 2, 3, 4], "each once, whenever the kill came"
     checkpoint = read_checkpoint(killed.state, STAGE)
     assert checkpoint is not None
     assert checkpoint.num_updates == NUM_UPDATES
@@ -347,7 +365,7 @@ def test_every_update_holds_a_token_of_its_own_weights_to_compare(
     assert max_staleness < 3 or num_canaries > 0
 
 
-def test_what_was_recorded_beyond_the_checkpoint_is_taken_back_before_anything_is_rolled_out(
+def test_what_was_recorded_beyond_the_checkpoint_counts_no_more_before_anything_is_rolled_out(
     tmp_path: Path, processor: Any
 ) -> None:
     recipe = recipe_of(mode="asynchronous")
@@ -355,8 +373,44 @@ def test_what_was_recorded_beyond_the_checkpoint_is_taken_back_before_anything_i
     job = job_of(tmp_path, recipe)
     run_phase(job, processor, Fuse("update", 4), fails=Killed)
     assert set(recorded(job)) == {f"{STAGE}-u{update:04d}" for update in range(4)}
+    assert [row[0] for row in rows_of(job, 'SELECT "update" FROM updates ORDER BY 1')] == [1, 2, 3]
+    before = recorded(job)
     run_phase(job, processor, Fuse("episode", 1), fails=Killed)
     assert set(recorded(job)) == {f"{STAGE}-u{update:04d}" for update in range(2)}
+    assert [row[0] for row in rows_of(job, 'SELECT "update" FROM updates ORDER BY 1')] == [1, 2]
+    lost = [one for part in sorted(before)[2:] for one in before[part]]
+    marked = rows_of(job, "SELECT episode_id, task_reward FROM episodes WHERE purpose = 'superseded' ORDER BY 1")
+    assert [(one.rpartition("-superseded-")[0], reward) for one, reward in marked] == sorted(
+        (one.episode_id, one.reward.task if one.reward else None) for one in lost
+    )
+    groups = rows_of(job, "SELECT group_id, reason, episode_ids FROM rollout_groups WHERE fate = 'superseded'")
+    assert {name.rpartition("-superseded-")[0] for name, _, _ in groups} == {one.group_id for one in lost}
+    assert all("resumed after 2 updates" in reason for _, reason, _ in groups)
+    assert sorted(name for _, _, names in groups for name in names) == [name for name, _ in marked]
+    steps = rows_of(job, "SELECT count(*) FROM steps WHERE purpose = 'superseded'")
+    assert steps == [(sum(len(one.steps) for one in lost),)]
+
+
+def test_superseding_again_after_a_kill_in_its_middle_keeps_one_copy(tmp_path: Path, processor: Any) -> None:
+    job = job_of(tmp_path, recipe_of(mode="asynchronous"))
+    run_phase(job, processor, Fuse("update", 2), fails=Killed)
+    part = f"{STAGE}-u0001"
+
+    class Dying(TrajectoryStore):
+        def write_groups(self, part: str, groups: Any, injections: Any) -> None:
+            raise Killed
+
+    with pytest.raises(Killed):
+        supersede(Dying(job.state), STAGE, 1)
+    assert part in recorded(job), "the originals are still there, and so are their copies"
+    for _ in range(2):
+        supersede(TrajectoryStore(job.state), STAGE, 1)
+        assert part not in recorded(job)
+        (counted,) = rows_of(
+            job, "SELECT count(*), count(DISTINCT episode_id) FROM episodes WHERE purpose = 'superseded'"
+        )
+        assert counted[0] == counted[1] > 0
+        assert len(rows_of(job, "SELECT * FROM rollout_groups WHERE fate = 'superseded'")) * 4 == counted[0]
 
 
 SPENT = {
@@ -528,6 +582,10 @@ def test_an_outage_that_goes_on_ends_training_with_the_commonest_fault_and_leave
     assert tries == {"1-1", "1-2"}
     assert ran.metrics[2]["is_held"] == 1
     assert ran.metrics[2]["fault_share"] > 0.5
+    held = 'SELECT "update", is_held, held_reason, num_held_tries, fault_share > 0.5, loss FROM updates ORDER BY 1'
+    assert rows_of(job, held) == [(1, False, None, 0, False, 0.0), (2, True, "faults", 2, True, None)]
+    (status, error) = rows_of(job, "SELECT status, error FROM stages")[0]
+    assert (status, error) == ("failed", f"EvaluatorError: {ran.error}")
     assert run_phase(job, processor).trainer.weights_digest == whole.trainer.weights_digest
     assert without_times(recorded(job)) == without_times(recorded(straight)), "a rerun replaces what was held"
 

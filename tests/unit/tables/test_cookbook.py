@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+import time
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,8 @@ from episode_samples import make_episode, make_step
 from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
 from osworld_pipeline.domain.episode import Episode, EpisodePurpose, Outcome, Reward, Step, StepSignals
 from osworld_pipeline.domain.group import RolloutGroup
-from osworld_pipeline.domain.replay import Injection, ReplayRow, ReplayVerification
+from osworld_pipeline.domain.replay import Injection, ReplayRow, ReplayVerification, TrainedRow
+from osworld_pipeline.domain.stage_record import AttemptStatus, StageAttempt, TrainingStage, UpdateRecord
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import TableError
 from osworld_pipeline.tables.catalog import rebuild_catalog
@@ -23,6 +26,7 @@ from osworld_pipeline.trajectories import TrajectoryStore
 
 DOC = Path(__file__).resolve().parents[3] / "docs" / "cookbook.md"
 SHARED = "5" * 64
+NOW = float(int(time.time()))
 PRESS = 'pyautogui.press("a")'
 UNREAD = "(no action could be read)"
 
@@ -78,12 +82,63 @@ def training() -> list[Episode]:
     ]
     return [
         played(
-            "t-0-0", "a", Outcome.FAILURE, waited, reward=worth(0, 0.1, 0.2), started_at=100.0, times_s=slow, **first
+            "t-0-0",
+            "a",
+            Outcome.FAILURE,
+            waited,
+            reward=worth(0, 0.1, 0.2),
+            started_at=100.0,
+            times_s=slow,
+            advantage=-0.5,
+            image_num_tokens=64,
+            **first,
         ),
-        played("t-0-1", "a", Outcome.FAILURE, waited, reward=worth(0, 0.1, 0.4), started_at=101.0, **first),
+        played(
+            "t-0-1", "a", Outcome.FAILURE, waited, reward=worth(0, 0.1, 0.4), started_at=101.0, advantage=0.5, **first
+        ),
         played("t-1-0", "a", Outcome.SUCCESS, solved, reward=worth(1, 1.0, 1.0), started_at=200.0, **second),
         played("t-1-1", "a", Outcome.ENV_FAULT, [], replica_id="r1", started_at=201.0, **second),
     ]
+
+
+def superseded() -> Episode:
+    """Rolled out for update 2 before the stage was resumed."""
+    return played(
+        "t-1-0-superseded-1", "a", Outcome.SUCCESS, [step("lost", 0, "DONE", "terminate")], stage_key="gspo-1",
+        update=1, purpose=EpisodePurpose.SUPERSEDED, checkpoint_id="gspo-1", group_id="g1-superseded-1",
+        started_at=7200.0,
+    )  # fmt: skip
+
+
+def write_stages(store: TrajectoryStore) -> None:
+    """gspo-1 was killed and resumed, sft-2 runs, gspo-2 was killed, and sft-1 is older than such records."""
+
+    def stage(stage_key: str, kind: Stage, num_planned: int) -> TrainingStage:
+        return TrainingStage(stage_key=stage_key, stage=kind, parent_id="sft-1", num_planned=num_planned)
+
+    def attempt(name: str, of: TrainingStage, started_at: float, **changes: Any) -> None:
+        fields: dict[str, Any] = {"first_update": 1, "host": "here", "process_id": 7}
+        store.write_attempt(StageAttempt(attempt_id=name, stage=of, started_at=started_at, **(fields | changes)))
+
+    def update(of: TrainingStage, number: int, started_at: float, **metrics: float) -> UpdateRecord:
+        return UpdateRecord(stage=of, update=number, metrics=metrics, started_at=started_at, ended_at=started_at + 10.0)
+
+    gspo, running = stage("gspo-1", Stage.GSPO_PHASE2, 2), stage("sft-2", Stage.SFT, 100)
+    attempt("a1", gspo, 50.0)
+    attempt("a2", gspo, 150.0, first_update=2, status=AttemptStatus.FINISHED, ended_at=400.0)
+    attempt("a3", running, NOW)
+    attempt("a4", stage("gspo-2", Stage.GSPO_PHASE2, 5), NOW - 86_400)
+    figures = {
+        "loss": 0.25, "kl": 0.5, "entropy": 1.5, "grad_norm": 2.0, "clip_fraction": 0.125, "learning_rate": 1e-5,
+        "importance_effective_share": 0.75, "staleness_mean": 0.5, "success_rate": 0.0, "task_reward_mean": 0.25,
+        "rollout_s": 6.0, "update_s": 4.0, "score_s": 1.0, "forward_s": 2.0, "optimizer_s": 0.5, "tokens_per_s": 100.0,
+        "is_held": 0.0, "is_skipped": 0.0, "num_held_tries": 0.0, "fault_share": 0.25,
+    }  # fmt: skip
+    held = {"is_held": 1.0, "is_held_by_staleness": 1.0, "num_held_tries": 1.0, "fault_share": 0.5, "rollout_s": 8.0}
+    store.write_updates("gspo-1-u000001", [update(gspo, 1, 100.0, **figures)])
+    store.write_updates("gspo-1-u000002", [update(gspo, 2, 200.0, **held)])
+    quick = {"loss": 2.0, "grad_norm": 1.0, "learning_rate": 0.001, "update_s": 1.0}
+    store.write_updates("sft-2-u000001", [update(running, number, NOW, **quick) for number in (1, 2)])
 
 
 def write_groups(store: TrajectoryStore, episodes: list[Episode]) -> None:
@@ -139,15 +194,19 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> StateDir:
     state = StateDir(tmp_path_factory.mktemp("cookbook"))
     store = TrajectoryStore(state)
     write_data(state)
+    tuned = TrainedRow(row_id="r9", kind="demonstration", task_id="b", source_dataset="bc_sft", licence="cc-by-4.0")
     for name, stage, parent in (("sft-1", Stage.SFT, None), ("gspo-1", Stage.GSPO_PHASE2, "sft-1")):
         checkpoint = Checkpoint(
             checkpoint_id=name, stage=stage, parent_id=parent, path=name, num_updates=2, recipe_digest="r" * 20,
-            data_digest="d" * 20, weights_digest="w" * 20,
+            data_digest="d" * 20, weights_digest="w" * 20, saved_at=410.0 if parent else 0.0,
+            sources=() if parent else (tuned,),
         )  # fmt: skip
         upsert_checkpoint(state, checkpoint)
     store.write_episodes("eval", evaluations())
     store.write_episodes("gspo-1", training())
+    store.write_episodes("gspo-1-superseded", [superseded()])
     write_groups(store, training())
+    write_stages(store)
     tried = {"task_digest": "d", "started_at": 5.0}
     good = ReplayVerification(
         verification_id="1", row_id="r1", task_id="a", outcome=Outcome.SUCCESS, reward=1.0, **tried
@@ -158,6 +217,10 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> StateDir:
     store.write_verifications("one", [good, fault])
     rebuild_catalog(state)
     return state
+
+
+def at(unix_time: float) -> datetime:
+    return datetime(1970, 1, 1) + timedelta(seconds=unix_time)
 
 
 DIGESTS = ("r" * 12, "d" * 12, "w" * 12)
@@ -205,10 +268,12 @@ ANSWERS: dict[str, list[tuple[Any, ...]]] = {
         ("", "gspo-1", "demonstration", "injected", 0, "gspo-1", 1, 2, "x.jsonl", None),
         ("", "gspo-1", "group", "rolled_out", 0, "gspo-1", 3, 2, None, None),
         ("", "gspo-1", "checkpoint", None, 1, "sft-1", 1, 2, "sft-1", None),
+        ("", "gspo-1", "demonstration", "fine_tuned", 1, "sft-1", 1, 2, None, None),
         ("", "sft-1", "evaluation", None, None, None, 1, 3, None, None),
         ("", "sft-1", "screenshot", None, None, None, 5, 2, f"blobs/55/{SHARED}.png", None),
         ("", "sft-1", "task", None, None, None, 2, 3, None, None),
         ("", "sft-1", "checkpoint", None, 0, "sft-1", 1, 3, "sft-1", None),
+        ("", "sft-1", "demonstration", "fine_tuned", 0, "sft-1", 1, 3, None, None),
     ],
     "slowest-episodes": [
         ("t-0-0", "a", "train", "failure", 1, "r0", 9.0, 1.0, 2.0, 3.0, 0.5),
@@ -217,6 +282,7 @@ ANSWERS: dict[str, list[tuple[Any, ...]]] = {
             for name, task_id, purpose, outcome, steps, replica in (
                 ("t-0-1", "a", "train", "failure", 1, "r0"),
                 ("t-1-0", "a", "train", "success", 2, "r0"),
+                ("t-1-0-superseded-1", "a", "superseded", "success", 1, "r0"),
                 ("t-1-1", "a", "train", "env_fault", 0, "r1"),
                 ("v-gspo-a", "a", "evaluate", "failure", 2, "r1"),
                 ("v-gspo-b", "b", "evaluate", "success", 1, "r0"),
@@ -229,6 +295,8 @@ ANSWERS: dict[str, list[tuple[Any, ...]]] = {
     "time-by-part": [
         ("evaluate", "", "total", 5, 3.0, 3.0, 3.0),
         ("evaluate", "", "reset", 5, 0.5, 0.5, 0.5),
+        ("superseded", "", "total", 1, 3.0, 3.0, 3.0),
+        ("superseded", "", "reset", 1, 0.5, 0.5, 0.5),
         ("train", "", "total", 4, 4.5, 3.0, 8.1),
         ("train", "", "step", 1, 3.0, 3.0, 3.0),
         ("train", "", "model", 1, 2.0, 2.0, 2.0),
@@ -238,7 +306,7 @@ ANSWERS: dict[str, list[tuple[Any, ...]]] = {
     "faults-by-replica": [
         ("", "(none)", 1, 1, 1.0, 1, 0, 0, 0, 2, "gone"),
         ("", "r1", 3, 1, 0.3333, 1, 0, 0, 0, 0, "gone"),
-        ("", "r0", 5, 0, 0.0, 0, 0, 0, 0, 0, None),
+        ("", "r0", 6, 0, 0.0, 0, 0, 0, 0, 0, None),
     ],
     "repeated-failing-actions": [
         ("key", PRESS, 3, 2, 1, 1, 3),
@@ -248,20 +316,21 @@ ANSWERS: dict[str, list[tuple[Any, ...]]] = {
     "parse-failures": [
         ("evaluate", "gspo-1", 3, 1, 1, 0, 0.3333, 0.3333),
         ("evaluate", "sft-1", 5, 0, 0, 1, 0.0, 0.0),
+        ("superseded", "gspo-1", 1, 0, 0, 0, 0.0, 0.0),
         ("train", "gspo-1", 4, 0, 0, 0, 0.0, 0.0),
     ],
     "training-curve": [
-        ("gspo-1", "gspo_phase2", 0, "sft-1", 2, 0, 0.0),
-        ("gspo-1", "gspo_phase2", 1, "gspo-1-u0001", 1, 1, 1.0),
+        ("gspo-1", "gspo_phase2", 1, "sft-1", 2, 0, 0.0),
+        ("gspo-1", "gspo_phase2", 2, "gspo-1-u0001", 1, 1, 1.0),
     ],
     "solved-only-with-replay": [("a", 1, 2, 1, 1, "t-1-0")],
     "after-the-injection": [
-        ("gspo-1", 0, "a", "r1", "demonstration", "sft_clean", "uniform", 1.0, None, 2, 0.0, 1, 1.0)
+        ("gspo-1", 1, "a", "r1", "demonstration", "sft_clean", "uniform", 1.0, None, 2, 0.0, 1, 1.0)
     ],
     "injected-rows": [("g0", "r1", "a", "sft_clean", "x.jsonl", 7, 1.0, 1.5, 1.0)],
-    "reward-components": [("gspo-1", 0, "efficiency", 2, 0.3), ("gspo-1", 1, "efficiency", 1, 1.0)],
-    "groups-without-variance": [("gspo-1", 0, 1, 1, 1, 0, 1, 0), ("gspo-1", 1, 2, 1, 0, 0, 0, 1)],
-    "staleness": [("gspo-1", 0, 2, 0, 0, 0, 0, 0), ("gspo-1", 1, 2, 0, 1, 1, 1, 1)],
+    "reward-components": [("gspo-1", 1, "efficiency", 2, 0.3), ("gspo-1", 2, "efficiency", 1, 1.0)],
+    "groups-without-variance": [("gspo-1", 1, 1, 1, 1, 0, 1, 0), ("gspo-1", 2, 2, 1, 0, 0, 0, 1)],
+    "staleness": [("gspo-1", 1, 2, 0, 0, 0, 0, 0), ("gspo-1", 2, 2, 0, 1, 1, 1, 1)],
     "ancestors": [
         ("gspo-1", 0, "gspo-1", "gspo_phase2", 2, *DIGESTS),
         ("gspo-1", 1, "sft-1", "sft", 2, *DIGESTS),
@@ -278,6 +347,58 @@ ANSWERS: dict[str, list[tuple[Any, ...]]] = {
     ],
     "verified-coverage": [("chrome", 1, 1, 1, 0, 0.0), ("os", 2, 1, 1, 1, 0.5)],
     "shared-screenshots": [(SHARED, 3, 1, 3, 512, 1024)],
+    "update-curve": [
+        ("gspo-1", 1, 0.25, 0.5, 1.5, 2.0, 0.125, 0.75, 0.5, 1e-5, 0.0, 0.25),
+        ("gspo-1", 2, *(None,) * 10),
+        ("sft-2", 1, 2.0, None, None, 1.0, None, None, None, 0.001, None, None),
+        ("sft-2", 2, 2.0, None, None, 1.0, None, None, None, 0.001, None, None),
+    ],
+    # -0.5 and -0.25 of the two sampled tokens; update 1: 20 tokens in each of two, update 2: 40 in one.
+    "logprobs-and-reward": [("gspo-1", 1, 2, 40, -0.375, 0.0, 0.1), ("gspo-1", 2, 1, 40, -0.375, 1.0, 1.0)],
+    "running-stages": [
+        ("gspo-2", "silent", 0, 5, 1, at(NOW - 86_400), at(NOW - 86_400), "here", 7),
+        ("sft-2", "running", 2, 100, 1, at(NOW), at(NOW + 10), "here", 7),
+    ],
+    "stages": [
+        ("sft-1", "sft", "finished", 2, None, None, None, None, None),
+        ("gspo-1", "gspo_phase2", "finished", 2, 2, at(50), at(400), 350.0, None),
+        ("gspo-2", "gspo_phase2", "silent", 0, 1, at(NOW - 86_400), None, None, None),
+        ("sft-2", "sft", "running", 2, 1, at(NOW), None, None, None),
+    ],
+    "held-updates": [("gspo-1", 2, True, "staleness", 1, None, 0.5, None, at(210))],
+    "time-of-updates": [
+        ("gspo_phase2", 2, 10.0, 7.0, 1.0, 2.0, 0.5, 100.0),
+        ("sft", 2, None, None, None, None, None, None),
+    ],
+    "faults-by-update": [("gspo-1", 1, 2, 0, 0.0, 0, 0, 0, 0), ("gspo-1", 2, 2, 1, 0.5, 1, 0, 0, 0)],
+    "advantages": [
+        ("gspo-1", 1, "g0", "t-0-1", "failure", 0.0, 0.1, 0.5),
+        ("gspo-1", 1, "g0", "t-0-0", "failure", 0.0, 0.1, -0.5),
+    ],
+    "tokens-per-episode": [
+        ("evaluate", "gspo-1", 2, 1.5, 450.0, 30.0, None, 1.5, 640),
+        ("evaluate", "sft-1", 3, 1.67, 500.0, 33.3, None, 1.67, 960),
+        ("superseded", "gspo-1", 1, 1.0, 300.0, 20.0, None, 1.0, 320),
+        ("train", "gspo-1", 4, 1.0, 300.0, 20.0, 64.0, 1.0, 640),
+    ],
+    "throughput-by-hour": [
+        (at(0), "train", 4, 3, 4, 80, 2),
+        (at(7200), "superseded", 1, 1, 1, 20, 1),
+    ],
+    "licences": [
+        ("gspo-1", "cc-by-4.0", "bc_sft", 1, 1, "fine_tuned", None),
+        ("gspo-1", "mit", "sft_clean", 1, 0, "injected", "x.jsonl"),
+        ("sft-1", "cc-by-4.0", "bc_sft", 1, 0, "fine_tuned", None),
+    ],
+    "superseded-rollouts": [("gspo-1", 2, 1, 1, 20, 3.0)],
+    "checkpoint-updates": [
+        ("sft-1", 2, None, None, None, None),
+        ("gspo-1", 2, at(410), at(210), None, None),
+    ],
+    "evaluation-dates": [
+        ("gspo-1", "osworld", "", 2, 0, None, None),
+        ("sft-1", "osworld", "", 3, 1, None, None),
+    ],
     "tasks-never-tried": [("b", "chrome", "Do b.", 1), ("c", "os", "Do c.", 0)],
 }
 

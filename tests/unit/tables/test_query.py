@@ -19,6 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from episode_samples import make_episode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
@@ -27,7 +28,9 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import TableError
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.format import answer, render
-from osworld_pipeline.tables.query import QueryResult, run_query
+from osworld_pipeline.tables.query import QueryResult, explain_slow, open_catalog, run_query
+from osworld_pipeline.tables.slow_query import slow_reasons
+from osworld_pipeline.trajectories import TrajectoryStore
 
 
 @pytest.fixture
@@ -37,16 +40,88 @@ def state(tmp_path: Path) -> StateDir:
     return state
 
 
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> StateDir:
+    """Three episodes of two steps each."""
+    state = StateDir(tmp_path_factory.mktemp("filled"))
+    TrajectoryStore(state).write_episodes("three", [make_episode(f"e{number}") for number in range(3)])
+    rebuild_catalog(state)
+    return state
+
+
 def test_without_a_catalog_the_way_out_is_named(tmp_path: Path) -> None:
     with pytest.raises(TableError, match=r"there is no catalog at .* yet: run `make demo`"):
         run_query(StateDir(tmp_path), "SELECT 1")
 
 
-def test_bad_sql_answers_with_duckdbs_first_line(state: StateDir) -> None:
-    with pytest.raises(TableError) as caught:
-        run_query(state, "SELECT nothing FROM episodes")
-    assert str(caught.value).startswith("DuckDB refused the query: Binder Error:")
-    assert "\n" not in str(caught.value)
+@pytest.mark.parametrize(
+    ("sql", "proposed", "marked"),
+    [
+        ("SELECT task_rewrd FROM episodes", 'Candidate bindings: "task_reward"', "task_rewrd"),
+        ("SELECT * FROM episods", 'Did you mean "episodes', "episods"),
+        ("SELECT lenght('a')", 'Did you mean "length"?', "lenght('a')"),
+    ],
+)
+def test_bad_sql_answers_with_what_duckdb_proposes_and_the_place(
+    state: StateDir, sql: str, proposed: str, marked: str
+) -> None:
+    with pytest.raises(TableError, match=r"^DuckDB refused the query: (Binder|Catalog) Error:") as caught:
+        run_query(state, sql)
+    *_, line, carets = str(caught.value).splitlines()
+    assert proposed in str(caught.value)
+    start = carets.index("^")
+    assert line[start : start + carets.count("^")] == marked
+
+
+def test_the_command_line_keeps_the_place_of_an_error_in_a_narrow_terminal(state: StateDir) -> None:
+    sql = f"SELECT {', '.join(f'episode_id AS a{number}' for number in range(4))}, task_rewrd FROM episodes"
+    command = [sys.executable, "-m", "osworld_pipeline.cli", "query", sql, "--state", str(state.root)]
+    told = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "COLUMNS": "40"}, check=False)
+    line, carets = told.stderr.rstrip().splitlines()[-2:]
+    assert line[carets.index("^") :].startswith("task_rewrd")
+    assert 'Candidate bindings: "task_reward"' in told.stderr
+
+
+SLOW = {
+    "it reads all steps (about 6): add a condition on steps.episode_id": "SELECT avg(model_s) FROM steps",
+    "it reads the token lists of all episodes (token_ids,": "SELECT * FROM episodes WHERE purpose = 'evaluate'",
+    "`made_from` has a row for each link of every checkpoint: add a WHERE on checkpoint_id": "FROM made_from",
+    "nothing in its plan stands out: EXPLAIN ANALYZE": "SELECT outcome, count(*) FROM episodes GROUP BY 1",
+}
+
+
+@pytest.mark.parametrize("reason", SLOW)
+def test_a_slow_query_is_explained_with_the_remedy(filled: StateDir, reason: str) -> None:
+    assert [one[: len(reason)] for one in explain_slow(filled, SLOW[reason])] == [reason]
+
+
+def test_the_remedy_of_a_slow_query_is_one(filled: StateDir) -> None:
+    for sql in (
+        "SELECT avg(model_s) FROM steps WHERE episode_id = 'e0'",
+        "SELECT s.* FROM episodes e JOIN steps s USING (episode_id) WHERE e.episode_id IN ('e0', 'e1')",
+        "SELECT token_ids FROM episodes WHERE episode_id = 'e0'",
+        "FROM made_from WHERE checkpoint_id = 'sft-1'",
+        "SELECT prompt_tokens, times_s FROM episodes",
+    ):
+        assert explain_slow(filled, sql)[0].startswith("nothing in its plan stands out"), sql
+
+
+def test_a_query_that_pairs_all_rows_is_told_to_join_by_a_column(state: StateDir) -> None:
+    sql = "SELECT count(*) FROM range(100000) a, range(100000) b WHERE (a.range + b.range) % 7 = 3"
+    (reason,) = explain_slow(state, sql)
+    assert reason.startswith(
+        "it compares every row of one side with every row of the other (about 10,000,000,000 pairs)"
+    )
+
+
+def test_a_store_of_many_small_parts_is_told_to_be_compacted(state: StateDir) -> None:
+    with open_catalog(state) as connection:
+        connection.execute("SET VARIABLE osworld_steps_small = [concat('x', n) for n in range(700)]")
+        names = [row[0] for row in connection.execute("SELECT unnest(getvariable('osworld_steps_small'))").fetchall()]
+        assert len(names) == 700
+        reasons = slow_reasons(connection, "SELECT 1")
+    (reason,) = reasons
+    assert reason.startswith("the store has 700 small parts, and a query opens each: `osworld-pipeline compact`")
 
 
 @pytest.mark.parametrize(
@@ -102,7 +177,7 @@ FOREVER = "SELECT count(*) FROM range(100000000) a, range(100000000) b"
 
 
 def test_a_query_that_takes_too_long_is_stopped(state: StateDir) -> None:
-    with pytest.raises(TableError, match=r"stopped after 0\.2 s"):
+    with pytest.raises(TableError, match=r"stopped after 0\.2 s: .*; or give it longer with --timeout-s"):
         run_query(state, FOREVER, timeout_s=0.2)
 
 

@@ -188,7 +188,7 @@ def test_groups_and_injections_are_rows(state: StateDir) -> None:
         (2, 1, 0, [0.0, None], ["failure", "env_fault"])
     ]
     assert ask(state, 'SELECT row_id, source_dataset, advantage, weight, stage_key, "update" FROM injections') == [
-        ("r1", "sft_clean", 1.5, 0.5, "gspo_phase1-0", 3)
+        ("r1", "sft_clean", 1.5, 0.5, "gspo_phase1-0", 4)
     ]
 
 
