@@ -47,7 +47,7 @@ class Checkpoint:
     sources: tuple[TrainedRow, ...] = ()
     """The same rows, with where they came from; empty in checkpoints older than this field."""
     saved_at: float = 0.0
-    """Unix time; 0 in checkpoints older than this field."""
+    """Unix time in whole milliseconds; 0 in checkpoints older than this field."""
 
 
 class Ancestor(NamedTuple):

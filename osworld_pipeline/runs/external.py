@@ -183,5 +183,5 @@ def _external(digest: str, *, path: str, weights_digest: str) -> Checkpoint:
         recipe_digest="",
         data_digest="",
         weights_digest=weights_digest,
-        saved_at=time.time(),
+        saved_at=round(time.time(), 3),
     )

@@ -86,7 +86,7 @@ def _make(job: Mapping[str, Any], recipe: Recipe, state: StateDir, report: Repor
             recipe=recipe.model_dump(mode="json"),
             code_version=code.version,
             is_code_dirty=code.is_dirty,
-            saved_at=time.time(),
+            saved_at=round(time.time(), 3),
         )
         write_json(temp / CARD, checkpoint_card(card))
 

@@ -273,7 +273,7 @@ class _Run:
             recipe=job.recipe.model_dump(mode="json"),
             code_version=job.code.version,
             is_code_dirty=job.code.is_dirty,
-            saved_at=time.time(),
+            saved_at=round(time.time(), 3),
             row_ids=tuple(row.row_id for row in rows),
             sources=rows,
         )

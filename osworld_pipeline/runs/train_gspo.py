@@ -281,7 +281,7 @@ def _documents(
         recipe=job.recipe.model_dump(mode="json"),
         code_version=job.code.version,
         is_code_dirty=job.code.is_dirty,
-        saved_at=time.time(),
+        saved_at=round(time.time(), 3),
     )
     return {CARD: checkpoint_card(checkpoint), "stage_params.json": stage_params(job.stage, job.recipe)}
 

@@ -289,7 +289,8 @@ def first_differences(state: StateDir, other: StateDir) -> list[tuple[object, ..
 def groups_by_update(state: StateDir) -> list[tuple[int, int]]:
     """Those that took a place in an update; a stale one had another in its stead."""
     sql = (
-        "SELECT \"update\", count(*) FROM rollout_groups WHERE fate NOT IN ('stale', 'held') GROUP BY ALL ORDER BY ALL"
+        "SELECT \"update\", count(*) FROM rollout_groups WHERE fate NOT IN ('stale', 'held', 'superseded') "
+        "GROUP BY ALL ORDER BY ALL"
     )
     return run_query(state, sql).rows
 
@@ -329,6 +330,7 @@ NOTHING = {
     "a group whose injection is missing or there twice": """
         SELECT g.group_id FROM rollout_groups g LEFT JOIN injections i USING (group_id)
         WHERE g.replay_row_id IS NOT NULL AND g.fate = 'trained' GROUP BY ALL HAVING count(i.injection_id) <> 1""",
+    "an update twice": 'SELECT stage_key, "update" FROM updates GROUP BY ALL HAVING count(*) > 1',
     "an injected row that is nowhere": "SELECT i.row_id FROM injections i ANTI JOIN replay r USING (row_id)",
 }
 
@@ -344,7 +346,9 @@ def check_state(state: StateDir, told: str) -> None:
     rebuild_catalog(state)
     for what, sql in NOTHING.items():
         assert run_query(state, sql).rows == [], f"{what}; {told}"
-    assert groups_by_update(state) == [(update, TASKS_PER_UPDATE) for update in range(NUM_UPDATES)], told
+    assert groups_by_update(state) == [(update, TASKS_PER_UPDATE) for update in range(1, NUM_UPDATES + 1)], told
+    updates = run_query(state, f"SELECT \"update\" FROM updates WHERE stage_key = '{STAGE}' ORDER BY 1").rows
+    assert updates == [(update,) for update in range(1, NUM_UPDATES + 1)], told
     assert run_query(state, "SELECT count(*) > 0 FROM injections").rows == [(True,)], told
     outcomes = run_query(state, "SELECT outcome, attempt, count(*) FROM episodes GROUP BY ALL ORDER BY ALL").rows
     print("outcome, attempt, episodes:", outcomes)

@@ -192,7 +192,7 @@ def test_a_success_of_one_update_joins_a_later_one_and_sql_walks_back_to_its_pix
         rows = views.execute(PROVENANCE).fetchall()
         (replay_row_id,) = views.execute("SELECT replay_row_id FROM rollout_groups WHERE group_id = 'h'").fetchall()
     sha256 = success.steps[0].screenshot_sha256
-    assert rows == [("episode", "uniform", 1.0, 1, "stage", 0, index, sha256) for index in range(2)]
+    assert rows == [("episode", "uniform", 1.0, 2, "stage", 1, index, sha256) for index in range(2)]
     assert replay_row_id == ("won",)
     assert (state.blobs / sha256[:2]).is_dir()
 

@@ -51,7 +51,7 @@ def test_group_that_was_not_trained_has_no_advantages(own_state: StateDir) -> No
 def test_groups_are_found_by_stage_fate_task_and_run(index: EpisodeIndex) -> None:
     with index.reading() as reader:
         rows, total = list_groups(reader, run=GSPO, fate="trained", task=TASKS[1][0], mlflow="abc123")
-        assert (total, [row["update"] for row in rows]) == (2, [1, 0])
+        assert (total, [row["update"] for row in rows]) == (2, [2, 1])
         assert (rows[0]["lowest"], rows[0]["highest"]) == (0.2, 0.9)
         assert list_groups(reader, mlflow="another") == ([], 0)
 
