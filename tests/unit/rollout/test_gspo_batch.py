@@ -17,7 +17,7 @@ from osworld_pipeline.domain.group import GroupFate, RolloutGroup
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
 from osworld_pipeline.recipes import load_recipe
-from osworld_pipeline.rollout.batch import GspoBatch
+from osworld_pipeline.rollout.batch import GspoBatch, as_held
 from osworld_pipeline.rollout.replay import ReplayBuffer
 from osworld_pipeline.runs.gspo_batch import GroupJudge, RowRenderer, build_batch
 from osworld_pipeline.training.advantage import SignalRule
@@ -170,6 +170,21 @@ def test_a_fault_is_no_sample(batch_of: Callable[..., GspoBatch]) -> None:
     fault = episode("a", task_reward=0, shaped=0, outcome=Outcome.ENV_FAULT)
     batch = batch_of(fault, episode("b", task_reward=0, shaped=0.3), episode("c", task_reward=0, shaped=0.1))
     assert [trajectory.trajectory_id for trajectory in batch.trajectories] == ["b", "c", "g/replay:row-of-the-buffer"]
+
+
+def test_each_episode_carries_the_advantage_that_its_update_trains_it_with(batch_of: Callable[..., GspoBatch]) -> None:
+    fault = episode("a", task_reward=0, shaped=0, outcome=Outcome.ENV_FAULT)
+    batch = batch_of(fault, episode("b", task_reward=0, shaped=0.3), episode("c", task_reward=0, shaped=0.1))
+    by_episode = {one.trajectory_id: one.advantage for one in batch.trajectories}
+    (group,) = batch.groups
+    assert [one.advantage for one in group.episodes] == [None, by_episode["b"], by_episode["c"]]
+    assert by_episode["b"] > by_episode["c"]
+    flat = batch_of(*(episode(name, task_reward=1, shaped=1, outcome=Outcome.SUCCESS) for name in ("a", "b")))
+    assert [one.advantage for one in flat.episodes] == [0.0, 0.0], "its group had no signal"
+    held = as_held(batch, "down", update=0, num_try=1)
+    assert [one.advantage for one in held.episodes] == [None] * 3, "nothing of it is trained on"
+    lonely = batch_of(fault, episode("b", task_reward=0, shaped=0.3))
+    assert [one.advantage for one in lonely.episodes] == [None, None]
 
 
 @pytest.mark.parametrize(("signal", "trained"), [("task", []), ("shaped", ["a", "b"])])

@@ -91,6 +91,8 @@ async def test_the_kept_tokens_are_the_prompts_the_engine_saw_and_the_responses_
     } == {-0.5}
     assert sequence.policy_versions == tuple(3 if flag else -1 for flag in sequence.response_mask)
     assert sequence.image_steps == (0, 1)
+    ids = [renderer.image_ids(width=one.screenshot_width, height=one.screenshot_height) for one in episode.steps]
+    assert episode.image_num_tokens == sum(len(one) - 2 for one in ids), "without the marks of beginning and end"
 
 
 async def test_giving_up_is_a_failure_with_the_graders_word(

@@ -8,9 +8,11 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 import duckdb
+import pyarrow.parquet as pq
 import pytest
 from episode_samples import make_episode, make_step
 
@@ -18,7 +20,7 @@ from osworld_pipeline.columns import EPISODES, PART_TABLES
 from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
 from osworld_pipeline.domain.episode import EpisodePurpose, Outcome, Reward
 from osworld_pipeline.domain.group import RolloutGroup
-from osworld_pipeline.domain.replay import Injection
+from osworld_pipeline.domain.replay import Injection, TrainedRow
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.domain.task import BUILT_IN_SUITES
 from osworld_pipeline.durable import write_parquet
@@ -84,6 +86,67 @@ def test_an_older_part_without_a_newer_column_reads_as_null(state: StateDir) -> 
     write_parquet(state.trajectories / "episodes" / "old.parquet", old.from_pylist(rows, schema=old.schema))
     rebuild_catalog(state)
     assert run_query(state, "SELECT episode_id, max_turns FROM episodes").rows == [("old", None)]
+
+
+NEW_IN_7 = (
+    "advantage", "prompt_tokens", "response_tokens", "image_tokens", "num_images", "mean_logprob", "started_utc",
+    "ended_utc",
+)  # fmt: skip
+
+
+def test_a_state_of_version_6_opens_with_null_for_what_it_lacks_and_counts_updates_from_1(state: StateDir) -> None:
+    """Its files have neither tokens, advantages nor timestamps, and no row tells of an update or an attempt."""
+    episode = make_episode(
+        "e1", purpose=EpisodePurpose.TRAIN, stage_key="gspo_phase1-0", update=0, group_id="g", started_at=100.5
+    )
+    TrajectoryStore(state).write_episodes("a", [episode])
+    (path,) = (path for path in (state.trajectories / "episodes").iterdir() if path.name.startswith("a~"))
+    write_parquet(path, pq.read_table(path).drop_columns(list(NEW_IN_7)))
+    upsert_checkpoint(state, checkpoint("gspo_phase1-0", Stage.GSPO_PHASE1, "sft-0"))
+    path = table_path(state, "checkpoints")
+    write_parquet(path, pq.read_table(path).drop_columns(["saved_utc"]))
+    rebuild_catalog(state)
+    columns = ", ".join(name for name in NEW_IN_7 if not name.endswith("_utc"))
+    assert run_query(state, f"SELECT {columns} FROM episodes").rows == [(None,) * 6]
+    times = run_query(state, 'SELECT "update", started_utc, ended_utc FROM episodes').rows
+    assert times == [(1, datetime(1970, 1, 1, 0, 1, 40, 500000), datetime(1970, 1, 1, 0, 1, 43, 500000))]
+    assert run_query(state, 'SELECT DISTINCT "update" FROM steps').rows == [(1,)]
+    assert run_query(state, "SELECT saved_utc FROM checkpoints").rows == [(None,)]
+    assert run_query(state, "FROM updates").rows == run_query(state, "FROM stage_attempts").rows == []
+    stages = run_query(state, "SELECT stage_key, status, num_updates, num_attempts, started_utc FROM stages").rows
+    assert stages == [("gspo_phase1-0", "finished", 6, None, None)]
+
+
+def test_an_episode_outside_training_has_no_update(state: StateDir) -> None:
+    TrajectoryStore(state).write_episodes("a", [make_episode("e1")])
+    rebuild_catalog(state)
+    assert run_query(state, 'SELECT "update" FROM episodes').rows == [(-1,)]
+
+
+def test_timestamps_are_utc_whatever_zone_the_reader_is_in(state: StateDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        TrajectoryStore(state).write_episodes("a", [make_episode("e1", started_at=86_400.0)])
+        upsert_checkpoint(state, replace(checkpoint("sft-0", Stage.SFT), saved_at=86_400.25))
+        assert [one.saved_at for one in read_checkpoints(state)] == [86_400.25]
+        rebuild_catalog(state)
+        rows = run_query(state, "SELECT started_utc, typeof(started_utc), saved_utc FROM evals, checkpoints").rows
+        assert rows == [(datetime(1970, 1, 2), "TIMESTAMP", datetime(1970, 1, 2, 0, 0, 0, 250000))]
+    finally:
+        monkeypatch.delenv("TZ")
+        time.tzset()
+
+
+def test_one_line_of_sql_gives_the_licences_of_a_checkpoint(state: StateDir) -> None:
+    row = TrainedRow(row_id="d1", kind="demonstration", task_id="t", source_dataset="x", licence="cc-by-4.0")
+    upsert_checkpoint(
+        state, replace(checkpoint("sft-0", Stage.SFT), sources=(row, replace(row, row_id="d2", licence=None)))
+    )
+    upsert_checkpoint(state, checkpoint("gspo_phase1-0", Stage.GSPO_PHASE1, "sft-0"))
+    rebuild_catalog(state)
+    sql = "SELECT DISTINCT licence FROM licences WHERE checkpoint_id = 'gspo_phase1-0' ORDER BY 1"
+    assert run_query(state, sql).rows == [("cc-by-4.0",), ("unknown",)]
 
 
 def test_a_seed_of_an_older_version_is_renewed(state: StateDir) -> None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -190,6 +191,24 @@ def test_groups_and_injections_are_rows(state: StateDir) -> None:
     assert ask(state, 'SELECT row_id, source_dataset, advantage, weight, stage_key, "update" FROM injections') == [
         ("r1", "sft_clean", 1.5, 0.5, "gspo_phase1-0", 4)
     ]
+
+
+def test_an_episode_has_its_tokens_and_times_as_columns(state: StateDir) -> None:
+    counted = make_episode("counted", started_at=86_400.0, image_num_tokens=128, advantage=-0.5)
+    words = [make_step(0, prompt_num_tokens=0, response_num_tokens=0)]
+    talker = make_episode("talker", steps=tuple(words), sequences=(), times_s={})
+    imported = make_episode("imported", source_dataset="agentnet")
+    store = TrajectoryStore(state)
+    store.write_episodes("a", [counted, talker, imported])
+    columns = (
+        "prompt_tokens, response_tokens, image_tokens, num_images, mean_logprob, advantage, started_utc, ended_utc"
+    )
+    rows = ask(state, f"SELECT {columns} FROM episodes ORDER BY episode_id")
+    # Two steps of 300 and 20 tokens; two sampled tokens of -0.5 and -0.25; 3 s.
+    assert rows[0] == (600, 40, 128, 2, -0.375, -0.5, datetime(1970, 1, 2), datetime(1970, 1, 2, 0, 0, 3))
+    assert rows[1] == (None, None, None, 2, -0.375, None, None, None), "an import counts no tokens, and has no date"
+    assert rows[2] == (None,) * 8, "an engine of words counts none"
+    assert store.find_episode("counted") == counted
 
 
 def test_groups_written_again_do_not_keep_old_injections(state: StateDir) -> None:
