@@ -10,7 +10,8 @@ from osworld_pipeline.tables.cookbook import find_question
 _OF_STAGES = """
 WITH episodes AS (SELECT * FROM episodes WHERE list_contains($stages, stage_key)),
      injections AS (SELECT * FROM injections WHERE list_contains($stages, stage_key))
-SELECT (SELECT count(*) FROM rollout_groups WHERE list_contains($stages, stage_key)),
+SELECT (SELECT count(*) FROM rollout_groups
+        WHERE list_contains($stages, stage_key) AND coalesce(fate, '') <> 'superseded'),
        (SELECT count(DISTINCT group_id) FROM injections), (SELECT count(DISTINCT task_id) FROM injections),
        (SELECT count(*) FROM ({solved_later}))
 """

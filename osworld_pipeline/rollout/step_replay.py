@@ -24,7 +24,7 @@ CAPACITY = 10_000
 _FILL = """
 WITH chosen AS (
     SELECT e.episode_id, e.task_reward, e.started_at FROM episodes e
-    WHERE e.is_valid AND e.task_reward IS NOT NULL AND ({where})
+    WHERE e.is_valid AND e.task_reward IS NOT NULL AND e.purpose <> 'superseded' AND ({where})
     ORDER BY e.started_at DESC, e.episode_id DESC
     LIMIT {capacity}
 )

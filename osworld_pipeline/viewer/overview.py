@@ -51,6 +51,7 @@ def read_overview(reader: Reader, names: Mapping[str, EvaluationName]) -> Overvi
                string_agg(DISTINCT nullif(source_dataset, ''), ', ') AS source_dataset
         FROM (
             SELECT *, CASE WHEN purpose = 'train' THEN stage_key ELSE checkpoint_id END AS key FROM facts
+            WHERE purpose <> 'superseded'
         )
         WHERE key NOT IN (SELECT checkpoint_id FROM checkpoints) GROUP BY key
         ORDER BY newest_at DESC NULLS LAST, key LIMIT 200

@@ -27,6 +27,7 @@ class Selection:
 
     checkpoints: tuple[str, ...] = ()
     purposes: tuple[str, ...] = ()
+    """Empty: all but superseded."""
     min_reward: float | None = None
     """Of the raw task reward; rows without one (faults) are left out then."""
     licences: tuple[str, ...] = ()
@@ -48,6 +49,8 @@ class Selection:
             conditions.append(f"{checkpoint} IN ({_texts(self.checkpoints)})")
         if self.purposes and purpose:
             conditions.append(f"{purpose} IN ({_texts(self.purposes)})")
+        elif purpose:
+            conditions.append(f"{purpose} <> 'superseded'")
         if self.min_reward is not None:
             conditions.append(f"{reward} >= {float(self.min_reward)!r}")
         if self.licences and licence:
