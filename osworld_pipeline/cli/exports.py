@@ -16,7 +16,9 @@ from osworld_pipeline.cli.pipeline import StateOption
 if TYPE_CHECKING:
     from osworld_pipeline.datasets.exporters.selection import OnProgress, Selection
 
-exports = typer.Typer(help="Write rows and checkpoints in the form of another program.", no_args_is_help=True)
+exports = typer.Typer(
+    help="Write rows and checkpoints in the form of another program.", no_args_is_help=True, suggest_commands=False
+)
 
 Output = Annotated[Path, typer.Argument(help="The folder to make.")]
 Checkpoints = Annotated[list[str] | None, typer.Option("--checkpoint", help="Only episodes of this one; repeatable.")]

@@ -146,6 +146,22 @@ def test_whatever_is_wrong_is_found_before_anything_is_printed(
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["evalute"], "No such command 'evalute'. Did you mean 'evaluate'?"),
+        (["checkpoint", "lst"], "No such command 'lst'. Did you mean 'list'?"),
+        (["export", "huggingfase"], "No such command 'huggingfase'. Did you mean 'huggingface'?"),
+    ],
+)
+def test_a_near_command_is_proposed_once(arguments: list[str], told: str) -> None:
+    from osworld_pipeline.cli import app
+
+    with pytest.raises(click.UsageError) as refused:
+        app(arguments, standalone_mode=False)
+    assert refused.value.format_message() == told
+
+
 def test_a_result_file_that_cannot_be_written_is_refused_before_anything_runs(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
