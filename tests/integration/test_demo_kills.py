@@ -108,6 +108,8 @@ def snapshot(state: StateDir) -> str:
         "checkpoints": "SELECT checkpoint_id, weights_digest FROM checkpoints ORDER BY ALL",
         "episodes": "SELECT episode_id FROM episodes ORDER BY ALL",
         "steps": "SELECT episode_id, step_index FROM steps ORDER BY ALL",
+        "updates": 'SELECT stage_key, "update", loss FROM updates ORDER BY ALL',
+        "attempts": "SELECT attempt_id, status FROM stage_attempts ORDER BY ALL",
         "groups": "SELECT group_id FROM rollout_groups ORDER BY ALL",
         "injections": "SELECT injection_id FROM injections ORDER BY ALL",
         "evals": "SELECT checkpoint_id, task_id, seed, outcome FROM evals ORDER BY ALL",
@@ -122,7 +124,11 @@ def check_cookbook(state: StateDir) -> None:
     """Every question can be asked of a finished demo, and most have an answer there, whatever the policy learned."""
     answers = {question.name: len(rows(state, question.sql)) for question in COOKBOOK}
     without = {name for name, number in answers.items() if number == 0}
-    assert without <= {"fell-between-checkpoints", "solved-only-with-replay", "tasks-never-tried"}, answers
+    assert without <= {
+        "fell-between-checkpoints", "held-updates", "running-stages", "solved-only-with-replay", "superseded-rollouts",
+        "tasks-never-tried",
+    }, answers  # fmt: skip
+    assert answers["running-stages"] == answers["superseded-rollouts"] == 0
 
 
 def check_state(state: StateDir) -> None:
@@ -135,6 +141,15 @@ def check_state(state: StateDir) -> None:
     assert len(evals) == 4
     assert {(row[1], row[2]) for row in evals} == {(num_heldout, num_heldout)}
 
+    planned = {
+        "sft": RECIPE.sft.num_updates,
+        "gspo_phase1": RECIPE.gspo.phase1.num_updates,
+        "gspo_phase2": RECIPE.gspo.phase2.num_updates,
+    }
+    sql = 'SELECT stage, "update" FROM updates ORDER BY ALL'
+    assert rows(state, sql) == sorted((stage, n + 1) for stage, num in planned.items() for n in range(num))
+    sql = "SELECT stage, status, num_updates, num_planned FROM stages ORDER BY ALL"
+    assert rows(state, sql) == sorted((stage, "finished", num, num) for stage, num in planned.items())
     updates = RECIPE.gspo.phase1.num_updates + RECIPE.gspo.phase2.num_updates
     num_groups = updates * RECIPE.gspo.tasks_per_update
     assert rows(state, "SELECT count(*), count(DISTINCT group_id) FROM rollout_groups") == [(num_groups, num_groups)]

@@ -237,7 +237,9 @@ async def test_an_engine_that_stays_behind_its_weights_ends_the_run() -> None:
     async def run(task: Task, group_id: str, update: int) -> RolloutGroup:
         return await frozen.run_group(task, group_id, update)
 
-    with pytest.raises(EngineError, match=r"group s-g00000\d with the weights of update 0 after those of update 1"):
+    with pytest.raises(
+        EngineError, match=r"group s-g00000\d with the weights after 0 updates when those after 1 had been handed"
+    ):
         await train(world, collector_of(run), range(6))
 
 

@@ -84,7 +84,7 @@ async def test_a_canary_of_other_weights_is_an_error(stale: Trajectory, renderer
             logprobs=(-1.0,) * len(versions),
         )
 
-    with pytest.raises(EngineError, match=r"update 5: the engine sampled its canary with the weights after \[.*\]"):
+    with pytest.raises(EngineError, match=r"update 6: the engine sampled its canary with the weights after \[.*\]"):
         await sample_canary(
             [stale], update=5, generate=generate, sampling=SAMPLING, image_id=renderer.image_id
         )  # fmt: skip

@@ -368,7 +368,7 @@ ANSWERS: dict[str, list[tuple[Any, ...]]] = {
     "held-updates": [("gspo-1", 2, True, "staleness", 1, None, 0.5, None, at(210))],
     "time-of-updates": [
         ("gspo_phase2", 2, 10.0, 7.0, 1.0, 2.0, 0.5, 100.0),
-        ("sft", 2, None, None, None, None, None, None),
+        ("sft", 2, 1.0, None, None, None, None, None),
     ],
     "faults-by-update": [("gspo-1", 1, 2, 0, 0.0, 0, 0, 0, 0), ("gspo-1", 2, 2, 1, 0.5, 1, 0, 0, 0)],
     "advantages": [

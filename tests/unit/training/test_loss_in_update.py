@@ -155,7 +155,7 @@ def test_an_update_whose_samples_are_too_far_off_is_held(tiny_folder, processor,
 def test_an_update_without_a_token_of_its_own_weights_is_refused(tiny_folder, processor, sampled):
     # The mean difference over no token is 0: it used to pass.
     stale = shifted(sampled, 9.0, version=-1)
-    with pytest.raises(TrainingError, match="update 0: its own weights sampled none of its tokens"):
+    with pytest.raises(TrainingError, match="update 1: its own weights sampled none of its tokens"):
         updated(tiny_folder, processor, stale)
     metrics = updated(tiny_folder, processor, [*stale, canary_of(sampled)], min_effective_share=0.0)
     assert metrics["checked_token_share"] == 0.0

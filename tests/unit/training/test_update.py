@@ -84,7 +84,7 @@ def test_a_sampler_with_other_weights_is_an_error_and_nothing_is_trained(model, 
         for param in model.parameters():
             param.add_(0.05 * torch.randn(param.shape, generator=torch.Generator().manual_seed(3)))
     before = weights(model)
-    with pytest.raises(TrainingError, match=r"update 7: the trainer's log-probabilities .* more than 0.02 \(worst: t"):
+    with pytest.raises(TrainingError, match=r"update 8: the trainer's log-probabilities .* more than 0.02 \(worst: t"):
         GspoTrainer(model, processor, SETTINGS, num_updates=7).update(trajectories)
     assert torch.equal(before, weights(model))
 
@@ -254,7 +254,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_leaves_the_weights(model, p
     trajectories = sampled(model, processor)
     trajectories[2] = replace(trajectories[2], advantage=math.inf)
     before = weights(model)
-    with pytest.raises(TrainingError, match=r"update 3: the loss is -?(inf|nan)"):
+    with pytest.raises(TrainingError, match=r"update 4: the loss is -?(inf|nan)"):
         GspoTrainer(model, processor, SETTINGS, num_updates=3).update(trajectories)
     assert torch.equal(before, weights(model))
     assert all(param.grad is None for param in model.parameters())
