@@ -220,7 +220,9 @@ async def _kill_at_random(server_pid: int, tally: Tally, rng: random.Random) -> 
             continue
         bubblewrap = rng.choice(desktops)
         kind = rng.choice(("agent", "screen", "screen", "bubblewrap"))
-        victim = {"agent": first_inside, "screen": x_server_inside}.get(kind, lambda pid: pid)(bubblewrap)
+        victim = first_inside(bubblewrap) if kind == "agent" else bubblewrap
+        if kind == "screen":
+            victim = program_inside(bubblewrap, "Xvfb")
         if victim is not None:
             with suppress(ProcessLookupError):
                 os.kill(victim, signal.SIGKILL)
@@ -234,10 +236,10 @@ def first_inside(bubblewrap: int) -> int | None:
     return None
 
 
-def x_server_inside(bubblewrap: int) -> int | None:
+def program_inside(bubblewrap: int, name: str) -> int | None:
     for pid in processes_below(bubblewrap):
         with suppress(OSError):
-            if Path(f"/proc/{pid}/comm").read_text().strip() == "Xvfb":
+            if Path(f"/proc/{pid}/comm").read_text().strip() == name:
                 return pid
     return None
 

@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 from env_server_process import desktops_below
-from fault_load import first_inside
+from fault_load import first_inside, program_inside
+from freezer import frozen
 from hostile_programs import BOMB, FILL, IN_FLIGHT
 
 from env_server.evaluators.getters import get_vm_command_line
 from env_server.guest_client import CommandResult, GuestClient
 from env_server.providers.local import LocalDesktop, LocalProvider
-from osworld_pipeline.errors import TamperingError
+from osworld_pipeline.errors import ReplicaError, TamperingError
 
 pytestmark = pytest.mark.desktop
 
@@ -164,6 +165,22 @@ async def test_disabling_the_desktop_from_inside_is_tampering(provider: LocalPro
     assert "replica-0" in (await desktop.cause_inside() or "")
     await desktop.stop()
     assert "replica-0" in (await desktop.cause_inside() or "")
+
+
+async def test_a_desktop_that_takes_long_to_end_is_asked_for_the_cause_when_it_has_ended(
+    provider: LocalProvider,
+) -> None:
+    desktop = await provider.start("replica-0")
+    (bubblewrap,) = desktops_below(os.getpid())
+    await desktop.guest.execute("sleep 600 > /dev/null 2>&1 &", shell=True)
+    await desktop.guest.launch("pkill -KILL Xvfb", shell=True)
+    with frozen(program_inside(bubblewrap, "sleep") or 0):
+        with pytest.raises(ReplicaError):
+            await ask_until_refused(lambda _: desktop.guest.platform())
+        asking = asyncio.create_task(desktop.cause_inside())
+        await asyncio.sleep(2.5)
+        assert desktop.is_alive()
+    assert "replica-0" in (await asking or "")
 
 
 async def test_a_desktop_killed_from_outside_or_under_load_is_not_tampering(provider: LocalProvider) -> None:

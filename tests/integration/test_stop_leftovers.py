@@ -4,12 +4,12 @@ that is possible, and what is left at the very end is named. The kernel's freeze
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from env_server_process import desktops_below, processes_below
+from env_server_process import desktops_below
+from freezer import frozen
 
 from env_server.providers.host_resources import EndLimits
 from env_server.providers.local import LocalProvider
@@ -17,7 +17,6 @@ from osworld_pipeline.errors import ReplicaError
 
 pytestmark = pytest.mark.desktop
 
-FREEZER = Path("/sys/fs/cgroup/freezer")
 LIMITS = EndLimits(one_s=0.5, all_s=1.0)
 
 
@@ -29,27 +28,6 @@ async def provider(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Lo
         yield provider
     finally:
         await provider.close()
-
-
-@contextmanager
-def frozen(top: int) -> Iterator[None]:
-    """A process and all below it, which do not end by SIGKILL meanwhile."""
-    if os.geteuid() != 0 or not (FREEZER / "tasks").exists():
-        pytest.skip("a process is frozen by a control group of version 1 and root alone")
-    group = FREEZER / f"osworld-test-{os.getpid()}"
-    group.mkdir()
-    try:
-        for pid in (top, *processes_below(top)):
-            (group / "cgroup.procs").write_text(str(pid))
-        (group / "freezer.state").write_text("FROZEN")
-        yield
-    finally:
-        (group / "freezer.state").write_text("THAWED")
-        until = time.monotonic() + 10
-        while (group / "cgroup.procs").read_text():
-            assert time.monotonic() < until, "the desktop lives"
-            time.sleep(0.05)
-        group.rmdir()
 
 
 def held_here() -> dict[str, object]:

@@ -1,0 +1,33 @@
+"""Processes that do not run, and so do not end by SIGKILL either, as one that waits for a broken disk."""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from env_server_process import processes_below
+
+FREEZER = Path("/sys/fs/cgroup/freezer")
+
+
+@contextmanager
+def frozen(top: int) -> Iterator[None]:
+    """A process and all below it, which do not end by SIGKILL meanwhile."""
+    if os.geteuid() != 0 or not (FREEZER / "tasks").exists():
+        pytest.skip("a process is frozen by a control group of version 1 and root alone")
+    group = FREEZER / f"osworld-test-{os.getpid()}"
+    group.mkdir()
+    try:
+        for pid in (top, *processes_below(top)):
+            (group / "cgroup.procs").write_text(str(pid))
+        (group / "freezer.state").write_text("FROZEN")
+        yield
+    finally:
+        (group / "freezer.state").write_text("THAWED")
+        until = time.monotonic() + 10
+        while (group / "cgroup.procs").read_text():
+            assert time.monotonic() < until, "the desktop lives"
+            time.sleep(0.05)
+        group.rmdir()
