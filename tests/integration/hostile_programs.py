@@ -60,9 +60,9 @@ def connect_and_close():
 
 def answer_without_end():
     os.symlink("/dev/zero", "/tmp/answer")
-    for number in range(3):
+    for number, megabytes in enumerate((900, 60, 30)):
         with open(f"/tmp/giant-{{number}}", "wb") as file:
-            file.truncate({giant_bytes})
+            file.truncate(megabytes << 20)
     while True:
         with contextlib.suppress(OSError):
             os.unlink("/run/user/1000/terminal.txt")
@@ -83,8 +83,9 @@ def end_screen():
 root = Display().screen().root
 while (root.query_pointer().root_x, root.query_pointer().root_y) != {go}:
     time.sleep(0.05)
-first = (answer_without_end, connect_and_close, end_screen, stop_helpers, in_flight, fill)
-for attack in (*first, spin, spin, spin, spin, hog, hog, bomb):
+lasting = (answer_without_end, connect_and_close, in_flight, spin, spin, spin, spin)
+ending = (end_screen, stop_helpers, fill, hog, hog, bomb) if {is_deadly} else ()
+for attack in lasting + ending:
     if os.fork() == 0:
         os.setsid()
         try:
@@ -94,6 +95,7 @@ for attack in (*first, spin, spin, spin, spin, hog, hog, bomb):
 """
 
 
-def everything(seed: int, *, giant_bytes: int = 900 << 20) -> str:
-    """All attacks at once, from the moment that the pointer is at GO."""
-    return _EVERYTHING.format(seed=seed, bomb=BOMB, in_flight=IN_FLIGHT, fill=FILL, go=GO, giant_bytes=giant_bytes)
+def everything(seed: int, *, is_deadly: bool) -> str:
+    """All attacks at once, from the moment that the pointer is at GO. Without `is_deadly` those alone after which the
+    desktop can still be graded."""
+    return _EVERYTHING.format(seed=seed, bomb=BOMB, in_flight=IN_FLIGHT, fill=FILL, go=GO, is_deadly=is_deadly)
