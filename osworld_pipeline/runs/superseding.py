@@ -1,6 +1,7 @@
 """Rollouts for updates that a resumed stage makes again: they are kept under other names, marked, and count nowhere."""
 
 import re
+from collections.abc import Collection
 from dataclasses import replace
 
 from osworld_pipeline.domain.digest import digest_json
@@ -32,20 +33,26 @@ def _supersede_part(store: TrajectoryStore, part: str, num_updates: int) -> None
         return
     # The same for the same rollouts, so that a copy whose originals a kill has left is written again, not twice.
     suffix = f"{MARK}-{digest_json([[one.episode_id, one.started_at] for one in episodes])[:8]}"
-    store.write_episodes(f"{part}-{suffix}", [_marked(one, suffix) for one in episodes])
-    groups = store.read_group_rows(part)
-    if groups:
-        reason = f"the stage was resumed after {num_updates} updates, and what came after them was rolled out again"
-        store.write_group_rows(f"{part}-{suffix}", [_marked_group(one, suffix, reason) for one in groups])
+    copy = f"{part}-{suffix}"
+    reason = f"the stage was resumed after {num_updates} updates, and what came after them was rolled out again"
+    originals = store.read_group_rows(part)
+    # Without originals a kill came after their copies were written, or before they themselves were.
+    groups = [_marked_group(one, suffix, reason) for one in originals] or store.read_group_rows(copy)
+    group_ids = {row["group_id"] for row in groups}
+    store.write_episodes(copy, [_marked(one, suffix, group_ids) for one in episodes])
+    if originals:
+        store.write_group_rows(copy, groups)
         store.write_groups(part, [], [])
     store.write_episodes(part, [])
 
 
-def _marked(episode: Episode, suffix: str) -> Episode:
+def _marked(episode: Episode, suffix: str, group_ids: Collection[str]) -> Episode:
+    """`group_ids`: of the marked groups that are on record."""
+    group_id = f"{episode.group_id}-{suffix}"
     return replace(
         episode,
         episode_id=f"{episode.episode_id}-{suffix}",
-        group_id=f"{episode.group_id}-{suffix}" if episode.group_id else None,
+        group_id=group_id if group_id in group_ids else None,
         purpose=EpisodePurpose.SUPERSEDED,
     )
 

@@ -411,6 +411,18 @@ def test_superseding_again_after_a_kill_in_its_middle_keeps_one_copy(tmp_path: P
         )
         assert counted[0] == counted[1] > 0
         assert len(rows_of(job, "SELECT * FROM rollout_groups WHERE fate = 'superseded'")) * 4 == counted[0]
+        strays = "FROM episodes ANTI JOIN rollout_groups USING (group_id) WHERE purpose = 'superseded'"
+        assert rows_of(job, f"SELECT episode_id {strays}") == []
+
+
+def test_superseded_episodes_whose_groups_were_never_recorded_name_none(tmp_path: Path, processor: Any) -> None:
+    job = job_of(tmp_path, recipe_of(mode="asynchronous"))
+    run_phase(job, processor, Fuse("write", 2), fails=Killed)
+    supersede(TrajectoryStore(job.state), STAGE, 1)
+    marked = rows_of(job, "SELECT count(*), count(group_id) FROM episodes WHERE purpose = 'superseded'")
+    assert marked[0][0] > 0
+    assert marked[0][1] == 0
+    assert rows_of(job, "SELECT count(*) FROM rollout_groups WHERE fate = 'superseded'") == [(0,)]
 
 
 SPENT = {
