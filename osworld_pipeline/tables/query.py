@@ -9,17 +9,19 @@ from typing import Any, NamedTuple, TypeVar
 import duckdb
 import pyarrow as pa
 
+from osworld_pipeline.columns import OWNED_TABLES, PART_TABLES
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import TableError
 from osworld_pipeline.tables.catalog import first_line
 from osworld_pipeline.tables.slow_query import slow_reasons
-from osworld_pipeline.tables.views import pin_snapshot
+from osworld_pipeline.tables.views import DERIVED, pin_snapshot
 
 T = TypeVar("T")
 TIMEOUT_S = 60.0
 EXPLAIN_S = 10.0
 """Planning a slow query may take so long."""
 _HOLDER = re.compile(r"held in (?P<program>.+?) \(PID (?P<pid>\d+)\)")
+_MISSING = re.compile(r"Table with name (?P<name>\w+) does not exist")
 _EXPLAIN = re.compile(r"\s*EXPLAIN(\s+ANALYZE|\s*\([^)]*\))?", re.IGNORECASE)
 
 
@@ -61,7 +63,7 @@ def _ask(state: StateDir, sql: str, timeout_s: float, fetch: Callable[[duckdb.Du
                 f"the query was stopped after {timeout_s:g} s: {reasons}; or give it longer with --timeout-s"
             ) from error
         except duckdb.Error as error:
-            raise TableError(f"DuckDB refused the query: {str(error).strip()}") from error
+            raise TableError(_explain_refusal(error)) from error
 
 
 def explain_slow(state: StateDir, sql: str) -> list[str]:
@@ -72,6 +74,16 @@ def explain_slow(state: StateDir, sql: str) -> list[str]:
     """
     with open_catalog(state) as connection:
         return _reasons(connection, sql)
+
+
+def _explain_refusal(error: duckdb.Error) -> str:
+    missing = _MISSING.search(str(error))
+    if missing and missing["name"].lower() in {*PART_TABLES, *OWNED_TABLES, *DERIVED}:
+        return (
+            f"the catalog has no `{missing['name']}` yet, for an older version built it: run `osworld-pipeline "
+            "rebuild-catalog`"
+        )
+    return f"DuckDB refused the query: {str(error).strip()}"
 
 
 def _reasons(connection: duckdb.DuckDBPyConnection, sql: str) -> list[str]:

@@ -16,6 +16,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -80,6 +81,15 @@ def test_the_command_line_keeps_the_place_of_an_error_in_a_narrow_terminal(state
     line, carets = told.stderr.rstrip().splitlines()[-2:]
     assert line[carets.index("^") :].startswith("task_rewrd")
     assert 'Candidate bindings: "task_reward"' in told.stderr
+
+
+def test_a_view_that_an_older_catalog_lacks_names_the_command_that_makes_it(state: StateDir) -> None:
+    with duckdb.connect(str(state.catalog)) as connection:
+        connection.execute("DROP VIEW updates")
+    with pytest.raises(TableError, match=r"has no `updates` yet, .* run `osworld-pipeline rebuild-catalog`"):
+        run_query(state, "SELECT loss FROM updates")
+    rebuild_catalog(state)
+    assert run_query(state, "SELECT loss FROM updates").rows == []
 
 
 SLOW = {
