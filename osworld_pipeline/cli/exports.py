@@ -14,6 +14,7 @@ from osworld_pipeline.cli.options import existing_state
 from osworld_pipeline.cli.pipeline import StateOption
 
 if TYPE_CHECKING:
+    from osworld_pipeline.datasets.exporters.lake import LakeFormat
     from osworld_pipeline.datasets.exporters.selection import OnProgress, Selection
 
 exports = typer.Typer(
@@ -26,6 +27,8 @@ Where = Annotated[str | None, typer.Option(help="Only rows for which this SQL co
 MinReward = Annotated[float | None, typer.Option(help="Only rows whose raw task reward is at least this.")]
 Licences = Annotated[str | None, typer.Option("--licence-only", help="Only rows of these licences, with commas.")]
 Replace = Annotated[bool, typer.Option("--replace", help="Write an earlier export at OUTPUT anew.")]
+OwnLicence = Annotated[str | None, typer.Option(help="Of the episodes this pipeline made itself.")]
+MaxFileMb = Annotated[int, typer.Option("--max-file-mb", min=1, help="A file grows no larger than about this.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -115,7 +118,7 @@ def huggingface(
     where: Where = None,
     min_reward: MinReward = None,
     licence_only: Licences = None,
-    own_licence: Annotated[str | None, typer.Option(help="Of the episodes this pipeline made itself.")] = None,
+    own_licence: OwnLicence = None,
     max_shard_mb: Annotated[int, typer.Option(min=1, help="A file grows no larger than about this.")] = 500,
     replace: Replace = False,
     as_json: JsonOption = False,
@@ -191,6 +194,60 @@ def areal(
     )
     if done.left_out:
         print("Left out: " + ", ".join(f"{number:,} {reason}" for reason, number in done.left_out.items()))
+
+
+@exports.command()
+def parquet(
+    output: Output,
+    state: StateOption = Path("var"),
+    own_licence: OwnLicence = None,
+    max_file_mb: MaxFileMb = 500,
+    replace: Replace = False,
+    as_json: JsonOption = False,
+) -> None:
+    """All tables as Parquet files, the views over them as SQL, and a manifest with hashes and licences."""
+    _export_lake("parquet", output, state, own_licence, max_file_mb, replace=replace, as_json=as_json)
+
+
+@exports.command()
+def lance(
+    output: Output,
+    state: StateOption = Path("var"),
+    own_licence: OwnLicence = None,
+    max_file_mb: MaxFileMb = 500,
+    replace: Replace = False,
+    as_json: JsonOption = False,
+) -> None:
+    """All tables as Lance datasets, the views over them as SQL, and a manifest; needs the extra 'lance'."""
+    _export_lake("lance", output, state, own_licence, max_file_mb, replace=replace, as_json=as_json)
+
+
+def _export_lake(
+    form: "LakeFormat", output: Path, state: Path, own_licence: str | None, max_file_mb: int, *, replace: bool,
+    as_json: bool,
+) -> None:  # fmt: skip
+    from osworld_pipeline.datasets.exporters.lake import export_lake
+    from osworld_pipeline.domain.state import StateDir
+
+    with _progress_bar() as on_progress:
+        done = export_lake(
+            StateDir(state.resolve()),
+            output,
+            form=form,
+            own_licence=own_licence,
+            max_file_bytes=max_file_mb * 1_000_000,
+            replace=replace,
+            on_progress=on_progress,
+        )
+    if as_json:
+        tell({"output": output, **asdict(done)})
+        return
+    print(
+        f"{output}: {sum(done.num_rows.values()):,} rows of {len(done.num_rows)} tables, {done.num_files:,} files, "
+        f"{done.num_bytes / 1e6:,.1f} MB"
+    )
+    if done.num_unknown_licence:
+        print(f"The licence of {done.num_unknown_licence:,} rows is unknown: {output / 'export.json'} says of which.")
 
 
 @exports.command()
