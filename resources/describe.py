@@ -70,6 +70,8 @@ OWN_VARIABLES: tuple[tuple[str, str, str], ...] = (
         "Dagster",
         "the folder with `dagster.yaml`: the checkout, or `STATE/dagster`",
     ),
+    ("HF_TOKEN", "`publish`, hub client", "the token of the hub; `publish` needs one that may write"),
+    ("HF_ENDPOINT", "hub client", "another hub than huggingface.co"),
     ("SGLANG_ENV", "doctor", "the environment that has sglang"),
 )
 """(name, who reads it, what it holds). Slime-OSWorld's names are in docs/recipes.md, with the keys they fill."""

@@ -17,6 +17,7 @@ from osworld_pipeline.cli import (
     imports,
     lineage,
     pipeline,
+    publish,
     report,
     store,
     tasks,
@@ -32,7 +33,7 @@ from osworld_pipeline.errors import PipelineError
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, suggest_commands=False)
 COMMANDS = (
     train, pipeline, evaluate, backfill, collect, report, view, checkpoints, doctor, tasks, union, imports, exports,
-    lineage, store,
+    publish, lineage, store,
 )  # fmt: skip
 for module in COMMANDS:
     module.register(app)

@@ -33,6 +33,7 @@ SELECT {columns}, e.instruction, e.domain, e.outcome, e.is_valid, e.is_success, 
        e.shaped_reward, e.seed, e.engine, e.temperature, e.source_dataset, e.licence
 FROM steps s JOIN ({episodes}) e USING (episode_id)
 """
+CHECKPOINT_FIELDS = ("checkpoint_id", "stage", "parent_id", "recipe_digest", "data_digest", "weights_digest")
 _REPLAY = "SELECT * FROM ({rows}) WHERE kind = 'demonstration'"
 
 
@@ -106,7 +107,14 @@ def export_huggingface(
         )
         (folder / "README.md").write_text(render_card(card), encoding="utf-8")
         filters = (selection or Selection()).as_json()
-        write_manifest(folder, "huggingface", {"selection": filters, "counts": asdict(result)})
+        stated = [
+            {"table": name, "source": one.source, "licence": one.licence, "rows": one.num_rows}
+            for name, counts in licences.items()
+            for one in counts
+        ]
+        checkpoints = [dict(zip(CHECKPOINT_FIELDS, row, strict=True)) for row in card.checkpoints]
+        content = {"selection": filters, "counts": asdict(result), "licences": stated, "checkpoints": checkpoints}
+        write_manifest(folder, "huggingface", content)
     return result
 
 

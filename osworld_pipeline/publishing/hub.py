@@ -1,0 +1,137 @@
+"""Pushes a publication with the hub's own client: one commit for all files, none where nothing changed.
+
+The token comes from the environment alone, and no message of ours holds it.
+"""
+
+import json
+import os
+import re
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import SecretStr
+
+from osworld_pipeline.errors import DatasetError, DependencyError, StoreError
+from osworld_pipeline.publishing.publication import RECORD, Publication, PublishedFile
+
+TOKEN_VARIABLE = "HF_TOKEN"  # noqa: S105 - the variable's name, not a token
+_REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pushed:
+    repo: str
+    commit: str
+    is_changed: bool
+    """False where the repository had all of it already, so that no commit was made."""
+    num_files: int
+    num_removed: int
+    """Files of an earlier publication that are no part of this one."""
+
+
+def token_from(environment: Mapping[str, str] | None = None) -> SecretStr:
+    """Raises DatasetError where there is none."""
+    token = (os.environ if environment is None else environment).get(TOKEN_VARIABLE, "").strip()
+    if not token:
+        raise DatasetError(f"publishing needs a token of the hub that may write: set {TOKEN_VARIABLE}")
+    return SecretStr(token)
+
+
+def need_repo(name: str) -> str:
+    """Raises DatasetError where it is no `OWNER/NAME`."""
+    if not _REPO.fullmatch(name):
+        raise DatasetError(f"'{name}' names no repository of a hub: it is written OWNER/NAME")
+    return name
+
+
+def push(
+    publication: Publication, repo: str, *, token: SecretStr, is_private: bool = False, endpoint: str | None = None
+) -> Pushed:
+    """Makes the repository where there is none, then commits what changed. `endpoint`: None takes HF_ENDPOINT.
+
+    Raises:
+        DependencyError: huggingface_hub is not installed.
+        DatasetError: the hub refuses, or cannot be reached; a push again goes on where this one ended.
+        StoreError: a file cannot be read.
+    """
+    need_repo(repo)
+    return _ask(repo, token, lambda hub: _push(hub, publication, repo, token, is_private, endpoint))
+
+
+def _push(
+    hub: Any, publication: Publication, repo: str, token: SecretStr, is_private: bool, endpoint: str | None
+) -> Pushed:
+    api = hub.HfApi(endpoint=endpoint, token=token.get_secret_value())
+    kind = publication.repo_type
+    api.create_repo(repo, repo_type=kind, private=is_private, exist_ok=True)
+    before = api.repo_info(repo, repo_type=kind, revision="main", files_metadata=False)
+    there = {sibling.rfilename for sibling in before.siblings or ()}
+    files = publication.all_files()
+    removed = sorted(there & (_published_before(api, repo, kind, there) - {file.path for file in files}))
+    done = api.create_commit(
+        repo,
+        repo_type=kind,
+        operations=[
+            *(hub.CommitOperationAdd(path_in_repo=file.path, path_or_fileobj=_content(file)) for file in files),
+            *(hub.CommitOperationDelete(path_in_repo=path) for path in removed),
+        ],
+        commit_message=f"Publish {publication.kind} {publication.data_digest[:12]}",
+        # A push of another at the same time ends this one, which would mix with it.
+        parent_commit=before.sha,
+    )
+    return Pushed(
+        repo=repo,
+        commit=str(done.oid),
+        is_changed=str(done.oid) != str(before.sha),
+        num_files=len(files),
+        num_removed=len(removed),
+    )
+
+
+def _content(file: PublishedFile) -> str | bytes:
+    return file.content if isinstance(file.content, bytes) else str(file.content)
+
+
+def _published_before(api: Any, repo: str, kind: str, there: set[str]) -> set[str]:
+    """Files that an earlier publication put there: those that others added are left alone."""
+    if RECORD not in there:
+        return set()
+    with tempfile.TemporaryDirectory() as folder:
+        path = api.hf_hub_download(repo, RECORD, repo_type=kind, local_dir=folder)
+        try:
+            return set(json.loads(Path(path).read_bytes())["files"])
+        except (ValueError, KeyError, TypeError):
+            return set()
+
+
+def _ask(repo: str, token: SecretStr, call: Callable[[Any], Pushed]) -> Pushed:
+    """Every way in which the hub can fail, as one sentence."""
+    try:
+        import huggingface_hub
+        from huggingface_hub import errors
+    except ImportError as error:
+        raise DependencyError("publishing needs huggingface_hub: install the extra 'pipeline'") from error
+
+    def told(sentence: str) -> str:
+        return f"cannot publish to {repo}: {sentence}".replace(token.get_secret_value(), "***")
+
+    again = "push again, what is there already is not sent anew"
+    try:
+        return call(huggingface_hub)
+    except errors.HfHubHTTPError as error:
+        status = error.response.status_code if error.response is not None else 0
+        if status in (401, 403):
+            raise DatasetError(told(f"the hub refused the token in {TOKEN_VARIABLE} (status {status})")) from error
+        if status == 412:
+            raise DatasetError(told(f"it was changed by another push meanwhile; {again}")) from error
+        raise DatasetError(told(f"the hub answered with status {status or 'none'}; {again}")) from error
+    except errors.HFValidationError as error:
+        raise DatasetError(told(str(error).splitlines()[0][:200])) from error
+    except FileNotFoundError as error:
+        raise StoreError(told(f"{error.filename} is gone")) from error
+    except Exception as error:
+        # The client brings an HTTP library of its own choice, whose errors share no base class with it.
+        raise DatasetError(told(f"the hub cannot be reached ({type(error).__name__}); {again}")) from error

@@ -1,0 +1,137 @@
+"""A publication: the files of one repository, with all that its card states; nothing in it lacks a licence."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from osworld_pipeline.errors import DatasetError
+
+RepoType = Literal["dataset", "model"]
+RECORD = "publication.json"
+"""In the root of every repository that was published to: its files with their hashes, licences and lineage."""
+CARD = "README.md"
+NOT_LISTED = 20
+"""So many sources without a licence are named in full."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LicensedRows:
+    """Rows of one source under one licence."""
+
+    what: str
+    """A table, or what was trained on."""
+    source: str
+    licence: str | None
+    """None where nobody stated one."""
+    rows: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedFile:
+    path: str
+    """In the repository."""
+    content: Path | bytes
+    sha256: str
+    num_bytes: int
+
+    @classmethod
+    def of(cls, path: str, content: Path | bytes) -> "PublishedFile":
+        if isinstance(content, bytes):
+            return cls(path=path, content=content, sha256=hashlib.sha256(content).hexdigest(), num_bytes=len(content))
+        with content.open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        return cls(path=path, content=content, sha256=sha256, num_bytes=content.stat().st_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Publication:
+    repo_type: RepoType
+    kind: str
+    title: str
+    licence: str
+    """Of the whole, as the hub's front matter has it; several are separated by commas."""
+    licences: tuple[LicensedRows, ...]
+    files: tuple[PublishedFile, ...]
+    """Without the card and the record."""
+    facts: Mapping[str, Any]
+    """Digests and lineage, for programs; JSON."""
+    front_matter: Mapping[str, Any]
+    """More of it than the licence."""
+    text: str
+    """The card's own part, in Markdown."""
+
+    @property
+    def data_digest(self) -> str:
+        """Over the names and hashes of the files."""
+        lines = "".join(f"{file.path} {file.sha256}\n" for file in sorted(self.files, key=lambda file: file.path))
+        return hashlib.sha256(lines.encode()).hexdigest()
+
+    def all_files(self) -> tuple[PublishedFile, ...]:
+        """With the card and the record; the same publication gives the same bytes."""
+        record = {
+            "kind": self.kind,
+            "licence": self.licence,
+            "licences": [asdict(row) for row in self.licences],
+            "files": {file.path: {"sha256": file.sha256, "num_bytes": file.num_bytes} for file in self.files},
+            "data_digest": self.data_digest,
+            **self.facts,
+        }
+        text = json.dumps(record, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+        return (
+            *self.files,
+            PublishedFile.of(CARD, self._card().encode()),
+            PublishedFile.of(RECORD, text.encode()),
+        )
+
+    def _card(self) -> str:
+        names = self.licence.split(", ")
+        # JSON is YAML.
+        front = {"license": names[0] if len(names) == 1 else names, **self.front_matter}
+        head = "".join(f"{key}: {json.dumps(value, ensure_ascii=False)}\n" for key, value in front.items())
+        licences = markdown_table(
+            ("what", "source", "licence", "rows"),
+            [(row.what, row.source, row.licence, f"{row.rows:,}") for row in self.licences],
+        )
+        hashes = markdown_table(
+            ("file", "bytes", "SHA-256"),
+            [(f"`{file.path}`", f"{file.num_bytes:,}", f"`{file.sha256}`") for file in self.files],
+        )
+        return (
+            f"---\n{head}---\n# {self.title}\n\n{self.text}\n## Licences\n\n{self.licence}\n\n{licences}\n"
+            f"## Hashes\n\nData digest `{self.data_digest}`; `{RECORD}` has all of this for programs.\n\n{hashes}"
+        )
+
+
+def need_licences(rows: Iterable[LicensedRows], *, remedy: str) -> None:
+    """Raises DatasetError that names each source without a licence and its rows."""
+    missing = [row for row in rows if not row.licence]
+    if not missing:
+        return
+    named = [f"{row.source} ({row.rows:,} rows of {row.what})" for row in missing[:NOT_LISTED]]
+    more = f" and {len(missing) - NOT_LISTED} more" if len(missing) > NOT_LISTED else ""
+    raise DatasetError(f"nothing is pushed, for these sources state no licence: {', '.join(named)}{more}; {remedy}")
+
+
+def need_licence(licence: str | None, *, of: str) -> str:
+    """Raises DatasetError where there is none."""
+    if not (licence or "").strip():
+        raise DatasetError(
+            f"nothing is pushed, for {of} has no licence: name it with --licence, as --licence apache-2.0"
+        )
+    return (licence or "").strip().lower()
+
+
+def join_licences(names: Iterable[str | None]) -> str:
+    return ", ".join(sorted({name.lower() for name in names if name}))
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join("| " + " | ".join(map(_cell, line)) + " |\n" for line in lines)
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else " ".join(str(value).split()).replace("|", "\\|")
