@@ -74,7 +74,7 @@ def base_checkpoint(
 ) -> dg.MaterializeResult:
     """The model before any training: a tiny random Qwen3-VL, or a published one."""
     settings, folder = recipe.load(), state.dir()
-    services = StageServices(launcher=launcher, tracking=tracking, progress=progress)
+    services = StageServices(launcher=launcher, tracking=tracking, progress=progress, remote=state.remote)
     return run_stage(
         context, services, stage=Stage.BASE, program="make_base", recipe=settings, state=folder, parent=None,
         data_digest="",
@@ -98,7 +98,7 @@ def sft_checkpoint(
 ) -> dg.MaterializeResult:
     """Supervised fine-tuning on the demonstrations of the replay buffer, assistant tokens only."""
     settings, folder = recipe.load(), state.dir()
-    services = StageServices(launcher=launcher, tracking=tracking, progress=progress)
+    services = StageServices(launcher=launcher, tracking=tracking, progress=progress, remote=state.remote)
     return run_stage(
         context, services, stage=Stage.SFT, program="train_sft", recipe=settings, state=folder,
         parent=start_or_parent(context, Stage.SFT, "base_checkpoint", start, state, tracking),
@@ -127,7 +127,7 @@ def flywheel_checkpoint(
     checkpoint of its own; without a round, or where none was better, this stands for the checkpoint it began with:
     the SFT checkpoint, or what the resource `start` says."""
     settings, folder = recipe.load(), state.dir()
-    services = StageServices(launcher=launcher, tracking=tracking, progress=progress)
+    services = StageServices(launcher=launcher, tracking=tracking, progress=progress, remote=state.remote)
     parent = start_or_parent(context, Stage.FLYWHEEL, "sft_checkpoint", start, state, tracking)
     if start.is_start_of(Stage.FLYWHEEL):
         context.instance.add_run_tags(context.run.run_id, {RETRAINING_TAG: parent.checkpoint_id})
@@ -190,7 +190,7 @@ def build_gspo_asset(stage: Stage, parent_asset: str, description: str) -> dg.As
         start: StartResource,
     ) -> dg.MaterializeResult:
         settings, folder = recipe.load(), state.dir()
-        services = StageServices(launcher=launcher, tracking=tracking, progress=progress)
+        services = StageServices(launcher=launcher, tracking=tracking, progress=progress, remote=state.remote)
         return run_stage(
             context, services, stage=stage, program="train_gspo", recipe=settings, state=folder,
             parent=start_or_parent(context, stage, parent_asset, start, state, tracking),

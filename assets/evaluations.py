@@ -13,6 +13,7 @@ from osworld_pipeline.evaluation.leaderboard_format import leaderboard_markdown,
 from osworld_pipeline.evaluation.scores import CheckpointScore, read_scores
 from osworld_pipeline.evaluation.suite_files import suite_names
 from osworld_pipeline.recipes import Recipe
+from osworld_pipeline.remote.status import push_after
 from osworld_pipeline.runs.champion import choose_champion
 from osworld_pipeline.runs.embedded_server import EnvServers
 from osworld_pipeline.runs.endpoints import is_address
@@ -78,6 +79,7 @@ def evaluations(
             run.log_checkpoint(checkpoint, folder=where)
             run.log_evaluation(checkpoint_id, _figures(_score(folder, plan, settings)))
     rebuild_catalog(folder)
+    push_after(folder, state.remote, context.log.warning)
     return evaluation_result(_score(folder, plan, settings), plan, mlflow_url=tracking.url_of(folder, plan.stage_key))
 
 

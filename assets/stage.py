@@ -14,6 +14,7 @@ from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.recipes.load import source_lines
+from osworld_pipeline.remote.status import push_after
 from osworld_pipeline.runs.budget import UNLIMITED, Budget
 from osworld_pipeline.runs.stages import read_checkpoint, stage_checkpoint_id, stage_params
 from osworld_pipeline.tables.catalog import rebuild_catalog
@@ -32,6 +33,8 @@ class StageServices:
     launcher: Launcher
     tracking: TrackingResource
     progress: ProgressResource
+    remote: str = ""
+    """The object store that the state is pushed to; empty for none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +144,7 @@ def try_stage(
     if checkpoint is not None:
         upsert_checkpoint(state, checkpoint)
     rebuild_catalog(state)
+    push_after(state, services.remote, context.log.warning)
     return StageEnd(checkpoint=checkpoint, stopped=stopped, is_found=is_found)
 
 

@@ -4,6 +4,7 @@ from dataclasses import asdict
 
 import dagster as dg
 
+from osworld_pipeline.remote.status import push_after
 from osworld_pipeline.runs.code_version import code_version
 from osworld_pipeline.runs.upkeep import compact_store
 from resources.state import StateResource
@@ -20,7 +21,10 @@ GROUP = "upkeep"
 )
 def compacted_trajectories(context: dg.AssetExecutionContext, state: StateResource) -> dg.MaterializeResult:
     """Small parts of episodes, steps and groups become few large files; readers and writers need not stop."""
-    return dg.MaterializeResult(metadata=asdict(compact_store(state.dir())))
+    folder = state.dir()
+    done = compact_store(folder)
+    push_after(folder, state.remote, context.log.warning)
+    return dg.MaterializeResult(metadata=asdict(done))
 
 
 ASSETS = [compacted_trajectories]

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from assets.evaluations import evaluation_job, policy_entry
 from osworld_pipeline.evaluation.suite_files import HELDOUT
+from osworld_pipeline.remote.status import push_after
 from osworld_pipeline.runs.collect_plan import ORACLE, TRAIN
 from osworld_pipeline.runs.evaluation_plan import TaskChoice
 from osworld_pipeline.runs.registered import register_checkpoint
@@ -57,6 +58,7 @@ def evaluate_on_tasks(
         job |= {**choice_of(config).as_job(), "engine_token": engine.token}
         launcher.launch(as_asset, "evaluate", job, progress.listener(as_asset, "evaluate"), state=folder)
     rebuild_catalog(folder)
+    push_after(folder, state.remote, context.log.warning)
 
 
 @dg.op(pool="trainer")
@@ -90,6 +92,7 @@ def collect_on_tasks(
         outcomes = launcher.launch(as_asset, "collect", job, progress.listener(as_asset, "collect"), state=folder)
     context.log.info(f"episodes by outcome: {outcomes}")
     rebuild_catalog(folder)
+    push_after(folder, state.remote, context.log.warning)
 
 
 def choice_of(config: EvaluationRequest | CollectionRequest) -> TaskChoice:

@@ -129,7 +129,7 @@ def _request(
     """Its key makes a sensor that asks again before the run is there begin it once."""
     configured = {
         **resources,
-        "state": {"config": {"path": state.path}},
+        "state": {"config": state.as_config()},
         "start": {"config": {"checkpoint": champion.checkpoint_id}},
     }
     return dg.RunRequest(

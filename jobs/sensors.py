@@ -55,7 +55,7 @@ def requests_of(
         yield dg.RunRequest(
             run_key=f"{checkpoint.checkpoint_id}/{suite}",
             partition_key=dg.MultiPartitionKey({"checkpoint": checkpoint.checkpoint_id, "suite": suite}),
-            run_config={"resources": {**resources, "state": {"config": {"path": state.path}}}},
+            run_config={"resources": {**resources, "state": {"config": state.as_config()}}},
             tags={"osworld/checkpoint": checkpoint.checkpoint_id, "osworld/suite": suite},
         )
 

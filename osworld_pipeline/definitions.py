@@ -10,6 +10,7 @@ from jobs.failures import failed_runs
 from jobs.pipeline import JOBS
 from jobs.retraining import CRON_VARIABLE, DEFAULT_CRON, build_retraining_schedule, retraining_is_due
 from jobs.sensors import SENSORS
+from osworld_pipeline.domain.state import REMOTE_VARIABLE
 from osworld_pipeline.recipes.environment import own_variables
 from resources.desktops import DesktopsResource
 from resources.engine import EngineResource
@@ -44,7 +45,7 @@ defs = dg.Definitions(
     schedules=[build_retraining_schedule(os.environ.get(CRON_VARIABLE) or DEFAULT_CRON)],
     sensors=[*SENSORS, failed_runs, retraining_is_due],
     resources={
-        "state": StateResource(path=configured_state()),
+        "state": StateResource(path=configured_state(), remote=os.environ.get(REMOTE_VARIABLE, "")),
         "recipe": RecipeResource(environment=environment),
         "desktops": DesktopsResource(token=secret("ENV_SERVER_TOKEN")),
         "engine": EngineResource(token=secret("ENGINE_TOKEN")),

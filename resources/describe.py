@@ -72,6 +72,16 @@ OWN_VARIABLES: tuple[tuple[str, str, str], ...] = (
     ),
     ("HF_TOKEN", "`publish`, hub client", "the token of the hub; `publish` needs one that may write"),
     ("HF_ENDPOINT", "hub client", "another hub than huggingface.co"),
+    (
+        "OSWORLD_STATE_REMOTE",
+        "pipeline",
+        "`s3://BUCKET/PREFIX`: the object store of the state, as `state.remote` and `--state-remote` name it",
+    ),
+    (
+        "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL, AWS_REGION",
+        "pipeline",
+        "credentials and place of that object store; they are read from here alone",
+    ),
     ("SGLANG_ENV", "doctor", "the environment that has sglang"),
 )
 """(name, who reads it, what it holds). Slime-OSWorld's names are in docs/recipes.md, with the keys they fill."""

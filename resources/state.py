@@ -7,7 +7,7 @@ from pathlib import Path
 import dagster as dg
 from pydantic import Field
 
-from osworld_pipeline.domain.state import DEFAULT_STATE, STATE_VARIABLE, StateDir
+from osworld_pipeline.domain.state import DEFAULT_STATE, REMOTE_VARIABLE, STATE_VARIABLE, StateDir
 from osworld_pipeline.file_system import need_file_system
 from osworld_pipeline.recipes import Recipe, load_recipe
 
@@ -24,6 +24,15 @@ class StateResource(dg.ConfigurableResource):
         default=DEFAULT_STATE,
         description=f"Folder of all state; relative to the repository root. {STATE_VARIABLE} sets it for all runs.",
     )
+    remote: str = Field(
+        default="",
+        description="s3://BUCKET/PREFIX: an object store that the state is pushed to after each stage and compaction. "
+        f"{REMOTE_VARIABLE} fills it.",
+    )
+
+    def as_config(self) -> dict[str, str]:
+        """For a run that this one asks for."""
+        return {"path": self.path, **({"remote": self.remote} if self.remote else {})}
 
     def dir(self) -> StateDir:
         """Raises StoreError where the folder is there and its file system cannot hold a state."""

@@ -18,6 +18,7 @@ from osworld_pipeline.cli import (
     lineage,
     pipeline,
     publish,
+    remote,
     report,
     store,
     tasks,
@@ -33,7 +34,7 @@ from osworld_pipeline.errors import PipelineError
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, suggest_commands=False)
 COMMANDS = (
     train, pipeline, evaluate, backfill, collect, report, view, checkpoints, doctor, tasks, union, imports, exports,
-    publish, lineage, store,
+    publish, lineage, store, remote,
 )  # fmt: skip
 for module in COMMANDS:
     module.register(app)

@@ -15,7 +15,9 @@ from osworld_pipeline.cli.options import (
     RecipeOption,
     SettingsOption,
     SmokeOption,
+    StateRemoteOption,
     TasksOption,
+    fresh_state,
     names_of,
     recipe_source,
 )
@@ -44,6 +46,7 @@ def evaluate(
     settings: SettingsOption = None,
     smoke: SmokeOption = False,
     state: StateOption = Path("var"),
+    state_remote: StateRemoteOption = "",
     as_json: JsonOption = False,
 ) -> None:
     """Evaluate one checkpoint: every episode is recorded, and what is finished is not run again. What the recipe says
@@ -70,7 +73,14 @@ def evaluate(
     from osworld_pipeline.definitions import defs
     from osworld_pipeline.durable import write_file
     from osworld_pipeline.evaluation.suite_files import HELDOUT
+    from osworld_pipeline.remote.pull import fetch_checkpoints, is_cache
     from osworld_pipeline.runs.evaluation_plan import TaskChoice
+
+    folder = fresh_state(state, state_remote, must_exist=False, as_json=as_json)
+    if is_cache(folder):
+        if not checkpoint:
+            raise typer.BadParameter(f"{state} is a cache and knows no newest checkpoint: name one with --checkpoint")
+        fetch_checkpoints(folder, [checkpoint])
 
     def on_start(chosen: "Checkpoint", on: "EvalSuite") -> None:
         planned = planned_evaluations(

@@ -227,11 +227,10 @@ def _export_lake(
     as_json: bool,
 ) -> None:  # fmt: skip
     from osworld_pipeline.datasets.exporters.lake import export_lake
-    from osworld_pipeline.domain.state import StateDir
 
     with _progress_bar() as on_progress:
         done = export_lake(
-            StateDir(state.resolve()),
+            existing_state(state),
             output,
             form=form,
             own_licence=own_licence,

@@ -5,6 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from osworld_pipeline.cli.shown import say
+from osworld_pipeline.domain.state import REMOTE_VARIABLE
+
 if TYPE_CHECKING:
     from osworld_pipeline.domain.state import StateDir
     from resources.state import RecipeResource
@@ -20,6 +23,14 @@ CheckpointOption = Annotated[
     typer.Option(
         help="An id, a folder, hub:OWNER/NAME[@REVISION] or http(s)://host/v1#model; the champion where none is named, "
         "else the newest."
+    ),
+]
+StateRemoteOption = Annotated[
+    str,
+    typer.Option(
+        "--state-remote",
+        envvar=REMOTE_VARIABLE,
+        help="s3://BUCKET/PREFIX: the object store of the state. A state folder that is new becomes a cache of it.",
     ),
 ]
 TasksOption = Annotated[str, typer.Option(help="A file of tasks, as a suite has them; instead of --suite.")]
@@ -47,6 +58,24 @@ def existing_state(path: Path) -> "StateDir":
             "with --state"
         )
     return state
+
+
+def fresh_state(path: Path, state_remote: str, *, must_exist: bool = True, as_json: bool = False) -> "StateDir":
+    """As existing_state; a cache of an object store is brought up to date first, or made where the folder is new.
+    `must_exist`: False for commands that begin a state.
+
+    Raises:
+        StoreError, DependencyError: it cannot be, and there is nothing to read without.
+    """
+    from osworld_pipeline.domain.state import StateDir
+    from osworld_pipeline.object_store import read_note
+
+    state = StateDir(path.resolve())
+    if state_remote or read_note(state.root) is not None:
+        from osworld_pipeline.remote.status import refresh
+
+        refresh(state, state_remote, lambda sentence: say(sentence, as_json=as_json))
+    return existing_state(path) if must_exist else state
 
 
 def names_of(text: str) -> list[str]:

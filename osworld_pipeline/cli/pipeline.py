@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from osworld_pipeline.cli.machine import JsonOption
-from osworld_pipeline.cli.options import existing_state
+from osworld_pipeline.cli.options import StateRemoteOption, fresh_state
 from osworld_pipeline.cli.shown import say
 from osworld_pipeline.domain.state import STATE_VARIABLE
 
@@ -25,6 +25,7 @@ def query(
     output: Annotated[Path | None, typer.Option("--output", help="Write to this file, not to the terminal.")] = None,
     timeout_s: Annotated[float, typer.Option(min=0.001, help="Stop the query after so many seconds.")] = 60.0,
     state: StateOption = Path("var"),
+    state_remote: StateRemoteOption = "",
     as_json: JsonOption = False,
 ) -> None:
     """Ask the catalog a question in SQL (DuckDB), read-only; it sees the trajectories of one moment."""
@@ -37,7 +38,8 @@ def query(
     fmt = "json" if as_json else fmt
     if fmt == "parquet" and output is None and sys.stdout.isatty():
         raise TableError("Parquet is no text: give --output FILE, or send standard output to a file or a program")
-    folder, begun_s = existing_state(state), time.monotonic()
+    folder = fresh_state(state, state_remote, as_json=as_json)
+    begun_s = time.monotonic()
     data = answer(folder, sql, fmt, timeout_s=timeout_s)
     took_s = time.monotonic() - begun_s
     if output is None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from osworld_pipeline.cli.machine import JsonOption, tell
+from osworld_pipeline.cli.options import existing_state
 from osworld_pipeline.cli.pipeline import StateOption
 
 if TYPE_CHECKING:
@@ -54,7 +55,6 @@ def checkpoint(
     as_json: JsonOption = False,
 ) -> None:
     """A checkpoint, as a model with its lineage, training data and scores."""
-    from osworld_pipeline.domain.state import StateDir
     from osworld_pipeline.publishing.checkpoint import plan_checkpoint
 
     stated: dict[str, str] = {}
@@ -63,7 +63,7 @@ def checkpoint(
         if not name.strip() or not value.strip():
             raise typer.BadParameter(f"--source-licence is NAME=LICENCE, not {text!r}")
         stated[name.strip()] = value.strip()
-    plan = plan_checkpoint(StateDir(state.resolve()), target, licence=licence, source_licences=stated)
+    plan = plan_checkpoint(existing_state(state), target, licence=licence, source_licences=stated)
     _publish(plan, repo, is_private=private, is_dry_run=dry_run, as_json=as_json)
 
 

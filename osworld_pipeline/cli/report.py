@@ -12,7 +12,8 @@ from osworld_pipeline.cli.options import (
     RecipeOption,
     SettingsOption,
     SmokeOption,
-    existing_state,
+    StateRemoteOption,
+    fresh_state,
     names_of,
     recipe_source,
 )
@@ -39,6 +40,7 @@ def report(
     settings: SettingsOption = None,
     smoke: SmokeOption = False,
     state: StateOption = Path("var"),
+    state_remote: StateRemoteOption = "",
     as_json: JsonOption = False,
 ) -> None:
     """Write an HTML report and print its path: of evaluations on the recipe's held-out tasks, of one training run
@@ -51,7 +53,7 @@ def report(
     from osworld_pipeline.runs.registered import all_checkpoints
     from resources.tracking import TrackingResource
 
-    folder = existing_state(state)
+    folder = fresh_state(state, state_remote, as_json=as_json)
     uri = TrackingResource().resolve(folder)
     if training:
         stage_key = made.find_stage(folder, training)

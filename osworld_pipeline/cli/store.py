@@ -7,8 +7,9 @@ from typing import Annotated
 import typer
 
 from osworld_pipeline.cli.machine import JsonOption, tell
-from osworld_pipeline.cli.options import existing_state
+from osworld_pipeline.cli.options import StateRemoteOption, existing_state
 from osworld_pipeline.cli.pipeline import StateOption
+from osworld_pipeline.cli.shown import say
 
 
 def register(app: typer.Typer) -> None:
@@ -22,12 +23,18 @@ def compact(
     state: StateOption = Path("var"),
     min_parts: Annotated[int, typer.Option(min=1, help="Leave a table alone that has fewer small parts.")] = 8,
     target_mb: Annotated[int, typer.Option(min=1, help="Size that a file grows to, compressed.")] = 64,
+    state_remote: StateRemoteOption = "",
     as_json: JsonOption = False,
 ) -> None:
     """Make few large, sorted files of many small trajectory parts; safe beside training and queries."""
     from osworld_pipeline.runs.upkeep import compact_store
 
-    done = compact_store(existing_state(state), min_parts=min_parts, target_bytes=target_mb << 20)
+    folder = existing_state(state)
+    done = compact_store(folder, min_parts=min_parts, target_bytes=target_mb << 20)
+    if state_remote:
+        from osworld_pipeline.remote.status import push_after
+
+        push_after(folder, state_remote, lambda sentence: say(sentence, as_json=as_json))
     if as_json:
         tell(done)
         return

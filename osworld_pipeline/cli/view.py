@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from osworld_pipeline.cli.options import existing_state
+from osworld_pipeline.cli.options import StateRemoteOption, fresh_state
 from osworld_pipeline.cli.pipeline import StateOption
 from osworld_pipeline.viewer import DAGSTER_URL, DEFAULT_HOST, DEFAULT_PORT, MLFLOW_URL
 
@@ -16,6 +16,7 @@ def register(app: typer.Typer) -> None:
 
 def view(
     state: StateOption = Path("var"),
+    state_remote: StateRemoteOption = "",
     host: Annotated[
         str, typer.Option(help="Where it listens; beyond loopback it wants a token in OSWORLD_VIEWER_TOKEN.")
     ] = DEFAULT_HOST,
@@ -34,7 +35,7 @@ def view(
     from osworld_pipeline.viewer.settings import ViewerSettings, token_from
 
     settings = ViewerSettings(
-        state=existing_state(state),
+        state=fresh_state(state, state_remote),
         host=host,
         port=port,
         token=token_from(),

@@ -7,6 +7,8 @@ DEFAULT_STATE = "var"
 """Below the folder that a program is started in."""
 STATE_VARIABLE = "OSWORLD_STATE"
 """Names another state, for commands and for Dagster."""
+REMOTE_VARIABLE = "OSWORLD_STATE_REMOTE"
+"""The environment variable that names a state's object store, as s3://BUCKET/PREFIX."""
 
 
 @dataclass(frozen=True)

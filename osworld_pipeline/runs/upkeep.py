@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.errors import StoreError
+from osworld_pipeline.remote.pull import is_cache
 from osworld_pipeline.tables.builds import REPLACED_GRACE_S, remove_replaced_builds
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.trajectories import BlobStore
@@ -37,7 +39,13 @@ def compact_store(
     retired_grace_s: float = RETIRED_GRACE_S,
     on_progress: Callable[[str, int, int], None] | None = None,
 ) -> CompactionSummary:
-    """Makes few large files of many small parts; safe beside writers and readers. Raises StoreError."""
+    """Makes few large files of many small parts; safe beside writers and readers.
+
+    Raises:
+        StoreError: the folder is a cache of an object store, other upkeep runs, or as compact_parts.
+    """
+    if is_cache(state):
+        raise StoreError(f"{state.root} is a cache: compact where the state is made, and pull again")
     return compact_parts(
         state.trajectories,
         min_parts=min_parts,

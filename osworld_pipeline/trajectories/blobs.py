@@ -9,6 +9,7 @@ from pathlib import Path
 from osworld_pipeline.domain.digest import digest_bytes
 from osworld_pipeline.durable import locked, remove_stale_temps, write_file
 from osworld_pipeline.errors import StoreError
+from osworld_pipeline.object_store import open_bucket, read_note
 
 SUFFIXES = ("png", "jpeg", "jpg", "webp")
 INCOMING = "incoming"
@@ -88,19 +89,34 @@ class BlobStore:
             raise StoreError(f"image blobs are {', '.join(SUFFIXES)}, not '{suffix}'")
         return self.root / sha256[:2] / f"{sha256}.{suffix}"
 
+    def find_here(self, sha256: str) -> Path | None:
+        """The file of a blob, whatever its format; None where there is none in this folder."""
+        paths = (self.path(sha256, suffix=suffix) for suffix in SUFFIXES)
+        return next((path for path in paths if path.is_file()), None)
+
     def find(self, sha256: str) -> Path:
-        """The file of a blob, whatever its format.
+        """The file of a blob, whatever its format; a cache of an object store fetches it from there.
 
         Raises:
-            StoreError: there is none.
+            StoreError: there is none, or the object store cannot be reached.
         """
-        for suffix in SUFFIXES:
-            path = self.path(sha256, suffix=suffix)
-            if path.is_file():
-                return path
+        found = self.find_here(sha256) or self._fetched(sha256)
+        if found is not None:
+            return found
         raise StoreError(
             f"image {sha256} is not in {self.root}: rebuild what refers to it, or restore the folder from a copy"
         )
+
+    def _fetched(self, sha256: str) -> Path | None:
+        note = read_note(self.root.parent)
+        if note is None or note.role != "cache":
+            return None
+        bucket = open_bucket(note.url)
+        for suffix in SUFFIXES:
+            path = self.path(sha256, suffix=suffix)
+            if bucket.download(f"{self.root.name}/{sha256[:2]}/{path.name}", path, sha256=sha256):
+                return path
+        return None
 
     def read(self, sha256: str) -> bytes:
         return self.find(sha256).read_bytes()

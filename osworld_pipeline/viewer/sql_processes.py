@@ -119,7 +119,7 @@ async def _start() -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
         sys.executable, "-m", "osworld_pipeline.viewer.sql_process", str(os.getpid()),
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, start_new_session=True,
-        env={name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE},
+        env={name: value for name, value in os.environ.items() if not name.startswith((TOKEN_VARIABLE, "AWS_"))},
     )  # fmt: skip
 
 

@@ -14,12 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from checkpoint_samples import make_checkpoint
+from s3_server import BUCKET, serve_s3
 
 from osworld_pipeline.agent.dialects import load_dialect
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.recipes import load_recipe
-from osworld_pipeline.runs.stages import recipe_suite
+from osworld_pipeline.runs.stages import CARD, checkpoint_card, recipe_suite
+from osworld_pipeline.tables.catalog import rebuild_catalog
+from osworld_pipeline.tables.checkpoints import upsert_checkpoint
 from osworld_pipeline.tables.query import run_query
+from osworld_pipeline.training.checkpoint import weights_digest
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = ("--recipe", "smoke", "--set", "agent.max_response_tokens=8")
@@ -138,3 +143,26 @@ def test_oracle_is_collected_once_and_its_successes_are_demonstrations_to_export
     assert asked(here, "SELECT kind, count(*) FROM replay GROUP BY 1") == [("episode", 4)]
     exported = answer(here, "export", "slime", "out", "--online", "--where", "kind = 'episode'")
     assert exported["num_online"] == 4
+
+
+def test_machine_that_has_only_the_bucket_evaluates_a_checkpoint(
+    here: Path, tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    origin = StateDir(tmp_path_factory.mktemp("origin") / "var")
+    checkpoint = make_checkpoint("sft-000000000001", weights_digest=weights_digest(tiny_folder))
+    shutil.copytree(tiny_folder, origin.root / checkpoint.path)
+    (origin.root / checkpoint.path / CARD).write_text(json.dumps(checkpoint_card(checkpoint)))
+    upsert_checkpoint(origin, checkpoint)
+    rebuild_catalog(origin)
+    options = ("--max-tasks", "1", "--max-turns", "1", "--checkpoint", checkpoint.checkpoint_id)
+    with serve_s3() as s3, pytest.MonkeyPatch.context() as patch:
+        for name, value in s3.environment.items():
+            patch.setenv(name, value)
+        patch.setenv("OSWORLD_STATE_REMOTE", f"s3://{BUCKET}/runs")
+        answer(here, "remote", "push", "--state", str(origin.root))
+        shutil.rmtree(origin.root)
+        result = answer(here, "evaluate", *SETTINGS, *options)
+        assert (result["checkpoint"], result["num_valid"]) == (checkpoint.checkpoint_id, 1)
+        # What was evaluated here goes back to the bucket by the command alone.
+        assert answer(here, "remote", "push")["generation"] == 2
+    assert asked(here, "SELECT stage, count(*) FROM evals GROUP BY ALL") == [("sft", 1)]

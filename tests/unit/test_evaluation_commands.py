@@ -11,6 +11,7 @@ from checkpoint_samples import lay_down, make_checkpoint
 
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import DatasetError, PipelineError, TableError
+from osworld_pipeline.object_store import RemoteNote, write_note
 
 pytestmark = pytest.mark.filterwarnings("ignore:'click:DeprecationWarning")
 """Typer uses, while it is imported, what a later click will not have."""
@@ -83,3 +84,11 @@ def test_endpoint_is_added_and_listed(tmp_path: Path, capfdbinary: pytest.Captur
     card = answer("add", "http://127.0.0.1:9/v1#m")
     assert answer("list") == [card]
     assert (card["stage"], card["path"]) == ("external", "http://127.0.0.1:9/v1#m")
+
+
+def test_a_cache_knows_no_newest_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
+    write_note(tmp_path, RemoteNote(url="s3://bucket/runs", role="cache"))
+    StateDir(tmp_path).catalog.touch()
+    with pytest.raises(click.BadParameter, match="is a cache and knows no newest checkpoint: name one"):
+        call(tmp_path, "evaluate", "--recipe", "smoke")

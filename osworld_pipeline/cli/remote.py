@@ -1,0 +1,83 @@
+"""`remote push`, `remote pull` and `remote status`: the state on an S3-compatible object store."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from osworld_pipeline.cli.machine import JsonOption, tell
+from osworld_pipeline.cli.options import StateRemoteOption, existing_state
+from osworld_pipeline.cli.pipeline import StateOption
+from osworld_pipeline.cli.shown import counted
+
+remote = typer.Typer(
+    help="The state on an S3-compatible object store (credentials: AWS_* in the environment; extra 's3').",
+    no_args_is_help=True,
+)
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(remote, name="remote")
+
+
+@remote.command("push")
+def push_(state: StateOption = Path("var"), state_remote: StateRemoteOption = "", as_json: JsonOption = False) -> None:
+    """Send what the object store lacks; its readers see all of it at once. Safe beside training."""
+    from osworld_pipeline.remote.push import push
+    from osworld_pipeline.remote.status import need_remote
+
+    folder = existing_state(state)
+    done = push(folder, need_remote(folder, state_remote))
+    if as_json:
+        tell(done)
+        return
+    print(
+        f"generation {done.generation}: {counted(done.num_uploaded, 'file')} of {done.num_files:,} and "
+        f"{counted(done.num_images, 'image')} sent ({done.uploaded_bytes / 1e6:,.1f} MB)"
+        if done.is_changed
+        else f"generation {done.generation} has all of it already"
+    )
+    if done.num_missing_images:
+        print(
+            f"{counted(done.num_missing_images, 'image')} that rows name could not be sent, for the state lacks them."
+        )
+
+
+@remote.command("pull")
+def pull_(
+    state: StateOption = Path("var"),
+    state_remote: StateRemoteOption = "",
+    checkpoint: Annotated[list[str] | None, typer.Option(help="Fetch the weights of this one too; repeatable.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make the state folder a cache of the object store, or bring it up to date; images come when they are needed."""
+    from osworld_pipeline.domain.state import StateDir
+    from osworld_pipeline.remote.pull import fetch_checkpoints, pull
+    from osworld_pipeline.remote.status import need_remote
+
+    folder = StateDir(state.resolve())
+    done = pull(folder, need_remote(folder, state_remote))
+    num_bytes = done.downloaded_bytes + fetch_checkpoints(folder, checkpoint or ())
+    if as_json:
+        tell(done)
+        return
+    print(f"generation {done.generation}: {num_bytes / 1e6:,.1f} MB received")
+
+
+@remote.command()
+def status(state: StateOption = Path("var"), state_remote: StateRemoteOption = "", as_json: JsonOption = False) -> None:
+    """How the state folder and the object store stand to each other."""
+    from osworld_pipeline.remote.status import need_remote, remote_status
+
+    folder = existing_state(state)
+    found = remote_status(folder, need_remote(folder, state_remote))
+    if as_json:
+        tell(found)
+        return
+    there = "nothing yet" if found.remote_generation is None else f"generation {found.remote_generation}"
+    here = "nothing of it" if found.generation is None else f"generation {found.generation}"
+    print(f"{found.url} has {there}: {counted(found.num_files, 'file')}, {found.num_bytes / 1e6:,.1f} MB")
+    print(
+        f"{folder.root} ({found.role or 'not pushed yet'}) has {here}; {counted(found.num_changed, 'file')} changed "
+        "here since"
+    )

@@ -1,0 +1,6 @@
+"""An S3-compatible object store: one bucket by its URL, and which one a state folder belongs to."""
+
+from osworld_pipeline.object_store.bucket import Bucket, open_bucket
+from osworld_pipeline.object_store.note import RemoteNote, read_note, write_note
+
+__all__ = ["Bucket", "RemoteNote", "open_bucket", "read_note", "write_note"]

@@ -1,0 +1,194 @@
+"""A bucket with a prefix, as whole objects by key. Each request is tried again within limits; what goes wrong for good
+is one StoreError. Credentials, endpoint and region are those of the environment (AWS_*)."""
+
+import hashlib
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from osworld_pipeline.durable import replacing
+from osworld_pipeline.errors import DependencyError, StoreError
+
+REQUEST_TIMEOUT = timedelta(seconds=60)
+"""Of one request; a large file is many of them."""
+CONNECT_TIMEOUT = timedelta(seconds=5)
+MAX_RETRIES = 6
+RETRY_TIMEOUT = timedelta(seconds=90)
+CHUNK_BYTES = 8 << 20
+CHUNKS_AT_ONCE = 4
+"""Of one file that is uploaded."""
+CREDENTIALS = (
+    "AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_SKIP_SIGNATURE",
+)  # fmt: skip
+_URL = re.compile(r"s3://(?P<bucket>[a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(?P<prefix>[^/\s?#][^\s?#]*?))?/?")
+
+
+class Found(NamedTuple):
+    data: bytes
+    version: str
+    """The entity tag, for `replace`."""
+
+
+class OutdatedError(Exception):
+    """The object is not the version that was to be replaced."""
+
+
+class Bucket:
+    """Any number of threads; keys are relative to the URL's prefix."""
+
+    def __init__(self, url: str, store: Any) -> None:
+        self.url = url
+        self._store = store
+
+    def read(self, key: str) -> Found | None:
+        """A small object; None where there is none. Raises StoreError."""
+        import obstore
+
+        with self._explained(f"read {key}"):
+            try:
+                found = obstore.get(self._store, key)
+                return Found(bytes(found.bytes()), str(found.meta["e_tag"] or ""))
+            except FileNotFoundError:
+                return None
+
+    def replace(self, key: str, data: bytes, *, version: str | None) -> None:
+        """Writes a small object whose version is still `version`; None: that is not there yet.
+
+        Raises:
+            OutdatedError: it is another by now.
+            StoreError: the store refused.
+        """
+        import obstore
+        from obstore.exceptions import AlreadyExistsError, PreconditionError
+
+        try:
+            with self._explained(f"write {key}", but=(AlreadyExistsError, PreconditionError)):
+                obstore.put(self._store, key, data, mode="create" if version is None else {"e_tag": version})
+        except (AlreadyExistsError, PreconditionError) as error:
+            # A request that is tried again may meet what it wrote itself, when only the answer was lost.
+            found = self.read(key)
+            if found is None or found.data != data:
+                raise OutdatedError(key) from error
+
+    def size(self, key: str) -> int | None:
+        """In bytes; None where there is no such object. Raises StoreError."""
+        import obstore
+
+        with self._explained(f"look for {key}"):
+            try:
+                return int(obstore.head(self._store, key)["size"])
+            except FileNotFoundError:
+                return None
+
+    def upload(self, file: BinaryIO, key: str) -> int:
+        """Stores an open file under a key that says its content; the bytes sent, 0 where it is there already. Raises
+        StoreError."""
+        import obstore
+
+        num_bytes = os.fstat(file.fileno()).st_size
+        if self.size(key) == num_bytes:
+            return 0
+        # An object is there whole or not at all, however many requests it takes.
+        with self._explained(f"upload {file.name}"):
+            obstore.put(self._store, key, file, chunk_size=CHUNK_BYTES, max_concurrency=CHUNKS_AT_ONCE)
+        return num_bytes
+
+    def download(self, key: str, path: Path, *, sha256: str) -> bool:
+        """Puts an object at `path`, whole or not at all; False where there is no such object.
+
+        Raises:
+            StoreError: the store or the file system refused, or the content is another.
+        """
+        import obstore
+
+        with self._explained(f"download {key}"):
+            try:
+                found = obstore.get(self._store, key)
+            except FileNotFoundError:
+                return False
+            digest = hashlib.sha256()
+            with replacing(path) as temp:
+                with temp.open("wb") as file:
+                    for chunk in found.stream(min_chunk_size=CHUNK_BYTES):
+                        digest.update(chunk)
+                        file.write(chunk)
+                if digest.hexdigest() != sha256:
+                    raise StoreError(f"{self.url}/{key} is damaged (another SHA-256): push it again from its origin")
+        return True
+
+    def remove(self, keys: list[str]) -> None:
+        """What is gone already is fine. Raises StoreError."""
+        import obstore
+
+        if keys:
+            with self._explained("remove objects"):
+                obstore.delete(self._store, keys)
+
+    @contextmanager
+    def _explained(self, what: str, *, but: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+        from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
+
+        try:
+            yield
+        except but:
+            raise
+        except (PermissionDeniedError, UnauthenticatedError) as error:
+            raise StoreError(
+                f"{self.url} refused to {what}: check the credentials in the environment (AWS_ACCESS_KEY_ID, "
+                "AWS_SECRET_ACCESS_KEY) and what they may do"
+            ) from error
+        except BaseError as error:
+            text = str(error).strip().splitlines()[0][:300]
+            raise StoreError(
+                f"{self.url} could not {what}: {text}; try again, what is there is not sent anew"
+            ) from error
+
+
+def open_bucket(url: str) -> Bucket:
+    """The bucket of `s3://BUCKET[/PREFIX]`; no request is made.
+
+    Raises:
+        StoreError: the URL is no such one, or the environment has no credentials.
+        DependencyError: obstore is not installed.
+    """
+    _need_credentials(url, os.environ)
+    return _open(need_url(url))
+
+
+def need_url(url: str) -> str:
+    """Without a slash at its end. Raises StoreError."""
+    if not _URL.fullmatch(url):
+        raise StoreError(f"cannot read '{url}': an object store is written s3://BUCKET/PREFIX")
+    return url.rstrip("/")
+
+
+def _need_credentials(url: str, environment: Mapping[str, str]) -> None:
+    if not any(environment.get(name) for name in CREDENTIALS):
+        raise StoreError(
+            f"{url} needs credentials in the environment: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and "
+            "AWS_ENDPOINT_URL for a store that is not AWS's)"
+        )
+
+
+@lru_cache(maxsize=8)
+def _open(url: str) -> Bucket:
+    try:
+        from obstore.store import S3Store
+    except ImportError as error:
+        raise DependencyError("a state on an object store needs obstore: install the extra 's3'") from error
+    match = _URL.fullmatch(url)
+    assert match is not None
+    store = S3Store(
+        match["bucket"],
+        prefix=match["prefix"],
+        # A plain http endpoint is one that the environment names.
+        client_options={"allow_http": True, "timeout": REQUEST_TIMEOUT, "connect_timeout": CONNECT_TIMEOUT},
+        retry_config={"max_retries": MAX_RETRIES, "retry_timeout": RETRY_TIMEOUT},
+    )
+    return Bucket(url, store)

@@ -1,0 +1,45 @@
+"""`remote/note.json` in a state folder: which object store it is pushed to, or is a cache of."""
+
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal
+
+import orjson
+
+from osworld_pipeline.durable import write_file
+from osworld_pipeline.errors import StoreError
+
+FOLDER = "remote"
+NOTE = "note.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoteNote:
+    url: str
+    role: Literal["origin", "cache"]
+    """`cache`: what is missing here is fetched."""
+
+
+def read_note(root: Path) -> RemoteNote | None:
+    """Of a state folder; None where it belongs to no object store. Raises StoreError where it is damaged."""
+    path = root / FOLDER / NOTE
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return _read(path, status.st_mtime_ns)
+
+
+@lru_cache(maxsize=64)
+def _read(path: Path, changed_ns: int) -> RemoteNote:
+    try:
+        found = orjson.loads(path.read_bytes())
+        return RemoteNote(url=found["url"], role=found["role"])
+    except (OSError, orjson.JSONDecodeError, KeyError, TypeError) as error:
+        raise StoreError(f"{path} is damaged ({error}): remove it, and push or pull again") from error
+
+
+def write_note(root: Path, note: RemoteNote) -> None:
+    """Raises StoreError."""
+    write_file(root / FOLDER / NOTE, orjson.dumps(asdict(note)))

@@ -1,0 +1,96 @@
+"""Which files a state consists of at one moment."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.errors import StoreError
+from osworld_pipeline.part_files import COMPACTED, DETAIL_OF, Manifest, legacy_details, list_names, take_snapshot
+from osworld_pipeline.remote.manifest import Hashes, RemoteFile
+from osworld_pipeline.tables.builds import CURRENT, current_build
+
+CARD = "checkpoint.json"
+NUM_LOOKS = 20
+PAUSE_S = 0.2
+"""Between looks while a compaction or a build of the union commits."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contents:
+    files: dict[str, RemoteFile]
+    compaction: Manifest
+
+
+def list_contents(state: StateDir, hashes: Hashes) -> Contents:
+    """
+    Raises:
+        StoreError: the store is damaged, or changes faster than it can be listed.
+    """
+    for _ in range(NUM_LOOKS):
+        before = _marks(state)
+        try:
+            compaction = Manifest.checked(state.trajectories)
+            files = {path: hashes.of(path) for path in (*_parts(state), *_others(state))}
+        except FileNotFoundError:
+            continue  # replaced since it was listed
+        if _marks(state) == before:
+            return Contents(files=files, compaction=compaction)
+        time.sleep(PAUSE_S)
+    raise StoreError(f"{state.root} changes faster than it can be listed: push again when its compaction has ended")
+
+
+def _marks(state: StateDir) -> tuple[Manifest, str]:
+    """What commits several files at once."""
+    build = current_build(state)
+    return Manifest.read(state.trajectories), build.name if build else ""
+
+
+def _parts(state: StateDir) -> Iterator[str]:
+    """What readers take as of now: files that were replaced and wait for their deletion are left out."""
+    root = state.trajectories
+    for head, detail in DETAIL_OF.items():
+        files = take_snapshot(root, head)
+        for table in filter(None, (head, detail)):
+            yield from (f"{root.name}/{table}/{COMPACTED}/{name}" for name in files.compacted)
+            yield from (f"{root.name}/{table}/{file.name}" for file in files.versioned)
+        yield from (f"{root.name}/{head}/{file.name}" for file in files.legacy)
+        if detail is not None:
+            yield from (f"{root.name}/{detail}/{name}" for name in legacy_details(root, detail, files.legacy))
+
+
+def _others(state: StateDir) -> Iterator[str]:
+    tables = state.tables.name
+    yield from (f"{tables}/{name}" for name in list_names(state.tables) if name.endswith((".parquet", ".json")))
+    build = current_build(state)
+    if build is not None:
+        yield from (f"{tables}/{build.name}/{name}" for name in list_names(build))
+    yield from (f"{state.suites.name}/{name}" for name in list_names(state.suites) if name.endswith(".json"))
+    if state.catalog.is_file():
+        yield state.catalog.name
+    for card in sorted(state.checkpoints.glob(f"*/{CARD}")):
+        for path in sorted(card.parent.rglob("*")):
+            if path.is_file() and not any(part.startswith(".") for part in path.relative_to(card.parent).parts):
+                yield path.relative_to(state.root).as_posix()
+
+
+def is_part(path: str) -> bool:
+    return path.startswith("trajectories/")
+
+
+def is_checkpoint_file(path: str) -> bool:
+    return path.startswith("checkpoints/")
+
+
+def is_card(path: str) -> bool:
+    return is_checkpoint_file(path) and path.count("/") == 2 and path.endswith(f"/{CARD}")
+
+
+def is_catalog(path: str) -> bool:
+    return path == StateDir(Path()).catalog.name
+
+
+def commits_others(path: str) -> bool:
+    """A note that names files, and is put in place after them."""
+    return path == f"{StateDir(Path()).tables.name}/{CURRENT}"

@@ -1,0 +1,130 @@
+"""Images of pushed parts: uploaded before the parts that name them, each once.
+
+A journal next to the state says which are there. It is for speed alone: without it each image is looked for once more.
+"""
+
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.errors import StoreError
+from osworld_pipeline.object_store import Bucket
+from osworld_pipeline.object_store.note import FOLDER
+from osworld_pipeline.trajectories import BlobStore
+from osworld_pipeline.trajectories.garbage import IMAGE_COLUMNS
+from osworld_pipeline.trajectories.reading import compute
+
+NUM_THREADS = 8
+FILES_AT_ONCE = 16
+"""Whose images are in memory at once, by their hashes."""
+JOURNAL = "pushed-"
+"""Its folder, followed by the id of the state."""
+_DIGEST_BYTES = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageSummary:
+    num_uploaded: int = 0
+    num_bytes: int = 0
+    num_missing: int = 0
+    """Named by rows, and neither here nor there."""
+
+
+def push_images(state: StateDir, bucket: Bucket, files: Iterable[str], *, state_id: str) -> ImageSummary:
+    """Uploads the images that the rows of these files name. Raises StoreError."""
+    done = ImageSummary()
+    journal = _Journal(state.root / FOLDER / f"{JOURNAL}{state_id}")
+    waiting: set[bytes] = set()
+    for number, path in enumerate(files, start=1):
+        waiting.update(_images_of(state.root / path))
+        if number % FILES_AT_ONCE == 0:
+            done = _plus(done, _push(state, bucket, journal, waiting))
+            waiting.clear()
+    return _plus(done, _push(state, bucket, journal, waiting))
+
+
+def _push(state: StateDir, bucket: Bucket, journal: "_Journal", images: set[bytes]) -> ImageSummary:
+    done = ImageSummary()
+    blobs = BlobStore(state.blobs)
+    by_folder: dict[str, set[bytes]] = defaultdict(set)
+    for digest in images:
+        by_folder[digest.hex()[:2]].add(digest)
+    with ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="push") as pool:
+        for folder, digests in sorted(by_folder.items()):
+            new = sorted(digests - journal.read(folder))
+            sizes = list(pool.map(lambda digest: _upload(blobs, bucket, digest.hex()), new))
+            journal.add(folder, [digest for digest, size in zip(new, sizes, strict=True) if size is not None])
+            uploaded = [size for size in sizes if size]
+            done = _plus(done, ImageSummary(
+                num_uploaded=len(uploaded), num_bytes=sum(uploaded), num_missing=sizes.count(None)
+            ))  # fmt: skip
+    return done
+
+
+def _upload(blobs: BlobStore, bucket: Bucket, sha256: str) -> int | None:
+    """Bytes sent; None where there is no such image."""
+    path = blobs.find_here(sha256)
+    try:
+        if path is None:
+            return None
+        with path.open("rb") as file:
+            return bucket.upload(file, f"{blobs.root.name}/{sha256[:2]}/{path.name}")
+    except FileNotFoundError:
+        return None
+
+
+class _Journal:
+    """SHA-256 of images that the object store has, 32 bytes each, in 256 files."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def read(self, name: str) -> set[bytes]:
+        try:
+            data = (self._folder / name).read_bytes()
+        except FileNotFoundError:
+            return set()
+        whole = len(data) - len(data) % _DIGEST_BYTES  # a killed writer may leave a piece
+        return {data[start : start + _DIGEST_BYTES] for start in range(0, whole, _DIGEST_BYTES)}
+
+    def add(self, name: str, digests: list[bytes]) -> None:
+        if not digests:
+            return
+        path = self._folder / name
+        with path.open("ab") as file:
+            file.truncate(file.tell() - file.tell() % _DIGEST_BYTES)
+            file.write(b"".join(digests))
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _images_of(path: Path) -> Iterator[bytes]:
+    if path.suffix != ".parquet":
+        return
+    try:
+        with pq.ParquetFile(path) as file:
+            columns = [name for name in IMAGE_COLUMNS if name in file.schema_arrow.names]
+            for number in range(file.num_row_groups if columns else 0):
+                for column in file.read_row_group(number, columns=columns).columns:
+                    flat = compute.list_flatten(column) if pa.types.is_list(column.type) else column
+                    for sha256 in flat.unique().to_pylist():
+                        if sha256 and len(sha256) == 2 * _DIGEST_BYTES:
+                            yield bytes.fromhex(sha256)
+    except (pa.ArrowException, ValueError) as error:
+        raise StoreError(f"{path} is damaged ({error}): mend or remove it, then push again") from error
+
+
+def _plus(one: ImageSummary, other: ImageSummary) -> ImageSummary:
+    return ImageSummary(
+        num_uploaded=one.num_uploaded + other.num_uploaded,
+        num_bytes=one.num_bytes + other.num_bytes,
+        num_missing=one.num_missing + other.num_missing,
+    )

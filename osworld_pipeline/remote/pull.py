@@ -1,0 +1,207 @@
+"""Pulls a state from an object store into a folder, which is a cache of it: tables, parts, suites and the cards of
+checkpoints; images and weights come when they are asked for.
+
+The order of the steps keeps the folder readable at every moment, and a killed pull goes on when it is called again.
+"""
+
+import time
+from collections.abc import Collection, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.durable import locked
+from osworld_pipeline.errors import StoreError
+from osworld_pipeline.object_store import Bucket, RemoteNote, open_bucket, read_note, write_note
+from osworld_pipeline.object_store.note import FOLDER
+from osworld_pipeline.part_files import DETAIL_OF, HEAD_OF, Manifest
+from osworld_pipeline.remote.contents import (
+    commits_others,
+    is_card,
+    is_catalog,
+    is_checkpoint_file,
+    is_part,
+)
+from osworld_pipeline.remote.manifest import Hashes, RemoteManifest, read_base, read_remote, write_base
+from osworld_pipeline.tables.catalog import rebuild_catalog
+from osworld_pipeline.trajectories.compaction import RETIRED_GRACE_S, commit_manifest, exclusive, remove_retired
+
+NUM_THREADS = 8
+LOCK_TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PullSummary:
+    generation: int
+    is_changed: bool
+    """False where the folder was up to date."""
+    num_downloaded: int = 0
+    downloaded_bytes: int = 0
+
+
+def pull(state: StateDir, url: str) -> PullSummary:
+    """Brings a cache up to date; what was made here and not pushed yet stays.
+
+    Raises:
+        StoreError: the folder holds another state; the same file was changed here and there; nothing was pushed; or the
+            object store or the file system refused.
+        DependencyError: obstore is not installed.
+        TableError: the catalog cannot be built.
+    """
+    bucket = open_bucket(url)
+    note = _need_cache(state, bucket.url)
+    with locked(
+        state.root / FOLDER / "sync.lock", timeout_s=LOCK_TIMEOUT_S, error=StoreError,
+        what="the copy of the object store",
+    ):  # fmt: skip
+        remote, base = read_remote(bucket), read_base(state.root)
+        if remote is None:
+            raise StoreError(f"nothing was pushed to {bucket.url} yet: `osworld-pipeline remote push` does it")
+        now = remote.manifest
+        if base is not None and base.state_id != now.state_id:
+            raise StoreError(f"{bucket.url} holds another state than {state.root}: pull into a new folder")
+        if base is not None and base.generation == now.generation and state.catalog.is_file():
+            return PullSummary(generation=now.generation, is_changed=False)
+        if note is None:
+            write_note(state.root, RemoteNote(url=bucket.url, role="cache"))
+        done = _pull(state, bucket, now, base)
+        rebuild_catalog(state)
+        write_base(state.root, now)
+        return done
+
+
+def _need_cache(state: StateDir, url: str) -> RemoteNote | None:
+    note = read_note(state.root)
+    if note is not None and note.url != url:
+        raise StoreError(f"{state.root} belongs to {note.url}, not to {url}: pull into a new folder")
+    if note is None and (state.tables.is_dir() or state.trajectories.is_dir()):
+        raise StoreError(f"{state.root} holds a state of its own: pull into a new folder")
+    return note
+
+
+def _pull(state: StateDir, bucket: Bucket, now: RemoteManifest, base: RemoteManifest | None) -> PullSummary:
+    root = state.trajectories
+    hashes = Hashes(state.root)
+    others = [path for path in now.files if _is_pulled(path) and not is_part(path)]
+    others = [path for path in others if _is_newer_there(state, path, hashes, now, base)]
+    parts = [path for path in now.files if is_part(path) and not _is_here(state, path, now)]
+    with exclusive(root):
+        remove_retired(root, grace_s=RETIRED_GRACE_S)
+        before = Manifest.read(root)
+        after = _merged_compaction(state, before, now, base)
+        # As a compaction does: first the generation that the names of its files begin with.
+        commit_manifest(root, replace(before, generation=after.generation))
+        heads = [path for path in parts if path.split("/")[1] not in HEAD_OF]
+        sizes = _download(state, bucket, now, sorted(set(parts) - set(heads)))
+        sizes += _download(state, bucket, now, heads)
+        sizes += _download(state, bucket, now, [path for path in others if not commits_others(path)])
+        commit_manifest(root, after)
+        sizes += _download(state, bucket, now, [path for path in others if commits_others(path)])
+    return PullSummary(
+        generation=now.generation, is_changed=True, num_downloaded=len(sizes), downloaded_bytes=sum(sizes)
+    )
+
+
+def _is_pulled(path: str) -> bool:
+    """At once; the catalog is built here, of what is here."""
+    return not is_catalog(path) and (not is_checkpoint_file(path) or is_card(path))
+
+
+def _is_here(state: StateDir, path: str, now: RemoteManifest) -> bool:
+    """Of a file that is never changed."""
+    try:
+        return (state.root / path).stat().st_size == now.files[path].num_bytes
+    except FileNotFoundError:
+        return False
+
+
+def _is_newer_there(
+    state: StateDir, path: str, hashes: Hashes, now: RemoteManifest, base: RemoteManifest | None
+) -> bool:
+    """Raises StoreError where it was changed here and there."""
+    try:
+        here = hashes.of(path)
+    except FileNotFoundError:
+        return True
+    there, common = now.files[path], base.files.get(path) if base else None
+    if here == there or there == common:
+        return False
+    if here == common or base is None:
+        return True
+    raise StoreError(
+        f"{state.root / path} was changed here and in {bucket_of(state)}: move one of them away, then pull again"
+    )
+
+
+def bucket_of(state: StateDir) -> str:
+    note = read_note(state.root)
+    return note.url if note else "the object store"
+
+
+def _merged_compaction(state: StateDir, here: Manifest, now: RemoteManifest, base: RemoteManifest | None) -> Manifest:
+    """What counts after the pull. Files that the object store named before and does not any longer are retired here:
+    their rows are in other files now."""
+    there = (now.compaction, _named(now.compacted))
+    common = (base.compaction, _named(base.compacted)) if base else (0, {})
+    mine = (here.generation, _named(here.files))
+    if there == common or mine == there:
+        return here
+    # A pull that was killed has committed the generation already.
+    if mine not in (common, (now.compaction, common[1])):
+        raise StoreError(
+            f"{state.trajectories} was compacted here and at {bucket_of(state)}: pull into a new folder, and compact "
+            "in one place only"
+        )
+    gone = [path for path in (base.files if base else ()) if is_part(path) and path not in now.files]
+    heads = [path.partition("/")[2] for path in gone if path.split("/")[1] in DETAIL_OF]
+    return Manifest(
+        generation=now.compaction,
+        files=now.compacted,
+        retired={**dict.fromkeys(heads, time.time()), **here.retired},
+    )
+
+
+def _named(files: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    return {head: names for head, names in files.items() if names}
+
+
+def _download(state: StateDir, bucket: Bucket, now: RemoteManifest, paths: Iterable[str]) -> list[int]:
+    """Bytes of each."""
+
+    def fetch(path: str) -> int:
+        file = now.files[path]
+        if not bucket.download(file.key, state.root / path, sha256=file.sha256):
+            raise StoreError(f"{bucket.url}/{file.key} is gone ({path}): push the state again from its origin")
+        return file.num_bytes
+
+    with ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="pull") as pool:
+        return list(pool.map(fetch, paths))
+
+
+def is_cache(state: StateDir) -> bool:
+    note = read_note(state.root)
+    return note is not None and note.role == "cache"
+
+
+def fetch_checkpoints(state: StateDir, checkpoint_ids: Collection[str]) -> int:
+    """Downloads what is missing of these checkpoints, and of the bases of adapters; returns the bytes. A folder that is
+    no cache stays as it is.
+
+    Raises:
+        StoreError: the object store or the file system refused.
+    """
+    note, base = read_note(state.root), read_base(state.root)
+    if note is None or base is None or not is_cache(state):
+        return 0
+    wanted = _with_bases(base, checkpoint_ids)
+    folders = tuple(f"{state.checkpoints.name}/{name}/" for name in wanted)
+    paths = [path for path in base.files if path.startswith(folders) and not _is_here(state, path, base)]
+    return sum(_download(state, open_bucket(note.url), base, paths))
+
+
+def _with_bases(base: RemoteManifest, checkpoint_ids: Collection[str]) -> set[str]:
+    """An adapter stands on a checkpoint whose id its own does not tell: all are taken then."""
+    wanted = set(checkpoint_ids)
+    if any(f"checkpoints/{name}/adapter/base.json" in base.files for name in wanted):
+        wanted |= {path.split("/")[1] for path in base.files if is_card(path)}
+    return wanted

@@ -1,0 +1,191 @@
+"""Pushes a state folder to an object store: images, then files, then the manifest that names them."""
+
+import hashlib
+import secrets
+import shutil
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.durable import locked, write_file
+from osworld_pipeline.errors import StoreError
+from osworld_pipeline.object_store import Bucket, RemoteNote, open_bucket, read_note, write_note
+from osworld_pipeline.object_store.bucket import OutdatedError
+from osworld_pipeline.object_store.note import FOLDER
+from osworld_pipeline.remote.contents import Contents, is_catalog, list_contents
+from osworld_pipeline.remote.images import JOURNAL, push_images
+from osworld_pipeline.remote.manifest import (
+    KEY,
+    PENDING,
+    Hashes,
+    Remote,
+    RemoteManifest,
+    read_base,
+    read_remote,
+    write_base,
+)
+
+ID = "id"
+NUM_THREADS = 4
+NUM_LOOKS = 5
+LOCK_TIMEOUT_S = 600.0
+RETIRED_GRACE_S = 86_400.0
+"""An object that no path names any longer stays so long, for readers that have begun."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PushSummary:
+    generation: int
+    is_changed: bool
+    """False where the object store had all of it already."""
+    num_files: int
+    """Of the whole state, images not counted."""
+    num_uploaded: int
+    uploaded_bytes: int
+    num_images: int
+    """Uploaded."""
+    num_missing_images: int
+    num_removed: int
+    """Objects that nothing has named for a day."""
+
+
+def push(state: StateDir, url: str) -> PushSummary:
+    """Makes the object store hold the state as of now; safe beside training. A killed push leaves the state of before.
+
+    Raises:
+        StoreError: the object store holds another state, or one that was pushed to from elsewhere; another push runs;
+            or the object store or the file system refused.
+        DependencyError: obstore is not installed.
+    """
+    bucket = open_bucket(url)
+    note = read_note(state.root)
+    if note is not None and note.url != bucket.url:
+        raise StoreError(
+            f"{state.root} belongs to {note.url}, not to {bucket.url}: name that one, or remove {state.root / FOLDER} "
+            "to begin anew"
+        )
+    lock = state.root / FOLDER / "sync.lock"
+    with locked(lock, timeout_s=LOCK_TIMEOUT_S, error=StoreError, what="the copy on the object store"):
+        remote = _need_known(state, bucket)
+        done = _push(state, bucket, remote)
+        if note is None:
+            write_note(state.root, RemoteNote(url=bucket.url, role="origin"))
+        return done
+
+
+def _need_known(state: StateDir, bucket: Bucket) -> Remote | None:
+    """What is there, if it is what this folder last pushed or pulled."""
+    remote, base = read_remote(bucket), read_base(state.root)
+    if remote is None:
+        if base is not None:
+            # It was emptied since: images that the journal knows are not there.
+            shutil.rmtree(state.root / FOLDER / f"{JOURNAL}{base.state_id}", ignore_errors=True)
+            (state.root / FOLDER / ID).unlink(missing_ok=True)
+        return None
+    if remote.manifest == read_base(state.root, PENDING):
+        return remote  # an earlier push was killed after its swap
+    if base is None or base.state_id != remote.manifest.state_id:
+        raise StoreError(f"{bucket.url} holds another state than {state.root}: push to another prefix")
+    if base.generation != remote.manifest.generation:
+        raise StoreError(
+            f"{bucket.url} was pushed to from elsewhere since: `osworld-pipeline remote pull` first, then push again"
+        )
+    return remote
+
+
+def _push(state: StateDir, bucket: Bucket, remote: Remote | None) -> PushSummary:
+    before = remote.manifest if remote else RemoteManifest(state_id=_new_id(state), generation=0, files={})
+    hashes = Hashes(state.root)
+    for _ in range(NUM_LOOKS):
+        contents = list_contents(state, hashes)
+        new = [path for path, file in contents.files.items() if before.files.get(path) != file]
+        try:
+            images = push_images(state, bucket, new, state_id=before.state_id)
+            sizes = _upload(state, bucket, contents, new)
+            break
+        except FileNotFoundError:
+            continue  # compaction has replaced a file since: what is uploaded already is found again
+    else:
+        raise StoreError(f"{state.root} changes faster than it can be pushed: push again when its compaction has ended")
+    hashes.save()
+    is_changed = remote is None or not _is_same(before, contents)
+    manifest = _next(before, contents) if is_changed else before
+    if is_changed:
+        write_base(state.root, manifest, PENDING)
+        _swap(bucket, manifest, remote)
+    write_base(state.root, manifest)
+    return PushSummary(
+        generation=manifest.generation,
+        is_changed=is_changed,
+        num_files=len(contents.files),
+        num_uploaded=len(sizes),
+        uploaded_bytes=sum(sizes) + images.num_bytes,
+        num_images=images.num_uploaded,
+        num_missing_images=images.num_missing,
+        num_removed=_remove_retired(bucket, before, manifest),
+    )
+
+
+def _is_same(before: RemoteManifest, contents: Contents) -> bool:
+    """Apart from the catalog, which is made of the others."""
+    there, here = ({path: file for path, file in files.items() if not is_catalog(path)}
+                   for files in (before.files, contents.files))  # fmt: skip
+    return there == here and before.compaction == contents.compaction.generation
+
+
+def _new_id(state: StateDir) -> str:
+    """Of a state that was never pushed as a whole; the same when a killed first push is repeated."""
+    path = state.root / FOLDER / ID
+    if not path.is_file():
+        write_file(path, secrets.token_hex(8).encode())
+    return path.read_text()
+
+
+def _upload(state: StateDir, bucket: Bucket, contents: Contents, paths: Iterable[str]) -> list[int]:
+    """Bytes of each file that was sent."""
+
+    def send(path: str) -> int:
+        # A file is replaced and never changed: what was opened stays what it is.
+        with (state.root / path).open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != contents.files[path].sha256:
+                raise FileNotFoundError(path)
+            file.seek(0)
+            return bucket.upload(file, contents.files[path].key)
+
+    with ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="push") as pool:
+        return [size for size in pool.map(send, paths) if size]
+
+
+def _next(before: RemoteManifest, contents: Contents) -> RemoteManifest:
+    now = time.time()
+    named = {file.key for file in contents.files.values()}
+    gone = {file.key for file in before.files.values()} - named
+    retired = {key: since for key, since in before.retired_objects.items() if since > now - RETIRED_GRACE_S}
+    retired = {key: since for key, since in {**dict.fromkeys(gone, now), **retired}.items() if key not in named}
+    return RemoteManifest(
+        state_id=before.state_id,
+        generation=before.generation + 1,
+        files=contents.files,
+        compaction=contents.compaction.generation,
+        compacted=contents.compaction.files,
+        retired_objects=retired,
+    )
+
+
+def _swap(bucket: Bucket, manifest: RemoteManifest, remote: Remote | None) -> None:
+    try:
+        bucket.replace(KEY, manifest.to_bytes(), version=remote.version if remote else None)
+    except OutdatedError as error:
+        raise StoreError(
+            f"{bucket.url} was pushed to from elsewhere meanwhile: `osworld-pipeline remote pull`, then push again"
+        ) from error
+
+
+def _remove_retired(bucket: Bucket, before: RemoteManifest, now: RemoteManifest) -> int:
+    """Those that the swap has forgotten. A kill here leaves them: nothing names them, and they only take place."""
+    named = {file.key for file in now.files.values()}
+    due = [key for key in before.retired_objects if key not in now.retired_objects and key not in named]
+    bucket.remove(due)
+    return len(due)

@@ -1,0 +1,86 @@
+"""How a state folder and the object store stand to each other, and what the commands do about it by themselves."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.errors import DependencyError, StoreError
+from osworld_pipeline.object_store import open_bucket, read_note
+from osworld_pipeline.remote.contents import is_catalog, list_contents
+from osworld_pipeline.remote.manifest import Hashes, read_base, read_remote
+from osworld_pipeline.remote.pull import pull
+from osworld_pipeline.remote.push import PushSummary, push
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoteStatus:
+    url: str
+    role: str
+    """`origin` or `cache`; empty before the first push."""
+    generation: int | None
+    """Last pushed or pulled here; None before the first time."""
+    remote_generation: int | None
+    """None where nothing was pushed yet."""
+    num_files: int
+    """Of the state on the object store, images not counted."""
+    num_bytes: int
+    num_changed: int
+    """Files here that the last push or pull did not have; the catalog, which is made of the others, not counted."""
+
+
+def remote_status(state: StateDir, url: str) -> RemoteStatus:
+    """Raises StoreError, DependencyError."""
+    bucket = open_bucket(url)
+    note, base, remote = read_note(state.root), read_base(state.root), read_remote(bucket)
+    here = list_contents(state, Hashes(state.root)).files if state.root.is_dir() else {}
+    known = base.files if base else {}
+    there = remote.manifest.files if remote else {}
+    return RemoteStatus(
+        url=bucket.url,
+        role=note.role if note else "",
+        generation=base.generation if base else None,
+        remote_generation=remote.manifest.generation if remote else None,
+        num_files=len(there),
+        num_bytes=sum(file.num_bytes for file in there.values()),
+        num_changed=sum(known.get(path) != file for path, file in here.items() if not is_catalog(path)),
+    )
+
+
+def need_remote(state: StateDir, url: str) -> str:
+    """The object store that is meant: the named one, else the one that the folder belongs to. Raises StoreError."""
+    note = read_note(state.root)
+    if url or note is not None:
+        return url or (note.url if note else "")
+    raise StoreError(f"{state.root} belongs to no object store: name one with --state-remote s3://BUCKET/PREFIX")
+
+
+def refresh(state: StateDir, url: str, say: Say) -> None:
+    """Brings a cache up to date before it is read; any other folder stays as it is. Without a network an earlier cache
+    answers, and that is said.
+
+    Raises:
+        StoreError, DependencyError: there is nothing to read without the object store.
+    """
+    note = read_note(state.root)
+    is_own = note.role == "origin" if note else state.tables.is_dir() or state.trajectories.is_dir()
+    if is_own or not (url or note):
+        return
+    try:
+        pull(state, need_remote(state, url))
+    except StoreError as error:
+        if not state.catalog.is_file():
+            raise
+        say(f"the copy in {state.root} may be old: {error}")
+
+
+def push_after(state: StateDir, url: str, say: Say) -> PushSummary | None:
+    """The push of an origin after a compaction or a stage, where one is configured: a failure is said and ends nothing,
+    for the next push makes up for it. A cache is pushed only by the command."""
+    try:
+        note = read_note(state.root)
+        return push(state, url) if url and (note is None or note.role == "origin") else None
+    except (StoreError, DependencyError) as error:
+        say(f"not pushed: {error}")
+        return None

@@ -1,0 +1,27 @@
+"""An S3 server for the tests of this folder, and a prefix for each."""
+
+from collections.abc import Iterator
+
+import pytest
+from s3_server import BUCKET, S3, serve_s3
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[S3]:
+    with serve_s3() as s3:
+        yield s3
+
+
+@pytest.fixture
+def s3(server: S3, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    yield server
+    server.failures.clear()
+    server.requests.clear()
+    server.on_request = lambda _: None
+
+
+@pytest.fixture
+def url(request: pytest.FixtureRequest) -> str:
+    return f"s3://{BUCKET}/{abs(hash(request.node.name))}"
