@@ -84,13 +84,14 @@ async def guest(host: _Host) -> AsyncIterator[GuestClient]:
 
 @pytest.fixture
 async def graders() -> AsyncIterator[OSWorldGraders]:
+    there = below(os.getpid())  # of tests that ran before in this process
     answers = httpx.MockTransport(lambda request: httpx.Response(200, text=f"gold of {request.url.host}"))
     downloader = Downloader(TaskLimits(download_hosts=("allowed.example",)), transport=answers)
     graders = OSWorldGraders(python=INSTALL.python, install=INSTALL, downloader=downloader, limits=LIMITS)
     yield graders
     await graders.close()
     await downloader.close()
-    assert not below(os.getpid()), "closed graders leave no process"
+    assert not below(os.getpid()) - there, "closed graders leave no process"
 
 
 async def grade(graders: OSWorldGraders, guest: GuestClient, func: str = "exact_match", **task: Any) -> float:
