@@ -5,6 +5,7 @@ adapter in peft's format, where the base that it names is a folder or in the hub
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from osworld_pipeline.durable import write_file
 from osworld_pipeline.errors import DependencyError, StoreError
 from osworld_pipeline.runs.endpoints import Endpoint, is_address
 from osworld_pipeline.runs.registered import all_checkpoints, register_checkpoint
-from osworld_pipeline.runs.stages import CARD, DIGEST_LENGTH, checkpoint_card
+from osworld_pipeline.runs.stages import CARD, DIGEST_LENGTH, checkpoint_card, read_checkpoint
 from osworld_pipeline.tables.checkpoints import upsert_checkpoint
 
 HUB = "hub:"
@@ -48,6 +49,9 @@ def add_checkpoint(state: StateDir, source: str, *, fetch: FetchModel | None = N
         if folder.parent == state.checkpoints.resolve() and (folder / CARD).is_file():
             return register_checkpoint(state, folder.name)
         checkpoint = _of_folder(folder)
+    known = read_checkpoint(state, checkpoint.checkpoint_id)
+    if known is not None:
+        checkpoint = replace(checkpoint, saved_at=known.saved_at)
     card = json.dumps(checkpoint_card(checkpoint), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
     write_file(state.checkpoints / checkpoint.checkpoint_id / CARD, card.encode())
     upsert_checkpoint(state, checkpoint)

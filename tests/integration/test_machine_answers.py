@@ -74,8 +74,8 @@ def test_answers_are_json(tmp_path: Path) -> None:
 
 def test_an_error_is_an_object_with_its_type_and_exit_status(tmp_path: Path) -> None:
     told = error(run(tmp_path, "query", "SELECT 1", "--json"))
-    assert told["type"] == "TableError"
-    assert "run `make demo`" in told["message"]
+    assert told["type"] == "StoreError"
+    assert "run osworld-pipeline demo or train first" in told["message"]
     assert told["exit_status"] == 1
 
 
@@ -88,7 +88,7 @@ def test_a_wrong_option_is_an_object_too(tmp_path: Path) -> None:
 
 def test_without_json_people_see_what_they_saw(tmp_path: Path) -> None:
     done = run(tmp_path, "query", "SELECT 1")
-    assert done.stderr.startswith("TableError: there is no catalog at")
+    assert done.stderr.startswith("StoreError: there is no state folder")
 
 
 def test_the_status_of_doctor_is_the_roles_and_looking_makes_nothing(tmp_path: Path) -> None:

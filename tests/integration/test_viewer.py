@@ -306,6 +306,7 @@ def test_what_a_model_wrote_takes_nothing_over(page: Page, url: str) -> None:
 
 def test_store_that_is_written_meanwhile_is_announced_and_shown(page: Page, tmp_path: Path) -> None:
     state = StateDir(tmp_path / "var")
+    state.root.mkdir()
     with viewer(state) as (url, process):
         page.goto(f"{url}/episodes")
         expect(page.locator("main")).to_contain_text("make demo")

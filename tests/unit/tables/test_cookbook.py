@@ -26,7 +26,8 @@ from osworld_pipeline.trajectories import TrajectoryStore
 
 DOC = Path(__file__).resolve().parents[3] / "docs" / "cookbook.md"
 SHARED = "5" * 64
-NOW = float(int(time.time()))
+NOW = float(int(time.time())) + 3600
+"""An hour ahead: a stage that is at work now is still at work when its test runs late."""
 PRESS = 'pyautogui.press("a")'
 UNREAD = "(no action could be read)"
 
