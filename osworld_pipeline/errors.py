@@ -7,6 +7,7 @@ PipelineError
 ├── DatasetError         a raw source that cannot be read at all
 ├── TableError           the DuckDB catalog: locked, absent, or a bad query
 ├── StoreError           trajectory parts, image blobs, checkpoints: cannot be written or read
+│   └── StoreBusyError   another process does what one process may do at a time
 ├── ActionParseError     text that is no action
 ├── EnvServerError       the env server is unreachable or answered nonsense
 │   └── NoCapacityError  it is there, but has no free replica within the bounded wait
@@ -40,6 +41,9 @@ class TableError(PipelineError): ...
 
 
 class StoreError(PipelineError): ...
+
+
+class StoreBusyError(StoreError): ...
 
 
 class ActionParseError(PipelineError): ...

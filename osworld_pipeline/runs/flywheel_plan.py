@@ -12,7 +12,7 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.part_files import COMPACTED, take_snapshot
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.runs.stages import read_checkpoint, stage_checkpoint_id
-from osworld_pipeline.trajectories.reading import read_part_table
+from osworld_pipeline.trajectories.reading import read_part_table, read_rows
 
 GROUPS = "rollout_groups"
 
@@ -125,9 +125,8 @@ def read_measurement(state: StateDir, round_id: str, *, threshold: float) -> Mea
         read_part_table(root / file.name, GROUPS, columns=columns) for file in files.small if file.part == round_id
     ]
     if not found:
-        only = [("part", "==", round_id)]
         paths = [root / COMPACTED / name for name in files.compacted]
-        found = [read_part_table(path, GROUPS, columns=columns, filters=only) for path in paths]
+        found = [read_rows(path, GROUPS, "part", [round_id], columns=columns) for path in paths]
     rewards = [reward for table in found for row in table.column("task_rewards").to_pylist() for reward in row]
     if not rewards:
         return None

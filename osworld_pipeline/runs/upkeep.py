@@ -8,12 +8,14 @@ from pathlib import Path
 
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
+from osworld_pipeline.part_files import DETAIL_OF
 from osworld_pipeline.remote.pull import is_cache
 from osworld_pipeline.tables.builds import REPLACED_GRACE_S, remove_replaced_builds
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.trajectories import BlobStore
 from osworld_pipeline.trajectories.compaction import (
     RETIRED_GRACE_S,
+    TARGET_BYTES,
     CompactionSummary,
     compact_parts,
     exclusive,
@@ -26,6 +28,7 @@ from osworld_pipeline.trajectories.garbage import (
     unused_images,
 )
 from osworld_pipeline.trajectories.holdings import RepairSummary, rebuild_manifest
+from osworld_pipeline.trajectories.merging import LEFT_PARTS, num_small_parts
 
 GRACE_S = 86_400.0
 """An update's screenshots are stored while it runs, its rows at its end: no update may take longer than this."""
@@ -35,7 +38,8 @@ def compact_store(
     state: StateDir,
     *,
     min_parts: int = 8,
-    target_bytes: int = 64 << 20,
+    target_bytes: int = TARGET_BYTES,
+    budget_bytes: int | None = None,
     retired_grace_s: float = RETIRED_GRACE_S,
     on_progress: Callable[[str, int, int], None] | None = None,
 ) -> CompactionSummary:
@@ -50,9 +54,15 @@ def compact_store(
         state.trajectories,
         min_parts=min_parts,
         target_bytes=target_bytes,
+        budget_bytes=budget_bytes,
         retired_grace_s=retired_grace_s,
         on_progress=on_progress,
     )
+
+
+def is_compaction_due(state: StateDir) -> bool:
+    """Whether a table has small parts enough. Raises StoreError."""
+    return any(num_small_parts(state.trajectories, head) >= LEFT_PARTS for head in DETAIL_OF)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ a grace period, for the queries that have listed it. A kill leaves files that no
 
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from osworld_pipeline.columns import is_newer, marked, stored
 from osworld_pipeline.durable import locked, remove_stale_temps, replacing, write_file
-from osworld_pipeline.errors import StoreError
+from osworld_pipeline.errors import StoreBusyError, StoreError
 from osworld_pipeline.part_files import (
     COMPACTED,
     DETAIL_OF,
@@ -30,13 +30,20 @@ from osworld_pipeline.part_files import (
     PartFile,
     take_snapshot,
 )
-from osworld_pipeline.trajectories.reading import compute, details_path, read_part_table
+from osworld_pipeline.trajectories.compaction_plan import Choice, Unit, batches, choose_all, choose_some
+from osworld_pipeline.trajectories.footers import read_footer
+from osworld_pipeline.trajectories.reading import compute, details_path, read_part_table, read_rows
 
 LOCK_TIMEOUT_S = 2.0
+TARGET_BYTES = 64 << 20
+MAX_PARTS = 2_000
+"""Small parts that a compaction with a budget takes in of a table."""
 RETIRED_GRACE_S = 600.0
 HEAD_ROWS, DETAIL_ROWS = 4_000, 20_000
 """Rows of a row group: what a look-up of one episode reads, against what a scan of all gains by larger ones."""
 _GENERATIONS = (1 << VERSION_SHIFT) - 1
+_Choose = Callable[[Sequence[Unit], Sequence[Unit], Mapping[str, Set[str]]], Choice]
+"""Of small parts, compacted files, and the compacted files that a part replaces rows of."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,52 +62,41 @@ class CompactionSummary:
     """Files deleted that an earlier compaction had retired."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Unit:
-    """What compaction takes in as a whole: a small part, or an earlier compacted file."""
-
-    head: Path
-    detail: Path | None
-    part: PartFile | None
-    num_bytes: int
-
-    @property
-    def retires(self) -> str:
-        table = self.head.parent
-        return (
-            f"{table.parent.name}/{COMPACTED}/{self.head.name}"
-            if self.part is None
-            else f"{table.name}/{self.head.name}"
-        )
-
-
 def compact_parts(
     root: Path,
     *,
     min_parts: int = 8,
-    target_bytes: int = 64 << 20,
+    target_bytes: int = TARGET_BYTES,
+    budget_bytes: int | None = None,
     retired_grace_s: float = RETIRED_GRACE_S,
+    timeout_s: float = LOCK_TIMEOUT_S,
     on_progress: Callable[[str, int, int], None] | None = None,
 ) -> CompactionSummary:
     """Takes in the small parts of each head table that has at least `min_parts` of them; files grow to `target_bytes`
     (compressed, head and details). `on_progress`: table, parts done, parts in all.
 
+    `budget_bytes`: so much is read of a table, of 2,000 small parts at most, and what is left waits for the next time;
+    None: all of it. `timeout_s`: for other upkeep to end.
+
     Raises:
-        StoreError: another compaction or collection runs, a file is damaged, or the file system refused.
+        StoreBusyError: another compaction or collection runs.
+        StoreError: a file is damaged, or the file system refused.
     """
-    with exclusive(root):
+    with exclusive(root, timeout_s=timeout_s):
         remove_stale_temps(root / INCOMING)
         Manifest.checked(root)
         summary = CompactionSummary(num_removed=remove_retired(root, grace_s=retired_grace_s))
         for head in DETAIL_OF:
-            summary = _plus(summary, _compact_table(root, head, min_parts, target_bytes, on_progress))
+            choose = _chooser(min_parts=min_parts, target_bytes=target_bytes, budget_bytes=budget_bytes)
+            max_parts = None if budget_bytes is None else MAX_PARTS
+            summary = _plus(summary, _compact_table(root, head, choose, target_bytes, max_parts, on_progress))
         return summary
 
 
-def exclusive(root: Path) -> AbstractContextManager[None]:
-    """Held by what changes the manifest or deletes files."""
+def exclusive(root: Path, *, timeout_s: float = LOCK_TIMEOUT_S) -> AbstractContextManager[None]:
+    """Held by what changes the manifest or deletes files. Raises StoreBusyError."""
     return locked(
-        root / "upkeep.lock", timeout_s=LOCK_TIMEOUT_S, error=StoreError, what="the upkeep of the trajectories"
+        root / "upkeep.lock", timeout_s=timeout_s, error=StoreBusyError, what="the upkeep of the trajectories"
     )
 
 
@@ -137,62 +133,97 @@ def _detail_files(root: Path, head: str, path: Path) -> Iterator[Path]:
             yield found
 
 
+def _chooser(*, min_parts: int, target_bytes: int, budget_bytes: int | None) -> _Choose:
+    def choose(small: Sequence[Unit], compacted: Sequence[Unit], replaces: Mapping[str, Set[str]]) -> Choice:
+        if budget_bytes is None:
+            stale = frozenset[str]().union(*replaces.values())
+            return choose_all(small, compacted, stale, min_parts=min_parts, target_bytes=target_bytes)
+        return choose_some(
+            small,
+            compacted,
+            replaces,
+            min_parts=min_parts,
+            target_bytes=target_bytes,
+            budget_bytes=budget_bytes,
+        )
+
+    return choose
+
+
 def _compact_table(
     root: Path,
     head: str,
-    min_parts: int,
+    choose: _Choose,
     target_bytes: int,
+    max_parts: int | None,
     on_progress: Callable[[str, int, int], None] | None,
 ) -> CompactionSummary:
     manifest = Manifest.read(root)
     files = take_snapshot(root, head)
-    newer = {name for name in files.compacted if _is_newer_file(root, head, root / head / COMPACTED / name)}
-    small, num_newer = _small_units(root, head, files, _parts_of(root, head, newer))
-    stale = _overridden(root, head, files) - newer
-    if len(small) < max(1, min_parts) and not stale:
+    replaces = _replaced(root, head, files)
+    compacted = [_compacted_unit(root, head, name) for name in files.compacted]
+    touched = frozenset[str]().union(*replaces.values())
+    growing = {unit.head.name for unit in compacted if unit.num_bytes < target_bytes // 2}
+    newer = {name for name in touched | growing if _is_newer_file(root, head, root / head / COMPACTED / name)}
+    kept = {part for part, names in replaces.items() if names & newer}
+    small, num_newer = _small_units(root, head, files, kept, max_parts)
+    replaces = {unit.part.part: replaces.get(unit.part.part, frozenset()) for unit in small if unit.part}
+    choice = choose(small, [unit for unit in compacted if unit.head.name not in newer], replaces)
+    if not choice.small and not choice.merged:
         return CompactionSummary(num_newer=num_newer)
-    merged = [
-        unit
-        for unit in (_compacted_unit(root, head, name) for name in files.compacted if name not in newer)
-        if unit.head.name in stale or unit.num_bytes < target_bytes // 2
-    ]
     generation = 1 + manifest.generation
     # A reader that finds files of a generation which the manifest has not reached knows that it is not the latest.
     commit_manifest(root, replace(manifest, generation=generation))
-    taken = {unit.part.part for unit in small if unit.part}
+    taken = {unit.part.part for unit in choice.small if unit.part}
     hidden = files.rewritten
     written: list[str] = []
     num_done = num_rows = 0
-    for number, batch in enumerate(_batches([*merged, *small], target_bytes)):
+    units = sorted((*choice.merged, *choice.small), key=lambda unit: _first_key(head, unit))
+    for number, batch in enumerate(batches(units, target_bytes)):
         name = f"g{generation:06d}-{number:04d}-{secrets.token_hex(3)}.parquet"
         num_rows += _write_compacted(root, head, batch, name, generation, hidden)
         written.append(name)
         num_done += sum(unit.part is not None for unit in batch)
         if on_progress:
-            on_progress(head, num_done, len(small))
+            on_progress(head, num_done, len(choice.small))
     now = time.time()
-    gone = [unit.retires for unit in (*merged, *small)]
+    gone = [unit.retires for unit in units]
     gone += [f"{head}/{file.name}" for file in files.superseded if file.part in taken]
-    kept = [name for name in files.compacted if name not in {unit.head.name for unit in merged}]
+    merged = {unit.head.name for unit in choice.merged}
     commit_manifest(
         root,
         Manifest(
             generation=generation,
-            files={**manifest.files, head: (*kept, *written)},
+            files={**manifest.files, head: (*(name for name in files.compacted if name not in merged), *written)},
             retired={**manifest.retired, **dict.fromkeys(gone, now)},
         ),
     )
     return CompactionSummary(
-        num_parts=len(small), num_merged=len(merged), num_written=len(written), num_rows=num_rows, num_newer=num_newer
+        num_parts=len(choice.small),
+        num_merged=len(merged),
+        num_written=len(written),
+        num_rows=num_rows,
+        num_newer=num_newer,
     )
 
 
-def _small_units(root: Path, head: str, files: HeadFiles, kept: Set[str]) -> tuple[list[_Unit], int]:
+def _first_key(head: str, unit: Unit) -> str:
+    """Files are filled in this order, so that an id is in the range of few of them."""
+    if unit.part is not None:
+        return unit.part.part
+    return read_footer(unit.head).smallest(KEY_OF[head]) or ""
+
+
+def _small_units(
+    root: Path, head: str, files: HeadFiles, kept: Set[str], max_parts: int | None
+) -> tuple[list[Unit], int]:
     """The small parts in the order of their names, which is nearly that of their rows' ids; and how many are left
     alone: those of a newer program, and `kept`, whose files hide older rows in compacted files that cannot change."""
-    units: list[_Unit] = []
+    units: list[Unit] = []
     num_newer = 0
     for file in files.small:
+        if len(units) == max_parts:
+            break
         path = root / head / file.name
         detail = None
         if not file.version:
@@ -203,7 +234,7 @@ def _small_units(root: Path, head: str, files: HeadFiles, kept: Set[str]) -> tup
             num_newer += 1
             continue
         num_bytes = path.stat().st_size + (detail.stat().st_size if detail else 0)
-        units.append(_Unit(head=path, detail=detail, part=file, num_bytes=num_bytes))
+        units.append(Unit(head=path, detail=detail, part=file, num_bytes=num_bytes))
     return units, num_newer
 
 
@@ -211,15 +242,6 @@ def _is_newer_file(root: Path, head: str, path: Path) -> bool:
     """Of a compacted head and its details."""
     detail = next(_detail_files(root, head, path), None)
     return any(_is_newer(*found) for found in ((path, head), (detail, DETAIL_OF[head])))
-
-
-def _parts_of(root: Path, head: str, names: Iterable[str]) -> Set[str]:
-    """The parts that compacted files hold rows of."""
-    parts: set[str] = set()
-    for name in names:
-        rows = read_part_table(root / head / COMPACTED / name, head, columns=["part"])
-        parts.update(rows["part"].unique().to_pylist())
-    return parts
 
 
 def _is_newer(path: Path | None, table: str | None) -> bool:
@@ -236,42 +258,26 @@ def _is_newer(path: Path | None, table: str | None) -> bool:
         raise StoreError(f"{path} is damaged ({error}): remove it and run its stage again") from error
 
 
-def _compacted_unit(root: Path, head: str, name: str) -> _Unit:
+def _compacted_unit(root: Path, head: str, name: str) -> Unit:
     path = root / head / COMPACTED / name
     detail = next(_detail_files(root, head, path), None)
     num_bytes = sum(found.stat().st_size for found in (path, detail) if found is not None)
-    return _Unit(head=path, detail=detail, part=None, num_bytes=num_bytes)
+    return Unit(head=path, detail=detail, part=None, num_bytes=num_bytes)
 
 
-def _overridden(root: Path, head: str, files: HeadFiles) -> set[str]:
-    """Compacted files with rows of parts that were written again since."""
-    rewritten = pa.array(sorted(files.rewritten), pa.string())
-    if len(rewritten) == 0:
-        return set()
-    return {
-        name
-        for name in files.compacted
-        if compute.any(
-            compute.is_in(read_part_table(root / head / COMPACTED / name, head, columns=["part"])["part"], rewritten)
-        ).as_py()
-    }
-
-
-def _batches(units: Sequence[_Unit], target_bytes: int) -> Iterator[list[_Unit]]:
-    batch: list[_Unit] = []
-    num_bytes = 0
-    for unit in units:
-        if batch and num_bytes + unit.num_bytes > target_bytes:
-            yield batch
-            batch, num_bytes = [], 0
-        batch.append(unit)
-        num_bytes += unit.num_bytes
-    if batch:
-        yield batch
+def _replaced(root: Path, head: str, files: HeadFiles) -> Mapping[str, Set[str]]:
+    """The compacted files that hold older rows of a small part, by part."""
+    parts = sorted(files.rewritten)
+    found: dict[str, set[str]] = {}
+    for name in files.compacted if parts else ():
+        rows = read_rows(root / head / COMPACTED / name, head, "part", parts, columns=["part"])
+        for part in rows["part"].unique().to_pylist():
+            found.setdefault(part, set()).add(name)
+    return found
 
 
 def _write_compacted(
-    root: Path, head: str, batch: Sequence[_Unit], name: str, generation: int, hidden: Iterable[str]
+    root: Path, head: str, batch: Sequence[Unit], name: str, generation: int, hidden: Iterable[str]
 ) -> int:
     detail = DETAIL_OF[head]
     gone = pa.array(sorted(hidden), pa.string())

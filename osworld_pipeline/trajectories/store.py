@@ -29,7 +29,8 @@ from osworld_pipeline.part_files import (
     take_snapshot,
 )
 from osworld_pipeline.trajectories.blobs import BlobStore
-from osworld_pipeline.trajectories.reading import details_path, read_part_table
+from osworld_pipeline.trajectories.merging import MERGE_PARTS, PartMerger
+from osworld_pipeline.trajectories.reading import details_path, read_part_table, read_rows, row_groups_from
 from osworld_pipeline.trajectories.rows import (
     Row,
     episode_from,
@@ -48,8 +49,10 @@ _PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,180}")
 class TrajectoryStore:
     """Implements protocols.EpisodeSink over a state folder."""
 
-    def __init__(self, state: StateDir) -> None:
+    def __init__(self, state: StateDir, *, merge_parts: int = MERGE_PARTS) -> None:
+        """`merge_parts`: so many small parts of a table become one file while this writer goes on."""
         self.root = state.trajectories
+        self._merger = PartMerger(self.root, merge_parts=merge_parts)
         self.blobs = BlobStore(state.blobs)
         # The first list that Arrow is given makes it import pandas: now, and not in the middle of the first append.
         pa.array([0])
@@ -115,7 +118,9 @@ class TrajectoryStore:
         files = take_snapshot(self.root, head)
         parts = set(files.rewritten)
         for name in files.compacted:
-            found = read_part_table(self.root / head / COMPACTED / name, head, columns=["part"])
+            path = self.root / head / COMPACTED / name
+            groups = row_groups_from(path, "part", prefix)
+            found = read_part_table(path, head, columns=["part"], row_groups=groups)
             parts.update(found["part"].unique().to_pylist())
         return sorted(part for part in parts if part.startswith(prefix))
 
@@ -139,9 +144,9 @@ class TrajectoryStore:
             if file.part in wanted:
                 head = read_part_table(self.root / "episodes" / file.name, "episodes")
                 found[file.part] = _episodes(head, self._small_steps(file, head))
-        missing = sorted(wanted - found.keys())
+        missing = wanted - found.keys()
         for name in files.compacted if missing else ():
-            for part, episodes in self._compacted_episodes(name, [("part", "in", missing)]):
+            for part, episodes in self._compacted_episodes(name, "part", missing):
                 found[part] = (*found.get(part, ()), *episodes)
         return found
 
@@ -152,13 +157,13 @@ class TrajectoryStore:
             StoreError: there is none.
         """
         files = take_snapshot(self.root, "episodes")
-        only = [("episode_id", "==", episode_id)]
         for name in files.compacted:
-            for part, episodes in self._compacted_episodes(name, only):
+            for part, episodes in self._compacted_episodes(name, "episode_id", [episode_id]):
                 if part not in files.rewritten:
                     return episodes[0]
-        for file in files.small:
-            head = read_part_table(self.root / "episodes" / file.name, "episodes", filters=only)
+        # An episode's part is mostly named after it, or after what its name begins with.
+        for file in sorted(files.small, key=lambda file: not episode_id.startswith(file.part)):
+            head = read_rows(self.root / "episodes" / file.name, "episodes", "episode_id", [episode_id])
             if head.num_rows:
                 return _episodes(head, self._small_steps(file, head))[0]
         raise StoreError(
@@ -169,13 +174,15 @@ class TrajectoryStore:
         path = details_path(self.root, "episodes", file, head)
         return stored("steps").empty_table() if path is None else read_part_table(path, "steps")
 
-    def _compacted_episodes(self, name: str, filters: list[tuple]) -> Iterator[tuple[str, tuple[Episode, ...]]]:
-        """By part, those of a compacted file that pass."""
-        head = read_part_table(self.root / "episodes" / COMPACTED / name, "episodes", filters=filters)
+    def _compacted_episodes(
+        self, name: str, column: str, values: Collection[str]
+    ) -> Iterator[tuple[str, tuple[Episode, ...]]]:
+        """By part, those of a compacted file whose `column` is one of `values`."""
+        head = read_rows(self.root / "episodes" / COMPACTED / name, "episodes", column, values)
         if head.num_rows == 0:
             return
-        ids = [("episode_id", "in", head["episode_id"].to_pylist())]
-        steps = read_part_table(self.root / "steps" / COMPACTED / name, "steps", filters=ids)
+        ids = head["episode_id"].to_pylist()
+        steps = read_rows(self.root / "steps" / COMPACTED / name, "steps", "episode_id", ids)
         order = head.column("part").to_pylist()
         by_part: dict[str, list[Episode]] = {}
         for part, episode in zip(order, _episodes(head, steps), strict=True):
@@ -198,6 +205,7 @@ class TrajectoryStore:
         for table, data in tables:
             path, ids = self.root / table / name, (KEY_OF[head],)
             write_parquet(path, marked(data), temp_folder=self.root / INCOMING, statistics=ids)
+        self._merger.written(head)
 
 
 def _table(rows: list[Row], table: str, part: str, version: int) -> pa.Table:

@@ -3,14 +3,10 @@ newest writing counts although hosts' clocks differ."""
 
 import threading
 import time
-from functools import lru_cache
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-from osworld_pipeline.errors import StoreError
 from osworld_pipeline.part_files import COMPACTED, SEED, VERSION_SHIFT, PartFile, list_names
+from osworld_pipeline.trajectories.footers import read_footer
 
 _lock = threading.Lock()
 _last_ms = 0
@@ -37,16 +33,9 @@ def _newest_ms(root: Path, head: str) -> int:
     return max(versions, default=0) >> VERSION_SHIFT
 
 
-@lru_cache(maxsize=65_536)
 def _newest_of(path: Path) -> int:
-    """The newest version in a compacted file, from its footer; such a file is never changed."""
+    """The newest version in a compacted file, from its footer."""
     try:
-        footer = pq.read_metadata(path)
+        return read_footer(path).largest("part_version") or 0
     except FileNotFoundError:
         return 0  # removed since it was listed: what replaced it is as new
-    except (pa.ArrowException, OSError) as error:
-        raise StoreError(f"{path} is damaged ({error}): restore it from a copy") from error
-    groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
-    position = next(index for index in range(footer.num_columns) if footer.schema.column(index).path == "part_version")
-    found = [group.column(position).statistics for group in groups]
-    return max((stats.max for stats in found if stats is not None and stats.has_min_max), default=0)

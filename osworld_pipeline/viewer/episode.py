@@ -15,7 +15,7 @@ from osworld_pipeline.agent.observation_text import task_part
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
 from osworld_pipeline.trajectories.blobs import BlobStore
-from osworld_pipeline.trajectories.reading import read_part_table
+from osworld_pipeline.trajectories.reading import read_rows
 from osworld_pipeline.viewer.files import HeadFile
 from osworld_pipeline.viewer.index import EpisodeIndex
 from osworld_pipeline.viewer.marks import Drawn, Point, draw_step, find_space, read_action
@@ -136,7 +136,7 @@ class Episodes:
         """One row of `episodes`."""
 
         def read(file: HeadFile) -> pa.Table:
-            return read_part_table(file.head, "episodes", columns=columns, filters=_only(episode_id)).slice(0, 1)
+            return read_rows(file.head, "episodes", "episode_id", [episode_id], columns=columns).slice(0, 1)
 
         return self._from_file(episode_id, read)
 
@@ -147,7 +147,7 @@ class Episodes:
         def read(file: HeadFile) -> pa.Table:
             if file.detail is None:
                 return pa.table({name: pa.nulls(0) for name in names})
-            return read_part_table(file.detail, "steps", columns=names, filters=_only(episode_id))
+            return read_rows(file.detail, "steps", "episode_id", [episode_id], columns=names)
 
         return self._from_file(episode_id, read)
 
@@ -218,10 +218,6 @@ class Episodes:
 def told_task(text: str) -> str:
     """The task in the first turn's text; empty where it names none (agent/observation_text.py)."""
     return f"\n{task_part(text)}".partition("\n[Task]\n")[2].strip()
-
-
-def _only(episode_id: str) -> list[tuple]:
-    return [("episode_id", "==", episode_id)]
 
 
 def space_of(recipe: str | None) -> str | None:
