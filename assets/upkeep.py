@@ -7,6 +7,7 @@ import dagster as dg
 from osworld_pipeline.remote.status import push_after
 from osworld_pipeline.runs.code_version import code_version
 from osworld_pipeline.runs.upkeep import compact_store
+from osworld_pipeline.trajectories.merging import RUN_BUDGET_BYTES
 from resources.state import StateResource
 
 GROUP = "upkeep"
@@ -20,9 +21,10 @@ GROUP = "upkeep"
     code_version=code_version("osworld_pipeline.runs.upkeep", "osworld_pipeline.trajectories"),
 )
 def compacted_trajectories(context: dg.AssetExecutionContext, state: StateResource) -> dg.MaterializeResult:
-    """Small parts of episodes, steps and groups become few large files; readers and writers need not stop."""
+    """Small parts of episodes, steps and groups become few large files; readers and writers need not stop. The work of
+    one materialization is bounded: what is left is done by the next."""
     folder = state.dir()
-    done = compact_store(folder)
+    done = compact_store(folder, budget_bytes=RUN_BUDGET_BYTES)
     push_after(folder, state.remote, context.log.warning)
     return dg.MaterializeResult(metadata=asdict(done))
 

@@ -6,6 +6,7 @@ import dagster as dg
 
 from assets import checkpoints, checks, evaluations, raw, replay, tables, upkeep
 from assets.policies import under_policies
+from jobs.compaction import compaction_schedule
 from jobs.failures import failed_runs
 from jobs.pipeline import JOBS
 from jobs.retraining import CRON_VARIABLE, DEFAULT_CRON, build_retraining_schedule, retraining_is_due
@@ -42,7 +43,7 @@ defs = dg.Definitions(
     ),
     asset_checks=[*checks.CHECKS, *checkpoints.CHECKS],
     jobs=JOBS,
-    schedules=[build_retraining_schedule(os.environ.get(CRON_VARIABLE) or DEFAULT_CRON)],
+    schedules=[build_retraining_schedule(os.environ.get(CRON_VARIABLE) or DEFAULT_CRON), compaction_schedule],
     sensors=[*SENSORS, failed_runs, retraining_is_due],
     resources={
         "state": StateResource(path=configured_state(), remote=os.environ.get(REMOTE_VARIABLE, "")),

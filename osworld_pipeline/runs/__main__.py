@@ -12,9 +12,11 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import EngineError, EnvServerError, PipelineError, ReplicaError
 from osworld_pipeline.runs.parent import die_with_parent
 
@@ -87,6 +89,11 @@ def run_program(program: str, job: dict[str, Any], report: Report) -> int:
     except (Stopped, KeyboardInterrupt):
         report({"kind": "error", "type": "Stopped", "message": f"{program} was told to stop", "retryable": False})
         return EXIT_STOPPED
+    if "state_root" in job and os.environ.get("RANK", "0") == "0":
+        # Here, so that it imports nothing for a program that fails.
+        from osworld_pipeline.trajectories.merging import merge_parts
+
+        merge_parts(StateDir(Path(job["state_root"])).trajectories)
     report({"kind": "result", "result": result})
     return 0
 

@@ -1,0 +1,23 @@
+"""Compaction by itself: a schedule that looks for small parts every hour. Runs that write many merge them too."""
+
+import dagster as dg
+
+from jobs.pipeline import compact_trajectories
+from osworld_pipeline.errors import StoreError
+from osworld_pipeline.runs.upkeep import is_compaction_due
+from resources.state import StateResource
+
+
+@dg.schedule(
+    job=compact_trajectories,
+    cron_schedule="17 * * * *",
+    execution_timezone="UTC",
+    default_status=dg.DefaultScheduleStatus.RUNNING,
+)
+def compaction_schedule(context: dg.ScheduleEvaluationContext, state: StateResource) -> dg.RunRequest | dg.SkipReason:
+    """Merges the small parts of the trajectory store where there are enough; the work of a run is bounded."""
+    try:
+        is_due = is_compaction_due(state.dir())
+    except StoreError as error:
+        return dg.SkipReason(str(error))
+    return dg.RunRequest() if is_due else dg.SkipReason("there are hardly any small parts")

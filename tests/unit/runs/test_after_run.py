@@ -1,0 +1,37 @@
+"""What a program does when it has ended well."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from episode_samples import make_episode
+
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.part_files import take_snapshot
+from osworld_pipeline.runs.__main__ import run_program
+from osworld_pipeline.trajectories import TrajectoryStore
+
+PROGRAM = """
+def main(job, report):
+    return {}
+"""
+
+
+@pytest.mark.parametrize(("rank", "num_left"), [("0", 0), ("1", 9)])
+def test_the_small_parts_that_a_program_leaves_are_merged_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: str, num_left: int
+) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "program.py").write_text(PROGRAM)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("RANK", rank)
+    state = StateDir(tmp_path / "state")
+    store = TrajectoryStore(state)
+    for number in range(9):
+        store.write_episodes(f"p{number}", [make_episode(f"p{number}")])
+    told: list[dict[str, Any]] = []
+    assert run_program("own.program", json.loads(json.dumps({"state_root": str(state.root)})), told.append) == 0
+    assert [message["kind"] for message in told] == ["result"]
+    assert len(take_snapshot(state.trajectories, "episodes").small) == num_left
+    assert len(store.read_parts(store.existing_parts())) == 9
