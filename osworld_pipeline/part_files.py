@@ -77,6 +77,9 @@ class Manifest:
     """By head table: names below `compacted/`, each with details of the same name."""
     retired: Mapping[str, float] = field(default_factory=dict)
     """Heads that compacted files replace, as `<table>/<name>` or `<table>/compacted/<name>`, and when (Unix time)."""
+    retired_in: Mapping[str, int] = field(default_factory=dict)
+    """In which generation, for those of `retired` that a program of before did not write: who has listed the folders
+    before a compaction and reads the manifest after it takes what was retired in that generation."""
 
     @classmethod
     def read(cls, root: Path) -> "Manifest":
@@ -88,6 +91,7 @@ class Manifest:
                 generation=int(found["generation"]),
                 files={table: tuple(names) for table, names in found["files"].items()},
                 retired=dict(found["retired"]),
+                retired_in={name: int(number) for name, number in found.get("retired_in", {}).items()},
             )
         except FileNotFoundError:
             return cls()
@@ -110,7 +114,10 @@ class Manifest:
         raise StoreError(problem)
 
     def to_bytes(self) -> bytes:
-        return orjson.dumps({"generation": self.generation, "files": self.files, "retired": self.retired})
+        retired_in = {name: number for name, number in self.retired_in.items() if name in self.retired}
+        return orjson.dumps(
+            {"generation": self.generation, "files": self.files, "retired": self.retired, "retired_in": retired_in}
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

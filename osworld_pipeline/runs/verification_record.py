@@ -18,8 +18,8 @@ from osworld_pipeline.runs.grounds import Grounds
 from osworld_pipeline.runs.playback import PlayedBack
 from osworld_pipeline.runs.playback_plan import Playback
 from osworld_pipeline.tables.catalog import first_line
+from osworld_pipeline.tables.part_views import create_part_views, pin_snapshot
 from osworld_pipeline.tables.replay import former_row_ids
-from osworld_pipeline.tables.views import create_part_views, pin_snapshot
 
 
 class Verdict(StrEnum):

@@ -18,7 +18,8 @@ from osworld_pipeline.durable import locked, remove_stale_temps, replacing
 from osworld_pipeline.errors import TableError
 from osworld_pipeline.tables.builds import table_paths
 from osworld_pipeline.tables.owned import read_table_file
-from osworld_pipeline.tables.views import DERIVED, create_part_views, pin_snapshot
+from osworld_pipeline.tables.part_views import create_part_views, pin_snapshot
+from osworld_pipeline.tables.views import DERIVED
 
 LOCK_TIMEOUT_S = 120.0
 _READ_AS = {

@@ -13,8 +13,9 @@ from osworld_pipeline.columns import OWNED_TABLES, PART_TABLES
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import TableError
 from osworld_pipeline.tables.catalog import first_line
+from osworld_pipeline.tables.part_views import pin_snapshot
 from osworld_pipeline.tables.slow_query import slow_reasons
-from osworld_pipeline.tables.views import DERIVED, pin_snapshot
+from osworld_pipeline.tables.views import DERIVED
 
 T = TypeVar("T")
 TIMEOUT_S = 60.0

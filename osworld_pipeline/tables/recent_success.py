@@ -10,7 +10,7 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import TableError
 from osworld_pipeline.tables.catalog import first_line
 from osworld_pipeline.tables.history import BEFORE, NEWEST_FIRST, NOT_HELD, before
-from osworld_pipeline.tables.views import create_part_views, pin_snapshot
+from osworld_pipeline.tables.part_views import create_part_views, pin_snapshot
 
 _RECENT = f"""
 WITH last_groups AS (

@@ -17,7 +17,7 @@ from osworld_pipeline.errors import TableError
 from osworld_pipeline.recipes.schema import ReplaySection
 from osworld_pipeline.tables.catalog import explained
 from osworld_pipeline.tables.owned import table_path
-from osworld_pipeline.tables.views import create_part_views, pin_snapshot
+from osworld_pipeline.tables.part_views import create_part_views, pin_snapshot
 
 SUCCESS_THRESHOLD = 0.5
 TABLE = "replay_buffer"

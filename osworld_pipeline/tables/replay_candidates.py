@@ -21,8 +21,8 @@ from osworld_pipeline.errors import TableError
 from osworld_pipeline.recipes.schema import ReplaySection
 from osworld_pipeline.tables.catalog import first_line
 from osworld_pipeline.tables.history import BEFORE, NEWEST_FIRST, NOT_HELD, before
+from osworld_pipeline.tables.part_views import create_part_views, pin_snapshot
 from osworld_pipeline.tables.replay import parts_explained, read_replay_columns, replay_schema, verified_rewards
-from osworld_pipeline.tables.views import create_part_views, pin_snapshot
 
 ONLINE = "online"
 RECENT_GROUPS = 8

@@ -1,40 +1,11 @@
-"""The views over the trajectory parts, as SQL that reads a snapshot's files where its variables are set, and
-whatever the folders hold where they are not (a notebook that opens the catalog by itself).
+"""The views that are made of other tables: tasks, replay, evaluations, lineage."""
 
-A view holds no path: it reads the folders next to the catalog, wherever a copy or a mount of the state is. In a view,
-DuckDB tells a table function the database's place in one way: the temporary folder that it would make next to the file.
-"""
+from collections.abc import Mapping
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-
-import duckdb
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-from osworld_pipeline.columns import PART_TABLES, TIME, marked, stored
-from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.domain.task import FAMILY_OF_TASK, SUITE_OF_TASK
-from osworld_pipeline.durable import write_parquet
-from osworld_pipeline.part_files import (
-    COMPACTED,
-    DETAIL_OF,
-    HEAD_OF,
-    KEY_OF,
-    SEED,
-    legacy_details,
-    take_snapshot,
-)
 from osworld_pipeline.tables.lineage import LINEAGE_VIEWS, NAMED_ROWS
 from osworld_pipeline.tables.stages import STAGES
 
-_HERE = """CASE
-    WHEN getvariable('osworld_state') IS NOT NULL THEN concat(getvariable('osworld_state'), '/')
-    WHEN regexp_matches(current_setting('temp_directory'), '/[^/]+[.]tmp$')
-        THEN regexp_replace(current_setting('temp_directory'), '[^/]+$', '')
-    ELSE error('open osworld.duckdb as the database, or say where it is: SET VARIABLE osworld_state = its folder')
-END"""
-"""The state folder, with a slash."""
 TASKS = """
 CREATE VIEW tasks AS
 SELECT *, EXISTS (FROM train_tasks t WHERE t.task_id = u.task_id AND t.domain = u.domain) AS is_train FROM union_tasks u
@@ -83,7 +54,13 @@ SELECT *, CASE WHEN min(domain) OVER same_id <> max(domain) OVER same_id
 FROM episodes WHERE purpose = 'evaluate'
 WINDOW same_id AS (PARTITION BY checkpoint_id, stage_key, task_id)
 ),
-played AS (
+latest AS (
+SELECT * FROM named
+QUALIFY row_number() OVER (
+    PARTITION BY checkpoint_id, stage_key, task_key, seed ORDER BY started_at DESC, attempt DESC, episode_id DESC
+) = 1
+),
+played AS (SELECT *, {DESKTOPS_OF_EVALUATION} AS desktops FROM latest)
 SELECT
     e.checkpoint_id, c.stage, e.task_id,
     e.task_key, e.seed,
@@ -105,8 +82,9 @@ SELECT
     CASE WHEN coalesce(e.source_dataset, '') <> '' THEN NULL WHEN e.num_steps = 0 THEN 0 ELSE s.response_tokens END
         AS response_tokens,
     e.times_s['total'] AS wall_s, e.times_s['reset'] AS reset_s, e.times_s['model'] AS model_s,
-    e.times_s['step'] AS step_s, e.times_s['evaluate'] AS evaluate_s
-FROM named e
+    e.times_s['step'] AS step_s, e.times_s['evaluate'] AS evaluate_s,
+    e.desktops
+FROM played e
 LEFT JOIN ({NAMED_TASKS}) t ON t.task_id = e.task_id AND (t.is_only OR t.domain = e.domain)
 LEFT JOIN checkpoints c ON c.checkpoint_id = e.checkpoint_id
 LEFT JOIN (
@@ -115,146 +93,6 @@ LEFT JOIN (
            CASE WHEN bool_and(prompt_num_tokens > 0) THEN sum(response_num_tokens)::BIGINT END AS response_tokens
     FROM steps WHERE purpose = 'evaluate' GROUP BY episode_id
 ) s ON s.episode_id = e.episode_id
-QUALIFY row_number() OVER (
-    PARTITION BY e.checkpoint_id, e.stage_key, e.task_key, e.seed
-    ORDER BY e.started_at DESC, e.attempt DESC, e.episode_id DESC
-) = 1
-)
-SELECT *, {DESKTOPS_OF_EVALUATION} AS desktops FROM played
 """  # noqa: S608 - our own words
+# The joins come last: DuckDB leaves out one that a question asks nothing of, and a success rate needs no steps.
 DERIVED: Mapping[str, str] = {"tasks": TASKS, "replay": REPLAY, "evals": EVALS, **LINEAGE_VIEWS, "stages": STAGES}
-
-
-def create_part_views(connection: duckdb.DuckDBPyConnection, state: StateDir) -> None:
-    """Views named as PART_TABLES; creating them reads no part."""
-    seed_tables(state)
-    set_variables(connection, {name: [] for name in _VARIABLES}, state)
-    for table in PART_TABLES:
-        connection.execute(f"CREATE VIEW {table} AS {_view(state, table)}")
-
-
-def pin_snapshot(connection: duckdb.DuckDBPyConnection, state: StateDir) -> None:
-    """From here on the views of `connection` read the files of this moment, in all queries. Raises StoreError."""
-    lists: dict[str, Sequence[str]] = {}
-    for head, detail in DETAIL_OF.items():
-        files = take_snapshot(state.trajectories, head)
-        for table in filter(None, (head, detail)):
-            lists[f"{table}_compacted"] = [f"{COMPACTED}/{name}" for name in files.compacted]
-            lists[f"{table}_small"] = [file.name for file in files.versioned]
-        lists[f"{head}_rewritten"] = sorted(files.rewritten)
-        lists[f"{head}_any"] = [file.name for file in files.legacy]
-        if detail is not None:
-            lists[f"{detail}_any"] = legacy_details(state.trajectories, detail, files.legacy)
-    set_variables(connection, lists, state)
-
-
-def set_variables(connection: duckdb.DuckDBPyConnection, lists: Mapping[str, Sequence[str]], state: StateDir) -> None:
-    for name, values in lists.items():
-        table, _, kind = name.rpartition("_")
-        if kind != "rewritten":
-            folder = _folder(state, table)
-            values = [f"{folder}/{file}" for file in (SEED, *values)]
-        quoted = ", ".join("'" + value.replace("'", "''") + "'" for value in values)
-        connection.execute(f"SET VARIABLE osworld_{name} = [{quoted}]::VARCHAR[]")
-
-
-def seed_tables(state: StateDir) -> None:
-    """A file without rows beside the parts: an empty glob is an error, and missing columns of older parts become NULL
-    beside it. Raises StoreError."""
-    for table in PART_TABLES:
-        schema = stored(table)
-        for folder in (state.trajectories / table, state.trajectories / table / COMPACTED):
-            path = folder / SEED
-            if not set(schema.names) <= set(_columns_of(path)):  # a newer program's has more
-                write_parquet(path, marked(schema.empty_table()))
-
-
-_VARIABLES = tuple(
-    f"{table}_{kind}"
-    for table in PART_TABLES
-    for kind in ("compacted", "small", "any", *(("rewritten",) if table in DETAIL_OF else ()))
-)
-
-
-# Before schema version 6 the rows of a training stage named its parent.
-_TRAINED = 'CASE WHEN {condition} p."update" >= 0 THEN p.stage_key ELSE p.checkpoint_id END'
-# Files count updates from 0, views from 1, as reports, MLflow and messages do.
-_UPDATE = 'p."update" + (p."update" >= 0)::INTEGER'
-# Before schema version 7 there were no timestamps.
-_UTC = "make_timestamp(CAST({unix_time} * 1000000 AS BIGINT))"
-_AS_READ: Mapping[tuple[str, str], str] = {
-    ("episodes", "checkpoint_id"): _TRAINED.format(condition="p.purpose = 'train' AND"),
-    ("rollout_groups", "checkpoint_id"): _TRAINED.format(condition=""),
-    **{(table, "update"): _UPDATE for table in ("episodes", "steps", "rollout_groups", "injections")},
-    ("episodes", "started_utc"): f"coalesce(p.started_utc, {_UTC.format(unix_time='nullif(p.started_at, 0)')})",
-    ("episodes", "ended_utc"): "coalesce(p.ended_utc, "
-    + _UTC.format(unix_time="(nullif(p.started_at, 0) + p.times_s['total'])")
-    + ")",
-}
-"""Columns that a view shows otherwise than the files have them."""
-
-
-def _quoted(column: str) -> str:
-    return f'p."{column}"'
-
-
-def _view(state: StateDir, table: str) -> str:
-    """What compaction made, but parts written again since; parts of their own; and files of which only their rows tell
-    whether they count: those from before versions, or all where no snapshot was taken."""
-    columns = ", ".join(
-        f'CAST({_AS_READ.get((table, field.name)) or _quoted(field.name)} AS {_sql_type(field.type)}) AS "{field.name}"'
-        for field in PART_TABLES[table]
-    )
-    head = HEAD_OF.get(table, table)
-    rewritten = f"SELECT unnest(coalesce(getvariable('osworld_{head}_rewritten'), []::VARCHAR[])) AS part"
-    return (  # our own names
-        f"SELECT {columns} FROM {_scan(state, table, 'compacted', ())} p ANTI JOIN ({rewritten}) USING (part)"  # noqa: S608
-        f" UNION ALL SELECT {columns} FROM {_scan(state, table, 'small', ())} p"
-        f" UNION ALL SELECT {columns} FROM {_newest(state, table)}"
-    )
-
-
-def _newest(state: StateDir, table: str) -> str:
-    head = HEAD_OF.get(table, table)
-    patterns = ("*.parquet", f"{COMPACTED}/*.parquet")
-    part = "coalesce(part, regexp_extract(filename, '([^/~]+)[.]parquet$', 1))"
-    heads = (  # our own names
-        f"(SELECT *, coalesce(part_version, 0) AS version FROM {_scan(state, head, 'any', patterns)}"  # noqa: S608
-        f" QUALIFY version = max(version) OVER (PARTITION BY {part}))"
-    )
-    if head == table:
-        return f"{heads} p"
-    key = KEY_OF[head]
-    # The heads come first, so that their folder is listed first: what they refer to is there by then.
-    return (
-        f"{heads} h JOIN {_scan(state, table, 'any', patterns)} p ON p.{key} = h.{key}"
-        " AND coalesce(p.part_version, 0) = h.version AND p.part_digest IS NOT DISTINCT FROM h.part_digest"
-    )
-
-
-def _scan(state: StateDir, table: str, kind: str, patterns: Sequence[str]) -> str:
-    folder = f"{state.trajectories.relative_to(state.root)}/{table}"
-    globs = ", ".join(f"{_HERE} || '{folder}/{pattern}'" for pattern in patterns or (SEED,))
-    options = "union_by_name = true" + (", filename = true" if kind == "any" else "")
-    return f"read_parquet(coalesce(getvariable('osworld_{table}_{kind}'), [{globs}]), {options})"
-
-
-def _folder(state: StateDir, table: str) -> str:
-    return str((state.trajectories / table).resolve())
-
-
-def _sql_type(kind: pa.DataType) -> str:
-    if pa.types.is_map(kind):
-        return f"MAP({_sql_type(kind.key_type)}, {_sql_type(kind.item_type)})"
-    if pa.types.is_list(kind):
-        return f"{_sql_type(kind.value_type)}[]"
-    names = {pa.string(): "VARCHAR", pa.bool_(): "BOOLEAN", pa.float64(): "DOUBLE", TIME: "TIMESTAMP"}
-    names |= {pa.int8(): "TINYINT", pa.int32(): "INTEGER", pa.int64(): "BIGINT"}
-    return names[kind]
-
-
-def _columns_of(path: Path) -> list[str]:
-    try:
-        return pq.read_schema(path).names
-    except (pa.ArrowException, OSError):
-        return []

@@ -39,7 +39,7 @@ TARGET_BYTES = 64 << 20
 MAX_PARTS = 2_000
 """Small parts that a compaction with a budget takes in of a table."""
 RETIRED_GRACE_S = 600.0
-HEAD_ROWS, DETAIL_ROWS = 4_000, 20_000
+HEAD_ROWS, DETAIL_ROWS = 1_000, 10_000
 """Rows of a row group: what a look-up of one episode reads, against what a scan of all gains by larger ones."""
 _GENERATIONS = (1 << VERSION_SHIFT) - 1
 _Choose = Callable[[Sequence[Unit], Sequence[Unit], Mapping[str, Set[str]]], Choice]
@@ -196,6 +196,7 @@ def _compact_table(
             generation=generation,
             files={**manifest.files, head: (*(name for name in files.compacted if name not in merged), *written)},
             retired={**manifest.retired, **dict.fromkeys(gone, now)},
+            retired_in={**manifest.retired_in, **dict.fromkeys(gone, generation)},
         ),
     )
     return CompactionSummary(

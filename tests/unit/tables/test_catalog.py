@@ -206,6 +206,13 @@ def test_the_suite_of_an_evaluation_is_recorded_and_an_id_with_hyphens_names_non
     assert tuple(name.replace("_", "-") for name in SUITES) == BUILT_IN_SUITES
 
 
+@pytest.mark.parametrize(("column", "is_read"), [("success", False), ("family", False), ("prompt_tokens", True)])
+def test_evals_reads_steps_only_for_what_they_tell(state: StateDir, column: str, is_read: bool) -> None:
+    rebuild_catalog(state)
+    ((_, plan),) = run_query(state, f"EXPLAIN SELECT checkpoint_id, count({column}) FROM evals GROUP BY 1").rows
+    assert ("prompt_num_tokens" in plan) == is_read
+
+
 def test_evals_keeps_a_checkpoints_evaluations_apart(state: StateDir) -> None:
     episodes = [make_episode(key, stage_key=f"eval-sft-000000000001-{key}") for key in ("one", "two")]
     TrajectoryStore(state).write_episodes("a", episodes)

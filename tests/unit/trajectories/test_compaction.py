@@ -5,6 +5,8 @@ import threading
 import time
 from pathlib import Path
 
+import duckdb
+import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -29,6 +31,7 @@ TORN = """
 SELECT count(*) FROM episodes e FULL JOIN (SELECT episode_id, count(*) AS n FROM steps GROUP BY 1) s USING (episode_id)
 WHERE e.num_steps IS DISTINCT FROM s.n
 """
+COUNTS = "SELECT count(*), count(DISTINCT episode_id), sum(num_steps) FROM episodes"
 OLD_S = 1_000_000
 
 
@@ -48,9 +51,16 @@ def store(state: StateDir) -> TrajectoryStore:
 
 
 def counts(state: StateDir) -> tuple:
-    row = run_query(state, "SELECT count(*), count(DISTINCT episode_id), sum(num_steps) FROM episodes").rows[0]
+    """As our own queries see the store, and as a plain client does."""
+    row = run_query(state, COUNTS).rows[0]
     assert run_query(state, TORN).rows == [(0,)]
+    assert ask_plainly(state, COUNTS, TORN) == [[row], [(0,)]]
     return row
+
+
+def ask_plainly(state: StateDir, *questions: str) -> list[list[tuple]]:
+    with duckdb.connect(str(state.catalog), read_only=True) as connection:
+        return [connection.execute(sql).fetchall() for sql in questions]
 
 
 def part_files(state: StateDir) -> list[str]:
@@ -91,16 +101,38 @@ def test_a_part_written_again_after_its_compaction_replaces_its_rows(state: Stat
         assert store.read_episodes("p1") == (again,)
 
 
-def test_a_notebook_that_opens_the_catalog_by_itself_sees_the_same_rows(
+def test_a_notebook_that_opens_the_catalog_by_itself_sees_the_same_rows_and_opens_no_retired_file(
     state: StateDir, store: TrajectoryStore
 ) -> None:
-    import duckdb
+    compact_store(state, min_parts=2)
+    for path in state.trajectories.glob("*/p*.parquet"):
+        path.write_bytes(b"retired")
+    store.write_episodes("p1", [make_episode("p1-e0", num_steps=5)])
+    store.write_episodes("p1", [make_episode("p1-e0", num_steps=4)])
+    assert counts(state) == (10, 10, 22)
 
+
+def test_a_notebook_that_listed_the_files_before_a_compaction_reads_what_it_listed(
+    state: StateDir, store: TrajectoryStore
+) -> None:
+    """DuckDB lists folders when it plans a query, and reads the manifest later."""
     compact_store(state, min_parts=2)
     store.write_episodes("p1", [make_episode("p1-e0", num_steps=5)])
-    with duckdb.connect(str(state.catalog), read_only=True) as connection:
-        assert connection.execute("SELECT count(*), sum(num_steps) FROM episodes").fetchall() == [(10, 23)]
-        assert connection.execute(TORN).fetchall() == [(0,)]
+    store.write_episodes("p9", [make_episode("p9-e0")])
+    for path in state.trajectories.glob(f"*/{COMPACTED}/g000001*.parquet"):
+        path.rename(state.root / f"later-{path.parent.parent.name}")
+    assert ask_plainly(state, COUNTS, TORN) == [[(11, 11, 25)], [(0,)]]
+    manifest = orjson.loads((state.trajectories / MANIFEST).read_bytes())
+    (state.trajectories / MANIFEST).write_bytes(orjson.dumps({**manifest, "retired_in": {}}))
+    with pytest.raises(duckdb.Error, match="a file that the manifest names is gone"):
+        ask_plainly(state, COUNTS)
+
+
+def test_a_notebook_is_told_of_a_lost_manifest(state: StateDir, store: TrajectoryStore) -> None:
+    compact_store(state, min_parts=2)
+    (state.trajectories / MANIFEST).unlink()
+    with pytest.raises(duckdb.Error, match="missing or old: run osworld-pipeline rebuild-catalog"):
+        ask_plainly(state, COUNTS)
 
 
 def test_groups_and_their_injections_are_compacted_together(state: StateDir) -> None:

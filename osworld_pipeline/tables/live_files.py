@@ -1,0 +1,73 @@
+"""Which files of parts count, as SQL, for a client that opens the catalog by itself: what take_snapshot does for us.
+
+DuckDB lists the folders of a query when it binds it, and reads the manifest later. So the manifest may name files that
+were not listed; then the state before their compaction is taken, whose files are listed and stay for the grace period.
+Only files that count are opened: the join with their names prunes the others.
+"""
+
+from osworld_pipeline.part_files import COMPACTED, HEAD_OF, MANIFEST, REPAIR
+
+MARKER = "format.json"
+"""Next to the manifest, which is not there before the first compaction: what matches nothing is an error to DuckDB."""
+_GENERATION = "try_cast(regexp_extract({name}, '^g([0-9]+)-', 1) AS BIGINT)"
+_PART = r"'^([A-Za-z0-9][A-Za-z0-9._-]*)(~([0-9a-f]{16})-[0-9a-f]{6})?[.]parquet$'"
+_LATEST = "9223372036854775807"
+
+
+def live_files_sql(table: str, folder: str, root: str, nothing: str) -> str:
+    """A query of `file`, `is_compacted` and `part` (NULL where it is compacted): the files of `table` that count. Of
+    parts from before versions it names the heads alone; their details have other names.
+
+    `folder`, `root`: SQL for the table's folder and that of all tables. `nothing`: SQL for a file without rows that is
+    read instead; NULL but where a snapshot was taken.
+    """
+    head = HEAD_OF.get(table, table)
+
+    def listed(where: str) -> str:
+        return f"glob(coalesce({nothing}, {where}))"
+
+    name = "parse_filename(file)"
+    heads = f"{root} || '{head}'"
+    damaged = f"concat('the manifest of the compactions is missing or old: run ', '{REPAIR.strip('`')}')"
+    lost = "concat('a file that the manifest names is gone: ', (SELECT min(name) FROM missing))"
+    return f"""
+WITH manifest AS MATERIALIZED (
+    SELECT any_value(decode(content)::JSON) AS j FROM read_blob(coalesce({nothing}, {root} || '*.json'))
+    WHERE ends_with(filename, '/{MANIFEST}')
+), named AS (
+    SELECT name, {_GENERATION.format(name="name")} AS generation
+    FROM (SELECT unnest((j->'files'->'{head}')::VARCHAR[]) AS name FROM manifest)
+), dated AS (
+    SELECT unnest(map_keys(m)) AS name, unnest(map_values(m)) AS generation
+    FROM (SELECT (j->'retired_in')::MAP(VARCHAR, BIGINT) AS m FROM manifest)
+), retired AS MATERIALIZED (
+    SELECT name, coalesce(d.generation, 0) AS generation
+    FROM (SELECT unnest(json_keys(j->'retired')) AS name FROM manifest) LEFT JOIN dated d USING (name)
+), compacted AS MATERIALIZED (
+    SELECT file, {name} AS name, {_GENERATION.format(name=name)} AS generation
+    FROM {listed(f"{folder} || '/{COMPACTED}/*.parquet'")}
+), missing AS MATERIALIZED (
+    SELECT name, generation FROM named WHERE name NOT IN (SELECT name FROM compacted)
+), state AS MATERIALIZED (
+    SELECT CASE
+        WHEN (SELECT max(generation) FROM compacted) > coalesce((SELECT (j->'generation')::BIGINT FROM manifest), 0)
+            THEN error({damaged})
+        WHEN EXISTS (FROM missing WHERE generation IS NULL OR generation NOT IN (SELECT generation FROM retired))
+            THEN error({lost})
+        ELSE coalesce((SELECT min(generation) - 1 FROM missing), {_LATEST}) END AS latest
+), gone AS (
+    SELECT name FROM retired, state WHERE generation <= latest
+), parsed AS (
+    SELECT {name} AS name, regexp_extract({name}, {_PART}, ['part', 'rest', 'version']) AS p
+    FROM {listed(f"{heads} || '/*.parquet'")}
+    WHERE regexp_matches({name}, {_PART}) AND concat('{head}/', {name}) NOT IN (FROM gone)
+), small AS (
+    SELECT name, p.part AS part, p.version AS version FROM parsed
+    QUALIFY row_number() OVER (PARTITION BY p.part ORDER BY p.version DESC, name DESC) = 1
+)
+SELECT file, true AS is_compacted, NULL AS part FROM compacted, state
+WHERE generation <= latest AND concat('{head}/{COMPACTED}/', name) NOT IN (FROM gone)
+  AND (name IN (SELECT name FROM named) OR concat('{head}/{COMPACTED}/', name) IN (SELECT name FROM retired))
+UNION ALL
+SELECT concat({folder}, '/', name), false, part FROM small
+"""  # noqa: S608 - our own words
