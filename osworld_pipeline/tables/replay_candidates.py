@@ -1,12 +1,13 @@
 """What replay can choose from, as a query: candidates of many tasks at once, found in the tables by rule.
 
-Only ids, lengths, rewards and action types come into memory; messages, tokens and images stay where they are. An update
-sees online successes, failures and injections of the updates before it in its own stage, and all those of the stages
-its checkpoint descends from. A rerun replaces neither, so the same tables give the same candidates, also after a kill.
+Only ids, lengths, rewards and action types come into memory; messages, tokens and images stay where they are. Each file
+of the store is read once for a stage, so that a look costs what is new since the last. An update sees online successes,
+failures and injections of the updates before it in its own stage, and all those of the stages its checkpoint descends
+from. A rerun replaces neither, so the same tables give the same candidates, also after a kill.
 """
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -20,8 +21,9 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import TableError
 from osworld_pipeline.recipes.schema import ReplaySection
 from osworld_pipeline.tables.catalog import first_line
+from osworld_pipeline.tables.followed_rows import FollowedRows
 from osworld_pipeline.tables.history import BEFORE, NEWEST_FIRST, NOT_HELD, before
-from osworld_pipeline.tables.part_views import create_part_views, pin_snapshot
+from osworld_pipeline.tables.part_views import create_part_views, pin_snapshot, seed_tables
 from osworld_pipeline.tables.replay import parts_explained, read_replay_columns, replay_schema, verified_rewards
 
 ONLINE = "online"
@@ -57,11 +59,21 @@ SELECT e.episode_id AS row_id, 'episode' AS kind,
        '{ONLINE}' AS source_dataset, NULL::INT AS quality_rank, e.task_reward AS reward,
        e.task_reward AS verified_reward, e.num_steps, NULL::VARCHAR[] AS action_types, e.started_at AS recorded_at,
        row_number() OVER (PARTITION BY e.task_id ORDER BY e.started_at DESC, e.episode_id DESC) AS place
-FROM episodes e
-WHERE e.purpose = 'train' AND e.is_valid AND e.is_success AND e.task_reward >= $threshold AND {BEFORE}
-  AND coalesce(e.group_id, '') NOT IN (SELECT group_id FROM rollout_groups WHERE NOT {NOT_HELD})
+FROM own_successes e
+WHERE {BEFORE} AND coalesce(e.group_id, '') NOT IN (SELECT group_id FROM own_groups WHERE NOT {NOT_HELD})
 QUALIFY place <= $per_task
 """  # noqa: S608 - our own words
+_IN_STAGES = "stage_key IN (SELECT unnest($stages))"
+_SUCCESSES = {
+    "name": "own_successes",
+    "columns": 'episode_id, task_id, stage_key, "update", group_id, task_reward, num_steps, started_at',
+    "where": f"purpose = 'train' AND is_valid AND is_success AND task_reward >= $threshold AND {_IN_STAGES}",
+}
+_GROUPS = {
+    "name": "own_groups",
+    "columns": 'group_id, task_id, stage_key, "update", fate, list_max(task_rewards) AS best',
+    "where": f"{_IN_STAGES}",
+}
 _ACTION_TYPES = """
 SELECT episode_id, list(action_type ORDER BY step_index) AS action_types
 FROM steps WHERE episode_id IN (SELECT unnest($ids)) GROUP BY episode_id
@@ -85,9 +97,9 @@ WITH pool AS (
 FROM found ORDER BY asked, original_task_id, place
 """
 _FAILURES = f"""
-SELECT task_id, list_max(task_rewards) < $threshold
-FROM rollout_groups
-WHERE list_max(task_rewards) IS NOT NULL AND {NOT_HELD} AND {BEFORE}
+SELECT task_id, best < $threshold
+FROM own_groups
+WHERE best IS NOT NULL AND {NOT_HELD} AND {BEFORE}
 QUALIFY row_number() OVER (PARTITION BY task_id ORDER BY {NEWEST_FIRST}, group_id DESC) <= {RECENT_GROUPS}
 """  # noqa: S608 - our own words
 _VERIFIED = pa.schema([("row_id", pa.string()), ("reward", pa.float64())])
@@ -145,6 +157,8 @@ class ReplayCandidates:
         """A connection takes one call at a time, and `close` may come from another thread while a choice runs."""
         self._memory = duckdb.connect(":memory:")
         self._views: duckdb.DuckDBPyConnection | None = None
+        self._followed: tuple[FollowedRows, ...] = ()
+        self._action_types: dict[str, list[str]] = {}
         verified = verified_rewards(state)
         with self._explained():
             self._load("verified", pa.table({"row_id": list(verified), "reward": list(verified.values())}, _VERIFIED))
@@ -164,7 +178,7 @@ class ReplayCandidates:
             self._memory.execute("CREATE TABLE successes AS FROM demonstrations LIMIT 0")
 
     def look(self, update: int) -> None:
-        """Turns to what `update` may see; costs a scan of the episodes where the section asks for what is online.
+        """Turns to what `update` may see; reads the files that are new since the last look.
 
         Raises:
             TableError: the tables cannot be read.
@@ -175,17 +189,39 @@ class ReplayCandidates:
         seen = before(self._stage_key, update, self._lineage)
         threshold = {"threshold": self._section.threshold}
         with parts_explained(self._state), self._in_use:
-            views = self._views_of_now()
+            self._follow(seen["stages"])
             if self._section.include_online:
-                found = views.sql(_ONLINE, params=seen | threshold | {"per_task": self._section.per_task})
-                successes = found.to_arrow_table()
+                asked = seen | {"per_task": self._section.per_task}
+                successes = self._memory.sql(_ONLINE, params=asked).to_arrow_table()
                 if strategy == "diverse":
-                    successes = _with_action_types(views, successes)
+                    successes = self._with_action_types(successes)
                 self._load("successes", successes)
             if strategy == "recent_failure":
-                self._failures = _recent(views.execute(_FAILURES, seen | threshold).fetchall())
+                self._failures = _recent(self._memory.execute(_FAILURES, seen | threshold).fetchall())
             if strategy == "diverse":
-                self._injected = frozenset(row_id for (row_id,) in views.execute(_INJECTED, seen).fetchall())
+                found = self._views_of_now().execute(_INJECTED, seen).fetchall()
+                self._injected = frozenset(row_id for (row_id,) in found)
+
+    def _follow(self, stages: Sequence[str]) -> None:
+        """`stages`: the same at each look."""
+        if not self._followed:
+            seed_tables(self._state)
+            self._followed = (
+                FollowedRows(self._memory, self._state, "episodes", **_SUCCESSES),
+                FollowedRows(self._memory, self._state, "rollout_groups", **_GROUPS),
+            )
+        successes, groups = self._followed
+        if self._section.include_online:
+            successes.refresh({"stages": stages, "threshold": self._section.threshold})
+        groups.refresh({"stages": stages})
+
+    def _with_action_types(self, successes: pa.Table) -> pa.Table:
+        ids = successes.column("row_id").to_pylist()
+        unknown = [name for name in ids if name not in self._action_types]
+        if unknown:
+            self._action_types |= dict(self._views_of_now().execute(_ACTION_TYPES, {"ids": unknown}).fetchall())
+        types = pa.array([self._action_types.get(name) for name in ids], pa.list_(pa.string()))
+        return successes.set_column(successes.schema.get_field_index("action_types"), "action_types", types)
 
     @property
     def injected(self) -> frozenset[str]:
@@ -246,13 +282,6 @@ def online_row(candidate: ReplayCandidate) -> ReplayRow:
         reward=candidate.reward,
         verified_reward=candidate.verified_reward,
     )
-
-
-def _with_action_types(views: duckdb.DuckDBPyConnection, successes: pa.Table) -> pa.Table:
-    ids = successes.column("row_id").to_pylist()
-    by_id: Mapping[str, list[str]] = dict(views.execute(_ACTION_TYPES, {"ids": ids}).fetchall())
-    types = pa.array([by_id.get(name) for name in ids], pa.list_(pa.string()))
-    return successes.set_column(successes.schema.get_field_index("action_types"), "action_types", types)
 
 
 def _recent(rows: Sequence[tuple[str, bool]]) -> dict[str, RecentGroups]:
