@@ -98,10 +98,12 @@ def collect_garbage(
             remove_replaced_builds(state, grace_s=max(grace_s, REPLACED_GRACE_S))
         blobs = BlobStore(state.blobs)
         before = time.time() - grace_s
-        images = unused_images(blobs, _folders(state), grace_s=grace_s)
-        num_images, image_bytes = len(images.paths), images.num_bytes
-        if not is_dry_run:
-            num_images, image_bytes = blobs.remove_unused(images.paths, before=before)
+        num_images = image_bytes = 0
+        for images in unused_images(blobs, _folders(state), before=before):
+            removed = len(images.paths), images.num_bytes
+            if not is_dry_run:
+                removed = blobs.remove_unused(images.paths, before=before)
+            num_images, image_bytes = num_images + removed[0], image_bytes + removed[1]
     return GarbageSummary(
         num_images=num_images,
         image_bytes=image_bytes,

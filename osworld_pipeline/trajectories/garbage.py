@@ -5,6 +5,7 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,8 +15,11 @@ from osworld_pipeline.errors import StoreError
 from osworld_pipeline.part_files import COMPACTED, DETAIL_OF, SEED, Manifest, PartFile, list_names, take_snapshot
 from osworld_pipeline.trajectories.blobs import BlobStore
 from osworld_pipeline.trajectories.holdings import need_other_copies
+from osworld_pipeline.trajectories.image_sets import absent, gather
 from osworld_pipeline.trajectories.reading import compute
 
+LISTED = 8_192
+"""Images that are in memory by name at once."""
 IMAGE_COLUMNS = ("screenshot_sha256", "images")
 """Every column that holds hashes of images, in whatever table."""
 
@@ -28,38 +32,50 @@ class Files:
     num_bytes: int
 
 
-def referenced_images(folders: Iterable[Path]) -> dict[bytes, Path]:
-    """SHA-256 of the images that a Parquet file below `folders` names, visible or not, with one such file.
+def named_images(folders: Iterable[Path]) -> Iterator[tuple[Path, list[str]]]:
+    """SHA-256 of the images that Parquet files below `folders` name, visible or not, a row group at a time.
 
     Raises:
         StoreError: a file cannot be read: what it refers to is unknown.
     """
-    found: dict[bytes, Path] = {}
     for folder in folders:
         for path in sorted(folder.rglob("*.parquet")):
-            if any(name.startswith(".") for name in path.relative_to(folder).parts):
-                continue  # being written: its images are newer than the grace
-            for digest in _images_of(path):
-                found.setdefault(digest, path)
-    return found
+            # Of one that is being written, the images are newer than the grace.
+            if not any(name.startswith(".") for name in path.relative_to(folder).parts):
+                yield from ((path, names) for names in _images_of(path))
 
 
-def unused_images(blobs: BlobStore, folders: Sequence[Path], *, grace_s: float) -> Files:
-    """Images older than `grace_s` that no row names. Raises StoreError."""
-    before = time.time() - grace_s
-    # Listed before the rows are read: an image that is listed as old and then named by a new row was touched for it.
-    old = [(sha256, path, state.st_size) for sha256, path, state in blobs.list() if state.st_mtime < before]
-    used = referenced_images(folders)
-    unused = [(path, size) for sha256, path, size in old if _digest(sha256) not in used]
-    return Files(paths=tuple(path for path, _ in unused), num_bytes=sum(size for _, size in unused))
+def unused_images(blobs: BlobStore, folders: Sequence[Path], *, before: float) -> Iterator[Files]:
+    """Images that no row names and that nobody stored or touched since `before` (Unix time), some thousand at a time.
+
+    The rows are read first, and images listed after that: one that a row of meanwhile names was touched for it, at most
+    the grace ago, so that it is not older than `before`, which lies the grace before now. Raises StoreError.
+    """
+    used = gather(names for _, names in named_images(folders))
+    old = ((sha256, path, state.st_size) for sha256, path, state in blobs.list() if state.st_mtime < before)
+    while batch := list(islice(old, LISTED)):
+        unused = [batch[place] for place in absent([sha256 for sha256, _, _ in batch], used)]
+        yield Files(paths=tuple(path for _, path, _ in unused), num_bytes=sum(size for _, _, size in unused))
 
 
 def missing_images(blobs: BlobStore, folders: Sequence[Path]) -> Mapping[str, Path]:
     """SHA-256 of each image that a row names and the store lacks, and a file that names it. Raises StoreError."""
-    used = referenced_images(folders)
-    for sha256, _, _ in blobs.list():
-        used.pop(_digest(sha256), None)
-    return {digest.hex() if len(digest) == 32 else digest.decode(): path for digest, path in sorted(used.items())}
+    listed = (sha256 for sha256, _, _ in blobs.list())
+    there = gather(iter(lambda: list(islice(listed, LISTED)), []))
+    found: dict[str, Path] = {}
+    for path, names in named_images(folders):
+        for place in absent(names, there):
+            # An image may have been stored since the listing, before the row that names it.
+            if names[place] not in found and not _is_there(blobs, names[place]):
+                found[names[place]] = path
+    return dict(sorted(found.items()))
+
+
+def _is_there(blobs: BlobStore, sha256: str) -> bool:
+    try:
+        return blobs.find(sha256).is_file()
+    except StoreError:
+        return False
 
 
 def stale_part_files(root: Path, *, retired_grace_s: float, grace_s: float) -> Files:
@@ -119,22 +135,14 @@ def _is_older(path: Path, age_s: float) -> bool:
         return False
 
 
-def _digest(sha256: str) -> bytes:
-    """Half the memory of the text; what is no SHA-256 (a test's, an older program's) stays as it is."""
-    try:
-        return bytes.fromhex(sha256)
-    except ValueError:
-        return sha256.encode()
-
-
-def _images_of(path: Path) -> Iterator[bytes]:
+def _images_of(path: Path) -> Iterator[list[str]]:
     try:
         with pq.ParquetFile(path) as file:
             columns = [name for name in IMAGE_COLUMNS if name in file.schema_arrow.names]
             for number in range(file.num_row_groups if columns else 0):
                 for column in file.read_row_group(number, columns=columns).columns:
                     flat = compute.list_flatten(column) if pa.types.is_list(column.type) else column
-                    yield from (_digest(sha256) for sha256 in flat.unique().to_pylist() if sha256)
+                    yield [sha256 for sha256 in flat.unique().to_pylist() if sha256]
     except FileNotFoundError:
         return  # removed meanwhile by its owner, who no longer refers to anything by it
     except (pa.ArrowException, OSError) as error:
