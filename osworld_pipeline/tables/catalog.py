@@ -16,8 +16,8 @@ from osworld_pipeline.columns import OWNED_TABLES
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.durable import locked, remove_stale_temps, replacing
 from osworld_pipeline.errors import TableError
-from osworld_pipeline.tables.builds import table_paths
-from osworld_pipeline.tables.owned import read_table_file
+from osworld_pipeline.tables.builds import UNION_TABLES, current_build, table_paths
+from osworld_pipeline.tables.owned import known_columns
 from osworld_pipeline.tables.part_views import create_part_views, pin_snapshot
 from osworld_pipeline.tables.views import DERIVED
 
@@ -51,7 +51,7 @@ def rebuild_catalog(state: StateDir) -> Path:
         with replacing(state.catalog) as temp:
             try:
                 with duckdb.connect(str(temp)) as connection:
-                    _define(connection, state)
+                    _define(connection, state, is_copied=True)
             except duckdb.Error as error:
                 raise TableError(f"cannot build the catalog {state.catalog}: {first_line(error)}") from error
             finally:
@@ -75,7 +75,7 @@ def fresh_views(state: StateDir) -> Iterator[duckdb.DuckDBPyConnection]:
             yield held[1]
         return
     with duckdb.connect(":memory:") as connection, explained(f"the tables in {state.root}"):
-        _define(connection, state)
+        _define(connection, state, is_copied=False)
         pin_snapshot(connection, state)
         yield connection
 
@@ -108,17 +108,33 @@ def first_line(error: duckdb.Error) -> str:
     return str(error).strip().splitlines()[0]
 
 
-def _define(connection: duckdb.DuckDBPyConnection, state: StateDir) -> None:
+def _define(connection: duckdb.DuckDBPyConnection, state: StateDir, *, is_copied: bool) -> None:
+    """`is_copied`: the small tables are copied, all of them; otherwise those that are files of a build are views."""
     connection.execute(f"SET threads = {min(4, os.cpu_count() or 1)}")
     connection.execute("SET enable_progress_bar = false")  # it would stand in answers on standard output
     paths = table_paths(state)  # once, so that the tables of the union are of one build
-    for name, schema in OWNED_TABLES.items():
-        connection.register("incoming", read_table_file(paths[name], name))
-        columns = ", ".join(_READ_AS.get(column, f'"{column}"') for column in schema.names)
-        connection.execute(f"CREATE TABLE {name} AS SELECT {columns} FROM incoming")  # noqa: S608 - our own names
-        connection.unregister("incoming")
-        if name in KEYS:
+    # The files of a build are never changed: without a copy they are read as far as a question needs them.
+    unchanging = set[str]() if is_copied or current_build(state) is None else set(UNION_TABLES)
+    for name in OWNED_TABLES:
+        rows = _rows_of(connection, paths[name], name)
+        connection.execute(f"CREATE {'VIEW' if name in unchanging else 'TABLE'} {name} AS {rows}")
+        if name in KEYS and name not in unchanging:
             connection.execute(f"ALTER TABLE {name} ADD PRIMARY KEY ({KEYS[name]})")
     create_part_views(connection, state)
     for sql in DERIVED.values():
         connection.execute(sql)
+
+
+def _rows_of(connection: duckdb.DuckDBPyConnection, path: Path, name: str) -> str:
+    """A query of a small table's file, with exactly our columns; of no rows where there is no file."""
+    schema = OWNED_TABLES[name]
+    connection.register("incoming", schema.empty_table())
+    kinds = {row[0]: row[1] for row in connection.execute("DESCRIBE SELECT * FROM incoming").fetchall()}
+    connection.unregister("incoming")
+    known = known_columns(path, name)
+    quoted = str(path.resolve()).replace("'", "''")
+    source = "(SELECT 1) WHERE false" if known is None else f"read_parquet('{quoted}')"
+    values = {column: f'"{column}"' if column in (known or ()) else "NULL" for column in kinds}
+    columns = ", ".join(f'CAST({values[column]} AS {kind}) AS "{column}"' for column, kind in kinds.items())
+    shown = ", ".join(_READ_AS.get(column, f'"{column}"') for column in schema.names)
+    return f"SELECT {shown} FROM (SELECT {columns} FROM {source})"  # noqa: S608 - our own names

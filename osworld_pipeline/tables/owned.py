@@ -43,12 +43,7 @@ def write_table(state: StateDir, name: str, rows: Sequence[Mapping[str, Any]] | 
 def need_known_columns(state: StateDir, name: str) -> None:
     """Raises TableError where a newer program wrote columns to a table that a new file of ours would lack."""
     path = table_path(state, name)
-    try:
-        unknown = sorted(set(pq.read_schema(path).names) - set(OWNED_TABLES[name].names))
-    except FileNotFoundError:
-        return
-    except pa.ArrowException as error:
-        raise TableError(f"{path} is damaged ({error}): remove it and materialize {name} again") from error
+    unknown = sorted(set(known_columns(path, name) or ()) - set(OWNED_TABLES[name].names))
     if unknown:
         raise TableError(
             f"{path} has columns that this version does not know ({', '.join(unknown)}), and writing it would lose "
@@ -72,4 +67,18 @@ def read_table_file(path: Path, name: str) -> pa.Table:
     except FileNotFoundError:
         return OWNED_TABLES[name].empty_table()
     except pa.ArrowException as error:
-        raise TableError(f"{path} is damaged ({error}): remove it and materialize {name} again") from error
+        raise _damaged(path, name, error) from error
+
+
+def known_columns(path: Path, name: str) -> list[str] | None:
+    """The columns of a table's file, None where there is no file. Raises TableError where it is damaged."""
+    try:
+        return pq.read_schema(path).names
+    except FileNotFoundError:
+        return None
+    except pa.ArrowException as error:
+        raise _damaged(path, name, error) from error
+
+
+def _damaged(path: Path, name: str, error: Exception) -> TableError:
+    return TableError(f"{path} is damaged ({error}): remove it and materialize {name} again")

@@ -12,11 +12,12 @@ from datetime import datetime
 from pathlib import Path
 
 import duckdb
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from episode_samples import make_episode, make_step
 
-from osworld_pipeline.columns import EPISODES, PART_TABLES
+from osworld_pipeline.columns import EPISODES, OWNED_TABLES, PART_TABLES
 from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
 from osworld_pipeline.domain.episode import EpisodePurpose, Outcome, Reward
 from osworld_pipeline.domain.group import RolloutGroup
@@ -28,6 +29,7 @@ from osworld_pipeline.errors import TableError
 from osworld_pipeline.evaluation.evaluation_names import read_evaluation_names
 from osworld_pipeline.evaluation.scores import read_evals, successes_by_task
 from osworld_pipeline.evaluation.suites import SUITES
+from osworld_pipeline.tables.builds import new_build
 from osworld_pipeline.tables.catalog import fresh_views, one_snapshot, rebuild_catalog
 from osworld_pipeline.tables.checkpoints import find_checkpoint, read_checkpoints, upsert_checkpoint
 from osworld_pipeline.tables.examples import BEST_EPISODE_SCREENSHOTS, INJECTED_REPLAY_ROWS, SUCCESS_BY_CHECKPOINT
@@ -421,3 +423,26 @@ def test_one_snapshot_is_fixed_at_its_start_and_limited_to_its_state(state: Stat
         with pytest.raises(TableError, match="no_such_column"), fresh_views(state) as views:
             views.execute("SELECT no_such_column FROM episodes")
     assert num_episodes(state) == 2
+
+
+def test_our_own_views_read_the_tables_of_a_build_where_they_lie(state: StateDir) -> None:
+    """A copy of the messages of a large replay buffer would be several times its size."""
+    few = pa.schema([OWNED_TABLES["replay_buffer"].field(name) for name in ("row_id", "messages")])
+    old = pa.Table.from_pylist([{"row_id": "r", "messages": [{"role": "user", "content": []}]}], schema=few)
+    tasks = pa.Table.from_pylist([task_row("a")], schema=OWNED_TABLES["union_tasks"])
+    with new_build(state) as folder:
+        write_parquet(folder / "replay_buffer.parquet", old)
+        write_parquet(folder / "union_tasks.parquet", tasks)
+    with fresh_views(state) as views:
+        kinds = (
+            "SELECT table_name, table_type FROM information_schema.tables WHERE table_name IN ('{}', '{}') ORDER BY 1"
+        )
+        found = views.execute(kinds.format("replay_buffer", "checkpoints")).fetchall()
+        assert found == [("checkpoints", "BASE TABLE"), ("replay_buffer", "VIEW")]
+        rows = views.execute("SELECT row_id, messages[1].role, reward, images FROM replay_buffer").fetchall()
+        assert rows == [("r", "user", None, None)]
+        assert views.execute("SELECT task_id, is_train, typeof(task_config) FROM tasks").fetchall()[0][0] == "a"
+        kind = views.execute("DESCRIBE SELECT messages FROM replay_buffer").fetchall()[0][1]
+    rebuild_catalog(state)
+    assert run_query(state, "SELECT row_id, messages[1].role, reward, images FROM replay_buffer").rows == rows
+    assert run_query(state, "SELECT column_type FROM (DESCRIBE SELECT messages FROM replay_buffer)").rows == [(kind,)]
