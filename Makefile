@@ -60,8 +60,8 @@ bench-env: setup-test ## the env server's speed, in ratios with spread; SLIME=PA
 bench-settling: setup-test ## how often the adaptive pause ends too early, and what it saves, on local desktops; PAUSE=2 for another
 	@$(BIN)/python -m benchmarks.bench_settling $(if $(PAUSE),--pause $(PAUSE))
 
-bench-data: setup-python ## the union build's and the store's speed; SLIME=PATH measures beside Slime-OSWorld's script
-	@$(BIN)/python -m benchmarks.bench_data $(if $(SLIME),--slime-checkout $(SLIME))
+bench-data: setup-python ## the union build's and the store's speed; SLIME=PATH measures beside Slime-OSWorld's script, SCALE=100000 a growing state alone
+	@$(BIN)/python -m benchmarks.bench_data $(if $(SLIME),--slime-checkout $(SLIME)) $(if $(SCALE),growth --scale $(SCALE))
 
 bench-rollout: setup ## how busy the loop keeps desktops and trainer, beside a batch-synchronous one; where the time of an episode goes
 	@$(BIN)/python -m benchmarks.bench_rollout

@@ -1,5 +1,6 @@
-"""`python -m benchmarks.bench_data [union|store|blobs|all]`: the union build beside Slime-OSWorld's script, and the
-store's writers, readers and images, as ratios with spread, several rounds each, with what limits each figure."""
+"""`python -m benchmarks.bench_data [union|store|blobs|growth|all]`: the union build beside Slime-OSWorld's script, and
+the store's writers, readers and images, as ratios with spread, several rounds each, with what limits each figure; and
+what a state costs as it grows."""
 
 import argparse
 import json
@@ -11,13 +12,14 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.blobs import run_blobs
+from benchmarks.growth import run_growth
 from benchmarks.processes import BenchmarkError
 from benchmarks.spread import show_machine
 from benchmarks.store import run_store
 from benchmarks.union import run_union
 from osworld_pipeline.errors import PipelineError
 
-BENCHES = ("union", "store", "blobs")
+BENCHES = ("union", "store", "blobs", "growth")
 MEGABYTE = 10**6
 
 
@@ -52,6 +54,10 @@ def _run(bench: str, console: Console, arguments: argparse.Namespace) -> list[di
         return run_store(
             console, rounds=arguments.rounds, folder=arguments.folder / "store", num_steps=arguments.num_steps
         )
+    if bench == "growth":
+        return run_growth(
+            console, rounds=arguments.rounds, folder=arguments.folder / "growth", num_episodes=arguments.scale
+        )
     return run_blobs(console, rounds=arguments.rounds, folder=arguments.folder / "blobs", num_blobs=arguments.num_blobs)
 
 
@@ -62,6 +68,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--sizes", type=int, nargs="+", metavar="MB", default=[100, 500, 2000])
     parser.add_argument("--num-steps", type=int, default=1_000_000, help="steps of the store that is asked")
     parser.add_argument("--num-blobs", type=int, default=1_000_000, help="images of the blob stores")
+    parser.add_argument("--scale", type=int, default=100_000, help="episodes of the state that grows")
     parser.add_argument("--slime-checkout", type=Path, metavar="PATH", help="Slime-OSWorld, to measure against")
     parser.add_argument("--folder", type=Path, default=Path("var/bench-data"), help="inputs and stores lie here")
     parser.add_argument("--json", type=Path, metavar="FILE", help="gets every figure")

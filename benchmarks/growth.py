@@ -1,0 +1,152 @@
+"""What questions, look-ups, replay and garbage collection cost as a state grows, and what they would at a million
+episodes. `python -m benchmarks.growth FOLDER` collects garbage there (a dry run); it prints time and peak memory."""
+
+import json
+import math
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import duckdb
+from rich.console import Console
+
+from benchmarks.grown_state import Run, write_state
+from benchmarks.spread import Spread, print_table
+from osworld_pipeline.domain.checkpoint import Ancestor
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.recipes.schema import ReplaySection
+from osworld_pipeline.runs.upkeep import collect_garbage
+from osworld_pipeline.tables.catalog import rebuild_catalog
+from osworld_pipeline.tables.query import open_catalog
+from osworld_pipeline.tables.replay_candidates import ReplayCandidates
+from osworld_pipeline.trajectories import TrajectoryStore
+from osworld_pipeline.trajectories.merging import MERGE_PARTS, merge_parts
+
+TARGET = 1_000_000
+SHARES = (16, 4, 1)
+"""The state is measured at these shares of its size."""
+QUESTIONS = {
+    "one episode by id": "SELECT * FROM episodes WHERE episode_id = '{episode}'",
+    "its steps": "SELECT * FROM steps WHERE episode_id = '{episode}' ORDER BY step_index",
+    "outcomes by purpose": "SELECT purpose, outcome, count(*), avg(task_reward) FROM episodes GROUP BY ALL",
+    "actions by type": "SELECT action_type, count(*), avg(step_s) FROM steps GROUP BY ALL",
+    "evals: success by checkpoint": "SELECT checkpoint_id, avg(success::INT) FROM evals GROUP BY 1",
+    "evals: tokens by checkpoint": "SELECT checkpoint_id, sum(prompt_tokens) FROM evals GROUP BY 1",
+}
+GARBAGE_MB = "garbage collection, peak MB"
+
+
+@dataclass
+class Growth:
+    sizes: list[int] = field(default_factory=list)
+    figures: dict[str, list[Spread]] = field(default_factory=dict)
+    """By name, one for each size."""
+
+    def add(self, name: str, spread: Spread) -> None:
+        self.figures.setdefault(name, []).append(spread)
+
+
+def run_growth(console: Console, *, rounds: int, folder: Path, num_episodes: int) -> list[dict[str, Any]]:
+    """`folder` is made, and removed at the end."""
+    state, growth, runs = StateDir(folder), Growth(), list[Run]()
+    try:
+        for share in SHARES:
+            size = num_episodes // share
+            runs += grow(state, (growth.sizes or [0])[-1], size)
+            growth.sizes.append(size)
+            measure(state, runs, growth, rounds=rounds)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    rows = [(name, *(one.quartile_text(1) for one in found), _guess(growth, found)) for name, found in
+            growth.figures.items()]  # fmt: skip
+    columns = (
+        "ms where nothing else is said",
+        *(f"{size:,} episodes" for size in growth.sizes),
+        f"{TARGET:,}, guessed",
+    )
+    title = "20 steps and 1,000 tokens an episode; the guess goes on as from the second size to the third"
+    print_table(console, title, columns, rows)
+    return [
+        {"bench": "growth", "figure": name, "episodes": size, **spread.fields()}
+        for name, found in growth.figures.items()
+        for size, spread in zip(growth.sizes, found, strict=True)
+    ]
+
+
+def grow(state: StateDir, before: int, size: int) -> list[Run]:
+    """To `size` episodes: the last ones as parts of their own, too few for a merge; the rest as compaction by itself
+    leaves it."""
+    num_fresh = min(MERGE_PARTS - 1, (size - before) // 2)
+    runs = write_state(state, size - before - num_fresh, first=before)
+    while (done := merge_parts(state.trajectories)) is not None and done.num_written:
+        pass
+    runs += write_state(state, num_fresh, first=size - num_fresh, is_batched=False)
+    rebuild_catalog(state)
+    return runs
+
+
+def measure(state: StateDir, runs: Sequence[Run], growth: Growth, *, rounds: int) -> None:
+    episode = runs[len(runs) // 2].episode_id(0)
+    with open_catalog(state) as ours, duckdb.connect(str(state.catalog), read_only=True) as plain:
+        for name, sql in QUESTIONS.items():
+            asked = sql.format(episode=episode)
+            growth.add(name, timed(lambda asked=asked: ours.execute(asked).fetchall(), rounds * 3))
+        asked = QUESTIONS["one episode by id"].format(episode=episode)
+        growth.add("the same, plain client", timed(lambda: plain.execute(asked).fetchall(), rounds * 3))
+    store = TrajectoryStore(state)
+    growth.add("the same, find_episode", timed(lambda: store.find_episode(episode), rounds * 3))
+    for name, spread in time_replay(state, runs).items():
+        growth.add(name, spread)
+    command = [sys.executable, "-m", "benchmarks.growth", str(state.root)]
+    root = Path(__file__).resolve().parents[1]
+    told = json.loads(subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout)
+    growth.add("garbage collection, s", Spread.of([told["s"]]))
+    growth.add(GARBAGE_MB, Spread.of([told["mb"]]))
+
+
+def time_replay(state: StateDir, runs: Sequence[Run]) -> Mapping[str, Spread]:
+    """The first look of a stage that descends from all others, and the look after one more update."""
+    stages = [run.stage_key for run in runs if run.is_training]
+    lineage = [Ancestor(name, None) for name in stages[:-1]]
+    section = ReplaySection(include_online=True)
+    candidates = ReplayCandidates(state, section, stage_key=stages[-1], lineage=lineage)
+    try:
+        first = timed(lambda: candidates.look(1), 1)
+        write_state(state, 64, first=TARGET + len(runs), is_batched=True)
+        return {"replay, first look": first, "replay, each later update": timed(lambda: candidates.look(2), 1)}
+    finally:
+        candidates.close()
+
+
+def timed(ask: Callable[[], object], count: int) -> Spread:
+    times = []
+    for _ in range(count):
+        start = time.perf_counter()
+        ask()
+        times.append((time.perf_counter() - start) * 1e3)
+    return Spread.of(times)
+
+
+def _guess(growth: Growth, found: Sequence[Spread]) -> str:
+    """By the power of the size that leads from the last size but one to the last; never less than no growth."""
+    before, last = (max(one.median, 1e-6) for one in found[-2:])
+    power = max(0.0, math.log(last / before) / math.log(growth.sizes[-1] / growth.sizes[-2]))
+    return f"{last * (TARGET / growth.sizes[-1]) ** power:,.0f}"
+
+
+def main(folder: Path) -> None:
+    start = time.perf_counter()
+    collect_garbage(StateDir(folder), is_dry_run=True)
+    took_s = time.perf_counter() - start
+    # Not getrusage: its peak is that of the process before it became this program, where that is larger.
+    peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
+    print(json.dumps({"s": took_s, "mb": int(peak.split()[1]) * 1024 / 1e6}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
