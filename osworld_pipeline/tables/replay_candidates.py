@@ -64,14 +64,16 @@ WHERE {BEFORE} AND coalesce(e.group_id, '') NOT IN (SELECT group_id FROM own_gro
 QUALIFY place <= $per_task
 """  # noqa: S608 - our own words
 _IN_STAGES = "stage_key IN (SELECT unnest($stages))"
+_UPDATE = '"update" + ("update" >= 0)::INTEGER AS "update"'
+"""Files count updates from 0; what may be looked back on is counted from 1."""
 _SUCCESSES = {
     "name": "own_successes",
-    "columns": 'episode_id, task_id, stage_key, "update", group_id, task_reward, num_steps, started_at',
+    "columns": f"episode_id, task_id, stage_key, {_UPDATE}, group_id, task_reward, num_steps, started_at",
     "where": f"purpose = 'train' AND is_valid AND is_success AND task_reward >= $threshold AND {_IN_STAGES}",
 }
 _GROUPS = {
     "name": "own_groups",
-    "columns": 'group_id, task_id, stage_key, "update", fate, list_max(task_rewards) AS best',
+    "columns": f"group_id, task_id, stage_key, {_UPDATE}, fate, list_max(task_rewards) AS best",
     "where": f"{_IN_STAGES}",
 }
 _ACTION_TYPES = """

@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 
 from osworld_pipeline.errors import StoreBusyError, StoreError
+from osworld_pipeline.object_store.note import read_note
 from osworld_pipeline.part_files import Manifest, PartFile, list_names
 from osworld_pipeline.trajectories.compaction import CompactionSummary, compact_parts
 
@@ -60,8 +61,11 @@ def merge_parts(
     root: Path, *, min_parts: int = LEFT_PARTS, budget_bytes: int = RUN_BUDGET_BYTES
 ) -> CompactionSummary | None:
     """A compaction of bounded work that nobody asked for, so that it never fails its caller: None where other upkeep
-    runs, or where the store cannot be compacted, which is logged."""
+    runs, in a cache of an object store, or where the store cannot be compacted, which is logged."""
     try:
+        note = read_note(root.parent)
+        if note is not None and note.role == "cache":
+            return None
         return compact_parts(root, min_parts=min_parts, budget_bytes=budget_bytes, timeout_s=0)
     except StoreBusyError:
         return None

@@ -89,10 +89,10 @@ class TrajectoryStore:
         """The rows of `rollout_groups` of a part; none where there is no such part. Raises StoreError."""
         head, files = "rollout_groups", take_snapshot(self.root, "rollout_groups")
         small = [self.root / head / file.name for file in files.small if file.part == part]
-        paths = small or [self.root / head / COMPACTED / name for name in files.compacted]
-        only = None if small else [("part", "==", part)]
-        tables = [read_part_table(path, head, filters=only).drop_columns(BOOKKEEPING.names) for path in paths]
-        return [row for table in tables for row in table.to_pylist()]
+        compacted = [] if small else [self.root / head / COMPACTED / name for name in files.compacted]
+        tables = [read_part_table(path, head) for path in small]
+        tables += [read_rows(path, head, "part", [part]) for path in compacted]
+        return [row for table in tables for row in table.drop_columns(BOOKKEEPING.names).to_pylist()]
 
     def write_group_rows(self, part: str, rows: Sequence[Row]) -> None:
         """As write_groups, of rows of `rollout_groups` as they were read. Raises StoreError."""

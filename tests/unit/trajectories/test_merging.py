@@ -11,13 +11,14 @@ from episode_samples import make_episode
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.durable import locked
 from osworld_pipeline.errors import StoreError
+from osworld_pipeline.object_store.note import RemoteNote, write_note
 from osworld_pipeline.part_files import COMPACTED, MANIFEST, PartFile, take_snapshot
 from osworld_pipeline.runs.upkeep import compact_store
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.query import run_query
 from osworld_pipeline.trajectories import TrajectoryStore
 from osworld_pipeline.trajectories.compaction_plan import FAN_IN, Choice, Unit, choose_some
-from osworld_pipeline.trajectories.merging import merge_parts
+from osworld_pipeline.trajectories.merging import LEFT_PARTS, merge_parts
 
 MIB = 1 << 20
 TORN = """
@@ -185,3 +186,12 @@ def test_a_writer_killed_while_it_writes_or_merges_loses_nothing_that_was_acknow
         assert run_query(state, "SELECT count(*) - count(DISTINCT episode_id) FROM episodes").rows == [(0,)]
         assert run_query(state, TORN).rows == [(0,)]
     assert take_snapshot(state.trajectories, "episodes").compacted
+
+
+def test_small_parts_of_a_cache_of_an_object_store_stay_as_they_are(state: StateDir) -> None:
+    store = TrajectoryStore(state)
+    for number in range(LEFT_PARTS):
+        store.write_episodes(f"p{number}", [make_episode(f"e{number}")])
+    write_note(state.root, RemoteNote(url="s3://bucket/prefix", role="cache"))
+    assert merge_parts(state.trajectories) is None
+    assert num_small(state) == LEFT_PARTS
