@@ -32,7 +32,7 @@ class EndLimits:
     one_s: float = STOP_LIMIT_S
     """For the processes of one sandbox to end, and again for its control group to be empty, at each attempt."""
     all_s: float = 20.0
-    """For whatever is left when the provider is closed."""
+    """Time limit for releasing what is left when the provider closes."""
 
 
 class Part(Protocol):
@@ -155,7 +155,7 @@ class Releases:
         await self._open[held].was_tried.wait()
 
     async def close(self) -> None:
-        """Tries at once whatever is left. May be called again.
+        """Tries immediately to release what is left. May be called again.
 
         Raises:
             ReplicaError: it names what could not be removed within `limits.all_s`.

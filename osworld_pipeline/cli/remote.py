@@ -22,7 +22,7 @@ def register(app: typer.Typer) -> None:
 
 @remote.command("push")
 def push_(state: StateOption = Path("var"), state_remote: StateRemoteOption = "", as_json: JsonOption = False) -> None:
-    """Send what the object store lacks; its readers see all of it at once. Safe beside training."""
+    """Send what the object store lacks; its readers see all of it at once. Safe while training runs."""
     from osworld_pipeline.remote.push import push
     from osworld_pipeline.remote.status import need_remote
 

@@ -154,7 +154,7 @@ class Episode:
     sequences: tuple[TokenSequence, ...] = ()
     """What the sampler saw and said; empty where the engine deals in text alone."""
     image_num_tokens: int | None = None
-    """Image placeholders in all sequences; None where nobody counted."""
+    """Image placeholders in all sequences; None where they were not counted."""
     advantage: float | None = None
     """As its update trained it; 0 where its group had no signal. None outside training, for a fault, and in a group
     that was dropped."""

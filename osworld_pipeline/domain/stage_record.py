@@ -12,7 +12,7 @@ class AttemptStatus(StrEnum):
     """Also what a killed program leaves."""
     FINISHED = "finished"
     STOPPED = "stopped"
-    """Before the stage's end, as it was told: its budget is spent, a signal came, or there is nothing to train on."""
+    """Ended early: its budget is spent, a signal came, or there is nothing to train on."""
     FAILED = "failed"
 
 

@@ -25,7 +25,7 @@ class LicensedRows:
     """A table, or what was trained on."""
     source: str
     licence: str | None
-    """None where nobody stated one."""
+    """None where no licence is recorded."""
     rows: int
 
 

@@ -119,7 +119,7 @@ def _images_of(path: Path) -> Iterator[bytes]:
                         if sha256 and len(sha256) == 2 * _DIGEST_BYTES:
                             yield bytes.fromhex(sha256)
     except (pa.ArrowException, ValueError) as error:
-        raise StoreError(f"{path} is damaged ({error}): mend or remove it, then push again") from error
+        raise StoreError(f"{path} is damaged ({error}): restore or remove it, then push again") from error
 
 
 def _plus(one: ImageSummary, other: ImageSummary) -> ImageSummary:

@@ -1,6 +1,6 @@
 """The record that the program of a training stage keeps while it trains: its starts, and a row for each update.
 
-It is written to the trajectory store, beside the checkpoints and whether or not MLflow answers. A resumed program takes
+It is written to the trajectory store, with the checkpoints, whether or not MLflow answers. A resumed program takes
 back the updates after its checkpoint, which it makes again; rows of many fast updates are written together.
 """
 
@@ -56,7 +56,7 @@ class StageLog:
         self._written_at = time.monotonic()
 
     def stop(self, reason: str) -> None:
-        """The stage ends here for now, as it was told."""
+        """The stage stops here and can be resumed."""
         self._stopped = reason
 
     def take_back(self, num_updates: int) -> None:
@@ -77,7 +77,7 @@ class StageLog:
         if isinstance(error, Exception):
             status, text = AttemptStatus.FAILED, f"{type(error).__name__}: {error}"
         elif error is not None:
-            status, text = AttemptStatus.STOPPED, "it was told to stop"
+            status, text = AttemptStatus.STOPPED, "it received a signal to stop"
         self._store.write_attempt(replace(self._attempt, status=status, error=text, ended_at=time.time()))
 
 

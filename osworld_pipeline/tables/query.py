@@ -68,7 +68,7 @@ def _ask(state: StateDir, sql: str, timeout_s: float, fetch: Callable[[duckdb.Du
 
 
 def explain_slow(state: StateDir, sql: str) -> list[str]:
-    """Why the query takes its time, and what to ask instead, a sentence each; nothing where it cannot be told.
+    """Why the query takes its time, and what to ask instead, a sentence each; empty where no reason is found.
 
     Raises:
         TableError, StoreError: as open_catalog.

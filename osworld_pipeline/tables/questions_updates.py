@@ -176,7 +176,7 @@ QUESTIONS = (
     ),
     Question(
         name="advantages",
-        question="Which advantage had each episode, beside its siblings?",
+        question="What was the advantage of each episode and of its siblings?",
         sql=_ADVANTAGES,
         reading="As the update trained it. All 0: the group had no signal. Episodes of dropped groups, faults and "
         "episodes from before schema version 7 have none. Add a WHERE for one group or one episode.",

@@ -46,7 +46,7 @@ def named_images(folders: Iterable[Path]) -> Iterator[tuple[Path, list[str]]]:
 
 
 def unused_images(blobs: BlobStore, folders: Sequence[Path], *, before: float) -> Iterator[Files]:
-    """Images that no row names and that nobody stored or touched since `before` (Unix time), some thousand at a time.
+    """Images that no row names and that were not stored or touched since `before` (Unix time), some thousand at a time.
 
     The rows are read first, and images listed after that: one that a row of meanwhile names was touched for it, at most
     the grace ago, so that it is not older than `before`, which lies the grace before now. Raises StoreError.

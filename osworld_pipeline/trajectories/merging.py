@@ -32,7 +32,7 @@ class PartMerger:
         self._in_use = threading.Lock()
 
     def written(self, head: str) -> None:
-        """Merges the small parts where there are many and nobody else does; the part that was written is safe."""
+        """Merges the small parts where there are many and no other process merges them; the part that was written is safe."""
         due = self._due.get(head, self._merge_parts)
         # Retired files are listed until they are deleted: the manifest is read only where they could make the number.
         if len(list_names(self._root / head)) <= due or self._num_small(head) < due:
@@ -48,7 +48,7 @@ class PartMerger:
         try:
             return num_small_parts(self._root, head)
         except StoreError:
-            return 0  # who reads the store is told
+            return 0  # readers raise this error; a writer must not fail by it
 
 
 def num_small_parts(root: Path, head: str) -> int:
@@ -60,8 +60,8 @@ def num_small_parts(root: Path, head: str) -> int:
 def merge_parts(
     root: Path, *, min_parts: int = LEFT_PARTS, budget_bytes: int = RUN_BUDGET_BYTES
 ) -> CompactionSummary | None:
-    """A compaction of bounded work that nobody asked for, so that it never fails its caller: None where other upkeep
-    runs, in a cache of an object store, or where the store cannot be compacted, which is logged."""
+    """A compaction of bounded work that runs by itself, so that it never fails its caller: None where other upkeep runs,
+    in a cache of an object store, or where the store cannot be compacted, which is logged."""
     try:
         note = read_note(root.parent)
         if note is not None and note.role == "cache":

@@ -136,7 +136,7 @@ def episode_row(episode: Episode) -> Row:
 
 
 def _token_counts(episode: Episode) -> Row:
-    """NULL is what nobody counted: an engine of words leaves 0 in its steps, an import too."""
+    """NULL where tokens were not counted: chat engines and imports leave 0 in their steps."""
     steps, sequences = episode.steps, episode.sequences
     is_counted = all(step.prompt_num_tokens > 0 for step in steps) and not episode.source_dataset
     logprobs = [

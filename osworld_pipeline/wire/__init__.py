@@ -1,4 +1,4 @@
-"""The messages between env server and client: Slime-OSWorld's endpoints, with fields of ours beside theirs.
+"""The messages between env server and client: Slime-OSWorld's endpoints, with additional fields of ours.
 
 Every added field is optional on the way in and ignored by a client that does not know it. A failure is a 4xx or 5xx
 with an `ErrorMessage`; `fault` tells which outcome the episode must end in.

@@ -46,7 +46,7 @@ class HuggingFaceExport:
     num_shards: dict[str, int]
     num_images: int
     num_unknown_licence: int
-    """Rows of a source whose licence nobody told."""
+    """Rows of a source without a recorded licence."""
 
 
 def export_huggingface(

@@ -43,7 +43,7 @@ class LakeExport:
     num_files: int
     num_bytes: int
     num_unknown_licence: int
-    """Rows of a source whose licence nobody told."""
+    """Rows of a source without a recorded licence."""
 
 
 def export_lake(

@@ -1,4 +1,4 @@
-"""How an export's tables lie on disk: as Parquet files, or as Lance datasets; and what is told of each file."""
+"""How an export's tables lie on disk: as Parquet files, or as Lance datasets; and the manifest entry of each file."""
 
 import hashlib
 from collections.abc import Iterable, Iterator

@@ -99,7 +99,7 @@ def test_a_stage_is_seen_from_its_start_to_its_end(store: TrajectoryStore) -> No
     assert ask(store, STATUS)[0][:5] == ("failed", 1, 30, 2, "TrainingError: the loss is nan")
     with pytest.raises(Killed), stage_log(store, STAGE, num_updates=1):
         raise Killed
-    assert ask(store, STATUS)[0][:5] == ("stopped", 1, 30, 3, "it was told to stop")
+    assert ask(store, STATUS)[0][:5] == ("stopped", 1, 30, 3, "it received a signal to stop")
 
 
 def test_what_ended_a_stage_is_told_where_its_record_cannot_be_written(store: TrajectoryStore) -> None:
