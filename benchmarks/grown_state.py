@@ -175,7 +175,7 @@ def _groups(run: Run, places: range, rewards: np.ndarray) -> dict[str, Any]:
 
 
 def _write(state: StateDir, table: str, file: str, columns: Mapping[str, Any]) -> None:
-    """With one value for all rows where one is given, and NULL where none is. Not synced to disk: the data are synthetic."""
+    """With one value for all rows where one is given, and NULL where none is. Synthetic data: not synced."""
     schema = stored(table)
     key = KEY_OF.get(table, "episode_id" if table == "steps" else "group_id")
     count = len(columns[key])

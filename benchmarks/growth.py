@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import duckdb
 from rich.console import Console
 
 from benchmarks.grown_state import Run, write_state
-from benchmarks.spread import Spread, print_table
+from benchmarks.spread import Spread, print_table, timed_ms
 from osworld_pipeline.domain.checkpoint import Ancestor
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.recipes.schema import ReplaySection
@@ -95,11 +95,11 @@ def measure(state: StateDir, runs: Sequence[Run], growth: Growth, *, rounds: int
     with open_catalog(state) as ours, duckdb.connect(str(state.catalog), read_only=True) as plain:
         for name, sql in QUESTIONS.items():
             asked = sql.format(episode=episode)
-            growth.add(name, timed(lambda asked=asked: ours.execute(asked).fetchall(), rounds * 3))
+            growth.add(name, timed_ms(lambda asked=asked: ours.execute(asked).fetchall(), rounds * 3))
         asked = QUESTIONS["one episode by id"].format(episode=episode)
-        growth.add("the same, plain client", timed(lambda: plain.execute(asked).fetchall(), rounds * 3))
+        growth.add("the same, plain client", timed_ms(lambda: plain.execute(asked).fetchall(), rounds * 3))
     store = TrajectoryStore(state)
-    growth.add("the same, find_episode", timed(lambda: store.find_episode(episode), rounds * 3))
+    growth.add("the same, find_episode", timed_ms(lambda: store.find_episode(episode), rounds * 3))
     for name, spread in time_replay(state, runs).items():
         growth.add(name, spread)
     command = [sys.executable, "-m", "benchmarks.growth", str(state.root)]
@@ -116,20 +116,11 @@ def time_replay(state: StateDir, runs: Sequence[Run]) -> Mapping[str, Spread]:
     section = ReplaySection(include_online=True)
     candidates = ReplayCandidates(state, section, stage_key=stages[-1], lineage=lineage)
     try:
-        first = timed(lambda: candidates.look(1), 1)
+        first = timed_ms(lambda: candidates.look(1), 1)
         write_state(state, 64, first=TARGET + len(runs), is_batched=True)
-        return {"replay, first look": first, "replay, each later update": timed(lambda: candidates.look(2), 1)}
+        return {"replay, first look": first, "replay, each later update": timed_ms(lambda: candidates.look(2), 1)}
     finally:
         candidates.close()
-
-
-def timed(ask: Callable[[], object], count: int) -> Spread:
-    times = []
-    for _ in range(count):
-        start = time.perf_counter()
-        ask()
-        times.append((time.perf_counter() - start) * 1e3)
-    return Spread.of(times)
 
 
 def _guess(growth: Growth, found: Sequence[Spread]) -> str:

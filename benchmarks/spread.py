@@ -2,7 +2,8 @@
 
 import os
 import platform
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,6 +53,16 @@ class Spread:
 
 def verdict(is_met: bool) -> str:
     return "[green]met[/]" if is_met else "[red]not met[/]"
+
+
+def timed_ms(ask: Callable[[], object], count: int) -> Spread:
+    """Wall times of `count` calls, in milliseconds."""
+    times: list[float] = []
+    for _ in range(count):
+        start = time.perf_counter()
+        ask()
+        times.append((time.perf_counter() - start) * 1e3)
+    return Spread.of(times)
 
 
 def print_table(console: Console, title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

@@ -4,7 +4,6 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from rich.console import Console
 
-from benchmarks.spread import Spread, print_table, verdict
+from benchmarks.spread import Spread, print_table, timed_ms, verdict
 from benchmarks.store_storm import run_storm
 from osworld_pipeline.columns import marked, stored
 from osworld_pipeline.domain.state import StateDir
@@ -118,15 +117,6 @@ def bench_questions(console: Console, *, rounds: int, folder: Path, num_steps: i
     title = f"{num_steps:,} steps compacted, and fresh parts beside; limited by the CPU (footers, decoding)"
     print_table(console, title, ("p50 [p25..p75]", "connection open", "opening it too", "at most"), rows)
     return results
-
-
-def timed_ms(ask: Callable[[], object], count: int) -> Spread:
-    times = []
-    for _ in range(count):
-        start = time.perf_counter()
-        ask()
-        times.append((time.perf_counter() - start) * 1e3)
-    return Spread.of(times)
 
 
 def write_parts(state: StateDir, first: int, num_parts: int, num_episodes: int) -> None:

@@ -3,7 +3,6 @@ with bars; ends with a table of success rates and what changed between them. The
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from jobs.in_process import InProcess, JobStoppedError, open_in_process
 from jobs.pipeline import RANK, TRAIN
 from jobs.what_changed import show_changes
 from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
+from osworld_pipeline.domain.near_names import did_you_mean
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import RecipeError, StoreError, TableError
 from osworld_pipeline.evaluation.changes import Change, Training, changes_of
@@ -66,9 +66,8 @@ class TrainRequest:
         names = [name.strip() for name in stages.split(",") if name.strip()]
         for name in names:
             if name not in STAGES:
-                near = get_close_matches(name, STAGES, n=1)
-                hint = f" Did you mean {near[0]}?" if near else ""
-                raise RecipeError(f"there is no stage '{name}'.{hint} The stages are: {', '.join(STAGES)}")
+                hint = did_you_mean(name, STAGES)
+                raise RecipeError(f"there is no stage '{name}'; there are: {', '.join(STAGES)}{hint}")
         chosen = tuple(stage for stage in STAGES if stage in names)
         if chosen and chosen != STAGES[STAGES.index(chosen[0]) : STAGES.index(chosen[-1]) + 1]:
             raise RecipeError(

@@ -1,9 +1,9 @@
 """The OSGym endpoints: /reset, /step, /shutdown and /screenshot, as its state manager answers them.
 
 Every failure is 400 `{message}` (a full server 503), with the `fault` beside it; a lost desktop or a crashed grader is
-one, and never a reward of zero. A policy that disabled its desktop has finished, with that reward. Its client sends
-what failed again, immediately and indefinitely, hence the pause before such an answer. It ends by itself only where the answer
-changes: see `osgym_worker`."""
+one, and never a reward of zero. A policy that disabled its desktop has finished, with that reward. Its client
+retries what failed immediately and without limit, hence the pause before such an answer. It ends by itself only where
+the answer changes: see `osgym_worker`."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence

@@ -10,16 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
 from osworld_pipeline.object_store import Bucket
 from osworld_pipeline.object_store.note import FOLDER
 from osworld_pipeline.trajectories import BlobStore
-from osworld_pipeline.trajectories.garbage import IMAGE_COLUMNS
-from osworld_pipeline.trajectories.reading import compute
+from osworld_pipeline.trajectories.garbage import images_of
 
 NUM_THREADS = 8
 FILES_AT_ONCE = 16
@@ -110,15 +106,9 @@ def _images_of(path: Path) -> Iterator[bytes]:
     if path.suffix != ".parquet":
         return
     try:
-        with pq.ParquetFile(path) as file:
-            columns = [name for name in IMAGE_COLUMNS if name in file.schema_arrow.names]
-            for number in range(file.num_row_groups if columns else 0):
-                for column in file.read_row_group(number, columns=columns).columns:
-                    flat = compute.list_flatten(column) if pa.types.is_list(column.type) else column
-                    for sha256 in flat.unique().to_pylist():
-                        if sha256 and len(sha256) == 2 * _DIGEST_BYTES:
-                            yield bytes.fromhex(sha256)
-    except (pa.ArrowException, ValueError) as error:
+        for hashes in images_of(path):
+            yield from (bytes.fromhex(sha256) for sha256 in hashes if len(sha256) == 2 * _DIGEST_BYTES)
+    except ValueError as error:
         raise StoreError(f"{path} is damaged ({error}): restore or remove it, then push again") from error
 
 

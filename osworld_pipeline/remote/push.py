@@ -52,7 +52,7 @@ class PushSummary:
 
 
 def push(state: StateDir, url: str) -> PushSummary:
-    """Makes the object store hold the state as of now; safe while training runs. A killed push leaves the earlier state.
+    """Makes the object store hold the state as of now; safe during training. A killed push leaves the earlier state.
 
     Raises:
         StoreError: the object store holds another state, or one that was pushed to from elsewhere; another push runs;

@@ -18,7 +18,7 @@ from osworld_pipeline.runs.grounds import Grounds
 from osworld_pipeline.runs.playback import PlayedBack
 from osworld_pipeline.runs.playback_plan import Playback
 from osworld_pipeline.tables.catalog import first_line
-from osworld_pipeline.tables.part_views import create_part_views, pin_snapshot
+from osworld_pipeline.tables.part_views import create_pinned_views
 from osworld_pipeline.tables.replay import former_row_ids
 
 
@@ -99,8 +99,7 @@ def read_record(state: StateDir) -> VerificationRecord:
     names = [field.name for field in fields(ReplayVerification)]
     with duckdb.connect(":memory:") as connection:
         try:
-            create_part_views(connection, state)
-            pin_snapshot(connection, state)
+            create_pinned_views(connection, state)
             sql = f"SELECT {', '.join(names)} FROM replay_verifications"  # noqa: S608 - our own names
             rows = connection.execute(sql).fetchall()
         except duckdb.Error as error:

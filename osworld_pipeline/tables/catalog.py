@@ -18,7 +18,7 @@ from osworld_pipeline.durable import locked, remove_stale_temps, replacing
 from osworld_pipeline.errors import TableError
 from osworld_pipeline.tables.builds import UNION_TABLES, current_build, table_paths
 from osworld_pipeline.tables.owned import known_columns
-from osworld_pipeline.tables.part_views import create_part_views, pin_snapshot
+from osworld_pipeline.tables.part_views import create_part_views, create_pinned_views
 from osworld_pipeline.tables.views import DERIVED
 
 LOCK_TIMEOUT_S = 120.0
@@ -76,7 +76,6 @@ def fresh_views(state: StateDir) -> Iterator[duckdb.DuckDBPyConnection]:
         return
     with duckdb.connect(":memory:") as connection, explained(f"the tables in {state.root}"):
         _define(connection, state, is_copied=False)
-        pin_snapshot(connection, state)
         yield connection
 
 
@@ -109,7 +108,8 @@ def first_line(error: duckdb.Error) -> str:
 
 
 def _define(connection: duckdb.DuckDBPyConnection, state: StateDir, *, is_copied: bool) -> None:
-    """`is_copied`: the small tables are copied, all of them; otherwise those that are files of a build are views."""
+    """`is_copied`: for the catalog's file, so that all small tables are copied. Otherwise those that are files of a
+    build are views, and the views over the parts are pinned to the files of this moment."""
     connection.execute(f"SET threads = {min(4, os.cpu_count() or 1)}")
     connection.execute("SET enable_progress_bar = false")  # it would stand in answers on standard output
     paths = table_paths(state)  # once, so that the tables of the union are of one build
@@ -120,7 +120,10 @@ def _define(connection: duckdb.DuckDBPyConnection, state: StateDir, *, is_copied
         connection.execute(f"CREATE {'VIEW' if name in unchanging else 'TABLE'} {name} AS {rows}")
         if name in KEYS and name not in unchanging:
             connection.execute(f"ALTER TABLE {name} ADD PRIMARY KEY ({KEYS[name]})")
-    create_part_views(connection, state)
+    if is_copied:
+        create_part_views(connection, state)
+    else:
+        create_pinned_views(connection, state)
     for sql in DERIVED.values():
         connection.execute(sql)
 

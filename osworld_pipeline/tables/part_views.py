@@ -39,11 +39,24 @@ _PLACE = f"({_HERE} || 'trajectories/')"
 
 
 def create_part_views(connection: duckdb.DuckDBPyConnection, state: StateDir) -> None:
-    """Views named as PART_TABLES; creating them reads no part."""
+    """Views named as PART_TABLES, which any client of the catalog can read; creating them reads no part."""
     seed_tables(state)
     _set_variables(connection, {name: [] for name in _VARIABLES}, state)
     for table in PART_TABLES:
-        connection.execute(f"CREATE VIEW {table} AS {_view(table)}")
+        connection.execute(f"CREATE VIEW {table} AS {_view(table, is_always_pinned=False)}")
+
+
+def create_pinned_views(connection: duckdb.DuckDBPyConnection, state: StateDir) -> None:
+    """The same views for a connection of our own, pinned to the files of this moment; `pin_snapshot` moves them on.
+    They lack the branches for plain clients, which take most of the time of creating them. Raises StoreError."""
+    seed_tables(state)
+    found = {head: take_snapshot(state.trajectories, head) for head in DETAIL_OF}
+    pin_files(connection, state, found)
+    for table in PART_TABLES:
+        # No program writes such files any more: none can appear later.
+        has_legacy = table in HEAD_OF and bool(found[HEAD_OF[table]].legacy)
+        view = _view(table, is_always_pinned=True, has_legacy=has_legacy)
+        connection.execute(f"CREATE VIEW {table} AS {view}")
 
 
 def pin_snapshot(connection: duckdb.DuckDBPyConnection, state: StateDir) -> None:
@@ -115,34 +128,56 @@ _AS_READ: Mapping[tuple[str, str], str] = {
 """Columns that a view shows otherwise than the files have them."""
 
 
-def _view(table: str) -> str:
-    """What compaction made, but parts written again since, and parts of their own: of a snapshot; or else as the
-    manifest and the folders say. Details from before versions are those that their heads name."""
+def _view(table: str, *, is_always_pinned: bool, has_legacy: bool = True) -> str:
+    """What compaction made, but parts written again since, and parts of their own: of a snapshot; or else, unless
+    `is_always_pinned`, as the manifest and the folders say. Details from before versions (`has_legacy`) are those that
+    their heads name."""
     head = HEAD_OF.get(table, table)
     columns = ", ".join(
         f'CAST({_AS_READ.get((table, field.name)) or _quoted(field.name)} AS {_sql_type(field.type)}) AS "{field.name}"'
         for field in PART_TABLES[table]
     )
     rewritten = f"SELECT unnest(coalesce(getvariable('osworld_{head}_rewritten'), []::VARCHAR[])) AS part"
-    folder = f"{_PLACE} || '{table}'"
-    nothing = f"list_extract(getvariable('osworld_{table}_compacted'), 1)"
-    is_pinned = f"getvariable('osworld_{table}_compacted') IS NOT NULL"
-    seed = f"[{folder} || '/{SEED}']"
-    everything = f"[{folder} || '/*.parquet', {folder} || '/{COMPACTED}/*.parquet']"
-    live = f"({live_files_sql(table, folder, _PLACE, nothing)})"
+    seed = f"[{_PLACE} || '{table}/{SEED}']"
     compacted, small = (_scan(_listed(table, kind, seed)) for kind in ("compacted", "small"))
-    living = _scan(f"CASE WHEN {is_pinned} THEN [{nothing}] ELSE {everything} END", stored(table))
-    replaced = f"SELECT part FROM {live} WHERE NOT is_compacted"  # noqa: S608 - our own names
-    # The files that count come first in the join, so that their folders are listed first.
-    branches = [
-        f"{compacted} p ANTI JOIN ({rewritten}) USING (part)",
-        f"{small} p",
-        f"{live} l JOIN {living} p ON p.filename = l.file WHERE NOT (l.is_compacted AND p.part IN ({replaced}))",
-    ]
-    if head != table:
-        counts = f"{is_pinned} OR parse_filename(h.filename) IN (SELECT parse_filename(file) FROM {live})"  # noqa: S608
-        branches.append(f"{_legacy(head, table)} WHERE {counts}")
+    branches = [f"{compacted} p ANTI JOIN ({rewritten}) USING (part)", f"{small} p"]
+    if not is_always_pinned:
+        branches.append(_living(table))
+    if head != table and has_legacy:
+        branches.append(_legacy(head, table) + ("" if is_always_pinned else f" WHERE {_counts(table)}"))
     return " UNION ALL ".join(f"SELECT {columns} FROM {branch}" for branch in branches)  # noqa: S608 - our own names
+
+
+def _living(table: str) -> str:
+    """Rows `p` of the files that count where no snapshot is pinned. These files come first in the join, so that their
+    folders are listed first."""
+    folder = f"{_PLACE} || '{table}'"
+    everything = f"[{folder} || '/*.parquet', {folder} || '/{COMPACTED}/*.parquet']"
+    nothing = _nothing(table)
+    rows = _scan(f"CASE WHEN {_is_pinned(table)} THEN [{nothing}] ELSE {everything} END", stored(table))
+    replaced = f"SELECT part FROM {_live(table)} WHERE NOT is_compacted"  # noqa: S608 - our own names
+    counts = f"NOT (l.is_compacted AND p.part IN ({replaced}))"
+    return f"{_live(table)} l JOIN {rows} p ON p.filename = l.file WHERE {counts}"
+
+
+def _counts(table: str) -> str:
+    """Whether a head `h` from before versions counts."""
+    live = f"SELECT parse_filename(file) FROM {_live(table)}"  # noqa: S608 - our own names
+    return f"{_is_pinned(table)} OR parse_filename(h.filename) IN ({live})"
+
+
+def _live(table: str) -> str:
+    folder = f"{_PLACE} || '{table}'"
+    return f"({live_files_sql(table, folder, _PLACE, _nothing(table))})"
+
+
+def _is_pinned(table: str) -> str:
+    return f"getvariable('osworld_{table}_compacted') IS NOT NULL"
+
+
+def _nothing(table: str) -> str:
+    """The file without rows, where a snapshot is pinned."""
+    return f"list_extract(getvariable('osworld_{table}_compacted'), 1)"
 
 
 def _legacy(head: str, table: str) -> str:

@@ -10,7 +10,7 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import TableError
 from osworld_pipeline.tables.catalog import first_line
 from osworld_pipeline.tables.history import BEFORE, NEWEST_FIRST, NOT_HELD, before
-from osworld_pipeline.tables.part_views import create_part_views, pin_snapshot
+from osworld_pipeline.tables.part_views import create_pinned_views
 
 _RECENT = f"""
 WITH last_groups AS (
@@ -42,8 +42,7 @@ def recent_success(
     asked = before(stage_key, update, lineage) | {"num_groups": num_groups}
     try:
         with duckdb.connect(":memory:") as views:
-            create_part_views(views, state)
-            pin_snapshot(views, state)
+            create_pinned_views(views, state)
             rows = views.execute(_RECENT, asked).fetchall()
     except duckdb.Error as error:
         raise TableError(f"cannot read the recorded groups of {state.root}: {first_line(error)}") from error

@@ -17,7 +17,7 @@ from osworld_pipeline.errors import TableError
 from osworld_pipeline.recipes.schema import ReplaySection
 from osworld_pipeline.tables.catalog import explained
 from osworld_pipeline.tables.owned import table_path
-from osworld_pipeline.tables.part_views import create_part_views, pin_snapshot
+from osworld_pipeline.tables.part_views import create_pinned_views
 
 SUCCESS_THRESHOLD = 0.5
 TABLE = "replay_buffer"
@@ -188,8 +188,7 @@ def part_views(state: StateDir) -> Iterator[duckdb.DuckDBPyConnection]:
         TableError: a part cannot be read, or a query is refused.
     """
     with duckdb.connect(":memory:") as connection, parts_explained(state):
-        create_part_views(connection, state)
-        pin_snapshot(connection, state)
+        create_pinned_views(connection, state)
         yield connection
 
 

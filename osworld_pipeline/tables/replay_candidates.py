@@ -23,7 +23,7 @@ from osworld_pipeline.recipes.schema import ReplaySection
 from osworld_pipeline.tables.catalog import first_line
 from osworld_pipeline.tables.followed_rows import FollowedRows
 from osworld_pipeline.tables.history import BEFORE, NEWEST_FIRST, NOT_HELD, before
-from osworld_pipeline.tables.part_views import create_part_views, pin_snapshot, seed_tables
+from osworld_pipeline.tables.part_views import create_pinned_views, pin_snapshot, seed_tables
 from osworld_pipeline.tables.replay import parts_explained, read_replay_columns, replay_schema, verified_rewards
 
 ONLINE = "online"
@@ -255,8 +255,9 @@ class ReplayCandidates:
     def _views_of_now(self) -> duckdb.DuckDBPyConnection:
         if self._views is None:
             self._views = duckdb.connect(":memory:")
-            create_part_views(self._views, self._state)
-        pin_snapshot(self._views, self._state)
+            create_pinned_views(self._views, self._state)
+        else:
+            pin_snapshot(self._views, self._state)
         return self._views
 
     def _load(self, name: str, table: pa.Table) -> None:

@@ -42,7 +42,7 @@ def named_images(folders: Iterable[Path]) -> Iterator[tuple[Path, list[str]]]:
         for path in sorted(folder.rglob("*.parquet")):
             # Of one that is being written, the images are newer than the grace.
             if not any(name.startswith(".") for name in path.relative_to(folder).parts):
-                yield from ((path, names) for names in _images_of(path))
+                yield from ((path, names) for names in images_of(path))
 
 
 def unused_images(blobs: BlobStore, folders: Sequence[Path], *, before: float) -> Iterator[Files]:
@@ -135,7 +135,8 @@ def _is_older(path: Path, age_s: float) -> bool:
         return False
 
 
-def _images_of(path: Path) -> Iterator[list[str]]:
+def images_of(path: Path) -> Iterator[list[str]]:
+    """The images that a file of parts refers to, some at a time; none where it was removed. Raises StoreError."""
     try:
         with pq.ParquetFile(path) as file:
             columns = [name for name in IMAGE_COLUMNS if name in file.schema_arrow.names]
@@ -146,4 +147,6 @@ def _images_of(path: Path) -> Iterator[list[str]]:
     except FileNotFoundError:
         return  # removed meanwhile by its owner, who no longer refers to anything by it
     except (pa.ArrowException, OSError) as error:
-        raise StoreError(f"{path} is damaged ({error}), so what it refers to is unknown: mend or remove it") from error
+        raise StoreError(
+            f"{path} is damaged ({error}), so what it refers to is unknown: restore or remove it"
+        ) from error

@@ -32,7 +32,7 @@ class PartMerger:
         self._in_use = threading.Lock()
 
     def written(self, head: str) -> None:
-        """Merges the small parts where there are many and no other process merges them; the part that was written is safe."""
+        """Merges the small parts where there are many and no other process does; the part that was written is safe."""
         due = self._due.get(head, self._merge_parts)
         # Retired files are listed until they are deleted: the manifest is read only where they could make the number.
         if len(list_names(self._root / head)) <= due or self._num_small(head) < due:
@@ -60,8 +60,8 @@ def num_small_parts(root: Path, head: str) -> int:
 def merge_parts(
     root: Path, *, min_parts: int = LEFT_PARTS, budget_bytes: int = RUN_BUDGET_BYTES
 ) -> CompactionSummary | None:
-    """A compaction of bounded work that runs by itself, so that it never fails its caller: None where other upkeep runs,
-    in a cache of an object store, or where the store cannot be compacted, which is logged."""
+    """A compaction of bounded work that never fails its caller: None where other upkeep runs, in a cache of an object
+    store, or where the store cannot be compacted, which is logged."""
     try:
         note = read_note(root.parent)
         if note is not None and note.role == "cache":

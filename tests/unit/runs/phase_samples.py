@@ -1,0 +1,295 @@
+"""A GSPO phase whose engine and trainer take a line each; its weights are a digest of all that it was trained on."""
+
+import asyncio
+import itertools
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from osworld_pipeline.agent.renderer import Renderer
+from osworld_pipeline.domain.checkpoint import Stage
+from osworld_pipeline.domain.digest import digest_json
+from osworld_pipeline.domain.episode import (
+    Episode,
+    EpisodePurpose,
+    Outcome,
+    Reward,
+    Step,
+    StepSignals,
+    TokenSequence,
+)
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.domain.task import Task
+from osworld_pipeline.domain.trajectory import Trajectory
+from osworld_pipeline.protocols import GenerateRequest, GenerateResult
+from osworld_pipeline.recipes import Recipe, load_recipe
+from osworld_pipeline.rollout.run_episode import EpisodePlan
+from osworld_pipeline.rollout.utilisation import BusyMeter, Utilisation
+from osworld_pipeline.runs.embedded_server import EnvServers
+from osworld_pipeline.runs.gspo_engine import PhaseRollouts
+from osworld_pipeline.runs.gspo_job import GspoJob, resume_point
+from osworld_pipeline.runs.stage_log import stage_log
+from osworld_pipeline.runs.train_gspo import train_phase
+from osworld_pipeline.tables.catalog import fresh_views
+from osworld_pipeline.tables.owned import write_table
+from osworld_pipeline.training.checkpoint import write_documents, writing_folder
+from osworld_pipeline.trajectories import TrajectoryStore
+
+NUM_UPDATES = 4
+TASKS_PER_UPDATE = 2
+STAGE = "gspo_phase1-test"
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+@dataclass
+class Fuse:
+    """Kills at the nth time that somebody passes a place."""
+
+    place: str = ""
+    count: int = 0
+    passed: Counter[str] = field(default_factory=Counter)
+
+    def pass_by(self, place: str) -> None:
+        self.passed[place] += 1
+        if place == self.place and self.passed[place] == self.count:
+            raise Killed
+
+
+class ChainTrainer:
+    """Its weights are a digest of everything it was ever trained on, in order."""
+
+    def __init__(self, folder: Path, num_updates: int, fuse: Fuse) -> None:
+        saved = folder / "weights.json"
+        self.num_updates = num_updates
+        self.weights_digest: str = json.loads(saved.read_text()) if saved.is_file() else "fresh"
+        self.seen: list[tuple[int, Sequence[Trajectory]]] = []
+        self._fuse = fuse
+
+    def update(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
+        self._fuse.pass_by("update")
+        self.seen.append((self.num_updates, trajectories))
+        told = [(one.trajectory_id, round(one.advantage, 6), one.policy_versions) for one in trajectories]
+        self.weights_digest = digest_json([self.weights_digest, told])
+        self.num_updates += 1
+        return {"loss": 0.0}
+
+    def save(self, folder: Path, documents: Any, *, then: Callable[[Path], object] | None = None) -> None:
+        self._fuse.pass_by("save")
+        with writing_folder(folder) as temp:
+            (temp / "weights.json").write_text(json.dumps(self.weights_digest))
+            (temp / "model.safetensors").write_text(self.weights_digest)
+            write_documents(temp, documents)
+        if then is not None:
+            then(folder)
+        self._fuse.pass_by("saved")
+
+    def wait_saved(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+Faults = Callable[[int], Outcome | None]
+"""How the nth episode of a process ends, where it is a fault."""
+
+
+class ChainEngine:
+    """Episodes that depend on seed and weights alone, but for faults; each takes the configured time."""
+
+    def __init__(self, trainer: ChainTrainer, fuse: Fuse, faults: Faults) -> None:
+        self.version, self.weights = trainer.num_updates, trainer.weights_digest
+        self._trainer = trainer
+        self._fuse = fuse
+        self._faults = faults
+        self._num_begun = itertools.count()
+
+    async def hand_over(self, policy_version: int) -> None:
+        self.version, self.weights = policy_version, self._trainer.weights_digest
+
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        return GenerateResult(
+            text="r", policy_version=self.version, finish_reason="stop", token_ids=(2,), logprobs=(-0.5,)
+        )
+
+    async def run_episode(self, task: Task, plan: EpisodePlan) -> Episode:
+        self._fuse.pass_by("episode")
+        fault = self._faults(next(self._num_begun))
+        versions = []
+        for _ in range(2):
+            versions.append(self.version)
+            await asyncio.sleep(0.001 * (plan.seed % 4))
+        luck = int(digest_json([plan.seed, self.weights])[:4], 16) / 0xFFFF
+        outcome = fault or (Outcome.SUCCESS if luck > 0.5 else Outcome.FAILURE)
+        tokens = TokenSequence(
+            token_ids=(1, 2, 3),
+            response_mask=(0, 1, 1),
+            sampled_logprobs=(0.0, -1.0, -luck),
+            policy_versions=(-1, *versions),
+            image_steps=(),
+        )
+        return Episode(
+            episode_id=plan.episode_id,
+            task_id=task.task_id,
+            task_digest=task.config_digest,
+            purpose=plan.purpose,
+            checkpoint_id=plan.checkpoint_id,
+            engine="chain",
+            sampling=plan.sampling,
+            outcome=outcome,
+            error=None if outcome.is_valid else "it is down",
+            reward=Reward(task=float(outcome is Outcome.SUCCESS), shaped=luck) if outcome.is_valid else None,
+            steps=tuple(make_step(index, version) for index, version in enumerate(versions)),
+            sequences=(tokens,),
+            group_id=plan.group_id,
+            seed=plan.seed,
+            stage_key=plan.stage_key,
+            update=plan.update,
+        )
+
+
+class FusedStore(TrajectoryStore):
+    def __init__(self, state: StateDir, fuse: Fuse) -> None:
+        super().__init__(state)
+        self._fuse = fuse
+
+    def write_groups(self, part: str, groups: Any, injections: Any) -> None:
+        self._fuse.pass_by("write")
+        super().write_groups(part, groups, injections)
+        self._fuse.pass_by("written")
+
+
+def make_step(index: int, version: int) -> Step:
+    return Step(
+        step_index=index,
+        screenshot_sha256="a" * 64,
+        screenshot_width=32,
+        screenshot_height=32,
+        screenshot_format="png",
+        screenshot_num_bytes=10,
+        observation_text="o",
+        response_text="r",
+        action=None,
+        command=None,
+        signals=StepSignals(action_type="wait", action_parsed=True, action_executed=True),
+        policy_version=version,
+        prompt_num_tokens=1,
+        response_num_tokens=1,
+        model_s=0.0,
+        step_s=0.0,
+    )
+
+
+def recipe_of(**rollout: Any) -> Recipe:
+    fields = load_recipe("smoke").model_dump(mode="json")
+    fields["gspo"] |= {"group_size": 4, "tasks_per_update": TASKS_PER_UPDATE}
+    fields["gspo"]["phase1"]["num_updates"] = NUM_UPDATES
+    fields["rollout"] |= {"max_concurrent_episodes": 6, **rollout}
+    return Recipe.model_validate(fields)
+
+
+def job_of(root: Path, recipe: Recipe) -> GspoJob:
+    state = StateDir(root)
+    rows = [
+        {"task_id": f"t{index}", "domain": "os", "task_config": json.dumps(config)}
+        for index, config in enumerate(
+            {"id": f"t{index}", "instruction": "Do it.", "evaluator": {"func": "exact_match"}} for index in range(5)
+        )
+    ]
+    write_table(state, "train_tasks", rows)
+    return GspoJob(
+        recipe=recipe,
+        phase=recipe.gspo.phase1,
+        stage=Stage.GSPO_PHASE1,
+        state=state,
+        checkpoint_id=STAGE,
+        parent_id="sft-x",
+        parent_folder=root / "parent",
+        data_digest="d",
+        servers=EnvServers(urls=("http://127.0.0.1:1",), token=None, num_replicas=2),
+        run_ids={},
+    )
+
+
+@dataclass
+class Ran:
+    trainer: ChainTrainer
+    reported: Sequence[Mapping[str, Any]]
+    result: Mapping[str, Any]
+    error: str = ""
+
+    @property
+    def metrics(self) -> dict[int, Mapping[str, float]]:
+        """By update, what was reported last."""
+        return {one["update"]: one["metrics"] for one in self.reported if one["kind"] == "metrics"}
+
+    @property
+    def warnings(self) -> list[str]:
+        return [one["message"] for one in self.reported if one["kind"] == "warning"]
+
+
+def run_phase(
+    job: GspoJob,
+    processor: Any,
+    fuse: Fuse | None = None,
+    *,
+    faults: Faults = lambda _: None,
+    fails: type[BaseException] | None = None,
+) -> Ran:
+    """A process of its own, as far as the phase can tell: begins at what is on disk, and may be killed or fail."""
+    fuse = fuse or Fuse()
+    point = resume_point(job)
+    trainer: Any = ChainTrainer(point.folder, point.num_updates, fuse)
+    engine = ChainEngine(trainer, fuse, faults)
+    reported: list[Mapping[str, Any]] = []
+    result: dict[str, Any] = {}
+
+    async def run() -> None:
+        rollouts = PhaseRollouts(
+            run_one=engine.run_episode,
+            generate=engine.generate,
+            handover=engine.hand_over,
+            store=FusedStore(job.state, fuse),
+            renderer=Renderer(processor),
+            utilisation=Utilisation(environments=BusyMeter(2)),
+        )
+        stage = job.training_stage
+        with (
+            stage_log(TrajectoryStore(job.state), stage, num_updates=point.num_updates) as log,
+            ThreadPoolExecutor(1) as thread,
+        ):
+            result.update(await train_phase(job, rollouts, trainer, thread, point, log, reported.append))
+        assert len(asyncio.all_tasks()) == 1, "nothing is left running"
+
+    try:
+        asyncio.run(run())
+    except BaseException as error:
+        if fails is None or not isinstance(error, fails):
+            raise
+        return Ran(trainer, reported, result, error=str(error))
+    assert fails is None, "it ran to its end"
+    return Ran(trainer, reported, result)
+
+
+def recorded(job: GspoJob) -> dict[str, list[Episode]]:
+    """What the store holds and counts, by part."""
+    store = TrajectoryStore(job.state)
+    found = store.read_parts(store.existing_parts("episodes"))
+    counted = {
+        part: [one for one in episodes if one.purpose is EpisodePurpose.TRAIN] for part, episodes in found.items()
+    }
+    return {part: episodes for part, episodes in counted.items() if episodes}
+
+
+def rows_of(job: GspoJob, sql: str) -> list[tuple[Any, ...]]:
+    with fresh_views(job.state) as connection:
+        return connection.execute(sql).fetchall()
+
+
+def without_times(found: Mapping[str, Sequence[Episode]]) -> dict[str, list[Episode]]:
+    return {part: [replace(one, times_s={}, started_at=0.0) for one in episodes] for part, episodes in found.items()}
