@@ -1,6 +1,7 @@
 """The text an xterm shows. xterm speaks no AT-SPI, but prints its screen into a file when a message asks it to."""
 
 # pyright: reportMissingImports=false, reportMissingModuleSource=false
+import errno
 import os
 import stat
 import threading
@@ -16,6 +17,8 @@ from .windows import WindowManager
 
 PRINT_LIMIT_S = 2.0
 MAX_BYTES = 256 * 1024
+NO_FILE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENXIO}
+"""How opening or removing a path fails that holds no file of ours."""
 PRINT_MESSAGE = "DESKTOP_PRINT_TERMINAL"
 
 
@@ -46,15 +49,16 @@ class TerminalReader:
         if not terminals:
             return None
         active = self._manager.active_window_id()
-        self._file.unlink(missing_ok=True)
+        _remove(self._file)
         try:
             self._ask(active if active in terminals else terminals[-1])
         except XError:
             return None  # it closed in between
         until = time.monotonic() + PRINT_LIMIT_S
         while time.monotonic() < until:
-            if self._file.exists():
-                lines = _read(self._file).decode("utf-8", "replace").replace("\f", "").splitlines()
+            printed = _read(self._file)
+            if printed is not None:
+                lines = printed.decode("utf-8", "replace").replace("\f", "").splitlines()
                 return "\n".join(line.rstrip() for line in lines).rstrip()
             time.sleep(0.003)
         return None
@@ -67,9 +71,22 @@ class TerminalReader:
         self._display.sync()
 
 
-def _read(path: Path) -> bytes:
-    """Any program of the desktop may have put something else in its place."""
-    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+def _remove(path: Path) -> None:
+    try:
+        path.unlink()
+    except OSError as error:
+        if error.errno not in NO_FILE:
+            raise
+
+
+def _read(path: Path) -> bytes | None:
+    """None where there is no file. Any program of the desktop may put something else in its place, at any moment."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError as error:
+        if error.errno in NO_FILE:
+            return None
+        raise
     try:
         return os.read(file, MAX_BYTES) if stat.S_ISREG(os.fstat(file).st_mode) else b""
     finally:

@@ -105,7 +105,17 @@ async def test_a_screenshot_of_a_truncated_framebuffer_is_an_error(guest: GuestC
         await guest.screenshot()
 
 
-@pytest.mark.parametrize("trick", ["mkfifo", "ln -s /dev/zero", "truncate -s 900M"])
+@pytest.mark.parametrize(
+    "trick",
+    [
+        "mkfifo",
+        "ln -s /dev/zero",
+        "truncate -s 900M",
+        "mkdir",
+        "ln -s /home/user/terminal.txt",
+        "install -m 0 /dev/null",
+    ],
+)
 async def test_a_replaced_terminal_file_does_not_block_the_agent(guest: GuestClient, trick: str) -> None:
     await guest.launch(["xterm"])
     await guest.activate_window("xterm", by_class=True)
