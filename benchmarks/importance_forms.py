@@ -2,7 +2,7 @@
 
 The policy samples each token from a categorical distribution of its own, which depends on the token before it or does
 not. The reward is a sum over pairs of neighbours, so that the on-policy gradient is known exactly (by dynamic
-programming), and 40,000 sampled sequences show the rest. The sampler's logits differ from the trainer's by normal
+programming), and many sampled sequences show the rest. The sampler's logits differ from the trainer's by normal
 noise, which stands for rounding or for older weights.
 """
 
@@ -18,8 +18,9 @@ from benchmarks.spread import print_table
 from osworld_pipeline.recipes.training_sections import ImportanceForm
 from osworld_pipeline.training.importance import importance_weights
 
-NUM_SEQUENCES, BATCH, VOCAB = 40_000, 64, 8
-LENGTHS = (20, 200, 1000)
+BATCH, VOCAB = 64, 8
+NUM_SEQUENCES = {20: 400_000, 200: 200_000, 1000: 40_000}
+"""By their length in tokens."""
 DRIFTS = (0.0002, 0.01, 0.05, 0.2)
 """Mean |log ratio| of a token: bfloat16's rounding, and one to many updates between sampler and trainer."""
 FORMS: tuple[tuple[str, ImportanceForm, float, float], ...] = (
@@ -36,6 +37,8 @@ FORMS: tuple[tuple[str, ImportanceForm, float, float], ...] = (
 class Outcome:
     bias: float
     """Of the mean update: norm of its difference to the on-policy gradient, over that gradient's norm."""
+    resolution: float
+    """A bias that is smaller cannot be told from 0: one standard deviation of its square, as a bias."""
     noise: float
     """Standard deviation of the update of a batch of 64 sequences, over the same norm."""
     effective_share: float
@@ -43,61 +46,83 @@ class Outcome:
 
 def run_forms(console: Console, *, seed: int = 0) -> list[dict[str, Any]]:
     results: list[dict[str, Any]] = []
-    for is_dependent, length in itertools.product((False, True), LENGTHS):
+    for is_dependent, length in itertools.product((False, True), NUM_SEQUENCES):
         rows = []
         for drift in DRIFTS:
-            outcomes = {
-                name: measure(length, drift, form, low, high, seed, is_dependent=is_dependent)
-                for name, form, low, high in FORMS
-            }
-            rows += [
-                (f"{drift:g}", name, f"{one.bias:.1%}", f"{one.noise:.2f}", f"{one.effective_share:.1%}")
-                for name, one in outcomes.items()
-            ]
-            results += [
-                {
-                    "bench": "importance", "dependent": is_dependent, "length": length, "drift": drift, "form": name,
-                    **vars(one),
-                }
-                for name, one in outcomes.items()
-            ]  # fmt: skip
+            samples = Samples.draw(NUM_SEQUENCES[length], length, drift, seed, is_dependent=is_dependent)
+            for name, form, low, high in FORMS:
+                one = samples.measure(form, low, high)
+                rows.append(
+                    (
+                        f"{drift:g}",
+                        name,
+                        f"{one.bias:.1%}",
+                        f"{one.resolution:.1%}",
+                        f"{one.noise:.2f}",
+                        f"{one.effective_share:.1%}",
+                    )
+                )
+                key = {"dependent": is_dependent, "length": length, "drift": drift, "form": name}
+                results.append({"bench": "importance", **key, **vars(one)})
         which = "that depend on the one before" if is_dependent else "that depend on none before"
         print_table(
             console,
-            f"Sequences of {length} tokens {which}, {NUM_SEQUENCES:,} of them",
-            ("mean |log ratio|", "form", "bias", f"noise of {BATCH}", "effective share"),
+            f"Sequences of {length} tokens {which}, {NUM_SEQUENCES[length]:,} of them",
+            ("mean |log ratio|", "form", "bias", "resolution", f"noise of {BATCH}", "effective share"),
             rows,
         )
     return results
 
 
-def measure(
-    length: int, drift: float, form: ImportanceForm, low: float, high: float, seed: int, *, is_dependent: bool
-) -> Outcome:
-    chain = Chain.draw(length, drift, seed, is_dependent=is_dependent)
-    before_BL, tokens_BL = chain.sample(NUM_SEQUENCES)
-    places = torch.arange(length)
-    log_ratio = (chain.trainer - chain.sampler)[places, before_BL, tokens_BL]
-    episodes = torch.arange(NUM_SEQUENCES)[:, None].expand(log_ratio.shape)
-    weights = importance_weights(log_ratio.flatten(), episodes.flatten(), form=form, low=low, high=high)
-    advantages = chain.rewards[places, before_BL, tokens_BL].sum(-1) - chain.values[0, 0]
-    # The update's pull on the logits (L, before, V) of a sampled token is weight (1[token] - p) advantage.
-    pulls = weights.weights_N.view(log_ratio.shape) * advantages[:, None]
-    probs = chain.trainer.exp()
-    mean = _summed(places, before_BL, tokens_BL, pulls, chain) / NUM_SEQUENCES
-    mean = mean - probs * mean.sum(-1, keepdim=True)
-    square = _summed(places, before_BL, tokens_BL, pulls.square(), chain)
-    second = (square * (1 - 2 * probs) + probs.square() * square.sum(-1, keepdim=True)) / NUM_SEQUENCES
-    variance = (second - mean.square()).clamp(min=0).sum()
-    exact = chain.exact_gradient()
-    norm = float(exact.norm())
-    # Of the squared distance to the exact gradient, what the sampling of the mean itself adds is taken away.
-    distance = float((mean - exact).square().sum() - variance / NUM_SEQUENCES)
-    return Outcome(
-        bias=math.sqrt(max(0.0, distance)) / norm,
-        noise=math.sqrt(float(variance) / BATCH) / norm,
-        effective_share=weights.effective_share,
-    )
+@dataclass(frozen=True, kw_only=True)
+class Samples:
+    """Sequences (B, L) of one chain's sampler, which every form is measured on."""
+
+    chain: "Chain"
+    cells_BL: torch.Tensor
+    """Of each token: its index in the flattened tables of the chain."""
+    log_ratio_BL: torch.Tensor
+    advantages_B: torch.Tensor
+
+    @classmethod
+    def draw(cls, count: int, length: int, drift: float, seed: int, *, is_dependent: bool) -> "Samples":
+        chain = Chain.draw(length, drift, seed, is_dependent=is_dependent)
+        cells_BL = chain.sample(count)
+        return cls(
+            chain=chain,
+            cells_BL=cells_BL,
+            log_ratio_BL=(chain.trainer - chain.sampler).flatten()[cells_BL],
+            advantages_B=chain.rewards.flatten()[cells_BL].sum(-1) - chain.values[0, 0],
+        )
+
+    def measure(self, form: ImportanceForm, low: float, high: float) -> Outcome:
+        count = len(self.advantages_B)
+        episodes = torch.arange(count)[:, None].expand(self.log_ratio_BL.shape).flatten()
+        weights = importance_weights(self.log_ratio_BL.flatten(), episodes, form=form, low=low, high=high)
+        # The update's pull on the logits (L, before, V) of a sampled token is weight (1[token] - p) advantage.
+        pulls_BL = weights.weights_N.view(self.log_ratio_BL.shape) * self.advantages_B[:, None]
+        probs = self.chain.trainer.double().exp()
+        mean = self._summed(pulls_BL) / count
+        mean = mean - probs * mean.sum(-1, keepdim=True)
+        square = self._summed(pulls_BL.square())
+        second = (square * (1 - 2 * probs) + probs.square() * square.sum(-1, keepdim=True)) / count
+        variance = (second - mean.square()).clamp(min=0)
+        exact = self.chain.exact_gradient()
+        norm = float(exact.norm())
+        # Of the squared distance to the exact gradient, what the sampling of the mean itself adds is taken away.
+        distance = float((mean - exact).square().sum() - variance.sum() / count)
+        return Outcome(
+            bias=math.sqrt(max(0.0, distance)) / norm,
+            resolution=(2 * float((variance / count).square().sum())) ** 0.25 / norm,
+            noise=math.sqrt(float(variance.sum()) / BATCH) / norm,
+            effective_share=weights.effective_share,
+        )
+
+    def _summed(self, pulls_BL: torch.Tensor) -> torch.Tensor:
+        """(L, before, V)."""
+        table = self.chain.trainer
+        sums = torch.bincount(self.cells_BL.flatten(), weights=pulls_BL.flatten(), minlength=table.numel())
+        return sums.view(table.shape)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,13 +160,14 @@ class Chain:
         sampler = torch.log_softmax(logits + noise, -1)
         return cls(trainer=trainer, sampler=sampler, rewards=rewards, values=values, generator=generator)
 
-    def sample(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The tokens before and the tokens, (B, L) each, by the sampler."""
-        before, tokens = [torch.zeros(count, dtype=torch.long)], []
-        for probs in self.sampler.exp():
-            tokens.append(torch.multinomial(probs[before[-1]], 1, generator=self.generator)[:, 0])
-            before.append(tokens[-1] if self.is_dependent else before[0])
-        return torch.stack(before[:-1], 1), torch.stack(tokens, 1)
+    def sample(self, count: int) -> torch.Tensor:
+        """By the sampler: the cells (count, L) of `count` sequences in the flattened tables."""
+        before, cells = torch.zeros(count, dtype=torch.long), []
+        for place, probs in enumerate(self.sampler.exp()):
+            tokens = torch.multinomial(probs[before], 1, generator=self.generator)[:, 0]
+            cells.append((place * len(probs) + before) * VOCAB + tokens)
+            before = tokens if self.is_dependent else before
+        return torch.stack(cells, 1)
 
     def exact_gradient(self) -> torch.Tensor:
         """(L, before, V): how likely the token before is, times p, times how much better the token is than its
@@ -155,10 +181,3 @@ class Chain:
             gradient[place] = reached[:, None] * probs * gains
             reached = reached @ probs if self.is_dependent else reached
         return gradient
-
-
-def _summed(
-    places: torch.Tensor, before_BL: torch.Tensor, tokens_BL: torch.Tensor, pulls_BL: torch.Tensor, chain: Chain
-) -> torch.Tensor:
-    where = (places.expand(before_BL.shape).flatten(), before_BL.flatten(), tokens_BL.flatten())
-    return torch.zeros_like(chain.trainer).index_put(where, pulls_BL.flatten(), accumulate=True)

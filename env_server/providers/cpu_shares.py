@@ -4,6 +4,7 @@ small weight it gets what they leave over."""
 
 import asyncio
 import logging
+import os
 import statistics
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -15,7 +16,8 @@ INTERVAL_S = 4.0
 MOST_TIMES_MEDIAN = 4.0
 """Of its neighbours' CPU time."""
 FLOOR_CPUS = 0.5
-"""A desktop that uses less is never weighed down."""
+FLOOR_EQUAL_PARTS = 2.0
+"""A desktop that uses less than this many processors, or this many times an equal part of them, is never weighed down."""
 SMALL_WEIGHT = 1 / 32
 FIRST_S, LONGEST_S = 8.0, 256.0
 """How long a small weight lasts at first; each time it repeats, twice as long."""
@@ -42,7 +44,8 @@ class _Record:
 class CpuShares(Generic[K]):
     """Judges the groups of one server; `now` is any clock that does not go back."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_cpus: int | None = None) -> None:
+        self._num_cpus = num_cpus or os.cpu_count() or 1
         self._records: dict[K, _Record] = {}
         self._judged_at: float | None = None
 
@@ -58,18 +61,18 @@ class CpuShares(Generic[K]):
             if record.small_until is not None and now >= record.small_until:
                 record.small_until = None
                 weights[key] = 1.0
-            if record.small_until is None and key in uses and _is_greedy(key, uses, passed_s):
+            if record.small_until is None and key in uses and self._is_greedy(key, uses, passed_s):
                 record.small_until = now + min(LONGEST_S, FIRST_S * 2**record.num_times)
                 record.num_times += 1
                 weights[key] = SMALL_WEIGHT
         return weights
 
-
-def _is_greedy(key: K, uses: Mapping[K, float], passed_s: float) -> bool:
-    others = [used for other, used in uses.items() if other is not key]
-    if not others or uses[key] <= FLOOR_CPUS * passed_s:
-        return False
-    return uses[key] > MOST_TIMES_MEDIAN * statistics.median(others)
+    def _is_greedy(self, key: K, uses: Mapping[K, float], passed_s: float) -> bool:
+        others = [used for other, used in uses.items() if other is not key]
+        floor_cpus = min(FLOOR_CPUS, FLOOR_EQUAL_PARTS * self._num_cpus / len(uses))
+        if not others or uses[key] <= floor_cpus * passed_s:
+            return False
+        return uses[key] > MOST_TIMES_MEDIAN * statistics.median(others)
 
 
 async def share_cpus(groups: Callable[[], Iterable[CpuGroup]], *, interval_s: float = INTERVAL_S) -> None:

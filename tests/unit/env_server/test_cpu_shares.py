@@ -24,7 +24,7 @@ class Clock:
     """Judges groups that use the same each second."""
 
     def __init__(self, cpus: dict[FakeGroup, float]) -> None:
-        self.shares, self.cpus, self.now = CpuShares[FakeGroup](), cpus, 1000.0
+        self.shares, self.cpus, self.now = CpuShares[FakeGroup](num_cpus=2), cpus, 1000.0
         self.used_s = dict.fromkeys(cpus, 7.0)
         self.shares.judge(self.used_s, self.now)
 
@@ -51,6 +51,12 @@ def test_more_than_four_times_the_median_of_its_neighbours_is_weighed_down(
     cpus: dict[FakeGroup, float], is_small: bool
 ) -> None:
     assert Clock(cpus).pass_s(2.0) == ({"greedy": SMALL_WEIGHT} if is_small else {})
+
+
+@pytest.mark.parametrize(("cpus", "is_small"), [(0.3, True), (0.12, False)], ids=["over", "under"])
+def test_among_many_the_floor_is_two_equal_parts_of_the_processors(cpus: float, is_small: bool) -> None:
+    crowd = {FakeGroup(f"quiet {number}"): 0.01 for number in range(31)}
+    assert Clock({GREEDY: cpus} | crowd).pass_s(2.0) == ({"greedy": SMALL_WEIGHT} if is_small else {})
 
 
 def test_a_small_weight_ends_and_lasts_longer_each_time_it_repeats() -> None:
