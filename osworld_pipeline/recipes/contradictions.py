@@ -67,8 +67,16 @@ CONTRADICTIONS = (
         is_met=lambda recipe: recipe.trainer.lora is not None and recipe.trainer.train_vision,
     ),
     Contradiction(
-        sentence='engine.kind "sglang" and "openai" need engine.urls',
-        is_met=lambda recipe: recipe.engine.kind != "transformers" and not recipe.engine.urls,
+        sentence='engine.kind "sglang" and "openai" need engine.urls, or "sglang" engine.launch',
+        is_met=lambda recipe: (
+            recipe.engine.kind != "transformers" and not recipe.engine.urls and recipe.engine.launch is None
+        ),
+    ),
+    Contradiction(
+        sentence='engine.launch starts sglang servers: it needs engine.kind "sglang", and no engine.urls',
+        is_met=lambda recipe: (
+            recipe.engine.launch is not None and (recipe.engine.kind != "sglang" or bool(recipe.engine.urls))
+        ),
     ),
     Contradiction(
         sentence='engine.kind "openai" needs engine.model, the name of the model at that endpoint',

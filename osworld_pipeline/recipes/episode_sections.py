@@ -79,6 +79,25 @@ class AgentSection(Section):
     """`short` spares a tiny model the manual; its action grammar is the same."""
 
 
+class LaunchSection(Section):
+    """sglang servers that a program starts on its own machine, keeps up, and stops at its end. SGLANG_ENV names the
+    environment that has sglang."""
+
+    num_servers: int = Field(default=1, ge=1)
+    """Servers, each with all weights."""
+    device: Literal["cuda", "cpu"] = "cuda"
+    """`cpu`: by scripts/sglang-cpu."""
+    gpus_per_server: int = Field(default=1, ge=1)
+    """GPUs that one server splits the weights over (tensor parallelism)."""
+    first_gpu: int | None = Field(default=None, ge=0)
+    """GPU of the first server, counted among the visible ones; None for the one after the trainer's
+    (trainer.num_processes)."""
+    arguments: tuple[str, ...] = ()
+    """Added to sglang's command line."""
+    start_timeout_s: float = Field(default=900.0, gt=0)
+    """How long a server may load its model."""
+
+
 class EngineSection(Section):
     """What samples the policy."""
 
@@ -87,6 +106,8 @@ class EngineSection(Section):
     endpoint, which gives no log-probabilities and so only evaluates."""
     urls: tuple[str, ...] = ()
     """Base URLs: sglang servers (or one router), or one OpenAI-compatible endpoint ending in /v1."""
+    launch: LaunchSection | None = None
+    """Absent: sglang servers are found at `urls`."""
     model: str = ""
     """The model's name at an OpenAI-compatible endpoint."""
     max_batch: int = Field(default=16, ge=1)

@@ -23,7 +23,7 @@ SIZES: Mapping[str, Mapping[str, Any]] = {
         "settle": "adaptive",
     },
     "agent": {"max_response_tokens": 32, "max_context_tokens": 2048, "max_pixels": 16_384, "system_prompt": "short"},
-    "engine": {"kind": "transformers", "urls": [], "model": ""},
+    "engine": {"kind": "transformers", "urls": [], "launch": None, "model": ""},
     "trainer": {"max_tokens_per_batch": 4096, "cpu_offload": False},
     "sft": {"num_updates": 4, "batch_size": 2, "learning_rate": 1e-3, "warmup_updates": 1, "save_every": 2},
     "gspo": {

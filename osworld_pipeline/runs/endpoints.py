@@ -41,5 +41,5 @@ class Endpoint:
 
     def sampled_by(self, recipe: Recipe) -> Recipe:
         """The recipe with this endpoint as its engine, whatever its own is."""
-        engine = {"kind": "openai", "urls": (self.url,), "model": self.model}
+        engine = {"kind": "openai", "urls": (self.url,), "launch": None, "model": self.model}
         return recipe.model_copy(update={"engine": recipe.engine.model_copy(update=engine)})

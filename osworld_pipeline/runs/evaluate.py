@@ -12,6 +12,7 @@ from osworld_pipeline.domain.episode import Episode
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.evaluation.suite_files import EvalSuite
+from osworld_pipeline.policy_servers.launch import SharedServers
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.rollout.run_episode import EpisodePlan, episode_runner
 from osworld_pipeline.rollout.run_group import gather_episodes, in_turn, require_services
@@ -57,10 +58,11 @@ class _Evaluation:
 
 async def _evaluate_all(checkpoints: Sequence[Mapping[str, Any]], evaluation: _Evaluation) -> dict[str, Any]:
     """One after the other; the figures of each by checkpoint id."""
-    return {entry["checkpoint_id"]: await _evaluate(entry, evaluation) for entry in checkpoints}
+    async with SharedServers(evaluation.state) as launched:
+        return {entry["checkpoint_id"]: await _evaluate(entry, evaluation, launched) for entry in checkpoints}
 
 
-async def _evaluate(entry: Mapping[str, Any], evaluation: _Evaluation) -> dict[str, Any]:
+async def _evaluate(entry: Mapping[str, Any], evaluation: _Evaluation, launched: SharedServers) -> dict[str, Any]:
     state = evaluation.state
     recipe, folder = policy_of(entry, evaluation.recipe, state)
     plan = plan_evaluation(
@@ -80,7 +82,7 @@ async def _evaluate(entry: Mapping[str, Any], evaluation: _Evaluation) -> dict[s
         if folder is not None and entry["stage"] == Stage.EXTERNAL:
             await asyncio.to_thread(require_unchanged, entry["checkpoint_id"], folder)
         async with rollout_session(
-            recipe=recipe,
+            recipe=recipe if folder is None else await launched.named_in(recipe, folder),
             state=state,
             servers=evaluation.servers,
             purpose=f"{plan.stage_key}-{plan.suite_digest[:12]}",

@@ -97,6 +97,11 @@ async def _on_actors(
     job: GspoJob, trainer: "GspoTrainer", thread: ThreadPoolExecutor, point: ResumePoint
 ) -> AsyncIterator[PhaseRollouts]:
     assert job.actors is not None, "asked for by the caller"
+    if job.recipe.engine.launch is not None:
+        raise EngineError(
+            "engine.launch starts policy servers that only this machine reaches, and rollout actors may run on others: "
+            "start the servers apart and name them in engine.urls, or run without rollout actors"
+        )
     parity = None
     if job.recipe.engine.kind == "sglang":
         # Once here, where the trainer's accelerator is, and not in each actor.

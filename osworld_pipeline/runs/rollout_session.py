@@ -14,6 +14,7 @@ from osworld_pipeline.agent.renderer import Renderer
 from osworld_pipeline.domain.episode import SamplingParams
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import RecipeError
+from osworld_pipeline.policy_servers.launch import launched_servers
 from osworld_pipeline.protocols import PolicyEngine
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.recipes.schema import LoraSection
@@ -61,7 +62,7 @@ async def rollout_session(
     is_probed: bool = False,
 ) -> AsyncIterator[RolloutSession]:
     """Opens the session and checks that the engine and every env server answer, and that the engine samples from the
-    weights that it was given.
+    weights that it was given. Policy servers that the recipe launches (`engine.launch`) run until the session ends.
 
     `folder`: a checkpoint, which the engine loads; or `model`, which an engine in this process samples from as it is.
     An engine of words needs neither, nor a processor. `adapters`: whose factors the engine will be given, where a
@@ -76,6 +77,8 @@ async def rollout_session(
     renderer = None if processor is None else Renderer(processor)
     store = TrajectoryStore(state)
     async with AsyncExitStack() as stack:
+        if engine is None and folder is not None:
+            recipe = await stack.enter_async_context(launched_servers(recipe, state, folder))
         engine = engine or _open_engine(
             recipe, folder=folder, model=model, processor=processor, version=policy_version, cache=cache,
             adapters=adapters, token=engine_token, owner=_owner_of(state, run or purpose),

@@ -9,6 +9,7 @@ from osworld_pipeline.recipes.contradictions import CONTRADICTIONS
 from osworld_pipeline.recipes.describe import describe, head_comment, keys, sections
 from osworld_pipeline.recipes.environment import VARIABLES
 from osworld_pipeline.recipes.load import FROM_SMOKE
+from osworld_pipeline.recipes.schema import LaunchSection
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "recipes.md"
 EXPECTED = {
@@ -19,6 +20,8 @@ EXPECTED = {
     "qwen3vl_4b_async",
     "qwen3vl_4b_grpo",
     "qwen3vl_4b_lora",
+    "qwen3vl_4b_node",
+    "qwen3vl_8b_lora_node",
     "smoke",
     "windows_keyboard",
 }
@@ -94,5 +97,7 @@ def test_every_contradiction_can_be_met_and_no_shipped_recipe_meets_one(contradi
     sections_ = {name: getattr(recipe, name).model_copy(update=values) for name, values in bad.items()}
     if "max_response_tokens" in contradiction.sentence:
         sections_["agent"] = recipe.agent.model_copy(update={"max_response_tokens": recipe.agent.max_context_tokens})
+    if contradiction.sentence.startswith("engine.launch"):
+        sections_["engine"] = recipe.engine.model_copy(update={"launch": LaunchSection()})
     assert contradiction.is_met(recipe.model_copy(update=sections_))
     assert not any(contradiction.is_met(load_recipe(name)) for name in recipe_names())
