@@ -19,7 +19,7 @@ def tell_where_to_look(
     context: dg.AssetExecutionContext, tracking: TrackingResource, run: StageRun, servers: EnvServers | None
 ) -> None:
     """The stage's curves in MLflow, what it plays in the trajectory viewer, and the desktops of remote env servers. The
-    embedded one ends with the asset, and nobody but the asset has its token."""
+    embedded one ends with the asset, and only the asset has its token."""
     links = {"mlflow": dg.MetadataValue.url(tracking.run_url_of(run))}
     if servers is not None:
         address = dg.EnvVar(VIEWER_VARIABLE).get_value() or VIEWER_URL

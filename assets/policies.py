@@ -20,7 +20,7 @@ STALE_AFTER = {
     "evaluation": dg.FreshnessPolicy.time_window(warn_window=timedelta(days=14), fail_window=timedelta(days=60)),
 }
 """By group. Data and checkpoints do not age: they change when what they are made of changes, which their data versions
-tell. A store that is never compacted gets slow, and a leaderboard that nobody renews misses what was trained."""
+tell. A store that is never compacted gets slow, and a leaderboard that is not renewed misses what was trained."""
 
 
 def under_policies(assets: Sequence[dg.AssetsDefinition]) -> list[dg.AssetsDefinition]:
@@ -29,7 +29,7 @@ def under_policies(assets: Sequence[dg.AssetsDefinition]) -> list[dg.AssetsDefin
 
 def _under_policies(spec: dg.AssetSpec) -> dg.AssetSpec:
     group = spec.group_name
-    assert group in OWNERS, f"nobody answers for {spec.key.to_user_string()} of the group {group}"
+    assert group in OWNERS, f"{spec.key.to_user_string()} of the group {group} has no owner"
     changed: dict[str, Any] = {"owners": [OWNERS[group]]}
     # Of many partitions only the newest would be looked at.
     if group in STALE_AFTER and spec.partitions_def is None:

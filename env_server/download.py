@@ -18,7 +18,7 @@ MAX_REDIRECTS = 5
 _REDIRECTS = (301, 302, 303, 307, 308)
 _PIECE_BYTES = 1024 * 1024
 _MAX_ROUNDS = 3
-"""A file that another server evicts before it is read is fetched again, but not for ever."""
+"""A file that another server evicts before it is read is fetched again, a few times."""
 
 
 class Downloader:
@@ -86,7 +86,7 @@ class Downloader:
     def _forget(self, url: str, task: asyncio.Task[None]) -> None:
         self._fetching.pop(url, None)
         if not task.cancelled():
-            task.exception()  # seen, even where nobody waits any more
+            task.exception()  # read, even where no caller waits any more
 
     async def _fetch_to_cache(self, url: str, cache: DownloadCache) -> None:
         part = await asyncio.to_thread(cache.begin)

@@ -1,5 +1,5 @@
-"""The live episodes of a server: opens them on leased replicas, finds them, closes them, and reaps those that nobody
-has used for long. Why an episode is gone is remembered for a while, so that a late call is answered with the reason."""
+"""The live episodes of a server: opens them on leased replicas, finds them, and closes them, also those that were not
+used for long. Why an episode is gone is remembered for a while, so that a late call is answered with the reason."""
 
 import asyncio
 import logging
@@ -59,7 +59,7 @@ Opened = tuple[Episode, Observation]
 
 
 class EpisodeTable:
-    """`on_end` hears of every episode that is over, `on_timing` how long each part of a call took."""
+    """`on_end` is called with every episode that is over, `on_timing` with the time of each part of a call."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class EpisodeTable:
             plan = self.plan(task_config, env_config)
             opening = asyncio.create_task(self._open(plan, env_config, client_id))
             self._openings[key] = opening
-            opening.add_done_callback(lambda task: task.cancelled() or task.exception())  # heard, if nobody waits
+            opening.add_done_callback(lambda task: task.cancelled() or task.exception())  # read, if no caller waits
         self._num_waiting[opening] += 1
         try:
             episode, observation = await asyncio.shield(opening)
@@ -272,7 +272,7 @@ class EpisodeTable:
             await self.close(episode_id, reason, outcome="shutdown")
 
     async def reap_idle(self) -> int:
-        """Closes what nobody has used for the idle limit; a call in progress is use. Returns how many."""
+        """Closes what was not used for the idle limit; a call in progress is use. Returns how many."""
         now = time.monotonic()
         idle = {
             episode.episode_id: ttl_s
@@ -282,7 +282,7 @@ class EpisodeTable:
         }
         for episode_id, ttl_s in idle.items():
             log.warning("episode %s was not used for %g s and is closed", episode_id, ttl_s)
-            await self.close(episode_id, f"nobody used it for {ttl_s:g} s, so it was closed", outcome="idle")
+            await self.close(episode_id, f"it was not used for {ttl_s:g} s, so it was closed", outcome="idle")
         return len(idle)
 
     async def run_reaper(self) -> None:

@@ -17,9 +17,9 @@ class FairQueue(Generic[Item]):
         self._lines.setdefault(client_id, deque()).append(item)
 
     def pop(self) -> Item:
-        """The next in turn; its client goes to the end. IndexError when nobody waits."""
+        """The next in turn; its client goes to the end. IndexError when none waits."""
         if not self._lines:
-            raise IndexError("nobody waits")
+            raise IndexError("no client waits")
         client_id, line = next(iter(self._lines.items()))
         item = line.popleft()
         if line:

@@ -84,7 +84,7 @@ class OsgymWorker:
     async def reset(
         self, task_config: Mapping[str, Any], *, timeout_s: float, client_id: str
     ) -> tuple[int, Observation]:
-        """The number of a new VM, which is closed when nobody has used it for `timeout_s`. Other VMs go on.
+        """The number of a new VM, which is closed when it was not used for `timeout_s`. Other VMs go on.
 
         Raises:
             TaskError: the task was refused.
@@ -176,7 +176,7 @@ class OsgymWorker:
         """First come, first served among this worker's resets."""
         try:
             async with asyncio.timeout(self._queue_timeout_s), self._turn:
-                # Episodes end in many ways, and nobody tells.
+                # Episodes end in many ways, without a notice.
                 while self._max_vms is not None and self.num_live() >= self._max_vms:  # noqa: ASYNC110
                     await asyncio.sleep(SHARE_POLL_S)
                 self._num_opening += 1

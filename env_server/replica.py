@@ -32,7 +32,7 @@ class Lease:
         self.failure: str | None = None
         """Why the desktop is gone; None while nothing is known against it."""
         self.taken_at: float | None = None
-        """By time.monotonic; None while nobody has it."""
+        """By time.monotonic; None while it is not leased."""
         self._over = asyncio.Event()
 
     @property
@@ -48,7 +48,7 @@ class Lease:
         self._over.set()
 
     def fail(self, reason: str) -> None:
-        """The desktop died or fell silent: it is to be replaced, and whoever holds it is told why."""
+        """The desktop died or fell silent: it is to be replaced, and its holder gets the reason."""
         if not self._over.is_set():
             self.failure = reason
             self._over.set()

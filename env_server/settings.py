@@ -148,7 +148,7 @@ class Settings(BaseModel):
     queue_timeout_s: float = Field(default=60.0, gt=0)
     """How long /reset waits for a free replica before 503."""
     idle_ttl_s: float = Field(default=900.0, gt=0)
-    """An episode that nobody has used for so long is closed."""
+    """An episode that was not used for so long is closed."""
     start_timeout_s: float = Field(default=600.0, gt=0)
     """For the first warm replica; the first start of all may build the image."""
     drain_timeout_s: float = Field(default=30.0, ge=0)

@@ -2,7 +2,7 @@
 
 A verb that could not be carried out is a SetupError. Two exceptions follow OSWorld: a window that is not there by its
 title, for titles differ between desktops, and, before grading, a program that does not start: an agent that spoilt it
-has failed its task, and nobody is at fault.
+has failed its task, and it is no fault.
 """
 
 import asyncio

@@ -78,7 +78,7 @@ class Bars:
         stage = self._stages[line.stage]
         self._progress.update(stage, completed=line.done, total=line.total, note=escape(line.note))
         if not self._progress.console.is_terminal and self._is_time_for_a_line(line):
-            # Bars are drawn on terminals only; whoever reads a log sees a line now and then.
+            # Bars are drawn on terminals only; a log gets a line now and then.
             self._progress.console.print(log_line(line, self._task(stage)), highlight=False, soft_wrap=True)
 
     def _task(self, task_id: TaskID) -> Task:

@@ -1,4 +1,4 @@
-"""Runs that failed: their first reason, in one sentence, and a sensor that tells it to whoever is to know."""
+"""Runs that failed: their first reason, in one sentence, and a sensor that sends it to a webhook."""
 
 import os
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ def failed_runs(context: dg.RunFailureSensorContext, tracking: TrackingResource)
     variable OSWORLD_FAILURE_WEBHOOK; runs whose process was killed are failed ones, too. Chat programs show `text`."""
     address = os.environ.get(WEBHOOK)
     if not address:
-        return dg.SkipReason(f"nobody is to be told: {WEBHOOK} is not set")
+        return dg.SkipReason(f"no webhook: {WEBHOOK} is not set")
     letter = letter_of(context, base_url=tracking.dagster_url)
     problem = post(address, letter)
     if problem is not None:

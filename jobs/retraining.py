@@ -168,7 +168,7 @@ def _waits_for(instance: dg.DagsterInstance, checkpoints: Sequence[Checkpoint], 
 def _unjudged(
     instance: dg.DagsterInstance, checkpoints: Sequence[Checkpoint], history: Sequence[Retraining]
 ) -> list[str]:
-    """What the last re-training made and nobody has evaluated; an evaluation that failed is for people."""
+    """What the last re-training made and is not evaluated; an evaluation that failed is for people."""
     made = [one.checkpoint_id for one in checkpoints if history and one.run_ids.get("dagster") == history[0].run_id]
     judged = {key.split("|")[0] for key in instance.get_materialized_partitions(EVALUATIONS)} if made else set()
     return [

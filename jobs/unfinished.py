@@ -1,5 +1,5 @@
-"""Runs that wait or are at work, whoever began them: what people materialize or backfill in the UI runs under no job of
-ours."""
+"""Runs that wait or are at work, however they were started: what people materialize or backfill in the UI runs under no
+job of ours."""
 
 import dagster as dg
 

@@ -1,7 +1,7 @@
 """Where Dagster keeps what steps print: as its own manager of local files does, but nothing outlives a killed run.
 
 Dagster mirrors a file to the terminal by `tail`, and has a second process end that when the step's is killed; a kill
-between the two starts leaves a `tail` for ever.
+between the two starts leaves a `tail` that does not end.
 """
 
 import subprocess

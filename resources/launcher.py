@@ -30,7 +30,7 @@ class Launcher(dg.ConfigurableResource):
         state: StateDir,
         num_processes: int = 1,
     ) -> dict[str, Any]:
-        """Runs `program` to its end, as `num_processes` ranks; `on_message` hears all but the last message, its output
+        """Runs `program` to its end, as `num_processes` ranks; `on_message` gets all but the last message, its output
         goes to a log file.
 
         Returns the program's result. Raises dg.Failure with the program's own sentence when it fails, and without a

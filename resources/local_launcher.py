@@ -163,7 +163,7 @@ def _job_file(job: Mapping[str, Any], parent_pid: int) -> Iterator[int]:
 @contextmanager
 def _open_session(context: dg.AssetExecutionContext, messages: MessageFile) -> Iterator[dg.PipesSession]:
     with warnings.catch_warnings():
-        # Dagster warns of a preview feature of its own that nobody here asked for.
+        # Dagster warns of a preview feature that is not used here.
         warnings.simplefilter("ignore", dg.PreviewWarning)
         session = dg.open_pipes_session(
             context=context,

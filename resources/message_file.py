@@ -11,8 +11,8 @@ from dagster_pipes import PipesDefaultMessageWriter, PipesParams
 
 
 class MessageFile(dg.PipesMessageReader):
-    """Read by whoever waits for the program, and no line before its end is there: Dagster's own reader takes what it
-    finds, and where the kernel shows it half of what was written, every later message is lost with that half."""
+    """Read by the process that waits for the program, each line once its end is there: Dagster's own reader takes what
+    it finds, and where the kernel shows it half of what was written, every later message is lost with that half."""
 
     def __init__(self) -> None:
         self._opened: tuple[Path, dg.PipesMessageHandler] | None = None

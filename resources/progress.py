@@ -1,4 +1,4 @@
-"""Progress of long work, told in Dagster's log; whoever shows bars reads it back from there."""
+"""Progress of long work, written to Dagster's log, where the progress bars read it."""
 
 import re
 import time

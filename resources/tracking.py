@@ -82,7 +82,7 @@ class TrackingResource(dg.ConfigurableResource):
             return run_url(self._base_url(), open_client(uri).get_run(run_id).info.experiment_id, run_id)
 
     def run_url_of(self, run: StageRun) -> str:
-        """Where MLflow's UI shows a stage that is at work; asks nobody."""
+        """Where MLflow's UI shows a stage that is at work; sends no request."""
         return run.url(self._base_url())
 
     def model_url_of(self, state: StateDir, checkpoint_id: str) -> str | None:

@@ -1,7 +1,7 @@
 """The endpoints of AReaL's OSWorld bridge, /envs ..., as its RemoteDesktopEnv calls them.
 
 A session costs nothing: the desktop is taken at its reset, with the server's bounded wait, and given back at the next
-one, at its close, or when nobody uses it. The client takes every answer from 400 on for the end of its trajectory,
+one, at its close, or when it is not used. The client takes every answer from 400 on for the end of its trajectory,
 closes the session and drops what it had: a fault is never a reward there either, and a refused snippet ends it too."""
 
 import asyncio
@@ -104,7 +104,7 @@ class _Session:
 
 
 class ArealSessions:
-    """Sessions over the server's episodes; one that nobody has used for `idle_ttl_s` is forgotten."""
+    """Sessions over the server's episodes; one that was not used for `idle_ttl_s` is removed."""
 
     def __init__(self, episodes: EpisodeTable, *, idle_ttl_s: float) -> None:
         self._episodes, self._idle_ttl_s = episodes, idle_ttl_s
@@ -181,7 +181,7 @@ class ArealSessions:
         session = self._sessions.get(session_id)
         if session is None:
             raise UnknownSessionError(
-                f"there is no session {session_id[:64]!r}: it was closed, or nobody used it for "
+                f"there is no session {session_id[:64]!r}: it was closed, or it was not used for "
                 f"{self._idle_ttl_s:g} s; create another"
             )
         return session

@@ -38,7 +38,7 @@ ANSWERS: Mapping[type[PipelineError], tuple[int, Fault]] = {
 def add_fault_answers(
     app: FastAPI, *, retry_after_s: Callable[[], int], on_fault: Callable[[Fault], None] = lambda _: None
 ) -> None:
-    """`on_fault` hears of every answer that names one."""
+    """`on_fault` is called with every answer that names one."""
 
     def answer_with(sentence: str, fault: Fault, status: int, headers: Mapping[str, str] | None = None) -> Response:
         on_fault(fault)

@@ -1,4 +1,4 @@
-"""Alive, ready, and how it goes: for whoever decides where requests go, and for Prometheus."""
+"""Liveness, readiness and metrics: for load balancers and for Prometheus."""
 
 from typing import Literal
 

@@ -8,7 +8,7 @@ Rules = Mapping[str, Any]
 
 
 def check_text_enlarged(scaling_factor: str) -> float:
-    """ValueError where the desktop reports no factor: then it cannot host the task, and nobody has failed it."""
+    """ValueError where the desktop reports no factor: it cannot host the task, and the policy has not failed it."""
     return float(float(scaling_factor) > 1.0)
 
 

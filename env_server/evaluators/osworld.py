@@ -98,7 +98,7 @@ class _OSWorldGrader:
             except WorkerSilentError as error:
                 raise EvaluatorError(str(error)) from error
             except ReplicaError as error:
-                # The grader's word for what may be the desktop's end or its own; only the guest can tell.
+                # The grader's error for what may be the desktop's end or its own; only the guest can tell.
                 await guest.screenshot("jpeg", timeout_s=PING_LIMIT_S)
                 raise EvaluatorError(f"the grading of task {self.task.task_id} broke off: {error}") from error
 

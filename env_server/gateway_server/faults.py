@@ -1,4 +1,4 @@
-"""Faults on request, for whoever wants to know what a client makes of them: shares of the calls that fail before they
+"""Faults on request, for tests of clients: shares of the calls that fail before they
 happen, lose their answer after they happened, find the gateway busy, or are slow. Seeded."""
 
 import asyncio

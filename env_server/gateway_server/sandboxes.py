@@ -45,7 +45,7 @@ class GuestAnswer:
 
 
 class OnceOnly(Generic[T]):
-    """Work by name: done once, and answered alike to whoever asks for it again, even while it goes on. A failure is
+    """Work by name: done once, and answered alike when it is asked for again, even while it goes on. A failure is
     forgotten."""
 
     def __init__(self, max_kept: int) -> None:
@@ -193,7 +193,7 @@ class SandboxTable:
         await asyncio.shield(self._let_go(sandbox_id))
 
     async def reap(self) -> int:
-        """Stops what nobody has refreshed or used for a lifetime, and what died; returns how many."""
+        """Stops what was not refreshed or used for a lifetime, and what died; returns how many."""
         now = time.monotonic()
         over = [
             held.sandbox_id
@@ -201,7 +201,7 @@ class SandboxTable:
             if not held.num_calls and (now - held.used_at > self.lifetime_s or not held.desktop.is_alive())
         ]
         for sandbox_id in over:
-            log.warning("sandbox %s is stopped: nobody used it for %g s, or it died", sandbox_id, self.lifetime_s)
+            log.warning("sandbox %s is stopped: it was not used for %g s, or it died", sandbox_id, self.lifetime_s)
             self.num_reaped += 1
             await self._let_go(sandbox_id)
         return len(over)

@@ -227,7 +227,7 @@ def main() -> None:
     for line in sys.stdin:
         try:
             answer: dict[str, Any] = {"answer": questions[line.strip()]()}
-        except Exception as error:  # noqa: BLE001 - the boundary: the agent must hear of it, whatever it was
+        except Exception as error:  # noqa: BLE001 - the boundary: every error is reported to the agent
             answer = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), flush=True)
 

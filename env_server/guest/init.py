@@ -57,7 +57,7 @@ def main() -> None:
     make_root(arguments.image, memory_bytes=arguments.memory_bytes)
     set_limits(max_processes=arguments.max_processes)
     Path("/proc/self/oom_score_adj").write_text("800")  # when memory runs out, desktops go before the host's programs
-    Path("/proc/sys/user/max_user_namespaces").write_text("1")  # the user's own, made next; nobody makes another
+    Path("/proc/sys/user/max_user_namespaces").write_text("1")  # the user's own, made next; no other can be made
     install_filter()
     namespace = make_user_namespace()
     start_root_helper(arguments.listener_fd)

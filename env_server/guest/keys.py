@@ -40,7 +40,7 @@ def keysym_of_char(char: str) -> int:
 
 
 def keysym_of_key(name: str) -> int:
-    """The keysym of a pyautogui key name, or of a single character. ValueError for a name nobody knows."""
+    """The keysym of a pyautogui key name, or of a single character. ValueError for an unknown name."""
     if len(name) == 1:
         return keysym_of_char(name)
     keysym = _NAMED.get(name.lower())

@@ -81,7 +81,7 @@ class GuestServer(ThreadingHTTPServer):
             self.shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that hung up in the middle is nobody's fault."""
+        """A client that disconnects in the middle is no fault."""
         if not isinstance(sys.exc_info()[1], ConnectionError):
             super().handle_error(request, client_address)
 
@@ -120,7 +120,7 @@ class _Handler(BaseHTTPRequestHandler):
         except OSError as error:
             status = 400 if error.errno in (errno.ENAMETOOLONG, errno.ELOOP) else failure_status(error)
             reply = Reply({"status": "error", "error": f"{type(error).__name__}: {error}"}, status=status)
-        except Exception as error:  # noqa: BLE001 - the boundary: the host must hear of it, whatever it was
+        except Exception as error:  # noqa: BLE001 - the boundary: every error is reported to the host
             reply = Reply({"status": "error", "error": f"{type(error).__name__}: {error}"}, status=503)
         self.send_response(reply.status)
         self.send_header("Content-Type", reply.content_type)

@@ -129,7 +129,7 @@ class Session:
 
 
 def _await_line(read_end: int, limit_s: float) -> int:
-    """The X server's number. It writes that and the line's end apart, and dies where nobody reads the second."""
+    """The X server's number. It writes that and the line's end apart, and dies where the second is not read."""
     line, until = b"", time.monotonic() + limit_s
     while not line.endswith(b"\n"):
         if not select.select([read_end], [], [], max(0.0, until - time.monotonic()))[0]:

@@ -17,7 +17,7 @@ MOST_TIMES_MEDIAN = 4.0
 """Of its neighbours' CPU time."""
 FLOOR_CPUS = 0.5
 FLOOR_EQUAL_PARTS = 2.0
-"""A desktop that uses less than this many processors, or this many times an equal part of them, is never weighed down."""
+"""A desktop that uses less than so many processors, or so many equal parts of all of them, is never weighed down."""
 SMALL_WEIGHT = 1 / 32
 FIRST_S, LONGEST_S = 8.0, 256.0
 """How long a small weight lasts at first; each time it repeats, twice as long."""

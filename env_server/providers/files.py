@@ -1,4 +1,4 @@
-"""What is built once and used by many processes: locks, whole files, and the removal of what nobody needs any more."""
+"""What is built once and used by many processes: locks, whole files, and the removal of what is not needed any more."""
 
 import fcntl
 import os

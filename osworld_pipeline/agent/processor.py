@@ -40,7 +40,7 @@ def image_only_processor_class() -> type[Any]:
     from transformers.processing_utils import ProcessorMixin
 
     class Qwen3VLProcessor(StockProcessor):
-        # The class keeps the stock name because save_pretrained writes it down for whoever loads the checkpoint.
+        # The class keeps the stock name because save_pretrained writes it down for programs that load the checkpoint.
         def __init__(
             self, image_processor: Any = None, tokenizer: Any = None, chat_template: str | None = None, **_: Any
         ) -> None:

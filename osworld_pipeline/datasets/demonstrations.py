@@ -54,7 +54,7 @@ class Demonstration:
     images: tuple[bytes, ...]
     """Encoded screenshots as a model sees them, in placeholder order."""
     reward: float
-    """The grader's word on this very recording."""
+    """The grader's score on this very recording."""
 
     @property
     def num_steps(self) -> int:

@@ -24,7 +24,7 @@ from osworld_pipeline.errors import DatasetError
 ASSUMED_REWARD = 1.0
 """Of a demonstration that does not say; the row of the table says that it was assumed."""
 ROWS_FOLLOW = "rows follow"
-"""A worker's word before the bytes of its rows."""
+"""A worker's message before the bytes of its rows."""
 CACHED_TURNS = 4096
 KEY_BYTES = 16
 """Of a demonstration's digest that stay in memory."""

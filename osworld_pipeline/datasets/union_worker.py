@@ -43,7 +43,7 @@ def main(descriptor: int) -> None:
 
 
 def _write(output: int, payload: bytes, offset: int) -> OSError | None:
-    """Writes at `offset`, where nobody else does; the error is the parent's to explain."""
+    """Writes at `offset`, where no other worker does; the parent explains the error."""
     rest = memoryview(payload)
     try:
         while rest:

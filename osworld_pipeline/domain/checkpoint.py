@@ -37,9 +37,9 @@ class Checkpoint:
     metrics: Mapping[str, float] = field(default_factory=dict)
     run_ids: Mapping[str, str] = field(default_factory=dict)
     recipe: Mapping[str, Any] = field(default_factory=dict)
-    """Resolved, as the run used it; empty where nobody said."""
+    """Resolved, as the run used it; empty where it is unknown."""
     code_version: str = ""
-    """Of the program that made it: the git commit, or the distribution and its version; empty where nobody said."""
+    """Of the program that made it: the git commit, or the distribution and its version; empty where it is unknown."""
     is_code_dirty: bool | None = None
     """Its sources differed from the commit; None outside a git checkout."""
     row_ids: tuple[str, ...] = ()

@@ -39,7 +39,7 @@ class ReplayRow:
     """Blobs in placeholder order."""
     kind: ReplayKind = "demonstration"
     verified_reward: float | None = None
-    """What re-executing it earned, where that was tried and ended in a grader's word."""
+    """What re-executing it earned, where that was tried and ended in a grader's score."""
     source_path: str | None = None
     """The file that it came from; None for an episode."""
     source_line: int | None = None
@@ -80,9 +80,9 @@ class ReplayVerification:
     task_id: str
     task_digest: str
     outcome: Outcome
-    """`success` or `failure` by the grader's word; a fault says nothing of the demonstration."""
+    """`success` or `failure` by the grader's score; a fault says nothing of the demonstration."""
     reward: float | None = None
-    """The grader's word in 0..1; None exactly where there is none."""
+    """The grader's score in 0..1; None exactly where there is none."""
     error: str | None = None
     num_steps: int = 0
     """Actions carried out."""

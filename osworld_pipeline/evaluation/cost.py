@@ -14,7 +14,7 @@ class Cost:
     num_episodes: int
     num_successes: int
     response_tokens: float | None
-    """Sampled; None where an engine did not count, as for all that follow where nobody measured."""
+    """Sampled; None where an engine did not count, as for all that follow where nothing was measured."""
     prompt_tokens: float | None
     """Read; a prompt counts at each turn."""
     wall_s: float | None

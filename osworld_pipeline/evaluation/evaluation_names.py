@@ -39,7 +39,7 @@ FROM (
 
 @dataclass(frozen=True, kw_only=True)
 class Played:
-    """What was played under one key, whoever the policy was. A row of PLAYED."""
+    """What was played under one key, by any policy. A row of PLAYED."""
 
     key: str
     task_ids: Sequence[str]
@@ -48,7 +48,7 @@ class Played:
     temperatures: Sequence[float | None]
     engines: Sequence[str | None]
     began_at: float | None
-    """Unix time; None where nobody said."""
+    """Unix time; None where it is unknown."""
     suite_name: str | None = None
     """As the episodes recorded it; None before schema version 6."""
 
@@ -140,7 +140,7 @@ def own_suite_files(state: StateDir) -> list[tuple[Path, tuple[int, int]]]:
 
 
 def recorded_suites(state: StateDir) -> dict[str, str]:
-    """By evaluation key, from the names of the suites' reports: whoever wrote one knew the suite."""
+    """By evaluation key, from the names of the suites' reports, which name the suite."""
     found = [_REPORT.fullmatch(path.stem) for path in state.reports.glob("suite-*.html")]
     return {one[2]: one[1] for one in found if one}
 

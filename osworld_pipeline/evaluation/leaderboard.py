@@ -81,7 +81,7 @@ def build_leaderboard(
     groups: dict[_TableKey, dict[str, list[EvalRow]]] = {}
     for row in rows:
         key = row.evaluation_key
-        # Settings that nobody told are comparable with nothing.
+        # Unknown settings are comparable with nothing.
         alone = "" if key else f"{row.checkpoint_id}/{row.stage_key}"
         table = groups.setdefault(_TableKey(key, alone, row.desktops), {})
         table.setdefault(row.checkpoint_id, []).append(row)

@@ -127,7 +127,7 @@ class TrainingRecord:
 
     @property
     def recipe(self) -> Mapping[str, Any]:
-        """As the run used it; empty where nobody said."""
+        """As the run used it; empty where it is unknown."""
         return self.checkpoint.recipe if self.checkpoint else {}
 
     @property

@@ -20,7 +20,7 @@ LIMITS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
 }
-"""MLflow's own settings, where nobody has set them: it would wait two minutes for an answer, seven times."""
+"""MLflow's own settings, where the user has set none: it would wait two minutes for an answer, seven times."""
 NEVER = (400, 404)
 """HTTP status of what no repetition mends."""
 
@@ -39,7 +39,7 @@ def open_client(tracking_uri: str) -> Any:
         with locked(lock, timeout_s=TABLES_TIMEOUT_S, error=StoreError, what=f"making {database}"):
             if not database.exists():
                 remove_stale_temps(database.parent)
-                # Killed among MLflow's dozens of migrations, it would leave a database that nobody opens again.
+                # Killed among MLflow's dozens of migrations, it would leave a database that cannot be opened again.
                 with replacing(database) as temp:
                     MlflowClient(tracking_uri=f"{SQLITE}{temp}").search_experiments(max_results=1)
     return MlflowClient(tracking_uri=tracking_uri)

@@ -135,7 +135,7 @@ class Outbox:
             self._changed.wait(left)
 
     def _try(self, letter: Letter) -> bool:
-        """Whether it is done with: sent, or refused for ever."""
+        """Whether it is finished: sent, or refused for good."""
         try:
             self._deliver(letter)
         except Exception as error:  # noqa: BLE001 - whatever tracking raises must not end a training

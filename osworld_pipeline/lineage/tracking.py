@@ -101,8 +101,8 @@ def stage_run(
     """Opens a new attempt at the stage `stage_key`; both runs end FINISHED, FAILED, or KILLED when interrupted.
 
     Nested `params` are flattened: `gspo.phase1.temperature`. `unsent`: folder for what MLflow could not be told, and of
-    what earlier stages left there; None keeps nothing. `say`: hears, in one sentence each and not again and again, that
-    MLflow is gone, is back, refused something; None logs a warning.
+    what earlier stages left there; None keeps nothing. `say`: called with one sentence, once for each change,
+    when MLflow is gone, is back, or refused something; None logs a warning.
 
     Raises:
         TrackingError: MLflow cannot be reached, or refuses, before anything has begun.

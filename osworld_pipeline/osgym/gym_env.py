@@ -1,7 +1,7 @@
 """The desktop as a Gymnasium environment: `gymnasium.make("osworld_pipeline/Desktop-v0", server_url=..., tasks=...)`.
 
 Importing this module registers it. An observation is the screenshot and the task's words, an action is a turn of text
-in the environment's dialect (OSGym's calls by default), and the grader's word is the reward of the last step.
+in the environment's dialect (OSGym's calls by default), and the grader's score is the reward of the last step.
 """
 
 import string

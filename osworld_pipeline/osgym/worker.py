@@ -86,7 +86,7 @@ class EnvProcess:
         return f"its process ended with status {self._process.exitcode}"
 
     def ask(self, order: str, action: str = "") -> bool:
-        """False where nobody is there to hear it."""
+        """False where the client has gone."""
         try:
             self.connection.send((order, action))
         except (BrokenPipeError, ConnectionResetError):

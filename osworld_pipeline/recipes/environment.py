@@ -1,7 +1,7 @@
 """Slime-OSWorld's environment variables, under its own names: which recipe key each fills, and what it may hold.
 
-Nothing here reads the environment: whoever starts a run passes a mapping, once. A key that the recipe's file gives wins
-over the environment, and the environment over the schema's default.
+Nothing here reads the environment: the program that starts a run passes a mapping, once. A key that the recipe's file
+gives wins over the environment, and the environment over the schema's default.
 """
 
 from collections.abc import Callable, Mapping

@@ -11,7 +11,7 @@ class RetrainingSection(Section):
     (docs/retraining.md). It is in no checkpoint's id."""
 
     min_new_successes: int = Field(default=100, ge=1)
-    """New successes, by a grader's word, that make a re-training due: demonstrations that were verified and episodes
+    """New successes, by a grader's score, that make a re-training due: demonstrations that were verified and episodes
     of training, since the last one began."""
     patience: int = Field(default=2, ge=1)
     """After so many re-trainings of one champion that brought no new one, the next waits for new data."""

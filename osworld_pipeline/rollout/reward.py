@@ -1,11 +1,11 @@
-"""The reward that trains, made of the grader's word and of how the episode went, in 0..1:
+"""The reward that trains, made of the grader's score and of how the episode went, in 0..1:
 
 slime    clamp(task + alpha * partial - penalties, 0, 1), which is Slime-OSWorld's
 bounded  task, where it reaches the threshold; else base + (threshold - base) * min(alpha, 1) * process, and always
          below the threshold. base: task where partial_tasks, else 0; process: clamp(partial - penalties, 0, 1)
 none     task
 
-`bounded` never gives a failure what any success earns, and never less for a better grader's word. Every one of them is
+`bounded` never gives a failure what any success earns, and never less for a better grader's score. Every one of them is
 a function of what was recorded: nothing is drawn.
 """
 

@@ -1,7 +1,7 @@
 """A ring of steps with their discounted returns, as OSGym's data servers sample from: filled by episodes as they end,
 or from the store by a condition in SQL. A return is G_t = r_t + gamma G_(t+1), and that of the last step its reward.
 
-The grader's word is the last step's reward, all others have none; a fault has no reward, so it never enters.
+The grader's score is the last step's reward, all others have none; a fault has no reward, so it never enters.
 """
 
 import random
@@ -100,7 +100,7 @@ class StepReplayBuffer:
     @classmethod
     def from_store(cls, state: StateDir, where: str = "true", *, capacity: int = CAPACITY, **settings: Any) -> Self:
         """Filled with the newest valid episodes for which `where` holds: SQL over `e`, the episodes table. It is part
-        of the query, so it must come from whoever runs the program.
+        of the query, so it must come from the user who runs the program.
 
         Raises:
             TableError: the tables cannot be read, or the condition is not SQL.

@@ -34,7 +34,7 @@ class EnvServers:
     token: str | None
     num_replicas: int
     is_embedded: bool = False
-    """It lives as long as whoever started it."""
+    """It lives as long as the process that started it."""
 
     def as_job(self) -> dict[str, Any]:
         """For a program's job; carries the token, so it travels through stdin only."""
@@ -170,7 +170,7 @@ def _tail(log_path: Path, start: int) -> str:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """TERM lets it drain; whoever of its session is left after the grace is killed."""
+    """TERM lets it drain; what is left of its session after the grace is killed."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):

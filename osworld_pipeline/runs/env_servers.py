@@ -62,7 +62,7 @@ def env_config(recipe: Recipe) -> EnvConfig:
 
 @contextmanager
 def client_name(state: StateDir, purpose: str) -> Iterator[tuple[str, bool]]:
-    """A name, and whether it is the one of this purpose in this state, which nobody else alive has. While another
+    """A name, and whether it is the one of this purpose in this state, which no other live process has. While another
     process has it, this one gets a name for itself."""
     name = f"{purpose}@{_state_id(state)}"
     lock = _take(state.clients / f"{digest_json(purpose)[:16]}.lock")

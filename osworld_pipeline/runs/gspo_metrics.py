@@ -67,7 +67,7 @@ def reward_lines(groups: Sequence[RolloutGroup], *, limit: int) -> list[str]:
 
 def _reward_line(episode: Episode) -> str:
     reward = episode.reward
-    assert reward is not None, f"{episode.episode_id} has no grader's word"
+    assert reward is not None, f"{episode.episode_id} has no grader's score"
     parts = ", ".join(f"{name} {value:.3f}" for name, value in reward.parts.items())
     return (
         f"{episode.episode_id}: task {reward.task:g}, partial {reward.partial:.3f}, penalty {reward.penalty:.3f}, "

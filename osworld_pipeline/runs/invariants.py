@@ -1,5 +1,5 @@
-"""What must hold of the tables and the store, each as the list of what breaks it: for the asset checks, and for whoever
-asks whether a state is sound. Everything is streamed or asked in SQL."""
+"""What must hold of the tables and the store, each as the list of what breaks it: for the asset checks, and for users
+who ask whether a state is sound. Everything is streamed or asked in SQL."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ from osworld_pipeline.tables.owned import read_table, table_path
 from osworld_pipeline.tables.query import run_query
 
 MAX_FOUND = 20
-"""How many offenders are told; one is enough to be wrong, and thousands help nobody."""
+"""How many offenders are told; one is enough to be wrong, and thousands do not help."""
 MAX_REJECT_SHARE = 0.5
 MIN_RECORDS = 20
 """Under this many records a share says nothing."""

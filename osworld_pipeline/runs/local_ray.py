@@ -26,14 +26,14 @@ class RayCluster:
     url: str
     """Of the dashboard, which takes jobs."""
     token: str | None
-    """Bearer token; whoever has it can run code on the cluster."""
+    """Bearer token; with it, code can be run on the cluster."""
 
 
 @contextmanager
 def local_ray(
     log_path: Path, *, num_cpus: int, env_vars: Mapping[str, str] | None = None, leftover: Path | None = None
 ) -> Iterator[RayCluster]:
-    """Runs a Ray that lets in nobody without the token of this run; leaves nothing behind. All that runs on it has
+    """Runs a Ray that refuses clients without the token of this run; leaves nothing behind. All that runs on it has
     `env_vars`. Where this process is killed, the folder `leftover` goes with Ray.
 
     Raises:
@@ -61,7 +61,7 @@ def local_ray(
                     "RAY_AUTH_TOKEN_PATH": str(token_path),  # else Ray writes one into the home folder
                     "RAY_USAGE_STATS_ENABLED": "0",
                     "RAY_prestart_worker_first_driver": "0",  # one idle worker for each CPU would only cost
-                    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # nobody takes this machine away
+                    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # this machine is not preempted
                 },
             )
         try:

@@ -102,7 +102,7 @@ def open_mailbox(state: StateDir, name: str) -> Iterator[Mailbox]:
         lock = (unlocked / "lock").open("w")
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        unlocked.rename(folder)  # nobody sees it before it is locked, and takes it for an orphan
+        unlocked.rename(folder)  # no other process sees it unlocked and takes it for an orphan
         try:
             yield Mailbox(folder)
         finally:

@@ -46,7 +46,7 @@ class PlayedBack:
 
     outcome: Outcome
     reward: float | None
-    """The grader's word; None exactly where there is none."""
+    """The grader's score; None exactly where there is none."""
     error: str | None
     """One sentence: the fault, or which action the desktop refused."""
     num_steps: int

@@ -27,7 +27,7 @@ def main(argv: list[str]) -> int:
     is_lost = threading.Event()
 
     def ask() -> None:
-        # To the main thread itself: a signal to the process may reach this thread, and wakes nobody.
+        # To the main thread itself: a signal to the process may reach this thread, and would not wake the main one.
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 
     def give_up() -> None:

@@ -1,7 +1,7 @@
 """Episodes on Ray actors: each has a rollout session of its own, on whichever node it landed, and runs many at a time.
 
 An actor that dies is replaced. Its episodes are faults, never rewards: each is run again on another actor, and what it
-was lost to stays on its record. Ray is connected by whoever runs the program (`ray_job`).
+was lost to stays on its record. `ray_job`, which runs the program, connects Ray.
 """
 
 import asyncio

@@ -34,7 +34,7 @@ def train(program: str, job: Mapping[str, Any], mailbox: Mailbox, *, num_ranks: 
     cpus, gpus = wanted.get("cpus_per_rank", 1), wanted.get("gpus_per_rank", 0)
     trainer = TorchTrainer(
         run_rank,
-        # By reference: the configuration is shown to whoever asks Ray, the job is not.
+        # By reference: Ray shows the configuration to its users, and not the job.
         train_loop_config={"program": program, "job": ray.put(dict(job)), "mailbox": str(mailbox.folder)},
         torch_config=torchrun_config(),
         scaling_config=ScalingConfig(

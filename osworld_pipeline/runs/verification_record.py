@@ -57,7 +57,7 @@ class VerificationRecord:
         return list(self._by_row.get(playback.row_ids[0], {}).values())
 
     def graded(self, playback: Playback, task: Task, grounds: Collection[Grounds] | None) -> list[ReplayVerification]:
-        """Tries of this demonstration of this very task that ended in a grader's word, oldest first; under one of
+        """Tries of this demonstration of this very task that ended in a grader's score, oldest first; under one of
         `grounds`, or under any where that is None."""
         digest = task.config_digest
         return [

@@ -29,7 +29,7 @@ class FailedDemonstration:
     source: str
     """Source, file and line."""
     earned: tuple[float, ...]
-    """The grader's word of each playback."""
+    """The grader's score of each playback."""
     error: str | None
     """What the desktop refused, where it did."""
 
@@ -47,7 +47,7 @@ class VerificationSummary:
     num_open: int
     """Chosen and without a verdict: nothing but faults so far."""
     num_faults: int
-    """Playbacks of the chosen ones, in this run or an earlier one, that ended without a grader's word."""
+    """Playbacks of the chosen ones, in this run or an earlier one, that ended without a grader's score."""
     num_tasks: int
     coverage: float
     """Share of the training tasks that a demonstration serves."""

@@ -71,7 +71,7 @@ class Verifier:
         make_desktop: Callable[[], Desktop],
         write: Callable[[Sequence[ReplayVerification]], None],
     ) -> None:
-        """`grounds`: what the desktops are; None where they do not say, and then every grader's word counts."""
+        """`grounds`: what the desktops are; None where they do not say, and then every grader's score counts."""
         self._plan, self._record, self._recipe = plan, record, recipe
         self._grounds, self._make_desktop, self._write = grounds, make_desktop, write
         self._writing = asyncio.Lock()

@@ -87,7 +87,7 @@ def _table(result: QueryResult) -> str:
 
 
 def _across(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str] | None:
-    """None where nobody could read it so."""
+    """None where it cannot be read so."""
     table = Table(box=box.SIMPLE_HEAD)
     names, cells = list(map(_name, columns)), [list(map(_value, row)) for row in rows]
     num_needed = 1

@@ -7,7 +7,7 @@ of groups is not repeated beside every episode.
 
 from collections.abc import Mapping
 
-# A thousand generations are followed; a ring of parents, which nobody should write, ends there.
+# A thousand generations are followed; a cycle of parents, which would be an error, ends there.
 ANCESTRY = """
 CREATE VIEW ancestry AS
 WITH RECURSIVE line AS (

@@ -76,7 +76,7 @@ QUESTIONS = (
         name="replay-by-source",
         question="What is in the replay buffer, by source and licence?",
         sql=_REPLAY_BY_SOURCE,
-        reading="`assumed_rewards` are successes that nobody graded; `verified` ones earned at least 0.5 when they "
+        reading="`assumed_rewards` are successes that were not graded; `verified` ones earned at least 0.5 when they "
         "were executed again. Online successes were graded when they happened.",
     ),
     Question(

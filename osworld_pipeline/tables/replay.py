@@ -117,7 +117,7 @@ def replay_schema(names: Sequence[str]) -> pa.Schema:
 
 
 def verified_rewards(state: StateDir) -> dict[str, float]:
-    """What demonstrations really earned, by row id: the best grader's word; one that met only faults is absent.
+    """What demonstrations really earned, by row id: the best grader's score; one that met only faults is absent.
 
     Raises:
         TableError: the tables cannot be read.

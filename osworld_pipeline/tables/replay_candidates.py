@@ -123,7 +123,7 @@ class ReplayCandidate(NamedTuple):
     verified_reward: float | None
     num_steps: int
     action_types: Sequence[str] | None
-    """One for each step; None where nobody recorded them, and under every strategy but `diverse`."""
+    """One for each step; None where they were not recorded, and under every strategy but `diverse`."""
     recorded_at: float | None
     """Unix time; None for a demonstration."""
     place: int

@@ -1,7 +1,7 @@
 """Which trajectories go into which forward pass, and which rank runs it.
 
 Every rank makes the same number of passes, because each is an exchange of sharded weights among all of them; the
-passes of one round are of like size, so that nobody waits long.
+passes of one round are of like size, so that no rank waits long.
 """
 
 from collections.abc import Sequence

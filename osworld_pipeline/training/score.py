@@ -21,7 +21,7 @@ from osworld_pipeline.training.loss import token_logprobs
 from osworld_pipeline.training.ranks import Ranks
 
 MAX_TOKENS = 16_384
-"""Of a pass, where nobody says."""
+"""Of a pass, by default."""
 FORWARD_METHOD = "response_logprobs"
 
 

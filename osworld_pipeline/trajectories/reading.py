@@ -1,4 +1,4 @@
-"""Files of parts as Arrow tables of today's columns, whoever wrote them."""
+"""Files of parts as Arrow tables of today's columns, whichever version wrote them."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path

@@ -39,7 +39,7 @@ class Evaluated:
     checkpoint_id: str
     stage: str
     settings: str
-    """The evaluation's key; empty where nobody said."""
+    """The evaluation's key; empty where it is unknown."""
     name: EvaluationName
     """The same in words."""
     num_tasks: int

@@ -78,7 +78,7 @@ def advantages_of(
 
 
 def estimator_of(recipe: str | None) -> Estimator:
-    """Of the stage's recipe (JSON); the default where nobody said, as while the stage still trains."""
+    """Of the stage's recipe (JSON); the default where it is not stored, as while the stage still trains."""
     try:
         named = (orjson.loads(recipe or "{}").get("gspo") or {}).get("advantage")
     except (orjson.JSONDecodeError, AttributeError):

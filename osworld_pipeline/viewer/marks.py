@@ -64,7 +64,7 @@ class Drawn:
     caption: str
     marks: tuple[Mark, ...]
     pointer: Point | None
-    """Where the step leaves the pointer, in pixels of the image; None where nobody knows."""
+    """Where the step leaves the pointer, in pixels of the image; None where it is unknown."""
 
 
 def read_action(text: str | None) -> Mapping[str, Any] | None:

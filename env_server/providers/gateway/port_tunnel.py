@@ -70,7 +70,7 @@ class _Tunnel:
 
     def __init__(self, guest: GuestClient) -> None:
         self._guest = guest
-        self._folder = f"/tmp/.ports-{secrets.token_hex(8)}"  # noqa: S108 - the guest's, and nobody can guess it
+        self._folder = f"/tmp/.ports-{secrets.token_hex(8)}"  # noqa: S108 - the guest's, and it cannot be guessed
         self._program = Path(__file__).with_name("port_relay.py").read_text(encoding="utf-8")
         self._num_opened = self._num_sent = self._num_fetched = self._num_acknowledged = 0
         self._outbox: list[Record] = []
@@ -129,7 +129,7 @@ class _Tunnel:
         try:
             await pump()
         except (ReplicaError, SetupError, EvaluatorError):
-            pass  # whoever has a connection sees it closed, as from a port that is gone
+            pass  # an open connection is closed, as from a port that is gone
         finally:
             await self._end()
 

@@ -1,5 +1,5 @@
 """The `gateway` provider: each desktop is a sandbox behind a gateway, new after each episode. Waiting for quota holds
-nothing: the old sandbox is given back first, and the replica is nobody's meanwhile."""
+nothing: the old sandbox is given back first, and the replica has no sandbox meanwhile."""
 
 import asyncio
 import contextlib

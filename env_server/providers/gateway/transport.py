@@ -34,7 +34,7 @@ REPEATABLE_POSTS = frozenset(
 
 
 class SandboxTransport(httpx.AsyncBaseTransport):
-    """`find_sandbox` gives the sandbox as it is now, or raises; `on_gone` hears that it is no more."""
+    """`find_sandbox` gives the sandbox as it is now, or raises; `on_gone` is called when it is gone."""
 
     def __init__(
         self,

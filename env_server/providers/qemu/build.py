@@ -128,7 +128,7 @@ def _bootstrap(work: Path) -> None:
 
 
 def mmdebstrap_command() -> list[str]:
-    """Wrapped so that whoever kills the builder ends everything that it started."""
+    """Wrapped so that killing the builder ends everything that it started."""
     command = [find("mmdebstrap"), "--variant=minbase", "--format=null", "--quiet"]
     command += [f"--mode={'root' if os.geteuid() == 0 else 'auto'}"]
     command += [f"--include={','.join((*DESKTOP_PACKAGES, *MACHINE_PACKAGES))}"]

@@ -210,7 +210,7 @@ async def _if_possible(attempt: Awaitable[object], what: str) -> None:
 
 
 async def build_in_child(images: Path) -> BaseImage:
-    """In a process of its own, so that whoever is cancelled, or told to end, does not wait for the build."""
+    """In a process of its own, so that a caller that is cancelled, or terminated, does not wait for the build."""
     image = find_image(images)
     if image is not None:
         return image

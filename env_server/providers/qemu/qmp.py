@@ -143,14 +143,14 @@ class QmpClient:
         return None
 
     def _fail(self, reason: str) -> None:
-        """Everybody who waits is told, and whoever asks later."""
+        """Fails all requests that wait, and all later ones."""
         if self._failure is None:
             self._failure = reason
         waiting = [*self._answers.values(), *(future for _, future in self._watchers)]
         for future in (*waiting, self._greeted):
             if future is not None and not future.done():
                 future.set_exception(self._lost())
-                future.exception()  # looked at, so that nobody's absence is complained about
+                future.exception()  # read, so that asyncio does not log it as never retrieved
 
     def _lost(self) -> ReplicaError:
         return ReplicaError(f"QEMU of {self._name} {self._failure}; replace the replica")

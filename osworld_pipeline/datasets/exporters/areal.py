@@ -74,7 +74,7 @@ def export_areal(
     """Writes the turns into a new folder `target`.
 
     `selection` is over the `episodes` view. `processor` is the folder of the checkpoint that sampled. `reward` is what
-    every turn of an episode gets: the grader's word, the shaped one, or the grader's word less its group's mean, over
+    every turn of an episode gets: the grader's score, the shaped one, or the grader's score less its group's mean, over
     its group's deviation (groups without any are left out). Turn t of T gets it times `turn_discount` ** (T - 1 - t).
     An episode with a turn of more than `max_tokens` is left out whole.
 

@@ -16,7 +16,7 @@ _ADDED = {
     "image_sha256s": "SHA-256 of each of the images.",
     "instruction": "What the agent was asked.",
     "domain": "Of the task.",
-    "licence": "Of the row's source; NULL where nobody told.",
+    "licence": "Of the row's source; NULL where it is unknown.",
     "kind": "`demonstration`: chat turns of a dataset or an import.",
     "verified_reward": "What executing its actions again earned at best; NULL where that was not tried. A share 0..1.",
     "verified_at": "When. In seconds since 1970.",
@@ -39,7 +39,7 @@ class LicenceCount:
 
     source: str
     licence: str | None
-    """None where nobody told."""
+    """None where it is unknown."""
     num_rows: int
 
 

@@ -57,7 +57,7 @@ ORDER BY v.checkpoint_id, v.stage_key, v.task_id, run
 """
 _LEFT_OUT_HEAD = """# Episodes without a result
 
-An episode that ended in a fault has no grader's word, so it has a trajectory and no `result.txt`: a 0.0 there would be
+An episode that ended in a fault has no grader's score, so it has a trajectory and no `result.txt`: a 0.0 there would be
 a lie. OSWorld's scripts take such a task for unfinished and leave it out of their rates, as `lenient` success does;
 `strict` success counts it as not solved.
 
@@ -72,7 +72,7 @@ class ResultsExport:
 
     num_episodes: int
     num_results: int
-    """Episodes with a grader's word, so with a result.txt."""
+    """Episodes with a grader's score, so with a result.txt."""
     num_faults: int
     """Episodes without one: no result.txt, which OSWorld's scripts take for unfinished and never for 0."""
     num_successes: int
@@ -196,7 +196,7 @@ def _write_episode(place: Path, row: Mapping[str, Any], steps: Sequence[Mapping[
 
 
 def _seen_after(steps: Sequence[Mapping[str, Any]], index: int) -> Mapping[str, Any] | None:
-    """The step whose screenshot shows the screen after action `index`; None where nobody looked."""
+    """The step whose screenshot shows the screen after action `index`; None where there is no screenshot."""
     if index + 1 < len(steps):
         return steps[index + 1]
     return steps[index] if steps[index]["command"] in _ENDS else None

@@ -35,7 +35,7 @@ class ImportOptions:
     licence: str
     """What the owner of the data allows, in words."""
     revision: str = ""
-    """Of the origin: a commit, a date, a version; empty where nobody says."""
+    """Of the origin: a commit, a date, a version; empty where it is not given."""
     quality_rank: int = -1
     """Of two equal demonstrations the one with the higher rank stays."""
 

@@ -1,7 +1,7 @@
 """OSWorld's result folders: every attempt becomes an episode of the trajectory store, and every success that our
 dialect can say becomes a demonstration. As evaluations they are rows of `evals`, and nothing to train on.
 
-An attempt without a grader's word is a fault, never a zero.
+An attempt without a grader's score is a fault, never a zero.
 """
 
 import shutil
@@ -106,7 +106,7 @@ class _StagedEpisodes:
         return self._parts
 
     def publish(self, store: TrajectoryStore, parts: Sequence[str]) -> None:
-        """Images first, which nobody sees, then the parts, which are few and small. A part that only an older import
+        """Images first, which no query sees, then the parts, which are few and small. A part that only an older import
         of that name had is written again as empty."""
         for path, suffix in self._images.values():
             store.write_blob(read_regular_file(path, max_bytes=MAX_IMAGE_BYTES), suffix=suffix)

@@ -1,4 +1,4 @@
-"""An attempt of OSWorld's as an episode: the same columns as our own, with what nobody recorded left empty."""
+"""An attempt of OSWorld's as an episode: the same columns as our own, with what was not recorded left empty."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -70,7 +70,7 @@ def attempt_episode(
 
 
 def _outcome(attempt: ResultAttempt) -> tuple[Outcome, str | None]:
-    """By the grader's word where there is one. Without it: the model ended the task and nobody graded it, or the run
+    """By the grader's score where there is one. Without it: the model ended the task and it was not graded, or the run
     never came to its end."""
     if attempt.score is not None:
         if attempt.score >= SUCCESS_THRESHOLD:

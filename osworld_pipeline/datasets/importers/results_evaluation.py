@@ -74,7 +74,7 @@ def _identifier(name: str) -> str:
 
 def _evaluation_key(settings: Mapping[str, Any], checkpoint_id: str, tasks: Iterable[str]) -> str:
     """Equal for what can be compared: the key of an evaluation of ours, else a digest of what decides a score. Settings
-    that nobody wrote down are comparable with nothing."""
+    that were not recorded are comparable with nothing."""
     own = _own_key(settings)
     if own:
         return own
@@ -97,7 +97,7 @@ def _told(attempt: ResultAttempt) -> Mapping[str, Any]:
 
 
 def _told_outcome(told: Mapping[str, Any], attempt: ResultAttempt) -> tuple[Outcome, str | None] | None:
-    """None where nothing is told, or where it does not fit the grader's word: a result may have come later."""
+    """None where nothing is told, or where it does not fit the grader's score: a result may have come later."""
     try:
         outcome = Outcome(told.get("outcome", ""))
     except ValueError:

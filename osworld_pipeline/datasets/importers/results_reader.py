@@ -48,7 +48,7 @@ class ResultAttempt:
     model: str
     steps: tuple[ResultStep, ...]
     score: float | None
-    """The grader's word; None where there is none."""
+    """The grader's score; None where there is none."""
     score_problem: str
     """Why there is no score; empty where there is one."""
     has_ended: bool
@@ -110,7 +110,7 @@ def read_attempt(folder: Path) -> ResultAttempt:
 
 
 def read_result(folder: Path) -> ResultAttempt:
-    """As `read_attempt`, but an attempt of which nobody kept a step is one too: with the grader's word where there is
+    """As `read_attempt`, but an attempt without recorded steps is one too: with the grader's score where there is
     one, else cut short before its first step."""
     try:
         return read_attempt(folder)

@@ -83,7 +83,7 @@ def described(said: str) -> str:
 
 
 def describe(arguments: Mapping[str, Any]) -> str:
-    """A short sentence for an action that nobody described. It names no point, because a smaller image moves it."""
+    """A short sentence for an action without a description. It names no point, because a smaller image moves it."""
     match arguments:
         case {"action": "type", "text": str(text)}:
             return f"Type {text[:60]}"

@@ -1,4 +1,4 @@
-"""Reads what a task does and how it is scored, and refuses by name what nobody here could carry out or score."""
+"""Reads what a task does and how it is scored, and refuses by name what cannot be carried out or scored here."""
 
 import difflib
 from collections.abc import Collection, Iterator, Mapping, Sequence

@@ -74,7 +74,7 @@ _ALL = (
         (Key(name="path", about="the file in the desktop", is_required=True),), {"path": "/home/user/todo.txt"},
     ),
     _verb(
-        "sleep", "Waits; up to the env server's limit, 60 s where nobody has set another.",
+        "sleep", "Waits; up to the env server's limit, 60 s by default.",
         (Key(name="seconds", kind="number from 0", about="how long", is_required=True),), {"seconds": 1},
     ),
     _verb(

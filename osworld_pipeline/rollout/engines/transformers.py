@@ -100,7 +100,7 @@ class TransformersEngine:
         return 0 if self._kept is None else self._kept.num_bytes
 
     def mark_updated(self, *, policy_version: int) -> None:
-        """The weights of `model` were changed in place by whoever trains it."""
+        """The weights of `model` were changed in place by the trainer."""
         self._version = policy_version
         self._post(lambda: self._sampler.forget_weights(policy_version=policy_version))
 
@@ -210,7 +210,7 @@ class TransformersEngine:
         try:
             row.pixels = [self._cache.pixel_values(self._processor, image)[0] for image in row.request.images]
             self._post(row)
-        except Exception as error:  # noqa: BLE001 - nobody reads this thread's future: the row must hear of it
+        except Exception as error:  # noqa: BLE001 - this thread's future is not read: the row's must fail
             _settle(row.future, generation_error(error))
 
     def _post(self, item: Row | Callable[[], None]) -> None:
@@ -232,7 +232,7 @@ class TransformersEngine:
             return items
 
     def _drain(self) -> None:
-        """In the engine's thread, until nobody waits."""
+        """In the engine's thread, until no request waits."""
         while (items := self._take()) is not None:
             try:
                 for item in items:
@@ -241,7 +241,7 @@ class TransformersEngine:
                     else:
                         item()
                 progress = self._sampler.advance()
-            except Exception as error:  # noqa: BLE001 - whoever waits must hear of a bug, and the next be answered
+            except Exception as error:  # noqa: BLE001 - a bug fails the requests that wait, and the next ones are answered
                 progress = self._sampler.fail_all(generation_error(error))
                 for item in items:
                     if isinstance(item, Row):

@@ -206,7 +206,7 @@ class ImageFeatures:
 
 
 class FeatureCache:
-    """The vision tower's word on the most recently used images: in `window` mode each stands in several prompts."""
+    """LRU cache of image features: in `window` mode each image is in several prompts."""
 
     def __init__(self, *, max_bytes: int) -> None:
         self._max_bytes = max_bytes

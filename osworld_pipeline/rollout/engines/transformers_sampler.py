@@ -44,7 +44,7 @@ class Row:
 
     request: GenerateRequest
     future: "Future[GenerateResult]"
-    """Cancelled by whoever no longer waits."""
+    """Cancelled by a caller that no longer waits."""
     grids: tuple[np.ndarray, ...]
     pixels: list[np.ndarray | None]
     """Patches of each image; None where they were already read, by the episode's last turn or by this row."""
@@ -70,7 +70,7 @@ class Progress:
 
 
 class Sampler:
-    """For one thread. `kept` is shared with whoever asks what need not be prepared."""
+    """For one thread. `kept` is shared with the thread that prepares requests."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class Sampler:
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
-        """A trainer's own model goes back to training mode before anyone hears of the result."""
+        """A trainer's own model goes back to training mode before the result is returned."""
         was_training = self._model.training
         if was_training:
             self._model.eval()
@@ -222,7 +222,7 @@ class Sampler:
 
         def compute() -> ImageFeatures:
             patches = row.pixels[index]
-            assert patches is not None, "whoever admits a row looks for its pixels first"
+            assert patches is not None, "a row is admitted once its pixels are there"
             outputs = self._model.model.get_image_features(
                 torch.from_numpy(patches).to(self._device),
                 torch.from_numpy(row.grids[index])[None].to(self._device),

@@ -64,7 +64,7 @@ def check_state(model: Any, state_dict: Mapping[str, torch.Tensor]) -> dict[str,
 
 
 def copy_state(model: Any, tensors: Mapping[str, torch.Tensor]) -> None:
-    """In place, so that whoever holds the model's parameters keeps them."""
+    """In place, so that references to the model's parameters stay valid."""
     own = model.state_dict()
     with torch.no_grad():
         for name, tensor in tensors.items():

@@ -219,7 +219,7 @@ async def test_abandoned_episode_is_reaped_by_idle_time_and_tells_why() -> None:
         await until(lambda: server.pool.num_free == 1)
         answer = await server.post("/render", episode_id=episode_id)
         assert answer.status_code == 404
-        assert "nobody used it for 0.2 s" in answer.json()["error"]
+        assert "it was not used for 0.2 s" in answer.json()["error"]
 
 
 async def test_token_is_required_where_one_is_set_but_not_for_health() -> None:

@@ -125,7 +125,7 @@ async def test_session_whose_desktop_was_reaped_says_why_and_can_be_reset() -> N
         await until(lambda: served.pool.num_free == 1)
         late = await session.step("WAIT")
         assert failure(late) == (404, "client_error")
-        assert "nobody used it for 0.05 s" in late.json()["error"]
+        assert "it was not used for 0.05 s" in late.json()["error"]
         assert await session.reset()
 
 

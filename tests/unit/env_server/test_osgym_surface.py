@@ -162,7 +162,7 @@ async def test_vm_that_nobody_uses_is_closed_and_its_number_is_not_used_again() 
         assert served.desktop.num_resets == num_resets + 1
         late = await step(http, vm_id)
         assert failure(late) == (400, "client_error")
-        assert "nobody used it for 0.01 s" in late.json()["message"]
+        assert "it was not used for 0.01 s" in late.json()["message"]
         assert await reset(http) != vm_id
 
 

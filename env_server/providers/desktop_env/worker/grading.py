@@ -10,7 +10,7 @@ from desktop_env.desktop_env import DesktopEnv, PythonController
 from .guest import GuestWatch
 
 NOWHERE = 1
-"""A port at which nobody listens: of a desktop whose browser's and VLC's ports are not lent."""
+"""A port without a listener: of a desktop whose browser's and VLC's ports are not lent."""
 RETRY_INTERVAL_S = 0.2
 """Between the attempts of desktop-env's controller; its 5 s are for VMs that are still booting."""
 

@@ -1,4 +1,4 @@
-"""Who descends from a process and how to end them all, and what a process asks of the kernel to leave nobody behind."""
+"""The descendants of a process, how to end them all, and what a process asks of the kernel to leave none behind."""
 
 import contextlib
 import ctypes
@@ -19,7 +19,7 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 def adopt_orphans() -> None:
-    """What descends from this process stays below it, whoever in between ends."""
+    """What descends from this process stays below it, also where a process in between ends."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 

@@ -75,7 +75,7 @@ def answer_call(handlers: Handlers, fields: dict[str, Any], blob: bytes) -> tupl
         answer, data = handlers(fields["call"], fields["arguments"], blob)
     except Fault as fault:
         return {"fault": fault.kind, "error": str(fault)}, b""
-    except Exception as error:  # noqa: BLE001 - the boundary: the env server must hear of it, whatever it was
+    except Exception as error:  # noqa: BLE001 - the boundary: every error is reported to the env server
         traceback.print_exc()
         return {"fault": "crash", "error": f"{type(error).__name__}: {error}"[:2000]}, b""
     return {"ok": answer}, data
