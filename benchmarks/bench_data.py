@@ -1,6 +1,6 @@
-"""`python -m benchmarks.bench_data [union|store|blobs|growth|all]`: the union build beside Slime-OSWorld's script, and
-the store's writers, readers and images, as ratios with spread, several rounds each, with what limits each figure; and
-what a state costs as it grows."""
+"""`python -m benchmarks.bench_data [union|store|blobs|packs|growth|all]`: the union build beside Slime-OSWorld's
+script, and the store's writers, readers and images, as ratios with spread, several rounds each, with what limits each
+figure; what packing images gains; and what a state costs as it grows."""
 
 import argparse
 import json
@@ -13,13 +13,14 @@ from rich.console import Console
 
 from benchmarks.blobs import run_blobs
 from benchmarks.growth import run_growth
+from benchmarks.packs import run_packs
 from benchmarks.processes import BenchmarkError
 from benchmarks.spread import show_machine
 from benchmarks.store import run_store
 from benchmarks.union import run_union
 from osworld_pipeline.errors import PipelineError
 
-BENCHES = ("union", "store", "blobs", "growth")
+BENCHES = ("union", "store", "blobs", "packs", "growth")
 MEGABYTE = 10**6
 
 
@@ -57,6 +58,10 @@ def _run(bench: str, console: Console, arguments: argparse.Namespace) -> list[di
     if bench == "growth":
         return run_growth(
             console, rounds=arguments.rounds, folder=arguments.folder / "growth", num_episodes=arguments.scale
+        )
+    if bench == "packs":
+        return run_packs(
+            console, rounds=arguments.rounds, folder=arguments.folder / "packs", num_blobs=arguments.num_blobs
         )
     return run_blobs(console, rounds=arguments.rounds, folder=arguments.folder / "blobs", num_blobs=arguments.num_blobs)
 

@@ -13,6 +13,7 @@ from osworld_pipeline.cli.pipeline import StateOption
 if TYPE_CHECKING:
     from rich.tree import Tree
 
+    from osworld_pipeline.domain.state import StateDir
     from osworld_pipeline.tables.walk import Link
 
 WIDE = 4096
@@ -47,11 +48,26 @@ def lineage(
 
 
 def _with_paths(link: dict[str, Any], state: Any) -> dict[str, Any]:
-    """`file`: where a file of the state folder lies on this machine; None where it is gone."""
+    """`file`: where a file of the state folder lies on this machine, or a packed image (`PACK.zip/NAME`); None where it
+    is gone."""
     path = link["facts"].get("path")
-    if path and path.startswith(("blobs/", "checkpoints/")):
-        link["file"] = str(state.root / path) if (state.root / path).exists() else None
+    if path and _is_ours(path):
+        found = _found(path, state)
+        link["file"] = None if found is None else str(found)
     return {**link, "links": [_with_paths(below, state) for below in link["links"]]}
+
+
+def _is_ours(path: str) -> bool:
+    return path.startswith(("blobs/", "checkpoints/"))
+
+
+def _found(path: str, state: "StateDir") -> Path | None:
+    from osworld_pipeline.trajectories import BlobStore
+
+    if path.startswith("blobs/"):
+        place = BlobStore(state.blobs).place(Path(path).stem)
+        return None if place is None else state.blobs / place
+    return state.root / path if (state.root / path).exists() else None
 
 
 def _tree(link: "Link", state: Any) -> "Tree":
@@ -71,9 +87,7 @@ def _line(link: "Link", state: Any) -> Any:
     line = Text.assemble((link.kind, "cyan"), " ", (_shown(link.id), "bold"))
     for name, value in link.facts.items():
         if name == "path":
-            is_ours = str(value).startswith(("blobs/", "checkpoints/"))
-            value = state.root / value if is_ours else value
-            value = f"{value} (gone)" if is_ours and not value.exists() else value
+            value = (_found(value, state) or f"{state.root / value} (gone)") if _is_ours(value) else value
         line.append(f"  {name} ", style="dim")
         line.append(_shown(value))
     return line

@@ -23,14 +23,16 @@ def compact(
     state: StateOption = Path("var"),
     min_parts: Annotated[int, typer.Option(min=1, help="Leave a table alone that has fewer small parts.")] = 8,
     target_mb: Annotated[int, typer.Option(min=1, help="Size that a file grows to, compressed.")] = 64,
+    cold_days: Annotated[float, typer.Option(min=0, help="Pack images that were not stored for so long.")] = 3.0,
     state_remote: StateRemoteOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Make few large, sorted files of many small trajectory parts; safe beside training and queries."""
+    """Make few large, sorted files of many small trajectory parts, and packs of cold images; safe beside training and
+    queries."""
     from osworld_pipeline.runs.upkeep import compact_store
 
     folder = existing_state(state)
-    done = compact_store(folder, min_parts=min_parts, target_bytes=target_mb << 20)
+    done = compact_store(folder, min_parts=min_parts, target_bytes=target_mb << 20, cold_days=cold_days)
     if state_remote:
         from osworld_pipeline.remote.status import push_after
 
@@ -40,7 +42,8 @@ def compact(
         return
     print(
         f"{done.num_parts} parts and {done.num_merged} earlier files became {done.num_written} files with "
-        f"{done.num_rows:,} rows; {done.num_removed} replaced files removed; {done.num_newer} newer parts left alone"
+        f"{done.num_rows:,} rows; {done.num_removed} replaced files removed; {done.num_newer} newer parts left alone; "
+        f"{done.num_images:,} images went into {done.num_packs} packs"
     )
 
 

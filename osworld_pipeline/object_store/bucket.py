@@ -122,6 +122,16 @@ class Bucket:
                     raise StoreError(f"{self.url}/{key} is damaged (another SHA-256): push it again from its origin")
         return True
 
+    def read_range(self, key: str, start: int, num_bytes: int) -> bytes | None:
+        """That piece of an object; None where there is no such object. Raises StoreError."""
+        import obstore
+
+        with self._explained(f"read {key}"):
+            try:
+                return bytes(obstore.get_range(self._store, key, start=start, length=num_bytes))
+            except FileNotFoundError:
+                return None
+
     def remove(self, keys: list[str]) -> None:
         """What is gone already is fine. Raises StoreError."""
         import obstore

@@ -1,15 +1,18 @@
 """Which files a state consists of at one moment."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
+from osworld_pipeline.object_store import read_note
 from osworld_pipeline.part_files import COMPACTED, DETAIL_OF, Manifest, legacy_details, list_names, take_snapshot
-from osworld_pipeline.remote.manifest import Hashes, RemoteFile
+from osworld_pipeline.remote.manifest import Hashes, RemoteFile, read_base
 from osworld_pipeline.tables.builds import CURRENT, current_build
+from osworld_pipeline.trajectories.pack_index import SUFFIX as INDEX_SUFFIX
+from osworld_pipeline.trajectories.packs import Packs, open_packs
 
 CARD = "checkpoint.json"
 NUM_LOOKS = 20
@@ -32,7 +35,8 @@ def list_contents(state: StateDir, hashes: Hashes) -> Contents:
         before = _marks(state)
         try:
             compaction = Manifest.checked(state.trajectories)
-            files = {path: hashes.of(path) for path in (*_parts(state), *_others(state))}
+            files = {path: hashes.of(path) for path in (*_parts(state), *_others(state), *_packs(state))}
+            files = {**_not_fetched(state, files), **files}
         except FileNotFoundError:
             continue  # replaced since it was listed
         if _marks(state) == before:
@@ -75,6 +79,34 @@ def _others(state: StateDir) -> Iterator[str]:
                 yield path.relative_to(state.root).as_posix()
 
 
+def _packs(state: StateDir) -> Iterator[str]:
+    """Packs of images, and the indexes that name them."""
+    packs = open_packs(state.blobs)
+    here = packs.here()
+    for index in packs.indexes():
+        yield index.path.relative_to(state.root).as_posix()
+    yield from (_pack_path(state, packs, name) for name in sorted(here & packs.named()))
+
+
+def _not_fetched(state: StateDir, files: Collection[str]) -> dict[str, RemoteFile]:
+    """What the object store has of checkpoints and indexes that are here, and a cache has not asked for."""
+    note, base = read_note(state.root), read_base(state.root)
+    if note is None or note.role != "cache" or base is None:
+        return {}
+    packs = open_packs(state.blobs)
+    named = {_pack_path(state, packs, name) for name in packs.named()}
+    cards = {path.rpartition("/")[0] for path in files if is_card(path)}
+    return {
+        path: file
+        for path, file in base.files.items()
+        if path in named or (is_checkpoint_file(path) and "/".join(path.split("/")[:2]) in cards)
+    }
+
+
+def _pack_path(state: StateDir, packs: Packs, name: str) -> str:
+    return packs.path(name).relative_to(state.root).as_posix()
+
+
 def is_part(path: str) -> bool:
     return path.startswith("trajectories/")
 
@@ -85,6 +117,11 @@ def is_checkpoint_file(path: str) -> bool:
 
 def is_card(path: str) -> bool:
     return is_checkpoint_file(path) and path.count("/") == 2 and path.endswith(f"/{CARD}")
+
+
+def is_index(path: str) -> bool:
+    """Of packs."""
+    return path.startswith("blobs/") and path.endswith(INDEX_SUFFIX)
 
 
 def is_catalog(path: str) -> bool:

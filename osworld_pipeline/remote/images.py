@@ -1,11 +1,12 @@
-"""Images of pushed parts: uploaded before the parts that name them, each once.
+"""Images of pushed parts that are files of their own: uploaded before the parts that name them, each once. Packed ones
+go up with their packs.
 
 A journal next to the state says which are there. It is for speed alone: without it each image is looked for once more.
 """
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,20 +34,27 @@ class ImageSummary:
     """Named by rows, and neither here nor there."""
 
 
-def push_images(state: StateDir, bucket: Bucket, files: Iterable[str], *, state_id: str) -> ImageSummary:
-    """Uploads the images that the rows of these files name. Raises StoreError."""
+def push_images(
+    state: StateDir, bucket: Bucket, files: Iterable[str], packs: Set[str], *, state_id: str
+) -> ImageSummary:
+    """Uploads the images that the rows of these files name and that are in none of `packs`.
+
+    Raises:
+        FileNotFoundError: an image went into another pack meanwhile.
+        StoreError: the object store or the file system refused.
+    """
     done = ImageSummary()
     journal = _Journal(state.root / FOLDER / f"{JOURNAL}{state_id}")
     waiting: set[bytes] = set()
     for number, path in enumerate(files, start=1):
         waiting.update(_images_of(state.root / path))
         if number % FILES_AT_ONCE == 0:
-            done = _plus(done, _push(state, bucket, journal, waiting))
+            done = _plus(done, _push(state, bucket, journal, waiting, packs))
             waiting.clear()
-    return _plus(done, _push(state, bucket, journal, waiting))
+    return _plus(done, _push(state, bucket, journal, waiting, packs))
 
 
-def _push(state: StateDir, bucket: Bucket, journal: "_Journal", images: set[bytes]) -> ImageSummary:
+def _push(state: StateDir, bucket: Bucket, journal: "_Journal", images: set[bytes], packs: Set[str]) -> ImageSummary:
     done = ImageSummary()
     blobs = BlobStore(state.blobs)
     by_folder: dict[str, set[bytes]] = defaultdict(set)
@@ -54,7 +62,8 @@ def _push(state: StateDir, bucket: Bucket, journal: "_Journal", images: set[byte
         by_folder[digest.hex()[:2]].add(digest)
     with ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="push") as pool:
         for folder, digests in sorted(by_folder.items()):
-            new = sorted(digests - journal.read(folder))
+            # Not noted in the journal: a pack may go, and its image come back as a file.
+            new = sorted(one for one in digests - journal.read(folder) if not _is_packed(blobs, one.hex(), packs))
             sizes = list(pool.map(lambda digest: _upload(blobs, bucket, digest.hex()), new))
             journal.add(folder, [digest for digest, size in zip(new, sizes, strict=True) if size is not None])
             uploaded = [size for size in sizes if size]
@@ -66,14 +75,22 @@ def _push(state: StateDir, bucket: Bucket, journal: "_Journal", images: set[byte
 
 def _upload(blobs: BlobStore, bucket: Bucket, sha256: str) -> int | None:
     """Bytes sent; None where there is no such image."""
-    path = blobs.find_here(sha256)
+    path = blobs.find_file(sha256)
+    if path is None:
+        if blobs.packs.find(sha256) is not None:
+            raise FileNotFoundError(sha256)
+        return None
     try:
-        if path is None:
-            return None
         with path.open("rb") as file:
             return bucket.upload(file, f"{blobs.root.name}/{sha256[:2]}/{path.name}")
     except FileNotFoundError:
+        if blobs.packs.find(sha256) is not None:
+            raise
         return None
+
+
+def _is_packed(blobs: BlobStore, sha256: str, packs: Set[str]) -> bool:
+    return any(entry.pack in packs for entry in blobs.packs.entries(sha256))
 
 
 class _Journal:

@@ -14,13 +14,20 @@ from osworld_pipeline.durable import write_file
 from osworld_pipeline.errors import StoreError
 from osworld_pipeline.object_store import Bucket
 from osworld_pipeline.object_store.note import FOLDER
+from osworld_pipeline.trajectories.pack_files import SUFFIX as PACK_SUFFIX
 
 KEY = "remote.json"
 BASE = "base.json"
 PENDING = "pending.json"
 """What a push is about to make the manifest."""
-FORMAT = 1
-_PATH = re.compile(r"((trajectories|tables|suites|checkpoints)(/[A-Za-z0-9_][^/\\\0]*)+|osworld\.duckdb)")
+FORMAT = 2
+"""1 had no packs of images."""
+_PATH = re.compile(r"((trajectories|tables|suites|checkpoints|blobs/packs)(/[A-Za-z0-9_][^/\\\0]*)+|osworld\.duckdb)")
+
+
+def is_pack(path: str) -> bool:
+    """Of images; its index is a file like any other."""
+    return path.startswith("blobs/") and path.endswith(PACK_SUFFIX)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,9 +35,9 @@ class RemoteFile:
     sha256: str
     num_bytes: int
 
-    @property
-    def key(self) -> str:
-        return f"objects/{self.sha256[:2]}/{self.sha256}"
+    def key(self, path: str) -> str:
+        """Of the object of a file with this path: packs are found by their names, other files by their content."""
+        return path if is_pack(path) else f"objects/{self.sha256[:2]}/{self.sha256}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +56,9 @@ class RemoteManifest:
     """Objects that no path names any longer, and since when (Unix time)."""
 
     def to_bytes(self) -> bytes:
-        return orjson.dumps({"format": FORMAT, **asdict(self)}, option=orjson.OPT_SORT_KEYS)
+        # Without packs a program of before can read it.
+        number = FORMAT if any(path.startswith("blobs/") for path in self.files) else 1
+        return orjson.dumps({"format": number, **asdict(self)}, option=orjson.OPT_SORT_KEYS)
 
     @classmethod
     def from_bytes(cls, data: bytes, *, where: str) -> "RemoteManifest":

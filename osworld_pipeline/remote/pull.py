@@ -20,9 +20,10 @@ from osworld_pipeline.remote.contents import (
     is_card,
     is_catalog,
     is_checkpoint_file,
+    is_index,
     is_part,
 )
-from osworld_pipeline.remote.manifest import Hashes, RemoteManifest, read_base, read_remote, write_base
+from osworld_pipeline.remote.manifest import Hashes, RemoteManifest, is_pack, read_base, read_remote, write_base
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.trajectories.compaction import RETIRED_GRACE_S, commit_manifest, exclusive, remove_retired
 
@@ -97,6 +98,9 @@ def _pull(state: StateDir, bucket: Bucket, now: RemoteManifest, base: RemoteMani
         sizes += _download(state, bucket, now, [path for path in others if not commits_others(path)])
         commit_manifest(root, after)
         sizes += _download(state, bucket, now, [path for path in others if commits_others(path)])
+    for path in base.files if base is not None and is_cache(state) else ():
+        if is_index(path) and path not in now.files:
+            (state.root / path).unlink(missing_ok=True)
     return PullSummary(
         generation=now.generation, is_changed=True, num_downloaded=len(sizes), downloaded_bytes=sum(sizes)
     )
@@ -104,7 +108,7 @@ def _pull(state: StateDir, bucket: Bucket, now: RemoteManifest, base: RemoteMani
 
 def _is_pulled(path: str) -> bool:
     """At once; the catalog is built here, of what is here."""
-    return not is_catalog(path) and (not is_checkpoint_file(path) or is_card(path))
+    return not is_catalog(path) and not is_pack(path) and (not is_checkpoint_file(path) or is_card(path))
 
 
 def _is_here(state: StateDir, path: str, now: RemoteManifest) -> bool:
@@ -170,8 +174,9 @@ def _download(state: StateDir, bucket: Bucket, now: RemoteManifest, paths: Itera
 
     def fetch(path: str) -> int:
         file = now.files[path]
-        if not bucket.download(file.key, state.root / path, sha256=file.sha256):
-            raise StoreError(f"{bucket.url}/{file.key} is gone ({path}): push the state again from its origin")
+        key = file.key(path)
+        if not bucket.download(key, state.root / path, sha256=file.sha256):
+            raise StoreError(f"{bucket.url}/{key} is gone ({path}): push the state again from its origin")
         return file.num_bytes
 
     with ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="pull") as pool:

@@ -1,10 +1,11 @@
-"""Pushes a state folder to an object store: images, then files, then the manifest that names them."""
+"""Pushes a state folder to an object store: images, then files and packs of images, then the manifest that names
+them."""
 
 import hashlib
 import secrets
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -21,7 +22,9 @@ from osworld_pipeline.remote.manifest import (
     PENDING,
     Hashes,
     Remote,
+    RemoteFile,
     RemoteManifest,
+    is_pack,
     read_base,
     read_remote,
     write_base,
@@ -102,7 +105,8 @@ def _push(state: StateDir, bucket: Bucket, remote: Remote | None) -> PushSummary
         contents = list_contents(state, hashes)
         new = [path for path, file in contents.files.items() if before.files.get(path) != file]
         try:
-            images = push_images(state, bucket, new, state_id=before.state_id)
+            packs = {path.rpartition("/")[2] for path in contents.files if is_pack(path)}
+            images = push_images(state, bucket, new, packs, state_id=before.state_id)
             sizes = _upload(state, bucket, contents, new)
             break
         except FileNotFoundError:
@@ -152,7 +156,7 @@ def _upload(state: StateDir, bucket: Bucket, contents: Contents, paths: Iterable
             if hashlib.file_digest(file, "sha256").hexdigest() != contents.files[path].sha256:
                 raise FileNotFoundError(path)
             file.seek(0)
-            return bucket.upload(file, contents.files[path].key)
+            return bucket.upload(file, contents.files[path].key(path))
 
     with ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="push") as pool:
         return [size for size in pool.map(send, paths) if size]
@@ -160,8 +164,8 @@ def _upload(state: StateDir, bucket: Bucket, contents: Contents, paths: Iterable
 
 def _next(before: RemoteManifest, contents: Contents) -> RemoteManifest:
     now = time.time()
-    named = {file.key for file in contents.files.values()}
-    gone = {file.key for file in before.files.values()} - named
+    named = _keys(contents.files)
+    gone = _keys(before.files) - named
     retired = {key: since for key, since in before.retired_objects.items() if since > now - RETIRED_GRACE_S}
     retired = {key: since for key, since in {**dict.fromkeys(gone, now), **retired}.items() if key not in named}
     return RemoteManifest(
@@ -172,6 +176,10 @@ def _next(before: RemoteManifest, contents: Contents) -> RemoteManifest:
         compacted=contents.compaction.files,
         retired_objects=retired,
     )
+
+
+def _keys(files: Mapping[str, RemoteFile]) -> set[str]:
+    return {file.key(path) for path, file in files.items()}
 
 
 def _swap(bucket: Bucket, manifest: RemoteManifest, remote: Remote | None) -> None:
@@ -185,7 +193,7 @@ def _swap(bucket: Bucket, manifest: RemoteManifest, remote: Remote | None) -> No
 
 def _remove_retired(bucket: Bucket, before: RemoteManifest, now: RemoteManifest) -> int:
     """Those that the swap has forgotten. A kill here leaves them: nothing names them, and they only take place."""
-    named = {file.key for file in now.files.values()}
+    named = _keys(now.files)
     due = [key for key in before.retired_objects if key not in now.retired_objects and key not in named]
     bucket.remove(due)
     return len(due)

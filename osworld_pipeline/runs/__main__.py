@@ -92,8 +92,11 @@ def run_program(program: str, job: dict[str, Any], report: Report) -> int:
     if "state_root" in job and os.environ.get("RANK", "0") == "0":
         # Here, so that it imports nothing for a program that fails.
         from osworld_pipeline.trajectories.merging import merge_parts
+        from osworld_pipeline.trajectories.packing import pack_some
 
-        merge_parts(StateDir(Path(job["state_root"])).trajectories)
+        state = StateDir(Path(job["state_root"]))
+        merge_parts(state.trajectories)
+        pack_some(state)
     report({"kind": "result", "result": result})
     return 0
 

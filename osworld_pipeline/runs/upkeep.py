@@ -1,9 +1,9 @@
-"""Upkeep of a state folder beside running work: compaction of small parts, garbage collection, repair, and the check
-that no image is missing."""
+"""Upkeep of a state folder beside running work: compaction of small parts, packing of cold images, garbage collection,
+repair, and the check that no image is missing."""
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from osworld_pipeline.domain.state import StateDir
@@ -26,9 +26,12 @@ from osworld_pipeline.trajectories.garbage import (
     remove_part_files,
     stale_part_files,
     unused_images,
+    used_images,
 )
 from osworld_pipeline.trajectories.holdings import RepairSummary, rebuild_manifest
 from osworld_pipeline.trajectories.merging import LEFT_PARTS, num_small_parts
+from osworld_pipeline.trajectories.pack_garbage import collect_packs
+from osworld_pipeline.trajectories.packing import COLD_DAYS, is_packing_due, pack_cold_images, pack_some
 
 GRACE_S = 86_400.0
 """An update's screenshots are stored while it runs, its rows at its end: no update may take longer than this."""
@@ -41,16 +44,18 @@ def compact_store(
     target_bytes: int = TARGET_BYTES,
     budget_bytes: int | None = None,
     retired_grace_s: float = RETIRED_GRACE_S,
+    cold_days: float = COLD_DAYS,
     on_progress: Callable[[str, int, int], None] | None = None,
 ) -> CompactionSummary:
-    """Makes few large files of many small parts; safe beside writers and readers.
+    """Makes few large files of many small parts, and packs of images that nobody has stored for `cold_days`; safe
+    beside writers and readers. `budget_bytes`: so much is read of a table; the images have a budget of their own then.
 
     Raises:
         StoreError: the folder is a cache of an object store, other upkeep runs, or as compact_parts.
     """
     if is_cache(state):
         raise StoreError(f"{state.root} is a cache: compact where the state is made, and pull again")
-    return compact_parts(
+    done = compact_parts(
         state.trajectories,
         min_parts=min_parts,
         target_bytes=target_bytes,
@@ -58,11 +63,18 @@ def compact_store(
         retired_grace_s=retired_grace_s,
         on_progress=on_progress,
     )
+    if budget_bytes is None:
+        with exclusive(state.trajectories):
+            packed = pack_cold_images(BlobStore(state.blobs), cold_s=cold_days * 86_400)
+    else:
+        packed = pack_some(state)
+    return done if packed is None else replace(done, num_images=packed.num_images, num_packs=packed.num_packs)
 
 
 def is_compaction_due(state: StateDir) -> bool:
-    """Whether a table has small parts enough. Raises StoreError."""
-    return any(num_small_parts(state.trajectories, head) >= LEFT_PARTS for head in DETAIL_OF)
+    """Whether a table has small parts enough, or it is time to look for cold images. Raises StoreError."""
+    has_parts = any(num_small_parts(state.trajectories, head) >= LEFT_PARTS for head in DETAIL_OF)
+    return has_parts or (not is_cache(state) and is_packing_due(BlobStore(state.blobs)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +96,8 @@ def collect_garbage(
     retired_grace_s: float = RETIRED_GRACE_S,
     is_dry_run: bool = False,
 ) -> GarbageSummary:
-    """Removes the images that no row of any table names and that nobody wrote within `grace_s`, the writings of parts
+    """Removes the images that no row of any table names and that nobody wrote within `grace_s` (of packs those with
+    many such images), the writings of parts
     that were replaced more than `retired_grace_s` ago, and what killed writers left; safe beside writers and readers.
 
     Raises:
@@ -99,11 +112,14 @@ def collect_garbage(
         blobs = BlobStore(state.blobs)
         before = time.time() - grace_s
         num_images = image_bytes = 0
-        for images in unused_images(blobs, _folders(state), before=before):
+        used = used_images(_folders(state))
+        for images in unused_images(blobs, used, before=before):
             removed = len(images.paths), images.num_bytes
             if not is_dry_run:
                 removed = blobs.remove_unused(images.paths, before=before)
             num_images, image_bytes = num_images + removed[0], image_bytes + removed[1]
+        removed = collect_packs(blobs, used, before=before, is_dry_run=is_dry_run)
+        num_images, image_bytes = num_images + removed[0], image_bytes + removed[1]
     return GarbageSummary(
         num_images=num_images,
         image_bytes=image_bytes,

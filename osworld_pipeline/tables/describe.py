@@ -151,7 +151,8 @@ VIEW_DOCS: Mapping[str, Mapping[str, str]] = {
         "ancestor_id": "The checkpoint that this is, or that was made from it.",
         "group_id": "As made_from's.",
         "index": "Step of a screenshot, from 0; update of what a group trained, from 1.",
-        "path": "Of the blob or the weights below the state folder; of the raw file of a demonstration.",
+        "path": "Below the state folder, of the weights or of the image while it has a file of its own (cold ones are "
+        "in packs); of the raw file of a demonstration.",
         "line": "The line of the raw file, from 1.",
         "sha256": "Of the bytes of that line.",
         "licence": "Of a demonstration's source.",

@@ -60,6 +60,10 @@ class CompactionSummary:
     """Parts left alone because a newer program wrote them, or wrote the compacted file that they replace rows of."""
     num_removed: int = 0
     """Files deleted that an earlier compaction had retired."""
+    num_images: int = 0
+    """Images that went from files of their own into packs."""
+    num_packs: int = 0
+    """Packs written."""
 
 
 def compact_parts(

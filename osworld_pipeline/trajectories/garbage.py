@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -15,7 +16,8 @@ from osworld_pipeline.errors import StoreError
 from osworld_pipeline.part_files import COMPACTED, DETAIL_OF, SEED, Manifest, PartFile, list_names, take_snapshot
 from osworld_pipeline.trajectories.blobs import BlobStore
 from osworld_pipeline.trajectories.holdings import need_other_copies
-from osworld_pipeline.trajectories.image_sets import absent, gather
+from osworld_pipeline.trajectories.image_sets import absent, gather, gather_keys, keys_of
+from osworld_pipeline.trajectories.pack_index import image_keys
 from osworld_pipeline.trajectories.reading import compute
 
 LISTED = 8_192
@@ -45,13 +47,18 @@ def named_images(folders: Iterable[Path]) -> Iterator[tuple[Path, list[str]]]:
                 yield from ((path, names) for names in images_of(path))
 
 
-def unused_images(blobs: BlobStore, folders: Sequence[Path], *, before: float) -> Iterator[Files]:
-    """Images that no row names and that were not stored or touched since `before` (Unix time), some thousand at a time.
+def used_images(folders: Sequence[Path]) -> np.ndarray:
+    """The keys (image_sets.py) of all images that rows name. Raises StoreError."""
+    return gather(names for _, names in named_images(folders))
+
+
+def unused_images(blobs: BlobStore, used: np.ndarray, *, before: float) -> Iterator[Files]:
+    """Files of images that are not among `used` and that were not stored or touched since `before` (Unix time), some
+    thousand at a time.
 
     The rows are read first, and images listed after that: one that a row of meanwhile names was touched for it, at most
     the grace ago, so that it is not older than `before`, which lies the grace before now. Raises StoreError.
     """
-    used = gather(names for _, names in named_images(folders))
     old = ((sha256, path, state.st_size) for sha256, path, state in blobs.list() if state.st_mtime < before)
     while batch := list(islice(old, LISTED)):
         unused = [batch[place] for place in absent([sha256 for sha256, _, _ in batch], used)]
@@ -60,8 +67,7 @@ def unused_images(blobs: BlobStore, folders: Sequence[Path], *, before: float) -
 
 def missing_images(blobs: BlobStore, folders: Sequence[Path]) -> Mapping[str, Path]:
     """SHA-256 of each image that a row names and the store lacks, and a file that names it. Raises StoreError."""
-    listed = (sha256 for sha256, _, _ in blobs.list())
-    there = gather(iter(lambda: list(islice(listed, LISTED)), []))
+    there = gather_keys(_keys_there(blobs))
     found: dict[str, Path] = {}
     for path, names in named_images(folders):
         for place in absent(names, there):
@@ -71,9 +77,20 @@ def missing_images(blobs: BlobStore, folders: Sequence[Path]) -> Mapping[str, Pa
     return dict(sorted(found.items()))
 
 
+def _keys_there(blobs: BlobStore) -> Iterator[np.ndarray]:
+    """Files first: what is packed meanwhile is in an index by then."""
+    listed = (sha256 for sha256, _, _ in blobs.list())
+    yield from (keys_of(names) for names in iter(lambda: list(islice(listed, LISTED)), []))
+    here = blobs.packs.here()
+    blobs.packs.check()
+    for index in blobs.packs.indexes():
+        is_here = np.array([name in here for name in index.packs], bool)
+        yield from (image_keys(records[is_here[records["pack"]]]) for records in index.chunks())
+
+
 def _is_there(blobs: BlobStore, sha256: str) -> bool:
     try:
-        return blobs.find(sha256).is_file()
+        return blobs.size(sha256) >= 0
     except StoreError:
         return False
 

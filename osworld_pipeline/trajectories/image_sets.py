@@ -32,10 +32,15 @@ def _key(name: str) -> int:
 
 def gather(batches: Iterable[Sequence[str]]) -> np.ndarray:
     """The keys of all names, sorted, each once."""
+    return gather_keys(map(keys_of, batches))
+
+
+def gather_keys(batches: Iterable[np.ndarray]) -> np.ndarray:
+    """As `gather`, of keys."""
     whole, waiting, num_waiting = np.array([], np.uint64), list[np.ndarray](), 0
-    for names in batches:
-        waiting.append(keys_of(names))
-        num_waiting += len(names)
+    for keys in batches:
+        waiting.append(keys)
+        num_waiting += len(keys)
         if num_waiting >= _MERGED:
             whole, waiting, num_waiting = _merged(whole, waiting), [], 0
     return _merged(whole, waiting)
@@ -52,7 +57,12 @@ def _merged(whole: np.ndarray, waiting: Sequence[np.ndarray]) -> np.ndarray:
 
 def absent(names: Sequence[str], known: np.ndarray) -> Iterator[int]:
     """The places of those names that are not among `known`, which is sorted."""
-    yield from np.flatnonzero(~_is_among(keys_of(names), known)).tolist()
+    yield from np.flatnonzero(absent_keys(keys_of(names), known)).tolist()
+
+
+def absent_keys(keys: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """For each key whether it is not among `known`, which is sorted."""
+    return ~_is_among(keys, known)
 
 
 def _is_among(keys: np.ndarray, known: np.ndarray) -> np.ndarray:

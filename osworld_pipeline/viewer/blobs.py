@@ -26,10 +26,10 @@ def read_picture(root: Path, sha256: str) -> Picture:
     if not SHA256.fullmatch(sha256):
         raise NotFoundError("an image is named by its SHA-256, 64 hexadecimal digits")
     try:
-        path = BlobStore(root).find(sha256)
-        if path.stat().st_size > MAX_BYTES:
+        blobs = BlobStore(root)
+        if blobs.size(sha256) > MAX_BYTES:
             raise NotFoundError(f"image {sha256} is larger than {MAX_BYTES >> 20} MB")
-        data = path.read_bytes()
+        data = blobs.read(sha256)
     except StoreError as error:
         raise NotFoundError(str(error)) from error
     except OSError as error:

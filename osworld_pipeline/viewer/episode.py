@@ -209,7 +209,7 @@ class Episodes:
         if not SHA256.fullmatch(sha256):
             return False
         try:
-            self._blobs.find(sha256)
+            self._blobs.size(sha256)
         except StoreError:
             return False
         return True

@@ -156,7 +156,7 @@ def test_a_demonstration_without_a_turn_is_found(state: StateDir) -> None:
 
 @pytest.mark.parametrize("sha256", [digest_bytes(image_bytes(1)), digest_bytes(image_bytes(9))])
 def test_a_missing_image_of_a_demonstration_or_of_a_step_is_found(state: StateDir, sha256: str) -> None:
-    TrajectoryStore(state).blobs.find(sha256).unlink()
+    TrajectoryStore(state).blobs.find_file(sha256).unlink()
     assert sha256[:12] in offenders(ask(state, "no_blob_is_missing"))
 
 

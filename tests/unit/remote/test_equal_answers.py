@@ -3,6 +3,7 @@ DuckDB client, our command line and the viewer."""
 
 import json
 import shutil
+import zipfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.runs.upkeep import compact_store
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.views import DERIVED
+from osworld_pipeline.trajectories import BlobStore
+from osworld_pipeline.trajectories.packing import pack_cold_images
 from osworld_pipeline.viewer.app import create_app
 from osworld_pipeline.viewer.settings import ViewerSettings
 
@@ -49,29 +52,44 @@ def viewer(state: StateDir) -> dict[str, Any]:
         sha256 = pages[f"/episode/{EPISODE}"].text.split("/blob/")[1][:64]
         pages["/blob"] = client.get(f"/blob/{sha256}")
     assert {page.status_code for page in pages.values()} == {200}
-    return {name: page.content.replace(str(state.root).encode(), b"STATE") for name, page in pages.items()}
+    found = {name: page.content.replace(str(state.root).encode(), b"STATE") for name, page in pages.items()}
+    return {**found, "sha256": sha256}
 
 
+@pytest.mark.parametrize("is_packed", [False, True])
 def test_a_state_answers_alike_where_it_was_made_where_it_was_copied_and_from_a_bucket(
-    s3: S3, url: str, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+    s3: S3, url: str, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes], is_packed: bool
 ) -> None:
+    """Packed: with all images in packs since the first answer."""
     original, copy, cache = (StateDir(tmp_path / name) for name in ("original", "elsewhere/copy", "cache"))
     write_sample_store(original)
     compact_store(original, min_parts=1)
     rebuild_catalog(original)
+    answers, pages = plain_client(original), viewer(original)
+    told = command_line(capfdbinary, "query", QUESTION, "--state", str(original.root))
+    assert told
+    seen = command_line(capfdbinary, "lineage", pages["sha256"], "--state", str(original.root))
+    assert Path(seen["file"]).is_file()
+    if is_packed:
+        pack_cold_images(BlobStore(original.blobs), cold_s=-10, min_bytes=0)
+        assert list(original.blobs.glob("??/*")) == []
+        assert viewer(original) == pages
+        packed = command_line(capfdbinary, "lineage", pages["sha256"], "--state", str(original.root))
+        pack, _, name = packed.pop("file").rpartition("/")
+        with zipfile.ZipFile(pack) as whole:
+            assert whole.read(name) == pages["/blob"]
+        assert Path(seen.pop("file")).name == name
+        assert packed == seen
     shutil.copytree(original.root, copy.root)
     pushed = command_line(capfdbinary, "remote", "push", "--state", str(original.root), "--state-remote", url)
     assert (pushed["generation"], pushed["num_missing_images"]) == (1, 0)
 
-    told = command_line(capfdbinary, "query", QUESTION, "--state", str(original.root))
-    assert told
     at_copy = ("--state", str(copy.root))
     at_cache = ("--state", str(cache.root), "--state-remote", url)
     assert command_line(capfdbinary, "query", QUESTION, *at_copy) == told
     assert command_line(capfdbinary, "query", QUESTION, *at_cache) == told
 
     # From here on the original is gone.
-    answers, pages = plain_client(original), viewer(original)
     original.root.rename(tmp_path / "gone")
     for state in (copy, cache):
         assert plain_client(state) == answers

@@ -306,7 +306,7 @@ def test_only_old_images_that_no_row_names_are_removed(state: StateDir) -> None:
     store = TrajectoryStore(state)
     used, replayed, unused, fresh = (store.write_blob(name, suffix="png") for name in (b"1", b"2", b"3", b"4"))
     for sha256 in (used, replayed, unused):
-        age(store.blobs.find(sha256))
+        age(store.blobs.path(sha256, suffix="png"))
     store.write_episodes("a", [make_episode("e1", steps=(make_step(sha256=used),))])
     write_table(state, "replay_buffer", [{"row_id": "r", "images": [replayed]}])
     assert collect_garbage(state, is_dry_run=True).num_images == 1
@@ -321,7 +321,7 @@ def test_only_old_images_that_no_row_names_are_removed(state: StateDir) -> None:
 
 def test_a_file_that_cannot_be_read_stops_the_collection(state: StateDir) -> None:
     store = TrajectoryStore(state)
-    age(store.blobs.find(store.write_blob(b"1", suffix="png")))
+    age(store.blobs.path(store.write_blob(b"1", suffix="png"), suffix="png"))
     (state.trajectories / "steps" / "torn.parquet").write_bytes(b"PAR1")
     with pytest.raises(StoreError, match=r"torn.parquet is damaged .* what it refers to is unknown"):
         collect_garbage(state)
@@ -357,7 +357,7 @@ def test_an_image_written_again_is_never_collected(state: StateDir) -> None:
                 sha256 = blobs.write(image, suffix="png")
                 if blobs.read(sha256) != image:
                     lost.append(image)
-                age(blobs.find(sha256))
+                age(blobs.path(sha256, suffix="png"))
     finally:
         ended.set()
         collector.join()
