@@ -43,18 +43,18 @@ class Packs:
         """Those that count now, the smallest first. Raises StoreError where one is damaged."""
         try:
             status = os.stat(self.index_root)
+            if self._listed == (status.st_ino, status.st_mtime_ns):
+                return self._indexes
+            with self._lock:
+                for _ in range(NUM_LOOKS):
+                    self._list(status)
+                    before, status = status, os.stat(self.index_root)
+                    # Else an index may have taken the place of others between two names of the listing.
+                    if status.st_mtime_ns == before.st_mtime_ns:
+                        break
+                return self._indexes
         except FileNotFoundError:
             return ()
-        if self._listed == (status.st_ino, status.st_mtime_ns):
-            return self._indexes
-        with self._lock:
-            for _ in range(NUM_LOOKS):
-                self._list(status)
-                after = os.stat(self.index_root)
-                if after.st_mtime_ns == status.st_mtime_ns:
-                    break
-                status = after  # an index may have taken the place of others between two names of the listing
-            return self._indexes
 
     def _list(self, status: os.stat_result) -> None:
         is_settled = status.st_mtime_ns < time.time_ns() - SETTLED_NS

@@ -7,6 +7,7 @@ from pathlib import Path
 from episode_samples import make_episode
 
 from fuzz.parser import Parser, scratch_folder, text_of
+from osworld_pipeline.domain.digest import digest_bytes
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError, TableError
 from osworld_pipeline.osgym.prompts import read_prompt, without_oldest, write_prompt
@@ -14,6 +15,8 @@ from osworld_pipeline.runs.external import add_checkpoint
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.query import run_query
 from osworld_pipeline.trajectories import TrajectoryStore
+from osworld_pipeline.trajectories.pack_files import read_members
+from osworld_pipeline.trajectories.packs import Packs, write_pack
 from osworld_pipeline.viewer.settings import NotFoundError
 from osworld_pipeline.viewer.tokens import load_vocabulary
 
@@ -40,6 +43,32 @@ def _part(table: str, data: bytes) -> None:
         store = TrajectoryStore(StateDir(folder))
         for part in store.existing_parts():
             store.read_episodes(part)
+
+
+def _packed(folder: Path) -> Packs:
+    image = b"an image"
+    write_pack(folder, iter([(f"{digest_bytes(image)}.png", image, 1_600_000_000.0)]), temp_folder=folder)
+    return Packs(folder)
+
+
+@functools.cache
+def _pack_seed(suffix: str) -> bytes:
+    with scratch_folder() as folder:
+        _packed(folder)
+        (path,) = folder.rglob(f"*{suffix}")
+        return path.read_bytes()
+
+
+def _pack(suffix: str, data: bytes) -> None:
+    """A pack of images, or the index of one: no other bytes come out of it."""
+    with scratch_folder() as folder:
+        packs = _packed(folder)
+        (path,) = folder.rglob(f"*{suffix}")
+        path.write_bytes(data)
+        assert packs.read(digest_bytes(b"an image")) in (b"an image", None)
+        for name in packs.here():
+            read_members(packs.path(name))
+        packs.check()
 
 
 def _vocabulary(data: bytes) -> None:
@@ -85,6 +114,13 @@ PARSERS = [
         seeds=(_seed("episodes"),),
     ),
     Parser(name="step_part", read=lambda data: _part("steps", data), refusals=(StoreError,), seeds=(_seed("steps"),)),
+    Parser(name="pack", read=lambda data: _pack(".zip", data), refusals=(StoreError,), seeds=(_pack_seed(".zip"),)),
+    Parser(
+        name="pack_index",
+        read=lambda data: _pack(".index", data),
+        refusals=(StoreError,),
+        seeds=(_pack_seed(".index"),),
+    ),
     Parser(name="vocabulary", read=_vocabulary, refusals=(NotFoundError,), seeds=(VOCABULARY,)),
     Parser(
         name="environment_prompt",
