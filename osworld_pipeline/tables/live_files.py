@@ -14,17 +14,13 @@ _PART = r"'^([A-Za-z0-9][A-Za-z0-9._-]*)(~([0-9a-f]{16})-[0-9a-f]{6})?[.]parquet
 _LATEST = "9223372036854775807"
 
 
-def live_files_sql(table: str, folder: str, root: str, nothing: str) -> str:
+def live_files_sql(table: str, folder: str, root: str) -> str:
     """A query of `file`, `is_compacted` and `part` (NULL where it is compacted): the files of `table` that count. Of
     parts from before versions it names the heads alone; their details have other names.
 
-    `folder`, `root`: SQL for the table's folder and that of all tables. `nothing`: SQL for a file without rows that is
-    read instead; NULL but where a snapshot was taken.
+    `folder`, `root`: SQL for the table's folder and that of all tables.
     """
     head = HEAD_OF.get(table, table)
-
-    def listed(where: str) -> str:
-        return f"glob(coalesce({nothing}, {where}))"
 
     name = "parse_filename(file)"
     heads = f"{root} || '{head}'"
@@ -32,7 +28,7 @@ def live_files_sql(table: str, folder: str, root: str, nothing: str) -> str:
     lost = "concat('a file that the manifest names is gone: ', (SELECT min(name) FROM missing))"
     return f"""
 WITH manifest AS MATERIALIZED (
-    SELECT any_value(decode(content)::JSON) AS j FROM read_blob(coalesce({nothing}, {root} || '*.json'))
+    SELECT any_value(decode(content)::JSON) AS j FROM read_blob({root} || '*.json')
     WHERE ends_with(filename, '/{MANIFEST}')
 ), named AS (
     SELECT name, {_GENERATION.format(name="name")} AS generation
@@ -45,7 +41,7 @@ WITH manifest AS MATERIALIZED (
     FROM (SELECT unnest(json_keys(j->'retired')) AS name FROM manifest) LEFT JOIN dated d USING (name)
 ), compacted AS MATERIALIZED (
     SELECT file, {name} AS name, {_GENERATION.format(name=name)} AS generation
-    FROM {listed(f"{folder} || '/{COMPACTED}/*.parquet'")}
+    FROM glob({folder} || '/{COMPACTED}/*.parquet')
 ), missing AS MATERIALIZED (
     SELECT name, generation FROM named WHERE name NOT IN (SELECT name FROM compacted)
 ), state AS MATERIALIZED (
@@ -59,7 +55,7 @@ WITH manifest AS MATERIALIZED (
     SELECT name FROM retired, state WHERE generation <= latest
 ), parsed AS (
     SELECT {name} AS name, regexp_extract({name}, {_PART}, ['part', 'rest', 'version']) AS p
-    FROM {listed(f"{heads} || '/*.parquet'")}
+    FROM glob({heads} || '/*.parquet')
     WHERE regexp_matches({name}, {_PART}) AND concat('{head}/', {name}) NOT IN (FROM gone)
 ), small AS (
     SELECT name, p.part AS part, p.version AS version FROM parsed

@@ -1,5 +1,6 @@
-"""The views over the trajectory parts, as SQL that reads a snapshot's files where its variables are set, and the files
-that count by the manifest where they are not (a notebook that opens the catalog by itself).
+"""The views over the trajectory parts: SQL that reads a snapshot's files where its variables are set, and SQL that
+reads the files that count by the manifest where they are not (a notebook that opens the catalog by itself). Only the
+one that is needed is planned: it is a text, which the view chooses when a query is bound.
 
 A view holds no path: it reads the folders next to the catalog, wherever a copy or a mount of the state is. In a view,
 DuckDB tells a table function the database's place in one way: the temporary folder that it would make next to the file.
@@ -41,22 +42,22 @@ _PLACE = f"({_HERE} || 'trajectories/')"
 def create_part_views(connection: duckdb.DuckDBPyConnection, state: StateDir) -> None:
     """Views named as PART_TABLES, which any client of the catalog can read; creating them reads no part."""
     seed_tables(state)
+    # So that only the short one of the texts is planned here.
     _set_variables(connection, {name: [] for name in _VARIABLES}, state)
     for table in PART_TABLES:
-        connection.execute(f"CREATE VIEW {table} AS {_view(table, is_always_pinned=False)}")
+        connection.execute(f"CREATE VIEW {table} AS {_view(table)}")
 
 
 def create_pinned_views(connection: duckdb.DuckDBPyConnection, state: StateDir) -> None:
     """The same views for a connection of our own, pinned to the files of this moment; `pin_snapshot` moves them on.
-    They lack the branches for plain clients, which take most of the time of creating them. Raises StoreError."""
+    They have nothing to choose, which would take time in each query. Raises StoreError."""
     seed_tables(state)
     found = {head: take_snapshot(state.trajectories, head) for head in DETAIL_OF}
     pin_files(connection, state, found)
     for table in PART_TABLES:
         # No program writes such files any more: none can appear later.
         has_legacy = table in HEAD_OF and bool(found[HEAD_OF[table]].legacy)
-        view = _view(table, is_always_pinned=True, has_legacy=has_legacy)
-        connection.execute(f"CREATE VIEW {table} AS {view}")
+        connection.execute(f"CREATE VIEW {table} AS {_rows(table, _snapshot(table, has_legacy=has_legacy))}")
 
 
 def pin_snapshot(connection: duckdb.DuckDBPyConnection, state: StateDir) -> None:
@@ -128,69 +129,63 @@ _AS_READ: Mapping[tuple[str, str], str] = {
 """Columns that a view shows otherwise than the files have them."""
 
 
-def _view(table: str, *, is_always_pinned: bool, has_legacy: bool = True) -> str:
-    """What compaction made, but parts written again since, and parts of their own: of a snapshot; or else, unless
-    `is_always_pinned`, as the manifest and the folders say. Details from before versions (`has_legacy`) are those that
-    their heads name."""
-    head = HEAD_OF.get(table, table)
+def _view(table: str) -> str:
+    cases = [(f"getvariable('osworld_{table}_compacted') IS NULL", _living(table))]
+    if table in HEAD_OF:
+        # With the file without rows that each list begins with.
+        has_legacy = f"len(getvariable('osworld_{HEAD_OF[table]}_legacy')) > 1"
+        cases.append((has_legacy, _snapshot(table, has_legacy=True)))
+    choice = " ".join(f"WHEN {condition} THEN {_text(_rows(table, rows))}" for condition, rows in cases)
+    return f"FROM query(CASE {choice} ELSE {_text(_rows(table, _snapshot(table, has_legacy=False)))} END)"
+
+
+def _rows(table: str, branches: Sequence[str]) -> str:
     columns = ", ".join(
         f'CAST({_AS_READ.get((table, field.name)) or _quoted(field.name)} AS {_sql_type(field.type)}) AS "{field.name}"'
         for field in PART_TABLES[table]
     )
-    rewritten = f"SELECT unnest(coalesce(getvariable('osworld_{head}_rewritten'), []::VARCHAR[])) AS part"
-    seed = f"[{_PLACE} || '{table}/{SEED}']"
-    compacted, small = (_scan(_listed(table, kind, seed)) for kind in ("compacted", "small"))
-    branches = [f"{compacted} p ANTI JOIN ({rewritten}) USING (part)", f"{small} p"]
-    if not is_always_pinned:
-        branches.append(_living(table))
-    if head != table and has_legacy:
-        branches.append(_legacy(head, table) + ("" if is_always_pinned else f" WHERE {_counts(table)}"))
     return " UNION ALL ".join(f"SELECT {columns} FROM {branch}" for branch in branches)  # noqa: S608 - our own names
 
 
-def _living(table: str) -> str:
-    """Rows `p` of the files that count where no snapshot is pinned. These files come first in the join, so that their
-    folders are listed first."""
-    folder = f"{_PLACE} || '{table}'"
-    everything = f"[{folder} || '/*.parquet', {folder} || '/{COMPACTED}/*.parquet']"
-    nothing = _nothing(table)
-    rows = _scan(f"CASE WHEN {_is_pinned(table)} THEN [{nothing}] ELSE {everything} END", stored(table))
-    replaced = f"SELECT part FROM {_live(table)} WHERE NOT is_compacted"  # noqa: S608 - our own names
+def _snapshot(table: str, *, has_legacy: bool) -> list[str]:
+    """Rows `p` of what compaction made, but parts written again since, and of parts of their own. Details from before
+    versions (`has_legacy`) are those that their heads name."""
+    head = HEAD_OF.get(table, table)
+    rewritten = f"SELECT unnest(getvariable('osworld_{head}_rewritten')) AS part"
+    compacted, small = (_scan(f"getvariable('osworld_{table}_{kind}')") for kind in ("compacted", "small"))
+    branches = [f"{compacted} p ANTI JOIN ({rewritten}) USING (part)", f"{small} p"]
+    if has_legacy:
+        branches.append(_legacy(head, table, *(f"getvariable('osworld_{name}_legacy')" for name in (head, table))))
+    return branches
+
+
+def _living(table: str) -> list[str]:
+    """Rows `p` of the files that count by the manifest and the folders. These files come first in the join, so that
+    their folders are listed first."""
+    head, folder = HEAD_OF.get(table, table), f"{_PLACE} || '{table}'"
+    live = f"({live_files_sql(table, folder, _PLACE)})"
+    rows = _scan(f"[{folder} || '/*.parquet', {folder} || '/{COMPACTED}/*.parquet']", stored(table))
+    replaced = f"SELECT part FROM {live} WHERE NOT is_compacted"  # noqa: S608 - our own names
     counts = f"NOT (l.is_compacted AND p.part IN ({replaced}))"
-    return f"{_live(table)} l JOIN {rows} p ON p.filename = l.file WHERE {counts}"
+    branches = [f"{live} l JOIN {rows} p ON p.filename = l.file WHERE {counts}"]
+    if head != table:
+        counted = f"SELECT parse_filename(file) FROM {live}"  # noqa: S608 - our own names
+        files = (f"[{_PLACE} || '{name}/*.parquet']" for name in (head, table))
+        branches.append(f"{_legacy(head, table, *files)} WHERE parse_filename(h.filename) IN ({counted})")
+    return branches
 
 
-def _counts(table: str) -> str:
-    """Whether a head `h` from before versions counts."""
-    live = f"SELECT parse_filename(file) FROM {_live(table)}"  # noqa: S608 - our own names
-    return f"{_is_pinned(table)} OR parse_filename(h.filename) IN ({live})"
-
-
-def _live(table: str) -> str:
-    folder = f"{_PLACE} || '{table}'"
-    return f"({live_files_sql(table, folder, _PLACE, _nothing(table))})"
-
-
-def _is_pinned(table: str) -> str:
-    return f"getvariable('osworld_{table}_compacted') IS NOT NULL"
-
-
-def _nothing(table: str) -> str:
-    """The file without rows, where a snapshot is pinned."""
-    return f"list_extract(getvariable('osworld_{table}_compacted'), 1)"
-
-
-def _legacy(head: str, table: str) -> str:
-    """Rows `p` of details from before versions, and `h` of their heads."""
+def _legacy(head: str, table: str, head_files: str, detail_files: str) -> str:
+    """Rows `p` of details from before versions, and `h` of their heads, which name them."""
     key = KEY_OF[head]
     names = [stored(head).field(name) for name in (key, "part_digest")]
 
-    def old(name: str, schema: Iterable[pa.Field]) -> str:
-        scan = _scan(_listed(name, "legacy", f"[{_PLACE} || '{name}/*.parquet']"), schema)
+    def old(files: str, schema: Iterable[pa.Field]) -> str:
+        scan = _scan(files, schema)
         return f"(SELECT * FROM {scan} WHERE NOT contains(parse_filename(filename), '~'))"  # noqa: S608 - our own names
 
     return (
-        f"{old(head, names)} h JOIN {old(table, stored(table))} p"
+        f"{old(head_files, names)} h JOIN {old(detail_files, stored(table))} p"
         f" ON p.{key} = h.{key} AND p.part_digest IS NOT DISTINCT FROM h.part_digest"
     )
 
@@ -206,8 +201,8 @@ def _scan(files: str, schema: Iterable[pa.Field] | None = None) -> str:
     return f"read_parquet({files}, filename = true, schema = MAP {{{columns}}})"
 
 
-def _listed(table: str, kind: str, otherwise: str) -> str:
-    return f"coalesce(getvariable('osworld_{table}_{kind}'), {otherwise})"
+def _text(sql: str) -> str:
+    return "'" + sql.replace("'", "''") + "'"
 
 
 def _folder(state: StateDir, table: str) -> str:

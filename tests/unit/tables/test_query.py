@@ -93,7 +93,7 @@ def test_a_view_that_an_older_catalog_lacks_names_the_command_that_makes_it(stat
 
 
 SLOW = {
-    "it reads all steps (about 8): add a condition on steps.episode_id": "SELECT avg(model_s) FROM steps",
+    "it reads all steps (about 6): add a condition on steps.episode_id": "SELECT avg(model_s) FROM steps",
     "it reads the token lists of all episodes (token_ids,": "SELECT * FROM episodes WHERE purpose = 'evaluate'",
     "`made_from` has a row for each link of every checkpoint: add a WHERE on checkpoint_id": "FROM made_from",
     "nothing in its plan stands out: EXPLAIN ANALYZE": "SELECT outcome, count(*) FROM episodes GROUP BY 1",
