@@ -98,7 +98,7 @@ def attempt(act: Callable[[], object]) -> None:
     assert "remove it" in problem
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(damage)
 def test_a_damaged_pack_gives_no_other_bytes_and_one_clear_error(
     whole: Path, tmp_path_factory: pytest.TempPathFactory, damage: tuple[str, int]
@@ -122,7 +122,7 @@ def test_a_damaged_pack_gives_no_other_bytes_and_one_clear_error(
         assert right >= len(IMAGES) - 1, "one bit is of one image"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(damage)
 def test_a_damaged_index_gives_no_other_bytes_and_one_clear_error(
     whole: Path, tmp_path_factory: pytest.TempPathFactory, damage: tuple[str, int]
@@ -145,7 +145,7 @@ def in_(one: object, several: tuple[object, ...]) -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 60), max_size=12, unique=True), min_size=1, max_size=20), st.randoms())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_merged_indexes_say_what_they_said_before(
     tmp_path_factory: pytest.TempPathFactory, contents: list[list[int]], draw: random.Random
 ) -> None:
