@@ -1,6 +1,7 @@
 """Evaluations: every checkpoint on every suite that is asked for, one partition each; then a leaderboard, the champion,
 and a report people can read."""
 
+from dataclasses import asdict
 from typing import Any
 
 import dagster as dg
@@ -77,7 +78,7 @@ def evaluations(
             # A milestone, or what was made elsewhere, has no run of its own that told MLflow of it.
             where = checkpoint.path if is_address(checkpoint.path) else folder.root / checkpoint.path
             run.log_checkpoint(checkpoint, folder=where)
-            run.log_evaluation(checkpoint_id, _figures(_score(folder, plan, settings)))
+            run.log_evaluation(checkpoint_id, mlflow_figures(_score(folder, plan, settings)))
     rebuild_catalog(folder)
     push_after(folder, state.remote, context.log.warning)
     return evaluation_result(_score(folder, plan, settings), plan, mlflow_url=tracking.url_of(folder, plan.stage_key))
@@ -124,6 +125,7 @@ def evaluation_result(
             "strict success": score.strict.value,
             "episodes": score.n,
             "faults": score.num_faults,
+            **_parity_metadata(score),
             "stage_key": plan.stage_key,
             "suite digest": plan.suite_digest,
             **({"mlflow": dg.MetadataValue.url(mlflow_url)} if mlflow_url else {}),
@@ -205,7 +207,14 @@ def _score(state: StateDir, plan: EvaluationPlan, recipe: Recipe) -> CheckpointS
     return score
 
 
-def _figures(score: CheckpointScore) -> dict[str, float]:
+def _parity_metadata(score: CheckpointScore) -> dict[str, float]:
+    if score.parity is None:
+        return {}
+    return {"parity mean difference": score.parity.mean_diff, "parity largest difference": score.parity.max_diff}
+
+
+def mlflow_figures(score: CheckpointScore) -> dict[str, float]:
+    parity = {} if score.parity is None else {f"eval/parity_{name}": v for name, v in asdict(score.parity).items()}
     return {
         "eval/success_rate": score.success_rate,
         "eval/strict_success_rate": score.strict.value,
@@ -214,6 +223,7 @@ def _figures(score: CheckpointScore) -> dict[str, float]:
         "eval/num_episodes": float(score.n),
         "eval/num_faults": float(score.num_faults),
         "eval/mean_turns": score.mean_turns,
+        **parity,
     }
 
 

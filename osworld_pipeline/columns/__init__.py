@@ -25,7 +25,7 @@ __all__ = [
     "is_newer", "marked", "stored", "unit_of",
 ]  # fmt: skip
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 """In the key-value metadata of every Parquet file we write; one more when a column is added or widened. Columns are
 never renamed, removed or narrowed. A file of an older version reads with NULL for what it lacks; a file of a newer one
 reads without the columns we do not know, and is never rewritten (compacted) by us."""

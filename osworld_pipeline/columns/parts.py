@@ -129,6 +129,20 @@ EPISODES = pa.schema(
         column("mean_logprob", FLOAT, "Mean of sampled_logprobs over the sampled tokens; NULL without any.", NATS),
         column("started_utc", TIME, "started_at as a timestamp.", UTC),
         column("ended_utc", TIME, "When its desktop was given back.", UTC),
+        column(
+            "parity_num_tokens",
+            INT64,
+            "Of the parity probe of its engine, before the first episode of its session; NULL: not probed, by rollout "
+            "actors on sglang servers (`updates` has it), or before version 8.",
+            TOKENS,
+        ),
+        column(
+            "parity_mean_diff",
+            FLOAT,
+            "Mean difference of the log-probabilities of those tokens between engine and checkpoint.",
+            NATS,
+        ),
+        column("parity_max_diff", FLOAT, "The largest of these differences.", NATS),
     ]
 )
 

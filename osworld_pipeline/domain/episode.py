@@ -134,6 +134,17 @@ class TokenSequence:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Parity:
+    """What the parity probe of a policy engine found: how far the log-probabilities that it reports of fixed
+    conversations are from those of the checkpoint."""
+
+    num_tokens: int
+    mean_diff: float
+    """|engine - checkpoint| of a sampled token's log-probability, in nats."""
+    max_diff: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Episode:
     episode_id: str
     """Deterministic (stage, update, group, sample, attempt), so that a rerun replaces and never duplicates."""
@@ -176,6 +187,8 @@ class Episode:
     milestone after so many updates, whether or not one was kept. Empty where no turn was sampled."""
     weights_update: int | None = None
     """Updates of the stage behind them; None outside training."""
+    parity: Parity | None = None
+    """Of its engine, probed before the first episode of its session; None where it was not."""
     replica_id: str = ""
     provider: str = ""
     image_digest: str = ""

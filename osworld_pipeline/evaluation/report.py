@@ -23,6 +23,7 @@ from osworld_pipeline.evaluation.scores import (
     CheckpointScore,
     EvalRow,
     not_ranked_together,
+    parity_of,
     read_evals,
     score_checkpoints,
     successes_by_task,
@@ -190,7 +191,16 @@ def settings_facts(rows: Sequence[EvalRow]) -> dict[str, str]:
         "Provider": _distinct(row.provider for row in rows if row.is_valid),
         "Desktop image": _distinct(row.image_digest for row in rows if row.is_valid),
         "Grader version": _distinct(row.grader_version for row in rows if row.is_valid),
+        "Parity probe": _parity_words(rows),
     }
+
+
+def _parity_words(rows: Sequence[EvalRow]) -> str:
+    parity = parity_of(rows)
+    if parity is None:
+        return "not recorded"
+    diffs = f"{parity.mean_diff:.2g} on average, {parity.max_diff:.2g} at most ({parity.num_tokens} tokens)"
+    return f"log-probabilities of engine and checkpoint differ by {diffs}"
 
 
 def fault_examples(rows: Sequence[EvalRow]) -> list[EvalRow]:

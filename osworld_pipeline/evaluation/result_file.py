@@ -49,6 +49,7 @@ def result_document(
         "num_run": score.strict.n,
         "strict_success_rate": score.strict.value,
         "outcomes": dict(score.outcomes),
+        "parity": None if score.parity is None else asdict(score.parity),
     }
 
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from osworld_pipeline.domain.checkpoint import Stage
-from osworld_pipeline.domain.episode import Outcome
+from osworld_pipeline.domain.episode import Outcome, Parity
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.evaluation.intervals import Rate, rate_over_tasks
 from osworld_pipeline.tables.catalog import fresh_views
@@ -62,6 +62,17 @@ class EvalRow:
     model_s: float | None = None
     step_s: float | None = None
     evaluate_s: float | None = None
+    parity_num_tokens: int | None = None
+    """Of the parity probe of its engine; None where that was not probed, as for the next two."""
+    parity_mean_diff: float | None = None
+    parity_max_diff: float | None = None
+
+    @property
+    def parity(self) -> Parity | None:
+        num_tokens, mean_diff, max_diff = self.parity_num_tokens, self.parity_mean_diff, self.parity_max_diff
+        if num_tokens is None or mean_diff is None or max_diff is None:
+            return None
+        return Parity(num_tokens=num_tokens, mean_diff=mean_diff, max_diff=max_diff)
 
     @property
     def task(self) -> str:
@@ -117,6 +128,8 @@ class CheckpointScore:
     """Of the graders' raw words, over valid episodes; NaN without one. What OSWorld's own script prints."""
     mean_shaped_reward: float
     mean_turns: float
+    parity: Parity | None = None
+    """Of the probes before its episodes; None where no engine was probed."""
 
     @property
     def is_mixed(self) -> bool:
@@ -189,6 +202,7 @@ def summarise(rows: Sequence[EvalRow], *, confidence: float = 0.95, num_planned:
         mean_reward=_mean(row.reward for row in valid if row.reward is not None),
         mean_shaped_reward=_mean(row.shaped_reward for row in valid if row.shaped_reward is not None),
         mean_turns=_mean(row.turns for row in valid),
+        parity=parity_of(rows),
     )
 
 
@@ -211,6 +225,20 @@ def not_ranked_together(scores: Iterable[CheckpointScore]) -> list[str]:
     if len(keys) > 1:
         sentences.append(f"not ranked together: other settings (evaluations {', '.join(sorted(keys))})")
     return sentences
+
+
+def parity_of(rows: Iterable[EvalRow]) -> Parity | None:
+    """Over the probes of all engines that played these episodes; a session has one probe and many episodes. None
+    without one."""
+    probes = {row.parity for row in rows if row.parity is not None}
+    if not probes:
+        return None
+    num_tokens = sum(probe.num_tokens for probe in probes)
+    return Parity(
+        num_tokens=num_tokens,
+        mean_diff=math.fsum(probe.mean_diff * probe.num_tokens for probe in probes) / num_tokens,
+        max_diff=max(probe.max_diff for probe in probes),
+    )
 
 
 def successes_by_task(rows: Iterable[EvalRow], *, strict: bool = False) -> dict[str, list[bool]]:

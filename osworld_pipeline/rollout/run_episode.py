@@ -10,7 +10,15 @@ from typing import TypeVar
 from osworld_pipeline.agent.dialects import load_dialect
 from osworld_pipeline.agent.renderer import Renderer
 from osworld_pipeline.domain.checkpoint import milestone_id
-from osworld_pipeline.domain.episode import ContextMode, Episode, EpisodePurpose, Outcome, Reward, SamplingParams
+from osworld_pipeline.domain.episode import (
+    ContextMode,
+    Episode,
+    EpisodePurpose,
+    Outcome,
+    Parity,
+    Reward,
+    SamplingParams,
+)
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.errors import (
     EngineError,
@@ -83,6 +91,8 @@ class EpisodeTools:
     renderer: Renderer | None
     """None where the engine deals in words."""
     sink: EpisodeSink
+    parity: Parity | None = None
+    """Of the engine; for the record."""
 
 
 RunEpisode = Callable[[Task, EpisodePlan], Awaitable[Episode]]
@@ -252,6 +262,7 @@ def _record(
         context_mode=ContextMode(settings.agent.context_mode),
         sequences=attempt.context.sequences,
         image_num_tokens=_image_tokens(attempt, tools),
+        parity=tools.parity,
         stage_key=plan.stage_key,
         update=plan.update,
         max_turns=settings.max_turns,

@@ -10,6 +10,7 @@ from typing import Any
 
 from osworld_pipeline.agent.parity_cases import ParitySample, parity_cases
 from osworld_pipeline.agent.renderer import Renderer
+from osworld_pipeline.domain.episode import Parity
 from osworld_pipeline.errors import EngineError
 from osworld_pipeline.protocols import PolicyEngine
 from osworld_pipeline.recipes import Recipe
@@ -22,11 +23,7 @@ LoadReference = Callable[[str | None], Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ParityReport:
-    num_tokens: int
-    mean_diff: float
-    """|engine - reference| of a sampled token's log-probability."""
-    max_diff: float
+class ParityReport(Parity):
     seconds: float
 
     def metrics(self) -> dict[str, float]:
@@ -56,7 +53,7 @@ async def probe_parity(
         name: await ask_cases(generate, engine.forget, cases, renderer, max_context_tokens=max_tokens)
         for name, generate in generators.items()
     }
-    verdicts = await asyncio.to_thread(_judge_all, sampled, load_reference, renderer)
+    verdicts = await asyncio.to_thread(judge_all, sampled, load_reference, renderer)
     for name, verdict in verdicts.items():
         if verdict.finding is not None:
             raise EngineError(refusal(name, verdict))
@@ -69,10 +66,10 @@ async def probe_parity(
     )
 
 
-def _judge_all(
+def judge_all(
     sampled: Mapping[str, Sequence[ParitySample]], load_reference: LoadReference, renderer: Renderer
 ) -> dict[str, Verdict]:
-    """Where an accelerator has no room for the model beside what else is there, on the CPU."""
+    """By name. Where an accelerator has no room for the model beside what else is there, on the CPU."""
     import torch
 
     from osworld_pipeline.training.parity_reference import ParityReference
@@ -90,8 +87,8 @@ def _judge_all(
             torch.cuda.empty_cache()
 
 
-def refusal(name: str, verdict: Verdict) -> str:
-    """The sentence that an engine is refused with."""
+def refusal(name: str, verdict: Verdict, *, against: str = "the checkpoint") -> str:
+    """The sentence that an engine is refused with. `against`: what it was compared with."""
     finding = verdict.finding
     assert finding is not None, "an engine without a finding is not refused"
     fit = (
@@ -101,7 +98,7 @@ def refusal(name: str, verdict: Verdict) -> str:
     )
     return (
         f"{name} fails the parity probe: it {finding.name}. In the case '{finding.case}' the log-probabilities that it "
-        f"reports differ from those of the checkpoint by {finding.mean_diff:.2g} a token on average (at most "
-        f"{finding.max_diff:.2g}), where up to {verdict.tolerance.limit:g} can be rounding; {fit}. To go on, "
+        f"reports differ from those of {against} by {finding.mean_diff:.2g} a token on average (at most "
+        f"{finding.max_diff:.2g}), where up to {verdict.tolerance.limit:.2g} can be rounding; {fit}. To go on, "
         f"{finding.advice}; engine.parity_probe = false leaves the probe out"
     )

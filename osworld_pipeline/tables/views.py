@@ -83,6 +83,7 @@ SELECT
         AS response_tokens,
     e.times_s['total'] AS wall_s, e.times_s['reset'] AS reset_s, e.times_s['model'] AS model_s,
     e.times_s['step'] AS step_s, e.times_s['evaluate'] AS evaluate_s,
+    e.parity_num_tokens, e.parity_mean_diff, e.parity_max_diff,
     e.desktops
 FROM played e
 LEFT JOIN ({NAMED_TASKS}) t ON t.task_id = e.task_id AND (t.is_only OR t.domain = e.domain)

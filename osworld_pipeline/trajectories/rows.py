@@ -13,6 +13,7 @@ from osworld_pipeline.domain.episode import (
     Episode,
     EpisodePurpose,
     Outcome,
+    Parity,
     Reward,
     SamplingParams,
     Step,
@@ -131,6 +132,7 @@ def episode_row(episode: Episode) -> Row:
         "started_utc": utc_time(episode.started_at),
         "ended_utc": utc_time(episode.started_at + total_s) if episode.started_at and total_s is not None else None,
         **_token_counts(episode),
+        **_parity_columns(episode.parity),
     }
     return _clean(row | _sequence_columns(episode.sequences))
 
@@ -152,6 +154,22 @@ def _token_counts(episode: Episode) -> Row:
         "num_images": sum(len(sequence.image_steps) for sequence in sequences) if sequences else None,
         "mean_logprob": math.fsum(logprobs) / len(logprobs) if logprobs else None,
     }
+
+
+def _parity_columns(parity: Parity | None) -> Row:
+    return {
+        "parity_num_tokens": parity.num_tokens if parity else None,
+        "parity_mean_diff": parity.mean_diff if parity else None,
+        "parity_max_diff": parity.max_diff if parity else None,
+    }
+
+
+def _parity_from(row: Mapping[str, Any]) -> Parity | None:
+    if row["parity_num_tokens"] is None:
+        return None
+    return Parity(
+        num_tokens=row["parity_num_tokens"], mean_diff=row["parity_mean_diff"], max_diff=row["parity_max_diff"]
+    )
 
 
 def step_rows(episode: Episode) -> list[Row]:
@@ -293,6 +311,7 @@ def episode_from(row: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> 
         earlier_faults=tuple(row["earlier_faults"] or ()),
         sequences=_sequences_from(row, played),
         image_num_tokens=row["image_tokens"],
+        parity=_parity_from(row),
         times_s=dict(row["times_s"]),
         run_ids=dict(row["run_ids"]),
     )

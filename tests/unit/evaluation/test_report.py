@@ -12,7 +12,7 @@ from page_reader import read_page
 from PIL import Image
 
 from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
-from osworld_pipeline.domain.episode import EpisodePurpose, Outcome, Reward
+from osworld_pipeline.domain.episode import EpisodePurpose, Outcome, Parity, Reward
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.evaluation.curves import HEIGHT, LEFT, MARGIN_Y, RIGHT, WIDTH, MetricPoint, draw_curves
 from osworld_pipeline.evaluation.filmstrips import THUMBNAIL_WIDTH, thumbnail
@@ -65,7 +65,7 @@ def play(state: StateDir, *, response: str = "Action: go") -> None:
         lost = make_step(1, sha256="0" * 64)
         store.write_episodes(f"eval-{name}", [
             make_episode(f"{name}-0", checkpoint_id=name, steps=(good, lost), grader_version="g-7",
-                         image_digest="img-9"),
+                         image_digest="img-9", parity=Parity(num_tokens=56, mean_diff=2e-7, max_diff=1e-6)),
             make_episode(f"{name}-1", checkpoint_id=name, task_id="s-click-0001", outcome=Outcome.FAILURE,
                          reward=Reward(task=0.0), steps=(good,)),
             make_episode(f"{name}-2", checkpoint_id=name, task_id="s-click-0002", outcome=Outcome.ENV_FAULT,
@@ -102,6 +102,7 @@ def test_the_report_says_what_its_numbers_depend_on(state: StateDir) -> None:
         "demo",
         "env_fault",
         "KL to the",
+        "differ by 2e-07 on average, 1e-06 at most (56 tokens)",
     ):
         assert expected in text
     assert "Rollout task reward" in text

@@ -16,8 +16,8 @@ SPEC_OF_A_RESULT = {"task_id", "seed", "success", "turns", "process_signals"}
 ENDINGS = {"s": Outcome.SUCCESS, "f": Outcome.FAILURE, "e": Outcome.ENV_FAULT}
 
 
-def document(played: dict[str, str]) -> dict:
-    """Of tasks, each with a letter a seed."""
+def document(played: dict[str, str], **changes) -> dict:
+    """Of tasks, each with a letter a seed. `changes`: of the scored rows."""
     config = {"instruction": "Do it.", "evaluator": {"func": "infeasible"}}
     suite = EvalSuite(name="mine", tasks=tuple(Task.from_config({"id": name, **config}) for name in played), digest="d")
     episodes = [
@@ -32,7 +32,7 @@ def document(played: dict[str, str]) -> dict:
         for name, letters in reversed(played.items())
         for seed, letter in enumerate(letters)
     ]
-    score = summarise(eval_rows(played))
+    score = summarise(eval_rows(played, **changes))
     return result_document("c", suite, episodes, score, max_turns=12, seeds=(0, 1), settings={"temperature": 0.0})
 
 
@@ -61,3 +61,9 @@ def test_evaluation_without_a_graded_episode_has_no_rate() -> None:
     written = document({"a": "ee"})
     assert (written["success_rate"], written["interval"]) == (None, None)
     assert json.loads(json.dumps(written, allow_nan=False))["num_faults"] == 2
+
+
+def test_what_the_parity_probe_found_is_told_where_there_was_one() -> None:
+    probed = {"parity_num_tokens": 56, "parity_mean_diff": 2e-7, "parity_max_diff": 1e-6}
+    assert document({"a": "s"}, **probed)["parity"] == {"num_tokens": 56, "mean_diff": 2e-7, "max_diff": 1e-6}
+    assert document({"a": "s"})["parity"] is None

@@ -5,7 +5,7 @@ import math
 import pytest
 from eval_samples import eval_row, eval_rows
 
-from osworld_pipeline.domain.episode import Outcome
+from osworld_pipeline.domain.episode import Outcome, Parity
 from osworld_pipeline.evaluation.intervals import IntervalMethod, wilson_interval
 from osworld_pipeline.evaluation.scores import rates_by_seed, score_checkpoints, successes_by_task, summarise
 
@@ -79,3 +79,15 @@ def test_rates_by_seed_are_over_the_tasks_that_every_seed_ended_validly() -> Non
 def test_without_a_task_that_every_seed_ended_validly_there_are_no_rates() -> None:
     assert rates_by_seed(eval_rows(["se", "es"])) == []
     assert rates_by_seed([]) == []
+
+
+def test_the_probes_of_an_evaluation_count_once_each_however_many_episodes_followed() -> None:
+    first = {"parity_num_tokens": 56, "parity_mean_diff": 1e-6, "parity_max_diff": 5e-6}
+    resumed = {"parity_num_tokens": 112, "parity_mean_diff": 4e-6, "parity_max_diff": 7e-6}
+    rows = [*eval_rows({"a": "sss"}, **first), *eval_rows({"b": "s"}, **resumed), *eval_rows({"c": "e"})]
+    parity = summarise(rows).parity
+    assert parity is not None
+    assert (parity.num_tokens, parity.max_diff) == (168, 7e-6)
+    assert parity.mean_diff == pytest.approx(3e-6)
+    assert summarise(eval_rows({"a": "s"}, **first)).parity == Parity(num_tokens=56, mean_diff=1e-6, max_diff=5e-6)
+    assert summarise(eval_rows({"a": "s"})).parity is None

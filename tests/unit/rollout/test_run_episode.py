@@ -10,7 +10,7 @@ import pytest
 from osworld_pipeline.agent.dialects import load_dialect
 from osworld_pipeline.agent.model_inputs import build_model_inputs
 from osworld_pipeline.agent.renderer import Renderer
-from osworld_pipeline.domain.episode import Outcome, Reward
+from osworld_pipeline.domain.episode import Outcome, Parity, Reward
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.errors import (
     ActionParseError,
@@ -50,6 +50,15 @@ async def test_a_policy_that_solves_the_task_succeeds(
     assert episode.max_turns == 3
     assert set(episode.times_s) == {"reset", "model", "step", "evaluate", "total"}
     assert [step.policy_version for step in episode.steps] == [3, 3]
+    assert episode.parity is None
+
+
+async def test_an_episode_has_what_the_probe_of_its_engine_found(
+    task: Task, plan: EpisodePlan, settings: EpisodeSettings, make_tools: Tools, fake_desktop: Any
+) -> None:
+    parity = Parity(num_tokens=56, mean_diff=2e-7, max_diff=1e-6)
+    tools = replace(make_tools([fake_desktop()], [DONE]), parity=parity)
+    assert (await run_episode(task, plan, tools=tools, settings=settings)).parity == parity
 
 
 @pytest.mark.parametrize(

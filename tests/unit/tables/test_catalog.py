@@ -19,7 +19,7 @@ from episode_samples import make_episode, make_step
 
 from osworld_pipeline.columns import EPISODES, OWNED_TABLES, PART_TABLES
 from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
-from osworld_pipeline.domain.episode import EpisodePurpose, Outcome, Reward
+from osworld_pipeline.domain.episode import EpisodePurpose, Outcome, Parity, Reward
 from osworld_pipeline.domain.group import RolloutGroup
 from osworld_pipeline.domain.replay import Injection, TrainedRow
 from osworld_pipeline.domain.state import StateDir
@@ -27,7 +27,7 @@ from osworld_pipeline.domain.task import BUILT_IN_SUITES
 from osworld_pipeline.durable import write_parquet
 from osworld_pipeline.errors import TableError
 from osworld_pipeline.evaluation.evaluation_names import read_evaluation_names
-from osworld_pipeline.evaluation.scores import read_evals, successes_by_task
+from osworld_pipeline.evaluation.scores import read_evals, read_scores, successes_by_task
 from osworld_pipeline.evaluation.suites import SUITES
 from osworld_pipeline.tables.builds import new_build
 from osworld_pipeline.tables.catalog import fresh_views, one_snapshot, rebuild_catalog
@@ -94,6 +94,7 @@ NEW_IN_7 = (
     "advantage", "prompt_tokens", "response_tokens", "image_tokens", "num_images", "mean_logprob", "started_utc",
     "ended_utc",
 )  # fmt: skip
+NEW_IN_8 = ("parity_num_tokens", "parity_mean_diff", "parity_max_diff")
 
 
 def test_a_state_of_version_6_opens_with_null_for_what_it_lacks_and_counts_updates_from_1(state: StateDir) -> None:
@@ -103,7 +104,7 @@ def test_a_state_of_version_6_opens_with_null_for_what_it_lacks_and_counts_updat
     )
     TrajectoryStore(state).write_episodes("a", [episode])
     (path,) = (path for path in (state.trajectories / "episodes").iterdir() if path.name.startswith("a~"))
-    write_parquet(path, pq.read_table(path).drop_columns(list(NEW_IN_7)))
+    write_parquet(path, pq.read_table(path).drop_columns([*NEW_IN_7, *NEW_IN_8]))
     upsert_checkpoint(state, checkpoint("gspo_phase1-0", Stage.GSPO_PHASE1, "sft-0"))
     path = table_path(state, "checkpoints")
     write_parquet(path, pq.read_table(path).drop_columns(["saved_utc"]))
@@ -117,6 +118,23 @@ def test_a_state_of_version_6_opens_with_null_for_what_it_lacks_and_counts_updat
     assert run_query(state, "FROM updates").rows == run_query(state, "FROM stage_attempts").rows == []
     stages = run_query(state, "SELECT stage_key, status, num_updates, num_attempts, started_utc FROM stages").rows
     assert stages == [("gspo_phase1-0", "finished", 6, None, None)]
+
+
+def test_evals_have_what_the_parity_probe_found_and_a_state_of_version_7_opens_without(state: StateDir) -> None:
+    probed = Parity(num_tokens=56, mean_diff=2e-7, max_diff=1e-6)
+    store, key = TrajectoryStore(state), "eval-sft-000000000001-k"
+    store.write_episodes("a", [make_episode("e1", stage_key=key, parity=probed)])
+    store.write_episodes("b", [make_episode("e2", stage_key=key, seed=1)])
+    store.write_episodes("old", [make_episode("e3", stage_key=key, seed=2, parity=probed)])
+    (path,) = (path for path in (state.trajectories / "episodes").iterdir() if path.name.startswith("old~"))
+    write_parquet(path, pq.read_table(path).drop_columns(list(NEW_IN_8)))
+    rebuild_catalog(state)
+    rows = run_query(state, f"SELECT {', '.join(NEW_IN_8)} FROM evals ORDER BY episode_id").rows
+    assert rows == [(56, 2e-7, 1e-6), (None, None, None), (None, None, None)]
+    assert [store.read_episodes(part)[0].parity for part in ("a", "b", "old")] == [probed, None, None]
+    assert [row.parity for row in read_evals(state)] == [probed, None, None]
+    (score,) = read_scores(state)
+    assert score.parity == probed
 
 
 def test_an_episode_outside_training_has_no_update(state: StateDir) -> None:
