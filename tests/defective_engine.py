@@ -87,6 +87,13 @@ class DefectiveEngine:
             logprobs=tuple(logprobs),
         )
 
+    @torch.no_grad()
+    def score(self, request: GenerateRequest, token_id: int) -> float:
+        """What it would report had it sampled this token first."""
+        seen = () if self.defect == "blind" else tuple(self._features(one) for one in self._shown(request.images))
+        logits_V = self._next_logits(request, (), seen)
+        return float(self._reported(logits_V, request.sampling.temperature)[token_id])
+
     def _reported(self, logits_V: torch.Tensor, temperature: float) -> torch.Tensor:
         factor = {"raw logits": 1 / temperature, "another temperature": 0.7}.get(self.defect, 1.0)
         return self._logprobs(logits_V, temperature * factor, is_banned=self.defect != "nothing banned")

@@ -122,7 +122,8 @@ class EngineSection(Section):
     """How long servers may take to answer at the start."""
     parity_probe: bool = True
     """Whether an engine's log-probabilities are compared with the checkpoint's on a few fixed conversations before the
-    first episode. `openai` has none to compare."""
+    first episode, and those of an sglang server that joins later before its first response is used. `openai` has none
+    to compare."""
 
 
 class RewardSection(Section):

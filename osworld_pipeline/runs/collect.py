@@ -86,7 +86,12 @@ async def _collect(
     servers = EnvServers.from_job(job["servers"])
     policy = await _policy(plan, recipe, state, job["checkpoint"])
     async with rollout_session(
-        **policy, state=state, servers=servers, purpose=plan.stage_key, engine_token=job.get("engine_token")
+        **policy,
+        state=state,
+        servers=servers,
+        purpose=plan.stage_key,
+        engine_token=job.get("engine_token"),
+        report=report,
     ) as session:
         settings = episode_settings(recipe, max_turns=recipe.agent.max_turns)
         run_one = in_turn(episode_runner(session.tools, settings), num_slots(recipe, servers))

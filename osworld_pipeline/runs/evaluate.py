@@ -89,6 +89,7 @@ async def _evaluate(entry: Mapping[str, Any], evaluation: _Evaluation, launched:
             folder=folder,
             processor=None if folder is None else await asyncio.to_thread(load_processor, folder),
             engine_token=evaluation.engine_token,
+            report=evaluation.report,
         ) as session:
             again = await on_other_grounds(finished, session, evaluation.report)
             episodes[:] = [episode for part, episode in finished.items() if part not in again]

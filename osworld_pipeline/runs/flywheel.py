@@ -163,6 +163,7 @@ async def _roll_out(job: RoundJob, trainer: "SftTrainer", report: Report) -> tup
             model=trainer.model if _samples_in_place(recipe, trainer) else None,
             processor=trainer.processor,
             engine_token=job.engine_token,
+            report=report,
         ) as session:
             if session.engine.takes_turns:
                 raise EngineError(

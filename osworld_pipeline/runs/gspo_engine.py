@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from osworld_pipeline.agent.model_inputs import PixelCache
 from osworld_pipeline.agent.renderer import Renderer
@@ -50,9 +50,15 @@ class PhaseRollouts:
 
 @asynccontextmanager
 async def open_rollouts(
-    job: GspoJob, trainer: "GspoTrainer", thread: ThreadPoolExecutor, point: ResumePoint, cache: PixelCache
+    job: GspoJob,
+    trainer: "GspoTrainer",
+    thread: ThreadPoolExecutor,
+    point: ResumePoint,
+    cache: PixelCache,
+    report: Callable[[dict[str, Any]], None],
 ) -> AsyncIterator[PhaseRollouts]:
-    """Episodes with the weights of `point`, until the block ends. `thread`: where the trainer may be called.
+    """Episodes with the weights of `point`, until the block ends. `thread`: where the trainer may be called. `report`:
+    gets warnings.
 
     Raises:
         EnvServerError: an env server does not answer; names it.
@@ -74,6 +80,7 @@ async def open_rollouts(
         cache=cache,
         adapters=job.recipe.trainer.lora,
         engine_token=job.engine_token,
+        report=report,
     ) as session:
         settings = episode_settings(job.recipe, max_turns=job.recipe.agent.max_turns)
         if session.engine.takes_turns or session.renderer is None:

@@ -45,6 +45,10 @@ HALF_PRECISION = Tolerance(rounding=5e-3, limit=0.1)
 """bfloat16 and float16."""
 
 
+def tolerance_of(dtype: str) -> Tolerance:
+    return TOLERANCES.get(dtype, HALF_PRECISION)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Finding:
     """Why an engine is refused."""
@@ -100,7 +104,7 @@ class _Comparison:
         self._reference = reference
         self._logits = [reference.logits(sample) for sample in samples]
         self._reported = [np.asarray(sample.result.logprobs) for sample in samples]
-        self.tolerance = TOLERANCES.get(str(reference.dtype).removeprefix("torch."), HALF_PRECISION)
+        self.tolerance = tolerance_of(str(reference.dtype).removeprefix("torch."))
         self.diffs = self._diffs_under(lambda _: 1.0, with_banned=False)
         self._means = [float(diffs.mean()) for diffs in self.diffs]
 

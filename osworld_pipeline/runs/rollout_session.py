@@ -1,5 +1,6 @@
 """What a program needs to run episodes: the policy engine its recipe names, connections to env servers, the store."""
 
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -24,8 +25,11 @@ from osworld_pipeline.rollout.utilisation import BusyMeter, MeteredEngine, Utili
 from osworld_pipeline.runs.embedded_server import EnvServers
 from osworld_pipeline.runs.env_servers import open_env_client
 from osworld_pipeline.runs.grounds import Grounds, grounds_of_servers
+from osworld_pipeline.runs.parity_newcomer import newcomer_check
 from osworld_pipeline.runs.parity_probe import ParityReport, probe_parity
 from osworld_pipeline.trajectories.store import TrajectoryStore
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +64,7 @@ async def rollout_session(
     engine: PolicyEngine | None = None,
     run: str | None = None,
     is_probed: bool = False,
+    report: Callable[[dict[str, Any]], None] | None = None,
 ) -> AsyncIterator[RolloutSession]:
     """Opens the session and checks that the engine and every env server answer, and that the engine samples from the
     weights that it was given. Policy servers that the recipe launches (`engine.launch`) run until the session ends.
@@ -67,8 +72,8 @@ async def rollout_session(
     `folder`: a checkpoint, which the engine loads; or `model`, which an engine in this process samples from as it is.
     An engine of words needs neither, nor a processor. `adapters`: whose factors the engine will be given, where a
     trainer trains them. `engine`: one to take instead of the recipe's. `purpose`: see `open_env_client`. `run`: what
-    sessions have in common that go from weights to weights together; None for `purpose`. `is_probed`: the engine's
-    servers have passed the parity probe with these weights already.
+    sessions have in common that go from weights to weights together; None for `purpose`. `is_probed`: this run has
+    probed the engine's servers already. `report`: gets warnings about servers that join later; None logs them.
 
     Raises:
         EnvServerError, EngineError: one does not answer, or an engine fails the parity probe; names it.
@@ -88,13 +93,14 @@ async def rollout_session(
         await engine.health()
         if recipe.engine.kind == "sglang" and folder is not None:
             await engine.load_weights(folder, policy_version=policy_version)
-        parity = None if is_probed else await _probe(recipe, engine, renderer, folder=folder, model=model)
+        parity = await _probe(recipe, engine, renderer, folder=folder, model=model, is_probed=is_probed, report=report)
         utilisation = Utilisation(environments=BusyMeter(max(1, servers.num_replicas)))
         tools = EpisodeTools(
             desktop_factory=client.desktop,
             engine=MeteredEngine(engine, utilisation.engine),
             renderer=renderer,
             sink=store,
+            parity=parity,
         )
         yield RolloutSession(
             tools=tools,
@@ -108,9 +114,17 @@ async def rollout_session(
 
 
 async def _probe(
-    recipe: Recipe, engine: PolicyEngine, renderer: Renderer | None, *, folder: Path | None, model: Any
+    recipe: Recipe,
+    engine: PolicyEngine,
+    renderer: Renderer | None,
+    *,
+    folder: Path | None,
+    model: Any,
+    is_probed: bool = False,
+    report: Callable[[dict[str, Any]], None] | None = None,
 ) -> ParityReport | None:
-    """`model`: the one to compare with; None for an engine's own, or else the folder's.
+    """`model`: the one to compare with; None for an engine's own, or else the folder's. Of sglang servers, those that
+    join from here on are compared first; with `is_probed` all that have not passed in this run.
 
     None where the recipe leaves the probe out, or where there is nothing to compare with. Raises as probe_parity.
     """
@@ -121,15 +135,28 @@ async def _probe(
 
     if model is None and isinstance(engine, TransformersEngine):
         model = engine.model
-    servers = engine.by_server() if isinstance(engine, SglangEngine) else {}
+    servers = engine.by_server() if isinstance(engine, SglangEngine) and not is_probed else {}
     generators: Mapping[str, Generate] = {f"the sglang server at {url}": one for url, one in servers.items()}
-    return await probe_parity(
-        engine,
-        generators or {f"the {engine.name} engine": engine.generate},
-        recipe=recipe,
-        renderer=renderer,
-        load_reference=lambda device: model if model is not None else _load(recipe, folder, device=device),
-    )
+    parity = None
+    if not is_probed:
+        parity = await probe_parity(
+            engine,
+            generators or {f"the {engine.name} engine": engine.generate},
+            recipe=recipe,
+            renderer=renderer,
+            load_reference=lambda device: model if model is not None else _load(recipe, folder, device=device),
+        )
+    if isinstance(engine, SglangEngine):
+        check = newcomer_check(recipe, renderer, load=lambda path: _load(recipe, path, device="cpu"))
+        await engine.compare_newcomers(check, passed=servers, warn=partial(_warn, report))
+    return parity
+
+
+def _warn(report: Callable[[dict[str, Any]], None] | None, message: str) -> None:
+    if report is None:
+        log.warning(message)
+    else:
+        report({"kind": "warning", "message": message})
 
 
 async def probe_servers(

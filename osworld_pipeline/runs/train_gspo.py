@@ -80,7 +80,7 @@ async def _train(job: GspoJob, ranks: "Ranks", point: ResumePoint, log: StageLog
     with ThreadPoolExecutor(1, thread_name_prefix="trainer") as thread:
         trainer = await in_thread(thread, partial(_open_trainer, job, point, ranks, cache))
         try:
-            async with open_rollouts(job, trainer, thread, point, cache) as rollouts:
+            async with open_rollouts(job, trainer, thread, point, cache, report) as rollouts:
                 return await train_phase(job, rollouts, trainer, thread, point, log, report)
         finally:
             await in_thread(thread, trainer.close)

@@ -2,7 +2,8 @@
 responses of the run's own weights are returned.
 
 Any number of engines, in any number of processes, may share a server. A server is admitted before it is sampled from
-(`sglang_admission`).
+(`sglang_admission`), and where the engine compares newcomers (`sglang_newcomers`), one that joins during a run is
+compared first.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ import itertools
 import random
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,6 +33,7 @@ from osworld_pipeline.rollout.engines.sglang_messages import (
     read_answer,
     with_adapter,
 )
+from osworld_pipeline.rollout.engines.sglang_newcomers import Compare, Newcomers, Peer, Warn
 from osworld_pipeline.rollout.engines.sglang_server import SglangServer
 from osworld_pipeline.rollout.engines.sglang_weights import Label, Weights, read_weights
 
@@ -82,6 +84,8 @@ class SglangEngine:
         """The policy version behind each digest of whole weights."""
         self._loading = asyncio.Lock()
         self._of_episode: dict[str, SglangServer] = {}
+        self._newcomers: Newcomers | None = None
+        """None where whatever joins is taken in."""
         self._renewals: asyncio.Task[None] | None = None
         self._is_expanded = False
         """Whether routers were replaced by their servers."""
@@ -100,13 +104,28 @@ class SglangEngine:
         return {
             shown(server.url): functools.partial(self._generate, server=server)
             for server in self._servers
-            if self._is_admitted(server)
+            if self._holds_weights(server)
         }
+
+    async def compare_newcomers(self, compare: Compare, *, passed: Collection[str], warn: Warn) -> None:
+        """From here on a server is sampled from only after a comparison, except those of `passed`, which are named as
+        `by_server` names them. `warn`: gets a sentence where a server is refused or cannot be compared."""
+        self._newcomers = Newcomers(
+            compare, run=self._admission.owner, peer_of=self._peer, reference_of=self._reference, warn=warn
+        )
+        for server in self._servers:
+            if shown(server.url) in passed and self._holds_weights(server):
+                with suppress(EngineError):
+                    await self._newcomers.has_passed(server)
 
     async def _generate(self, request: GenerateRequest, server: SglangServer | None) -> GenerateResult:
         """`server`: the one to ask; None for any that is well."""
-        body = await asyncio.to_thread(generate_body, request, self._renderer, banned_ids=self._admission.banned_ids)
+        body = await self._body(request)
         return await self._within_budget(functools.partial(self._attempt, request, body, server))
+
+    async def _body(self, request: GenerateRequest, **extra: Any) -> bytes:
+        banned_ids = self._admission.banned_ids
+        return await asyncio.to_thread(generate_body, request, self._renderer, banned_ids=banned_ids, **extra)
 
     async def load_weights(self, path: Path, *, policy_version: int) -> None:
         """Loads a checkpoint folder, which the servers see under the same path, into each server that does not hold its
@@ -146,6 +165,8 @@ class SglangEngine:
         if self._renewals is not None:
             self._renewals.cancel()
             await asyncio.gather(self._renewals, return_exceptions=True)
+        if self._newcomers is not None:
+            await self._newcomers.close()
         own = [server for server in self._servers if server.held and server.owner == self._admission.owner]
         await asyncio.gather(*(sglang_locks.release_lease(server, server.owner) for server in own))
         await self._client.close()
@@ -162,16 +183,31 @@ class SglangEngine:
         server = asked or self._choose(request.episode_id)
         server.num_running += 1
         try:
-            await self._admit(server, timeout_s)
+            try:
+                await self._admit(server, timeout_s)
+            except TransientError as error:
+                server.failed(error)
+                raise
+            _, result = await self._ask(request, body, server, timeout_s)
+        finally:
+            server.num_running -= 1
+        server.answered()
+        return result
+
+    async def _ask(
+        self, request: GenerateRequest, body: bytes, server: SglangServer, timeout_s: float
+    ) -> tuple[dict[str, Any], GenerateResult]:
+        """The answer of a server that holds weights, as it came and as it was read."""
+        try:
             weights = self._weights_of(server)
             if weights.adapter is not None:
                 body = with_adapter(body, weights.adapter.name)
             answer = await server.generate(body, timeout_s=timeout_s)
             if "weight_versions" not in (answer.get("meta_info") or {}) and server.held != weights.name:
                 raise TransientError(f"{shown(server.url)} does not say which weights sampled which token")
-            result = await self._read(answer, request, weights)
+            return answer, await self._read(answer, request, weights)
         except UnknownWeightsError:
-            server.held = None
+            server.lost()
             raise
         except TransientError as error:
             server.failed(error)
@@ -180,12 +216,8 @@ class SglangEngine:
             if "LoRA adapter" not in str(error):
                 raise
             # The server was restarted, or another program unloaded the adapter.
-            server.held = None
+            server.lost()
             raise TransientError(str(error)) from error
-        finally:
-            server.num_running -= 1
-        server.answered()
-        return result
 
     async def _read(self, answer: dict[str, Any], request: GenerateRequest, weights: Weights) -> GenerateResult:
         """Reads an answer; one of the run's next weights waits until this engine receives them."""
@@ -209,13 +241,14 @@ class SglangEngine:
         well = [
             server
             for server in self._servers
-            if server.out_until <= now and (self._is_admitted(server) or not server.lock.locked())
+            if server.out_until <= now
+            and (self._is_admitted(server) or not (server.lock.locked() or self._is_waiting(server)))
         ]
         kept = self._of_episode.get(episode_id)
         if kept is not None and kept in well:
             return kept
         # Where all are left out, the one that comes back first is worth a try.
-        servers = well or [min(self._servers, key=lambda server: server.out_until)]
+        servers = well or [min(self._servers, key=lambda one: max(one.out_until, one.standing.held_back_until))]
         least = min(server.num_running for server in servers)
         server = random.choice([server for server in servers if server.num_running == least])
         if episode_id:
@@ -223,7 +256,8 @@ class SglangEngine:
         return server
 
     async def _admit(self, server: SglangServer, timeout_s: float) -> None:
-        """Returns at once where the server is known to hold the weights of the moment.
+        """Returns at once where the server is known to hold the weights of the moment, and has passed where newcomers
+        are compared.
 
         Raises:
             TransientError: it cannot be asked now, or not at all while others can.
@@ -231,19 +265,26 @@ class SglangEngine:
         """
         if self._is_admitted(server):
             return
-        async with server.lock:
-            if self._is_admitted(server):
-                return
-            try:
-                await self._adopt(server, timeout_s)
-                weights = self._incoming or self._weights
-                await self._admission.hold(server, weights, is_explicit=False, timeout_s=timeout_s)
-            except TransientError:
+        try:
+            await self._make_hold(server, timeout_s)
+            if self._newcomers is not None:
+                has_others = any(self._is_admitted(one) and one is not server for one in self._servers)
+                await self._newcomers.admit(server, has_others=has_others, timeout_s=timeout_s)
+        except TransientError:
+            raise
+        except EngineError as error:
+            if len(self._servers) == 1:
                 raise
-            except EngineError as error:
-                if len(self._servers) == 1:
-                    raise
-                raise TransientError(str(error)) from error
+            raise TransientError(str(error)) from error
+
+    async def _make_hold(self, server: SglangServer, timeout_s: float) -> None:
+        """Raises TransientError, EngineError: it cannot be made to hold the weights of the moment."""
+        async with server.lock:
+            if self._holds_weights(server):
+                return
+            await self._adopt(server, timeout_s)
+            weights = self._incoming or self._weights
+            await self._admission.hold(server, weights, is_explicit=False, timeout_s=timeout_s)
         self._start_renewals()
 
     async def _adopt(self, server: SglangServer, timeout_s: float) -> None:
@@ -279,7 +320,39 @@ class SglangEngine:
                     f"{shown(self._servers[0].url)} ({models[0][0]})"
                 )
 
+    def _peer(self, server: SglangServer) -> Peer:
+        """Asks the server under the weights that it holds now, one try a call."""
+        weights, timeout_s = self._weights_of(server), self._section.request_timeout_s
+
+        async def ask(request: GenerateRequest, watched_ids: Sequence[int]) -> tuple[dict[str, Any], GenerateResult]:
+            watched = {"token_ids_logprob": list(watched_ids)} if watched_ids else {}
+            body = await self._body(request, **watched)
+            answer, result = await self._ask(request, body, server, timeout_s)
+            versions = {result.policy_version, *result.policy_versions}
+            if server.held != weights.name or versions != {weights.policy_version}:
+                raise TransientError(f"the weights of {shown(server.url)} changed meanwhile")
+            return answer, result
+
+        return Peer(name=f"the sglang server at {shown(server.url)}", ask=ask)
+
+    def _reference(self, server: SglangServer) -> Peer | Path | None:
+        """What a server that joins is compared with. One that is not alone waits a while for another, for a checkpoint
+        takes long to load."""
+        others = [
+            one for one in self._servers if one is not server and self._is_admitted(one) and one.held == server.held
+        ]
+        if others:
+            return self._peer(min(others, key=lambda one: one.num_running))
+        may_load = len(self._servers) == 1 or server.standing.num_tries > 0
+        return self._weights_of(server).checkpoint if may_load else None
+
+    def _is_waiting(self, server: SglangServer) -> bool:
+        return self._newcomers is not None and self._newcomers.is_waiting(server)
+
     def _is_admitted(self, server: SglangServer) -> bool:
+        return self._holds_weights(server) and (self._newcomers is None or server.standing.has_passed)
+
+    def _holds_weights(self, server: SglangServer) -> bool:
         incoming = self._incoming.name if self._incoming else self._weights.name
         return server.held is not None and server.held in (self._weights.name, incoming)
 
@@ -331,12 +404,12 @@ class SglangEngine:
 
     async def _keep_lease(self, server: SglangServer, turn: int) -> None:
         """Renews the lease; takes over the weights of another run that has ended."""
-        if not self._is_admitted(server) or not server.owner:
+        if not self._holds_weights(server) or not server.owner:
             return
         if server.owner == self._admission.owner:
             await sglang_locks.renew_lease(server, server.owner, turn=turn)
             return
         async with server.lock:
-            if self._is_admitted(server):
+            if self._holds_weights(server):
                 timeout_s = self._section.request_timeout_s
                 await self._admission.hold(server, self._weights_of(server), is_explicit=False, timeout_s=timeout_s)

@@ -146,7 +146,8 @@ class Admission:
         assert path is not None, "required by _require_free"
         assert weights.digest is not None, "read together with the path"
         vision = await asyncio.to_thread(vision_digest, path)
-        if vision and vision != await _vision_of(label, info) and not await sglang_locks.is_vision_checked(server):
+        is_changed = vision and vision != await _vision_of(label, info)
+        if is_changed and not await sglang_locks.is_marked(server, sglang_locks.VISION_CHECKED):
             await self._check_vision_cache(server, label, info, path)
         loaded = Label(weights=weights.digest, vision=vision, owner=self.owner)
         try:
@@ -163,7 +164,7 @@ class Admission:
             server, self.renderer, self.banned_ids, path, timeout_s=self.request_timeout_s
         )
         if problem is None:
-            await sglang_locks.mark_vision_checked(server)
+            await sglang_locks.leave_mark(server, sglang_locks.VISION_CHECKED)
             return
         # Where they cannot be loaded, the check's label stays, which no engine accepts.
         with suppress(EngineError):

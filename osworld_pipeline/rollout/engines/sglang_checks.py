@@ -24,7 +24,7 @@ from osworld_pipeline.errors import EngineError
 from osworld_pipeline.protocols import GenerateRequest
 from osworld_pipeline.rollout.engines.http_calls import TransientError, shown
 from osworld_pipeline.rollout.engines.safetensors_header import encode_tensor, read_header
-from osworld_pipeline.rollout.engines.sglang_messages import generate_body
+from osworld_pipeline.rollout.engines.sglang_messages import generate_body, read_scores
 from osworld_pipeline.rollout.engines.sglang_server import SglangServer
 
 WARM, HOT = 2.0, 8.0
@@ -120,12 +120,9 @@ async def _score(
     body = generate_body(request, renderer, banned_ids=banned_ids, token_ids_logprob=watched)
     answer = await server.generate(body, timeout_s=timeout_s)
     try:
-        entries = answer["meta_info"]["output_token_ids_logprobs"][0]
-        return [float(entry[0]) for entry in entries]
-    except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise TransientError(
-            f"the sglang server at {shown(server.url)} does not score tokens that it is asked for"
-        ) from error
+        return read_scores(answer)
+    except TransientError as error:
+        raise TransientError(f"{shown(server.url)}: {error}") from error
 
 
 def _spread(values: list[float]) -> float:

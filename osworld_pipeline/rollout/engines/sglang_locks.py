@@ -9,7 +9,7 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 
 from osworld_pipeline.errors import EngineError
 from osworld_pipeline.rollout.engines.http_calls import TransientError, shown
@@ -28,31 +28,43 @@ VISION_CHECKED = "osworld-vision-checked"
 PROBE_LIMIT_S = 5.0
 
 
+async def _never() -> bool:
+    return False
+
+
 @asynccontextmanager
-async def load_lock(
-    server: SglangServer, is_needless: Callable[[], Awaitable[bool]], *, limit_s: float = LOAD_TIMEOUT_S
+async def exclusive(
+    server: SglangServer,
+    session: str,
+    *,
+    expires_s: float,
+    limit_s: float,
+    is_needless: Callable[[], Awaitable[bool]] = _never,
 ) -> AsyncIterator[bool]:
-    """Yields True with the exclusive right to load weights into the server; False where `is_needless` returned True
-    while another program held that right.
+    """Yields True with the exclusive right that the session stands for; False where `is_needless` returned True while
+    another program held that right. It expires after `expires_s` where its holder is killed.
 
     Raises:
         TransientError: other programs held it for `limit_s`.
         EngineError: the server has no sessions.
     """
     deadline = time.monotonic() + limit_s
-    while not await _open(server, LOAD_LOCK, LOAD_LOCK_LIMIT_S):
+    while not await _open(server, session, expires_s):
         if await is_needless():
             yield False
             return
         if time.monotonic() >= deadline:
-            raise TransientError(
-                f"other programs have been loading weights into {shown(server.url)} for {limit_s:.0f} s"
-            )
+            raise TransientError(f"other programs have held {session} at {shown(server.url)} for {limit_s:.0f} s")
         await asyncio.sleep(random.uniform(0.5, 1.5) * POLL_S)
     try:
         yield True
     finally:
-        await asyncio.shield(_close(server, LOAD_LOCK))
+        await asyncio.shield(_close(server, session))
+
+
+def load_lock(server: SglangServer, is_needless: Callable[[], Awaitable[bool]]) -> AbstractAsyncContextManager[bool]:
+    """As `exclusive`: the right to load weights into the server."""
+    return exclusive(server, LOAD_LOCK, expires_s=LOAD_LOCK_LIMIT_S, limit_s=LOAD_TIMEOUT_S, is_needless=is_needless)
 
 
 async def end_pause(server: SglangServer) -> None:
@@ -92,16 +104,18 @@ async def is_leased(server: SglangServer, owner: str) -> bool:
     return False
 
 
-async def is_vision_checked(server: SglangServer) -> bool:
-    """Whether any engine has checked the vision cache of this server process."""
-    if not await _open(server, VISION_CHECKED, PROBE_LIMIT_S):
+async def is_marked(server: SglangServer, mark: str) -> bool:
+    """Whether any engine has left this mark on this server process. Opens it for a moment: where a wrong "yes" would do
+    harm, only one engine at a time may ask."""
+    if not await _open(server, mark, PROBE_LIMIT_S):
         return True
-    await _close(server, VISION_CHECKED)
+    await _close(server, mark)
     return False
 
 
-async def mark_vision_checked(server: SglangServer) -> None:
-    await _open(server, VISION_CHECKED, None)
+async def leave_mark(server: SglangServer, mark: str, *, limit_s: float | None = None) -> None:
+    """Leaves a mark that ends with the server process, or after `limit_s`."""
+    await _open(server, mark, limit_s)
 
 
 async def _open(server: SglangServer, session: str, limit_s: float | None) -> bool:

@@ -116,6 +116,18 @@ def read_answer(
     )
 
 
+def read_scores(answer: Mapping[str, Any]) -> list[float]:
+    """Log-probabilities of the ids that `token_ids_logprob` named, in their order, for the first sampled token.
+
+    Raises:
+        TransientError: the answer holds none.
+    """
+    try:
+        return [float(entry[0]) for entry in answer["meta_info"]["output_token_ids_logprobs"][0]]
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise TransientError("the server does not score tokens that it is asked for") from error
+
+
 def _logprobs(meta: Mapping[str, Any], token_ids: Sequence[int]) -> tuple[float, ...]:
     entries = meta.get("output_token_logprobs")
     if not isinstance(entries, list) or [entry[1] for entry in entries] != token_ids:

@@ -19,6 +19,30 @@ FIRST_PAUSE_S = 1.0
 MAX_PAUSE_S = 30.0
 
 
+@dataclass(kw_only=True)
+class Standing:
+    """What an engine that compares servers (`sglang_newcomers`) knows of one."""
+
+    has_passed: bool = False
+    held_back_until: float = 0.0
+    """Monotonic time before which it is not compared again."""
+    is_refused: bool = False
+    """It was compared and differs; False where it was not compared to the end."""
+    reason: str = ""
+    """Why it was held back last."""
+    num_tries: int = 0
+    """Comparisons since it last passed."""
+
+    def admit(self) -> None:
+        self.has_passed, self.is_refused, self.reason = True, False, ""
+        self.held_back_until, self.num_tries = 0.0, 0
+
+    def hold_back(self, reason: str, pause_s: float, *, is_refused: bool) -> None:
+        self.has_passed, self.is_refused, self.reason = False, is_refused, reason
+        self.held_back_until = time.monotonic() + pause_s
+        self.num_tries += 1
+
+
 @dataclass(kw_only=True, eq=False)
 class SglangServer:
     url: str
@@ -38,15 +62,21 @@ class SglangServer:
     """Monotonic times at which lost weights were loaded into it again."""
     adapters: list[str] = field(default_factory=list)
     """Loaded by this engine, oldest first."""
+    standing: Standing = field(default_factory=Standing)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while its weights or its checks are seen to."""
+
+    def lost(self) -> None:
+        """What it holds is not known, and it may be another process by now."""
+        self.held = None
+        self.standing.has_passed = False
 
     def failed(self, error: EngineError) -> None:
         """It is left out for a while, the longer the more often it fails."""
         if isinstance(error, TransientError) and error.is_busy:
             self.out_until = time.monotonic() + (error.retry_after_s or FIRST_PAUSE_S)
             return
-        self.held = None
+        self.lost()
         self.num_failures += 1
         pause_s = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2 ** min(self.num_failures - 1, 10))
         # Jitter: engines that share it must not all retry at once.

@@ -74,6 +74,8 @@ class Weights:
     path: Path | None = None
     """Folder of the whole weights; None for what the servers were started with."""
     adapter: Adapter | None = None
+    checkpoint: Path | None = None
+    """Folder that was loaded: `path`, or the adapter checkpoint's over it."""
 
     @property
     def name(self) -> str | None:
@@ -96,6 +98,7 @@ def read_weights(folder: Path, *, policy_version: int) -> Weights:
         policy_version=policy_version,
         path=base,
         adapter=None if adapter is None else Adapter(name=_adapter_name(folder, adapter), path=adapter.folder),
+        checkpoint=folder,
     )
 
 
