@@ -55,6 +55,9 @@ def load_model(
         model: Any = load_model(lora.verified_base(adapter).folder, dtype=dtype, device=device)
         lora.add_saved_adapters(model, adapter)
         return model.requires_grad_(False) if is_frozen else model
+    if not (folder / "config.json").is_file():
+        # transformers would build a model of 8 billion random parameters.
+        raise StoreError(f"the checkpoint at {folder} cannot be loaded: config.json is missing")
     torch_dtype = DTYPES[dtype] if isinstance(dtype, str) else dtype
     try:
         model = Qwen3VLForConditionalGeneration.from_pretrained(

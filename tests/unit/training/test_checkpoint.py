@@ -226,6 +226,15 @@ def test_damaged_weights_are_named(tmp_path: Path, tiny_folder: Path):
         load_model(tmp_path / "model")
 
 
+def test_weights_without_a_configuration_are_not_taken_for_a_model_of_transformers_default_size(
+    tmp_path: Path, tiny_folder: Path
+):
+    shutil.copytree(tiny_folder, tmp_path / "model")
+    (tmp_path / "model" / "config.json").unlink()
+    with pytest.raises(StoreError, match=r"model cannot be loaded: config\.json is missing"):
+        load_model(tmp_path / "model")
+
+
 def test_shards_have_one_digest_and_every_byte_counts(tmp_path: Path):
     for number in (1, 2):
         (tmp_path / f"model-0000{number}-of-00002.safetensors").write_bytes(bytes([number]))
