@@ -25,6 +25,7 @@ from osworld_pipeline.protocols import GenerateRequest, GenerateResult
 from osworld_pipeline.recipes import load_recipe
 from osworld_pipeline.recipes.schema import EngineSection, LoraSection, TinyModelSection
 from osworld_pipeline.rollout.engines.sglang import SglangEngine
+from osworld_pipeline.runs.parity_newcomer import newcomer_check
 from osworld_pipeline.runs.parity_probe import probe_parity
 from osworld_pipeline.training import lora
 from osworld_pipeline.training.checkpoint import weights_digest
@@ -170,6 +171,46 @@ async def test_log_probabilities_equal_transformers_over_turns_and_weight_update
                     conversation.hear(result)
     print(f"largest difference from transformers by weights: {worst}")
     assert max(worst.values()) < TOLERANCE
+
+
+async def test_a_server_scores_given_tokens_as_it_sampled_them(
+    server: SglangProcess, checkpoints: tuple[Path, Path], renderer: Renderer, noise_png: Noise
+) -> None:
+    """By prefill, at the request's temperature and without the banned ids: so a server that joins is compared."""
+    async with engine_of(server.url, renderer) as engine:
+        await engine.load_weights(checkpoints[0], policy_version=1)
+        peer, largest = engine._peer(engine._servers[0]), []
+        for temperature in (0.7, 2.0):
+            conversation = Conversation(renderer, noise_png, 300)
+            for _ in range(2):
+                request = conversation.ask(temperature=temperature, max_new_tokens=6)
+                result = await peer.generate(request)
+                scores = await peer.score(request, result.token_ids)
+                pairs = zip(scores, result.logprobs, strict=True)
+                largest.append(max(abs(score - logprob) for score, logprob in pairs))
+                conversation.hear(result)
+    print(f"largest difference between sampled and given tokens: {max(largest):.2g}")
+    assert max(largest) < TOLERANCE
+
+
+async def test_the_only_server_is_compared_with_its_checkpoint_once_a_process(
+    server: SglangProcess, checkpoints: tuple[Path, Path], renderer: Renderer, noise_png: Noise
+) -> None:
+    loaded, warnings = [], []
+
+    def load(folder: Path) -> Any:
+        loaded.append(folder)
+        return load_model(folder, is_frozen=True)
+
+    check = newcomer_check(load_recipe("smoke"), renderer, load=load)
+    for _ in range(2):
+        async with engine_of(server.url, renderer, owner="newcomers") as engine:
+            await engine.load_weights(checkpoints[1], policy_version=2)
+            await engine.compare_newcomers(check, passed=(), warn=warnings.append)
+            request = Conversation(renderer, noise_png, 310).ask()
+            assert (await engine.generate(request)).policy_version == 2
+    assert loaded == [checkpoints[1].resolve()], "the mark of the run is left on the process"
+    assert not warnings
 
 
 @pytest.mark.parametrize(
