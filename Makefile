@@ -87,11 +87,11 @@ check: setup-python ## format, lint, types, import layers, links
 format: setup-python ## rewrite what ruff can
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
 
-dev: setup ## Dagster's UI on http://127.0.0.1:3000; STATE=FOLDER for another state than var
-	@$(if $(STATE),export OSWORLD_STATE="$(abspath $(STATE))" DAGSTER_HOME="$$($(BIN)/python -m jobs.instance $(STATE))" && cd "$$DAGSTER_HOME" &&) $(CURDIR)/$(BIN)/dagster dev -w $(CURDIR)/workspace.yaml
+dev: setup ## Dagster's UI on http://127.0.0.1:3000; STATE=FOLDER for another state than var, PORT=3001
+	@$(if $(STATE),export OSWORLD_STATE="$(abspath $(STATE))" DAGSTER_HOME="$$($(BIN)/python -m jobs.instance $(STATE))" && cd "$$DAGSTER_HOME" &&) $(CURDIR)/$(BIN)/dagster dev -w $(CURDIR)/workspace.yaml --port $(or $(PORT),3000)
 
-mlflow: setup-python ## MLflow's UI on http://127.0.0.1:5000
-	@$(BIN)/mlflow ui --backend-store-uri sqlite:///var/mlflow/mlflow.db --port 5000
+mlflow: setup-python ## MLflow's UI on http://127.0.0.1:5000; STATE=FOLDER for another state than var, PORT=5001
+	@$(BIN)/mlflow ui --backend-store-uri "sqlite:///$(or $(STATE),var)/mlflow/mlflow.db" --port $(or $(PORT),5000)
 
 constraints: setup-python ## resolve every list of pinned packages anew
 	@scripts/pin --upgrade

@@ -111,7 +111,7 @@ CHECKS = [
         "leaderboard",
         worse_than_their_parents,
         holds="No checkpoint is worse than its parent by more than the interval of a paired comparison.",
-        otherwise="look at its regressions task by task (osworld-pipeline backfill --json), and at its training curves",
+        otherwise="look at its regressions task by task and at its training curves, in the report of its training run",
         warns=True,
     ),
     build_query_check(

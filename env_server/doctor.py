@@ -28,6 +28,7 @@ from env_server.providers.qemu.programs import check_builder, check_qemu, qemu_v
 from env_server.providers.requirements import SYSTEM_PATH, check_programs
 from env_server.settings import GATEWAY_TOKEN_VARIABLE, GatewaySettings, Settings, SettingsError, gateway_token
 from osworld_pipeline.domain.finding import Finding, Status
+from osworld_pipeline.domain.shown_commands import ENV_SERVER, shell_line
 from osworld_pipeline.errors import DependencyError, PipelineError
 
 DESKTOP_LIMIT_S = 20.0
@@ -139,8 +140,8 @@ async def _start_and_stop(provider: LocalProvider) -> float:
         return time.monotonic() - began
     except TimeoutError as error:
         raise DependencyError(
-            f"a local desktop was not up within {DESKTOP_LIMIT_S:g} s; try `env-server --replicas 1` when this machine "
-            "is less busy, and read what it logs"
+            f"a local desktop was not up within {DESKTOP_LIMIT_S:g} s; try `{shell_line(ENV_SERVER, '--replicas', 1)}` "
+            "when this machine is less busy, and read what it logs"
         ) from error
     finally:
         await provider.close()
@@ -186,7 +187,7 @@ def check_qemu_image(state_dir: Path) -> Finding:
         name="qemu-image",
         status=Status.WARN,
         message=f"no Debian guest is built in {state_dir}: the first start builds it, which takes a minute",
-        remedy="env-server build-image",
+        remedy=shell_line(ENV_SERVER, "build-image", "--state-dir", state_dir),
     )
 
 
@@ -202,7 +203,10 @@ def check_kvm(state_dir: Path) -> Finding:
             name="kvm",
             status=Status.WARN,
             message="/dev/kvm can be opened, which proves nothing before there is a guest to boot under it",
-            remedy="env-server build-image, then env-server doctor kvm",
+            remedy=" && ".join(
+                shell_line(ENV_SERVER, *words, "--state-dir", state_dir)
+                for words in (["build-image"], ["doctor", "kvm"])
+            ),
         )
     check_qemu()
     reason = boot_kernel("kvm", folders[0] / "vmlinuz", folders[0] / "initrd.img", limit_s=BOOT_LIMIT_S)

@@ -11,6 +11,7 @@ from rich.console import Console
 from assets.evaluations import SUITES
 from jobs.in_process import open_in_process
 from jobs.pipeline import RANK
+from osworld_pipeline.domain.shown_commands import pipeline_line
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import DatasetError, TableError
 from osworld_pipeline.evaluation.leaderboard_format import leaderboard_rows
@@ -44,7 +45,8 @@ def run_backfill(
         raise no_such_checkpoint(state, unknown[0])
     chosen = list(dict.fromkeys(checkpoint_ids)) or known
     if not chosen:
-        raise TableError(f"there is no checkpoint in {state.root} yet: train one first (osworld-pipeline demo)")
+        advised = pipeline_line(state, "train", *source.options)
+        raise TableError(f"there is no checkpoint in {state.root} yet: train one first ({advised})")
     loaded = [load_suite(state, recipe, name) for name in dict.fromkeys(suites)]
     if strange := [suite.name for suite in loaded if suite.name not in SUITES.get_partition_keys()]:
         raise DatasetError(

@@ -61,7 +61,9 @@ def run_collect(
         require_oracles(recipe, suite.tasks)
         checkpoint_id = ORACLE
     else:
-        checkpoint_id = (find_or_add(state, checkpoint) if checkpoint else default_checkpoint(state)).checkpoint_id
+        checkpoint_id = (
+            find_or_add(state, checkpoint) if checkpoint else default_checkpoint(state, source)
+        ).checkpoint_id
     request: dict[str, Any] = {
         "checkpoint_id": checkpoint_id,
         "num_samples": num_samples,

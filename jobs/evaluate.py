@@ -14,6 +14,7 @@ from jobs.in_process import open_in_process
 from jobs.on_request import EVALUATE_TASKS, evaluate_on_tasks
 from jobs.pipeline import RANK
 from osworld_pipeline.domain.checkpoint import Checkpoint
+from osworld_pipeline.domain.shown_commands import pipeline_line
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import TableError
 from osworld_pipeline.evaluation.result_file import result_document
@@ -48,7 +49,7 @@ def run_evaluate(
     """
     state, recipe = StateDir(state_root.resolve()), source.load()
     suite = load_tasks(state, recipe, choice)
-    chosen = find_or_add(state, checkpoint) if checkpoint else default_checkpoint(state)
+    chosen = find_or_add(state, checkpoint) if checkpoint else default_checkpoint(state, source)
     is_whole = not choice.tasks_file and choice.max_tasks is None
     with open_in_process(defs, source=source, state_root=state_root, console=console) as here:
         on_start(chosen, suite)
@@ -73,14 +74,16 @@ def run_evaluate(
     )
 
 
-def default_checkpoint(state: StateDir) -> Checkpoint:
-    """The champion, where there is one; else the newest. Raises TableError where there is none at all."""
+def default_checkpoint(state: StateDir, source: RecipeResource) -> Checkpoint:
+    """The champion, where there is one; else the newest. Raises TableError where there is none at all; it advises how
+    `source` trains one."""
     # Asking MLflow makes its database; where there is none, nobody was crowned.
     champion = TrackingResource().champion(state) if state.mlflow_db.is_file() else None
     found = find_or_add(state, champion) if champion else newest_checkpoint(state)
     if found is None:
+        advised = pipeline_line(state, "train", *source.options)
         raise TableError(
-            f"there is no checkpoint in {state.root} yet: train one (osworld-pipeline demo), or name one with "
+            f"there is no checkpoint in {state.root} yet: train one ({advised}), or name one with "
             "--checkpoint (an id, a folder, hub:OWNER/NAME or http://host/v1#model)"
         )
     return found

@@ -58,7 +58,12 @@ class InProcess:
         definition = self.defs.resolve_job_def(job)
         self.instance.add_event_listener(run_id, self.bars)
         try:
-            wait_for_pools(self.instance, pools_of(definition), say=self.bars.tell_wait)
+            wait_for_pools(
+                self.instance,
+                pools_of(definition),
+                state=StateDir(self.state_root.resolve()),
+                say=self.bars.tell_wait,
+            )
             with heard_interrupts():
                 result = definition.execute_in_process(
                     instance=self.instance,

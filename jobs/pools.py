@@ -10,6 +10,8 @@ from contextlib import contextmanager
 import dagster as dg
 from dagster._utils.interrupts import check_captured_interrupt, pop_captured_interrupt
 
+from osworld_pipeline.domain.shown_commands import shell_line
+from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import PipelineError
 
 WAIT_LIMIT_S = 24 * 3600.0
@@ -29,12 +31,13 @@ def wait_for_pools(
     instance: dg.DagsterInstance,
     pools: Iterable[str],
     *,
+    state: StateDir,
     say: Callable[[str], None],
     limit_s: float = WAIT_LIMIT_S,
     poll_s: float = POLL_S,
 ) -> None:
-    """Returns when none of `pools` is full. `say` hears for whom is waited, each time that changes, and nothing when
-    the wait is over.
+    """Returns when none of `pools` is full. `state`: whose instance it is. `say` hears for whom is waited, each time
+    that changes, and nothing when the wait is over.
 
     Raises:
         PipelineError: one is still full after `limit_s`.
@@ -46,9 +49,10 @@ def wait_for_pools(
             say(f"waiting until {reason}; Ctrl-C ends the waiting")
             told = reason
         if time.monotonic() >= until:
+            dagster = shell_line("make", "dev", f"STATE={state.root}")
             raise PipelineError(
                 f"waited for {limit_s / 3600:.3g} h until {reason}: terminate that run in Dagster, or start Dagster "
-                "(make dev), which ends runs whose process is dead"
+                f"({dagster}), which ends runs whose process is dead"
             )
         time.sleep(poll_s)
     if told:

@@ -16,6 +16,7 @@ from jobs.pipeline import RANK, TRAIN
 from jobs.what_changed import show_changes
 from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
 from osworld_pipeline.domain.near_names import did_you_mean
+from osworld_pipeline.domain.shown_commands import pipeline_line, shell_line
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import RecipeError, StoreError, TableError
 from osworld_pipeline.evaluation.changes import Change, Training, changes_of
@@ -127,7 +128,7 @@ def run_train(
     replay = read_replay_share(state, ended)
     _show_scores(rows, recipe, ended, console)
     show_changes(changes, replay, console)
-    _show_where_to_look(state_root, console)
+    _show_where_to_look(state, console)
     return TrainEnd(status=0, changes=tuple(change for change in changes if change.effect is not None), replay=replay)
 
 
@@ -225,11 +226,17 @@ def _show_scores(rows: Sequence[EvalRow], recipe: Recipe, checkpoint_ids: list[s
         console.print(f"[bold]{sentence[:1].upper()}{sentence[1:]}.[/]")
 
 
-def _show_where_to_look(state_root: Path, console: Console) -> None:
+def _show_where_to_look(state: StateDir, console: Console) -> None:
     console.print("\n[bold]Where to look next[/]")
-    console.print("  Dagster   make dev     http://127.0.0.1:3000   assets, lineage, runs")
-    console.print("  MLflow    make mlflow  http://127.0.0.1:5000   parameters, curves, models")
-    console.print(f"  Viewer    .venv/bin/osworld-pipeline view --state {state_root}", highlight=False, soft_wrap=True)
-    console.print(f"  Reports   {state_root}/reports/index.html", highlight=False)
-    console.print(f"  DuckDB    {state_root}/osworld.duckdb, for example:", highlight=False)
-    console.print(f'            .venv/bin/osworld-pipeline query "{EXAMPLE_QUERY}"', highlight=False, soft_wrap=True)
+    chosen = [f"STATE={state.root}"]
+    lines = [
+        f"  Dagster   {shell_line('make', 'dev', *chosen)}",
+        "            http://127.0.0.1:3000   assets, lineage, runs",
+        f"  MLflow    {shell_line('make', 'mlflow', *chosen)}",
+        "            http://127.0.0.1:5000   parameters, curves, models",
+        f"  Viewer    {pipeline_line(state, 'view')}",
+        f"  Reports   {state.reports / 'index.html'}",
+        f"  DuckDB    {state.catalog}, for example:",
+        f"            {pipeline_line(state, 'query', EXAMPLE_QUERY)}",
+    ]
+    console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)

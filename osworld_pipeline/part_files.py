@@ -19,6 +19,8 @@ from pathlib import Path
 
 import orjson
 
+from osworld_pipeline.domain.shown_commands import pipeline_line
+from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
 
 DETAIL_OF: Mapping[str, str | None] = {
@@ -45,7 +47,6 @@ VERSION_SHIFT = 20
 _NAME = re.compile(r"(?P<part>[A-Za-z0-9][A-Za-z0-9._-]*)~(?P<version>[0-9a-f]{16})-[0-9a-f]{6}\.parquet")
 _LEGACY = re.compile(r"(?P<part>[A-Za-z0-9][A-Za-z0-9._-]*)\.parquet")
 _GENERATION = re.compile(r"g(\d+)-\d+-[0-9a-f]+\.parquet")
-REPAIR = "`osworld-pipeline rebuild-catalog`"
 _NUM_LOOKS = 3
 """How often a manifest and a folder are compared before they are said to disagree: a compaction may commit between."""
 
@@ -96,7 +97,7 @@ class Manifest:
         except FileNotFoundError:
             return cls()
         except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
-            raise StoreError(f"{path} is damaged ({error}): {REPAIR} makes it again from the parts") from error
+            raise StoreError(f"{path} is damaged ({error}): {repair_of(root)} makes it again from the parts") from error
 
     @classmethod
     def checked(cls, root: Path, heads: Iterable[str] = tuple(DETAIL_OF)) -> "Manifest":
@@ -176,6 +177,11 @@ def last_generation(names: Iterable[str]) -> int:
     return max((int(found[1]) for name in names if (found := _GENERATION.fullmatch(name))), default=0)
 
 
+def repair_of(root: Path) -> str:
+    """The command that makes the manifest below `root` again; `root` is the folder of trajectories of a state."""
+    return f"`{pipeline_line(StateDir(root.parent), 'rebuild-catalog')}`"
+
+
 def _disagreement(root: Path, head: str, manifest: Manifest) -> str | None:
     folder = root / head / COMPACTED
     names = set(list_names(folder))
@@ -185,13 +191,13 @@ def _disagreement(root: Path, head: str, manifest: Manifest) -> str | None:
         state = f"is of generation {manifest.generation}" if path.is_file() else "is missing"
         return (
             f"{path} {state}, but {folder} holds files of generation {newest}: without a manifest that names them "
-            f"their rows would be lost; {REPAIR} makes it again from the parts"
+            f"their rows would be lost; {repair_of(root)} makes it again from the parts"
         )
     lost = sorted(set(manifest.files.get(head, ())) - names)
     if lost:
         return (
             f"{folder / lost[0]} is gone, and the manifest names it ({len(lost)} such files): restore the folder from "
-            f"a copy, or let {REPAIR} make the manifest again from the parts that are there"
+            f"a copy, or let {repair_of(root)} make the manifest again from the parts that are there"
         )
     return None
 

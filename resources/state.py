@@ -54,6 +54,14 @@ class RecipeResource(dg.ConfigurableResource):
         default_factory=dict, description="Slime-OSWorld's variables; the recipe's file wins over them."
     )
 
+    @property
+    def options(self) -> list[str]:
+        """Words of a command line that choose this recipe, for a command that is advised."""
+        path = Path(self.name)
+        name = str(path.resolve()) if path.suffix == ".toml" else self.name
+        settings = [word for setting in self.settings for word in ("--set", setting)]
+        return ["--recipe", name, *settings, *(["--smoke"] if self.smoke else [])]
+
     def load(self) -> Recipe:
         """Raises RecipeError."""
         return load_recipe(self.name, environ=self.environment, settings=self.settings, is_smoke=self.smoke)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from osworld_pipeline.domain.shown_commands import PIPELINE, shell_line
 from osworld_pipeline.errors import StoreError
 
 FOLDER = "adapter"
@@ -192,9 +193,15 @@ def _named_base(adapter: Path) -> Path:
     except (OSError, ValueError) as error:
         raise StoreError(
             f"the base of the adapter {adapter} is {name}, which is neither a folder nor in the hub's cache: add it "
-            f"first (osworld-pipeline checkpoint add hub:{name}), or set base_model_name_or_path in "
+            f"first ({shell_line(PIPELINE, 'checkpoint', 'add', f'hub:{name}')}), or set base_model_name_or_path in "
             f"{adapter / CONFIG_FILE} to its folder"
         ) from error
+
+
+def merge_line(checkpoint: Path) -> str:
+    """The command that makes a model with whole weights of an adapter checkpoint, in a new folder beside it."""
+    folder = checkpoint.parent if checkpoint.name == FOLDER else checkpoint
+    return shell_line(PIPELINE, "export", "merged", folder, folder.with_name(f"{folder.name}-merged"))
 
 
 def _read_json(path: Path) -> dict[str, Any]:

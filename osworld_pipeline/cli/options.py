@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from osworld_pipeline.cli.shown import say
+from osworld_pipeline.domain.shown_commands import pipeline_line
 from osworld_pipeline.domain.state import REMOTE_VARIABLE
 
 if TYPE_CHECKING:
@@ -53,9 +54,9 @@ def existing_state(path: Path) -> "StateDir":
 
     state = StateDir(path.resolve())
     if not state.root.is_dir():
+        advised = pipeline_line(state, "demo")
         raise StoreError(
-            f"there is no state folder {state.root}: run osworld-pipeline demo or train first, or name another folder "
-            "with --state"
+            f"there is no state folder {state.root}: run {advised} first, or name another folder with --state"
         )
     return state
 

@@ -60,9 +60,10 @@ def report(
         path = made.make_training_report(folder, stage_key, tracking_uri=uri, say=say)
         _answer([path], {"report": path, "stage_key": stage_key}, as_json)
         return
-    loaded = recipe_source(recipe, settings, smoke).load()
+    source = recipe_source(recipe, settings, smoke)
+    loaded = source.load()
     if suite:
-        path = made.make_suite_report(folder, loaded, suite)
+        path = made.make_suite_report(folder, loaded, suite, recipe_options=source.options)
         _answer([path], {"report": path, "suite": suite}, as_json)
         return
     if everything:
@@ -71,7 +72,7 @@ def report(
         paths = _make_all(folder, loaded, ids, stages, tracking_uri=uri, as_json=as_json)
         _answer(paths, {"reports": paths, "checkpoints": ids}, as_json)
         return
-    ids = made.reported_checkpoints(folder, loaded, names_of(checkpoints))
+    ids = made.reported_checkpoints(folder, loaded, names_of(checkpoints), recipe_options=source.options)
     path = made.make_report(folder, loaded, checkpoint_ids=ids, tracking_uri=uri, say=say)
     _answer([path], {"report": path, "checkpoints": ids}, as_json)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from osworld_pipeline.doctor.place import Place, checkout
 from osworld_pipeline.doctor.programs import ask, ask_lines
 from osworld_pipeline.domain.finding import Finding, Status
+from osworld_pipeline.domain.shown_commands import ENV_SERVER, PIPELINE, shell_line
 from osworld_pipeline.errors import DependencyError
 
 DESKTOP_CHECKS = (
@@ -45,7 +46,8 @@ def check_desktops(place: Place) -> Iterator[Finding]:
             continue
     if not num_lines:
         raise DependencyError(
-            "the env server does not start here: run `env-server doctor` by hand; its packages are the extra server"
+            f"the env server does not start here: run `{shell_line(ENV_SERVER, 'doctor')}` by hand; its packages are "
+            "the extra server"
         )
 
 
@@ -82,7 +84,7 @@ def check_instance(place: Place) -> Iterator[Finding]:
         raise DependencyError(f"Dagster cannot be asked for its instance: {said.last_words}")
     told = json.loads(said.stdout.splitlines()[-1])
     yield judge_instance("dagster-instance", told, home)
-    yield judge_daemon("dagster-daemon", told)
+    yield judge_daemon("dagster-daemon", told, start=shell_line("make", "dev", f"STATE={place.state.root}"))
 
 
 def _lack_of_dagster(home: Path) -> tuple[str, str] | None:
@@ -135,15 +137,16 @@ def judge_instance(name: str, told: dict, home: Path) -> Finding:
     return Finding(name=name, status=Status.OK, message=f"{text}all others {told['pools']['default_limit']}")
 
 
-def judge_daemon(name: str, told: dict) -> Finding:
+def judge_daemon(name: str, told: dict, *, start: str) -> Finding:
+    """`start`: the command that starts it."""
     beats = told.get("heartbeats_s") or {}
     if told.get("failing_daemons"):
         text = f"Dagster's daemon runs, and fails at: {', '.join(told['failing_daemons'])}"
-        return Finding(name=name, status=Status.WARN, message=text, remedy="make dev, and read what it says")
+        return Finding(name=name, status=Status.WARN, message=text, remedy=f"{start}, and read what it says")
     if not beats or min(beats.values()) > STALE_BEAT_S:
         age = f"since {min(beats.values()) / 60:.0f} minutes" if beats else "yet"
         text = f"Dagster's daemon has not been heard of {age}: no queue, schedule or sensor runs without it"
-        return Finding(name=name, status=Status.WARN, message=text, remedy="make dev")
+        return Finding(name=name, status=Status.WARN, message=text, remedy=start)
     text = f"Dagster's daemon was heard of {min(beats.values()):.0f} s ago"
     return Finding(name=name, status=Status.OK, message=text)
 
@@ -152,7 +155,7 @@ def _way_out(error: str, home: str) -> str:
     if "migrate" in error:
         return f"DAGSTER_HOME={home} dagster instance migrate"
     if "dagster_postgres" in error:
-        return "install the extra postgres: osworld-pipeline doctor --role postgres"
+        return f"install the extra postgres: {shell_line(PIPELINE, 'doctor', '--role', 'postgres')}"
     if "environment variable" in error:
         return "set the variable that it names: docs/instances.md"
     return "see docs/instances.md"

@@ -35,6 +35,7 @@ from osworld_pipeline.doctor.stores import (
     check_locks,
     check_mlflow_database,
 )
+from osworld_pipeline.domain.shown_commands import ENV_SERVER, shell_line
 
 SPARE_S = 2.0
 """What is left of a check's time when the program it asks has used up its own."""
@@ -81,6 +82,7 @@ ROLES: Mapping[str, Role] = {
 
 
 def make_checks(place: Place) -> list[Check]:
+    chosen = [f"STATE={place.state.root}"]
     return [
         one("python", check_python),
         *(one(f"packages-{extra}", check_extra, extra) for extra in PACKAGES),
@@ -102,13 +104,16 @@ def make_checks(place: Place) -> list[Check]:
         one("mlflow-database", check_mlflow_database, place.state, limit_s=10.0),
         one("adapters", check_adapters, place.state),
         one("locks", check_locks, place.state),
-        _port(3000, "Dagster's UI", ("dagster",), "dagster dev --port 3001"),
-        _port(5000, "MLflow's UI", ("mlflow",), "mlflow ui --backend-store-uri sqlite:///var/mlflow/mlflow.db -p 5001"),
-        _port(8100, "the env server", ("env_server", "env-server"), "env-server --port 8101"),
+        _port(3000, "Dagster's UI", ("dagster",), shell_line("make", "dev", *chosen, "PORT=3001")),
+        _port(5000, "MLflow's UI", ("mlflow",), shell_line("make", "mlflow", *chosen, "PORT=5001")),
+        _port(8100, "the env server", ("env_server", "env-server"), shell_line(ENV_SERVER, "--port", 8101)),
         _port(
-            30000, "sglang", ("sglang",), "scripts/sglang-cpu CHECKPOINT --port 30001, and engine.urls in the recipe"
+            30000,
+            "sglang",
+            ("sglang",),
+            "serve it at another port (scripts/sglang-cpu takes --port), and name that in engine.urls",
         ),
-        _port(8265, "Ray's dashboard", ("ray",), "ray start --head --dashboard-port 8266"),
+        _port(8265, "Ray's dashboard", ("ray",), shell_line("ray", "start", "--head", "--dashboard-port", 8266)),
     ]
 
 

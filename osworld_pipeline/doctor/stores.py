@@ -13,6 +13,7 @@ from osworld_pipeline.agent.adapters import find_adapter
 from osworld_pipeline.doctor.ports import command_of
 from osworld_pipeline.doctor.programs import ask
 from osworld_pipeline.domain.finding import Finding, Status
+from osworld_pipeline.domain.shown_commands import pipeline_line
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
 
@@ -36,7 +37,7 @@ def check_catalog(name: str, state: StateDir) -> Finding:
         message = str(json.loads(said.stderr.splitlines()[-1])["error"]["message"])
     except (ValueError, KeyError, IndexError, TypeError):
         message = f"{state.catalog} cannot be asked ({said.last_words})"
-    remedy = "osworld-pipeline rebuild-catalog makes it again from what is stored; nothing is lost"
+    remedy = f"{pipeline_line(state, 'rebuild-catalog')} makes it again from what is stored; nothing is lost"
     return Finding(name=name, status=Status.MISSING, message=message, remedy=remedy)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from osworld_pipeline.datasets.exporters.folder import MANIFEST
+from osworld_pipeline.domain.shown_commands import PIPELINE, shell_line
 from osworld_pipeline.errors import DatasetError
 from osworld_pipeline.publishing.publication import (
     CARD,
@@ -54,7 +55,9 @@ def plan_dataset(folder: Path) -> Publication:
 
 def _manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
-    way_out = f"publish what `osworld-pipeline export {'|'.join(KINDS)}` wrote"
+    new = folder.with_name(f"{folder.name}-huggingface") if folder.exists() else folder
+    advised = shell_line(PIPELINE, "export", "huggingface", new)
+    way_out = f"publish an export of the kinds {', '.join(KINDS)}, as `{advised}` writes one"
     try:
         found = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:

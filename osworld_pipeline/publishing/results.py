@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from osworld_pipeline.domain.shown_commands import PIPELINE, shell_line
 from osworld_pipeline.errors import DatasetError
 from osworld_pipeline.publishing.publication import (
     LicensedRows,
@@ -24,7 +25,7 @@ def plan_results(target: Path, *, licence: str | None) -> Publication:
     """
     paths = sorted(target.glob("*.json")) if target.is_dir() else [target]
     if not paths:
-        raise DatasetError(f"{target} has no result file: `osworld-pipeline evaluate --output FILE.json` writes one")
+        raise DatasetError(f"{target} has no result file: {_way_out(target / 'result.json')}")
     own = need_licence(licence, of=str(target))
     found = [_read(path) for path in paths]
     rows = [
@@ -64,7 +65,7 @@ def plan_results(target: Path, *, licence: str | None) -> Publication:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    way_out = "`osworld-pipeline evaluate --output FILE.json` writes one"
+    way_out = _way_out(path)
     try:
         found = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
@@ -75,6 +76,10 @@ def _read(path: Path) -> dict[str, Any]:
     if missing:
         raise DatasetError(f"{path} is no result file (it has no '{missing[0]}'): {way_out}")
     return found
+
+
+def _way_out(path: Path) -> str:
+    return f"`{shell_line(PIPELINE, 'evaluate', '--output', path)}` writes one"
 
 
 def _interval(result: dict[str, Any]) -> str:

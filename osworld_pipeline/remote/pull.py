@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
+from osworld_pipeline.domain.shown_commands import PIPELINE, shell_line
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.durable import locked
 from osworld_pipeline.errors import StoreError
@@ -57,7 +58,8 @@ def pull(state: StateDir, url: str) -> PullSummary:
     ):  # fmt: skip
         remote, base = read_remote(bucket), read_base(state.root)
         if remote is None:
-            raise StoreError(f"nothing was pushed to {bucket.url} yet: `osworld-pipeline remote push` does it")
+            advised = shell_line(PIPELINE, "remote", "push", "--state-remote", bucket.url)
+            raise StoreError(f"nothing was pushed to {bucket.url} yet: `{advised}` does it, where the state is")
         now = remote.manifest
         if base is not None and base.state_id != now.state_id:
             raise StoreError(f"{bucket.url} holds another state than {state.root}: pull into a new folder")

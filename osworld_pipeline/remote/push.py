@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from osworld_pipeline.domain.shown_commands import pipeline_line
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.durable import locked, write_file
 from osworld_pipeline.errors import StoreError
@@ -92,9 +93,8 @@ def _need_known(state: StateDir, bucket: Bucket) -> Remote | None:
     if base is None or base.state_id != remote.manifest.state_id:
         raise StoreError(f"{bucket.url} holds another state than {state.root}: push to another prefix")
     if base.generation != remote.manifest.generation:
-        raise StoreError(
-            f"{bucket.url} was pushed to from elsewhere since: `osworld-pipeline remote pull` first, then push again"
-        )
+        advised = pipeline_line(state, "remote", "pull", "--state-remote", bucket.url)
+        raise StoreError(f"{bucket.url} was pushed to from elsewhere since: `{advised}` first, then push again")
     return remote
 
 
@@ -118,7 +118,7 @@ def _push(state: StateDir, bucket: Bucket, remote: Remote | None) -> PushSummary
     manifest = _next(before, contents) if is_changed else before
     if is_changed:
         write_base(state.root, manifest, PENDING)
-        _swap(bucket, manifest, remote)
+        _swap(state, bucket, manifest, remote)
     write_base(state.root, manifest)
     return PushSummary(
         generation=manifest.generation,
@@ -182,12 +182,13 @@ def _keys(files: Mapping[str, RemoteFile]) -> set[str]:
     return {file.key(path) for path, file in files.items()}
 
 
-def _swap(bucket: Bucket, manifest: RemoteManifest, remote: Remote | None) -> None:
+def _swap(state: StateDir, bucket: Bucket, manifest: RemoteManifest, remote: Remote | None) -> None:
     try:
         bucket.replace(KEY, manifest.to_bytes(), version=remote.version if remote else None)
     except OutdatedError as error:
+        advised = pipeline_line(state, "remote", "pull", "--state-remote", bucket.url)
         raise StoreError(
-            f"{bucket.url} was pushed to from elsewhere meanwhile: `osworld-pipeline remote pull`, then push again"
+            f"{bucket.url} was pushed to from elsewhere meanwhile: `{advised}`, then push again"
         ) from error
 
 

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import httpx
 
 from osworld_pipeline.domain.observation import Observation
+from osworld_pipeline.domain.shown_commands import ENV_SERVER, shell_line
 from osworld_pipeline.errors import (
     ActionParseError,
     EngineError,
@@ -48,7 +49,9 @@ class BusyError(NoCapacityError):
 
 
 def unreachable(base_url: str) -> str:
-    return f"no env server answers at {base_url}; start one with: env-server --provider local"
+    port = httpx.URL(base_url).port
+    words = ["--provider", "local", *(["--port", port] if port else [])]
+    return f"no env server answers at {base_url}; start one with: {shell_line(ENV_SERVER, *words)}"
 
 
 def read_answer(answer: type[Answer], content: bytes, path: str) -> Answer:

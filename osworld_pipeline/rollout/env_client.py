@@ -19,6 +19,7 @@ import httpx
 from pydantic import ValidationError
 
 from osworld_pipeline.domain.observation import Observation, Settle
+from osworld_pipeline.domain.shown_commands import ENV_SERVER, shell_line
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.errors import EnvServerError, EvaluatorError, PipelineError, ReplicaError
 from osworld_pipeline.protocols import DesktopInfo
@@ -78,7 +79,9 @@ class EnvClient:
         parts = base_urls.split(",") if isinstance(base_urls, str) else base_urls
         self.base_urls = tuple(url.strip().rstrip("/") for url in parts if url.strip())
         if not self.base_urls:
-            raise EnvServerError("no env server address given; start one with: env-server --provider local")
+            raise EnvServerError(
+                f"no env server address given; start one with: {shell_line(ENV_SERVER, '--provider', 'local')}"
+            )
         self.env_config = env_config or EnvConfig()
         self.timeouts = timeouts or EnvTimeouts()
         self.client_id = client_id

@@ -13,6 +13,7 @@ from osworld_pipeline.agent.adapters import find_adapter, whole_weights_folder
 from osworld_pipeline.agent.processor import load_processor
 from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
 from osworld_pipeline.domain.digest import digest_bytes, digest_json
+from osworld_pipeline.domain.shown_commands import PIPELINE, shell_line
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.durable import write_file
 from osworld_pipeline.errors import DependencyError, StoreError
@@ -77,13 +78,14 @@ def require_unchanged(checkpoint_id: str, folder: Path) -> None:
     """
     if not folder.is_dir():
         raise StoreError(
-            f"{checkpoint_id} is gone: there is no folder {folder}; put it back, or add it where it lies now "
-            "(osworld-pipeline checkpoint add FOLDER)"
+            f"{checkpoint_id} is gone: there is no folder {folder}; put it back, or add the folder where it lies now "
+            "(the command checkpoint add)"
         )
     if _identify(folder)[0] != checkpoint_id:
         raise StoreError(
             f"{folder} has changed since it was added as {checkpoint_id} (its weights or its {CONFIG}): put the old "
-            f"files back, or add it anew, as a checkpoint of its own (osworld-pipeline checkpoint add {folder})"
+            "files back, or add it anew, as a checkpoint of its own "
+            f"({shell_line(PIPELINE, 'checkpoint', 'add', folder)})"
         )
 
 

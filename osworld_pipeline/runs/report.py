@@ -7,6 +7,7 @@ from pathlib import Path
 
 from osworld_pipeline.domain.checkpoint import Ancestor, Checkpoint, Stage
 from osworld_pipeline.domain.near_names import did_you_mean
+from osworld_pipeline.domain.shown_commands import pipeline_line
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import DatasetError, TableError, TrackingError
 from osworld_pipeline.evaluation.changes import Training, changes_of_stage
@@ -38,9 +39,12 @@ TRAINED = (Stage.SFT, Stage.FLYWHEEL, Stage.GSPO_PHASE1, Stage.GSPO_PHASE2)
 Say = Callable[[str], None]
 
 
-def reported_checkpoints(state: StateDir, recipe: Recipe, named: Sequence[str]) -> list[str]:
+def reported_checkpoints(
+    state: StateDir, recipe: Recipe, named: Sequence[str], *, recipe_options: Sequence[str] = ()
+) -> list[str]:
     """Those of `named`, or of all where none is, that were evaluated on the recipe's held-out tasks. Empty where all
-    evaluations of this state were run with other settings.
+    evaluations of this state were run with other settings. `recipe_options`: the words of a command line that chose
+    the recipe, for the command that an error advises.
 
     Raises:
         TableError: one is not there, none of `named` was evaluated so, or there is no evaluation at all.
@@ -49,11 +53,13 @@ def reported_checkpoints(state: StateDir, recipe: Recipe, named: Sequence[str]) 
     ids = ids or [checkpoint.checkpoint_id for checkpoint in all_checkpoints(state)]
     found = list(_recorded_stage_keys(state, recipe, ids))
     if not found and not named and not read_evals(state):
-        raise TableError(f"no checkpoint of {state.root} has been evaluated: run osworld-pipeline evaluate")
+        advised = pipeline_line(state, "evaluate", *recipe_options)
+        raise TableError(f"no checkpoint of {state.root} has been evaluated: run {advised}")
     if not found and named:
+        advised = pipeline_line(state, "backfill", "--checkpoints", ",".join(ids), *recipe_options)
         raise TableError(
             f"none of these checkpoints of {state.root} was evaluated on the held-out tasks of recipe {recipe.name} "
-            "with these settings: run osworld-pipeline evaluate, or name the recipe that it was run with"
+            f"with these settings: run {advised}, or name the recipe that it was run with"
         )
     return found
 
@@ -144,27 +150,28 @@ def make_training_report(
     return path
 
 
-def make_suite_report(state: StateDir, recipe: Recipe, suite_name: str) -> Path:
+def make_suite_report(state: StateDir, recipe: Recipe, suite_name: str, *, recipe_options: Sequence[str] = ()) -> Path:
     """Writes `reports/suite-<name>-<evaluation key>.html` of all checkpoints evaluated on the suite as the recipe says;
-    returns its path.
+    returns its path. `recipe_options` as in `reported_checkpoints`.
 
     Raises:
         DatasetError: there is no such suite.
         TableError: nothing was evaluated so.
     """
-    path = _write_suite(state, recipe, suite_name)
+    path = _write_suite(state, recipe, suite_name, recipe_options)
     write_index(state)
     return path
 
 
-def _write_suite(state: StateDir, recipe: Recipe, suite_name: str) -> Path:
+def _write_suite(state: StateDir, recipe: Recipe, suite_name: str, recipe_options: Sequence[str] = ()) -> Path:
     suite = load_suite(state, recipe, suite_name)
     evals = read_evals(state)
     rows = next(filter(None, (_rows_of(evals, key) for key in recorded_keys(recipe, suite))), [])
     if not rows:
+        advised = pipeline_line(state, "backfill", "--suites", suite_name, *recipe_options)
         raise TableError(
-            f"no checkpoint of {state.root} was evaluated on the suite {suite_name} as recipe {recipe.name} says: run "
-            f"osworld-pipeline backfill --suites {suite_name}, or name the recipe that it was run with"
+            f"no checkpoint of {state.root} was evaluated on the suite {suite_name} with these settings of recipe "
+            f"{recipe.name}: run {advised}, or name the recipe and the settings that it was evaluated with"
         )
     num_planned = len(suite.tasks) * len(recipe.evaluation.seeds)
     checkpoints = all_checkpoints(state)

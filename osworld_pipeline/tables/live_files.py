@@ -5,7 +5,7 @@ were not listed; then the state before their compaction is taken, whose files ar
 Only files that count are opened: the join with their names prunes the others.
 """
 
-from osworld_pipeline.part_files import COMPACTED, HEAD_OF, MANIFEST, REPAIR
+from osworld_pipeline.part_files import COMPACTED, HEAD_OF, MANIFEST
 
 MARKER = "format.json"
 """Next to the manifest, which is not there before the first compaction: what matches nothing is an error to DuckDB."""
@@ -24,7 +24,8 @@ def live_files_sql(table: str, folder: str, root: str) -> str:
 
     name = "parse_filename(file)"
     heads = f"{root} || '{head}'"
-    damaged = f"concat('the manifest of the compactions is missing or old: run ', '{REPAIR.strip('`')}')"
+    repair = f"concat('osworld-pipeline rebuild-catalog --state ''', {root}, '..''')"
+    damaged = f"concat('the manifest of the compactions is missing or old: run ', {repair})"
     lost = "concat('a file that the manifest names is gone: ', (SELECT min(name) FROM missing))"
     return f"""
 WITH manifest AS MATERIALIZED (

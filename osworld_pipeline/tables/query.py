@@ -10,6 +10,7 @@ import duckdb
 import pyarrow as pa
 
 from osworld_pipeline.columns import OWNED_TABLES, PART_TABLES
+from osworld_pipeline.domain.shown_commands import pipeline_line
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import TableError
 from osworld_pipeline.tables.catalog import first_line
@@ -59,12 +60,12 @@ def _ask(state: StateDir, sql: str, timeout_s: float, fetch: Callable[[duckdb.Du
             _need_question(connection, sql)
             return fetch_within(connection, fetch, timeout_s)
         except TimeoutError as error:
-            reasons = "; ".join(_reasons(connection, sql)) or "ask for less"
+            reasons = "; ".join(_reasons(state, connection, sql)) or "ask for less"
             raise TableError(
                 f"the query was stopped after {timeout_s:g} s: {reasons}; or give it longer with --timeout-s"
             ) from error
         except duckdb.Error as error:
-            raise TableError(_explain_refusal(error)) from error
+            raise TableError(_explain_refusal(state, error)) from error
 
 
 def explain_slow(state: StateDir, sql: str) -> list[str]:
@@ -74,22 +75,23 @@ def explain_slow(state: StateDir, sql: str) -> list[str]:
         TableError, StoreError: as open_catalog.
     """
     with open_catalog(state) as connection:
-        return _reasons(connection, sql)
+        return _reasons(state, connection, sql)
 
 
-def _explain_refusal(error: duckdb.Error) -> str:
+def _explain_refusal(state: StateDir, error: duckdb.Error) -> str:
     missing = _MISSING.search(str(error))
     if missing and missing["name"].lower() in {*PART_TABLES, *OWNED_TABLES, *DERIVED}:
         return (
-            f"the catalog has no `{missing['name']}` yet, for an older version built it: run `osworld-pipeline "
-            "rebuild-catalog`"
+            f"the catalog has no `{missing['name']}` yet, for an older version built it: run "
+            f"{pipeline_line(state, 'rebuild-catalog')}"
         )
     return f"DuckDB refused the query: {str(error).strip()}"
 
 
-def _reasons(connection: duckdb.DuckDBPyConnection, sql: str) -> list[str]:
+def _reasons(state: StateDir, connection: duckdb.DuckDBPyConnection, sql: str) -> list[str]:
+    compact = pipeline_line(state, "compact")
     try:
-        return fetch_within(connection, lambda asked: slow_reasons(asked, sql), EXPLAIN_S)
+        return fetch_within(connection, lambda asked: slow_reasons(asked, sql, compact=compact), EXPLAIN_S)
     except (duckdb.Error, TimeoutError):  # an explanation is no reason to fail
         return []
 
@@ -123,8 +125,8 @@ def open_catalog(state: StateDir) -> Iterator[duckdb.DuckDBPyConnection]:
     """
     if not state.catalog.is_file():
         raise TableError(
-            f"there is no catalog at {state.catalog} yet: run `make demo` (or `osworld-pipeline demo`) first, "
-            "or name another state folder with --state"
+            f"there is no catalog at {state.catalog} yet: run {pipeline_line(state, 'demo')} first, or name another "
+            "state folder with --state"
         )
     try:
         connection = duckdb.connect(str(state.catalog), read_only=True)
@@ -166,4 +168,4 @@ def _explain_open(state: StateDir, error: duckdb.Error) -> str:
             f"{state.catalog} is open for writing in {holder}: close it there (or stop that process), "
             "or open it read-only in both"
         )
-    return f"cannot open {state.catalog}: {first_line(error)}; `osworld-pipeline rebuild-catalog` makes it again"
+    return f"cannot open {state.catalog}: {first_line(error)}; {pipeline_line(state, 'rebuild-catalog')} makes it again"

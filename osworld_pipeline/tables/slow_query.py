@@ -38,7 +38,7 @@ class Scan:
         return "episode_id" in self.filters
 
 
-def slow_reasons(connection: duckdb.DuckDBPyConnection, sql: str) -> list[str]:
+def slow_reasons(connection: duckdb.DuckDBPyConnection, sql: str, *, compact: str) -> list[str]:
     """A sentence for each reason that the plan shows, with the remedy; one that says how to look further where it shows
     none. Plans the query and does not run it.
 
@@ -54,7 +54,7 @@ def slow_reasons(connection: duckdb.DuckDBPyConnection, sql: str) -> list[str]:
         *_reads_token_lists(scans),
         *_lists_every_link(asked),
         *_pairs_rows([node for node, _ in nodes]),
-        *_opens_small_parts(connection),
+        *_opens_small_parts(connection, compact),
     ]
     return reasons or ["nothing in its plan stands out: EXPLAIN ANALYZE before the query shows where the time goes"]
 
@@ -109,13 +109,13 @@ def _pairs_rows(nodes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             return
 
 
-def _opens_small_parts(connection: duckdb.DuckDBPyConnection) -> Iterator[str]:
+def _opens_small_parts(connection: duckdb.DuckDBPyConnection, compact: str) -> Iterator[str]:
     counts = ", ".join(f"len(getvariable('osworld_{table}_small'))" for table in PART_TABLES)
     rows = connection.execute(f"SELECT greatest({counts})").fetchall()
     if (rows[0][0] or 0) >= MANY_PARTS:
         yield (
-            f"the store has {rows[0][0]:,} small parts, and a query opens each: `osworld-pipeline compact` makes few "
-            "large files of them"
+            f"the store has {rows[0][0]:,} small parts, and a query opens each: `{compact}` makes few large files of "
+            "them"
         )
 
 

@@ -23,6 +23,7 @@ from osworld_pipeline.agent.adapters import (
     Base,
     file_name_of,
     is_factor,
+    merge_line,
     parameter_of,
     write_base,
 )
@@ -112,8 +113,8 @@ def require_same_settings(adapter: AdapterCheckpoint, section: LoraSection) -> N
     if has != wants:
         raise RecipeError(
             f"trainer.lora says {_described(*wants)}, and the adapter {adapter.folder}, which training goes on with, "
-            f"has {_described(*has)}: set trainer.lora to that, or merge the adapter (osworld-pipeline export merged) "
-            "and train a fresh one on the merged model"
+            f"has {_described(*has)}: set trainer.lora to that, or merge the adapter "
+            f"({merge_line(adapter.folder)}) and train a fresh one on the merged model"
         )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from osworld_pipeline.agent.adapters import Base, find_adapter, whole_weights_folder
+from osworld_pipeline.agent.adapters import Base, find_adapter, merge_line, whole_weights_folder
 from osworld_pipeline.agent.model_inputs import PixelCache
 from osworld_pipeline.agent.processor import load_processor
 from osworld_pipeline.errors import RecipeError, StoreError
@@ -198,7 +198,7 @@ def _require_no_adapter(folder: Path) -> None:
         raise RecipeError(
             f"{folder} is an adapter of rank {adapter.rank} and alpha {adapter.alpha:g}, and the recipe has no "
             "trainer.lora: set trainer.lora to go on with the adapter; to train all weights, merge it first "
-            "(osworld-pipeline export merged) and start from the merged model"
+            f"({merge_line(folder)}) and start from the merged model"
         )
 
 

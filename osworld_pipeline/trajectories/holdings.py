@@ -10,13 +10,13 @@ from osworld_pipeline.errors import StoreError
 from osworld_pipeline.part_files import (
     COMPACTED,
     DETAIL_OF,
-    REPAIR,
     SEED,
     VERSION_SHIFT,
     Manifest,
     PartFile,
     last_generation,
     list_names,
+    repair_of,
 )
 from osworld_pipeline.trajectories.compaction import commit_manifest, exclusive
 from osworld_pipeline.trajectories.reading import compute, read_part_table
@@ -83,7 +83,7 @@ def need_other_copies(root: Path, head: str, manifest: Manifest, names: Sequence
         if only:
             raise StoreError(
                 f"{root / head / COMPACTED / name} is in no manifest, but part '{only[0]}' ({len(only)} in all) is "
-                f"nowhere else: the manifest is not the latest; {REPAIR} makes it again from the parts"
+                f"nowhere else: the manifest is not the latest; {repair_of(root)} makes it again from the parts"
             )
 
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 
 import duckdb
@@ -15,6 +16,7 @@ from starlette.responses import FileResponse, HTMLResponse, PlainTextResponse, R
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from osworld_pipeline.domain.shown_commands import pipeline_line
 from osworld_pipeline.errors import PipelineError
 from osworld_pipeline.evaluation.changes import Training
 from osworld_pipeline.evaluation.effect import RULE
@@ -220,7 +222,8 @@ class Viewer:
         name = request.path_params["name"]
         path = {path.name: path for path in self.settings.state.reports.glob("*.html")}.get(name)
         if path is None:
-            raise NotFoundError(f"there is no report {name[:100]}: `osworld-pipeline report --all` writes them")
+            advised = pipeline_line(self.settings.state, "report", "--all")
+            raise NotFoundError(f"there is no report {name[:100]}: `{advised}` writes them")
         return FileResponse(path, media_type="text/html", headers={"Content-Security-Policy": REPORT_POLICY})
 
     def newer(self, _: Request) -> Response:
@@ -287,6 +290,7 @@ class Viewer:
             count = reader.rows("SELECT count(*) FROM facts")[0][0]
         return {
             "state_folder": str(self.settings.state.root),
+            "command": partial(pipeline_line, self.settings.state),
             "num_known": count,
             "generation": self.index.generation,
             "store_problem": self.index.problem,

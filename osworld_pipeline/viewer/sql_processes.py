@@ -88,7 +88,8 @@ class SqlProcesses:
                 return await _exchange(process, question)
         except TimeoutError as error:
             raise BadQuestionError(
-                f"stopped after {self._limit_s:g} s: choose facets instead, or ask with `osworld-pipeline query`"
+                f"stopped after {self._limit_s:g} s: choose facets instead, or ask it by the command query, which may "
+                "take longer (--timeout-s)"
             ) from error
         except (asyncio.IncompleteReadError, OSError) as error:
             raise BadQuestionError(

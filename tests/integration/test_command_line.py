@@ -27,7 +27,7 @@ def run(folder: Path, *arguments: str, input_text: str | None = None) -> subproc
 def test_query_before_any_demo_says_what_to_run(tmp_path: Path) -> None:
     done = run(tmp_path, "query", "SELECT 1")
     assert done.returncode == 1
-    assert "run osworld-pipeline demo or train first" in " ".join(done.stderr.split())
+    assert "osworld-pipeline demo --state" in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
 
 

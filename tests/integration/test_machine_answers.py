@@ -75,7 +75,7 @@ def test_answers_are_json(tmp_path: Path) -> None:
 def test_an_error_is_an_object_with_its_type_and_exit_status(tmp_path: Path) -> None:
     told = error(run(tmp_path, "query", "SELECT 1", "--json"))
     assert told["type"] == "StoreError"
-    assert "run osworld-pipeline demo or train first" in told["message"]
+    assert "osworld-pipeline demo --state" in told["message"]
     assert told["exit_status"] == 1
 
 

@@ -309,7 +309,7 @@ def test_store_that_is_written_meanwhile_is_announced_and_shown(page: Page, tmp_
     state.root.mkdir()
     with viewer(state) as (url, process):
         page.goto(f"{url}/episodes")
-        expect(page.locator("main")).to_contain_text("make demo")
+        expect(page.locator("main")).to_contain_text("osworld-pipeline demo --state")
         store = TrajectoryStore(state)
         store.write_episodes("first", [make_played("e1", ["0" * 64], [])])
         expect(page.locator("#newer")).to_contain_text("1 newer episode in the store")

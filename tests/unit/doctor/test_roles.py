@@ -94,10 +94,11 @@ def test_what_an_instance_lacks_has_its_way_out(tmp_path: Path, error: str, reme
 
 
 def test_a_daemon_is_judged_by_its_heartbeat() -> None:
-    assert judge_daemon("d", SANE).message == "Dagster's daemon was heard of 3 s ago"
-    assert "since 60 minutes" in judge_daemon("d", {**SANE, "heartbeats_s": {"SENSOR": 3600.0}}).message
-    assert judge_daemon("d", {"heartbeats_s": {}}).status == Status.WARN
-    assert "fails at: SENSOR" in judge_daemon("d", {**SANE, "failing_daemons": ["SENSOR"]}).message
+    assert judge_daemon("d", SANE, start="make dev").message == "Dagster's daemon was heard of 3 s ago"
+    late = judge_daemon("d", {**SANE, "heartbeats_s": {"SENSOR": 3600.0}}, start="make dev STATE=/s")
+    assert ("since 60 minutes" in late.message, late.remedy) == (True, "make dev STATE=/s")
+    assert judge_daemon("d", {"heartbeats_s": {}}, start="make dev").status == Status.WARN
+    assert "fails at: SENSOR" in judge_daemon("d", {**SANE, "failing_daemons": ["SENSOR"]}, start="make dev").message
 
 
 def test_dagster_home_must_be_absolute_and_hold_a_dagster_yaml(tmp_path: Path) -> None:

@@ -5,13 +5,17 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import dagster as dg
 import pytest
 from dagster._core.test_utils import create_run_for_test
 
 from jobs.pools import DEAF_S, heard_interrupts, pools_of, wait_for_pools
+from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import PipelineError
+
+STATE = StateDir(Path("/work/state"))
 
 
 @dg.op(pool="trainer")
@@ -51,7 +55,7 @@ def test_pools_of_a_job_are_those_of_its_ops() -> None:
 
 def test_nothing_is_said_where_there_is_a_place(instance: dg.DagsterInstance) -> None:
     said: list[str] = []
-    wait_for_pools(instance, ["trainer", "never-used"], say=said.append)
+    wait_for_pools(instance, ["trainer", "never-used"], state=STATE, say=said.append)
     assert said == []
 
 
@@ -61,7 +65,7 @@ def test_it_is_said_for_whom_is_waited_once_and_when_it_is_over(instance: dg.Dag
     free = instance.event_log_storage.free_concurrency_slots_for_run
     threading.Timer(0.5, free, [holder]).start()
     started = time.monotonic()
-    wait_for_pools(instance, ["trainer"], say=said.append, poll_s=0.05)
+    wait_for_pools(instance, ["trainer"], state=STATE, say=said.append, poll_s=0.05)
     assert time.monotonic() - started >= 0.4
     assert said == [
         f"waiting until the pool 'trainer' has a place, which run {holder[:8]} (retrain) holds; "
@@ -73,12 +77,12 @@ def test_it_is_said_for_whom_is_waited_once_and_when_it_is_over(instance: dg.Dag
 def test_a_wait_has_an_end(instance: dg.DagsterInstance) -> None:
     holder = hold(instance)
     with pytest.raises(PipelineError, match=rf"waited for 0 h until .* run {holder[:8]} \(retrain\) holds: terminate"):
-        wait_for_pools(instance, ["trainer"], say=lambda _: None, limit_s=0.0)
+        wait_for_pools(instance, ["trainer"], state=STATE, say=lambda _: None, limit_s=0.0)
 
 
 def test_what_an_ended_run_holds_is_freed(instance: dg.DagsterInstance) -> None:
     hold(instance, dg.DagsterRunStatus.FAILURE)
-    wait_for_pools(instance, ["trainer"], say=lambda _: None, limit_s=0.0)
+    wait_for_pools(instance, ["trainer"], state=STATE, say=lambda _: None, limit_s=0.0)
     assert instance.event_log_storage.get_concurrency_info("trainer").active_slot_count == 0
 
 
@@ -98,5 +102,5 @@ def test_a_run_that_was_cancelled_just_now_may_still_hold_its_programs(instance:
     assert run is not None
     instance.report_run_canceled(run)
     with pytest.raises(PipelineError, match=run.run_id[:8]):
-        wait_for_pools(instance, ["trainer"], say=lambda _: None, limit_s=0.0)
+        wait_for_pools(instance, ["trainer"], state=STATE, say=lambda _: None, limit_s=0.0)
     assert instance.event_log_storage.get_concurrency_info("trainer").active_run_ids == {run.run_id}

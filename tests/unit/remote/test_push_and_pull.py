@@ -2,6 +2,7 @@
 kill and no failure loses or mixes anything. The S3 server is real, and so is the client."""
 
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -132,9 +133,12 @@ def test_what_a_cache_made_itself_stays_and_can_be_pushed(s3: S3, url: str, orig
     TrajectoryStore(cache).write_episodes("mine", [make_episode("e-mine")])
     TrajectoryStore(origin).write_episodes("yours", [make_episode("e-yours")])
     push(origin, url)
-    with pytest.raises(StoreError, match="was pushed to from elsewhere since: `osworld-pipeline remote pull` first"):
+    with pytest.raises(StoreError, match="was pushed to from elsewhere since") as refused:
         push(cache, url)
-    pull(cache, url)
+    (advised,) = [part for part in str(refused.value).split("`") if "remote" in part]
+    from osworld_pipeline.cli import app
+
+    app(shlex.split(advised)[1:], standalone_mode=False)
     assert push(cache, url).generation == 3
     pull(origin, url)
     for state in (origin, cache):

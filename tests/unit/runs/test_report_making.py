@@ -72,7 +72,9 @@ def test_a_suite_is_reported_as_the_recipe_evaluates_it(state: StateDir) -> None
     path = make_suite_report(state, RECIPE, "heldout")
     assert path.name.startswith("suite-heldout-")
     assert SFT in path.read_text()
-    with pytest.raises(TableError, match="run osworld-pipeline backfill --suites heldout, or name the recipe"):
+    with pytest.raises(
+        TableError, match=r"run .*osworld-pipeline backfill --suites heldout --state .*, or name the recipe"
+    ):
         make_suite_report(state, load_recipe("smoke", settings=["evaluation.max_turns=7"]), "heldout")
     with pytest.raises(DatasetError, match="no suite 'nobodys'"):
         make_suite_report(state, RECIPE, "nobodys")
@@ -123,7 +125,9 @@ def test_only_what_was_evaluated_so_is_reported(state: StateDir) -> None:
 
 def test_a_report_shows_evaluations_under_other_settings_in_groups_of_their_own(tmp_path: Path) -> None:
     state = StateDir(tmp_path)
-    with pytest.raises(TableError, match=r"no checkpoint of .* has been evaluated: run osworld-pipeline evaluate"):
+    with pytest.raises(
+        TableError, match=r"no checkpoint of .* has been evaluated: run .*osworld-pipeline evaluate --state"
+    ):
         reported_checkpoints(state, RECIPE, [])
     first, second = "sft-000000000001", "sft-000000000002"
     for name in (first, second):

@@ -51,7 +51,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> StateDir:
 
 
 def test_without_a_catalog_the_way_out_is_named(tmp_path: Path) -> None:
-    with pytest.raises(TableError, match=r"there is no catalog at .* yet: run `make demo`"):
+    with pytest.raises(TableError, match=r"there is no catalog at .* yet: run .*osworld-pipeline demo --state"):
         run_query(StateDir(tmp_path), "SELECT 1")
 
 
@@ -86,7 +86,7 @@ def test_the_command_line_keeps_the_place_of_an_error_in_a_narrow_terminal(state
 def test_a_view_that_an_older_catalog_lacks_names_the_command_that_makes_it(state: StateDir) -> None:
     with duckdb.connect(str(state.catalog)) as connection:
         connection.execute("DROP VIEW updates")
-    with pytest.raises(TableError, match=r"has no `updates` yet, .* run `osworld-pipeline rebuild-catalog`"):
+    with pytest.raises(TableError, match=r"has no `updates` yet, .* run .*osworld-pipeline rebuild-catalog --state"):
         run_query(state, "SELECT loss FROM updates")
     rebuild_catalog(state)
     assert run_query(state, "SELECT loss FROM updates").rows == []
@@ -129,7 +129,7 @@ def test_a_store_of_many_small_parts_is_told_to_be_compacted(state: StateDir) ->
         connection.execute("SET VARIABLE osworld_steps_small = [concat('x', n) for n in range(700)]")
         names = [row[0] for row in connection.execute("SELECT unnest(getvariable('osworld_steps_small'))").fetchall()]
         assert len(names) == 700
-        reasons = slow_reasons(connection, "SELECT 1")
+        reasons = slow_reasons(connection, "SELECT 1", compact="osworld-pipeline compact")
     (reason,) = reasons
     assert reason.startswith("the store has 700 small parts, and a query opens each: `osworld-pipeline compact`")
 

@@ -131,7 +131,7 @@ def test_a_notebook_that_listed_the_files_before_a_compaction_reads_what_it_list
 def test_a_notebook_is_told_of_a_lost_manifest(state: StateDir, store: TrajectoryStore) -> None:
     compact_store(state, min_parts=2)
     (state.trajectories / MANIFEST).unlink()
-    with pytest.raises(duckdb.Error, match="missing or old: run osworld-pipeline rebuild-catalog"):
+    with pytest.raises(duckdb.Error, match="missing or old: run osworld-pipeline rebuild-catalog --state"):
         ask_plainly(state, COUNTS)
 
 

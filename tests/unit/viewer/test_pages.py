@@ -144,7 +144,7 @@ def test_screenshot_that_is_gone_is_told_and_the_step_still_shown(own_state: Sta
 def test_state_folder_without_episodes_says_what_to_run(tmp_path) -> None:
     with TestClient(create_app(ViewerSettings(state=StateDir(tmp_path / "none"))), base_url=HOST) as client:
         for address in ("/", "/episodes"):
-            assert "make demo" in client.get(address).text
+            assert "osworld-pipeline demo --state" in client.get(address).text
         assert client.get("/newer").json()["num_episodes"] == 0
     assert not (tmp_path / "none").exists()
 

@@ -1,0 +1,23 @@
+"""Commands that messages and pages advise: complete, and quoted for a POSIX shell, so that they can be pasted."""
+
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+from osworld_pipeline.domain.state import StateDir
+
+PIPELINE = "osworld-pipeline"
+ENV_SERVER = "env-server"
+
+
+def shell_line(program: str, *words: object) -> str:
+    """A program of ours that the shell does not find is named by its path, next to this Python."""
+    beside = Path(sys.executable).with_name(program)
+    is_hidden = shutil.which(program) is None and beside.is_file()
+    return shlex.join([str(beside) if is_hidden else program, *map(str, words)])
+
+
+def pipeline_line(state: StateDir, *words: object) -> str:
+    """A command of `osworld-pipeline` on this state."""
+    return shell_line(PIPELINE, *words, "--state", state.root)
