@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 START = ("README.md", "docs/README.md")
 """From one of these every page can be reached."""
 MARKDOWN = MarkdownIt("gfm-like", {"linkify": False})
+COMMENT = re.compile(r"<!--\s*(.*?)\s*-->", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,8 @@ class Block:
     line: int
     language: str
     text: str
+    marks: tuple[str, ...] = ()
+    """Comments right before it, which no reader sees: what the tests do with it."""
 
 
 class Page:
@@ -53,10 +56,16 @@ class Page:
 
     @property
     def blocks(self) -> Iterator[Block]:
+        marks: list[str] = []
         for token in self.tokens:
-            if token.type in ("fence", "code_block"):
+            if token.type == "html_block":
+                marks += COMMENT.findall(token.content)
+            elif token.type in ("fence", "code_block"):
                 language = token.info.split()[0] if token.info.strip() else ""
-                yield Block((token.map or [0])[0] + 1, language, token.content)
+                yield Block((token.map or [0])[0] + 1, language, token.content, tuple(marks))
+                marks = []
+            elif token.type == "inline":
+                marks = []
 
     @property
     def spans(self) -> Iterator[tuple[int, str]]:

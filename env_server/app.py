@@ -45,7 +45,7 @@ def create_app(pool: Pool, settings: Settings, drivers: Drivers) -> FastAPI:
             await episodes.close_all("the env server is shutting down")
             await drivers.close()
 
-    app = FastAPI(title="OSWorld env server", description=DESCRIPTION, lifespan=lifespan)
+    app = FastAPI(title="OSWorld env server", description=DESCRIPTION, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.episodes, app.state.metrics = episodes, metrics
     app.include_router(own_router(episodes, settings))
     app.include_router(slime_router(episodes))

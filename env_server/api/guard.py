@@ -16,9 +16,9 @@ from osworld_pipeline.wire.cross_site import is_from_here
 
 access_log = logging.getLogger("env_server.access")
 
-OPEN_PATHS = ("/health", "/healthz", "/readyz", "/", "/status")
-"""Counts without secrets: a load balancer asks them and knows no token. The status page holds nothing, and must be
-there for a browser's user to type the token into."""
+OPEN_PATHS = ("/health", "/healthz", "/readyz", "/", "/status", "/docs")
+"""Counts without secrets: a load balancer asks them and knows no token. The pages for a browser hold nothing, and must
+be there for its user to type the token into."""
 _FOREIGN = (
     "this server has no token, so it answers programs of this machine at an address of this machine, and no page of "
     "another site; start it with a token to reach it by other names"

@@ -105,13 +105,13 @@ def create_osgym_app(
     on_fault: Callable[[Fault], None] = lambda _: None,
 ) -> FastAPI:
     """One worker's surface. `allowed` are the networks of its clients; none lets everybody in who has come so far."""
-    app = FastAPI(title=f"OSWorld env server, OSGym surface ({worker.name})")
+    app = FastAPI(title=f"OSWorld env server, OSGym surface ({worker.name})", docs_url=None, redoc_url=None)
     app.include_router(_router(worker))
     _add_failures(app, retry_after_s, failure_pace_s, on_fault)
     if allowed:
         app.add_middleware(AllowedAddresses, allowed=allowed)
 
-    @app.get("/screenshot", response_model=OsgymScreenshotAnswer)
+    @app.get("/screenshot", response_model=OsgymScreenshotAnswer, tags=["OSGym"])
     async def screenshot(vm_id: Annotated[int, Query(alias="vmId")]) -> Response:
         """The screen as it is now."""
         image = await worker.screenshot(vm_id)
@@ -121,7 +121,7 @@ def create_osgym_app(
 
 
 def _router(worker: OsgymWorker) -> APIRouter:
-    router = APIRouter(route_class=QuickRoute)
+    router = APIRouter(route_class=QuickRoute, tags=["OSGym"])
 
     @router.post("/reset", response_model=OsgymResetAnswer)
     async def reset(message: OsgymReset, request: Request) -> Response:

@@ -1,5 +1,5 @@
-"""The status page: what each replica is doing and what its screen shows, for a person with a browser. The page itself
-holds nothing; what it shows it asks for with the token, and only looking at it costs a desktop nothing."""
+"""Pages for a person with a browser: what each replica is doing and what its screen shows, and the API. The pages
+hold nothing; what they show they ask for with the token, and only looking at them costs a desktop nothing."""
 
 import base64
 import hashlib
@@ -17,14 +17,16 @@ from env_server.episode_table import EpisodeTable, UnknownEpisodeError
 from env_server.replica import Replica
 from env_server.settings import Settings
 
-_PAGE = Path(__file__).with_name("status_page")
+_STATUS_PAGE = Path(__file__).with_name("status_page")
+_DOCS_PAGE = Path(__file__).with_name("docs_page")
 
 
 def status_router(episodes: EpisodeTable, settings: Settings) -> APIRouter:
     router = APIRouter(include_in_schema=False)
     started_at = time.monotonic()
     pictures = Pictures()
-    page, headers = make_page(needs_token=settings.token is not None)
+    page, headers = make_page(_STATUS_PAGE, needs_token=settings.token is not None)
+    docs_page, docs_headers = make_page(_DOCS_PAGE, needs_token=settings.token is not None)
 
     @router.get("/")
     async def root() -> Response:
@@ -33,6 +35,10 @@ def status_router(episodes: EpisodeTable, settings: Settings) -> APIRouter:
     @router.get("/status")
     async def status() -> Response:
         return Response(page, media_type="text/html; charset=utf-8", headers=headers)
+
+    @router.get("/docs")
+    async def docs() -> Response:
+        return Response(docs_page, media_type="text/html; charset=utf-8", headers=docs_headers)
 
     @router.get("/status.json")
     async def status_data() -> dict[str, Any]:
@@ -61,10 +67,10 @@ def status_router(episodes: EpisodeTable, settings: Settings) -> APIRouter:
     return router
 
 
-def make_page(*, needs_token: bool) -> tuple[bytes, dict[str, str]]:
-    """The page in one piece, and headers that let it load nothing and run nothing but itself."""
-    style, script = (_PAGE / "page.css").read_text(), (_PAGE / "page.js").read_text()
-    html = (_PAGE / "page.html").read_text()
+def make_page(folder: Path, *, needs_token: bool) -> tuple[bytes, dict[str, str]]:
+    """The page of that folder in one piece, and headers that let it load nothing and run nothing but itself."""
+    style, script = (folder / "page.css").read_text(), (folder / "page.js").read_text()
+    html = (folder / "page.html").read_text()
     html = html.replace("{{style}}", style).replace("{{script}}", script)
     html = html.replace("{{needs_token}}", "true" if needs_token else "false")
     policy = (

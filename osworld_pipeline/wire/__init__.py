@@ -16,7 +16,7 @@ Fault = Literal["env_fault", "grader_fault", "policy_fault", "tampering", "clien
 
 
 class Message(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, use_attribute_docstrings=True)
 
 
 class EnvConfig(Message):

@@ -106,6 +106,32 @@ def test_page_asks_for_the_token_and_keeps_it_out_of_the_address(
     assert complaints == []
 
 
+def test_the_api_page_asks_for_the_token_and_sends_requests_with_it(
+    page: Page, server: RunningServer, complaints: list[str]
+) -> None:
+    page.goto(f"{server.url}/docs")
+    page.get_by_label("This server needs its token").fill(TOKEN)
+    page.get_by_role("button", name="Show the API").click()
+    for surface in ("episodes", "Slime-OSWorld", "AReaL bridge", "OSGym", "probes"):
+        expect(page.get_by_role("heading", name=surface, exact=True)).to_be_visible()
+    expect(page.locator("summary", has_text="/v1/episodes/{episode_id}/steps")).to_contain_text("Act once")
+    page.locator("summary", has_text="/v1/server").click()
+    page.get_by_role("button", name="Send GET /v1/server").click()
+    expect(page.locator("details[open] pre")).to_contain_text('"provider":"local"')
+    assert (page.url, TOKEN in page.content()) == (f"{server.url}/docs", False)
+    assert complaints == []
+    page.locator("summary", has_text="/step").first.click()
+    if folder := os.environ.get("OSWORLD_TEST_PICTURES"):
+        page.screenshot(path=f"{folder}/api-page.png", full_page=True)
+
+
+def test_the_api_page_tells_that_a_token_is_wrong(page: Page, server: RunningServer) -> None:
+    page.goto(f"{server.url}/docs")
+    page.locator("#token").fill("wrong")
+    page.keyboard.press("Enter")
+    expect(page.locator("#token-error")).to_have_text("The server refused this token.")
+
+
 def test_wrong_token_is_told_and_may_be_typed_again(page: Page, server: RunningServer) -> None:
     page.goto(server.url)
     page.locator("#token").fill("wrong")

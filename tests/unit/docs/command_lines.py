@@ -9,7 +9,7 @@ import itertools
 import re
 import shlex
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -27,7 +27,7 @@ OURS = ("osworld-pipeline", "env-server", "osworld-gateway", "make", "dagster")
 KNOWN = {
     "apt-get", "base64", "cat", "cd", "chmod", "cp", "createdb", "curl", "dagster-daemon", "dagster-webserver", "echo",
     "export", "git", "head", "install", "ls", "mkdir", "mlflow", "nvidia-smi", "pip", "psql", "python", "ray", "rm",
-    "rsync", "scp", "ssh", "sudo", "sysctl", "systemctl", "tail", "torchrun", "ulimit", "umask", "usermod", "uv",
+    "rsync", "scp", "sed", "ssh", "sudo", "sysctl", "systemctl", "tail", "torchrun", "ulimit", "umask", "usermod", "uv",
 }  # fmt: skip
 """Programs of others, which nothing here knows the options of."""
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
@@ -53,7 +53,7 @@ def commands_of(name: str, page: Page) -> Iterator[Command]:
     """Of shell blocks whose first line begins with a program; of code in the text that begins with one of ours."""
     for block in page.blocks:
         if block.language in SHELL:
-            lines = _joined(block.text)
+            lines = list(_simple_lines(_joined(block.text)))
             found = [Command(f"{name}:{block.line}", words) for line in lines for words in split(line)]
             if any(_is_program(command.words[0]) for command in found[:1]):
                 yield from found
@@ -116,6 +116,21 @@ def _is_program(word: str) -> bool:
 def _joined(text: str) -> list[str]:
     """Lines; one that ends in a backslash goes on, and so does one before an indented option."""
     return re.sub(r"(\\\n\s*|\n\s+(?=\[?--))", " ", text).splitlines()
+
+
+def _simple_lines(lines: Iterable[str]) -> Iterator[str]:
+    """Without the text of here-documents, the definitions of functions and the lines that call these."""
+    end, functions = "", set[str]()
+    for line in lines:
+        if end:
+            end = "" if line == end else end
+            continue
+        if defined := re.match(r"(\w+)\(\) \{", line):
+            functions.add(defined[1])
+        elif line.partition(" ")[0] not in functions:
+            yield re.sub(r"<<\s*'?\w+'?", "", line)
+        if opened := re.search(r"<<\s*'?(\w+)'?", line):
+            end = opened[1]
 
 
 def _alternatives(word: str) -> list[str]:

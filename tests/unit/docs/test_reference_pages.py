@@ -14,6 +14,7 @@ from check_links import Page
 from fastapi import FastAPI
 
 from env_server.api import areal, osgym, slime
+from env_server.api.describe import describe as describe_api
 from env_server.evaluators.getters import GETTERS
 from env_server.evaluators.metrics import METRICS
 from env_server.settings import Settings
@@ -52,6 +53,23 @@ def names(cell: str) -> list[str]:
 def test_the_configuration_page_is_what_the_resources_say() -> None:
     page = ROOT / "docs/configuration.md"
     assert page.read_text() == describe(), "python -m resources.describe > docs/configuration.md"
+
+
+def test_the_page_of_the_env_servers_api_is_what_the_application_serves() -> None:
+    page = ROOT / "docs/env-server-api.md"
+    assert page.read_text() == describe_api(), "python -m env_server.api.describe > docs/env-server-api.md"
+
+
+def test_the_page_of_the_env_servers_api_has_the_body_of_every_request(pages: dict[str, Page]) -> None:
+    text = pages["docs/env-server-api.md"].path.read_text()
+    for surface in ("Our own API", "Slime-OSWorld", "AReaL's bridge", "OSGym", "Probes"):
+        assert f"\n## {surface}\n" in text
+    assert re.search(
+        r"### POST /v1/episodes/\{episode_id\}/steps\n(?:.*\n){1,4}\nBody: \[StepMessage\]\(#stepmessage\)", text
+    )
+    assert re.search(
+        r"### StepMessage\n(?:.*\n)+?\| `pause` \| number at least 0, at most 60 \| `2.0` \| Seconds", text
+    )
 
 
 def test_every_key_of_a_resource_says_what_it_means() -> None:
