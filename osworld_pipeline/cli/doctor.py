@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -11,8 +11,8 @@ from osworld_pipeline.cli.machine import JsonOption, tell
 from osworld_pipeline.cli.options import SettingsOption
 from osworld_pipeline.cli.pipeline import StateOption
 
-if TYPE_CHECKING:
-    from osworld_pipeline.training.memory_fit import Fit
+DEFAULT_RECIPE = "demo"
+"""Whose readiness is judged where none is named."""
 
 
 def register(app: typer.Typer) -> None:
@@ -36,26 +36,39 @@ def doctor(
         "var/desktop-env/bin/python"
     ),
     recipe: Annotated[
-        str | None, typer.Option(help="With --role trainer: a recipe whose memory is estimated before anything loads.")
+        str | None,
+        typer.Option(help=f"With --role trainer: the recipe to be ready for; {DEFAULT_RECIPE} where none is."),
     ] = None,
     settings: SettingsOption = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="With --role trainer: print the plan of the recipe too, as train --dry-run."),
+    ] = False,
     gpu_memory: Annotated[
         float | None, typer.Option(min=0, help="GB of one GPU to judge the recipe for; without it, of the one here.")
     ] = None,
 ) -> None:
-    """Look at this machine: all roles, or one. Status 0 if that role (the demo, where none is named) can run here, and
-    the recipe fits where one is named."""
+    """Look at this machine: all roles, or one. Status 0 if that role (the demo, where none is named) can run here; a
+    trainer is ready for a recipe, which must fit."""
+    from osworld_pipeline.cli.plan import judge_readiness
     from osworld_pipeline.doctor.diagnosis import diagnose, show
     from osworld_pipeline.doctor.place import Place
-    from osworld_pipeline.doctor.recipe_fit import show_fit
     from osworld_pipeline.doctor.roles import ROLES, make_checks
     from osworld_pipeline.domain.state import StateDir
+    from osworld_pipeline.recipes import load_recipe, recipe_names
 
     if role is not None and role not in ROLES:
         raise typer.BadParameter(f"no role named '{role}'; there are: {', '.join(ROLES)}", param_hint="--role")
-    if recipe is not None and role != "trainer":
-        raise typer.BadParameter("a recipe is judged for --role trainer", param_hint="--recipe")
-    fit = _fit(recipe, settings, gpu_memory) if recipe is not None else None
+    if role != "trainer":
+        given = {"--recipe": recipe, "--set": settings, "--gpu-memory": gpu_memory, "--dry-run": dry_run or None}
+        for option, value in given.items():
+            if value is not None:
+                raise typer.BadParameter("a recipe is judged for --role trainer", param_hint=option)
+    loaded = (
+        load_recipe(recipe or DEFAULT_RECIPE, environ=os.environ, settings=settings or [])
+        if role == "trainer"
+        else None
+    )
     place = Place(
         state=StateDir(state.resolve()),
         dagster_home=dagster_home,
@@ -63,18 +76,22 @@ def doctor(
         desktop_env_python=desktop_env_python.absolute(),
     )
     diagnosis = diagnose(make_checks(place), role=role or "demo", is_only=role is not None)
-    if as_json:
-        tell(diagnosis.as_json() | ({} if fit is None else {"fit": fit.as_json()}))
+    if loaded is None:
+        if as_json:
+            tell(diagnosis.as_json())
+        else:
+            show(diagnosis, Console())
+        is_ready = diagnosis.is_ok
     else:
-        show(diagnosis, Console())
-        if fit is not None:
-            show_fit(fit, Console())
-    if not diagnosis.is_ok or (fit is not None and not fit.is_ok):
+        default = "" if recipe is not None else f", the default; --recipe names another of {', '.join(recipe_names())}"
+        readiness = judge_readiness(loaded, state, gpu_memory=gpu_memory, has_plan=dry_run)
+        is_ready = diagnosis.is_ok and readiness.is_ok
+        if as_json:
+            tell({**diagnosis.as_json(), "ok": is_ready, **readiness.as_json()})
+        else:
+            console = Console()
+            console.print(f"readiness for the recipe {loaded.name}{default}", highlight=False, soft_wrap=True)
+            show(diagnosis, console)
+            readiness.show(console)
+    if not is_ready:
         raise typer.Exit(1)
-
-
-def _fit(recipe: str, settings: list[str] | None, gpu_memory: float | None) -> "Fit":
-    from osworld_pipeline.doctor.recipe_fit import judge_recipe
-    from osworld_pipeline.recipes import load_recipe
-
-    return judge_recipe(load_recipe(recipe, environ=os.environ, settings=settings or []), gpu_gb=gpu_memory)

@@ -33,11 +33,29 @@ def judge_recipe(recipe: Recipe, *, gpu_gb: float | None) -> Fit:
 
 def present_gpu_bytes(*, limit_s: float = NVIDIA_LIMIT_S) -> int | None:
     """Of the smallest GPU here; None where there is none."""
+    return min(_present_gpus(limit_s), default=None)
+
+
+def lack_of_gpus(recipe: Recipe) -> str:
+    """Which GPUs the recipe's trainer wants and this machine has not; empty where there is nothing to say. A tiny model
+    trains on a CPU."""
+    num_wanted, num_here = recipe.trainer.num_processes, len(_present_gpus(NVIDIA_LIMIT_S))
+    if recipe.model.kind == "tiny" or num_here >= num_wanted:
+        return ""
+    wanted = "1 GPU" if num_wanted == 1 else f"{num_wanted} GPUs"
+    return (
+        f"{recipe.name} trains on {wanted}, and this machine has {num_here or 'none'}: set trainer.num_processes, "
+        "or give --gpu-memory GB to plan for another machine"
+    )
+
+
+def _present_gpus(limit_s: float) -> list[int]:
+    """Bytes of each GPU here."""
     if shutil.which("nvidia-smi") is None:
-        return None
+        return []
     said = ask(["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"], limit_s=limit_s)
-    sizes = [int(line) for line in said.stdout.split() if line.isdigit()]
-    return min(sizes) * (1 << 20) if sizes and not said.status else None
+    sizes = [int(line) << 20 for line in said.stdout.split() if line.isdigit()]
+    return [] if said.status else sizes
 
 
 def show_fit(fit: Fit, console: Console) -> None:

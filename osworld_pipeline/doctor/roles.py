@@ -70,7 +70,7 @@ ROLES: Mapping[str, Role] = {
         (*_HOST, "packages-server", "desktop-env", "docker", "disk", "port-8100"),
     ),
     "trainer": Role(
-        "training",
+        "training by the recipe that is named (--recipe), or by demo",
         (*_HOST, "packages-train", "packages-lora", "gpu", "torch", "disk", "file-system", "adapters", "locks"),
     ),
     "dagster": Role("Dagster's UI and daemon", (*_HOST, "packages-pipeline", *_DAGSTER, *_STATE, "port-3000")),

@@ -53,8 +53,12 @@ def test_a_model_of_unknown_size_is_one_clear_error() -> None:
 
 
 def doctor(tmp_path: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "osworld_pipeline.cli", "doctor", "--state", str(tmp_path), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return pipeline(tmp_path, "doctor", *arguments)
+
+
+def pipeline(tmp_path: Path, command: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    words = [sys.executable, "-m", "osworld_pipeline.cli", command, "--state", str(tmp_path), *arguments]
+    return subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
 
 
 def test_the_command_refuses_what_does_not_fit(tmp_path: Path) -> None:
@@ -64,6 +68,43 @@ def test_the_command_refuses_what_does_not_fit(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert not answer["fit"]["ok"]
     assert answer["fit"]["remedies"]
+
+
+def test_a_trainer_is_ready_for_a_recipe_that_the_first_line_names(tmp_path: Path) -> None:
+    first, *rest = doctor(tmp_path, "--role", "trainer").stdout.splitlines()
+    assert first.startswith("readiness for the recipe demo, the default; --recipe names another of areal_full, ")
+    assert any("demo needs" in line for line in rest)
+
+
+def test_a_machine_without_gpus_is_refused_by_name_for_a_recipe_that_needs_eight(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_gpu = tmp_path / "programs"
+    without_gpu.mkdir()
+    monkeypatch.setenv("PATH", f"{without_gpu}:{Path(sys.executable).parent}")
+    words = ["--recipe", "qwen3vl_4b", "--set", "trainer.num_processes=8"]
+    told = "qwen3vl_4b trains on 8 GPUs, and this machine has none"
+    found = doctor(tmp_path, "--role", "trainer", *words)
+    planned = pipeline(tmp_path, "train", "--dry-run", *words)
+    for done in (found, planned):
+        assert (done.returncode, told in done.stdout) == (1, True), done.stdout + done.stderr
+    answer = json.loads(doctor(tmp_path, "--role", "trainer", "--json", *words).stdout)
+    assert (answer["ok"], answer["recipe"], answer["lacks"].startswith(told)) == (False, "qwen3vl_4b", True)
+
+
+def test_the_plan_of_doctor_is_that_of_train(tmp_path: Path) -> None:
+    words = ["--recipe", "smoke", "--dry-run"]
+    planned = pipeline(tmp_path, "train", *words)
+    found = doctor(tmp_path, "--role", "trainer", *words)
+    assert planned.returncode == 0, planned.stderr
+    assert planned.stdout.strip()
+    assert found.stdout.endswith(planned.stdout)
+
+
+@pytest.mark.parametrize("option", [("--gpu-memory", "80"), ("--dry-run",), ("--set", "sft.num_updates=1")])
+def test_what_is_of_a_recipe_goes_with_the_trainer_alone(tmp_path: Path, option: tuple[str, ...]) -> None:
+    done = doctor(tmp_path, *option)
+    assert (done.returncode, option[0] in done.stderr) == (2, True)
 
 
 def test_a_recipe_is_judged_for_the_trainer_alone(tmp_path: Path) -> None:
