@@ -121,7 +121,7 @@ def _demo(console: Console, arguments: argparse.Namespace) -> dict[str, Any]:
         (
             str(run.seed), f"{run.minutes:.1f}", *(f"{_rate(run.sampled[stage]):.1%}" for stage in STAGES),
             f"{100 * gain.difference:+.1f}", f"{100 * gain.low:+.1f} to {100 * gain.high:+.1f}",
-            "better" if gain.is_better else "no difference shown",
+            "better" if gain.is_better else "no significant difference",
             str(run.num_injections), str(run.num_faults),
         )
         for run, gain in zip(runs, gains, strict=True)

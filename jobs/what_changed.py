@@ -35,7 +35,11 @@ def _table(changes: Sequence[Change]) -> Table:
     is_same = len(set(sizes)) == 1
     of = f": {_counted(sizes[0][0], 'task')}, {_counted(sizes[0][1], 'evaluation seed')}" if is_same else ""
     table = Table(
-        title=f"What changed on held-out tasks, paired by task{of}", title_justify="left", box=None, pad_edge=False
+        title=f"What changed on held-out tasks, paired by task{of}",
+        title_justify="left",
+        box=None,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
     )
     table.add_column("", no_wrap=True)
     size_columns = () if is_same else ("tasks", "eval seeds")
@@ -47,7 +51,7 @@ def _table(changes: Sequence[Change]) -> Table:
         table.add_row(
             _title(change),
             f"{100 * it.difference:+.1f}",
-            f"{100 * it.low:+.1f} to {100 * it.high:+.1f}",
+            f"{100 * it.low:+.1f}, {100 * it.high:+.1f}",
             *(() if is_same else map(str, size)),
             effect.words,
         )

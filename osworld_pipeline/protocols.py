@@ -121,7 +121,7 @@ class PolicyTrainer(Protocol):
     """Optimises a policy on what was rolled out. Every method blocks: call it in a thread."""
 
     num_updates: int
-    """Updates behind the weights."""
+    """Number of updates that produced these weights."""
 
     def update(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
         """One update; returns its metrics. The weights do not change where nothing can be learned.

@@ -128,7 +128,7 @@ class TokenSequence:
     sampled_logprobs: tuple[float, ...]
     """Aligned with token_ids, 0.0 outside the mask; as protocols.GenerateResult.logprobs."""
     policy_versions: tuple[int, ...]
-    """Aligned with token_ids: updates behind the weights that sampled the token; -1 outside the mask."""
+    """Aligned with token_ids: how many updates had produced the weights that sampled it; -1 outside the mask."""
     image_steps: tuple[int, ...]
     """Whose steps' screenshots stand at the placeholders, in order."""
 

@@ -52,7 +52,7 @@ class Trajectory:
     sampled_logprobs: tuple[float, ...] | None = None
     """Aligned with token_ids, as `GenerateResult.logprobs`; None for replay and demonstrations."""
     policy_versions: tuple[int, ...] | None = None
-    """Aligned with token_ids, -1 outside the mask: updates behind the weights that sampled each token."""
+    """Aligned with token_ids, -1 outside the mask: how many updates had produced the weights that sampled it."""
     temperature: float = 1.0
     """Logits are divided by it: that of the sampling; for replay, that of the phase it joins."""
     advantage: float = 0.0

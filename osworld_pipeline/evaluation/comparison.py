@@ -21,7 +21,7 @@ class Verdict(StrEnum):
 
     BETTER = "better"
     WORSE = "worse"
-    NOT_SHOWN = "no difference shown"
+    NOT_SHOWN = "no significant difference"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -51,7 +51,7 @@ class EpisodeRecorder:
         success_threshold: float = 1.0,
         max_turns: int = 0,
     ) -> None:
-        """`policy_version`: updates behind the weights that sample; set it anew when they change."""
+        """`policy_version`: number of updates that produced the weights that sample; set it anew when they change."""
         self.policy_version = policy_version
         self._store = store
         self._checkpoint_id, self._sampling, self._engine = checkpoint_id, sampling, engine

@@ -209,7 +209,7 @@ class _Progress:
     def hear(self, episode: Episode) -> None:
         self.num_ended += 1
         self.num_successes += episode.is_success
-        note = f"{self.num_successes}/{self.num_ended} episodes succeeded"
+        note = f"{self.num_successes}/{self.num_ended} succeeded"
         self.report({"kind": "progress", "done": self.num_ended, "total": self.total, "note": note})
 
 

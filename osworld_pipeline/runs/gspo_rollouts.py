@@ -95,7 +95,7 @@ def _episodes_of(job: GspoJob, rollouts: PhaseRollouts, point: ResumePoint, repo
         ended.append(episode.is_success)
         done = min(total, point.num_updates * per_update + len(ended))
         recent = ended[-per_update:]
-        note = f"{sum(recent)}/{len(recent)} of the last episodes succeeded"
+        note = f"last {len(recent)}: {sum(recent)} succeeded"
         report({"kind": "progress", "done": done, "total": total, "note": note})
         watch(episode)
 

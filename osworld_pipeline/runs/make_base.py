@@ -69,7 +69,7 @@ def _make(job: Mapping[str, Any], recipe: Recipe, state: StateDir, report: Repor
 
             def on_progress(done: int, loss: float) -> None:
                 if done % REPORT_EVERY == 0 or done == total:
-                    note = f"tiny model learns to copy, loss {loss:.2f}"
+                    note = f"copying, loss {loss:.2f}"
                     report({"kind": "progress", "done": done, "total": total, "note": note})
 
             build_tiny_checkpoint(temp, model, tokenizer_corpus(recipe), on_progress=on_progress)

@@ -79,7 +79,7 @@ async def _record(
     recipe: Recipe, state: StateDir, servers: EnvServers, report: Callable[[Mapping[str, Any]], None]
 ) -> Recording:
     def on_progress(progress: RecordProgress) -> None:
-        note = f"{progress.num_recorded} recorded, {progress.num_attempts} attempts"
+        note = f"{progress.num_attempts} attempts, {progress.num_recorded} kept"
         report({"kind": "progress", "done": progress.num_done, "total": progress.num_tasks, "note": note})
 
     async with open_env_client(recipe, state, servers, purpose="demonstrations") as client:

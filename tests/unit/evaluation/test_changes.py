@@ -150,7 +150,7 @@ def test_the_start_of_each_run_is_its_own() -> None:
     assert change.effect is not None
     assert change.runs == (((ids[0], ids[2]),), ((ids[1], ids[3]),))
     assert change.effect.run_differences == (1.0, 0.0)
-    assert change.effect.words == "2 runs: no difference shown"
+    assert change.effect.words == "2 runs: no significant difference"
 
 
 def test_branches_that_share_a_stage_are_one_run() -> None:

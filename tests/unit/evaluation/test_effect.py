@@ -61,12 +61,12 @@ def test_a_loss_is_an_effect_too() -> None:
 def test_runs_that_disagree_show_no_difference_though_the_paired_test_does() -> None:
     # Mean 0.2, standard deviation 0.2: 0.2 -+ 0.4968 reaches over 0.
     effect = judge_effect(compared(0.2), spread=NARROW, run_differences=[0.0, 0.2, 0.4])
-    assert (effect.is_effect, effect.words) == (False, "3 runs: no difference shown")
+    assert (effect.is_effect, effect.words) == (False, "3 runs: no significant difference")
     assert effect.missing == ("the runs disagree",)
 
 
 @pytest.mark.parametrize(
-    ("differences", "words"), [([0.1, 0.3], "2 runs: better"), ([-0.1, 0.5], "2 runs: no difference shown")]
+    ("differences", "words"), [([0.1, 0.3], "2 runs: better"), ([-0.1, 0.5], "2 runs: no significant difference")]
 )
 def test_two_runs_are_told_and_are_no_effect(differences: list[float], words: str) -> None:
     effect = judge_effect(compared(0.2), spread=NARROW, run_differences=differences)
@@ -90,7 +90,7 @@ def test_a_start_with_one_evaluation_seed_allows_a_verdict_and_no_effect() -> No
 
 def test_what_the_paired_test_does_not_show_is_not_shown() -> None:
     effect = judge_effect(compared(0.2, p_value=0.06), spread=NARROW, run_differences=[0.19, 0.2, 0.21])
-    assert effect.words == "3 runs: no difference shown"
+    assert effect.words == "3 runs: no significant difference"
 
 
 Rates = Sequence[float]

@@ -75,3 +75,13 @@ def test_the_note_of_the_assets_is_gone_when_the_last_step_has_ended() -> None:
         assert job.execute_in_process(instance=instance, run_id=run_id).success
     (assets,) = progress.tasks
     assert (assets.completed, assets.total, assets.fields["note"]) == (1, 1, "")
+
+
+@pytest.mark.parametrize(
+    "note", ["last 128: 100 succeeded", "1000/1000 succeeded", "copying, loss 0.53", "1000 attempts, 1000 kept"]
+)
+def test_the_notes_of_the_stages_are_whole_in_80_columns(note: str) -> None:
+    """The longest of each kind that runs/ reports."""
+    progress = played(80)
+    progress.update(progress.tasks[0].id, note=note)
+    assert note in drawn(progress, 80)

@@ -58,7 +58,7 @@ def test_a_line_for_each_comparison_says_points_interval_and_verdict_below_tasks
     (second,) = [line for line in lines if line[:5] == ["phase", "2", "against", "phase", "1"]]
     # t6 and t7: 2/8 = 25 points; two tasks prove nothing.
     assert second[5] == "+25.0"
-    assert second[-5:] == ["one", "run:", "no", "difference", "shown"]
+    assert second[-5:] == ["one", "run:", "no", "significant", "difference"]
     assert sum("against" in line and "Families" not in line for line in lines) == 4
 
 
@@ -67,7 +67,7 @@ def test_comparisons_of_other_tasks_say_how_many_each() -> None:
     (sft,) = [line for line in lines if line[:3] == ["SFT", "against", "Base"]]
     assert sft[-5:] == ["8", "1", "one", "run:", "better"]
     (second,) = [line for line in lines if line[:5] == ["phase", "2", "against", "phase", "1"]]
-    assert second[-7:] == ["7", "1", "one", "run:", "no", "difference", "shown"]
+    assert second[-7:] == ["7", "1", "one", "run:", "no", "significant", "difference"]
 
 
 def test_families_that_moved_from_sft_to_phase_2_have_a_line_each() -> None:

@@ -58,7 +58,7 @@ def test_checkpoints_that_two_graders_scored_are_shown_and_not_compared(own_stat
 def test_two_checkpoints_of_one_run_are_never_called_an_effect(sample_state: StateDir, tmp_path: Path) -> None:
     with reading(sample_state) as read:
         page = read(f"/compare?a={SFT}&b={GSPO}")
-    assert "One run: no difference shown." in page, "six tasks"
+    assert "One run: no significant difference." in page, "six tasks"
     assert "an effect needs 3 training runs" in page
     assert "Effect over" not in page
     several = StateDir(tmp_path)
