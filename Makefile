@@ -7,7 +7,7 @@ export PYTHONUNBUFFERED := 1
 export PYTHONDONTWRITEBYTECODE :=
 export DAGSTER_HOME := $(CURDIR)
 
-.PHONY: help setup setup-test setup-python setup-tokenizer demo test test-fast test-sglang test-gpu test-faults test-hostile test-windows fuzz bench-env bench-settling bench-data bench-rollout bench-training bench-demo bench-learning bench-scale bench-viewer check format dev mlflow constraints clean
+.PHONY: help setup setup-test setup-python setup-tokenizer demo test test-fast test-sglang test-gpu test-docs test-faults test-hostile test-windows fuzz bench-env bench-settling bench-data bench-rollout bench-training bench-demo bench-learning bench-scale bench-viewer check format dev mlflow constraints clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -42,6 +42,9 @@ test-gpu: setup-tokenizer ## the published 4B shape on a CUDA GPU, in under 8 mi
 
 test-faults: setup-test ## training, a backfill and the demo while what they rest on fails at random; KILLS=40 for long
 	@OSWORLD_CHAOS_KILLS=$(or $(KILLS),12) $(BIN)/pytest -s tests/integration/test_training_faults.py tests/integration/test_backfill_kills.py tests/integration/test_demo_kills.py
+
+test-docs: setup-test ## the commands of README.md and docs/, run against a small state that is made first
+	@OSWORLD_TEST_DOCS=1 $(BIN)/pytest tests/unit/docs/test_block_marks.py tests/pages
 
 test-hostile: setup-test ## honest episodes beside hostile ones on one env server, with nothing else running; MINUTES=5 DESKTOPS=32
 	@OSWORLD_HOSTILE_MINUTES=$(or $(MINUTES),5) OSWORLD_HOSTILE_DESKTOPS=$(or $(DESKTOPS),32) $(BIN)/pytest -s tests/integration/test_hostile_load.py

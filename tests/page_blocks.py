@@ -22,7 +22,7 @@ PROGRAMS = (
 )  # fmt: skip
 _ASSIGNMENTS = re.compile(r"^(?:[A-Z_]+=(?:\"[^\"]*\"|\S*)\s+)+|^[A-Z_]+=\S+$")
 
-Kind = Literal["run", "serve", "not run", "output", "text"]
+Kind = Literal["run", "serve", "fails", "file", "not run", "output", "text"]
 
 
 class MarkError(ValueError):
@@ -36,6 +36,8 @@ class PageBlock:
     kind: Kind
     reason: str = ""
     """Of one that is not run."""
+    name: str = ""
+    """Of the file that the text belongs into."""
     output: str | None = None
     """What the page shows that it prints; None where it shows nothing."""
     replacements: tuple[tuple[str, str], ...] = field(default=())
@@ -56,7 +58,7 @@ def read_page(path: Path) -> list[PageBlock]:
     found: list[PageBlock] = []
     for block in _blocks(check_links.Page(path)):
         if block.kind == "output":
-            if not found or found[-1].kind not in ("run", "serve", "not run"):
+            if not found or found[-1].kind not in ("run", "serve", "fails", "not run"):
                 raise MarkError(f"line {block.line}: output without a command before it")
             found[-1] = replace(found[-1], output=block.text)
         else:
@@ -66,18 +68,20 @@ def read_page(path: Path) -> list[PageBlock]:
 
 def _blocks(page: check_links.Page) -> Iterator[PageBlock]:
     for block in page.blocks:
-        if block.language in CHECKED:
+        if block.language in CHECKED and not block.marks:
             continue
         kind: Kind | None = None
-        reason, replacements = "", []
+        reason, name, replacements = "", "", []
         for mark in block.marks:
             word, _, rest = mark.partition(": ")
             if word == "not run":
                 kind, reason = "not run", " ".join(rest.split())
-            elif word in ("output", "text", "serve"):
+            elif word in ("output", "text", "serve", "fails", "run"):
                 kind = word
+            elif word == "file":
+                kind, name = "file", rest
             elif word == "with":
-                old, arrow, new = rest.partition(" => ")
+                old, arrow, new = rest.partition("=>")
                 if not arrow:
                     raise MarkError(f"line {block.line}: write `with: OLD => NEW`, not {mark!r}")
                 replacements.append((old.strip(), new.strip()))
@@ -89,7 +93,7 @@ def _blocks(page: check_links.Page) -> Iterator[PageBlock]:
             raise MarkError(f"line {block.line}: no command that is known; mark it as text, output or not run")
         if kind == "not run" and len(reason) < 10:
             raise MarkError(f"line {block.line}: why is it not run?")
-        yield PageBlock(block.line, block.text, kind, reason=reason, replacements=tuple(replacements))
+        yield PageBlock(block.line, block.text, kind, reason=reason, name=name, replacements=tuple(replacements))
 
 
 def is_command(text: str) -> bool:

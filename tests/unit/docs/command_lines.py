@@ -52,7 +52,7 @@ class BadCommandError(Exception):
 def commands_of(name: str, page: Page) -> Iterator[Command]:
     """Of shell blocks whose first line begins with a program; of code in the text that begins with one of ours."""
     for block in page.blocks:
-        if block.language in SHELL:
+        if block.language in SHELL and not {"output", "text"} & set(block.marks):
             lines = list(_simple_lines(_joined(block.text)))
             found = [Command(f"{name}:{block.line}", words) for line in lines for words in split(line)]
             if any(_is_program(command.words[0]) for command in found[:1]):

@@ -4,6 +4,8 @@ import argparse
 import re
 from pathlib import Path
 
+from page_blocks import read_page
+
 from env_server.config import make_settings, read_config
 from env_server.gateway_server.faults import FaultShares
 from env_server.gateway_server.main import make_parser
@@ -11,7 +13,7 @@ from env_server.options import add_server_options
 from env_server.settings import GatewaySettings
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGE = (ROOT / "docs/gateway.md").read_text().split("\n# Turns for AReaL\n")[0]
+PAGE = (ROOT / "docs/gateway.md").read_text()
 
 
 def options_of(parser: argparse.ArgumentParser) -> set[str]:
@@ -51,9 +53,9 @@ def test_every_setting_has_the_default_that_the_page_says() -> None:
 
 
 def test_the_configuration_is_taken_and_its_faults_are_read(tmp_path: Path) -> None:
-    block = PAGE.split("With\n`sandboxes.toml`:\n\n")[1].split("\n\n")[0]
+    (text,) = [block.text for block in read_page(ROOT / "docs/gateway.md") if "[gateway]" in block.text]
     file = tmp_path / "sandboxes.toml"
-    file.write_text("\n".join(line.removeprefix("    ") for line in block.splitlines()))
+    file.write_text(text)
     settings = make_settings(read_config(file), environment={})
     assert (settings.provider, settings.num_replicas, settings.screen) == ("gateway", 3, (512, 320))
     quota = int(re.findall(r"--quota (\d+) --retry-after-s", PAGE)[0])
