@@ -61,3 +61,16 @@ def test_marks_belong_to_the_block_after_them(tmp_path: Path) -> None:
 )
 def test_three_dots_stand_for_what_differs_from_run_to_run(shown: str, printed: str, is_same: bool) -> None:
     assert matches(shown, printed) is is_same
+
+
+def test_the_documentation_begins_with_five_pages_that_end_in_a_result() -> None:
+    """Of at most two screens each, with the time that it took and where."""
+    links = [link.target for link in check_links.Page(ROOT / "docs/README.md").links][:5]
+    assert links == [f"doors/{name}.md" for name in ("evaluate", "look", "train", "desktops", "operate")]
+    for link in links:
+        path = ROOT / "docs" / link
+        text = path.read_text()
+        assert len(text.splitlines()) <= 80, link
+        assert "\nIt took " in text, link
+        assert "two cores" in text, link
+        assert any(block.output for block in read_page(path) if block.kind in ("run", "serve")), link
