@@ -37,12 +37,15 @@ def present_gpu_bytes(*, limit_s: float = NVIDIA_LIMIT_S) -> int | None:
 
 
 def lack_of_gpus(recipe: Recipe) -> str:
-    """Which GPUs the recipe's trainer wants and this machine has not; empty where there is nothing to say. A tiny model
-    trains on a CPU."""
-    num_wanted, num_here = recipe.trainer.num_processes, len(_present_gpus(NVIDIA_LIMIT_S))
-    if recipe.model.kind == "tiny" or num_here >= num_wanted:
+    """Which GPUs the recipe's trainer, and the servers that it launches, want and this machine has not; empty where there
+    is nothing to say. A tiny model trains on a CPU."""
+    num_ranks, num_here = recipe.trainer.num_processes, len(_present_gpus(NVIDIA_LIMIT_S))
+    launch = recipe.engine.launch
+    num_sampling = launch.num_servers * launch.gpus_per_server if launch and launch.device == "cuda" else 0
+    if recipe.model.kind == "tiny" or num_here >= num_ranks + num_sampling:
         return ""
-    wanted = "1 GPU" if num_wanted == 1 else f"{num_wanted} GPUs"
+    wanted = "1 GPU" if num_ranks == 1 else f"{num_ranks} GPUs"
+    wanted += f" and samples on {num_sampling} others" if num_sampling else ""
     return (
         f"{recipe.name} trains on {wanted}, and this machine has {num_here or 'none'}: set trainer.num_processes, "
         "or give --gpu-memory GB to plan for another machine"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from osworld_pipeline.doctor.recipe_fit import judge_recipe, present_gpu_bytes, show_fit
+from osworld_pipeline.doctor.recipe_fit import judge_recipe, lack_of_gpus, present_gpu_bytes, show_fit
 from osworld_pipeline.errors import RecipeError
 from osworld_pipeline.recipes import load_recipe
 
@@ -90,6 +90,12 @@ def test_a_machine_without_gpus_is_refused_by_name_for_a_recipe_that_needs_eight
         assert (done.returncode, told in done.stdout) == (1, True), done.stdout + done.stderr
     answer = json.loads(doctor(tmp_path, "--role", "trainer", "--json", *words).stdout)
     assert (answer["ok"], answer["recipe"], answer["lacks"].startswith(told)) == (False, "qwen3vl_4b", True)
+
+
+def test_launched_servers_take_gpus_of_their_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    told = lack_of_gpus(load_recipe("qwen3vl_4b_node"))
+    assert told.startswith("qwen3vl_4b_node trains on 4 GPUs and samples on 4 others, and this machine has none")
 
 
 def test_the_plan_of_doctor_is_that_of_train(tmp_path: Path) -> None:
