@@ -37,8 +37,8 @@ def present_gpu_bytes(*, limit_s: float = NVIDIA_LIMIT_S) -> int | None:
 
 
 def lack_of_gpus(recipe: Recipe) -> str:
-    """Which GPUs the recipe's trainer, and the servers that it launches, want and this machine has not; empty where there
-    is nothing to say. A tiny model trains on a CPU."""
+    """Which GPUs the trainer, and the servers that it launches, want and this machine has not. Empty where there
+    are enough; a tiny model trains on a CPU."""
     num_ranks, num_here = recipe.trainer.num_processes, len(_present_gpus(NVIDIA_LIMIT_S))
     launch = recipe.engine.launch
     num_sampling = launch.num_servers * launch.gpus_per_server if launch and launch.device == "cuda" else 0

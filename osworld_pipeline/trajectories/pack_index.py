@@ -23,6 +23,8 @@ from typing import Any
 import numpy as np
 import orjson
 
+from osworld_pipeline.domain.shown_commands import pipeline_line
+from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.durable import replacing
 from osworld_pipeline.errors import StoreError
 from osworld_pipeline.trajectories.pack_files import Member
@@ -177,6 +179,6 @@ def write_index(
 
 
 def _damaged(path: Path, why: object) -> StoreError:
-    return StoreError(
-        f"{path} is damaged ({why}): remove it, and `osworld-pipeline compact` makes it again from the packs next to it"
-    )
+    state = StateDir(path.parents[3])  # of STATE/blobs/packs/index/NAME
+    advised = pipeline_line(state, "compact")
+    return StoreError(f"{path} is damaged ({why}): remove it, and `{advised}` makes it again from the packs next to it")

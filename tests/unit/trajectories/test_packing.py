@@ -202,8 +202,11 @@ def test_a_damaged_index_stops_upkeep_with_one_sentence_and_no_writer(
     path.unlink()
     fresh = BlobStore(state.blobs)
     for act in (collect_garbage, compact_store, missing_blobs, lambda _: fresh.read(names[0])):
-        with pytest.raises(StoreError, match=r"index is damaged .* makes it again from the packs next to it"):
+        with pytest.raises(
+            StoreError, match=r"index is damaged .* makes it again from the packs next to it"
+        ) as refused:
             act(state)
+        assert f"osworld-pipeline compact --state {state.root}`" in str(refused.value)
     assert fresh.write(data_of(0), suffix="png") == names[0]
     assert fresh.read(names[0]) == data_of(0)
     damaged.unlink()
