@@ -15,7 +15,7 @@ from jobs.pools import DEAF_S, heard_interrupts, pools_of, wait_for_pools
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import PipelineError
 
-STATE = StateDir(Path("/work/state"))
+STATE = StateDir(Path("/srv/state"))
 
 
 @dg.op(pool="trainer")
