@@ -28,6 +28,8 @@ from osworld_pipeline.tables.query import open_catalog, run_query
 from osworld_pipeline.tables.views import DERIVED
 from osworld_pipeline.trajectories import BlobStore, TrajectoryStore
 
+pytestmark = pytest.mark.filterwarnings("ignore:'click:DeprecationWarning")
+"""Typer imports what a later click will not have."""
 COUNT = "SELECT count(*), count(DISTINCT episode_id) FROM episodes"
 
 
