@@ -137,4 +137,7 @@ def _scale(value: float, start: float, end: float, to_start: float, to_end: floa
     """Linear; the middle where there is no range."""
     if start == end:
         return (to_start + to_end) / 2
-    return to_start + (value - start) / (end - start) * (to_end - to_start)
+    span = end - start
+    # A range above the largest float has halves that are not.
+    share = (value - start) / span if math.isfinite(span) else (value / 2 - start / 2) / (end / 2 - start / 2)
+    return to_start + share * (to_end - to_start)

@@ -2,7 +2,7 @@
 
 import xml.etree.ElementTree as ElementTree
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from osworld_pipeline.evaluation.curves import HEIGHT, MAX_POINTS, WIDTH, MetricPoint, curves_svg, draw_curves
@@ -33,6 +33,8 @@ def test_a_long_curve_keeps_its_ends_and_its_scale_and_no_more_points_than_pixel
     assert line[-1] == f"{curve.end[0]:.1f},{curve.end[1]:.1f}"
 
 
+@example("loss", [2.3e293, -1.7e308, 1.7e308])
+@example("loss", [0.0, 5e-324])
 @given(st.text(min_size=1, max_size=20), st.lists(st.floats(), min_size=1, max_size=6))
 def test_any_names_and_values_give_whole_xml_inside_the_panel(name: str, values: list[float]) -> None:
     curves = draw_curves(points("".join(c for c in name if c.isprintable()), *values))
