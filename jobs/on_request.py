@@ -8,7 +8,7 @@ from assets.evaluations import evaluation_job, policy_entry
 from osworld_pipeline.evaluation.suite_files import HELDOUT
 from osworld_pipeline.remote.status import push_after
 from osworld_pipeline.runs.collect_plan import ORACLE, TRAIN
-from osworld_pipeline.runs.evaluation_plan import TaskChoice
+from osworld_pipeline.runs.evaluation_plan import TaskChoice, load_tasks, plan_evaluation
 from osworld_pipeline.runs.registered import register_checkpoint
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from resources.desktops import DesktopsResource
@@ -51,12 +51,14 @@ def evaluate_on_tasks(
     """Runs the episodes that are missing, and stores each as it ends."""
     folder, settings = state.dir(), recipe.load()
     checkpoint = register_checkpoint(folder, config.checkpoint_id)
-    run_ids = {"dagster": context.run_id}
-    as_asset = dg.AssetExecutionContext(context)  # what launcher and progress call a context
-    with desktops.serve(folder, settings) as servers:
-        job = evaluation_job(checkpoint, settings, folder, servers, suite=config.suite, run_ids=run_ids)
-        job |= {**choice_of(config).as_job(), "engine_token": engine.token}
-        launcher.launch(as_asset, "evaluate", job, progress.listener(as_asset, "evaluate"), state=folder)
+    plan = plan_evaluation(settings, checkpoint.checkpoint_id, suite=load_tasks(folder, settings, choice_of(config)))
+    if len(plan.finished(folder)) < len(plan.episodes):
+        run_ids = {"dagster": context.run_id}
+        as_asset = dg.AssetExecutionContext(context)  # what launcher and progress call a context
+        with desktops.serve(folder, settings) as servers:
+            job = evaluation_job(checkpoint, settings, folder, servers, suite=config.suite, run_ids=run_ids)
+            job |= {**choice_of(config).as_job(), "engine_token": engine.token}
+            launcher.launch(as_asset, "evaluate", job, progress.listener(as_asset, "evaluate"), state=folder)
     rebuild_catalog(folder)
     push_after(folder, state.remote, context.log.warning)
 
