@@ -21,6 +21,7 @@ from osworld_pipeline.runs.endpoints import Endpoint, is_address
 from osworld_pipeline.runs.registered import all_checkpoints, register_checkpoint
 from osworld_pipeline.runs.stages import CARD, DIGEST_LENGTH, checkpoint_card, read_checkpoint
 from osworld_pipeline.tables.checkpoints import upsert_checkpoint
+from osworld_pipeline.training.weights_digest import weights_digest
 
 HUB = "hub:"
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
@@ -44,12 +45,12 @@ def add_checkpoint(state: StateDir, source: str, *, fetch: FetchModel | None = N
     if is_address(source):
         checkpoint = _of_endpoint(Endpoint.parse(source))
     elif source.startswith(HUB):
-        checkpoint = _of_folder((fetch or fetch_model)(*_parse_hub(source)))
+        checkpoint = _of_folder((fetch or fetch_model)(*_parse_hub(source)), state)
     else:
         folder = Path(source).expanduser().resolve()
         if folder.parent == state.checkpoints.resolve() and (folder / CARD).is_file():
             return register_checkpoint(state, folder.name)
-        checkpoint = _of_folder(folder)
+        checkpoint = _of_folder(folder, state)
     known = read_checkpoint(state, checkpoint.checkpoint_id)
     if known is not None:
         checkpoint = replace(checkpoint, saved_at=known.saved_at)
@@ -116,7 +117,8 @@ def _of_endpoint(endpoint: Endpoint) -> Checkpoint:
     return _external(digest, path=str(endpoint), weights_digest="")
 
 
-def _of_folder(folder: Path) -> Checkpoint:
+def _of_folder(folder: Path, state: StateDir) -> Checkpoint:
+    """The processor of a folder that was added before is not loaded again, for that takes seconds."""
     _require_folder(folder)
     adapter = find_adapter(folder)
     if adapter is not None:
@@ -124,9 +126,11 @@ def _of_folder(folder: Path) -> Checkpoint:
 
         verified_base(adapter)
     _require_loadable(folder if adapter is None else adapter.base_folder)
-    checkpoint_id, weights_digest = _identify(folder)
-    _require_processor(folder)
-    return _external(checkpoint_id.removeprefix(f"{Stage.EXTERNAL}-"), path=str(folder), weights_digest=weights_digest)
+    checkpoint_id, weights = _identify(folder)
+    known = read_checkpoint(state, checkpoint_id)
+    if known is None or known.path != str(folder):
+        _require_processor(folder)
+    return _external(checkpoint_id.removeprefix(f"{Stage.EXTERNAL}-"), path=str(folder), weights_digest=weights)
 
 
 def _require_folder(folder: Path) -> None:
@@ -168,8 +172,6 @@ def _require_processor(folder: Path) -> None:
 
 def _identify(folder: Path) -> tuple[str, str]:
     """Its id, and the digest of its weights. Raises StoreError where it has none."""
-    from osworld_pipeline.training.checkpoint import weights_digest
-
     try:
         weights = weights_digest(folder)
         config = digest_bytes((whole_weights_folder(folder) / CONFIG).read_bytes())

@@ -51,10 +51,10 @@ def _make(job: Mapping[str, Any], recipe: Recipe, state: StateDir, report: Repor
     from osworld_pipeline.training.checkpoint import (
         final_dir,
         remove_stale_writes,
-        weights_digest,
         write_folder,
         write_json,
     )
+    from osworld_pipeline.training.weights_digest import weights_digest
 
     checkpoint_id, model, code = job["checkpoint_id"], recipe.model, code_origin()
     remove_stale_writes(state, checkpoint_id)

@@ -30,8 +30,8 @@ def export_merged(state: StateDir, checkpoint: str, output: Path, *, dtype: str,
         TableError: no such checkpoint.
         StoreError: it has no adapter, its base is gone or another, or `output` is there already or cannot be written.
     """
-    from osworld_pipeline.training.checkpoint import weights_digest
     from osworld_pipeline.training.merging import write_merged
+    from osworld_pipeline.training.weights_digest import weights_digest
 
     source = Path(checkpoint).expanduser()
     if not source.is_dir():

@@ -281,6 +281,6 @@ class _Run:
 
 
 def _card_of(checkpoint: Checkpoint, folder: Path) -> Mapping[str, Any]:
-    from osworld_pipeline.training.checkpoint import weights_digest
+    from osworld_pipeline.training.weights_digest import weights_digest
 
     return {CARD: checkpoint_card(replace(checkpoint, weights_digest=weights_digest(folder)))}

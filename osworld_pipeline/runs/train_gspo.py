@@ -265,7 +265,7 @@ def _documents(
     job: GspoJob, checkpoint_id: str, num_updates: int, metrics: Mapping[str, float], folder: Path
 ) -> Mapping[str, Any]:
     """What lies beside the weights of the stage's end, or of a milestone on the way."""
-    from osworld_pipeline.training.checkpoint import weights_digest
+    from osworld_pipeline.training.weights_digest import weights_digest
 
     checkpoint = Checkpoint(
         checkpoint_id=checkpoint_id,

@@ -10,7 +10,6 @@ checkpoints/<checkpoint_id>.partial/update-0100/  to resume from: 100 updates ar
 """
 
 import errno
-import hashlib
 import json
 import os
 import re
@@ -31,10 +30,10 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_distribu
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
 from osworld_pipeline.agent.adapters import BASE_FILE, Base, find_adapter, write_base
-from osworld_pipeline.domain.digest import digest_json
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
-from osworld_pipeline.training.manifest import MANIFEST_FILE, build_manifest, file_digests
+from osworld_pipeline.training.manifest import MANIFEST_FILE, build_manifest
+from osworld_pipeline.training.weights_digest import weights_digest
 
 OPTIMIZER_FOLDER = "optimizer"
 STATE_FILE = "trainer_state.json"
@@ -297,33 +296,6 @@ def load_optimizer(folder: Path, state: dict[str, torch.Tensor]) -> None:
         raise StoreError(
             f"{path} cannot be read ({_reason(error)}): remove {folder} and run the stage again"
         ) from error
-
-
-def weights_digest(folder: Path) -> str:
-    """SHA-256 (hex) of model.safetensors; of the shards' names and digests where there are several; of an adapter
-    checkpoint that of its base, its factors and their scale together.
-
-    Raises:
-        StoreError: no safetensors weights there, or an adapter whose base is gone.
-    """
-    adapter = find_adapter(folder)
-    if adapter is not None:
-        return digest_json(
-            {
-                "base": adapter.base_digest or weights_digest(adapter.base_folder),
-                "factors": file_digests([adapter.weights])[adapter.weights],
-                "rank": adapter.rank,
-                "alpha": adapter.alpha,
-            }
-        )
-    files = sorted(folder.glob("model*.safetensors"))
-    if not files:
-        raise StoreError(f"no model.safetensors in {folder}: this is no checkpoint in Hugging Face format")
-    digests = {path.name: digest for path, digest in sorted(file_digests(files).items())}
-    if len(digests) == 1:
-        return next(iter(digests.values()))
-    lines = "".join(f"{name} {digest}\n" for name, digest in digests.items())
-    return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def write_json(path: Path, document: Any) -> None:

@@ -29,7 +29,7 @@ from osworld_pipeline.agent.adapters import (
 )
 from osworld_pipeline.errors import DependencyError, RecipeError, StoreError
 from osworld_pipeline.recipes.schema import LoraSection
-from osworld_pipeline.training.checkpoint import weights_digest
+from osworld_pipeline.training.weights_digest import weights_digest
 
 REFERENCE = "reference"
 """peft's name of the parent's adapter, frozen."""

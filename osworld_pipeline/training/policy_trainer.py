@@ -17,7 +17,7 @@ from osworld_pipeline.errors import RecipeError, StoreError
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.recipes.schema import GspoPhaseSection
 from osworld_pipeline.training import lora
-from osworld_pipeline.training.checkpoint import load_optimizer, weights_digest
+from osworld_pipeline.training.checkpoint import load_optimizer
 from osworld_pipeline.training.manifest import verify_checkpoint
 from osworld_pipeline.training.memory import Stage
 from osworld_pipeline.training.memory_fit import check_memory
@@ -31,6 +31,7 @@ from osworld_pipeline.training.sharded_loading import empty_model, load_shards
 from osworld_pipeline.training.sharding import shard_model
 from osworld_pipeline.training.shared_trajectories import ReadImage
 from osworld_pipeline.training.update import GspoTrainer
+from osworld_pipeline.training.weights_digest import weights_digest
 
 
 def open_gspo_trainer(

@@ -24,7 +24,7 @@ from osworld_pipeline.runs.stages import CARD, checkpoint_card, recipe_suite
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.checkpoints import upsert_checkpoint
 from osworld_pipeline.tables.query import run_query
-from osworld_pipeline.training.checkpoint import weights_digest
+from osworld_pipeline.training.weights_digest import weights_digest
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = ("--recipe", "smoke", "--set", "agent.max_response_tokens=8")

@@ -33,8 +33,8 @@ from osworld_pipeline.runs.stages import read_checkpoint, recipe_suite
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.owned import write_table
 from osworld_pipeline.tables.query import run_query
-from osworld_pipeline.training.checkpoint import weights_digest
 from osworld_pipeline.training.manifest import verify_checkpoint
+from osworld_pipeline.training.weights_digest import weights_digest
 from osworld_pipeline.trajectories import BlobStore
 
 NUM_KILLS = int(os.environ.get("OSWORLD_CHAOS_KILLS", "12"))

@@ -22,8 +22,8 @@ from osworld_pipeline.recipes.schema import LoraSection
 from osworld_pipeline.runs.embedded_server import EnvServers
 from osworld_pipeline.runs.rollout_session import RolloutSession, rollout_session
 from osworld_pipeline.training import lora
-from osworld_pipeline.training.checkpoint import weights_digest
 from osworld_pipeline.training.model import load_model
+from osworld_pipeline.training.weights_digest import weights_digest
 
 
 @dataclass(kw_only=True, eq=False)

@@ -20,7 +20,7 @@ from osworld_pipeline.rollout.engines.sglang_weights import (
     write_digest,
 )
 from osworld_pipeline.training import manifest
-from osworld_pipeline.training.checkpoint import weights_digest as checkpoint_digest
+from osworld_pipeline.training.weights_digest import weights_digest as checkpoint_digest
 
 
 def never(*_: Any) -> str:

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,19 @@ def test_folder_becomes_a_checkpoint_with_a_card_and_a_row_and_nothing_is_copied
     assert find_checkpoint(state, checkpoint.checkpoint_id) == checkpoint
     assert [path.name for path in (state.checkpoints / checkpoint.checkpoint_id).iterdir()] == ["checkpoint.json"]
     require_unchanged(checkpoint.checkpoint_id, folder)
+
+
+def test_folder_that_was_added_is_found_again_without_torch(state: StateDir, folder: Path) -> None:
+    added = add_checkpoint(state, str(folder))
+    again = (
+        "import sys; from pathlib import Path\n"
+        "from osworld_pipeline.domain.state import StateDir\n"
+        "from osworld_pipeline.runs.external import add_checkpoint\n"
+        "found = add_checkpoint(StateDir(Path(sys.argv[1])), sys.argv[2])\n"
+        "print(found.checkpoint_id, *{'torch', 'transformers'} & set(sys.modules))"
+    )
+    command = [sys.executable, "-c", again, str(state.root), str(folder)]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.split() == [added.checkpoint_id]
 
 
 def test_same_model_in_another_folder_is_the_same_checkpoint_lying_there(

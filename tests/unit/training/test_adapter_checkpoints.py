@@ -16,13 +16,14 @@ from osworld_pipeline.agent.adapters import find_adapter, whole_weights_folder
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import RecipeError, StoreError
 from osworld_pipeline.training import lora
-from osworld_pipeline.training.checkpoint import TrainerState, keep_milestone, save_final, weights_digest
+from osworld_pipeline.training.checkpoint import TrainerState, keep_milestone, save_final
 from osworld_pipeline.training.manifest import verify_checkpoint
 from osworld_pipeline.training.model import load_model
 from osworld_pipeline.training.policy_trainer import open_sft_trainer
 from osworld_pipeline.training.ranks import Ranks
 from osworld_pipeline.training.score import score_trajectories
 from osworld_pipeline.training.tiny_model import build_tiny_checkpoint
+from osworld_pipeline.training.weights_digest import weights_digest
 
 
 @pytest.fixture

@@ -29,10 +29,10 @@ from osworld_pipeline.training.checkpoint import (
     remove_stale_writes,
     save_final,
     save_partial,
-    weights_digest,
 )
 from osworld_pipeline.training.manifest import build_manifest, file_digests, verify_checkpoint
 from osworld_pipeline.training.sft import SftTrainer
+from osworld_pipeline.training.weights_digest import weights_digest
 
 LIMIT_S = 30
 

@@ -27,7 +27,6 @@ from osworld_pipeline.training.checkpoint import (
     remove_stale_writes,
     save_final,
     save_partial,
-    weights_digest,
     write_folder,
     writing_folder,
 )
@@ -35,6 +34,7 @@ from osworld_pipeline.training.fence import stage_fence
 from osworld_pipeline.training.manifest import verify_checkpoint
 from osworld_pipeline.training.model import load_model
 from osworld_pipeline.training.sft import SftTrainer
+from osworld_pipeline.training.weights_digest import weights_digest
 
 SETTINGS = SftSection(num_updates=6, batch_size=2, learning_rate=1e-3, warmup_updates=1)
 
