@@ -11,7 +11,11 @@ import share_on_ranks
 import torch
 import train_on_ranks
 
+from osworld_pipeline.durable import write_file
 from osworld_pipeline.training.ranks import open_ranks
+
+DONE = "done"
+"""Written when everything is, but the training without an end."""
 
 
 def main(tiny: Path, large: Path, out: Path, variants: list[str]) -> None:
@@ -22,6 +26,9 @@ def main(tiny: Path, large: Path, out: Path, variants: list[str]) -> None:
         share_on_ranks.share(ranks, tiny, out / "shared.json")
         for variant in variants:
             train_on_ranks.train(ranks, tiny, out / variant, variant)
+        if ranks.is_main:
+            write_file(out / DONE, b"")
+        train_on_ranks.train_for_ever(ranks, tiny, out / "endless")
 
 
 if __name__ == "__main__":

@@ -103,29 +103,40 @@ def test_the_manifest_tells_where_a_checkpoint_comes_from(tmp_path: Path, tiny_f
 @pytest.mark.slow
 def test_a_trainer_killed_at_any_moment_leaves_a_whole_checkpoint(tmp_path: Path, tiny_folder: Path):
     program = (
-        "import sys; from pathlib import Path\n"
+        "import os, sys; from pathlib import Path\n"
         "from test_checkpoint import StateDir, make_trainer, save\n"
+        "while sys.stdin.readline():\n"  # each is a fork: the imports take longer than all else
+        "    if os.fork() == 0: break\n"
+        "    os.wait(); print('ended', flush=True)\n"
+        "else: sys.exit()\n"
+        "print(os.getpid(), flush=True)\n"
         "trainer, state = make_trainer(Path(sys.argv[1])), StateDir(Path(sys.argv[2]))\n"
         "for number in range(2, 10_000):\n"
         "    save(state, trainer, number // 2)\n"  # every other save replaces what is there
         "    print(number, flush=True)\n"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", program, str(tiny_folder), str(tmp_path)]
     state = StateDir(tmp_path)
-    for attempt in range(2):
-        arguments = [sys.executable, "-c", program, str(tiny_folder), str(tmp_path)]
-        child = subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, text=True)
-        assert child.stdout is not None
-        for _ in range(2 + attempt):
-            assert child.stdout.readline()
-        time.sleep(0.017 * attempt)
-        child.kill()
-        child.communicate(timeout=10)
-        remove_stale_writes(state, "sft-1")
-        newest = latest_complete(state, "sft-1")
-        assert newest is not None
-        verify_checkpoint(newest, is_required=True)
-        assert not list(partials_dir(state, "sft-1").glob(".*"))
+    with subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as trainers:
+        assert trainers.stdin is not None
+        assert trainers.stdout is not None
+        for attempt in range(2):
+            trainers.stdin.write("start\n")
+            trainers.stdin.flush()
+            pid = int(trainers.stdout.readline())
+            for number in range(2, 4 + attempt):
+                assert trainers.stdout.readline() == f"{number}\n"
+            time.sleep(0.017 * attempt)
+            os.kill(pid, signal.SIGKILL)
+            assert "ended\n" in iter(trainers.stdout.readline, "")
+            remove_stale_writes(state, "sft-1")
+            newest = latest_complete(state, "sft-1")
+            assert newest is not None
+            verify_checkpoint(newest, is_required=True)
+            assert not list(partials_dir(state, "sft-1").glob(".*"))
 
 
 def test_what_was_being_replaced_when_the_trainer_was_killed_comes_back(tmp_path: Path):

@@ -1,14 +1,7 @@
 """Ranks and their words to each other: one clear end where one of them dies."""
 
-import os
-import signal
-import time
-from pathlib import Path
-
-import pytest
 import torch
 from torch._C._distributed_c10d import HashStore
-from torchrun_process import finish, torchrun
 
 from osworld_pipeline.training.ranks import Ranks, open_ranks
 
@@ -25,26 +18,6 @@ def test_one_process_needs_no_process_group():
 def test_torchrun_with_one_process_is_one_process():
     with open_ranks({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}) as ranks:
         assert ranks.is_alone
-
-
-@pytest.mark.slow
-def test_a_killed_rank_ends_the_others_with_one_clear_error(tmp_path: Path, tiny_folder: Path):
-    process = torchrun("train_on_ranks.py", tiny_folder, tmp_path / "out", "endless")
-    pid_file = tmp_path / "out" / "endless" / "rank-1.pid"
-    deadline = time.monotonic() + 200
-    while not pid_file.is_file() and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert pid_file.is_file(), finish(process, timeout_s=0.1)
-    os.kill(int(pid_file.read_text()), signal.SIGKILL)
-    killed = time.monotonic()
-    output = finish(process, timeout_s=90)
-    assert process.returncode != 0
-    assert time.monotonic() - killed < 90
-    error = tmp_path / "out" / "endless" / "rank-0.error"
-    assert error.is_file(), output
-    said = error.read_text()
-    assert said.startswith("rank 0 of 2 lost another rank in "), output
-    assert "it goes on from its last checkpoint" in said
 
 
 def test_a_rank_that_fails_leaves_word_for_those_that_miss_it():

@@ -1,20 +1,30 @@
 """Two processes that train one model: the same weights as one, and each reads and holds its own part alone."""
 
 import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import train_on_ranks
+from on_two_ranks import DONE
 from test_memory_measured import config
-from torchrun_process import finish, torchrun
+from torchrun_process import torchrun
 from training_samples import saved_weights
 from transformers import Qwen3VLForConditionalGeneration
+
+from osworld_pipeline.training.ranks import open_ranks
 
 pytestmark = pytest.mark.slow
 
 VARIANTS = ("plain", "lora")
+LIMIT_S = 400.0
 
 
 @pytest.fixture(scope="module")
@@ -31,19 +41,48 @@ def large_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def alone(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
     """What one rank leaves."""
     folder = tmp_path_factory.mktemp("ranks") / "alone"
-    train_on_ranks.main([str(tiny_folder), str(folder), *VARIANTS])
+    with open_ranks({}) as ranks:
+        for variant in VARIANTS:
+            train_on_ranks.train(ranks, tiny_folder, folder / variant, variant)
     return folder
+
+
+@dataclass(frozen=True)
+class TwoRanks:
+    process: subprocess.Popen[bytes]
+    folder: Path
+    log: Path
+
+    def wait_for(self, name: str) -> Path:
+        """A file below the folder, which a rank writes whole."""
+        path, deadline = self.folder / name, time.monotonic() + LIMIT_S
+        while not path.is_file():
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < deadline, self.log.read_text()
+            time.sleep(0.05)
+        return path
 
 
 @pytest.fixture(scope="module")
-def together(alone: Path, tiny_folder: Path, large_model: Path) -> Path:
-    """What two leave that do everything one after the other."""
+def two_ranks(alone: Path, tiny_folder: Path, large_model: Path) -> Iterator[TwoRanks]:
+    """Do everything one after the other, then train until one of them is killed."""
     folder = alone.with_name("together")
     folder.mkdir()
-    process = torchrun("on_two_ranks.py", tiny_folder, large_model, folder, *VARIANTS)
-    output = finish(process, timeout_s=400)
-    assert process.returncode == 0, output
-    return folder
+    log = folder / "log"
+    with log.open("w") as output:
+        process = torchrun("on_two_ranks.py", tiny_folder, large_model, folder, *VARIANTS, output=output)
+    try:
+        yield TwoRanks(process, folder, log)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(30)
+
+
+@pytest.fixture(scope="module")
+def together(two_ranks: TwoRanks) -> Path:
+    """What they leave."""
+    return two_ranks.wait_for(DONE).parent
 
 
 def difference(one: Path, other: Path) -> float:
@@ -100,3 +139,12 @@ def test_rank_0_does_not_decode_what_the_other_rank_trains_on(together: Path) ->
     assert hidden["read"] == []
     assert hidden["decoded"]
     assert told["hidden"]["losses"] == told["visible"]["losses"]
+
+
+def test_a_killed_rank_ends_the_other_with_one_clear_error(two_ranks: TwoRanks) -> None:
+    pid = int(two_ranks.wait_for("endless/rank-1.pid").read_text())
+    os.kill(pid, signal.SIGKILL)
+    assert two_ranks.process.wait(90) != 0
+    said = (two_ranks.folder / "endless/rank-0.error").read_text()
+    assert said.startswith("rank 0 of 2 lost another rank in ")
+    assert "it goes on from its last checkpoint" in said

@@ -1,12 +1,8 @@
-"""What the tests of several ranks run on each of them: trains a little and leaves checkpoints.
-
-python -m torch.distributed.run --standalone --nproc-per-node 2 train_on_ranks.py MODEL OUT VARIANT...
-"""
+"""What the tests of several ranks run on each of them: trains a little and leaves checkpoints."""
 
 import os
 import signal
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +19,7 @@ from osworld_pipeline.training.checkpoint import TrainerState, partials_dir, sav
 from osworld_pipeline.training.model import load_model
 from osworld_pipeline.training.policy_trainer import open_gspo_trainer, open_sft_trainer
 from osworld_pipeline.training.ranked import RankedTrainer
-from osworld_pipeline.training.ranks import Ranks, open_ranks
+from osworld_pipeline.training.ranks import Ranks
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {"train_vision": True, "activation_checkpointing": False},
@@ -139,19 +135,3 @@ def train_for_ever(ranks: Ranks, model: Path, out: Path) -> None:
     except PipelineError as error:
         (out / f"rank-{ranks.rank}.error").write_text(str(error))
         raise SystemExit(2) from error
-
-
-def main(arguments: Sequence[str]) -> None:
-    model, out, *variants = arguments
-    torch.set_num_threads(1)
-    with open_ranks() as ranks:
-        for variant in variants:
-            folder = Path(out) / variant
-            if variant in VARIANTS:
-                train(ranks, Path(model), folder, variant)
-            else:
-                train_for_ever(ranks, Path(model), folder)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
