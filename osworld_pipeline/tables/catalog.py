@@ -4,8 +4,10 @@ It is always built as a new file and swapped in. So a reader never waits for a w
 catalog, and a part written after the build shows at once through its view.
 """
 
+import functools
 import os
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -18,7 +20,7 @@ from osworld_pipeline.durable import locked, remove_stale_temps, replacing
 from osworld_pipeline.errors import TableError
 from osworld_pipeline.tables.builds import UNION_TABLES, current_build, table_paths
 from osworld_pipeline.tables.owned import known_columns
-from osworld_pipeline.tables.part_views import create_part_views, create_pinned_views
+from osworld_pipeline.tables.part_views import create_part_views, create_pinned_views, seed_tables
 from osworld_pipeline.tables.views import DERIVED
 
 LOCK_TIMEOUT_S = 120.0
@@ -50,8 +52,10 @@ def rebuild_catalog(state: StateDir) -> Path:
         remove_stale_temps(state.root)
         with replacing(state.catalog) as temp:
             try:
-                with duckdb.connect(str(temp)) as connection:
-                    _define(connection, state, is_copied=True)
+                seed_tables(state)
+                temp.write_bytes(_views_alone())
+                with _connect(temp) as connection:
+                    _create_tables(connection, state)
             except duckdb.Error as error:
                 raise TableError(f"cannot build the catalog {state.catalog}: {first_line(error)}") from error
             finally:
@@ -74,8 +78,11 @@ def fresh_views(state: StateDir) -> Iterator[duckdb.DuckDBPyConnection]:
         with explained(f"the tables in {state.root}"):
             yield held[1]
         return
-    with duckdb.connect(":memory:") as connection, explained(f"the tables in {state.root}"):
-        _define(connection, state, is_copied=False)
+    with _connect(":memory:") as connection, explained(f"the tables in {state.root}"):
+        # The files of a build are never changed: without a copy they are read as far as a question needs them.
+        _create_tables(connection, state, as_views=() if current_build(state) is None else UNION_TABLES)
+        create_pinned_views(connection, state)
+        _create_derived(connection)
         yield connection
 
 
@@ -107,23 +114,39 @@ def first_line(error: duckdb.Error) -> str:
     return str(error).strip().splitlines()[0]
 
 
-def _define(connection: duckdb.DuckDBPyConnection, state: StateDir, *, is_copied: bool) -> None:
-    """`is_copied`: for the catalog's file, so that all small tables are copied. Otherwise those that are files of a
-    build are views, and the views over the parts are pinned to the files of this moment."""
+@functools.cache
+def _views_alone() -> bytes:
+    """A catalog's file with the views and no table. They hold no path, so they are the same in every state, and to
+    create them takes most of a rebuild. Those of tables that are not there yet are found when they are used."""
+    with tempfile.TemporaryDirectory(prefix="catalog-") as folder:
+        state, file = StateDir(Path(folder)), Path(folder) / "views.duckdb"
+        with _connect(file) as connection:
+            _create_tables(connection, state)
+            create_part_views(connection, state)
+            _create_derived(connection)
+            for name in OWNED_TABLES:
+                connection.execute(f"DROP TABLE {name}")
+        return file.read_bytes()
+
+
+def _connect(database: Path | str) -> duckdb.DuckDBPyConnection:
+    connection = duckdb.connect(str(database))
     connection.execute(f"SET threads = {min(4, os.cpu_count() or 1)}")
     connection.execute("SET enable_progress_bar = false")  # it would stand in answers on standard output
+    return connection
+
+
+def _create_tables(connection: duckdb.DuckDBPyConnection, state: StateDir, *, as_views: Collection[str] = ()) -> None:
+    """The small tables: copies of their files, but those of `as_views`."""
     paths = table_paths(state)  # once, so that the tables of the union are of one build
-    # The files of a build are never changed: without a copy they are read as far as a question needs them.
-    unchanging = set[str]() if is_copied or current_build(state) is None else set(UNION_TABLES)
     for name in OWNED_TABLES:
         rows = _rows_of(connection, paths[name], name)
-        connection.execute(f"CREATE {'VIEW' if name in unchanging else 'TABLE'} {name} AS {rows}")
-        if name in KEYS and name not in unchanging:
+        connection.execute(f"CREATE {'VIEW' if name in as_views else 'TABLE'} {name} AS {rows}")
+        if name in KEYS and name not in as_views:
             connection.execute(f"ALTER TABLE {name} ADD PRIMARY KEY ({KEYS[name]})")
-    if is_copied:
-        create_part_views(connection, state)
-    else:
-        create_pinned_views(connection, state)
+
+
+def _create_derived(connection: duckdb.DuckDBPyConnection) -> None:
     for sql in DERIVED.values():
         connection.execute(sql)
 
