@@ -18,7 +18,7 @@ CORPUS = [f'{word} {other} "{word}"' for word in WORDS for other in WORDS]
 
 def spec(copying_updates: int, *, seed: int = 0) -> TinyModelSection:
     return TinyModelSection(
-        kind="tiny", hidden_size=128, num_layers=2, vision_hidden_size=48, vision_depth=1, vocab_size=512,
+        kind="tiny", hidden_size=96, num_layers=2, vision_hidden_size=48, vision_depth=1, vocab_size=512,
         copying_updates=copying_updates, seed=seed,
     )  # fmt: skip
 
@@ -48,11 +48,11 @@ def repeated_share(model: Any, tokenizer: Any) -> float:
 @pytest.mark.slow
 def test_a_model_that_was_taught_to_copy_repeats_lists_that_it_never_saw(tmp_path: Path):
     random_model, _ = build(tmp_path / "random", spec(0))
-    model, progress = build(tmp_path / "taught", spec(300))
+    model, progress = build(tmp_path / "taught", spec(240))
     tokenizer: Any = load_processor(tmp_path / "taught").tokenizer
     assert repeated_share(random_model, tokenizer) < 0.2
     assert repeated_share(model, tokenizer) > 0.5
-    assert progress[-1][0] == 300
+    assert progress[-1][0] == 240
     assert progress[-1][1] < 0.4 * progress[0][1]
 
 
