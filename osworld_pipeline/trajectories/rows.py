@@ -152,7 +152,7 @@ def _token_counts(episode: Episode) -> Row:
         "response_tokens": sum(step.response_num_tokens for step in steps) if is_counted else None,
         "image_tokens": episode.image_num_tokens,
         "num_images": sum(len(sequence.image_steps) for sequence in sequences) if sequences else None,
-        "mean_logprob": math.fsum(logprobs) / len(logprobs) if logprobs else None,
+        "mean_logprob": math.fsum(logprob / len(logprobs) for logprob in logprobs) if logprobs else None,
     }
 
 

@@ -211,6 +211,12 @@ def test_an_episode_has_its_tokens_and_times_as_columns(state: StateDir) -> None
     assert store.find_episode("counted") == counted
 
 
+def test_a_mean_of_numbers_whose_sum_is_too_large_is_a_number(state: StateDir) -> None:
+    sequence = make_sequence(3, response_mask=(0, 1, 1), sampled_logprobs=(0.0, -1.7e308, -1.5e308))
+    TrajectoryStore(state).write_episodes("a", [make_episode("e1", sequences=(sequence,))])
+    assert ask(state, "SELECT mean_logprob FROM episodes") == [(-1.6e308,)]
+
+
 def test_groups_written_again_do_not_keep_old_injections(state: StateDir) -> None:
     store = TrajectoryStore(state)
     store.write_groups("a", [make_group()], [make_injection()])
