@@ -85,7 +85,7 @@ def import_(
     from osworld_pipeline.tables.catalog import rebuild_catalog
 
     if evaluations and kind is not Kind.OSWORLD_RESULTS:
-        raise typer.BadParameter(f"--evaluations is of {Kind.OSWORLD_RESULTS} alone: {kind} has no grader's words")
+        raise typer.BadParameter(f"--evaluations is of {Kind.OSWORLD_RESULTS} alone: {kind} has no grader's scores")
     place = StateDir(state.resolve())
     options = ImportOptions(name=name, licence=licence, revision=revision, quality_rank=quality_rank)
     with _progress_bar(kind) as on_progress:

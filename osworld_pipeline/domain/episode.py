@@ -98,7 +98,7 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Reward:
-    """Raw success and shaped reward are never mixed: `task` is the grader's word, `shaped` is what trains."""
+    """Raw success and shaped reward are never mixed: `task` is the grader's score, `shaped` is what trains."""
 
     task: float
     partial: float = 0.0
@@ -159,7 +159,7 @@ class Episode:
     error: str | None = None
     """One sentence where the outcome is a fault, a timeout or tampering."""
     reward: Reward | None = None
-    """None exactly where there is no grader's word: timeouts and faults."""
+    """None exactly where there is no grader's score: timeouts and faults."""
     steps: tuple[Step, ...] = ()
     context_mode: ContextMode = ContextMode.APPEND
     sequences: tuple[TokenSequence, ...] = ()

@@ -44,7 +44,7 @@ class EvalRow:
     domain: str | None = None
     """None where no table of tasks knows the task."""
     reward: float | None = None
-    """The grader's word, 0..1; None where the episode ended in a fault."""
+    """The grader's score, 0..1; None where the episode ended in a fault."""
     desktops: str = ""
     """Image and grader of the graded episodes of its evaluation; several, joined by MIXED, where they were not all the
     same. Empty where none was graded."""

@@ -131,7 +131,7 @@ class RewardSection(Section):
 
     shaping: Literal["slime", "bounded", "none"] = "slime"
     """`slime`: clamp(task + alpha * partial - penalties, 0, 1). `bounded`: the process score counts only below
-    `success_threshold` and never reaches it, so no failure earns what a success does. `none`: the grader's word."""
+    `success_threshold` and never reaches it, so no failure earns what a success does. `none`: the grader's score."""
     success_threshold: float = Field(default=0.5, gt=0, le=1)
     """Raw task reward from which an episode is a success."""
     partial_tasks: bool = False

@@ -251,7 +251,7 @@ def _kept_examples(job: RoundJob, episodes: Sequence[Episode], processor: Any) -
 
 
 def _as_row(episode: Episode) -> ReplayRow:
-    assert episode.reward is not None, f"{episode.episode_id} was kept without a grader's word"
+    assert episode.reward is not None, f"{episode.episode_id} was kept without a grader's score"
     return ReplayRow(
         row_id=episode.episode_id,
         kind="episode",

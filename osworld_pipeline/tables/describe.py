@@ -70,8 +70,8 @@ VIEW_DOCS: Mapping[str, Mapping[str, str]] = {
         "episode_id": "NULL for a demonstration.",
         "checkpoint_id": "NULL for a demonstration.",
         "recorded_at": "When the episode began; NULL for a demonstration.",
-        "verified_reward": "The best grader's word of its verifications; an episode's own task_reward.",
-        "verified_at": "When the last verification with a grader's word began.",
+        "verified_reward": "The best grader's score of its verifications; an episode's own task_reward.",
+        "verified_at": "When the last verification with a grader's score began.",
         "num_verifications": "Tries, faults included.",
     },
     "evals": {

@@ -169,4 +169,4 @@ def test_the_command_imports_evaluations_and_refuses_them_of_other_kinds(state: 
     assert done.returncode == 0, done.stderr
     assert "0 demonstrations, 1 episodes" in done.stdout
     assert refused.returncode == 2
-    assert "grader's words" in refused.stderr
+    assert "grader's scores" in refused.stderr

@@ -1,4 +1,4 @@
-"""OSWorld result folders: each attempt an episode with the grader's word or a fault, each sayable success a
+"""OSWorld result folders: each attempt an episode with the grader's score or a fault, each sayable success a
 demonstration, and whatever a run left behind is told."""
 
 import json

@@ -1,4 +1,4 @@
-"""What env servers say they are: the grounds on which a grader's word holds."""
+"""What env servers say they are: the grounds on which a grader's score holds."""
 
 from collections.abc import Callable
 
