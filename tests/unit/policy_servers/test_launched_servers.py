@@ -174,13 +174,7 @@ async def test_a_server_that_keeps_dying_stays_down(
     order = order_for(place, unused_tcp_port)
     keeper = asyncio.create_task(supervisor.keep_up(order, start_timeout_s=LIMIT_S))
 
-    def is_up() -> bool:
-        try:
-            return bool(ask(order.url))
-        except httpx.HTTPError:
-            return False
-
-    await until(is_up)
+    await until(lambda: '"ready"' in capfd.readouterr().out)
     (place / "model" / "is-broken").touch()
     os.kill(ask(order.url)["pid"], signal.SIGKILL)
     async with asyncio.timeout(LIMIT_S):
