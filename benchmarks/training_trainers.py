@@ -8,7 +8,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
@@ -161,13 +161,28 @@ def time_ours(work: Work, num_updates: int) -> list[float]:
         section=SECTION,
     )  # fmt: skip
     times = []
-    for _ in range(num_updates + 1):
+    for update in range(num_updates + 1):
+        trajectories = _sampled_now(trainer, work, update)
         started = time.perf_counter()
-        metrics = trainer.update(work.trajectories)
+        metrics = trainer.update(trajectories)
         times.append(time.perf_counter() - started)
         if metrics["num_optimizer_steps"] != SETTINGS.minibatches_per_update:
             raise BenchmarkError(f"our trainer made {metrics['num_optimizer_steps']:.0f} optimiser steps in an update")
     return times[1:]
+
+
+def _sampled_now(trainer: GspoTrainer, work: Work, update: int) -> tuple[Trajectory, ...]:
+    """The same tokens as the present weights would have sampled them: an update of older tokens alone needs a canary,
+    which only an engine can give."""
+    logprobs = score_trajectories(trainer.model, trainer.processor, work.trajectories)
+    return tuple(
+        replace(
+            trajectory,
+            policy_versions=(update,) * len(trajectory.token_ids),
+            sampled_logprobs=tuple(row.tolist()),
+        )
+        for trajectory, row in zip(work.trajectories, logprobs, strict=True)
+    )
 
 
 def time_bare(work: Work, num_updates: int) -> list[float]:

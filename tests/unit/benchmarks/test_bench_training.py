@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.training_trainers import SETTINGS, Recorded, Work, make_work
+from benchmarks.training_trainers import SETTINGS, Recorded, Work, make_work, time_ours
 
 
 @pytest.fixture(scope="module")
@@ -28,3 +28,7 @@ def test_siblings_share_their_prompt_and_every_group_has_a_signal(work: Work):
         prompts = {trajectory.token_ids[: trajectory.response_mask.index(1)] for trajectory in group}
         assert len(prompts) == 1
         assert sum(trajectory.advantage for trajectory in group) == 0
+
+
+def test_our_trainer_makes_update_after_update(work: Work):
+    assert len(time_ours(work, 1)) == 1
