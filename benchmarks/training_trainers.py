@@ -67,7 +67,7 @@ def run_trainers(console: Console, *, rounds: int, num_updates: int) -> list[dic
         }
         updates_per_s: dict[str, list[float]] = {name: [] for name in trainers}
         for number in range(rounds):
-            # Whoever runs first in one round runs last in the next: a machine that slows down favours nobody.
+            # The order turns in each round, so that a machine that slows down favours no trainer.
             for name in list(trainers) if number % 2 == 0 else reversed(trainers):
                 updates_per_s[name].append(1 / statistics.median(trainers[name](work, num_updates)))
         return [_report(console, work, updates_per_s)]

@@ -77,7 +77,7 @@ def run_evaluate(
 def default_checkpoint(state: StateDir, source: RecipeResource) -> Checkpoint:
     """The champion, where there is one; else the newest. Raises TableError where there is none at all; it advises how
     `source` trains one."""
-    # Asking MLflow makes its database; where there is none, nobody was crowned.
+    # Asking MLflow makes its database; where there is none, no champion is set.
     champion = TrackingResource().champion(state) if state.mlflow_db.is_file() else None
     found = find_or_add(state, champion) if champion else newest_checkpoint(state)
     if found is None:

@@ -60,7 +60,7 @@ def wait_for_pools(
 
 
 def _why_to_wait(instance: dg.DagsterInstance, pools: Iterable[str]) -> str:
-    """Empty where every pool has a place. What an ended run holds is freed: without a daemon nobody else does it."""
+    """Empty where every pool has a place. What an ended run holds is freed: without a daemon nothing else does it."""
     storage = instance.event_log_storage
     known = {pool.name for pool in storage.get_pool_limits()}
     for pool in pools:

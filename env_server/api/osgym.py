@@ -37,7 +37,7 @@ Network = IPv4Network | IPv6Network
 class OsgymReset(Message):
     task_config: dict[str, Any]
     timeout: float = Field(gt=0, le=MAX_TIMEOUT_S)
-    """Seconds that nobody may use the VM before it is closed."""
+    """Seconds without use after which the VM is closed."""
 
 
 class OsgymResetAnswer(Message):

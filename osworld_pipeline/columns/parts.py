@@ -60,7 +60,7 @@ EPISODES = pa.schema(
         column("penalty", FLOAT, "Sum of the penalties.", SHARE),
         column("shaped_reward", FLOAT, "What trains: task plus partial less penalties, clamped.", SHARE),
         column("num_steps", INT32, "Rows of `steps` it has."),
-        column("max_turns", INT32, "Its step budget; 0 where nobody said."),
+        column("max_turns", INT32, "Its step budget; 0 where it is unknown."),
         column("engine", TEXT, "The policy engine: transformers, sglang, ..."),
         column("temperature", FLOAT, "Of the sampling."),
         column("top_p", FLOAT, "Of the sampling.", SHARE),

@@ -115,7 +115,7 @@ def check_locks(name: str, state: StateDir, proc: Path = Path("/proc")) -> Findi
     """A lock ends with the process that took it, unless a child of that process holds it on."""
     held = list(held_locks(state, proc))
     if not held:
-        return Finding(name=name, status=Status.OK, message=f"nobody holds a lock in {state.root}")
+        return Finding(name=name, status=Status.OK, message=f"no process holds a lock in {state.root}")
     for path, taker, present in held:
         if taker and not (proc / str(taker)).is_dir():
             heirs = ", ".join(f"process {pid} ({command_of(pid, proc)[:60]})" for pid in present)

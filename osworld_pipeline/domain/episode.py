@@ -175,7 +175,7 @@ class Episode:
     earlier_faults: tuple[str, ...] = ()
     """How the attempts before this one ended, one sentence each, the replica named."""
     domain: str = ""
-    """Of the task: two tasks of different domains may have one id. Empty where nobody said."""
+    """Of the task: two tasks of different domains may have one id. Empty where it is unknown."""
     suite: str = ""
     """Of an evaluation: where its tasks come from, a built-in suite, osworld, or a suite of the user's."""
     suite_name: str = ""
@@ -203,7 +203,7 @@ class Episode:
     update: int = -1
     """The update this episode's group trains, from 0; -1 outside training."""
     max_turns: int = 0
-    """The step budget it ran under; 0 where nobody said."""
+    """The step budget it ran under; 0 where it is unknown."""
     times_s: Mapping[str, float] = field(default_factory=dict)
     """Seconds by part: reset, model, step, evaluate, total."""
     started_at: float = 0.0

@@ -51,7 +51,7 @@ class EvalRow:
     source_dataset: str | None = None
     """The import that it came with; empty for an episode of our own."""
     prompt_tokens: int | None = None
-    """Read, over all turns; a prompt counts each time. None where nobody counted them, as for all that follow."""
+    """Read, over all turns; a prompt counts each time. None where they were not counted, as for all that follow."""
     response_tokens: int | None = None
     """Sampled, over all turns."""
     task_key: str = ""
@@ -121,7 +121,7 @@ class CheckpointScore:
     desktops: str
     """As EvalRow's."""
     num_planned: int | None
-    """Episodes of the whole evaluation; None where nobody said."""
+    """Episodes of the whole evaluation; None where it is unknown."""
     outcomes: Mapping[str, int]
     """Episodes that were run, by outcome."""
     mean_reward: float
@@ -169,7 +169,7 @@ class CheckpointScore:
 
     @property
     def num_missing(self) -> int | None:
-        """Planned and never run; None where nobody said what was planned."""
+        """Planned and never run; None where the plan is unknown."""
         return None if self.num_planned is None else self.num_planned - self.strict.n
 
 

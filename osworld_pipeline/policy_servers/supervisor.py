@@ -83,24 +83,11 @@ class Message:
 async def keep_up(order: ServerOrder, *, start_timeout_s: float) -> None:
     """Starts a server, and again whenever it ends or hangs, until it has done so too often or the task is cancelled."""
     restarts: deque[float] = deque()
-    was_ready = False
+    ready = asyncio.Event()
     while True:
-        try:
-            server = await _Server.start(order)
-        except OSError as error:
-            print(Message(kind=FAILED, url=order.url, text=f"{order.arguments[0]} cannot be run: {error}").as_line())
-            return
-        try:
-            why = await server.until_ready(start_timeout_s)
-            if not why:
-                if not was_ready:
-                    print(Message(kind=READY, url=order.url).as_line(), flush=True)
-                was_ready = True
-                why = await server.until_unwell()
-        finally:
-            await server.stop()
-        if not was_ready:
-            print(Message(kind=FAILED, url=order.url, text=why).as_line(), flush=True)
+        why = await _run_once(order, start_timeout_s, ready)
+        if not ready.is_set():
+            _tell(Message(kind=FAILED, url=order.url, text=why))
             return
         now = time.monotonic()
         while restarts and restarts[0] < now - WINDOW_S:
@@ -112,6 +99,24 @@ async def keep_up(order: ServerOrder, *, start_timeout_s: float) -> None:
         restarts.append(now)
         _say(f"{why}; it is restarted in {pause_s:g} s")
         await asyncio.sleep(pause_s)
+
+
+async def _run_once(order: ServerOrder, start_timeout_s: float, ready: asyncio.Event) -> str:
+    """Why the server is not up any more, or did not come up. `ready`: set, and the program told, the first time."""
+    try:
+        server = await _Server.start(order)
+    except OSError as error:
+        return f"the policy server at {order.url} cannot be run: {error}"
+    try:
+        why = await server.until_ready(start_timeout_s)
+        if why:
+            return why
+        if not ready.is_set():
+            ready.set()
+            _tell(Message(kind=READY, url=order.url))
+        return await server.until_unwell()
+    finally:
+        await server.stop()
 
 
 class _Server:
@@ -218,6 +223,11 @@ async def _main() -> int:
 def _outside_torchrun(environ: Mapping[str, str]) -> dict[str, str]:
     """Without what torchrun sets for a rank: a server would wait for that group of processes."""
     return {name: value for name, value in environ.items() if not name.startswith(OF_TORCHRUN)}
+
+
+def _tell(message: Message) -> None:
+    """The program waits for it, so it must not stay in a buffer."""
+    print(message.as_line(), flush=True)
 
 
 def _say(text: str) -> None:

@@ -118,8 +118,8 @@ class EnvClient:
 
     async def close_left_over(self) -> int:
         """Gives back the desktops of episodes that live under this client's name, and says how many: for a client that
-        knows that nobody else of its name lives, before its first episode. A server that does not list its episodes is
-        passed over; there they end when they have been idle for long enough.
+        knows that no other process of its name lives, before its first episode. A server that does not list its
+        episodes is passed over; there they end when they have been idle for long enough.
 
         Raises:
             EnvServerError: a server is unreachable; names it.

@@ -154,7 +154,7 @@ def _require_loadable(folder: Path) -> None:
             f"{folder} holds a model of type {kind}, and only {MODEL_TYPE} is loaded here: have a server serve it, and "
             "add that (http://host/v1#model)"
         )
-    # Without this file an empty tokenizer would be made up, and nobody would be told.
+    # Without this file an empty tokenizer would be made up, without a warning.
     if not (folder / TOKENIZER).is_file():
         raise StoreError(f"{folder} has no {TOKENIZER}: save the model's processor there, too")
 

@@ -21,7 +21,7 @@ from osworld_pipeline.tables.owned import read_table, table_path
 from osworld_pipeline.tables.query import run_query
 
 MAX_FOUND = 20
-"""How many offenders are told; one is enough to be wrong, and thousands do not help."""
+"""How many violations are listed: one is enough to fail, and thousands do not help."""
 MAX_REJECT_SHARE = 0.5
 MIN_RECORDS = 20
 """Under this many records a share says nothing."""

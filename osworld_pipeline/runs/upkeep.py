@@ -47,7 +47,7 @@ def compact_store(
     cold_days: float = COLD_DAYS,
     on_progress: Callable[[str, int, int], None] | None = None,
 ) -> CompactionSummary:
-    """Makes few large files of many small parts, and packs of images that nobody has stored for `cold_days`; safe
+    """Makes few large files of many small parts, and packs of images that were not stored for `cold_days`; safe
     beside writers and readers. `budget_bytes`: so much is read of a table; the images have a budget of their own then.
 
     Raises:
@@ -96,9 +96,9 @@ def collect_garbage(
     retired_grace_s: float = RETIRED_GRACE_S,
     is_dry_run: bool = False,
 ) -> GarbageSummary:
-    """Removes the images that no row of any table names and that nobody wrote within `grace_s` (of packs those with
-    many such images), the writings of parts
-    that were replaced more than `retired_grace_s` ago, and what killed writers left; safe beside writers and readers.
+    """Removes the images that no row of any table names and that were not written within `grace_s` (in packs where
+    they are many), the writings of parts that were replaced more than `retired_grace_s` ago, and what killed writers
+    left; safe beside writers and readers.
 
     Raises:
         StoreError: other upkeep is running, or a file cannot be read, so that what it refers to is unknown.

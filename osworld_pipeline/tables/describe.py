@@ -88,8 +88,8 @@ VIEW_DOCS: Mapping[str, Mapping[str, str]] = {
         "desktops": "Image and grader of its evaluation's graded episodes: only rows with the same can be compared; "
         "several, with commas: mixed.",
         "source_dataset": "The import's name; empty for an episode of our own.",
-        "prompt_tokens": "Read over all turns, a prompt each time; NULL where nobody counted.",
-        "response_tokens": "Sampled over all turns; NULL where nobody counted.",
+        "prompt_tokens": "Read over all turns, a prompt each time; NULL where it was not counted.",
+        "response_tokens": "Sampled over all turns; NULL where it was not counted.",
         "wall_s": "From before the reset to after the release; episodes run side by side.",
         "reset_s": "What the desktop took to be ready.",
         "model_s": "What the engine took, over all turns.",

@@ -62,7 +62,7 @@ class TrainerState:
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Whatever the caller needs to go on."""
     code_version: str = ""
-    """Of the program that trained; empty where nobody said."""
+    """Of the program that trained; empty where it is unknown."""
 
 
 def final_dir(state: StateDir, checkpoint_id: str) -> Path:

@@ -94,7 +94,7 @@ class BlobStore:
                             yield name, Path(entry.path), entry.stat()
 
     def remove_unused(self, paths: Iterable[Path], *, before: float) -> tuple[int, int]:
-        """Removes those of `paths` that nobody has written or touched since `before` (Unix time); returns how many, and
+        """Removes those of `paths` that were not written or touched since `before` (Unix time); returns how many, and
         their bytes. A writer waits for 256 of them at most."""
         num_removed = num_bytes = 0
         waiting = list(paths)

@@ -2,6 +2,7 @@
 for each image, so any program can list it, check it and take an image out (`unzip -p PACK NAME`)."""
 
 import calendar
+import errno
 import os
 import re
 import struct
@@ -70,16 +71,18 @@ def read_members(path: Path) -> list[Member]:
 
     Raises:
         FileNotFoundError: there is no such pack (any more).
-        StoreError: it is damaged, or no pack.
+        StoreError: it is damaged, or no pack, or the file system refused.
     """
     try:
         with path.open("rb") as file, zipfile.ZipFile(file) as pack:
             size = os.fstat(file.fileno()).st_size
             return [_member(file.fileno(), info, size) for info in pack.infolist()]
-    except (FileNotFoundError, StoreError):
+    except FileNotFoundError:
         raise
+    except OSError as error:
+        raise unreadable(path, error) or _damaged(path, error) from error
     # zipfile raises many kinds of errors on bytes that are no zip.
-    except (zipfile.BadZipFile, OSError, ValueError, struct.error, NotImplementedError, EOFError) as error:
+    except (zipfile.BadZipFile, ValueError, struct.error, NotImplementedError, EOFError) as error:
         raise _damaged(path, error) from error
 
 
@@ -105,7 +108,7 @@ def read_image(path: Path, sha256: str, *, offset: int, num_bytes: int) -> bytes
     """
     Raises:
         FileNotFoundError: there is no such pack (any more).
-        StoreError: the bytes there are not the image, or cannot be read.
+        StoreError: the bytes there are not the image, or the file system refused.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY)
@@ -116,7 +119,7 @@ def read_image(path: Path, sha256: str, *, offset: int, num_bytes: int) -> bytes
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise _damaged(path, error) from error
+        raise unreadable(path, error) or _damaged(path, error) from error
     if digest_bytes(data) != sha256:
         raise _damaged(path, f"image {sha256} has other bytes")
     return data
@@ -131,13 +134,23 @@ def read_name(path: Path, sha256: str, *, offset: int) -> str | None:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise _damaged(path, error) from error
+        raise unreadable(path, error) or _damaged(path, error) from error
 
 
 def name_before(data: bytes, sha256: str) -> str | None:
     """The image's name at the end of `data`, which are the bytes before its first one: its header ends with it."""
     names = (f"{sha256}.{suffix}" for suffix in SUFFIXES)
     return next((name for name in names if data.endswith(name.encode())), None)
+
+
+def unreadable(path: Path, error: OSError) -> StoreError | None:
+    """A refusal of the file system, which says nothing of the file; None for a place that no file has, which only
+    damaged bytes name."""
+    if error.errno == errno.EINVAL:
+        return None
+    return StoreError(
+        f"{path} cannot be read: {error.strerror or error}; mend that and run again, the file may be whole"
+    )
 
 
 def _damaged(path: Path, why: object) -> StoreError:

@@ -1,6 +1,5 @@
 """Images in packs that nothing refers to: a pack of which enough is dead is written again without them."""
 
-import logging
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -9,7 +8,6 @@ from pathlib import Path
 import numpy as np
 
 from osworld_pipeline.durable import write_file
-from osworld_pipeline.errors import StoreError
 from osworld_pipeline.trajectories.blobs import INCOMING, BlobStore
 from osworld_pipeline.trajectories.image_sets import absent, absent_keys, gather
 from osworld_pipeline.trajectories.pack_files import Member, read_image, read_members
@@ -17,7 +15,6 @@ from osworld_pipeline.trajectories.pack_index import image_keys
 from osworld_pipeline.trajectories.packs import index_path, write_pack
 from osworld_pipeline.trajectories.touches import TouchReader, remove_old_journals
 
-log = logging.getLogger(__name__)
 MAX_DEAD_SHARE = 0.25
 """Of a pack's bytes; with more it is written again."""
 REWRITE_BYTES = 8 << 30
@@ -79,26 +76,23 @@ def collect_packs(
         if num_live and num_rewritten and num_rewritten + num_live > budget_bytes:
             continue
         num_rewritten += num_live
-        if is_dry_run or _rewrite(blobs, dead.pack, used, touched, before):
-            num_images, num_bytes = num_images + dead.num_dead, num_bytes + dead.dead_bytes
+        if not is_dry_run:
+            _rewrite(blobs, dead.pack, used, touched, before)
+        num_images, num_bytes = num_images + dead.num_dead, num_bytes + dead.dead_bytes
     if not is_dry_run:
         remove_old_journals(blobs.root, before=before)
     return num_images, num_bytes
 
 
-def _rewrite(blobs: BlobStore, pack: str, used: np.ndarray, touched: TouchReader, before: float) -> bool:
-    """False where the pack is left as it is, because an image that is needed cannot be read from it."""
+def _rewrite(blobs: BlobStore, pack: str, used: np.ndarray, touched: TouchReader, before: float) -> None:
+    """Raises StoreError, and leaves the pack as it is, where an image that is needed cannot be read from it."""
     path = blobs.packs.path(pack)
     members = read_members(path)
     dead = {place for place in absent([member.sha256 for member in members], used) if members[place].modified < before}
     # A collection that was killed between the new pack and the removal of the old one has left both.
     live = [m for place, m in enumerate(members) if place not in dead and not _is_elsewhere(blobs, m.sha256, pack)]
-    try:
-        if live:
-            write_pack(blobs.packs.root, _images(path, live), temp_folder=blobs.root / INCOMING)
-    except StoreError as error:
-        log.warning("%s keeps images that nothing refers to: %s", path, error)
-        return False
+    if live:
+        write_pack(blobs.packs.root, _images(path, live), temp_folder=blobs.root / INCOMING)
     kept = {member.sha256: member for member in (members[place] for place in dead)}
     with blobs.locked(is_shared=False):
         for sha256 in {name for names in touched.news() for name in names} & kept.keys():
@@ -108,7 +102,6 @@ def _rewrite(blobs: BlobStore, pack: str, used: np.ndarray, touched: TouchReader
         path.unlink(missing_ok=True)
     with suppress(FileNotFoundError):
         index_path(blobs.packs.root, pack).unlink()
-    return True
 
 
 def _is_elsewhere(blobs: BlobStore, sha256: str, pack: str) -> bool:

@@ -27,7 +27,7 @@ from osworld_pipeline.domain.shown_commands import pipeline_line
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.durable import replacing
 from osworld_pipeline.errors import StoreError
-from osworld_pipeline.trajectories.pack_files import Member
+from osworld_pipeline.trajectories.pack_files import Member, unreadable
 
 SUFFIX = ".index"
 CHUNK = 65_536
@@ -55,7 +55,7 @@ class PackIndex:
         """
         Raises:
             FileNotFoundError: it is not there (any more).
-            StoreError: it is damaged.
+            StoreError: it is damaged, or the file system refused.
         """
         self.path = path
         self.name = path.name
@@ -70,7 +70,9 @@ class PackIndex:
             self._is_checked = False
         except FileNotFoundError:
             raise
-        except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
+        except OSError as error:
+            raise unreadable(path, error) or _damaged(path, error) from error
+        except (ValueError, KeyError, TypeError, struct.error) as error:
             raise _damaged(path, error) from error
 
     def _read_foot(self) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from osworld_pipeline.trajectories.packs import index_pack, write_pack
 
 log = logging.getLogger(__name__)
 COLD_DAYS = 3.0
-"""An image that nobody has written or touched for so long goes into a pack."""
+"""An image that was not written or touched for so long goes into a pack."""
 PACK_BYTES = 128 << 20
 MIN_BYTES = 64 << 20
 """Less than this stays in files: a small pack would soon be one of many."""

@@ -13,7 +13,7 @@ from osworld_pipeline.errors import StoreError
 
 FOLDER = "touched"
 ROTATE_S = 3600.0
-"""A writer begins another journal after so long; one that nobody has written for twice as long may be removed."""
+"""A writer begins another journal after so long; one that was not written for twice as long may be removed."""
 _DIGEST = 32
 
 
@@ -53,7 +53,7 @@ class TouchReader:
         self._read: dict[str, int] = {}
 
     def news(self) -> Iterator[list[str]]:
-        """SHA-256 that were touched since the last call, a journal at a time."""
+        """SHA-256 that were touched since the last call, a journal at a time. Raises StoreError."""
         for path in sorted(self._folder.glob("*.digests")):
             try:
                 if path.stat().st_mtime < self._since:
@@ -63,13 +63,15 @@ class TouchReader:
                     data = file.read()
             except FileNotFoundError:
                 continue
+            except OSError as error:
+                raise StoreError(f"{path} cannot be read: {error.strerror}; mend that and run again") from error
             whole = len(data) - len(data) % _DIGEST
             self._read[path.name] = self._read.get(path.name, 0) + whole
             yield [data[start : start + _DIGEST].hex() for start in range(0, whole, _DIGEST)]
 
 
 def remove_old_journals(blobs: Path, *, before: float) -> None:
-    """Those that nobody has written since `before` (Unix time), and that no process will write."""
+    """Those that were not written since `before` (Unix time), and that no process will write."""
     before = min(before, time.time() - 2 * ROTATE_S)
     for path in (blobs / FOLDER).glob("*.digests"):
         if path.stat().st_mtime < before:

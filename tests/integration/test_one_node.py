@@ -2,6 +2,7 @@
 it launches, loses a server and a rank on the way, and ends with evaluated checkpoints."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ COMMAND = (
     *("--set", "engine.kind=sglang", "--set", "engine.launch.device=cpu", "--set", "engine.launch.num_servers=2"),
     *("--set", "trainer.num_processes=2", "--set", "desktop.num_replicas=8"),
 )
+ROOT = Path(__file__).resolve().parents[2]
 RUN_LIMIT_S = 2400.0
 
 
@@ -78,6 +80,7 @@ def wait_for(log: Path, text: str, process: "subprocess.Popen[bytes]", limit_s: 
 def test_the_road_of_one_node_survives_the_loss_of_a_server_and_of_a_rank(tmp_path: Path) -> None:
     if not os.environ.get("OSWORLD_SGLANG"):
         pytest.skip("takes minutes and an environment of its own: make test-sglang")
+    shutil.copy(ROOT / "dagster.yaml", tmp_path)
     log = tmp_path / "train.log"
     log.touch()
     with training(tmp_path) as process:

@@ -97,7 +97,7 @@ def _told(attempt: ResultAttempt) -> Mapping[str, Any]:
 
 
 def _told_outcome(told: Mapping[str, Any], attempt: ResultAttempt) -> tuple[Outcome, str | None] | None:
-    """None where nothing is told, or where it does not fit the grader's score: a result may have come later."""
+    """None where nothing is recorded, or it does not agree with the grader's score: a result may have come later."""
     try:
         outcome = Outcome(told.get("outcome", ""))
     except ValueError:

@@ -93,7 +93,7 @@ def test_a_file_that_is_no_database_is_told(state: StateDir) -> None:
 def test_a_lock_in_use_names_its_process(state: StateDir) -> None:
     with locked(state.root / "catalog.lock", timeout_s=1.0, error=StoreError, what="it"):
         assert check_locks("locks", state).message == f"in use now: catalog.lock by process {os.getpid()}"
-    assert check_locks("locks", state).message.startswith("nobody holds a lock")
+    assert check_locks("locks", state).message.startswith("no process holds a lock")
 
 
 def put_adapter(state: StateDir, *, base: str) -> None:

@@ -107,6 +107,16 @@ def child_of(pid: int) -> int:
     return int(child)
 
 
+async def test_one_that_cannot_even_be_run_is_an_error_at_once(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(place))
+    async with asyncio.timeout(LIMIT_S):
+        with pytest.raises(EngineError, match=r"cannot be run: .*'setpriv'"):
+            async with launched_servers(
+                recipe_with("engine.launch.num_servers=1"), StateDir(place / "var"), place / "model"
+            ):
+                pass
+
+
 PROGRAM = """
 import asyncio, sys
 from pathlib import Path

@@ -1,9 +1,13 @@
-"""An S3 server for the tests of this folder, and a prefix for each."""
+"""An S3 server for the tests of this folder, a prefix for each, and the two folders that they work with."""
 
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from s3_server import BUCKET, S3, serve_s3
+
+from osworld_pipeline.domain.state import StateDir
 
 
 @pytest.fixture(scope="session")
@@ -25,3 +29,15 @@ def s3(server: S3, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
 @pytest.fixture
 def url(request: pytest.FixtureRequest) -> str:
     return f"s3://{BUCKET}/{abs(hash(request.node.name))}"
+
+
+@pytest.fixture
+def origin(sample: StateDir, tmp_path: Path) -> StateDir:
+    """A copy of the module's `sample`."""
+    shutil.copytree(sample.root, tmp_path / "origin")
+    return StateDir(tmp_path / "origin")
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> StateDir:
+    return StateDir(tmp_path / "cache")

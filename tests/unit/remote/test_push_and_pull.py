@@ -3,7 +3,6 @@ kill and no failure loses or mixes anything. The S3 server is real, and so is th
 
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -47,17 +46,6 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> StateDir:
     (state.suites / "mine.json").write_text("{}")
     rebuild_catalog(state)
     return state
-
-
-@pytest.fixture
-def origin(sample: StateDir, tmp_path: Path) -> StateDir:
-    shutil.copytree(sample.root, tmp_path / "origin")
-    return StateDir(tmp_path / "origin")
-
-
-@pytest.fixture
-def cache(tmp_path: Path) -> StateDir:
-    return StateDir(tmp_path / "cache")
 
 
 def answers(state: StateDir) -> dict[str, list[str]]:

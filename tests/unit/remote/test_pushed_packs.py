@@ -2,8 +2,6 @@
 bucket."""
 
 import hashlib
-import shutil
-from pathlib import Path
 
 import pytest
 from episode_samples import make_episode, make_step
@@ -32,17 +30,6 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> StateDir:
         path.write_text(name)
     rebuild_catalog(state)
     return state
-
-
-@pytest.fixture
-def origin(sample: StateDir, tmp_path: Path) -> StateDir:
-    shutil.copytree(sample.root, tmp_path / "origin")
-    return StateDir(tmp_path / "origin")
-
-
-@pytest.fixture
-def cache(tmp_path: Path) -> StateDir:
-    return StateDir(tmp_path / "cache")
 
 
 def pack(state: StateDir, *, pack_bytes: int = 1 << 20) -> None:

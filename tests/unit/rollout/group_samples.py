@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 
+from episode_samples import make_step
+
 from osworld_pipeline.domain.episode import (
     Episode,
     EpisodePurpose,
     Outcome,
     Reward,
     SamplingParams,
-    Step,
-    StepSignals,
     TokenSequence,
 )
 from osworld_pipeline.domain.group import GroupFate, RolloutGroup
@@ -24,27 +24,6 @@ SAMPLING = SamplingParams(temperature=0.8, seed=3)
 def make_tasks(count: int) -> list[Task]:
     config = {"instruction": "Do it.", "evaluator": {"func": "exact_match"}}
     return [Task.from_config({"id": f"t{index}", **config}) for index in range(count)]
-
-
-def make_step(version: int) -> Step:
-    return Step(
-        step_index=0,
-        screenshot_sha256="a" * 64,
-        screenshot_width=32,
-        screenshot_height=32,
-        screenshot_format="png",
-        screenshot_num_bytes=10,
-        observation_text="o",
-        response_text="r",
-        action=None,
-        command=None,
-        signals=StepSignals(action_type="wait", action_parsed=True, action_executed=True),
-        policy_version=version,
-        prompt_num_tokens=1,
-        response_num_tokens=2,
-        model_s=0.0,
-        step_s=0.0,
-    )
 
 
 def make_ended(
@@ -62,7 +41,9 @@ def make_ended(
         outcome=outcome,
         error=None if outcome.is_valid else f"it was a {outcome}",
         reward=Reward(task=float(outcome is Outcome.SUCCESS), shaped=shaped) if outcome.is_valid else None,
-        steps=tuple(make_step(version) for version in versions),
+        steps=tuple(
+            make_step(policy_version=version, prompt_num_tokens=1, response_num_tokens=2) for version in versions
+        ),
         sequences=(
             TokenSequence(
                 token_ids=(1, *range(2, 2 + len(versions))),

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from episode_samples import make_step
+
 from osworld_pipeline.agent.renderer import Renderer
 from osworld_pipeline.domain.checkpoint import Stage
 from osworld_pipeline.domain.digest import digest_json
@@ -18,8 +20,6 @@ from osworld_pipeline.domain.episode import (
     EpisodePurpose,
     Outcome,
     Reward,
-    Step,
-    StepSignals,
     TokenSequence,
 )
 from osworld_pipeline.domain.state import StateDir
@@ -144,7 +144,10 @@ class ChainEngine:
             outcome=outcome,
             error=None if outcome.is_valid else "it is down",
             reward=Reward(task=float(outcome is Outcome.SUCCESS), shaped=luck) if outcome.is_valid else None,
-            steps=tuple(make_step(index, version) for index, version in enumerate(versions)),
+            steps=tuple(
+                make_step(index, policy_version=version, prompt_num_tokens=1, response_num_tokens=1)
+                for index, version in enumerate(versions)
+            ),
             sequences=(tokens,),
             group_id=plan.group_id,
             seed=plan.seed,
@@ -162,27 +165,6 @@ class FusedStore(TrajectoryStore):
         self._fuse.pass_by("write")
         super().write_groups(part, groups, injections)
         self._fuse.pass_by("written")
-
-
-def make_step(index: int, version: int) -> Step:
-    return Step(
-        step_index=index,
-        screenshot_sha256="a" * 64,
-        screenshot_width=32,
-        screenshot_height=32,
-        screenshot_format="png",
-        screenshot_num_bytes=10,
-        observation_text="o",
-        response_text="r",
-        action=None,
-        command=None,
-        signals=StepSignals(action_type="wait", action_parsed=True, action_executed=True),
-        policy_version=version,
-        prompt_num_tokens=1,
-        response_num_tokens=1,
-        model_s=0.0,
-        step_s=0.0,
-    )
 
 
 def recipe_of(**rollout: Any) -> Recipe:

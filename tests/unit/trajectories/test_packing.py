@@ -183,6 +183,19 @@ def missing_blobs_after_loss(state: StateDir, blobs: BlobStore) -> Mapping[str, 
     return missing_blobs(state)
 
 
+def test_a_pack_with_a_damaged_image_that_is_needed_stays_and_is_named(state: StateDir, blobs: BlobStore) -> None:
+    names = store(blobs, range(10), age_days=4)
+    name_all(state, names[:2])
+    pack(blobs)
+    (name,) = blobs.packs.here()
+    path = blobs.packs.path(name)
+    path.write_bytes(path.read_bytes().replace(data_of(1), bytes(len(data_of(1)))))
+    with pytest.raises(StoreError, match=rf"{name} is damaged \(image {names[1]} has other bytes\)"):
+        collect_garbage(state)
+    assert blobs.packs.here() == {name}
+    assert blobs.read(names[0]) == data_of(0)
+
+
 def test_old_images_in_packs_outlive_a_longer_grace(state: StateDir, blobs: BlobStore) -> None:
     store(blobs, range(4), age_days=4)
     pack(blobs)
@@ -245,10 +258,11 @@ def test_readers_and_writers_go_on_while_images_are_packed_and_collected(state: 
     name_all(state, names)
     ended, lost = threading.Event(), list[int]()
 
-    def work() -> None:
-        draw, mine, first = random.Random(1), BlobStore(state.blobs), 20
+    def work(parity: int) -> None:
+        # Images of its own: `age` would make old what another worker has stored just now.
+        draw, mine, first = random.Random(parity), BlobStore(state.blobs), 10
         while not ended.is_set():
-            old, new = draw.randrange(20), draw.randrange(first, first + 40)
+            old, new = draw.randrange(20), 2 * draw.randrange(first, first + 20) + parity
             first += 1
             sha256 = mine.write(data_of(new), suffix="png")
             lost.extend(
@@ -257,7 +271,7 @@ def test_readers_and_writers_go_on_while_images_are_packed_and_collected(state: 
             with suppress(AssertionError, FileNotFoundError):  # it is packed already
                 age(mine, sha256, 4)
 
-    workers = [threading.Thread(target=work) for _ in range(2)]
+    workers = [threading.Thread(target=work, args=(parity,)) for parity in (0, 1)]
     for worker in workers:
         worker.start()
     num_collected = 0

@@ -122,6 +122,16 @@ def test_a_damaged_pack_gives_no_other_bytes_and_one_clear_error(
         assert right >= len(IMAGES) - 1, "one bit is of one image"
 
 
+def test_a_file_system_that_refuses_is_not_taken_for_damage(tmp_path: Path) -> None:
+    """Damage is answered by the advice to remove the file; a folder in its place cannot be read, as with EIO."""
+    folder = tmp_path / "x.zip"
+    folder.mkdir()
+    for read in (lambda: read_members(folder), lambda: read_image(folder, IMAGES[0][0], offset=0, num_bytes=1)):
+        with pytest.raises(StoreError, match=r"x\.zip cannot be read: Is a directory; mend that") as refused:
+            read()
+        assert "remove it" not in str(refused.value)
+
+
 @settings(max_examples=80, deadline=None)
 @given(damage)
 def test_a_damaged_index_gives_no_other_bytes_and_one_clear_error(
