@@ -109,6 +109,7 @@ def child_of(pid: int) -> int:
 
 async def test_one_that_cannot_even_be_run_is_an_error_at_once(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(place))
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     async with asyncio.timeout(LIMIT_S):
         with pytest.raises(EngineError, match=r"cannot be run: .*'setpriv'"):
             async with launched_servers(
