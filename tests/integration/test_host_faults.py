@@ -78,6 +78,13 @@ class Client:
         finally:
             self.post("/close", **of_episode)
 
+    def when_free(self, config: Mapping[str, Any] = TASK.config) -> float | Answer:
+        """What `episode` gives, asked again while the desktop of the last one is still being made anew."""
+        until = time.monotonic() + RECOVERY_LIMIT_S
+        while isinstance(told := self.episode(config), tuple) and told[1]["fault"] == "no_capacity":
+            assert time.monotonic() < until, told
+        return told
+
     def until_it_works(self) -> None:
         until = time.monotonic() + RECOVERY_LIMIT_S
         while (told := self.episode()) != 1.0:
@@ -223,14 +230,14 @@ def test_a_full_state_disk_fails_downloads_and_nothing_else(walled: RunningServe
         config = dict(TASK.config) | {"config": [download, *TASK.config["config"]]}
         inside(walled, 'cat /dev/zero > "$STATE/full" || true')
         try:
-            told = client.episode(config)
+            told = client.when_free(config)
             assert isinstance(told, tuple), told
             assert (told[0], told[1]["fault"]) == (500, "env_fault"), told
             assert "cannot be kept on this server: No space left on device" in told[1]["error"]
             client.until_it_works()
         finally:
             inside(walled, 'rm "$STATE/full"')
-        assert client.episode(config) == 1.0
+        assert client.when_free(config) == 1.0
 
 
 @contextmanager

@@ -204,7 +204,7 @@ async def test_desktop_that_dies_under_an_idle_episode_is_replaced_at_once() -> 
         killed_at = time.monotonic()
         table.provider.of("fake-0").alive = False
         await until(lambda: table.pool.num_free == 1)
-        assert time.monotonic() - killed_at < 1.0
+        assert time.monotonic() - killed_at < 5.0
 
 
 @pytest.mark.parametrize("num_turns", range(8))

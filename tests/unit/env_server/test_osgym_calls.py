@@ -99,7 +99,7 @@ def test_keys_that_nobody_has_are_refused_before_anything_is_pressed(text: str) 
     "text", ["type(" + ")&click(" * 8000 + ")", "click(1,1)" + "&click(1,1)" * 5000, "type(" + ") " * 30000 + "x"]
 )
 def test_long_hostile_text_is_read_quickly(text: str) -> None:
-    start = time.perf_counter()
+    start = time.thread_time()
     with suppress(ActionParseError):
         read_osgym_action(text)
-    assert time.perf_counter() - start < 1.0
+    assert time.thread_time() - start < 1.0

@@ -108,7 +108,7 @@ async def test_a_server_that_stays_away_ends_within_the_budget(renderer: Rendere
         began = time.monotonic()
         with pytest.raises(EngineError, match="given up after"):
             await engine.generate(text_request(renderer))
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 10
 
 
 async def test_log_probabilities_that_are_not_the_tokens_are_refused(renderer: Renderer, start: Start) -> None:

@@ -288,7 +288,7 @@ def test_a_second_trainer_on_a_stage_is_told_who_holds_it(tmp_path: Path):
         child.communicate(timeout=10)
     started = time.monotonic()
     with stage_fence(state, "sft-1"):
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < 5
 
 
 def test_the_fence_needs_no_torch(tmp_path: Path):
