@@ -28,7 +28,9 @@ demo: setup ## the whole pipeline on this machine, then a table of success rates
 	@$(BIN)/osworld-pipeline demo
 
 test: setup-test ## every test that can run here; JOBS=1 runs them one after the other
-	@$(BIN)/pytest -n $(or $(JOBS),4) --dist loadfile --no-loadscope-reorder --durations=20
+	@$(BIN)/pytest -n $(or $(JOBS),4) --dist loadfile --no-loadscope-reorder --durations=20 || \
+	{ [ $$? -eq 1 ] && echo "Again, one at a time; a test that passes now is unstable and is a defect:" && \
+	$(BIN)/pytest --last-failed --last-failed-no-failures none --maxfail 3; }
 
 test-fast: setup-tokenizer ## unit tests only
 	@$(BIN)/pytest tests/unit -m "not slow"
