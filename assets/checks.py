@@ -8,7 +8,7 @@ import dagster as dg
 from assets.metadata import check_result
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.runs import invariants
-from osworld_pipeline.runs.invariants import Offences
+from osworld_pipeline.runs.invariants import Violations
 from osworld_pipeline.runs.leaderboard import worse_than_their_parents
 from osworld_pipeline.tables.query import run_query
 from resources.state import StateResource
@@ -19,7 +19,7 @@ WARN = dg.AssetCheckSeverity.WARN
 def build_check(
     name: str,
     asset: str,
-    find: Callable[[StateDir], Offences],
+    find: Callable[[StateDir], Violations],
     *,
     holds: str,
     otherwise: str,
@@ -38,7 +38,7 @@ def build_check(
 def build_query_check(name: str, asset: str, sql: str, *, holds: str, otherwise: str, warns: bool = False):
     """The same with a query for the offenders."""
     return build_check(
-        name, asset, lambda state: invariants.find_offences(state, sql), holds=holds, otherwise=otherwise, warns=warns
+        name, asset, lambda state: invariants.find_violations(state, sql), holds=holds, otherwise=otherwise, warns=warns
     )
 
 

@@ -158,7 +158,7 @@ def champion(
     folder = state.dir()
     choice = choose_champion(folder, recipe.load(), current=tracking.champion(folder))
     if choice.checkpoint_id is not None and choice.is_new:
-        tracking.crown(folder, choice.checkpoint_id)
+        tracking.set_champion(folder, choice.checkpoint_id)
     context.log.info(choice.reason)
     return dg.MaterializeResult(
         metadata={

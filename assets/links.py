@@ -4,8 +4,8 @@ from urllib.parse import urlencode
 
 import dagster as dg
 
-from osworld_pipeline.lineage.tracking import StageRun
 from osworld_pipeline.runs.embedded_server import EnvServers
+from osworld_pipeline.tracking.runs import StageRun
 from resources.tracking import TrackingResource
 
 STATUS_PAGE = "/status"

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 
 from osworld_pipeline.columns import OWNED_TABLES, doc_of, unit_of
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.runs.invariants import Offences
+from osworld_pipeline.runs.invariants import Violations
 from osworld_pipeline.tables.owned import table_path
 from osworld_pipeline.tables.preview import markdown_table, preview_table
 
@@ -66,15 +66,15 @@ def rejects_table_metadata(state: StateDir) -> dict[str, Any]:
 
 
 def check_result(
-    offences: Offences, *, severity: dg.AssetCheckSeverity = dg.AssetCheckSeverity.ERROR, what_to_do: str = ""
+    violations: Violations, *, severity: dg.AssetCheckSeverity = dg.AssetCheckSeverity.ERROR, what_to_do: str = ""
 ) -> dg.AssetCheckResult:
     """Passed where nothing was found; else the offenders, and what to do about them."""
-    metadata: dict[str, Any] = {"found": offences.num_found}
-    if not offences.is_sound:
-        metadata["offenders"] = dg.MetadataValue.md(markdown_table(offences.columns, offences.rows))
+    metadata: dict[str, Any] = {"found": violations.num_found}
+    if not violations.is_sound:
+        metadata["offenders"] = dg.MetadataValue.md(markdown_table(violations.columns, violations.rows))
     return dg.AssetCheckResult(
-        passed=offences.is_sound,
+        passed=violations.is_sound,
         severity=severity,
         metadata=metadata,
-        description=None if offences.is_sound else what_to_do or None,
+        description=None if violations.is_sound else what_to_do or None,
     )

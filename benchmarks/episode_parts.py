@@ -53,7 +53,7 @@ SERVER_PARTS = {
 class ScriptedEngine:
     """The model does its work, and the script's words are taken instead of its own."""
 
-    takes_turns = False
+    uses_chat_api = False
 
     def __init__(self, engine: PolicyEngine, scripts: Mapping[str, Sequence[tuple[str, tuple[int, ...]]]]) -> None:
         """`scripts`: of each episode, its turns as words and their tokens."""

@@ -77,7 +77,7 @@ def running_server(python: str, checkpoint: Path) -> Iterator[str]:
         deadline = time.monotonic() + START_TIMEOUT_S
         while not _is_up(url):
             if server.process.poll() is not None or time.monotonic() > deadline:
-                raise BenchmarkError(f"sglang did not come up: {server.last_words()}")
+                raise BenchmarkError(f"sglang did not come up: {server.stderr_tail()}")
             time.sleep(0.5)
         yield url
 

@@ -26,7 +26,7 @@ class Started:
     process: subprocess.Popen[bytes]
     log: Path
 
-    def last_words(self) -> str:
+    def stderr_tail(self) -> str:
         return self.log.read_text(errors="replace")[-1500:]
 
 
@@ -58,7 +58,7 @@ def wait_for_ready_file(ready: Path, program: Started) -> str:
     deadline = time.monotonic() + READY_TIMEOUT_S
     while not ready.exists():
         if program.process.poll() is not None or time.monotonic() > deadline:
-            raise BenchmarkError(f"the env server did not become ready:\n{program.last_words()}")
+            raise BenchmarkError(f"the env server did not become ready:\n{program.stderr_tail()}")
         time.sleep(0.05)
     return str(json.loads(ready.read_text())["url"])
 

@@ -107,7 +107,7 @@ class StubEpisodes:
 
 
 class TrainAll:
-    """A judge for which every group is trained on."""
+    """A batch builder that trains on every group."""
 
     def __call__(self, groups: Sequence[RolloutGroup], *, update: int) -> GspoBatch:
         """Every group is trained on, whatever it earned."""
@@ -203,7 +203,7 @@ class TimedEngine:
     """Answers after a fixed time with the same words."""
 
     name = "stub"
-    takes_turns = False
+    uses_chat_api = False
     policy_version = 0
 
     def __init__(self, text: str, token_ids: Sequence[int], *, latency_s: float) -> None:

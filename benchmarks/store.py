@@ -13,9 +13,9 @@ from rich.console import Console
 
 from benchmarks.spread import Spread, print_table, timed_ms, verdict
 from benchmarks.store_storm import run_storm
+from osworld_pipeline.atomic_io import write_parquet
 from osworld_pipeline.columns import marked, stored
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.durable import write_parquet
 from osworld_pipeline.part_files import VERSION_SHIFT
 from osworld_pipeline.runs.upkeep import compact_store
 from osworld_pipeline.tables.catalog import rebuild_catalog

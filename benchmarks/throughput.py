@@ -102,7 +102,7 @@ def peer_server(checkout: Path) -> Server:
                     break
                 except OSError:
                     if program.process.poll() is not None or time.monotonic() > deadline:
-                        raise BenchmarkError(f"the peer's server does not start:\n{program.last_words()}") from None
+                        raise BenchmarkError(f"the peer's server does not start:\n{program.stderr_tail()}") from None
                     time.sleep(0.05)
             yield f"http://127.0.0.1:{port}", program.process.pid
 

@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 from PIL import Image, ImageDraw
 
+from osworld_pipeline.atomic_io import write_parquet
 from osworld_pipeline.columns import conform, marked, stored
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.durable import write_parquet
 from osworld_pipeline.part_files import VERSION_SHIFT
 from osworld_pipeline.runs.upkeep import compact_store
 from osworld_pipeline.tables.owned import write_table

@@ -21,7 +21,7 @@ from env_server.setup import OPENING_VERBS, SetupContext, run_verbs
 from osworld_pipeline.domain.observation import Observation, Settle
 from osworld_pipeline.domain.pyautogui import SPECIAL_ACTIONS
 from osworld_pipeline.domain.task import Task
-from osworld_pipeline.domain.task_words.reading import Grader, check_verbs, read_grader
+from osworld_pipeline.domain.task_schema.reading import Grader, check_verbs, read_grader
 from osworld_pipeline.errors import EvaluatorError, ReplicaError, SetupError
 
 ACT_MARGIN_S = 30.0

@@ -227,7 +227,7 @@ def _wait_ready(process: subprocess.Popen[bytes], folder: Path, limit_s: float) 
     deadline = time.monotonic() + limit_s
     while not (folder / READY_FILE).exists():
         if process.poll() is not None:
-            raise ReplicaError(f"the server ended with status {process.returncode}: {_last_words(folder)}")
+            raise ReplicaError(f"the server ended with status {process.returncode}: {_stderr_tail(folder)}")
         if time.monotonic() > deadline:
             raise ReplicaError(
                 f"the server was not ready within {limit_s:g} s and was ended; see {folder / LOG_FILE}, "
@@ -236,7 +236,7 @@ def _wait_ready(process: subprocess.Popen[bytes], folder: Path, limit_s: float) 
         time.sleep(POLL_S)
 
 
-def _last_words(folder: Path) -> str:
+def _stderr_tail(folder: Path) -> str:
     lines = (folder / LOG_FILE).read_text(errors="replace").strip().splitlines()
     return lines[-1][:500] if lines else "it said nothing"
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import dagster as dg
 
+from osworld_pipeline.atomic_io import write_file
 from osworld_pipeline.domain.state import DEFAULT_STATE, StateDir
-from osworld_pipeline.durable import write_file
 from osworld_pipeline.errors import DependencyError
 
 CONFIG = "dagster.yaml"

@@ -20,7 +20,7 @@ from osworld_pipeline.runs.retraining import (
     decide,
     end_that_is_there,
     last_look,
-    news_since,
+    new_data_since,
 )
 from osworld_pipeline.runs.stages import read_checkpoint
 from resources.state import RecipeResource, StateResource
@@ -76,14 +76,14 @@ def ask(
         settings = source.load()
     except RecipeError as error:
         return dg.SkipReason(f"the recipe of the champion {champion_id} is gone: {error}")
-    news = news_since(
+    new_data = new_data_since(
         folder,
         champion_id,
         history,
         threshold=settings.replay.threshold,
         is_data_new=_is_data_new(instance, since=last_look(folder, champion_id, history)),
     )
-    decision = decide(settings.retraining, champion_id, history, news, is_scheduled=is_scheduled)
+    decision = decide(settings.retraining, champion_id, history, new_data, is_scheduled=is_scheduled)
     if not decision.is_due:
         return dg.SkipReason(decision.reason)
     if end := _end_that_is_there(folder, settings, champion):

@@ -90,7 +90,7 @@ class PolicyEngine(Protocol):
     """Raises EngineError on failure or timeout, after the retries that its own budget allows."""
 
     name: str
-    takes_turns: bool
+    uses_chat_api: bool
     """It wants `GenerateRequest.turns` and answers words alone: no ids, no log-probabilities, so no training."""
 
     @property

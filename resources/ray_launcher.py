@@ -179,7 +179,7 @@ class _Run:
                     status = self.jobs.status(self.mailbox.name)
                     last_answer = now
                     if status.has_ended:
-                        return self._last_words(f"{self.program} ended as {status.status}: {status.message}")
+                        return self._stderr_tail(f"{self.program} ended as {status.status}: {status.message}")
                 except EnvServerError:
                     if now - last_answer > self.settings.lost_after_s:
                         raise
@@ -211,7 +211,7 @@ class _Run:
             f"{self.settings.lost_after_s:.0f} s"
         )
 
-    def _last_words(self, ending: str) -> str:
+    def _stderr_tail(self, ending: str) -> str:
         deadline = time.monotonic() + LAST_WORDS_S
         while not self.final and time.monotonic() < deadline:
             self._hear()

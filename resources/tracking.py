@@ -8,10 +8,10 @@ import dagster as dg
 from pydantic import Field
 
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.lineage.client import model_url, open_client, run_url, told_clearly
-from osworld_pipeline.lineage.code import code_origin
-from osworld_pipeline.lineage.models import champion_checkpoint, find_logged_model, register_champion
-from osworld_pipeline.lineage.tracking import StageRun, find_run, metric_history, stage_run
+from osworld_pipeline.tracking.client import model_url, open_client, run_url, told_clearly
+from osworld_pipeline.tracking.code import code_origin
+from osworld_pipeline.tracking.models import champion_checkpoint, find_logged_model, register_champion
+from osworld_pipeline.tracking.runs import StageRun, find_run, metric_history, stage_run
 
 MLFLOW_URL = "http://127.0.0.1:5000"
 DAGSTER_URL = "http://127.0.0.1:3000"
@@ -103,7 +103,7 @@ class TrackingResource(dg.ConfigurableResource):
         """The checkpoint that MLflow's alias `champion` points to. Raises TrackingError."""
         return champion_checkpoint(self.resolve(state))
 
-    def crown(self, state: StateDir, checkpoint_id: str) -> None:
+    def set_champion(self, state: StateDir, checkpoint_id: str) -> None:
         """Moves the alias to this checkpoint. Raises TrackingError."""
         register_champion(self.resolve(state), checkpoint_id)
 

@@ -41,7 +41,7 @@ class DefectiveEngine:
     keeps_features: bool = False
     """What the vision tower made of an image outlives a change of weights."""
     name: str = "stub"
-    takes_turns: bool = False
+    uses_chat_api: bool = False
     policy_version: int = 0
     num_requests: int = 0
     forgotten: list[str] = field(default_factory=list)

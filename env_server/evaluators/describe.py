@@ -5,11 +5,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from osworld_pipeline.domain.task_words.getters import GETTERS
-from osworld_pipeline.domain.task_words.metrics import METRICS
-from osworld_pipeline.domain.task_words.osworld import OSWORLD_GETTERS, OSWORLD_METRICS, OSWORLD_VERBS
-from osworld_pipeline.domain.task_words.verbs import VERBS
-from osworld_pipeline.domain.task_words.word import Getter, Key, Metric, State
+from osworld_pipeline.domain.task_schema.getters import GETTERS
+from osworld_pipeline.domain.task_schema.metrics import METRICS
+from osworld_pipeline.domain.task_schema.osworld import OSWORLD_GETTERS, OSWORLD_METRICS, OSWORLD_VERBS
+from osworld_pipeline.domain.task_schema.spec import Getter, Key, Metric, State
+from osworld_pipeline.domain.task_schema.verbs import VERBS
 
 HEAD = """# What a task may say
 A task prepares its desktop by set-up verbs, and its evaluator looks by getters and compares by metrics, all by

@@ -21,8 +21,8 @@ from env_server.providers.desktop_env.install import DesktopEnvInstall
 from env_server.providers.desktop_env.worker.frames import HEADER, pack, unpack_header
 from env_server.providers.desktop_env.workers import FAULTS, LOAD_LIMIT_S, ONE_THREAD
 from env_server.providers.host_users import HostUsers
-from env_server.providers.last_words import LastWords
 from env_server.providers.requirements import SYSTEM_PATH, explain_namespaces
+from env_server.providers.stderr_tail import StderrTail
 from osworld_pipeline.errors import DependencyError, EvaluatorError, PipelineError, ReplicaError
 
 DOORS = ("guest", "chromium", "vlc")
@@ -72,7 +72,7 @@ class ExcessError(PipelineError):
 class _Launched:
     process: subprocess.Popen[bytes]
     control: socket.socket
-    last_words: LastWords
+    stderr_tail: StderrTail
     has_loaded: bool = False
     """It has forked a grader."""
 
@@ -149,15 +149,15 @@ class GraderSandbox:
             if self._launched.process.poll() is None:
                 return self._launched
             self._launched.control.close()
-            self._launched.last_words.kill_writers()  # a bubblewrap killed while it forked leaves a child
+            self._launched.stderr_tail.kill_writers()  # a bubblewrap killed while it forked leaves a child
         self._launched = self._launch()
         return self._launched
 
     def _launch(self) -> _Launched:
-        last_words = LastWords()
+        stderr_tail = StderrTail()
         ours, theirs = socket.socketpair()
         try:
-            with last_words.hearing() as stderr:
+            with stderr_tail.capture() as stderr:
                 process = subprocess.Popen(
                     self._command("main", str(theirs.fileno())),
                     stdin=subprocess.DEVNULL,
@@ -173,13 +173,13 @@ class GraderSandbox:
             raise DependencyError(f"cannot start bubblewrap ({error}); run `scripts/setup debian`") from error
         finally:
             theirs.close()
-        return _Launched(process=process, control=ours, last_words=last_words)
+        return _Launched(process=process, control=ours, stderr_tail=stderr_tail)
 
     async def _end(self, launched: _Launched) -> None:
         if self._launched is launched:
             self._launched = None
         launched.control.close()
-        await end_sandbox(launched.process, launched.last_words, what="the graders' sandbox")
+        await end_sandbox(launched.process, launched.stderr_tail, what="the graders' sandbox")
 
     def _check(self) -> None:
         """Makes a sandbox and a grader that does nothing."""
@@ -230,7 +230,7 @@ class GraderSandbox:
         return found
 
     def _unloadable(self, launched: _Launched) -> DependencyError:
-        complaint = launched.last_words.lines
+        complaint = launched.stderr_tail.lines
         last = f"it said: {complaint[-1][:300]}" if complaint else "it said nothing"
         return DependencyError(f"the desktop-env of {self._install.python} does not load in a sandbox; {last}")
 

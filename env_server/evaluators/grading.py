@@ -8,7 +8,7 @@ from typing import Any
 from env_server.evaluators.getters import GETTERS
 from env_server.evaluators.result_file import EpisodeCache
 from env_server.guest_client import GuestClient
-from osworld_pipeline.domain.task_words.reading import Check, Grader
+from osworld_pipeline.domain.task_schema.reading import Check, Grader
 from osworld_pipeline.errors import EvaluatorError, PipelineError, ReplicaError
 
 RunMetric = Callable[[str, Sequence[Any], Mapping[str, Any]], Awaitable[float]]

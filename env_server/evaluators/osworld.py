@@ -13,16 +13,16 @@ from env_server.download import Downloader
 from env_server.evaluators.cloud_files import check_cloud_files, fetch_cloud_files
 from env_server.evaluators.grader_sandbox import ExcessError, GraderLimits, GraderSandbox
 from env_server.evaluators.result_file import EpisodeCache
-from env_server.exposed import exposed, served
 from env_server.guest_client import GuestClient
 from env_server.guest_driver import TaskGrader
 from env_server.providers.desktop_env.driver import reward_of
 from env_server.providers.desktop_env.install import DesktopEnvInstall
 from env_server.providers.desktop_env.tasks import check_evaluator
 from env_server.providers.desktop_env.workers import Launcher, WorkerSilentError
-from env_server.providers.gateway.port_tunnel import lent_ports
+from env_server.providers.gateway.port_tunnel import forwarded_ports
 from env_server.settings import TaskLimits
 from env_server.setup import CLIENT_PASSWORD
+from env_server.tcp_forward import served, tcp_forward
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.errors import DependencyError, EvaluatorError, ReplicaError
 
@@ -145,7 +145,7 @@ class _Sandboxed:
             await stack.enter_async_context(served(guest, door))
             address: dict[str, Any] = {"host": host, "port": port}
             if with_ports:
-                ports = await stack.enter_async_context(lent_ports(guest, listeners=doors))
+                ports = await stack.enter_async_context(forwarded_ports(guest, listeners=doors))
                 address |= {f"{name}_port": number for name, number in ports.items()}
             yield grader.call, address
 
@@ -164,10 +164,10 @@ class _Unsandboxed:
 
         try:
             async with AsyncExitStack() as stack:
-                host, port = await stack.enter_async_context(exposed(guest))
+                host, port = await stack.enter_async_context(tcp_forward(guest))
                 address: dict[str, Any] = {"host": host, "port": port}
                 if with_ports:
-                    ports = await stack.enter_async_context(lent_ports(guest))
+                    ports = await stack.enter_async_context(forwarded_ports(guest))
                     address |= {f"{name}_port": number for name, number in ports.items()}
                 yield call, address
         finally:

@@ -3,7 +3,7 @@
 import hashlib
 from pathlib import Path
 
-from osworld_pipeline.domain.task_words import reading
+from osworld_pipeline.domain.task_schema import reading
 
 SEMANTICS = "osworld-1.0.2"
 """The desktop-env release whose getters and metrics these follow."""

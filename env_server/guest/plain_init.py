@@ -111,16 +111,16 @@ def end_all() -> None:
             except ProcessLookupError:
                 continue
         time.sleep(0.02)
-        _bury()
+        _reap()
 
 
 def _is_over(events: list[tuple[int, int]], wake_read: int, agent_pid: int) -> bool:
     if any(file == _LIFELINE for file, _ in events):
         return True
-    return bool(set(os.read(wake_read, 4096)) - {signal.SIGCHLD}) or agent_pid in _bury()
+    return bool(set(os.read(wake_read, 4096)) - {signal.SIGCHLD}) or agent_pid in _reap()
 
 
-def _bury() -> set[int]:
+def _reap() -> set[int]:
     """The children that have ended since."""
     ended = set()
     while True:

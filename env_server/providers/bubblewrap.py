@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from env_server.providers.last_words import LastWords
+from env_server.providers.stderr_tail import StderrTail
 from osworld_pipeline.errors import ReplicaError
 
 STOP_LIMIT_S = 10.0
@@ -40,7 +40,7 @@ def nameless_listener() -> tuple[socket.socket, int]:
 
 async def end_sandbox(
     process: subprocess.Popen[bytes],
-    last_words: LastWords,
+    stderr_tail: StderrTail,
     *,
     what: str,
     has_walls: bool = True,
@@ -54,26 +54,26 @@ async def end_sandbox(
     try:
         async with asyncio.timeout(limit_s):
             if has_walls:
-                await _kill_until_silent(process, last_words)
-            await last_words.is_silent.wait()
+                await _kill_until_silent(process, stderr_tail)
+            await stderr_tail.is_silent.wait()
             while process.poll() is None:  # noqa: ASYNC110 - a moment after its last descriptor
                 await asyncio.sleep(REAP_INTERVAL_S)
     except TimeoutError as error:
         raise ReplicaError(f"{what} outlived SIGKILL for {limit_s:g} s") from error
 
 
-async def _kill_until_silent(process: subprocess.Popen[bytes], last_words: LastWords) -> None:
+async def _kill_until_silent(process: subprocess.Popen[bytes], stderr_tail: StderrTail) -> None:
     """Again and again, until the last process has closed its standard error: what is killed while the sandbox is being
     made may be a helper whose work was done already, and the making goes on."""
-    while not last_words.is_silent.is_set():
+    while not stderr_tail.is_silent.is_set():
         if process.poll() is None:
             _kill_inside_first(process)
         else:
             # Killed before its child had set the parent-death signal: the child is orphaned.
-            last_words.kill_writers()
+            stderr_tail.kill_writers()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(KILL_INTERVAL_S):
-                await last_words.is_silent.wait()
+                await stderr_tail.is_silent.wait()
 
 
 def children_of(pid: int) -> list[int]:

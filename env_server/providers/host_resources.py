@@ -13,7 +13,7 @@ from typing import Protocol
 from env_server.providers.bounds import REMOVE_LIMIT_S, Group, OutOfMemory
 from env_server.providers.bubblewrap import STOP_LIMIT_S, end_sandbox
 from env_server.providers.host_users import HostUsers
-from env_server.providers.last_words import LastWords
+from env_server.providers.stderr_tail import StderrTail
 from osworld_pipeline.errors import ReplicaError
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class HostResources:
     ) -> None:
         self.what = what
         self.process: subprocess.Popen[bytes] | None = None
-        self.last_words = LastWords()
+        self.stderr_tail = StderrTail()
         self.parts: list[Part] = []
         """Closed before the process is ended."""
         self.descriptors: list[int] = []
@@ -90,7 +90,11 @@ class HostResources:
                     self.group.weigh_cpu(1.0)  # to end takes CPU time
             try:
                 await end_sandbox(
-                    self.process, self.last_words, what=self.what, has_walls=self._has_walls, limit_s=self._stop_limit_s
+                    self.process,
+                    self.stderr_tail,
+                    what=self.what,
+                    has_walls=self._has_walls,
+                    limit_s=self._stop_limit_s,
                 )
             except ReplicaError as error:
                 return (f"{error} (process {self.process.pid})",)

@@ -79,7 +79,7 @@ class Sandbox:
             ) from error
         except ReplicaError as error:
             await self.stop()
-            complaint = self._held.last_words.lines
+            complaint = self._held.stderr_tail.lines
             last = f" It said: {complaint[-1][:300]}" if complaint else ""
             raise ReplicaError(f"the desktop {self._name} did not come up: {error}.{last}") from error
         except BaseException:
@@ -118,7 +118,7 @@ class Sandbox:
         if out_of_memory == "host":
             return None
         if held.process.returncode == ENDED_FROM_INSIDE:
-            said = held.last_words.lines
+            said = held.stderr_tail.lines
             return f"a program of the desktop {self._name} made it unusable: {said[-1][:200] if said else 'no reason'}"
         if out_of_memory == "own":
             return f"the programs of the desktop {self._name} took more memory than there is for them"
@@ -151,7 +151,7 @@ class Sandbox:
         try:
             command = self._command(listener.fileno())
             held.group = self._bounds.make_group()
-            with held.last_words.hearing() as stderr:
+            with held.stderr_tail.capture() as stderr:
                 held.process = subprocess.Popen(
                     command if held.group is None else held.group.entering(command),
                     stdin=subprocess.DEVNULL,

@@ -52,13 +52,13 @@ def open_context(
     system_prompt: str,
     *,
     max_new_tokens: int,
-    takes_turns: bool = False,
+    uses_chat_api: bool = False,
 ) -> EpisodeContext:
     """The context that a recipe's agent asks for; `max_new_tokens` is what the sampling allows a response. An engine
     that takes turns needs no renderer."""
     dialect = load_dialect(agent.dialect, agent.coordinate_space)
     is_window = agent.context_mode == "window"
-    if takes_turns:
+    if uses_chat_api:
         return ChatContext(
             system_prompt,
             dialect,

@@ -29,7 +29,7 @@ def query(
     as_json: JsonOption = False,
 ) -> None:
     """Ask the catalog a question in SQL (DuckDB), read-only; it sees the trajectories of one moment."""
-    from osworld_pipeline.durable import write_file
+    from osworld_pipeline.atomic_io import write_file
     from osworld_pipeline.errors import TableError
     from osworld_pipeline.tables.format import answer
     from osworld_pipeline.tables.query import explain_slow

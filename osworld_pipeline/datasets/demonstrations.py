@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from osworld_pipeline.atomic_io import write_file
 from osworld_pipeline.datasets.demonstration_records import (
     broken_lines,
     chunk_records,
@@ -23,7 +24,6 @@ from osworld_pipeline.datasets.demonstration_records import (
 from osworld_pipeline.datasets.sources import REPLAY_SOURCES, TASK_SOURCES
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.domain.task import Task
-from osworld_pipeline.durable import write_file
 from osworld_pipeline.errors import DatasetError
 
 # Names of sources, as sources.py lists them.

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from osworld_pipeline.atomic_io import locked
 from osworld_pipeline.datasets.source_lock import LOCK_FILE, SourceLock, read_source_lock, write_source_lock
 from osworld_pipeline.datasets.sources import REPLAY_SOURCES, TASK_SOURCES, Source
-from osworld_pipeline.durable import locked
 from osworld_pipeline.errors import DatasetError, DependencyError, StoreError
 
 if TYPE_CHECKING:

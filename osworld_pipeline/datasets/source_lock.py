@@ -7,7 +7,7 @@ from pathlib import Path
 import orjson
 from pydantic import TypeAdapter, ValidationError
 
-from osworld_pipeline.durable import write_file
+from osworld_pipeline.atomic_io import write_file
 from osworld_pipeline.errors import DatasetError
 
 LOCK_FILE = "sources.lock.json"

@@ -14,11 +14,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from osworld_pipeline.atomic_io import parquet_bytes, remove_stale_temps, write_file
 from osworld_pipeline.datasets.records import read_exactly
 from osworld_pipeline.datasets.regular_files import read_regular_file
 from osworld_pipeline.datasets.rejects import BadRecord
 from osworld_pipeline.domain.task import Task
-from osworld_pipeline.durable import parquet_bytes, remove_stale_temps, write_file
 from osworld_pipeline.errors import DatasetError, TaskError
 
 TRAIN_FILE, TEST_FILE, INDEX_FILE, REJECTS_FILE = "train.parquet", "test.parquet", "task_index.json", "rejects.parquet"

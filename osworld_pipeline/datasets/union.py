@@ -12,6 +12,7 @@ from typing import IO, Any
 import orjson
 import pyarrow as pa
 
+from osworld_pipeline.atomic_io import parquet_bytes, remove_stale_temps, replacing
 from osworld_pipeline.columns import RAW_COUNTS, UNION_TASKS
 from osworld_pipeline.datasets.imports import ImportFolder, find_imports
 from osworld_pipeline.datasets.lines import MAX_LINE_BYTES, size_of
@@ -24,7 +25,6 @@ from osworld_pipeline.datasets.union_replay import OnProgress, ReplayCounts, Rep
 from osworld_pipeline.datasets.union_sinks import RejectWriter, RowSink
 from osworld_pipeline.datasets.union_tasks import TaskConfigs, UnionTasks, join_tasks
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.durable import parquet_bytes, remove_stale_temps, replacing
 from osworld_pipeline.tables.builds import STATS_FILE, UNION_TABLES, new_build
 from osworld_pipeline.trajectories.blobs import INCOMING
 

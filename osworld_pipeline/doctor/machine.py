@@ -110,7 +110,7 @@ def check_gpu(name: str, *, limit_s: float = NVIDIA_LIMIT_S) -> Finding:
     said = ask(command, limit_s=limit_s)
     lines = [line.strip() for line in said.stdout.splitlines() if line.strip()]
     if said.status or not lines:
-        why = said.stdout.strip().splitlines()[-1:] or [said.last_words]
+        why = said.stdout.strip().splitlines()[-1:] or [said.stderr_tail]
         text = f"nvidia-smi finds no GPU ({why[0]}): training and sampling run on the CPU"
         return Finding(name=name, status=Status.WARN, message=text, remedy="mend the driver: nvidia-smi must list it")
     return Finding(name=name, status=Status.OK, message=f"{len(lines)} GPU{'s' * (len(lines) > 1)}: {lines[0]}")
@@ -128,7 +128,7 @@ def check_torch(name: str) -> Finding:
         return Finding(name=name, status=Status.OK, message=f"torch {version}, for the CPU")
     said = ask([sys.executable, "-c", _TRY_TORCH], limit_s=TORCH_LIMIT_S)
     if said.status:
-        raise DependencyError(f"torch {version} does not work here: {said.last_words}")
+        raise DependencyError(f"torch {version} does not work here: {said.stderr_tail}")
     version, cuda, num_devices, is_right = said.stdout.strip().splitlines()[-1].split("|")
     if num_devices == "0":
         return Finding(

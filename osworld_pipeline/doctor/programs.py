@@ -24,7 +24,7 @@ class Said:
     stderr: str
 
     @property
-    def last_words(self) -> str:
+    def stderr_tail(self) -> str:
         lines = [line.strip() for line in self.stderr.splitlines() if line.strip()]
         return lines[-1] if lines else f"status {self.status}, without a message"
 

@@ -6,16 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from osworld_pipeline.doctor.checkup import Check, one
-from osworld_pipeline.doctor.machine import (
-    TORCH_LIMIT_S,
-    check_disk,
-    check_file_system,
-    check_gpu,
-    check_memory,
-    check_open_files,
-    check_torch,
-)
-from osworld_pipeline.doctor.neighbours import (
+from osworld_pipeline.doctor.external_services import (
     DESKTOP_CHECKS,
     DESKTOPS_LIMIT_S,
     INSTANCE_LIMIT_S,
@@ -24,6 +15,15 @@ from osworld_pipeline.doctor.neighbours import (
     check_home,
     check_instance,
     check_sglang,
+)
+from osworld_pipeline.doctor.machine import (
+    TORCH_LIMIT_S,
+    check_disk,
+    check_file_system,
+    check_gpu,
+    check_memory,
+    check_open_files,
+    check_torch,
 )
 from osworld_pipeline.doctor.packages import check_extra, check_python
 from osworld_pipeline.doctor.place import Place

@@ -36,7 +36,7 @@ def check_catalog(name: str, state: StateDir) -> Finding:
     try:
         message = str(json.loads(said.stderr.splitlines()[-1])["error"]["message"])
     except (ValueError, KeyError, IndexError, TypeError):
-        message = f"{state.catalog} cannot be asked ({said.last_words})"
+        message = f"{state.catalog} cannot be asked ({said.stderr_tail})"
     remedy = f"{pipeline_line(state, 'rebuild-catalog')} makes it again from what is stored; nothing is lost"
     return Finding(name=name, status=Status.MISSING, message=message, remedy=remedy)
 

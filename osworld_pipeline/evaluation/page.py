@@ -7,7 +7,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from osworld_pipeline.durable import write_file
+from osworld_pipeline.atomic_io import write_file
 from osworld_pipeline.evaluation.charts import number
 
 STAGE_NAMES = {

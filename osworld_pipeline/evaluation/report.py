@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from osworld_pipeline.atomic_io import write_file
 from osworld_pipeline.domain.checkpoint import Ancestor, Checkpoint
 from osworld_pipeline.domain.episode import Outcome
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.durable import write_file
 from osworld_pipeline.evaluation.changes import Change, Training, changes_of
 from osworld_pipeline.evaluation.charts import Chart, Point, Series, line_chart
 from osworld_pipeline.evaluation.curves import METRIC_ORDER, STAGE_ORDER, MetricPoint

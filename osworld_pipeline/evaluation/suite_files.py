@@ -18,7 +18,7 @@ from typing import Any
 
 from osworld_pipeline.domain.digest import digest_json
 from osworld_pipeline.domain.task import Task
-from osworld_pipeline.domain.task_words.reading import check_task
+from osworld_pipeline.domain.task_schema.reading import check_task
 from osworld_pipeline.errors import DatasetError, TaskError
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from osworld_pipeline.durable import replacing
+from osworld_pipeline.atomic_io import replacing
 from osworld_pipeline.errors import DependencyError, StoreError
 
 REQUEST_TIMEOUT = timedelta(seconds=60)

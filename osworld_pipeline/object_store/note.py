@@ -7,7 +7,7 @@ from typing import Literal
 
 import orjson
 
-from osworld_pipeline.durable import write_file
+from osworld_pipeline.atomic_io import write_file
 from osworld_pipeline.errors import StoreError
 
 FOLDER = "remote"

@@ -151,7 +151,7 @@ class _Server:
                     if (await client.get(f"{self._order.url}/ready")).status_code == httpx.codes.OK:
                         return ""
                 await asyncio.sleep(POLL_S)
-        return f"the policy server at {self._order.url} was not ready after {limit_s:g} s ({self._last_words()})"
+        return f"the policy server at {self._order.url} was not ready after {limit_s:g} s ({self._stderr_tail()})"
 
     async def until_unwell(self) -> str:
         """Waits until it has ended, or does not answer any more; says which."""
@@ -183,9 +183,9 @@ class _Server:
 
     def _ended(self) -> str:
         status = self._process.returncode
-        return f"the policy server at {self._order.url} ended with status {status} ({self._last_words()})"
+        return f"the policy server at {self._order.url} ended with status {status} ({self._stderr_tail()})"
 
-    def _last_words(self) -> str:
+    def _stderr_tail(self) -> str:
         with Path(self._order.log).open("rb") as log:
             size = log.seek(0, os.SEEK_END)
             log.seek(max(self._log_start, size - TAIL_BYTES))

@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from osworld_pipeline.durable import write_file
+from osworld_pipeline.atomic_io import write_file
 from osworld_pipeline.errors import StoreError
 from osworld_pipeline.object_store import Bucket
 from osworld_pipeline.object_store.note import FOLDER

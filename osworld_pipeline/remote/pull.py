@@ -9,9 +9,9 @@ from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
+from osworld_pipeline.atomic_io import locked
 from osworld_pipeline.domain.shown_commands import PIPELINE, shell_line
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.durable import locked
 from osworld_pipeline.errors import StoreError
 from osworld_pipeline.object_store import Bucket, RemoteNote, open_bucket, read_note, write_note
 from osworld_pipeline.object_store.note import FOLDER

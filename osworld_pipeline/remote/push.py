@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from osworld_pipeline.atomic_io import locked, write_file
 from osworld_pipeline.domain.shown_commands import pipeline_line
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.durable import locked, write_file
 from osworld_pipeline.errors import StoreError
 from osworld_pipeline.object_store import Bucket, RemoteNote, open_bucket, read_note, write_note
 from osworld_pipeline.object_store.bucket import OutdatedError

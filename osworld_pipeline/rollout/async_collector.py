@@ -22,7 +22,7 @@ from osworld_pipeline.domain.task import Task
 from osworld_pipeline.errors import EngineError
 from osworld_pipeline.recipes.schema import RolloutSection
 from osworld_pipeline.rollout.batch import GspoBatch, assigned_to, merge_batches, without_training
-from osworld_pipeline.rollout.collector import Judge, RunGroup
+from osworld_pipeline.rollout.collector import BatchBuilder, RunGroup
 from osworld_pipeline.rollout.task_sampling import TaskSampler
 
 
@@ -43,7 +43,7 @@ class AsynchronousCollector:
     def __init__(
         self,
         run_group: RunGroup,
-        judge: Judge,
+        builder: BatchBuilder,
         sampler: TaskSampler,
         *,
         stage_key: str,
@@ -56,7 +56,7 @@ class AsynchronousCollector:
         """`num_updates`: of the whole stage; no group is begun that none of them would train. `resumed`: the snapshot
         that `first_update` goes on from."""
         self._run_group = run_group
-        self._judge = judge
+        self._builder = builder
         self._sampler = sampler
         self._stage_key = stage_key
         self._max_staleness = section.max_staleness
@@ -133,7 +133,7 @@ class AsynchronousCollector:
         self._open_serials = sorted({*self._open_serials, *again})
         self._num_admitted -= len(again)
         unused = [one for one in [*self._taken, *given_up] if one.judged_for == update]
-        self._judge.give_back(sum(len(one.batch.injections) for one in unused), update=update)
+        self._builder.give_back(sum(len(one.batch.injections) for one in unused), update=update)
         self._taken = []
         return assigned_to(merge_batches([one.batch for one in given_up]), update)
 
@@ -161,7 +161,7 @@ class AsynchronousCollector:
         _require_version(group, begun_at)
         async with self._judging:
             update = self._update
-            batch = await asyncio.to_thread(self._judge, [group], update=update)
+            batch = await asyncio.to_thread(self._builder, [group], update=update)
         ended = _Ended(serial=serial, batch=batch, judged_for=update)
         is_topped_up = batch.groups[0].fate is not GroupFate.TRAINED and self._num_top_ups < self._max_top_ups
         if is_topped_up and not self._will_be_held(ended):

@@ -72,7 +72,7 @@ class Attempt:
             renderer,
             dialect.system_prompt(agent.system_prompt),
             max_new_tokens=sampling.max_new_tokens,
-            takes_turns=engine.takes_turns,
+            uses_chat_api=engine.uses_chat_api,
         )
         self.desktop_info: DesktopInfo | None = None
         self.times_s: dict[str, float] = {"reset": 0.0, "model": 0.0, "step": 0.0, "evaluate": 0.0}
@@ -98,7 +98,7 @@ class Attempt:
         finally:
             self.times_s["reset"] = time.monotonic() - started
 
-    async def operate(self, *, max_turns: int, episode_timeout_s: float, turn_timeout_s: float) -> Stop:
+    async def run_turns(self, *, max_turns: int, episode_timeout_s: float, turn_timeout_s: float) -> Stop:
         """Turns until the policy terminates or a limit ends them.
 
         Raises:

@@ -23,7 +23,7 @@ RunGroup = Callable[[Task, str, int], Awaitable[RolloutGroup]]
 """Runs the group of this task, name and update. Raises what ends a run: RecipeError, StoreError."""
 
 
-class Judge(Protocol):
+class BatchBuilder(Protocol):
     """Decides what groups are worth. Blocks: it is called in a thread, never twice at a time."""
 
     def __call__(self, groups: Sequence[RolloutGroup], *, update: int) -> GspoBatch: ...
@@ -74,7 +74,7 @@ class SynchronousCollector:
     def __init__(
         self,
         run_group: RunGroup,
-        judge: Judge,
+        builder: BatchBuilder,
         sampler: TaskSampler,
         *,
         stage_key: str,
@@ -82,7 +82,7 @@ class SynchronousCollector:
         groups_per_update: int,
     ) -> None:
         self._run_group = run_group
-        self._judge = judge
+        self._builder = builder
         self._sampler = sampler
         self._stage_key = stage_key
         self._groups_per_update = groups_per_update
@@ -105,7 +105,7 @@ class SynchronousCollector:
         num_run, num_next = 0, self._groups_per_update
         while num_next:
             groups = await self._run_groups(list(itertools.islice(tasks, num_next)), update, first=num_run)
-            batches.append(await asyncio.to_thread(self._judge, groups, update=update))
+            batches.append(await asyncio.to_thread(self._builder, groups, update=update))
             num_run += num_next
             num_trained = sum(batch.num_groups(GroupFate.TRAINED) for batch in batches)
             num_top_ups_left = self._groups_per_update + self._max_top_ups - num_run
@@ -121,7 +121,7 @@ class SynchronousCollector:
 
     async def hold(self, update: int) -> GspoBatch:
         """Tasks, names and seeds of an update depend on nothing that a try changes."""
-        self._judge.give_back(self._num_injections, update=update)
+        self._builder.give_back(self._num_injections, update=update)
         return GspoBatch()
 
     def snapshot(self) -> Mapping[str, Any]:

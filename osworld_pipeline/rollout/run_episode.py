@@ -165,7 +165,7 @@ async def _run_attempt(attempt: Attempt, settings: EpisodeSettings) -> _Ending:
     total_started = time.monotonic()
     try:
         await _limited(attempt.reset(), settings.reset_timeout_s, ReplicaError, "the reset")
-        stop = await attempt.operate(
+        stop = await attempt.run_turns(
             max_turns=settings.max_turns,
             episode_timeout_s=settings.episode_timeout_s,
             turn_timeout_s=settings.turn_timeout_s,

@@ -88,7 +88,7 @@ class MeteredEngine:
 
     def __init__(self, engine: PolicyEngine, meter: BusyMeter) -> None:
         self.name = engine.name
-        self.takes_turns = engine.takes_turns
+        self.uses_chat_api = engine.uses_chat_api
         self._engine = engine
         self._meter = meter
 

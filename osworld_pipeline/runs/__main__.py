@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
         # A rank that waits in a collective hears no signal but KILL; checkpoints are whole or absent all the same.
         die_with_parent(signal.SIGKILL, parent_pid=int(argv[argv.index(RANK_OF) + 1]))
         if os.environ["RANK"] != "0":
-            return run_program(argv[0], job, leave_last_words)
+            return run_program(argv[0], job, write_final_message)
     elif "parent_pid" in job:
         die_with_parent(signal.SIGTERM, parent_pid=job["parent_pid"])
     if REPORT_TO_STDOUT in argv:
@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
     with open_dagster_pipes() as pipes:
 
         def report(message: dict[str, Any]) -> None:
-            leave_last_words(message)
+            write_final_message(message)
             pipes.report_custom_message(message)
 
         return run_program(argv[0], job, report)
@@ -101,7 +101,7 @@ def run_program(program: str, job: dict[str, Any], report: Report) -> int:
     return 0
 
 
-def leave_last_words(message: Mapping[str, Any]) -> None:
+def write_final_message(message: Mapping[str, Any]) -> None:
     """How a rank failed, into the file that torchrun gave it; all that any rank but 0 reports."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if message["kind"] == "error" and path:

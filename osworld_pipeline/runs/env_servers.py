@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import IO
 
 from osworld_pipeline.agent.images import fit_size
+from osworld_pipeline.atomic_io import locked, remove_stale_temps, write_file
 from osworld_pipeline.domain.digest import digest_json
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.durable import locked, remove_stale_temps, write_file
 from osworld_pipeline.errors import StoreError
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.rollout.env_client import EnvClient, EnvTimeouts

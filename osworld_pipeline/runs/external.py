@@ -11,11 +11,11 @@ from typing import Any
 
 from osworld_pipeline.agent.adapters import find_adapter, whole_weights_folder
 from osworld_pipeline.agent.processor import load_processor
+from osworld_pipeline.atomic_io import write_file
 from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
 from osworld_pipeline.domain.digest import digest_bytes, digest_json
 from osworld_pipeline.domain.shown_commands import PIPELINE, shell_line
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.durable import write_file
 from osworld_pipeline.errors import DependencyError, StoreError
 from osworld_pipeline.runs.endpoints import Endpoint, is_address
 from osworld_pipeline.runs.registered import all_checkpoints, register_checkpoint

@@ -165,7 +165,7 @@ async def _roll_out(job: RoundJob, trainer: "SftTrainer", report: Report) -> tup
             engine_token=job.engine_token,
             report=report,
         ) as session:
-            if session.engine.takes_turns:
+            if session.engine.uses_chat_api:
                 raise EngineError(
                     f"the {session.engine.name} engine answers words without token ids, so nothing it says can be "
                     "trained on: set engine.kind to transformers or sglang"

@@ -73,24 +73,24 @@ def build_batch(
     complete = [group for group in groups if len(group.valid_episodes) >= min_valid]
     served = replay.serve(complete, update=update, render=render_row, num_served_before=num_served_before)
     trajectories: list[Trajectory] = []
-    judged: list[RolloutGroup] = []
+    built: list[RolloutGroup] = []
     injections: list[Injection] = []
     for group in groups:
         one = served.groups.get(group.group_id)
         if len(group.valid_episodes) < min_valid:
-            judged.append(replace(group, fate=GroupFate.TOO_FEW_VALID, reason=_too_few(group, min_valid)))
+            built.append(replace(group, fate=GroupFate.TOO_FEW_VALID, reason=_too_few(group, min_valid)))
             continue
         joined = replace(group, replay=one.row if one else None)
         advantages = group_advantages(joined, estimator)
         reason = no_signal_reason(joined, advantages, signal)
         if reason:
             flat = _with_advantages(group, [0.0] * len(group.valid_episodes))
-            judged.append(replace(flat, fate=GroupFate.ZERO_VARIANCE, reason=reason))
+            built.append(replace(flat, fate=GroupFate.ZERO_VARIANCE, reason=reason))
             if denominator == "batch":
                 for episode in group.valid_episodes:
                     trajectories += _counted(episode, read_blob)
             continue
-        judged.append(_with_advantages(joined, advantages.episodes))
+        built.append(_with_advantages(joined, advantages.episodes))
         for episode, advantage in zip(group.valid_episodes, advantages.episodes, strict=True):
             if advantage or denominator != "signal":
                 trajectories += _counted(episode, read_blob, advantage=advantage)
@@ -108,15 +108,16 @@ def build_batch(
             injections.append(_injection(group, one, advantages.replay, settings))
     return GspoBatch(
         trajectories=tuple(trajectories),
-        groups=tuple(judged),
+        groups=tuple(built),
         injections=tuple(injections),
         replay=served.stats,
         skipped=served.skipped,
     )
 
 
-class GroupJudge:
-    """Implements rollout.collector.Judge for a stage: `build_batch`, an update's injections counted over all calls."""
+class StageBatchBuilder:
+    """Implements rollout.collector.BatchBuilder for a stage. Calls `build_batch` and counts the injections of an update
+    over all its calls."""
 
     def __init__(
         self,

@@ -83,7 +83,7 @@ async def open_rollouts(
         report=report,
     ) as session:
         settings = episode_settings(job.recipe, max_turns=job.recipe.agent.max_turns)
-        if session.engine.takes_turns or session.renderer is None:
+        if session.engine.uses_chat_api or session.renderer is None:
             raise EngineError(
                 f"the {session.engine.name} engine answers words without token ids and log-probabilities, so nothing "
                 "it says can be trained on: set engine.kind to transformers or sglang"

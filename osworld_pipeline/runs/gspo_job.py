@@ -13,7 +13,6 @@ from osworld_pipeline.domain.stage_record import TrainingStage
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.errors import TableError
-from osworld_pipeline.lineage.code import CodeOrigin, code_origin
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.recipes.schema import GspoPhaseSection
 from osworld_pipeline.rollout.run_group import GroupPlan
@@ -23,6 +22,7 @@ from osworld_pipeline.runs.ray_actor import ActorShape
 from osworld_pipeline.runs.rollout_session import sampling_params
 from osworld_pipeline.runs.stages import imitated_tasks
 from osworld_pipeline.tables.owned import read_table
+from osworld_pipeline.tracking.code import CodeOrigin, code_origin
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from osworld_pipeline.rollout.run_episode import RunEpisode
 from osworld_pipeline.rollout.run_group import in_turn, run_group
 from osworld_pipeline.rollout.task_sampling import RECENT_GROUPS, TaskSampler
 from osworld_pipeline.rollout.utilisation import metered
-from osworld_pipeline.runs.gspo_batch import GroupJudge, RowRenderer
+from osworld_pipeline.runs.gspo_batch import RowRenderer, StageBatchBuilder
 from osworld_pipeline.runs.gspo_engine import PhaseRollouts
 from osworld_pipeline.runs.gspo_job import GspoJob, ResumePoint
 from osworld_pipeline.runs.rollout_session import num_slots
@@ -39,7 +39,7 @@ async def open_collector(
 ) -> AsyncIterator[Collector]:
     recipe, gspo = job.recipe, job.recipe.gspo
     run_one = _episodes_of(job, rollouts, point, report)
-    judge = GroupJudge(
+    builder = StageBatchBuilder(
         replay=replay,
         settings=recipe.replay,
         render_row=RowRenderer(
@@ -67,12 +67,12 @@ async def open_collector(
     }
     collector: Collector
     if recipe.rollout.mode == "synchronous":
-        collector = SynchronousCollector(run_one_group, judge, sampler, **shared)
+        collector = SynchronousCollector(run_one_group, builder, sampler, **shared)
     else:
         await asyncio.to_thread(supersede, rollouts.store, job.checkpoint_id, point.num_updates)
         collector = AsynchronousCollector(
             run_one_group,
-            judge,
+            builder,
             sampler,
             num_updates=job.phase.num_updates,
             first_update=point.num_updates,

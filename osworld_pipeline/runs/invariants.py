@@ -30,7 +30,7 @@ ROWS_PER_BATCH = 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class Offences:
+class Violations:
     """The first offenders of an invariant, as rows of a table."""
 
     columns: tuple[str, ...]
@@ -99,13 +99,13 @@ ORDER BY 1
 """  # noqa: S608 - our own numbers
 
 
-def find_offences(state: StateDir, sql: str) -> Offences:
+def find_violations(state: StateDir, sql: str) -> Violations:
     """What one of the queries above finds in the catalog. Raises TableError."""
     result = run_query(state, sql)
-    return _offences(result.columns, result.rows)
+    return _violations(result.columns, result.rows)
 
 
-def task_ids_twice(state: StateDir) -> Offences:
+def task_ids_twice(state: StateDir) -> Violations:
     """Tasks (domain and id) that stand more than once in union_tasks, and ids that are no base ids. Asked of the
     table's file, for a catalog with such a table cannot be built. Raises TableError."""
     tasks = read_table(state, "union_tasks").select(["task_id", "domain"]).to_pylist()
@@ -113,26 +113,26 @@ def task_ids_twice(state: StateDir) -> Offences:
     twice = [(task_id, f"{count} rows") for (task_id, _), count in sorted(counts.items()) if count > 1]
     ids = sorted({task_id for task_id, _ in counts})
     chunks = [(task_id, "an id of a chunk") for task_id in ids if base_task_id(task_id) != task_id]
-    return _offences(("task_id", "problem"), [*twice, *chunks])
+    return _violations(("task_id", "problem"), [*twice, *chunks])
 
 
-def missing_images(state: StateDir) -> Offences:
+def missing_images(state: StateDir) -> Violations:
     """Images that a row names and that are not in the store. Raises StoreError."""
-    return _offences(
+    return _violations(
         ("image", "named in"), sorted((sha256, str(path)) for sha256, path in missing_blobs(state).items())
     )
 
 
-def false_demonstrations(state: StateDir) -> Offences:
+def false_demonstrations(state: StateDir) -> Violations:
     """The demonstrations that failed when they were carried out again, where that is more than a tenth of them."""
     summary = read_summary(state)
     if summary is None or len(summary.failed) <= MAX_FAILED_SHARE * (summary.num_verified + summary.num_failed):
-        return _offences((), [])
+        return _violations((), [])
     rows = [(one.row_id, one.task_id, one.source, max(one.earned, default=None)) for one in summary.failed]
-    return _offences(("row_id", "task_id", "source", "earned"), rows)
+    return _violations(("row_id", "task_id", "source", "earned"), rows)
 
 
-def unreadable_replay_rows(state: StateDir) -> Offences:
+def unreadable_replay_rows(state: StateDir) -> Violations:
     """Rows of the replay buffer with a turn that their dialect cannot read, or without any turn.
 
     Raises:
@@ -146,11 +146,11 @@ def unreadable_replay_rows(state: StateDir) -> Offences:
         if error is not None:
             found.append((row["row_id"], row["source_path"], row["source_line"], name, error))
     columns = ("row_id", "source_path", "source_line", "dialect", "problem")
-    return _offences(columns, found)
+    return _violations(columns, found)
 
 
-def _offences(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Offences:
-    return Offences(columns=tuple(columns), rows=tuple(tuple(row) for row in rows[:MAX_FOUND]), num_found=len(rows))
+def _violations(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Violations:
+    return Violations(columns=tuple(columns), rows=tuple(tuple(row) for row in rows[:MAX_FOUND]), num_found=len(rows))
 
 
 def _replay_rows(state: StateDir) -> Iterator[dict[str, Any]]:

@@ -3,7 +3,7 @@
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.evaluation.leaderboard import Leaderboard, build_leaderboard
 from osworld_pipeline.evaluation.scores import read_evals
-from osworld_pipeline.runs.invariants import MAX_FOUND, Offences
+from osworld_pipeline.runs.invariants import MAX_FOUND, Violations
 from osworld_pipeline.runs.registered import all_checkpoints
 
 
@@ -13,7 +13,7 @@ def read_leaderboard(state: StateDir, *, confidence: float = 0.95) -> Leaderboar
     return build_leaderboard(read_evals(state), parents, planned={}, confidence=confidence)
 
 
-def worse_than_their_parents(state: StateDir) -> Offences:
+def worse_than_their_parents(state: StateDir) -> Violations:
     """Checkpoints that a paired comparison puts below their parents. Raises TableError."""
     found = [
         (row.score.checkpoint_id, row.versus_parent.checkpoint_id, comparison.before, comparison.after, comparison.high)
@@ -24,4 +24,4 @@ def worse_than_their_parents(state: StateDir) -> Offences:
         and comparison.is_worse
     ]
     columns = ("checkpoint", "parent", "success of the parent", "success", "at best so much higher")
-    return Offences(columns=columns, rows=tuple(found[:MAX_FOUND]), num_found=len(found))
+    return Violations(columns=columns, rows=tuple(found[:MAX_FOUND]), num_found=len(found))

@@ -15,11 +15,11 @@ from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
 from osworld_pipeline.domain.observation import Observation
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import ActionParseError, DependencyError
-from osworld_pipeline.lineage.code import code_origin
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.recipes.schema import PretrainedModelSection, TinyModelSection
 from osworld_pipeline.runs.stages import CARD, checkpoint_card, read_checkpoint, recipe_suite, stage_recipe_digest
-from osworld_pipeline.training.fence import stage_fence
+from osworld_pipeline.tracking.code import code_origin
+from osworld_pipeline.training.stage_lock import stage_lock
 
 Report = Callable[[dict[str, Any]], None]
 REPORT_EVERY = 10
@@ -40,7 +40,7 @@ def main(job: dict[str, Any], report: Report) -> dict[str, Any]:
     recipe = Recipe.model_validate(job["recipe"])
     total = _num_updates(recipe)
     report({"kind": "progress", "done": 0, "total": total or 1, "note": f"{recipe.model.kind} model"})
-    with stage_fence(state, job["checkpoint_id"]):
+    with stage_lock(state, job["checkpoint_id"]):
         checkpoint = read_checkpoint(state, job["checkpoint_id"]) or _make(job, recipe, state, report)
     report({"kind": "progress", "done": total or 1, "total": total or 1})
     report({"kind": "checkpoint", "checkpoint_id": checkpoint.checkpoint_id, "path": checkpoint.path})

@@ -93,7 +93,7 @@ class RayRollouts:
         try:
             return await self._call(handle.generate.remote(request), self._settings.turn_timeout_s + SLACK_S)
         except _LostError as error:
-            await self._bury(slot, handle)
+            await self._discard(slot, handle)
             raise EngineError(f"rollout actor {slot.index} gave no response: {error}") from error
 
     async def load_weights(self, weights: Weights) -> None:
@@ -105,7 +105,7 @@ class RayRollouts:
             try:
                 await self._call(handle.load_weights.remote(weights), LOAD_TIMEOUT_S)
             except _LostError:
-                await self._bury(slot, handle)
+                await self._discard(slot, handle)
                 await self._actor(slot)
 
         await _gather([load(slot) for slot in self._slots])
@@ -130,7 +130,7 @@ class RayRollouts:
         try:
             return await self._call(handle.run_episode.remote(task, plan), self._episode_limit_s())
         except _LostError:
-            await self._bury(slot, handle)
+            await self._discard(slot, handle)
             raise
 
     async def _actor(self, slot: _Slot) -> Any:
@@ -162,7 +162,7 @@ class RayRollouts:
             slot.handle = handle
             return handle
 
-    async def _bury(self, slot: _Slot, handle: Any) -> None:
+    async def _discard(self, slot: _Slot, handle: Any) -> None:
         import ray
 
         async with slot.lock:

@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from osworld_pipeline.atomic_io import remove_stale_temps, write_file
 from osworld_pipeline.datasets.demonstrations import write_raw_sources
 from osworld_pipeline.domain.digest import digest_json
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.durable import remove_stale_temps, write_file
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.recipes.learned import NOT_LEARNED
 from osworld_pipeline.runs.embedded_server import EnvServers

@@ -21,8 +21,6 @@ from osworld_pipeline.evaluation.suite_page import write_suite_page
 from osworld_pipeline.evaluation.training_metrics import REPORTED_METRICS
 from osworld_pipeline.evaluation.training_page import write_training_page
 from osworld_pipeline.evaluation.training_record import read_training, stage_of, stages_at_work
-from osworld_pipeline.lineage.client import SQLITE, told_clearly
-from osworld_pipeline.lineage.tracking import metric_history
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.runs.evaluation_plan import (
     evaluation_stage_key,
@@ -33,6 +31,8 @@ from osworld_pipeline.runs.evaluation_plan import (
 from osworld_pipeline.runs.registered import all_checkpoints, register_checkpoint
 from osworld_pipeline.runs.stages import CARD, recipe_suite
 from osworld_pipeline.tables.catalog import one_snapshot
+from osworld_pipeline.tracking.client import SQLITE, told_clearly
+from osworld_pipeline.tracking.runs import metric_history
 
 CURVES = ("loss", "kl", "trainer_sampler_logprob_diff")
 TRAINED = (Stage.SFT, Stage.FLYWHEEL, Stage.GSPO_PHASE1, Stage.GSPO_PHASE2)

@@ -46,7 +46,7 @@ class Retraining:
 
 
 @dataclass(frozen=True, kw_only=True)
-class News:
+class NewData:
     """What is new since the champion was last trained further, or was made."""
 
     verified: int
@@ -71,9 +71,9 @@ class Decision:
     """One sentence."""
 
 
-def news_since(
+def new_data_since(
     state: StateDir, champion_id: str, history: Sequence[Retraining], *, threshold: float, is_data_new: bool
-) -> News:
+) -> NewData:
     """`history`: as of decide. `threshold`: raw task reward from which a success counts. Raises TableError."""
     asked = {
         "since": last_look(state, champion_id, history),
@@ -83,7 +83,7 @@ def news_since(
     with part_views(state) as views:
         row = views.execute(_NEW, asked).fetchone()
     assert row is not None, "three counts are always a row"
-    return News(verified=row[0], rolled_out=row[1], by_retrainings=row[2], is_data_new=is_data_new)
+    return NewData(verified=row[0], rolled_out=row[1], by_retrainings=row[2], is_data_new=is_data_new)
 
 
 def last_look(state: StateDir, champion_id: str, history: Sequence[Retraining]) -> float:
@@ -94,18 +94,23 @@ def last_look(state: StateDir, champion_id: str, history: Sequence[Retraining]) 
 
 
 def decide(
-    section: RetrainingSection, champion_id: str, history: Sequence[Retraining], news: News, *, is_scheduled: bool
+    section: RetrainingSection,
+    champion_id: str,
+    history: Sequence[Retraining],
+    new_data: NewData,
+    *,
+    is_scheduled: bool,
 ) -> Decision:
     """`history`: the re-trainings there were, the newest first. A scheduled one needs no news, but has patience too."""
     num_in_vain = len(_of_champion(champion_id, history))
-    told = f"{news.successes} of {section.min_new_successes} new successes"
-    is_fresh = news.is_data_new or news.verified + news.rolled_out >= section.min_new_successes
+    told = f"{new_data.successes} of {section.min_new_successes} new successes"
+    is_fresh = new_data.is_data_new or new_data.verified + new_data.rolled_out >= section.min_new_successes
     if num_in_vain >= section.patience and not is_fresh:
         reason = f"{num_in_vain} re-trainings of {champion_id} brought no new champion, and there is no new data since"
         return Decision(is_due=False, reason=f"{reason} (retraining.patience)")
-    if news.is_data_new:
+    if new_data.is_data_new:
         return Decision(is_due=True, reason="the replay buffer or the training tasks have changed")
-    if news.successes >= section.min_new_successes:
+    if new_data.successes >= section.min_new_successes:
         return Decision(is_due=True, reason=told)
     if is_scheduled:
         return Decision(is_due=True, reason=f"it is time; {told}")

@@ -128,7 +128,7 @@ async def _probe(
 
     None where the recipe leaves the probe out, or where there is nothing to compare with. Raises as probe_parity.
     """
-    if not recipe.engine.parity_probe or engine.takes_turns or renderer is None or (model is None and folder is None):
+    if not recipe.engine.parity_probe or engine.uses_chat_api or renderer is None or (model is None and folder is None):
         return None
     from osworld_pipeline.rollout.engines.sglang import SglangEngine
     from osworld_pipeline.rollout.engines.transformers import TransformersEngine

@@ -20,17 +20,17 @@ from osworld_pipeline.domain.checkpoint import Checkpoint, Stage, milestone_id
 from osworld_pipeline.domain.replay import TrainedRow
 from osworld_pipeline.domain.stage_record import TrainingStage
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.lineage.code import CodeOrigin, code_origin
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.recipes.schema import SftSection
 from osworld_pipeline.runs.stage_log import FAST_UPDATES_S, StageLog, stage_log
 from osworld_pipeline.runs.stages import CARD, checkpoint_card, read_checkpoint, stage_recipe_digest
+from osworld_pipeline.tracking.code import CodeOrigin, code_origin
 from osworld_pipeline.training.demonstrations import Example
 from osworld_pipeline.trajectories import BlobStore, TrajectoryStore
 
 if TYPE_CHECKING:
     from osworld_pipeline.training.checkpoint import TrainerState
-    from osworld_pipeline.training.ranks import Ranks
+    from osworld_pipeline.training.process_group import ProcessGroup
     from osworld_pipeline.training.sft import SftTrainer
 
 Report = Callable[[dict[str, Any]], None]
@@ -111,22 +111,29 @@ def run_sft(job: SftJob, report: Report, make_examples: MakeExamples) -> Checkpo
         TrainingError: another trainer on this stage, a loss that is not finite, or another rank failed.
         StoreError: the parent cannot be read, or the checkpoint not be written.
     """
-    from osworld_pipeline.training.fence import stage_fence
-    from osworld_pipeline.training.ranks import open_ranks
+    from osworld_pipeline.training.process_group import open_process_group
+    from osworld_pipeline.training.stage_lock import stage_lock
 
-    with open_ranks() as ranks, stage_fence(job.state, job.checkpoint_id) if ranks.is_main else nullcontext():
-        checkpoint = ranks.broadcast(read_checkpoint(job.state, job.checkpoint_id) if ranks.is_main else None)
+    with (
+        open_process_group() as process_group,
+        stage_lock(job.state, job.checkpoint_id) if process_group.is_main else nullcontext(),
+    ):
+        checkpoint = process_group.broadcast(
+            read_checkpoint(job.state, job.checkpoint_id) if process_group.is_main else None
+        )
         if checkpoint is None:
-            checkpoint = _train(job, ranks, report, make_examples)
-    if checkpoint is not None and ranks.is_main:
+            checkpoint = _train(job, process_group, report, make_examples)
+    if checkpoint is not None and process_group.is_main:
         report({"kind": "checkpoint", "checkpoint_id": checkpoint.checkpoint_id, "path": checkpoint.path})
     return checkpoint
 
 
-def _train(job: SftJob, ranks: "Ranks", report: Report, make_examples: MakeExamples) -> Checkpoint | None:
-    trainer = _open_trainer(job, ranks)
-    if not ranks.is_main:
-        trainer.follow()
+def _train(
+    job: SftJob, process_group: "ProcessGroup", report: Report, make_examples: MakeExamples
+) -> Checkpoint | None:
+    trainer = _open_trainer(job, process_group)
+    if not process_group.is_main:
+        trainer.run_worker()
         return None
     store = TrajectoryStore(job.state)
     try:
@@ -144,24 +151,24 @@ def _train(job: SftJob, ranks: "Ranks", report: Report, make_examples: MakeExamp
         trainer.close()
 
 
-def _open_trainer(job: SftJob, ranks: "Ranks") -> "SftTrainer":
+def _open_trainer(job: SftJob, process_group: "ProcessGroup") -> "SftTrainer":
     """Over the parent, or the newest partial checkpoint."""
     import torch
 
     from osworld_pipeline.training import checkpoint as checkpoints
     from osworld_pipeline.training.policy_trainer import open_sft_trainer
 
-    torch.set_num_threads(job.num_threads or max(1, len(os.sched_getaffinity(0)) // ranks.world_size))
+    torch.set_num_threads(job.num_threads or max(1, len(os.sched_getaffinity(0)) // process_group.world_size))
     torch.manual_seed(job.settings.seed)
     resumed: Path | None = None
-    if ranks.is_main:
+    if process_group.is_main:
         checkpoints.remove_stale_writes(job.state, job.checkpoint_id)
         resumed = checkpoints.latest_complete(job.state, job.checkpoint_id) if job.may_resume else None
-    resumed = ranks.broadcast(resumed)
+    resumed = process_group.broadcast(resumed)
     return open_sft_trainer(
         resumed or job.parent_folder,
         recipe=job.recipe.model_copy(update={"sft": job.settings}),
-        ranks=ranks,
+        process_group=process_group,
         num_updates=checkpoints.read_trainer_state(resumed).num_updates if resumed else 0,
         cache=PixelCache(max_bytes=PIXEL_CACHE_BYTES),
         read_image=BlobStore(job.state.blobs).read,

@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from osworld_pipeline.atomic_io import remove_stale_temps, write_file
 from osworld_pipeline.datasets.raw import (
     Reject,
     Source,
@@ -18,7 +19,6 @@ from osworld_pipeline.datasets.raw import (
 )
 from osworld_pipeline.domain.digest import digest_json
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.durable import remove_stale_temps, write_file
 from osworld_pipeline.errors import DatasetError
 from osworld_pipeline.runs.code_version import code_version
 

@@ -39,7 +39,7 @@ from osworld_pipeline.tables.replay import ReplayCoverage, replay_coverage
 from osworld_pipeline.trajectories import BlobStore, TrajectoryStore
 
 if TYPE_CHECKING:
-    from osworld_pipeline.training.ranks import Ranks
+    from osworld_pipeline.training.process_group import ProcessGroup
     from osworld_pipeline.training.update import GspoTrainer
 
 Report = Callable[[Mapping[str, Any]], None]
@@ -51,34 +51,36 @@ def main(job: dict[str, Any], report: Report) -> dict[str, Any]:
     milestone it leaves, and `stopped`, which says why. One of several ranks follows rank 0, which alone rolls out,
     reports and keeps the stage's fence."""
     from osworld_pipeline.training.checkpoint import remove_stale_writes
-    from osworld_pipeline.training.fence import stage_fence
-    from osworld_pipeline.training.ranks import open_ranks
+    from osworld_pipeline.training.process_group import open_process_group
+    from osworld_pipeline.training.stage_lock import stage_lock
 
     parsed = GspoJob.parse(job)
     result = {"checkpoint_id": parsed.checkpoint_id}
     if read_checkpoint(parsed.state, parsed.checkpoint_id) is not None:
         return result
-    with open_ranks() as ranks:
-        if not ranks.is_main:
-            _open_trainer(parsed, resume_point(parsed), ranks).follow()
+    with open_process_group() as process_group:
+        if not process_group.is_main:
+            _open_trainer(parsed, resume_point(parsed), process_group).run_worker()
             return result
-        with stage_fence(parsed.state, parsed.checkpoint_id):
+        with stage_lock(parsed.state, parsed.checkpoint_id):
             if read_checkpoint(parsed.state, parsed.checkpoint_id) is None:
                 remove_stale_writes(parsed.state, parsed.checkpoint_id)
                 point = resume_point(parsed)
                 store = TrajectoryStore(parsed.state)
                 with stage_log(store, parsed.training_stage, num_updates=point.num_updates) as log:
-                    ended = asyncio.run(_train(parsed, ranks, point, log, report))
+                    ended = asyncio.run(_train(parsed, process_group, point, log, report))
                     log.stop(ended.get("stopped", ""))
                 return ended
     return result
 
 
-async def _train(job: GspoJob, ranks: "Ranks", point: ResumePoint, log: StageLog, report: Report) -> dict[str, Any]:
+async def _train(
+    job: GspoJob, process_group: "ProcessGroup", point: ResumePoint, log: StageLog, report: Report
+) -> dict[str, Any]:
     cache = PixelCache()
     # A thread of its own: torch keeps settings by thread, and no other work may hold an update up.
     with ThreadPoolExecutor(1, thread_name_prefix="trainer") as thread:
-        trainer = await in_thread(thread, partial(_open_trainer, job, point, ranks, cache))
+        trainer = await in_thread(thread, partial(_open_trainer, job, point, process_group, cache))
         try:
             async with open_rollouts(job, trainer, thread, point, cache, report) as rollouts:
                 return await train_phase(job, rollouts, trainer, thread, point, log, report)
@@ -286,7 +288,9 @@ def _documents(
     return {CARD: checkpoint_card(checkpoint), "stage_params.json": stage_params(job.stage, job.recipe)}
 
 
-def _open_trainer(job: GspoJob, point: ResumePoint, ranks: "Ranks", cache: PixelCache | None = None) -> "GspoTrainer":
+def _open_trainer(
+    job: GspoJob, point: ResumePoint, process_group: "ProcessGroup", cache: PixelCache | None = None
+) -> "GspoTrainer":
     from osworld_pipeline.training.policy_trainer import open_gspo_trainer
 
     return open_gspo_trainer(
@@ -294,7 +298,7 @@ def _open_trainer(job: GspoJob, point: ResumePoint, ranks: "Ranks", cache: Pixel
         reference_folder=job.parent_folder,
         recipe=job.recipe,
         phase=job.phase,
-        ranks=ranks,
+        process_group=process_group,
         num_updates=point.num_updates,
         cache=cache,
         read_image=BlobStore(job.state.blobs).read,

@@ -10,11 +10,11 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from osworld_pipeline.agent.dialects import STORED_DIALECT, load_dialect
+from osworld_pipeline.atomic_io import write_file
 from osworld_pipeline.datasets.sources import REPLAY_SOURCES, TASK_SOURCES
 from osworld_pipeline.datasets.union import build_union_tables
 from osworld_pipeline.domain.digest import digest_bytes, digest_json
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.durable import write_file
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.runs.code_version import code_version
 from osworld_pipeline.runs.source_summaries import look_at_source

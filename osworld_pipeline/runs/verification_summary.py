@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 
+from osworld_pipeline.atomic_io import write_file
 from osworld_pipeline.domain.digest import digest_json
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.durable import write_file
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.runs.code_version import code_version
 from osworld_pipeline.runs.grounds import Grounds

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import orjson
 
+from osworld_pipeline.atomic_io import explain_refusal, remove_stale_temps, sync_path, write_file
 from osworld_pipeline.columns import OWNED_TABLES
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.durable import explain_refusal, remove_stale_temps, sync_path, write_file
 from osworld_pipeline.errors import StoreError, TableError
 from osworld_pipeline.temp_names import temp_name
 

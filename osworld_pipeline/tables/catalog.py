@@ -14,9 +14,9 @@ from pathlib import Path
 
 import duckdb
 
+from osworld_pipeline.atomic_io import locked, remove_stale_temps, replacing
 from osworld_pipeline.columns import OWNED_TABLES
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.durable import locked, remove_stale_temps, replacing
 from osworld_pipeline.errors import TableError
 from osworld_pipeline.tables.builds import UNION_TABLES, current_build, table_paths
 from osworld_pipeline.tables.owned import known_columns

@@ -5,12 +5,12 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
+from osworld_pipeline.atomic_io import locked
 from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
 from osworld_pipeline.domain.digest import canonical_json
 from osworld_pipeline.domain.near_names import did_you_mean
 from osworld_pipeline.domain.replay import TrainedRow
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.durable import locked
 from osworld_pipeline.errors import TableError
 from osworld_pipeline.tables.owned import need_known_columns, read_table, table_path, write_table
 

@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from osworld_pipeline.atomic_io import parquet_bytes
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.durable import parquet_bytes
 from osworld_pipeline.errors import TableError
 from osworld_pipeline.tables.query import TIMEOUT_S, QueryResult, query_arrow, run_query
 

@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from osworld_pipeline.atomic_io import remove_stale_temps, write_parquet
 from osworld_pipeline.columns import OWNED_TABLES, conform
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.durable import remove_stale_temps, write_parquet
 from osworld_pipeline.errors import TableError
 from osworld_pipeline.tables.builds import table_paths
 

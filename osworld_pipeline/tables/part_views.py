@@ -14,9 +14,9 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from osworld_pipeline.atomic_io import write_file, write_parquet
 from osworld_pipeline.columns import PART_TABLES, TIME, marked, stored
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.durable import write_file, write_parquet
 from osworld_pipeline.part_files import (
     COMPACTED,
     DETAIL_OF,

@@ -299,8 +299,8 @@ def kv_bytes(shape: ModelShape, *, num_tokens: int, num_bytes: int) -> int:
 
 def _checkpoint_item(sizes: _Sizes) -> Item:
     """A save copies each rank's masters and moments, and on rank 0 the whole weights, to host memory, and writes the
-    copies while training goes on (training/ranked.py). Loading takes less: a whole model where there is one rank, and
-    of several each reads one weight of its own at a time (training/sharded_loading.py)."""
+    copies while training goes on (training/distributed_trainer.py). Loading takes less: a single rank reads the whole
+    model, and each of several reads one of its own weights at a time (training/sharded_loading.py)."""
     trained = sizes.trained_parameters
     has_masters = sizes.num_bytes != FLOAT and sizes.recipe.trainer.lora is None
     weights = sizes.shape.parameters * sizes.num_bytes

@@ -1,6 +1,6 @@
 """Opens a trainer over a checkpoint folder, alone or as one of several ranks, fresh or where it was left.
 
-On rank 0 call `update`, `save` and `close` as protocols.PolicyTrainer says; on every other rank call `follow`, which
+On rank 0 call `update`, `save` and `close` as protocols.PolicyTrainer says; on every other rank call `run_worker`. It
 returns when rank 0 closes.
 """
 
@@ -18,13 +18,13 @@ from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.recipes.schema import GspoPhaseSection
 from osworld_pipeline.training import lora
 from osworld_pipeline.training.checkpoint import load_optimizer
+from osworld_pipeline.training.distributed_trainer import DistributedTrainer
 from osworld_pipeline.training.manifest import verify_checkpoint
 from osworld_pipeline.training.memory import Stage
 from osworld_pipeline.training.memory_fit import check_memory
 from osworld_pipeline.training.model import dtype_of, load_policy
 from osworld_pipeline.training.packing import use_packed_attention
-from osworld_pipeline.training.ranked import RankedTrainer
-from osworld_pipeline.training.ranks import Ranks
+from osworld_pipeline.training.process_group import ProcessGroup
 from osworld_pipeline.training.score import FORWARD_METHOD, add_forward_method
 from osworld_pipeline.training.sft import SftTrainer
 from osworld_pipeline.training.sharded_loading import empty_model, load_shards
@@ -40,7 +40,7 @@ def open_gspo_trainer(
     reference_folder: Path,
     recipe: Recipe,
     phase: GspoPhaseSection,
-    ranks: Ranks,
+    process_group: ProcessGroup,
     num_updates: int = 0,
     cache: PixelCache | None = None,
     read_image: ReadImage | None = None,
@@ -59,15 +59,15 @@ def open_gspo_trainer(
     if recipe.trainer.num_threads:
         torch.set_num_threads(recipe.trainer.num_threads)
     recipe = _without_dropout(recipe)
-    _check_memory(folder, recipe, ranks, "gspo", may_sample=may_sample and ranks.is_main)
+    _check_memory(folder, recipe, process_group, "gspo", may_sample=may_sample and process_group.is_main)
     has_reference = recipe.gspo.kl_coef > 0
     policy = _open_policy(
-        folder, recipe, ranks, num_updates, seed=phase.seed, parent=reference_folder if has_reference else None
+        folder, recipe, process_group, num_updates, seed=phase.seed, parent=reference_folder if has_reference else None
     )
     reference: Any = None
     # Under LoRA the policy's own model holds the parent: no second copy is needed.
     if has_reference and recipe.trainer.lora is None:
-        reference = _open_reference(reference_folder, recipe, ranks)
+        reference = _open_reference(reference_folder, recipe, process_group)
     peak = phase.learning_rate or recipe.gspo.learning_rate
     trainer = GspoTrainer(
         policy.model,
@@ -76,7 +76,7 @@ def open_gspo_trainer(
         reference=reference,
         seed=phase.seed,
         section=recipe.trainer,
-        ranks=ranks,
+        process_group=process_group,
         num_updates=num_updates,
         cache=cache,
         base=policy.base,
@@ -92,20 +92,20 @@ def open_sft_trainer(
     folder: Path,
     *,
     recipe: Recipe,
-    ranks: Ranks,
+    process_group: ProcessGroup,
     num_updates: int = 0,
     cache: PixelCache | None = None,
     read_image: ReadImage | None = None,
 ) -> SftTrainer:
     """As `open_gspo_trainer`, for recipe.sft. Raises StoreError, TrainingError, DependencyError, RecipeError."""
-    _check_memory(folder, recipe, ranks, "sft")
-    policy = _open_policy(folder, recipe, ranks, num_updates, seed=recipe.sft.seed)
+    _check_memory(folder, recipe, process_group, "sft")
+    policy = _open_policy(folder, recipe, process_group, num_updates, seed=recipe.sft.seed)
     trainer = SftTrainer(
         policy.model,
         load_processor(folder),
         recipe.sft,
         section=recipe.trainer,
-        ranks=ranks,
+        process_group=process_group,
         num_updates=num_updates,
         cache=cache,
         base=policy.base,
@@ -132,30 +132,36 @@ def _without_dropout(recipe: Recipe) -> Recipe:
 
 
 def _open_policy(
-    folder: Path, recipe: Recipe, ranks: Ranks, num_updates: int, *, seed: int, parent: Path | None = None
+    folder: Path,
+    recipe: Recipe,
+    process_group: ProcessGroup,
+    num_updates: int,
+    *,
+    seed: int,
+    parent: Path | None = None,
 ) -> _Policy:
     """`parent`: of a phase whose updates are held near it."""
-    if ranks.is_main:
+    if process_group.is_main:
         verify_checkpoint(folder, is_required=num_updates > 0)
     section = recipe.trainer
     base: Base | None = None
     if section.lora is not None:
-        model, base = _open_adapted(folder, recipe, ranks, is_resumed=num_updates > 0, seed=seed)
+        model, base = _open_adapted(folder, recipe, process_group, is_resumed=num_updates > 0, seed=seed)
         if parent is not None:
             _hold_parent(model, parent, base)
     else:
         _require_no_adapter(folder)
-        model = _open_model(folder, recipe, ranks)
+        model = _open_model(folder, recipe, process_group)
         if not section.train_vision:
             model.model.visual.requires_grad_(False)
     if section.activation_checkpointing:
         model.activation_checkpointing_enable()
-    _lay_out(model, recipe, ranks, whole_weights_folder(folder))
+    _lay_out(model, recipe, process_group, whole_weights_folder(folder))
     return _Policy(model=model, base=base)
 
 
 def _open_adapted(
-    folder: Path, recipe: Recipe, ranks: Ranks, *, is_resumed: bool, seed: int
+    folder: Path, recipe: Recipe, process_group: ProcessGroup, *, is_resumed: bool, seed: int
 ) -> tuple[Any, Base | None]:
     """The adapter of `folder` on its base, or a fresh one on `folder`'s own weights; and the base, on rank 0."""
     section = recipe.trainer.lora
@@ -169,9 +175,9 @@ def _open_adapted(
     if adapter is not None:
         lora.require_same_settings(adapter, section)
     base: Base | None = None
-    if ranks.is_main:
+    if process_group.is_main:
         base = Base(folder=folder, digest=weights_digest(folder)) if adapter is None else lora.verified_base(adapter)
-    model = _open_model(whole_weights_folder(folder), recipe, ranks)
+    model = _open_model(whole_weights_folder(folder), recipe, process_group)
     lora.add_adapters(model, section, seed=seed)
     if adapter is not None:
         lora.load_factors(model, adapter)
@@ -203,38 +209,40 @@ def _require_no_adapter(folder: Path) -> None:
         )
 
 
-def _check_memory(folder: Path, recipe: Recipe, ranks: Ranks, stage: Stage, *, may_sample: bool = False) -> None:
+def _check_memory(
+    folder: Path, recipe: Recipe, process_group: ProcessGroup, stage: Stage, *, may_sample: bool = False
+) -> None:
     """One clear error instead of an allocation that fails minutes later; a CPU is never refused."""
-    if ranks.device.type == "cuda":
-        num_free, _ = torch.cuda.mem_get_info(ranks.device)
+    if process_group.device.type == "cuda":
+        num_free, _ = torch.cuda.mem_get_info(process_group.device)
         check_memory(recipe, folder, stage=stage, gpu_bytes=num_free, may_sample=may_sample)
 
 
-def _open_reference(folder: Path, recipe: Recipe, ranks: Ranks) -> Any:
-    model = _open_model(folder, recipe, ranks, is_frozen=True)
-    _lay_out(model, recipe, ranks, folder)
+def _open_reference(folder: Path, recipe: Recipe, process_group: ProcessGroup) -> Any:
+    model = _open_model(folder, recipe, process_group, is_frozen=True)
+    _lay_out(model, recipe, process_group, folder)
     return model
 
 
-def _open_model(folder: Path, recipe: Recipe, ranks: Ranks, *, is_frozen: bool = False) -> Any:
+def _open_model(folder: Path, recipe: Recipe, process_group: ProcessGroup, *, is_frozen: bool = False) -> Any:
     """One rank loads the model; of several each reads its own part once the model is sharded (`_lay_out`)."""
-    if ranks.is_alone:
-        return load_policy(folder, recipe.model, device=ranks.device, is_frozen=is_frozen)
+    if process_group.is_alone:
+        return load_policy(folder, recipe.model, device=process_group.device, is_frozen=is_frozen)
     return empty_model(folder, dtype=dtype_of(recipe.model), is_frozen=is_frozen)
 
 
-def _lay_out(model: Any, recipe: Recipe, ranks: Ranks, folder: Path) -> None:
+def _lay_out(model: Any, recipe: Recipe, process_group: ProcessGroup, folder: Path) -> None:
     """`folder`: of the weights that a sharded model reads."""
     if recipe.trainer.batching == "packed":
         use_packed_attention(model)
-    if not ranks.is_alone:
+    if not process_group.is_alone:
         add_forward_method(model)
-    shard_model(model, ranks, forward_method=FORWARD_METHOD, cpu_offload=recipe.trainer.cpu_offload)
-    if not ranks.is_alone:
-        load_shards(model, folder, torch.device("cpu") if recipe.trainer.cpu_offload else ranks.device)
+    shard_model(model, process_group, forward_method=FORWARD_METHOD, cpu_offload=recipe.trainer.cpu_offload)
+    if not process_group.is_alone:
+        load_shards(model, folder, torch.device("cpu") if recipe.trainer.cpu_offload else process_group.device)
 
 
-def _restore(trainer: RankedTrainer, folder: Path) -> None:
+def _restore(trainer: DistributedTrainer, folder: Path) -> None:
     if trainer.num_updates:
         load_optimizer(folder, trainer.optimizer.state_dict())
         trainer.optimizer.restored()

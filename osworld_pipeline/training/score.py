@@ -16,9 +16,9 @@ from osworld_pipeline.agent.model_inputs import PixelCache
 from osworld_pipeline.agent.renderer import Renderer
 from osworld_pipeline.domain.trajectory import Trajectory
 from osworld_pipeline.training.batch import Batch, build_batch
-from osworld_pipeline.training.dealing import deal
 from osworld_pipeline.training.loss import token_logprobs
-from osworld_pipeline.training.ranks import Ranks
+from osworld_pipeline.training.micro_batches import make_micro_batches
+from osworld_pipeline.training.process_group import ProcessGroup
 
 MAX_TOKENS = 16_384
 """Of a pass, by default."""
@@ -116,7 +116,7 @@ def score_trajectories(
     max_tokens: int = MAX_TOKENS,
     max_sequences: int | None = None,
     is_packed: bool = False,
-    ranks: Ranks | None = None,
+    process_group: ProcessGroup | None = None,
 ) -> list[torch.Tensor]:
     """Log-probabilities of each trajectory's tokens as the policy samples them: at the trajectory's temperature,
     without the banned ids. Aligned with its token_ids, on the CPU; no gradients. The ranks share the work, and each
@@ -125,34 +125,34 @@ def score_trajectories(
     Raises:
         TrainingError: a malformed trajectory, or one of more than `max_tokens`; names it.
     """
-    ranks = ranks or Ranks.alone(device_of(model))
+    process_group = process_group or ProcessGroup.alone(device_of(model))
     banned_ids = banned_ids_of(model, processor)
     index_of = {id(trajectory): index for index, trajectory in enumerate(trajectories)}
     own: dict[int, torch.Tensor] = {}
-    rounds = deal(
+    rounds = make_micro_batches(
         trajectories,
-        num_ranks=ranks.world_size,
+        num_ranks=process_group.world_size,
         max_tokens=max_tokens,
         max_sequences=max_sequences,
         is_packed=is_packed,
     )
-    for shares in rounds:
-        share = shares[ranks.rank]
+    for micro_batches in rounds:
+        micro_batch = micro_batches[process_group.rank]
         batch = build_batch(
             processor,
-            share.trajectories,
+            micro_batch.trajectories,
             cache=cache,
-            device=ranks.device,
+            device=process_group.device,
             is_packed=is_packed,
             banned_ids=banned_ids,
         )
         logprobs_BT = score_responses(model, batch).logprobs_BT.cpu()
-        if not share.is_dummy:
-            for row, trajectory in enumerate(share.trajectories):
+        if not micro_batch.is_dummy:
+            for row, trajectory in enumerate(micro_batch.trajectories):
                 own[index_of[id(trajectory)]] = logprobs_BT[row, : len(trajectory.token_ids)]
     if isinstance(model, FSDPModule):
         model.reshard()
-    everyones = {index: row for part in ranks.gather(own) for index, row in part.items()}
+    everyones = {index: row for part in process_group.gather(own) for index, row in part.items()}
     return [everyones[index] for index in range(len(trajectories))]
 
 

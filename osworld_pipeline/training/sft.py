@@ -11,10 +11,10 @@ from osworld_pipeline.agent.model_inputs import PixelCache
 from osworld_pipeline.domain.trajectory import Trajectory
 from osworld_pipeline.errors import TrainingError
 from osworld_pipeline.recipes.schema import SftSection, TrainerSection
+from osworld_pipeline.training.distributed_trainer import DistributedTrainer
 from osworld_pipeline.training.loss import sft_loss
 from osworld_pipeline.training.optimizer import MasterAdamW
-from osworld_pipeline.training.ranked import RankedTrainer
-from osworld_pipeline.training.ranks import Ranks
+from osworld_pipeline.training.process_group import ProcessGroup
 from osworld_pipeline.training.schedule import learning_rate_at
 from osworld_pipeline.training.score import score_responses
 
@@ -46,7 +46,7 @@ def examples_seen(*, num_examples: int, batch_size: int, seed: int, num_updates:
     return sorted(order[:num_drawn])
 
 
-class SftTrainer(RankedTrainer):
+class SftTrainer(DistributedTrainer):
     """`update` takes the batch of that update; `batch_indices` chooses it."""
 
     def __init__(
@@ -56,7 +56,7 @@ class SftTrainer(RankedTrainer):
         settings: SftSection,
         *,
         section: TrainerSection | None = None,
-        ranks: Ranks | None = None,
+        process_group: ProcessGroup | None = None,
         num_updates: int = 0,
         cache: PixelCache | None = None,
         base: Base | None = None,
@@ -72,7 +72,7 @@ class SftTrainer(RankedTrainer):
             processor,
             optimizer,
             section=section,
-            ranks=ranks,
+            process_group=process_group,
             num_updates=num_updates,
             cache=cache,
             base=base,
@@ -122,5 +122,5 @@ class SftTrainer(RankedTrainer):
                 if not share.is_dummy:
                     loss += float(part.detach())
                     num_positions += batch.input_ids_RL.numel()
-        sums = self.ranks.gather((loss, num_positions))
+        sums = self.process_group.gather((loss, num_positions))
         return sum(one for one, _ in sums), sum(positions for _, positions in sums)

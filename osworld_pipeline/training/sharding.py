@@ -18,10 +18,10 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 
 from osworld_pipeline.errors import TrainingError
-from osworld_pipeline.training.ranks import Ranks
+from osworld_pipeline.training.process_group import ProcessGroup
 
 
-def shard_model(model: Any, ranks: Ranks, *, forward_method: str, cpu_offload: bool = False) -> None:
+def shard_model(model: Any, process_group: ProcessGroup, *, forward_method: str, cpu_offload: bool = False) -> None:
     """Shards a model in place, layer by layer; a single process keeps it whole. `forward_method` is the model's method
     that runs a pass.
 
@@ -30,13 +30,13 @@ def shard_model(model: Any, ranks: Ranks, *, forward_method: str, cpu_offload: b
     Raises:
         TrainingError: `cpu_offload` without ranks to shard over.
     """
-    if ranks.is_alone:
+    if process_group.is_alone:
         if cpu_offload:
             raise TrainingError("trainer.cpu_offload shards the weights: set trainer.num_processes to 2 or more")
         return
-    is_cuda = ranks.device.type == "cuda"
+    is_cuda = process_group.device.type == "cuda"
     options: dict[str, Any] = {
-        "mesh": init_device_mesh(ranks.device.type, (ranks.world_size,)),
+        "mesh": init_device_mesh(process_group.device.type, (process_group.world_size,)),
         "mp_policy": MixedPrecisionPolicy(reduce_dtype=torch.float32),
         # Without an accelerator host memory is all there is.
         "offload_policy": CPUOffloadPolicy() if cpu_offload and is_cuda else OffloadPolicy(),
@@ -63,15 +63,15 @@ def gather_weights(model: Any) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in gathered.items() if name in names}
 
 
-def gather_trained(model: Any, ranks: Ranks) -> dict[str, torch.Tensor]:
+def gather_trained(model: Any, process_group: ProcessGroup) -> dict[str, torch.Tensor]:
     """As `gather_weights`, of the parameters that are trained; the frozen ones stay where they are."""
     trained = {name: param.detach() for name, param in model.named_parameters() if param.requires_grad}
-    if ranks.is_alone:
+    if process_group.is_alone:
         return trained
     gathered: dict[str, torch.Tensor] = {}
     for name, tensor in trained.items():
         whole_tensor = whole(_on_mesh(tensor))
-        if ranks.is_main:
+        if process_group.is_main:
             gathered[name] = whole_tensor.cpu()
     return gathered
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from osworld_pipeline.domain.trajectory import LazyImages, Trajectory, with_held_images
 from osworld_pipeline.errors import StoreError
-from osworld_pipeline.training.ranks import Ranks
+from osworld_pipeline.training.process_group import ProcessGroup
 
 ReadImage = Callable[[str], bytes]
 """A stored image by its SHA-256. Raises StoreError."""
@@ -22,16 +22,16 @@ class _Sent:
 
 
 def share_trajectories(
-    trajectories: Sequence[Trajectory], ranks: Ranks, read_image: ReadImage | None
+    trajectories: Sequence[Trajectory], process_group: ProcessGroup, read_image: ReadImage | None
 ) -> tuple[Trajectory, ...]:
     """`trajectories` are rank 0's; `read_image` is this rank's own way to the state folder, None for none. Every rank
     must ask."""
-    if ranks.is_alone:
+    if process_group.is_alone:
         return tuple(trajectories)
     by_hash = read_image is not None
-    sent: _Sent = ranks.broadcast(_pack(trajectories, by_hash=by_hash) if ranks.is_main else None)
-    if any(hashes for hashes in sent.hashes) and not all(ranks.gather(_is_visible(sent, read_image))):
-        sent = ranks.broadcast(_pack(trajectories, by_hash=False) if ranks.is_main else None)
+    sent: _Sent = process_group.broadcast(_pack(trajectories, by_hash=by_hash) if process_group.is_main else None)
+    if any(hashes for hashes in sent.hashes) and not all(process_group.gather(_is_visible(sent, read_image))):
+        sent = process_group.broadcast(_pack(trajectories, by_hash=False) if process_group.is_main else None)
     return tuple(
         item if hashes is None or read_image is None else replace(item, images=LazyImages(read_image, hashes))
         for item, hashes in zip(sent.trajectories, sent.hashes, strict=True)

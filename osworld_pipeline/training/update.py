@@ -17,10 +17,10 @@ from osworld_pipeline.errors import TrainingError
 from osworld_pipeline.recipes.schema import GspoSharedSection, TrainerSection
 from osworld_pipeline.recipes.training_sections import TurnWeight
 from osworld_pipeline.training.batch import Batch
+from osworld_pipeline.training.distributed_trainer import DistributedTrainer
 from osworld_pipeline.training.loss import PolicyLoss, policy_loss
 from osworld_pipeline.training.optimizer import MasterAdamW
-from osworld_pipeline.training.ranked import RankedTrainer
-from osworld_pipeline.training.ranks import Ranks
+from osworld_pipeline.training.process_group import ProcessGroup
 from osworld_pipeline.training.sampler_check import check_sampler
 from osworld_pipeline.training.schedule import learning_rate_at
 from osworld_pipeline.training.score import banned_ids_of, score_responses
@@ -28,7 +28,7 @@ from osworld_pipeline.training.scored import ScoredBatch, ScoredTrajectory, scor
 from osworld_pipeline.training.tally import Tally
 
 
-class GspoTrainer(RankedTrainer):
+class GspoTrainer(DistributedTrainer):
     """Holds the policy, a frozen reference (the phase's parent) and the optimiser."""
 
     def __init__(
@@ -40,7 +40,7 @@ class GspoTrainer(RankedTrainer):
         reference: Any | None = None,
         seed: int = 0,
         section: TrainerSection | None = None,
-        ranks: Ranks | None = None,
+        process_group: ProcessGroup | None = None,
         num_updates: int = 0,
         cache: PixelCache | None = None,
         base: Base | None = None,
@@ -66,7 +66,7 @@ class GspoTrainer(RankedTrainer):
             processor,
             optimizer,
             section=section,
-            ranks=ranks,
+            process_group=process_group,
             num_updates=num_updates,
             cache=cache,
             base=base,
@@ -106,7 +106,7 @@ class GspoTrainer(RankedTrainer):
         for epoch in range(self._settings.epochs_per_update):
             for minibatch in first_epoch if epoch == 0 else self._minibatches(trained, epoch):
                 self._optimizer_step(minibatch, by_trajectory, tally)
-        metrics |= tally.merged(self.ranks.gather(tally)).metrics()
+        metrics |= tally.merged(self.process_group.gather(tally)).metrics()
         return metrics | {
             "learning_rate": learning_rate,
             "tokens_per_s": metrics["num_tokens"] / (time.monotonic() - started),
@@ -185,7 +185,7 @@ class GspoTrainer(RankedTrainer):
                     if not share.is_dummy:
                         loss += float(result.loss.detach())
                         tally.add(result, batch)
-            total = self.ranks.sum(loss)
+            total = self.process_group.sum(loss)
             if not math.isfinite(total):
                 raise TrainingError(
                     f"update {self.num_updates + 1}: the loss is {total}; the weights are left as they were"
@@ -213,7 +213,7 @@ class GspoTrainer(RankedTrainer):
         num_sequences: int,
         num_tokens: int,
     ) -> PolicyLoss:
-        settings, device = self._settings, self.ranks.device
+        settings, device = self._settings, self.process_group.device
         scores = score_responses(self.model, batch, with_entropy=True)
         length = batch.response_mask_BT.shape[1]
         refs = [item.ref_logprobs for item in items if item.ref_logprobs is not None]

@@ -9,8 +9,8 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import TypeVar
 
+from osworld_pipeline.atomic_io import locked, remove_stale_temps, write_file
 from osworld_pipeline.domain.digest import digest_bytes
-from osworld_pipeline.durable import locked, remove_stale_temps, write_file
 from osworld_pipeline.errors import StoreError
 from osworld_pipeline.object_store import Bucket, open_bucket, read_note
 from osworld_pipeline.trajectories.pack_files import NAME_BYTES, SUFFIXES, name_before

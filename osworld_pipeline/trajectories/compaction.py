@@ -15,8 +15,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from osworld_pipeline.atomic_io import locked, remove_stale_temps, replacing, write_file
 from osworld_pipeline.columns import is_newer, marked, stored
-from osworld_pipeline.durable import locked, remove_stale_temps, replacing, write_file
 from osworld_pipeline.errors import StoreBusyError, StoreError
 from osworld_pipeline.part_files import (
     COMPACTED,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from osworld_pipeline.durable import write_file
+from osworld_pipeline.atomic_io import write_file
 from osworld_pipeline.trajectories.blobs import INCOMING, BlobStore
 from osworld_pipeline.trajectories.image_sets import absent, absent_keys, gather
 from osworld_pipeline.trajectories.pack_files import Member, read_image, read_members

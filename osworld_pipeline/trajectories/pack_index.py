@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 import orjson
 
+from osworld_pipeline.atomic_io import replacing
 from osworld_pipeline.domain.shown_commands import pipeline_line
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.durable import replacing
 from osworld_pipeline.errors import StoreError
 from osworld_pipeline.trajectories.pack_files import Member, unreadable
 

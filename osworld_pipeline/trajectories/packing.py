@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 
+from osworld_pipeline.atomic_io import write_file
 from osworld_pipeline.domain.digest import digest_bytes
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.durable import write_file
 from osworld_pipeline.errors import StoreBusyError, StoreError
 from osworld_pipeline.object_store.note import read_note
 from osworld_pipeline.trajectories.blobs import INCOMING, BlobStore

@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
-from osworld_pipeline.durable import replacing
+from osworld_pipeline.atomic_io import replacing
 from osworld_pipeline.errors import StoreError
 from osworld_pipeline.trajectories.pack_files import SUFFIX as PACK_SUFFIX
 from osworld_pipeline.trajectories.pack_files import Member, PackWriter, read_image, read_members, read_name

@@ -11,13 +11,13 @@ from collections.abc import Collection, Iterator, Sequence
 
 import pyarrow as pa
 
+from osworld_pipeline.atomic_io import remove_stale_temps, write_parquet
 from osworld_pipeline.columns import BOOKKEEPING, marked, stored
 from osworld_pipeline.domain.episode import Episode
 from osworld_pipeline.domain.group import RolloutGroup
 from osworld_pipeline.domain.replay import Injection, ReplayVerification
 from osworld_pipeline.domain.stage_record import StageAttempt, UpdateRecord
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.durable import remove_stale_temps, write_parquet
 from osworld_pipeline.errors import StoreError
 from osworld_pipeline.part_files import (
     COMPACTED,

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from osworld_pipeline.durable import explain_refusal
+from osworld_pipeline.atomic_io import explain_refusal
 from osworld_pipeline.errors import StoreError
 
 FOLDER = "touched"

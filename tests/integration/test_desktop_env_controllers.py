@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from desktop_env_place import find_python
 
-from env_server.exposed import exposed
 from env_server.providers.desktop_env.install import SEARCH_PATH
 from env_server.providers.local import LocalProvider
+from env_server.tcp_forward import tcp_forward
 
 pytestmark = [pytest.mark.desktop_env, pytest.mark.desktop, pytest.mark.slow]
 
@@ -25,7 +25,7 @@ async def call_everything(folder: Path) -> dict[str, Any]:
     (folder / "scratch").mkdir()
     try:
         desktop = await provider.start("replica-0")
-        async with exposed(desktop.guest) as (host, port):
+        async with tcp_forward(desktop.guest) as (host, port):
             arguments = [host, str(port), str(folder / "scratch"), str(SEARCH_PATH[0]), str(PROGRAM)]
             process = await asyncio.create_subprocess_exec(
                 str(python), "-Ic", START, *arguments, cwd=folder, stdout=-1, stderr=-1

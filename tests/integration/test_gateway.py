@@ -22,7 +22,7 @@ from env_server.download import Downloader
 from env_server.evaluators.osworld import OSWorldGraders
 from env_server.guest_driver import GuestDrivers
 from env_server.providers.gateway import GatewayProvider, SandboxBusyError
-from env_server.providers.gateway.port_tunnel import lent_ports
+from env_server.providers.gateway.port_tunnel import forwarded_ports
 from env_server.settings import GatewaySettings, TaskLimits
 from osworld_pipeline.agent.processor import load_processor
 from osworld_pipeline.agent.renderer import Renderer
@@ -161,16 +161,18 @@ async def answers(http: httpx.AsyncClient, url: str, limit_s: float = 60.0) -> h
 async def test_a_grader_reaches_vlcs_port_inside_a_sandbox(provider: GatewayProvider) -> None:
     desktop = await provider.start("r0")
     await desktop.guest.launch(["python", "-c", VLC_STAND_IN])
-    async with lent_ports(desktop.guest) as lent, httpx.AsyncClient(trust_env=False) as http:
-        answer = await answers(http, f"http://127.0.0.1:{lent['vlc']}/requests/status.xml")
+    async with forwarded_ports(desktop.guest) as forwarded, httpx.AsyncClient(trust_env=False) as http:
+        answer = await answers(http, f"http://127.0.0.1:{forwarded['vlc']}/requests/status.xml")
         assert answer.text == "<root><state>playing</state></root>" * 5000
-        several = await asyncio.gather(*(http.get(f"http://127.0.0.1:{lent['vlc']}/", timeout=60) for _ in range(3)))
+        several = await asyncio.gather(
+            *(http.get(f"http://127.0.0.1:{forwarded['vlc']}/", timeout=60) for _ in range(3))
+        )
         assert {each.content for each in several} == {answer.content}
         with pytest.raises(httpx.HTTPError):  # no browser is there
-            await http.get(f"http://127.0.0.1:{lent['chromium']}/json/version", timeout=30)
+            await http.get(f"http://127.0.0.1:{forwarded['chromium']}/json/version", timeout=30)
     with pytest.raises(httpx.ConnectError):
         async with httpx.AsyncClient(trust_env=False) as http:
-            await http.get(f"http://127.0.0.1:{lent['vlc']}/")
+            await http.get(f"http://127.0.0.1:{forwarded['vlc']}/")
 
 
 @pytest.mark.browser
@@ -182,8 +184,8 @@ async def test_a_grader_looks_into_a_browser_inside_a_sandbox_as_osworlds_does(p
     desktop = await provider.start("r0")
     page = "data:text/html,<title>A page inside</title>hello"
     await desktop.guest.launch(["google-chrome", "--remote-debugging-port=1337", page])
-    async with lent_ports(desktop.guest) as lent, httpx.AsyncClient(trust_env=False) as http:
-        url = f"http://127.0.0.1:{lent['chromium']}"
+    async with forwarded_ports(desktop.guest) as forwarded, httpx.AsyncClient(trust_env=False) as http:
+        url = f"http://127.0.0.1:{forwarded['chromium']}"
         assert "webSocketDebuggerUrl" in (await answers(http, f"{url}/json/version")).json()
         async with async_playwright() as playwright:
             browser = await playwright.chromium.connect_over_cdp(url, timeout=120_000)

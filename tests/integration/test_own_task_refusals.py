@@ -8,7 +8,7 @@ import pytest
 from env_server_process import running_env_server
 
 from osworld_pipeline.domain.task import Task
-from osworld_pipeline.domain.task_words.metrics import METRICS
+from osworld_pipeline.domain.task_schema.metrics import METRICS
 from osworld_pipeline.errors import TaskError
 from osworld_pipeline.rollout.env_client import EnvClient
 

@@ -76,7 +76,7 @@ class OraclePolicy:
     """Knows each task by its instruction and answers with its oracle's steps, one a turn."""
 
     name = "oracle"
-    takes_turns = False
+    uses_chat_api = False
     policy_version = 0
 
     def __init__(self, renderer: Renderer, tasks: list[SuiteTask]) -> None:

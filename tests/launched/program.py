@@ -34,9 +34,9 @@ def sum_of_ranks() -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
-    from osworld_pipeline.training.ranks import open_ranks
+    from osworld_pipeline.training.process_group import open_process_group
 
-    with open_ranks() as ranks:
+    with open_process_group() as ranks:
         total = torch.tensor([float(ranks.rank + 1)])
         dist.all_reduce(total)
         return {"sum": float(total), "world_size": ranks.world_size}

@@ -9,9 +9,9 @@ import signal
 import sys
 from pathlib import Path
 
-from env_server.exposed import exposed
 from env_server.providers.desktop_env.worker.processes import die_with_parent
 from env_server.providers.local import LocalProvider
+from env_server.tcp_forward import tcp_forward
 from osworld_pipeline.errors import PipelineError
 
 
@@ -37,7 +37,7 @@ async def _show(images: Path, screen_size: tuple[int, int]) -> None:
     provider = LocalProvider(images=images, screen_size=screen_size)
     try:
         desktop = await provider.start("local")
-        async with exposed(desktop.guest) as (host, port):
+        async with tcp_forward(desktop.guest) as (host, port):
             print(json.dumps({"host": host, "port": port}), flush=True)
             await done.wait()
     finally:

@@ -10,7 +10,7 @@ from env_server.download import check_address
 from env_server.providers.desktop_env.install import DesktopEnvInstall
 from env_server.settings import TaskLimits
 from osworld_pipeline.domain.task import Task
-from osworld_pipeline.domain.task_words.reading import INFEASIBLE, suggestion
+from osworld_pipeline.domain.task_schema.reading import INFEASIBLE, suggestion
 from osworld_pipeline.errors import SetupError, TaskError
 
 Config = Mapping[str, Any]

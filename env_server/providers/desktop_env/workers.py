@@ -19,7 +19,7 @@ from env_server.providers.desktop_env.install import DesktopEnvInstall
 from env_server.providers.desktop_env.worker.frames import HEADER, pack, unpack_header
 from env_server.providers.desktop_env.worker.processes import kill_below
 from env_server.providers.desktop_env.worker.serving import CLOSE_LIMIT_S
-from env_server.providers.last_words import LastWords
+from env_server.providers.stderr_tail import StderrTail
 from env_server.settings import environment_for_programs
 from osworld_pipeline.errors import DependencyError, EvaluatorError, PipelineError, ReplicaError, SetupError
 
@@ -162,7 +162,7 @@ class Launcher:
         self._install, self._folder = install, folder.absolute()
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
-        self._last_words = LastWords()
+        self._stderr_tail = StderrTail()
         self._workers: set[Worker] = set()
         self._is_closed = False
 
@@ -182,7 +182,7 @@ class Launcher:
         command = [str(self._install.python), "-Ic", _START, str(theirs.fileno()), str(os.getpid()), *search_path]
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            with self._last_words.hearing() as stderr:
+            with self._stderr_tail.capture() as stderr:
                 self._process = subprocess.Popen(
                     command,
                     stdin=subprocess.DEVNULL,
@@ -267,6 +267,6 @@ class Launcher:
             self._control = None
 
     def _unloadable(self) -> PipelineError:
-        complaint = self._last_words.lines
+        complaint = self._stderr_tail.lines
         last = f"it said: {complaint[-1][:300]}" if complaint else "it said nothing"
         return DependencyError(f"the desktop-env of {self._install.python} does not load; {last}")

@@ -12,8 +12,8 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
-from env_server.exposed import exposed
 from env_server.guest_client import GuestClient
+from env_server.tcp_forward import tcp_forward
 from osworld_pipeline.errors import EvaluatorError, ReplicaError, SetupError
 
 EVALUATOR_PORTS: Mapping[str, Sequence[int]] = {"chromium": (9222, 1337), "vlc": (8080,)}
@@ -37,7 +37,7 @@ Record = tuple[int, list[int], str | None]
 
 
 @asynccontextmanager
-async def lent_ports(
+async def forwarded_ports(
     guest: GuestClient,
     ports: Mapping[str, Sequence[int]] = EVALUATOR_PORTS,
     *,
@@ -50,19 +50,19 @@ async def lent_ports(
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ports-"))
         stack.push_async_callback(tunnel.close)
-        lent: dict[str, int] = {}
+        forwarded: dict[str, int] = {}
         for name, numbers in ports.items():
             if listeners is not None:
                 server = await asyncio.start_server(tunnel.accept(numbers), sock=listeners[name])
                 stack.callback(server.close)
-                lent[name] = listeners[name].getsockname()[1]
+                forwarded[name] = listeners[name].getsockname()[1]
                 continue
             path = Path(folder) / name
             server = await asyncio.start_unix_server(tunnel.accept(numbers), path)
             stack.callback(server.close)
             door = await stack.enter_async_context(GuestClient.over_unix_socket(str(path), name=name))
-            lent[name] = (await stack.enter_async_context(exposed(door)))[1]
-        yield lent
+            forwarded[name] = (await stack.enter_async_context(tcp_forward(door)))[1]
+        yield forwarded
 
 
 class _Tunnel:

@@ -24,8 +24,8 @@ from env_server.providers.gateway.client import (
     SandboxRefusedError,
     load_client,
 )
-from env_server.providers.gateway.lent_guest import LentGuest
-from env_server.providers.gateway.patience import Patience, QuotaGate
+from env_server.providers.gateway.guest_proxy import GuestProxy
+from env_server.providers.gateway.retry_policy import QuotaGate, RetryPolicy
 from env_server.providers.gateway.transport import SandboxTransport
 from env_server.settings import GatewaySettings
 from osworld_pipeline.errors import DependencyError, ReplicaError
@@ -43,7 +43,7 @@ DEAF_S = 90.0
 
 
 class GatewayProvider:
-    """`client` and `patience` are the tests' to replace."""
+    """`client` and `retry_policy` are the tests' to replace."""
 
     name = "gateway"
 
@@ -54,7 +54,7 @@ class GatewayProvider:
         token: str = "",
         screen_size: tuple[int, int] = (1920, 1080),
         client: SandboxClient | None = None,
-        patience: Patience | None = None,
+        retry_policy: RetryPolicy | None = None,
     ) -> None:
         """
         Raises:
@@ -66,8 +66,8 @@ class GatewayProvider:
         options = ClientOptions(url=settings.url, token=token, ca_file=settings.ca_file, extra=settings.options)
         self.settings, self.screen_size = settings, screen_size
         self.client = client if client is not None else load_client(settings.client, options)
-        self.patience = patience or Patience()
-        self.gate = QuotaGate(self.patience)
+        self.retry_policy = retry_policy or RetryPolicy()
+        self.gate = QuotaGate(self.retry_policy)
         self._digest: str | None = None
         self._sandbox_details = ""
         self._desktops: set[GatewayDesktop] = set()
@@ -120,7 +120,7 @@ class GatewayProvider:
             ReplicaError: none within the wait for quota, or the gateway failed.
             DependencyError: it refused for good.
         """
-        clock = self.patience.clock
+        clock = self.retry_policy.clock
         deadline = clock() + self.settings.quota_wait_s
         request_id, attempt = uuid.uuid4().hex, 0
         refusal: SandboxBusyError | None = None
@@ -140,7 +140,7 @@ class GatewayProvider:
             except SandboxFailedError as error:
                 if error.may_have_happened and not self.client.keeps_answers:
                     raise  # a second start could leave the first one's sandbox running
-                await self.patience.wait(
+                await self.retry_policy.wait(
                     error, attempt, deadline=max(deadline, clock() + self.settings.start_timeout_s)
                 )
                 attempt += 1
@@ -176,15 +176,15 @@ class GatewayProvider:
         await self._stop_surely(sandbox)
 
     async def _stop_surely(self, sandbox: Sandbox) -> None:
-        deadline, attempt = self.patience.clock() + STOP_LIMIT_S, 0
+        deadline, attempt = self.retry_policy.clock() + STOP_LIMIT_S, 0
         try:
             while True:
-                left_s = max(0.1, deadline - self.patience.clock())
+                left_s = max(0.1, deadline - self.retry_policy.clock())
                 try:
                     await self.client.stop(sandbox, limit_s=left_s)
                     return
                 except (SandboxBusyError, SandboxFailedError) as error:
-                    await self.patience.wait(error, attempt, deadline=deadline)
+                    await self.retry_policy.wait(error, attempt, deadline=deadline)
                     attempt += 1
         except SandboxGoneError:
             return
@@ -209,7 +209,7 @@ class GatewayDesktop:
         self._sandbox: Sandbox | None = None
         self._guest: GuestClient | None = None
         self._keeper: asyncio.Task[None] | None = None
-        self._lent: LentGuest | None = None
+        self._proxy: GuestProxy | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._death: str | None = None
         self._is_stopped = False
@@ -252,19 +252,19 @@ class GatewayDesktop:
     async def _connect(self) -> None:
         provider = self._provider
         transport = SandboxTransport(
-            provider.client, lambda: self.sandbox, patience=provider.patience, on_gone=self._die
+            provider.client, lambda: self.sandbox, retry_policy=provider.retry_policy, on_gone=self._die
         )
         # Only processes of this user get into the folder; the socket in it is for graders that speak HTTP themselves.
         self._folder = tempfile.TemporaryDirectory(prefix="gateway-")
         socket = Path(self._folder.name) / "guest"
-        self._lent = LentGuest(transport)
-        await self._lent.listen(socket)
+        self._proxy = GuestProxy(transport)
+        await self._proxy.listen(socket)
         http = httpx.AsyncClient(base_url="http://guest", transport=transport)
         self._guest = GuestClient(http, name=self._replica_id, address=f"unix:{socket}")
 
     async def _wait_ready(self) -> None:
         """Until the guest has shown its screen."""
-        limit_s, clock = self._provider.settings.start_timeout_s, self._provider.patience.clock
+        limit_s, clock = self._provider.settings.start_timeout_s, self._provider.retry_policy.clock
         deadline = clock() + limit_s
         while True:
             try:
@@ -277,7 +277,7 @@ class GatewayDesktop:
                     raise ReplicaError(
                         f"the sandbox of {self._replica_id} showed no screen within {limit_s:g} s: {error}"
                     ) from error
-                await self._provider.patience.sleep(READY_POLL_S)
+                await self._provider.retry_policy.sleep(READY_POLL_S)
         size, wanted = await asyncio.to_thread(size_of, image), self._provider.screen_size
         if size != wanted:
             found = f"{size[0]}x{size[1]}"
@@ -288,11 +288,11 @@ class GatewayDesktop:
     async def _keep(self) -> None:
         """Refreshes the sandbox for as long as it is ours, and finds out that it is dead."""
         provider = self._provider
-        clock = provider.patience.clock
+        clock = provider.retry_policy.clock
         proven_at = clock()
         while self._sandbox is not None and self.is_alive():
             lifetime_s = self._sandbox.lifetime_s
-            await provider.patience.sleep(min(REFRESH_S, (lifetime_s or DEAF_S) / 4))
+            await provider.retry_policy.sleep(min(REFRESH_S, (lifetime_s or DEAF_S) / 4))
             try:
                 self._sandbox = await provider.client.refresh(self.sandbox, limit_s=CALL_LIMIT_S)
                 proven_at = clock()
@@ -314,7 +314,7 @@ class GatewayDesktop:
         """Of everything that belongs to the sandbox. Idempotent."""
         keeper, self._keeper = self._keeper, None
         guest, self._guest = self._guest, None
-        lent, self._lent = self._lent, None
+        proxy, self._proxy = self._proxy, None
         folder, self._folder = self._folder, None
         sandbox, self._sandbox = self._sandbox, None
         try:
@@ -322,8 +322,8 @@ class GatewayDesktop:
                 keeper.cancel()
                 with contextlib.suppress(asyncio.CancelledError, ReplicaError):
                     await keeper
-            if lent is not None:
-                await lent.close()
+            if proxy is not None:
+                await proxy.close()
             if guest is not None:
                 await guest.close()
         finally:

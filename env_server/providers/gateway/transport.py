@@ -18,7 +18,7 @@ from env_server.providers.gateway.client import (
     SandboxRefusedError,
     SandboxRequest,
 )
-from env_server.providers.gateway.patience import Patience
+from env_server.providers.gateway.retry_policy import RetryPolicy
 from osworld_pipeline.errors import ReplicaError
 
 DEFAULT_LIMIT_S = 30.0
@@ -41,10 +41,11 @@ class SandboxTransport(httpx.AsyncBaseTransport):
         client: SandboxClient,
         find_sandbox: Callable[[], Sandbox],
         *,
-        patience: Patience,
+        retry_policy: RetryPolicy,
         on_gone: Callable[[str], None] = lambda reason: None,
     ) -> None:
-        self._client, self._find_sandbox, self._patience, self._on_gone = client, find_sandbox, patience, on_gone
+        self._client, self._find_sandbox = client, find_sandbox
+        self._retry_policy, self._on_gone = retry_policy, on_gone
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """
@@ -66,23 +67,23 @@ class SandboxTransport(httpx.AsyncBaseTransport):
         return httpx.Response(answer.status, headers=headers, content=answer.body, request=request)
 
     async def _ask(self, call: SandboxRequest, limit_s: float) -> SandboxAnswer:
-        patience = self._patience
-        deadline, attempt = patience.clock() + limit_s, 0
+        retry_policy = self._retry_policy
+        deadline, attempt = retry_policy.clock() + limit_s, 0
         can_repeat = not call.request_id or self._client.keeps_answers
         while True:
-            left_s = max(0.01, deadline - patience.clock())
+            left_s = max(0.01, deadline - retry_policy.clock())
             try:
                 share_s = left_s if call.request_id else min(left_s, max(SHORTEST_SHARE_S, left_s / 3))
                 return await self._client.request(self._find_sandbox(), call, limit_s=share_s)
             except SandboxBusyError as error:
                 # Nothing has happened. A busy gateway is no reason to count attempts: time is what ends this.
-                await patience.wait(error, attempt, deadline=deadline)
+                await retry_policy.wait(error, attempt, deadline=deadline)
             except SandboxFailedError as error:
                 if error.may_have_happened and not can_repeat:
                     raise ReplicaError(
                         f"{error}; {call.path} may have been done, so it is not sent again: replace the replica"
                     ) from error
-                await patience.wait(error, attempt, deadline=deadline)
+                await retry_policy.wait(error, attempt, deadline=deadline)
             except SandboxGoneError as error:
                 self._on_gone(str(error))
                 raise

@@ -11,11 +11,11 @@ from typing import IO
 
 from env_server.providers.bubblewrap import children_of, nameless_listener
 from env_server.providers.host_resources import HostResources
-from env_server.providers.last_words import LastWords
 from env_server.providers.qemu.command import MachineSpec
 from env_server.providers.qemu.network import NAME_SERVERS, OpenNetwork
 from env_server.providers.qemu.walls import KVM_DEVICE, SandboxFiles, Walls, files_of, sandbox_command
 from env_server.providers.requirements import SYSTEM_PATH
+from env_server.providers.stderr_tail import StderrTail
 from osworld_pipeline.errors import DependencyError, ReplicaError
 
 _BRIDGE = Path(__file__).parent / "bridge.py"
@@ -32,8 +32,8 @@ class Cell:
         self._lifeline_fd: int | None = None
 
     @property
-    def last_words(self) -> LastWords:
-        return self._held.last_words
+    def stderr_tail(self) -> StderrTail:
+        return self._held.stderr_tail
 
     @property
     def pid(self) -> int | None:
@@ -85,7 +85,7 @@ class Cell:
             )
             inherited = (*fds, listener.fileno(), lifeline_fd, bridge.fileno(), name_servers.fileno())
             try:
-                with held.last_words.hearing() as output:
+                with held.stderr_tail.capture() as output:
                     held.process = subprocess.Popen(
                         command if group is None else group.entering(command),
                         stdin=subprocess.DEVNULL,
@@ -117,7 +117,7 @@ class Cell:
 
     async def wait(self, timeout_s: float) -> None:
         """Until it has ended by itself; TimeoutError."""
-        await asyncio.wait_for(self.last_words.is_silent.wait(), timeout_s)
+        await asyncio.wait_for(self.stderr_tail.is_silent.wait(), timeout_s)
 
     async def stop(self) -> None:
         """Kills it. Idempotent. What has not ended within the limit is ended in the background."""

@@ -58,9 +58,9 @@ class Machine:
     def is_alive(self) -> bool:
         return self._cell.is_alive()
 
-    def last_words(self) -> str:
+    def stderr_tail(self) -> str:
         """The end of what QEMU and the guest's console said, for messages."""
-        return " ".join(" ".join(self._cell.last_words.lines).split())[-400:]
+        return " ".join(" ".join(self._cell.stderr_tail.lines).split())[-400:]
 
     def overlay_bytes(self) -> int:
         """Disk space that this machine alone takes."""
@@ -103,7 +103,7 @@ class Machine:
         try:
             await self._qmp.open(timeout_s=START_LIMIT_S)
         except ReplicaError as error:
-            raise ReplicaError(f"{error}. It said: {self.last_words() or 'nothing'}") from error
+            raise ReplicaError(f"{error}. It said: {self.stderr_tail() or 'nothing'}") from error
         if self.open_network:
             await self._cell.open_network()
 
@@ -134,7 +134,7 @@ class Machine:
         await self.qmp.execute(command, {"uri": "fd:state"})
         status = (await over.wait(MIGRATE_LIMIT_S)).get("status")
         if status != "completed":
-            raise ReplicaError(f"the state of {self.name} could not be carried over ({status}): {self.last_words()}")
+            raise ReplicaError(f"the state of {self.name} could not be carried over ({status}): {self.stderr_tail()}")
 
     async def wake(self) -> None:
         """Tells process 1 of our own image the time, gives it random numbers of its own, and opens the network where
@@ -149,7 +149,7 @@ class Machine:
                 while not answer.endswith(b"\n"):
                     piece = await loop.sock_recv(self._wake_line, 4096)
                     if not piece:
-                        raise ReplicaError(f"the machine of {self.name} ended as it woke up: {self.last_words()}")
+                        raise ReplicaError(f"the machine of {self.name} ended as it woke up: {self.stderr_tail()}")
                     answer += piece
         except (TimeoutError, OSError) as error:
             raise ReplicaError(f"the machine of {self.name} did not wake up within {WAKE_LIMIT_S:g} s") from error

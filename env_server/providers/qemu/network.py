@@ -7,10 +7,10 @@ import os
 import subprocess
 
 from env_server.providers.bounds import Group
-from env_server.providers.last_words import LastWords
 from env_server.providers.qemu.programs import find
 from env_server.providers.qemu.walls import TUN_DEVICE, as_user
 from env_server.providers.requirements import SYSTEM_PATH
+from env_server.providers.stderr_tail import StderrTail
 from osworld_pipeline.errors import DependencyError, ReplicaError
 
 START_LIMIT_S = 20.0
@@ -27,7 +27,7 @@ class OpenNetwork:
     def __init__(self, *, name: str) -> None:
         self._name = name
         self._process: subprocess.Popen[bytes] | None = None
-        self._last_words = LastWords()
+        self._stderr_tail = StderrTail()
 
     def is_alive(self) -> bool:
         return self._process is not None and self._process.poll() is None
@@ -41,7 +41,7 @@ class OpenNetwork:
         ready, ready_end = os.pipe()
         try:
             command = self._command(inside_pid, uid, ready_fd=ready_end, lifeline_fd=lifeline_fd)
-            with self._last_words.hearing() as stderr:
+            with self._stderr_tail.capture() as stderr:
                 self._process = subprocess.Popen(  # noqa: ASYNC220 - starting it takes a millisecond
                     command if group is None else group.entering(command),
                     stdin=subprocess.DEVNULL,
@@ -81,8 +81,8 @@ class OpenNetwork:
             loop.remove_reader(ready)
         if not os.read(ready, 1):
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._last_words.is_silent.wait(), STOP_LIMIT_S)
-            said = " ".join(self._last_words.lines)[-300:]
+                await asyncio.wait_for(self._stderr_tail.is_silent.wait(), STOP_LIMIT_S)
+            said = " ".join(self._stderr_tail.lines)[-300:]
             raise DependencyError(f"slirp4netns gave {self._name} no network: {said or 'no message'}")
 
     async def close(self) -> None:
@@ -92,8 +92,8 @@ class OpenNetwork:
         self._process.kill()
         try:
             async with asyncio.timeout(STOP_LIMIT_S):
-                while not self._last_words.is_silent.is_set():
-                    self._last_words.kill_writers()
+                while not self._stderr_tail.is_silent.is_set():
+                    self._stderr_tail.kill_writers()
                     await asyncio.sleep(0.02)
             self._process.wait(1.0)
         except (TimeoutError, subprocess.TimeoutExpired) as error:

@@ -167,10 +167,10 @@ async def _make(state: SavedState, spec: MachineSpec, walls: Walls, is_ready: Re
         await asyncio.to_thread(memory.save, state.ram)
     except TimeoutError as error:
         raise ReplicaError(
-            f"the machine was not ready to be saved within {SAVE_LIMIT_S:g} s; it said: {machine.last_words()}"
+            f"the machine was not ready to be saved within {SAVE_LIMIT_S:g} s; it said: {machine.stderr_tail()}"
         ) from error
     except ReplicaError as error:
-        raise ReplicaError(f"{error}. Its console said: {machine.last_words()}") from error
+        raise ReplicaError(f"{error}. Its console said: {machine.stderr_tail()}") from error
     finally:
         await machine.stop()
         memory.close()

@@ -15,12 +15,12 @@ from typing import IO, Any
 
 import orjson
 
+from osworld_pipeline.atomic_io import locked, write_file
 from osworld_pipeline.datasets.importers.images import ProvenImage
 from osworld_pipeline.datasets.imports import DEMONSTRATIONS, REJECTS, SOURCE_FILE, TASKS
 from osworld_pipeline.datasets.rejects import BadRecord
 from osworld_pipeline.domain.digest import canonical_json
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.durable import locked, write_file
 from osworld_pipeline.errors import DatasetError, StoreError
 
 LOCK_TIMEOUT_S = 5.0
@@ -181,7 +181,7 @@ def open_import(state: StateDir, *, importer: str, origin: str, options: ImportO
     check_options(options)
     root = state.imports
     with locked(root / ".lock", timeout_s=LOCK_TIMEOUT_S, error=DatasetError, what="importing"):
-        mend(root)
+        remove_unfinished(root)
         folder = root / f".{options.name}.new"
         try:
             writer = ImportWriter(folder, importer=importer, origin=origin, options=options)
@@ -209,7 +209,7 @@ def publish(state: StateDir, writer: ImportWriter) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def mend(root: Path) -> None:
+def remove_unfinished(root: Path) -> None:
     """Removes what killed imports left. Whoever died between the two renames of `publish` gets the older import back.
     Call it with the lock held."""
     for path in root.glob(".*"):

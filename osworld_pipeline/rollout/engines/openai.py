@@ -29,7 +29,7 @@ MEDIA_TYPES = {b"\x89PNG": "image/png", b"\xff\xd8\xff": "image/jpeg", b"RIFF": 
 
 class OpenAiEngine:
     name = "openai"
-    takes_turns = True
+    uses_chat_api = True
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ from osworld_pipeline.protocols import GenerateRequest, GenerateResult
 
 class ScriptedEngine:
     name = "scripted"
-    takes_turns = True
+    uses_chat_api = True
     policy_version = 0
 
     def __init__(self, scripts: Mapping[str, Sequence[str]]) -> None:

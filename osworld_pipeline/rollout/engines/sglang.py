@@ -45,7 +45,7 @@ LAG_POLL_S = 0.05
 
 class SglangEngine:
     name = "sglang"
-    takes_turns = False
+    uses_chat_api = False
 
     def __init__(
         self,

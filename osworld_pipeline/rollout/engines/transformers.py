@@ -31,7 +31,7 @@ CLOSE_TIMEOUT_S = 10.0
 
 class TransformersEngine:
     name = "transformers"
-    takes_turns = False
+    uses_chat_api = False
 
     def __init__(
         self,

@@ -50,14 +50,14 @@ def agent_of(**fields: Any) -> AgentSection:
     return AgentSection(**{**defaults, **fields})
 
 
-def opened(agent: AgentSection, renderer: Renderer | None, *, takes_turns: bool = False) -> EpisodeContext:
+def opened(agent: AgentSection, renderer: Renderer | None, *, uses_chat_api: bool = False) -> EpisodeContext:
     dialect = load_dialect(agent.dialect, agent.coordinate_space)
     return open_context(
         agent,
         renderer,
         dialect.system_prompt(agent.system_prompt),
         max_new_tokens=agent.max_response_tokens,
-        takes_turns=takes_turns,
+        uses_chat_api=uses_chat_api,
     )
 
 
@@ -269,7 +269,7 @@ def test_an_engine_of_words_sees_the_same_turns(
     renderer: Renderer, pictures: list[bytes], mode: str, num_images: int
 ) -> None:
     agent = agent_of(context_mode=mode, window_screenshots=2)
-    words = opened(agent, None, takes_turns=True)
+    words = opened(agent, None, uses_chat_api=True)
     assert isinstance(words, ChatContext)
     last = play(words, None, pictures)[-1]
     ids = play(opened(agent, renderer), renderer, pictures)[-1]

@@ -19,7 +19,7 @@ from env_server.evaluators.getters import GETTERS
 from env_server.evaluators.metrics import METRICS
 from env_server.settings import Settings
 from env_server.setup import VERBS
-from osworld_pipeline.doctor.neighbours import DESKTOP_CHECKS
+from osworld_pipeline.doctor.external_services import DESKTOP_CHECKS
 from osworld_pipeline.doctor.roles import ROLES
 from osworld_pipeline.recipes import recipe_names
 from osworld_pipeline.recipes.describe import keys as recipe_keys

@@ -7,7 +7,7 @@ import pytest
 
 from env_server.doctor import make_checks as make_desktop_checks
 from osworld_pipeline.doctor.diagnosis import diagnose
-from osworld_pipeline.doctor.neighbours import (
+from osworld_pipeline.doctor.external_services import (
     DESKTOP_CHECKS,
     check_desktops,
     check_home,

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from osworld_pipeline.atomic_io import locked
 from osworld_pipeline.doctor.stores import (
     check_adapters,
     check_catalog,
@@ -21,7 +22,6 @@ from osworld_pipeline.doctor.stores import (
 )
 from osworld_pipeline.domain.finding import Status
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.durable import locked
 from osworld_pipeline.errors import StoreError
 from osworld_pipeline.tables.catalog import rebuild_catalog
 

@@ -18,7 +18,7 @@ from env_server.gateway_server.sandboxes import SandboxTable
 from env_server.providers.gateway import GatewayProvider, Sandbox, SandboxAnswer, SandboxRequest
 from env_server.providers.gateway.client import ClientOptions
 from env_server.providers.gateway.https_client import HttpsSandboxClient
-from env_server.providers.gateway.patience import Patience
+from env_server.providers.gateway.retry_policy import RetryPolicy
 from env_server.settings import GatewaySettings
 
 SCREEN = (64, 48)
@@ -28,8 +28,8 @@ HURRY = 200.0
 """Seconds of the tests' clock in one of ours."""
 
 
-def hurried(**options: Any) -> Patience:
-    return Patience(
+def hurried(**options: Any) -> RetryPolicy:
+    return RetryPolicy(
         clock=lambda: HURRY * time.monotonic(), sleep=lambda seconds: asyncio.sleep(seconds / HURRY), **options
     )
 
@@ -53,9 +53,9 @@ class Gateway:
     def client(self) -> HttpsSandboxClient:
         return HttpsSandboxClient(ClientOptions(url=URL, token=TOKEN), transport=self.transport)
 
-    def provider(self, patience: Patience | None = None, **settings: Any) -> GatewayProvider:
+    def provider(self, retry_policy: RetryPolicy | None = None, **settings: Any) -> GatewayProvider:
         made = GatewaySettings(url=URL, **settings)
-        return GatewayProvider(made, screen_size=SCREEN, client=self.client(), patience=patience or hurried())
+        return GatewayProvider(made, screen_size=SCREEN, client=self.client(), retry_policy=retry_policy or hurried())
 
     @property
     def last(self) -> FakeDesktop:

@@ -10,8 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from env_server.exposed import exposed
 from env_server.guest_client import GuestClient
+from env_server.tcp_forward import tcp_forward
 from osworld_pipeline.errors import ReplicaError
 
 BODY = os.urandom(3_000_000)
@@ -38,7 +38,7 @@ async def guest(tmp_path: Path) -> AsyncIterator[GuestClient]:
 
 async def test_guest_answers_on_a_port_while_it_is_lent_and_not_after(guest: GuestClient) -> None:
     async with httpx.AsyncClient(trust_env=False) as http:
-        async with exposed(guest) as (host, port):
+        async with tcp_forward(guest) as (host, port):
             answers = await asyncio.gather(*(http.post(f"http://{host}:{port}/x", content=BODY) for _ in range(3)))
         with pytest.raises(httpx.ConnectError):
             await http.get(f"http://{host}:{port}/x")
@@ -47,7 +47,7 @@ async def test_guest_answers_on_a_port_while_it_is_lent_and_not_after(guest: Gue
 
 
 async def test_open_connections_end_with_the_loan(guest: GuestClient) -> None:
-    async with exposed(guest) as (host, port):
+    async with tcp_forward(guest) as (host, port):
         reader, writer = await asyncio.open_connection(host, port)
         writer.write(b"POST /x HTTP/1.1\r\n")
         await writer.drain()
@@ -59,7 +59,7 @@ async def test_open_connections_end_with_the_loan(guest: GuestClient) -> None:
 async def test_guest_that_is_gone_closes_the_callers_connection(tmp_path: Path) -> None:
     async with (
         GuestClient.over_unix_socket(str(tmp_path / "nobody"), name="g") as guest,
-        exposed(guest) as (host, port),
+        tcp_forward(guest) as (host, port),
         httpx.AsyncClient(trust_env=False) as http,
     ):
         with pytest.raises((httpx.RemoteProtocolError, httpx.ReadError)):
@@ -73,7 +73,7 @@ async def test_other_users_of_this_machine_get_nothing(guest: GuestClient) -> No
         "s = socket.create_connection(('127.0.0.1', int(sys.argv[1])), 5);"
         "s.sendall(b'GET /x HTTP/1.1\\r\\n\\r\\n'); print(len(s.recv(100)))"
     )
-    async with exposed(guest) as (_, port):
+    async with tcp_forward(guest) as (_, port):
         done = await asyncio.to_thread(
             subprocess.run, [sys.executable, "-Ic", program, str(port)], capture_output=True, timeout=20, check=False
         )
@@ -83,7 +83,7 @@ async def test_other_users_of_this_machine_get_nothing(guest: GuestClient) -> No
 async def test_guest_on_tcp_is_lent_as_it_is() -> None:
     async with (
         GuestClient.over_tcp("http://10.0.0.7:5000", name="g") as guest,
-        exposed(guest) as address,
+        tcp_forward(guest) as address,
     ):
         assert address == ("10.0.0.7", 5000)
 
@@ -91,5 +91,5 @@ async def test_guest_on_tcp_is_lent_as_it_is() -> None:
 async def test_guest_that_others_cannot_find_is_not_lent() -> None:
     async with GuestClient(httpx.AsyncClient(), name="g") as guest:
         with pytest.raises(ReplicaError, match="cannot be lent"):
-            async with exposed(guest):
+            async with tcp_forward(guest):
                 raise AssertionError("it must not come to this")

@@ -10,7 +10,7 @@ from env_server.evaluators.grading import grade
 from env_server.evaluators.metrics import METRICS
 from env_server.evaluators.result_file import EpisodeCache
 from env_server.evaluators.version import GRADER_VERSION
-from osworld_pipeline.domain.task_words.reading import read_grader
+from osworld_pipeline.domain.task_schema.reading import read_grader
 from osworld_pipeline.errors import EvaluatorError, ReplicaError, TamperingError, TaskError
 
 YES = {"type": "rule", "rules": {"expected": "yes\n"}}

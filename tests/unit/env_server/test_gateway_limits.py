@@ -11,7 +11,7 @@ BYTES = bytes(range(256)) * 3
 
 def provider_of(client: ScriptedClient, **settings: float) -> GatewayProvider:
     made = GatewaySettings.model_validate({"url": URL, **settings})
-    return GatewayProvider(made, screen_size=SCREEN, client=client, patience=hurried())
+    return GatewayProvider(made, screen_size=SCREEN, client=client, retry_policy=hurried())
 
 
 async def test_the_limits_that_were_set_are_those_that_the_client_hears() -> None:

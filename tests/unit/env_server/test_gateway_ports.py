@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 
 from env_server.guest_client import GuestClient
-from env_server.providers.gateway.port_tunnel import lent_ports
+from env_server.providers.gateway.port_tunnel import forwarded_ports
 from osworld_pipeline.errors import ReplicaError
 
 
@@ -114,7 +114,7 @@ async def echoing() -> AsyncIterator[int]:
 
 
 def lend(guest: FileGuest, *ports: int) -> Any:
-    return lent_ports(cast("GuestClient", guest), {"echo": ports})
+    return forwarded_ports(cast("GuestClient", guest), {"echo": ports})
 
 
 async def said_back(port: int, data: bytes) -> bytes:
@@ -129,38 +129,38 @@ async def said_back(port: int, data: bytes) -> bytes:
 
 async def test_bytes_come_back_as_they_went_on_several_connections_at_once(guest: FileGuest) -> None:
     data = [os.urandom(size) for size in (1, 70_000, 900_000)]
-    async with echoing() as port, lend(guest, port) as lent:
-        assert await asyncio.gather(*(said_back(lent["echo"], each) for each in data)) == data
+    async with echoing() as port, lend(guest, port) as forwarded:
+        assert await asyncio.gather(*(said_back(forwarded["echo"], each) for each in data)) == data
     assert len(guest.processes) == 1
 
 
 async def test_answers_that_are_lost_neither_lose_nor_double_a_byte(guest: FileGuest) -> None:
-    async with echoing() as port, lend(guest, port) as lent:
-        assert await said_back(lent["echo"], b"first") == b"first"
+    async with echoing() as port, lend(guest, port) as forwarded:
+        assert await said_back(forwarded["echo"], b"first") == b"first"
         guest.num_failures = 2
-        assert await said_back(lent["echo"], b"second") == b"second"
+        assert await said_back(forwarded["echo"], b"second") == b"second"
 
 
 async def test_the_first_port_that_answers_is_taken(guest: FileGuest) -> None:
-    async with echoing() as port, lend(guest, 1, port) as lent:
-        assert await said_back(lent["echo"], b"hello") == b"hello"
+    async with echoing() as port, lend(guest, 1, port) as forwarded:
+        assert await said_back(forwarded["echo"], b"hello") == b"hello"
 
 
 async def test_a_port_that_nobody_has_is_a_closed_connection(guest: FileGuest) -> None:
-    async with lend(guest, 1) as lent:
-        assert await said_back(lent["echo"], b"hello") == b""
+    async with lend(guest, 1) as forwarded:
+        assert await said_back(forwarded["echo"], b"hello") == b""
 
 
 @pytest.mark.parametrize("nonsense", [b"", b"{}", b"[1]", b'["x", "y"]', b'[0, "***"]', b"\xff"])
 async def test_nonsense_from_the_guest_closes_connections_and_nothing_else(guest: FileGuest, nonsense: bytes) -> None:
     guest.on_file = lambda data: nonsense
-    async with echoing() as port, lend(guest, port) as lent:
-        assert await said_back(lent["echo"], b"hello") == b""
+    async with echoing() as port, lend(guest, port) as forwarded:
+        assert await said_back(forwarded["echo"], b"hello") == b""
 
 
 async def test_a_guest_that_goes_closes_its_connections(guest: FileGuest) -> None:
-    async with echoing() as port, lend(guest, port) as lent:
-        reader, writer = await asyncio.open_connection("127.0.0.1", lent["echo"])
+    async with echoing() as port, lend(guest, port) as forwarded:
+        reader, writer = await asyncio.open_connection("127.0.0.1", forwarded["echo"])
         writer.write(b"hello")
         async with asyncio.timeout(20):
             assert await reader.readexactly(5) == b"hello"
@@ -173,9 +173,9 @@ async def test_without_a_connection_nothing_runs_in_the_guest_and_the_ports_end_
     guest: FileGuest,
 ) -> None:
     before = _folders()
-    async with lend(guest, 1) as lent:
+    async with lend(guest, 1) as forwarded:
         pass
     assert guest.processes == []
     assert _folders() <= before
     with pytest.raises(ConnectionRefusedError):
-        await asyncio.open_connection("127.0.0.1", lent["echo"])
+        await asyncio.open_connection("127.0.0.1", forwarded["echo"])

@@ -32,7 +32,7 @@ BROKEN = SandboxFailedError("the connection broke")
 
 def provider_of(client: ScriptedClient, **settings: object) -> GatewayProvider:
     made = GatewaySettings.model_validate({"url": URL, **settings})
-    return GatewayProvider(made, screen_size=SCREEN, client=client, patience=hurried())
+    return GatewayProvider(made, screen_size=SCREEN, client=client, retry_policy=hurried())
 
 
 def is_there(path: Path) -> bool:

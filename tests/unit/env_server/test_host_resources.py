@@ -38,7 +38,7 @@ def held_of(tmp_path: Path, users: HostUsers, *, stop_limit_s: float = 0.3) -> H
     for folder in folders:
         folder.mkdir()
     held.group = Group(folders)
-    with held.last_words.hearing() as stderr:
+    with held.stderr_tail.capture() as stderr:
         held.process = subprocess.Popen(["sleep", "600"], stderr=stderr)
     return held
 
@@ -93,7 +93,7 @@ async def test_what_a_stop_leaves_is_removed_in_the_background(tmp_path: Path) -
         await releases.release(held)
         await releases.release(held)
         assert (tmp_path / "memory").exists() is False, "groups do not wait for what holds the standard error"
-    await until(held.last_words.is_silent.is_set)
+    await until(held.stderr_tail.is_silent.is_set)
     await releases.close()
 
 

@@ -17,7 +17,7 @@ from env_server.evaluators.result_file import (
     LargeChecks,
     ResultFile,
 )
-from osworld_pipeline.domain.task_words.reading import read_grader
+from osworld_pipeline.domain.task_schema.reading import read_grader
 
 RunMetric = Callable[[str, Sequence[Any], Mapping[str, Any]], Any]
 

@@ -18,7 +18,7 @@ from env_server.evaluators import metric_processes
 from env_server.evaluators.grading import grade
 from env_server.evaluators.metric_processes import MetricProcesses
 from env_server.evaluators.result_file import MAX_FILE_BYTES, EpisodeCache, ResultFile
-from osworld_pipeline.domain.task_words.reading import read_grader
+from osworld_pipeline.domain.task_schema.reading import read_grader
 from osworld_pipeline.errors import EvaluatorError
 
 CATASTROPHE = "^(a+)+$"

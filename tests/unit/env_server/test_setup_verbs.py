@@ -12,7 +12,7 @@ from env_server.download import Downloader
 from env_server.evaluators.result_file import EpisodeCache
 from env_server.settings import TaskLimits
 from env_server.setup import SetupContext, run_verbs
-from osworld_pipeline.domain.task_words.reading import check_verbs
+from osworld_pipeline.domain.task_schema.reading import check_verbs
 from osworld_pipeline.errors import ReplicaError, SetupError, TaskError
 
 Answers = dict[str, httpx.Response]

@@ -40,14 +40,14 @@ def state(tmp_path: Path, instance: dg.DagsterInstance) -> StateDir:
     lay_down(state, make_checkpoint("gspo-1", run_ids={"dagster": run.run_id}))
     an_hour_ago = time.time() - 3600
     os.utime(state.checkpoints / "gspo-1" / CARD, (an_hour_ago, an_hour_ago))
-    crown(instance, "gspo-1")
+    set_champion(instance, "gspo-1")
     return state
 
 
 SUCCESS, FAILURE = dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE
 
 
-def crown(instance: dg.DagsterInstance, checkpoint_id: str) -> None:
+def set_champion(instance: dg.DagsterInstance, checkpoint_id: str) -> None:
     instance.report_runless_asset_event(
         dg.AssetMaterialization("champion", metadata={"checkpoint_id": checkpoint_id, "is new": True})
     )
@@ -119,7 +119,7 @@ def test_a_schedule_needs_no_news(instance: dg.DagsterInstance, state: StateDir)
 def test_the_schedule_begins_a_re_training_by_itself(state: StateDir, tmp_path_factory: pytest.TempPathFactory) -> None:
     resources = {"state": StateResource(path=str(state.root)), "recipe": RecipeResource(name="smoke")}
     with dg.DagsterInstance.local_temp(str(tmp_path_factory.mktemp("dagster"))) as lasting:
-        crown(lasting, "gspo-1")
+        set_champion(lasting, "gspo-1")
         with dg.build_schedule_context(instance=lasting, resources=resources) as context:
             request: Any = build_retraining_schedule("0 3 * * *")(context)
     assert request.run_config["resources"]["start"] == {"config": {"checkpoint": "gspo-1"}}
@@ -164,7 +164,7 @@ def test_what_the_last_one_made_is_evaluated_and_ranked_first(instance: dg.Dagst
     assert "gspo-2, which the last re-training made, is not evaluated yet" in look(instance, state).skip_message
     evaluated(instance, "gspo-2")
     assert "not ranked yet" in look(instance, state).skip_message
-    crown(instance, "gspo-2")
+    set_champion(instance, "gspo-2")
     assert look(instance, state).tags[RETRAINING_TAG] == "gspo-2"
 
 
@@ -196,9 +196,9 @@ def test_two_in_vain_are_enough_until_there_is_new_data(
 def test_without_a_champion_or_its_weights_it_is_said_what_is_missing(
     instance: dg.DagsterInstance, state: StateDir
 ) -> None:
-    crown(instance, "gone")
+    set_champion(instance, "gone")
     assert "the champion gone is not in" in look(instance, state).skip_message
-    crown(instance, "none")
+    set_champion(instance, "none")
     assert "there is no champion yet" in look(instance, state).skip_message
 
 
@@ -206,7 +206,7 @@ def test_a_recipe_that_is_gone_is_named(instance: dg.DagsterInstance, state: Sta
     config = {"resources": {"recipe": {"config": {"name": "/gone.toml"}}}}
     run = instance.add_run(dg.DagsterRun(job_name="train", run_config=config, status=SUCCESS))
     lay_down(state, make_checkpoint("gspo-3", run_ids={"dagster": run.run_id}))
-    crown(instance, "gspo-3")
+    set_champion(instance, "gspo-3")
     assert "/gone.toml" in look(instance, state).skip_message
 
 

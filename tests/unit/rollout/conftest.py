@@ -65,7 +65,7 @@ class FakeEngine:
     """Answers with the given texts in turn, then with the last one for ever; an exception is raised, a float slept."""
 
     name = "fake"
-    takes_turns = False
+    uses_chat_api = False
     policy_version = 3
 
     def __init__(self, renderer: Renderer, answers: Sequence[str | Exception | float]) -> None:

@@ -60,28 +60,26 @@ def make_group(group_id: str, task: Task, update: int, episodes: Sequence[Episod
     return RolloutGroup(group_id=group_id, task_id=task.task_id, stage_key="s", update=update, episodes=tuple(episodes))
 
 
-class JudgeByRewards:
+class BuilderByRewards:
     """Trained where two valid episodes earned differently; a trajectory for each of them."""
 
     def __init__(self) -> None:
         self.given_back: list[tuple[int, int]] = []
 
     def __call__(self, groups: Sequence[RolloutGroup], *, update: int) -> GspoBatch:
-        return judge_groups(groups)
+        return build_batch_by_rewards(groups)
 
     def give_back(self, num_injections: int, *, update: int) -> None:
         self.given_back.append((update, num_injections))
 
 
-def judge_groups(groups: Sequence[RolloutGroup]) -> GspoBatch:
-    judged, trajectories = [], []
+def build_batch_by_rewards(groups: Sequence[RolloutGroup]) -> GspoBatch:
+    built, trajectories = [], []
     for group in groups:
         rewards = {one.reward.shaped for one in group.valid_episodes if one.reward is not None}
         fate = GroupFate.TRAINED if len(rewards) > 1 else GroupFate.ZERO_VARIANCE
         fate = fate if len(group.valid_episodes) > 1 else GroupFate.TOO_FEW_VALID
-        judged.append(
-            RolloutGroup(**{**vars(group), "fate": fate, "reason": "" if fate is GroupFate.TRAINED else "so"})
-        )
+        built.append(RolloutGroup(**{**vars(group), "fate": fate, "reason": "" if fate is GroupFate.TRAINED else "so"}))
         if fate is GroupFate.TRAINED:
             trajectories += [
                 Trajectory(
@@ -95,4 +93,4 @@ def judge_groups(groups: Sequence[RolloutGroup]) -> GspoBatch:
                 )
                 for one in group.valid_episodes
             ]
-    return GspoBatch(groups=tuple(judged), trajectories=tuple(trajectories), replay=ReplayStats(num_checks=len(groups)))
+    return GspoBatch(groups=tuple(built), trajectories=tuple(trajectories), replay=ReplayStats(num_checks=len(groups)))

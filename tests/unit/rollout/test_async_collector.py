@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from group_samples import JudgeByRewards, make_ended, make_group, make_tasks
+from group_samples import BuilderByRewards, make_ended, make_group, make_tasks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -53,7 +53,7 @@ class World:
         return make_group(group_id, task, update, episodes)
 
 
-class InjectingJudge(JudgeByRewards):
+class InjectingBuilder(BuilderByRewards):
     """A replay row joins every group."""
 
     def __call__(self, groups: Sequence[RolloutGroup], *, update: int) -> GspoBatch:
@@ -73,7 +73,7 @@ def collector_of(
 ) -> AsynchronousCollector:
     return AsynchronousCollector(
         run_group,
-        JudgeByRewards(),
+        BuilderByRewards(),
         RoundRobin(TASKS, seed="x", tasks_per_update=2),
         stage_key="s",
         section=RolloutSection.model_validate({"mode": "asynchronous", **section}),
@@ -270,7 +270,7 @@ async def test_hundreds_of_episodes_are_in_flight_while_updates_are_trained() ->
 
     collector = AsynchronousCollector(
         run,
-        JudgeByRewards(),
+        BuilderByRewards(),
         RoundRobin(TASKS, seed="x", tasks_per_update=20),
         stage_key="s",
         section=RolloutSection(mode="asynchronous", max_staleness=1),
@@ -319,10 +319,10 @@ async def test_a_held_update_cancels_what_runs_and_keeps_what_ended_well() -> No
 
 
 async def test_what_joined_groups_that_are_held_may_join_others_of_the_update() -> None:
-    judge = InjectingJudge()
+    builder = InjectingBuilder()
     collector = AsynchronousCollector(
         World().run_group,
-        judge,
+        builder,
         RoundRobin(TASKS, seed="x", tasks_per_update=2),
         stage_key="s",
         section=RolloutSection(mode="asynchronous", max_staleness=0),
@@ -332,4 +332,4 @@ async def test_what_joined_groups_that_are_held_may_join_others_of_the_update() 
     async with collector:
         await collector.collect(0)
         await collector.hold(0)
-    assert judge.given_back == [(0, 2)]
+    assert builder.given_back == [(0, 2)]

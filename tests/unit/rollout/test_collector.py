@@ -5,7 +5,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
 import pytest
-from group_samples import JudgeByRewards, make_ended, make_group, make_tasks
+from group_samples import BuilderByRewards, make_ended, make_group, make_tasks
 
 from osworld_pipeline.domain.episode import Episode, Outcome
 from osworld_pipeline.domain.group import GroupFate, RolloutGroup
@@ -46,7 +46,7 @@ def groups_that(ends: Mapping[str, Ends], ran: list[tuple[str, str]]) -> RunGrou
 def collector_of(run_group: RunGroup, **section: object) -> SynchronousCollector:
     return SynchronousCollector(
         run_group,
-        JudgeByRewards(),
+        BuilderByRewards(),
         RoundRobin(TASKS, seed="x", tasks_per_update=2),
         stage_key="s",
         section=RolloutSection.model_validate(section),
@@ -131,10 +131,10 @@ async def test_an_error_ends_the_collection_and_leaves_no_group_running() -> Non
 async def test_an_update_that_will_be_held_is_not_topped_up_and_runs_the_same_groups_again() -> None:
     ran: list[tuple[str, str]] = []
     ends = {task.task_id: faulty for task in TASKS}
-    judge = JudgeByRewards()
+    builder = BuilderByRewards()
     collector = SynchronousCollector(
         groups_that(ends, ran),
-        judge,
+        builder,
         RoundRobin(TASKS, seed="x", tasks_per_update=2),
         stage_key="s",
         section=RolloutSection(zero_variance="top_up", max_fault_share=0.9),
@@ -148,7 +148,7 @@ async def test_an_update_that_will_be_held_is_not_topped_up_and_runs_the_same_gr
     again = await collector.collect(0)
     assert [group.group_id for group in again.groups] == [group.group_id for group in first.groups]
     assert [group.task_id for group in again.groups] == [group.task_id for group in first.groups]
-    assert judge.given_back == [(0, 0)]
+    assert builder.given_back == [(0, 0)]
 
 
 def test_a_row_of_nothing_but_faults_ends_the_run_and_says_which_side_is_down() -> None:

@@ -98,7 +98,7 @@ async def test_an_engine_of_words_needs_no_renderer_and_leaves_no_tokens(
 ) -> None:
     class Words:
         name = "words"
-        takes_turns = True
+        uses_chat_api = True
         policy_version = 0
 
         async def generate(self, request: GenerateRequest) -> GenerateResult:

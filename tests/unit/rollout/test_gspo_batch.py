@@ -19,7 +19,7 @@ from osworld_pipeline.errors import StoreError
 from osworld_pipeline.recipes import load_recipe
 from osworld_pipeline.rollout.batch import GspoBatch, as_held
 from osworld_pipeline.rollout.replay import ReplayBuffer
-from osworld_pipeline.runs.gspo_batch import GroupJudge, RowRenderer, build_batch
+from osworld_pipeline.runs.gspo_batch import RowRenderer, StageBatchBuilder, build_batch
 from osworld_pipeline.training.advantage import SignalRule
 
 RECIPE = load_recipe("smoke")
@@ -247,7 +247,7 @@ def test_injections_of_an_update_are_limited_over_all_the_groups_that_are_judged
     section = RECIPE.replay.model_copy(update={"max_injections": 1})
     failures = tuple(episode(name, task_reward=0, shaped=0.1) for name in "ab")
     with ReplayBuffer(state, section) as replay:
-        judge = GroupJudge(
+        builder = StageBatchBuilder(
             replay=replay,
             settings=section,
             render_row=RowRenderer(
@@ -265,11 +265,13 @@ def test_injections_of_an_update_are_limited_over_all_the_groups_that_are_judged
             max_tokens=4096,
         )
         batches = [
-            judge([RolloutGroup(group_id=name, task_id="t", stage_key="k", update=0, episodes=failures)], update=update)
+            builder(
+                [RolloutGroup(group_id=name, task_id="t", stage_key="k", update=0, episodes=failures)], update=update
+            )
             for name, update in (("g0", 0), ("g1", 0), ("g2", 1))
         ]
-        judge.give_back(1, update=0)
-        again = judge(batches[0].groups, update=0)
+        builder.give_back(1, update=0)
+        again = builder(batches[0].groups, update=0)
     assert [len(batch.injections) for batch in batches] == [1, 0, 1]
     assert len(again.injections) == 1, "those of an update that was held are free again"
     fates = [batch.groups[0].fate for batch in batches]

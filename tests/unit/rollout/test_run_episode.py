@@ -282,7 +282,7 @@ async def test_a_sampled_image_placeholder_is_a_policy_fault(
 
     class PlaceholderEngine:
         name = "fake"
-        takes_turns = False
+        uses_chat_api = False
         policy_version = 0
         load_weights = engine.load_weights
         forget = engine.forget

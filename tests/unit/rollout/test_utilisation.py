@@ -66,7 +66,7 @@ def test_figures_are_named_by_whose_they_are() -> None:
 
 class SlowEngine:
     name = "slow"
-    takes_turns = False
+    uses_chat_api = False
     policy_version = 4
 
     def __init__(self, clock: HandClock) -> None:
@@ -96,7 +96,7 @@ async def test_a_metered_engine_is_the_engine_with_its_time_taken(tmp_path: Path
     clock = HandClock()
     meter, engine = BusyMeter(1, clock=clock), SlowEngine(clock)
     metered = MeteredEngine(engine, meter)
-    assert (metered.name, metered.takes_turns, metered.policy_version) == ("slow", False, 4)
+    assert (metered.name, metered.uses_chat_api, metered.policy_version) == ("slow", False, 4)
     requests = [metered.generate(GenerateRequest(sampling=SAMPLING)) for _ in range(2)]
     assert [result.text for result in await asyncio.gather(*requests)] == ["t", "t"]
     clock.now += 2

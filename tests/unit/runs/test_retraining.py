@@ -10,7 +10,7 @@ from replay_samples import rollout, write_verifications
 
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.recipes import load_recipe
-from osworld_pipeline.runs.retraining import Decision, News, Retraining, decide, last_look, news_since
+from osworld_pipeline.runs.retraining import Decision, NewData, Retraining, decide, last_look, new_data_since
 from osworld_pipeline.runs.stages import CARD
 from osworld_pipeline.trajectories import TrajectoryStore
 
@@ -18,8 +18,8 @@ SECTION = load_recipe("smoke", settings=["retraining.min_new_successes=10", "ret
 MADE_AT = 1000.0
 
 
-def news(*, verified: int = 0, rolled_out: int = 0, by_retrainings: int = 0, is_data_new: bool = False) -> News:
-    return News(verified=verified, rolled_out=rolled_out, by_retrainings=by_retrainings, is_data_new=is_data_new)
+def new_data(*, verified: int = 0, rolled_out: int = 0, by_retrainings: int = 0, is_data_new: bool = False) -> NewData:
+    return NewData(verified=verified, rolled_out=rolled_out, by_retrainings=by_retrainings, is_data_new=is_data_new)
 
 
 def history(*champions: str) -> list[Retraining]:
@@ -31,7 +31,7 @@ def history(*champions: str) -> list[Retraining]:
 
 
 def asked(*champions: str, is_scheduled: bool = False, **what: Any) -> Decision:
-    return decide(SECTION, "x", history(*champions), news(**what), is_scheduled=is_scheduled)
+    return decide(SECTION, "x", history(*champions), new_data(**what), is_scheduled=is_scheduled)
 
 
 @pytest.mark.parametrize(
@@ -98,8 +98,8 @@ def test_news_are_graded_successes_of_training_and_demonstrations_that_were_firs
     played("other", 1.0, MADE_AT + 3, run="run-1")
     write_verifications(state, {"known": 1.0}, attempt=int(MADE_AT) - 5)
     write_verifications(state, {"known": 1.0, "proven": 1.0, "refuted": 0.0, "open": None}, attempt=int(MADE_AT) + 5)
-    first = news_since(state, "x", [], threshold=0.5, is_data_new=False)
-    assert first == news(verified=1, rolled_out=4)
-    later = news_since(state, "x", history("x", "w"), threshold=0.5, is_data_new=True)
-    assert later == news(verified=1, rolled_out=3, by_retrainings=1, is_data_new=True)
-    assert news_since(state, "x", [], threshold=0.9, is_data_new=False) == news(verified=1, rolled_out=3)
+    first = new_data_since(state, "x", [], threshold=0.5, is_data_new=False)
+    assert first == new_data(verified=1, rolled_out=4)
+    later = new_data_since(state, "x", history("x", "w"), threshold=0.5, is_data_new=True)
+    assert later == new_data(verified=1, rolled_out=3, by_retrainings=1, is_data_new=True)
+    assert new_data_since(state, "x", [], threshold=0.9, is_data_new=False) == new_data(verified=1, rolled_out=3)

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from episode_samples import make_episode, make_step
 
+from osworld_pipeline.atomic_io import write_parquet
 from osworld_pipeline.columns import EPISODES, OWNED_TABLES, PART_TABLES
 from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
 from osworld_pipeline.domain.episode import EpisodePurpose, Outcome, Parity, Reward
@@ -24,7 +25,6 @@ from osworld_pipeline.domain.group import RolloutGroup
 from osworld_pipeline.domain.replay import Injection, TrainedRow
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.domain.task import BUILT_IN_SUITES
-from osworld_pipeline.durable import write_parquet
 from osworld_pipeline.errors import TableError
 from osworld_pipeline.evaluation.evaluation_names import read_evaluation_names
 from osworld_pipeline.evaluation.scores import read_evals, read_scores, successes_by_task

@@ -16,9 +16,9 @@ from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.recipes.schema import PretrainedModelSection
 from osworld_pipeline.rollout.engines.transformers import TransformersEngine
 from osworld_pipeline.training.checkpoint import latest_complete
+from osworld_pipeline.training.distributed_trainer import DistributedTrainer
 from osworld_pipeline.training.policy_trainer import open_gspo_trainer, open_sft_trainer
-from osworld_pipeline.training.ranked import RankedTrainer
-from osworld_pipeline.training.ranks import Ranks
+from osworld_pipeline.training.process_group import ProcessGroup
 from osworld_pipeline.training.update import GspoTrainer
 
 
@@ -45,20 +45,20 @@ def open_phase(folder: Path, recipe: Recipe, *, parent: Path | None = None, num_
         reference_folder=parent or folder,
         recipe=recipe,
         phase=recipe.gspo.phase1,
-        ranks=Ranks.alone(),
+        process_group=ProcessGroup.alone(),
         num_updates=num_updates,
     )
 
 
 def fine_tuned(folder: Path, recipe: Recipe, state: StateDir, name: str = "sft", *, num_updates: int = 2) -> Path:
     """A checkpoint of SFT on `folder`."""
-    trainer = open_sft_trainer(folder, recipe=recipe, ranks=Ranks.alone())
+    trainer = open_sft_trainer(folder, recipe=recipe, process_group=ProcessGroup.alone())
     for update in range(num_updates):
         trainer.update(demonstrations(trainer.processor, update))
     return saved(trainer, state, name)
 
 
-def saved(trainer: RankedTrainer, state: StateDir, name: str) -> Path:
+def saved(trainer: DistributedTrainer, state: StateDir, name: str) -> Path:
     save(state, trainer, name, {})
     folder = latest_complete(state, name)
     assert folder is not None

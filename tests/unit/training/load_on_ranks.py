@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from osworld_pipeline.training.ranks import Ranks
+from osworld_pipeline.training.process_group import ProcessGroup
 from osworld_pipeline.training.score import FORWARD_METHOD, add_forward_method
 from osworld_pipeline.training.sharded_loading import empty_model, load_shards
 from osworld_pipeline.training.sharding import gather_weights, shard_model
@@ -38,15 +38,15 @@ class Peak:
         self._thread.join()
 
 
-def load(ranks: Ranks, folder: Path, out: Path) -> None:
+def load(process_group: ProcessGroup, folder: Path, out: Path) -> None:
     with Peak() as peak:
         model = empty_model(folder, dtype=torch.float32)
         add_forward_method(model)
-        shard_model(model, ranks, forward_method=FORWARD_METHOD)
-        num_read = load_shards(model, folder, ranks.device)
-    told = ranks.gather((num_read, peak.num_bytes))
+        shard_model(model, process_group, forward_method=FORWARD_METHOD)
+        num_read = load_shards(model, folder, process_group.device)
+    told = process_group.gather((num_read, peak.num_bytes))
     weights = gather_weights(model)
-    if ranks.is_main:
+    if process_group.is_main:
         stored = load_file(folder / "model.safetensors")
         is_same = all(torch.equal(weights[name], tensor) for name, tensor in stored.items())
         is_tied = model.lm_head.weight is model.model.language_model.embed_tokens.weight

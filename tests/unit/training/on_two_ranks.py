@@ -11,8 +11,8 @@ import share_on_ranks
 import torch
 import train_on_ranks
 
-from osworld_pipeline.durable import write_file
-from osworld_pipeline.training.ranks import open_ranks
+from osworld_pipeline.atomic_io import write_file
+from osworld_pipeline.training.process_group import open_process_group
 
 DONE = "done"
 """Written when everything is, but the training without an end."""
@@ -20,7 +20,7 @@ DONE = "done"
 
 def main(tiny: Path, large: Path, out: Path, variants: list[str]) -> None:
     torch.set_num_threads(1)
-    with open_ranks() as ranks:
+    with open_process_group() as ranks:
         # First, for it measures what the process holds.
         load_on_ranks.load(ranks, large, out / "loaded.json")
         share_on_ranks.share(ranks, tiny, out / "shared.json")

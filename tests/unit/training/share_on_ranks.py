@@ -12,7 +12,7 @@ from osworld_pipeline.domain.digest import digest_bytes
 from osworld_pipeline.domain.trajectory import LazyImages, Trajectory
 from osworld_pipeline.errors import StoreError
 from osworld_pipeline.training.policy_trainer import open_sft_trainer
-from osworld_pipeline.training.ranks import Ranks
+from osworld_pipeline.training.process_group import ProcessGroup
 from osworld_pipeline.trajectories.blobs import BlobStore
 
 
@@ -24,7 +24,7 @@ def stored(trajectories: list[Trajectory], blobs: BlobStore) -> list[Trajectory]
     ]
 
 
-def update(ranks: Ranks, model: Path, blobs: BlobStore, *, is_visible: bool) -> dict[str, Any]:
+def update(process_group: ProcessGroup, model: Path, blobs: BlobStore, *, is_visible: bool) -> dict[str, Any]:
     read: list[str] = []
     decoded: list[str] = []
     encode = model_inputs.encode_image
@@ -34,7 +34,7 @@ def update(ranks: Ranks, model: Path, blobs: BlobStore, *, is_visible: bool) -> 
         return encode(processor, image)
 
     def read_image(sha256: str) -> bytes:
-        if not (is_visible or ranks.is_main):
+        if not (is_visible or process_group.is_main):
             raise StoreError(f"image {sha256} is not here")
         read.append(sha256)
         return blobs.read(sha256)
@@ -42,23 +42,23 @@ def update(ranks: Ranks, model: Path, blobs: BlobStore, *, is_visible: bool) -> 
     model_inputs.encode_image = counted
     losses: list[float] = []
     try:
-        trainer = open_sft_trainer(model, recipe=recipe_of("plain"), ranks=ranks, read_image=read_image)
+        trainer = open_sft_trainer(model, recipe=recipe_of("plain"), process_group=process_group, read_image=read_image)
 
         def work() -> None:
             losses.append(trainer.update(stored(demonstrations(trainer.processor, 0), blobs))["loss"])
 
-        run(trainer, ranks, work)
+        run(trainer, process_group, work)
     finally:
         model_inputs.encode_image = encode
-    told = ranks.gather({"read": read, "decoded": decoded})
+    told = process_group.gather({"read": read, "decoded": decoded})
     return {"ranks": told, "losses": losses}
 
 
-def share(ranks: Ranks, model: Path, out: Path) -> None:
+def share(process_group: ProcessGroup, model: Path, out: Path) -> None:
     blobs = BlobStore(out.parent / "blobs")
     told = {
-        name: update(ranks, model, blobs, is_visible=is_visible)
+        name: update(process_group, model, blobs, is_visible=is_visible)
         for name, is_visible in (("visible", True), ("hidden", False))
     }
-    if ranks.is_main:
+    if process_group.is_main:
         out.write_text(json.dumps(told))

@@ -20,7 +20,7 @@ from osworld_pipeline.training.checkpoint import TrainerState, keep_milestone, s
 from osworld_pipeline.training.manifest import verify_checkpoint
 from osworld_pipeline.training.model import load_model
 from osworld_pipeline.training.policy_trainer import open_sft_trainer
-from osworld_pipeline.training.ranks import Ranks
+from osworld_pipeline.training.process_group import ProcessGroup
 from osworld_pipeline.training.score import score_trajectories
 from osworld_pipeline.training.tiny_model import build_tiny_checkpoint
 from osworld_pipeline.training.weights_digest import weights_digest
@@ -95,7 +95,7 @@ def test_a_state_folder_can_be_moved(state: StateDir, tmp_path: Path, processor)
     folder = moved.root / folder.relative_to(state.root)
     after = score_trajectories(load_model(folder), processor, demonstrations(processor, 3))
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
-    trainer = open_sft_trainer(folder, recipe=recipe, ranks=Ranks.alone(), num_updates=2)
+    trainer = open_sft_trainer(folder, recipe=recipe, process_group=ProcessGroup.alone(), num_updates=2)
     trainer.update(demonstrations(processor, 2))
 
 
@@ -116,7 +116,7 @@ def test_a_base_that_was_moved_is_found_where_its_file_says(state: StateDir, tmp
     file = folder / "adapter" / "base.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "base_folder": str(moved)}))
     assert whole_weights_folder(folder) == moved.resolve()
-    open_sft_trainer(folder, recipe=recipe, ranks=Ranks.alone(), num_updates=1)
+    open_sft_trainer(folder, recipe=recipe, process_group=ProcessGroup.alone(), num_updates=1)
 
 
 def test_a_base_that_is_gone_or_another_is_one_clear_error(state: StateDir):
@@ -130,7 +130,7 @@ def test_a_base_that_is_gone_or_another_is_one_clear_error(state: StateDir):
     with pytest.raises(StoreError, match=gone):
         load_model(folder)
     with pytest.raises(StoreError, match=gone):
-        open_sft_trainer(folder, recipe=recipe, ranks=Ranks.alone(), num_updates=1)
+        open_sft_trainer(folder, recipe=recipe, process_group=ProcessGroup.alone(), num_updates=1)
     build_tiny_checkpoint(base, SMALL.model_copy(update={"seed": 7}), CORPUS)
     another = (
         r"base-1 is not the base of the adapter .*update-0001/adapter: its weights have the digest [0-9a-f]{12}, and"
@@ -174,7 +174,7 @@ def test_the_digest_covers_base_factors_and_scale(state: StateDir, tmp_path: Pat
 
 
 def test_a_milestone_finds_the_base_from_where_it_lies(state: StateDir, processor):
-    trainer = open_sft_trainer(base_of(state), recipe=adapted_recipe(), ranks=Ranks.alone())
+    trainer = open_sft_trainer(base_of(state), recipe=adapted_recipe(), process_group=ProcessGroup.alone())
     trainer.update(demonstrations(processor, 0))
     partial = saved(trainer, state, "sft-1")
     milestone = keep_milestone(state, partial, "sft-1-u0001", lambda folder: {"c.json": {"d": weights_digest(folder)}})
@@ -216,7 +216,7 @@ def test_a_run_that_an_earlier_version_began_is_not_resumed(state: StateDir):
     shutil.copyfile(base_of(state) / "model.safetensors", folder / "model.safetensors")
     refusal = r"update-0001 holds whole weights, as earlier versions .* cannot be resumed: remove .*sft.partial and run"
     with pytest.raises(StoreError, match=refusal):
-        open_sft_trainer(folder, recipe=recipe, ranks=Ranks.alone(), num_updates=1)
+        open_sft_trainer(folder, recipe=recipe, process_group=ProcessGroup.alone(), num_updates=1)
 
 
 @pytest.mark.parametrize(

@@ -30,10 +30,10 @@ from osworld_pipeline.training.checkpoint import (
     write_folder,
     writing_folder,
 )
-from osworld_pipeline.training.fence import stage_fence
 from osworld_pipeline.training.manifest import verify_checkpoint
 from osworld_pipeline.training.model import load_model
 from osworld_pipeline.training.sft import SftTrainer
+from osworld_pipeline.training.stage_lock import stage_lock
 from osworld_pipeline.training.weights_digest import weights_digest
 
 SETTINGS = SftSection(num_updates=6, batch_size=2, learning_rate=1e-3, warmup_updates=1)
@@ -267,8 +267,8 @@ def test_a_second_trainer_on_a_stage_is_told_who_holds_it(tmp_path: Path):
     program = (
         "import sys, time; from pathlib import Path\n"
         "from osworld_pipeline.domain.state import StateDir\n"
-        "from osworld_pipeline.training.fence import stage_fence\n"
-        "with stage_fence(StateDir(Path(sys.argv[1])), 'sft-1'):\n"
+        "from osworld_pipeline.training.stage_lock import stage_lock\n"
+        "with stage_lock(StateDir(Path(sys.argv[1])), 'sft-1'):\n"
         "    print('held', flush=True); time.sleep(60)\n"
     )
     child = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True)
@@ -278,21 +278,21 @@ def test_a_second_trainer_on_a_stage_is_told_who_holds_it(tmp_path: Path):
         assert child.stdout.readline() == "held\n"
         with (
             pytest.raises(TrainingError, match=f"training of sft-1 is locked by process {child.pid} "),
-            stage_fence(state, "sft-1", timeout_s=0.1),
+            stage_lock(state, "sft-1", timeout_s=0.1),
         ):
             pass
-        with stage_fence(state, "sft-2", timeout_s=0.1):
+        with stage_lock(state, "sft-2", timeout_s=0.1):
             pass
     finally:
         child.kill()
         child.communicate(timeout=10)
     started = time.monotonic()
-    with stage_fence(state, "sft-1"):
+    with stage_lock(state, "sft-1"):
         assert time.monotonic() - started < 5
 
 
 def test_the_fence_needs_no_torch(tmp_path: Path):
-    program = "import sys, osworld_pipeline.training.fence; sys.exit('torch' in sys.modules)"
+    program = "import sys, osworld_pipeline.training.stage_lock; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 

@@ -14,7 +14,7 @@ from osworld_pipeline.training import policy_trainer
 from osworld_pipeline.training.memory import GB, largest_estimate
 from osworld_pipeline.training.memory_fit import Fit, check_memory, judge
 from osworld_pipeline.training.model_shapes import shape_of
-from osworld_pipeline.training.ranks import Ranks
+from osworld_pipeline.training.process_group import ProcessGroup
 
 PUBLISHED = [name for name in recipe_names() if load_recipe(name).model.kind == "pretrained"]
 CLAIM = re.compile(r"Fits (\d+) GPUs? of (\d+) GB")
@@ -111,10 +111,14 @@ def test_a_trainer_is_refused_before_anything_is_loaded(tiny_folder: Path) -> No
 
 def test_a_trainer_on_a_gpu_asks_how_much_is_free(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 2000))
-    recipe, ranks = load_recipe("smoke"), Ranks.alone("cuda")
+    recipe, process_group = load_recipe("smoke"), ProcessGroup.alone("cuda")
     with pytest.raises(TrainingError, match="smoke needs"):
-        policy_trainer.open_sft_trainer(tiny_folder, recipe=recipe, ranks=ranks)
+        policy_trainer.open_sft_trainer(tiny_folder, recipe=recipe, process_group=process_group)
     with pytest.raises(TrainingError, match="smoke needs"):
         policy_trainer.open_gspo_trainer(
-            tiny_folder, reference_folder=tiny_folder, recipe=recipe, phase=recipe.gspo.phase1, ranks=ranks
+            tiny_folder,
+            reference_folder=tiny_folder,
+            recipe=recipe,
+            phase=recipe.gspo.phase1,
+            process_group=process_group,
         )

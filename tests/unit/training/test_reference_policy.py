@@ -13,7 +13,7 @@ from osworld_pipeline.errors import StoreError
 from osworld_pipeline.training import lora
 from osworld_pipeline.training.model import load_model
 from osworld_pipeline.training.policy_trainer import open_gspo_trainer
-from osworld_pipeline.training.ranks import Ranks
+from osworld_pipeline.training.process_group import ProcessGroup
 from osworld_pipeline.training.score import score_trajectories
 from osworld_pipeline.training.tiny_model import build_tiny_checkpoint
 
@@ -22,7 +22,7 @@ def divergence(folder: Path, parent: Path, kl_coef: float) -> float:
     """Of the weights in `folder` from their parent, as a first update tells it."""
     recipe = recipe_of("plain", kl_coef=kl_coef, minibatches_per_update=1)  # nothing has moved when it is measured
     trainer = open_gspo_trainer(
-        folder, reference_folder=parent, recipe=recipe, phase=recipe.gspo.phase1, ranks=Ranks.alone()
+        folder, reference_folder=parent, recipe=recipe, phase=recipe.gspo.phase1, process_group=ProcessGroup.alone()
     )
     return trainer.update(rollouts(folder, trainer.processor, 0))["kl"]
 

@@ -11,7 +11,7 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import RecipeError, StoreError
 from osworld_pipeline.training.checkpoint import latest_complete
 from osworld_pipeline.training.policy_trainer import open_gspo_trainer, open_sft_trainer
-from osworld_pipeline.training.ranks import Ranks
+from osworld_pipeline.training.process_group import ProcessGroup
 
 NUM_UPDATES = 6
 
@@ -20,7 +20,9 @@ def fine_tune(model: Path, out: Path, variant: str, stops: tuple[int, ...]) -> P
     """Trains to each stop in a trainer of its own; returns the last checkpoint."""
     state, folder, done = StateDir(out), model, 0
     for stop in stops:
-        trainer = open_sft_trainer(folder, recipe=recipe_of(variant), ranks=Ranks.alone(), num_updates=done)
+        trainer = open_sft_trainer(
+            folder, recipe=recipe_of(variant), process_group=ProcessGroup.alone(), num_updates=done
+        )
         assert trainer.num_updates == done
         for update in range(done, stop):
             trainer.update(demonstrations(trainer.processor, update))
@@ -42,7 +44,7 @@ def reinforce(model: Path, out: Path, variant: str, stops: tuple[int, ...]) -> P
             reference_folder=model,
             recipe=recipe,
             phase=recipe.gspo.phase1,
-            ranks=Ranks.alone(),
+            process_group=ProcessGroup.alone(),
             num_updates=done,
         )
         for update in range(done, stop):
@@ -80,17 +82,17 @@ def test_a_damaged_file_is_named_before_anything_is_trained(tmp_path: Path, tiny
     data[len(data) // 2] ^= 1
     (folder / name).write_bytes(data)
     with pytest.raises(StoreError, match=rf"{name} is damaged, .* remove .*update-0001 and run the stage again"):
-        open_sft_trainer(folder, recipe=recipe_of("plain"), ranks=Ranks.alone(), num_updates=1)
+        open_sft_trainer(folder, recipe=recipe_of("plain"), process_group=ProcessGroup.alone(), num_updates=1)
 
 
 def test_a_missing_file_or_manifest_is_named(tmp_path: Path, tiny_folder: Path):
     folder = fine_tune(tiny_folder, tmp_path, "plain", (1,))
     (folder / "tokenizer.json").unlink()
     with pytest.raises(StoreError, match=r"tokenizer.json is missing"):
-        open_sft_trainer(folder, recipe=recipe_of("plain"), ranks=Ranks.alone(), num_updates=1)
+        open_sft_trainer(folder, recipe=recipe_of("plain"), process_group=ProcessGroup.alone(), num_updates=1)
     (folder / "manifest.json").unlink()
     with pytest.raises(StoreError, match=r"manifest.json cannot be read"):
-        open_sft_trainer(folder, recipe=recipe_of("plain"), ranks=Ranks.alone(), num_updates=1)
+        open_sft_trainer(folder, recipe=recipe_of("plain"), process_group=ProcessGroup.alone(), num_updates=1)
 
 
 def test_adapters_of_another_shape_are_refused(tmp_path: Path, tiny_folder: Path):
@@ -104,4 +106,4 @@ def test_adapters_of_another_shape_are_refused(tmp_path: Path, tiny_folder: Path
         }
     )
     with pytest.raises(RecipeError, match=r"trainer.lora says rank 8, alpha 8 .* goes on with, has rank 4, alpha 8 "):
-        open_sft_trainer(folder, recipe=wider, ranks=Ranks.alone(), num_updates=1)
+        open_sft_trainer(folder, recipe=wider, process_group=ProcessGroup.alone(), num_updates=1)

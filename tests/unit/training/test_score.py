@@ -11,7 +11,7 @@ from osworld_pipeline.agent.renderer import Renderer
 from osworld_pipeline.domain.trajectory import Trajectory
 from osworld_pipeline.errors import TrainingError
 from osworld_pipeline.training.batch import build_batch
-from osworld_pipeline.training.dealing import deal, split_by_size
+from osworld_pipeline.training.micro_batches import make_micro_batches, split_by_size
 from osworld_pipeline.training.packing import use_packed_attention
 from osworld_pipeline.training.score import score_responses, score_trajectories
 
@@ -128,7 +128,7 @@ def test_a_trajectory_longer_than_the_budget_is_refused_by_name(processor, is_pa
     short, long = conversation(processor, 1, num_turns=1), conversation(processor, 2, num_turns=3)
     limit = len(long.token_ids) - 1
     with pytest.raises(TrainingError, match=rf"t2 has {limit + 1} tokens, more than the {limit} of a forward pass"):
-        deal([short, long], max_tokens=limit, is_packed=is_packed)
+        make_micro_batches([short, long], max_tokens=limit, is_packed=is_packed)
 
 
 def test_packed_scores_equal_padded_ones(model, processor):
@@ -195,11 +195,15 @@ def test_every_rank_makes_as_many_passes_and_every_trajectory_counts_once(
         )
         for index, (length, has_image) in enumerate(sizes)
     ]
-    rounds = deal(trajectories, num_ranks=num_ranks, max_tokens=64, max_sequences=4, is_packed=is_packed)
-    assert all(len(shares) == num_ranks for shares in rounds)
+    rounds = make_micro_batches(trajectories, num_ranks=num_ranks, max_tokens=64, max_sequences=4, is_packed=is_packed)
+    assert all(len(micro_batches) == num_ranks for micro_batches in rounds)
     counted = [
-        item.trajectory_id for shares in rounds for one in shares if not one.is_dummy for item in one.trajectories
+        item.trajectory_id
+        for micro_batches in rounds
+        for one in micro_batches
+        if not one.is_dummy
+        for item in one.trajectories
     ]
     assert sorted(counted) == sorted(item.trajectory_id for item in trajectories)
-    for shares in rounds:
-        assert len({bool(item.images) for share in shares for item in share.trajectories}) == 1
+    for micro_batches in rounds:
+        assert len({bool(item.images) for micro_batch in micro_batches for item in micro_batch.trajectories}) == 1

@@ -1,7 +1,7 @@
 """How the screenshots of trajectories travel between ranks; what each rank reads of them, test_two_ranks.py."""
 
 from osworld_pipeline.domain.trajectory import LazyImages, Trajectory
-from osworld_pipeline.training.ranks import Ranks
+from osworld_pipeline.training.process_group import ProcessGroup
 from osworld_pipeline.training.shared_trajectories import _pack, share_trajectories
 
 
@@ -11,7 +11,7 @@ def trajectory(images: object) -> Trajectory:
 
 def test_one_rank_keeps_its_trajectories_as_they_are() -> None:
     lazy = trajectory(LazyImages(lambda _: b"never read", ["a"]))
-    assert share_trajectories([lazy], Ranks.alone(), None)[0] is lazy
+    assert share_trajectories([lazy], ProcessGroup.alone(), None)[0] is lazy
 
 
 def test_stored_images_travel_as_hashes_and_others_as_bytes() -> None:

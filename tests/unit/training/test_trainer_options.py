@@ -17,7 +17,7 @@ from osworld_pipeline.training.checkpoint import latest_complete, load_weights_i
 from osworld_pipeline.training.fits import check_fits
 from osworld_pipeline.training.model import load_model
 from osworld_pipeline.training.policy_trainer import open_gspo_trainer, open_sft_trainer
-from osworld_pipeline.training.ranks import Ranks
+from osworld_pipeline.training.process_group import ProcessGroup
 from osworld_pipeline.training.score import score_trajectories
 from osworld_pipeline.training.sft import SftTrainer
 
@@ -27,7 +27,7 @@ def with_trainer(recipe: Recipe, **changes) -> Recipe:
 
 
 def trained(folder: Path, recipe: Recipe) -> SftTrainer:
-    trainer = open_sft_trainer(folder, recipe=recipe, ranks=Ranks.alone())
+    trainer = open_sft_trainer(folder, recipe=recipe, process_group=ProcessGroup.alone())
     trainer.update(demonstrations(trainer.processor, 0))
     return trainer
 
@@ -123,7 +123,11 @@ def test_dropout_of_adapters_belongs_to_fine_tuning_alone(tiny_folder: Path, pro
     assert not all(torch.allclose(tuned["plain"][name], tuned["noisy"][name]) for name in tuned["plain"])
     trainers = [
         open_gspo_trainer(
-            tiny_folder, reference_folder=tiny_folder, recipe=one, phase=one.gspo.phase1, ranks=Ranks.alone()
+            tiny_folder,
+            reference_folder=tiny_folder,
+            recipe=one,
+            phase=one.gspo.phase1,
+            process_group=ProcessGroup.alone(),
         )
         for one in (recipe, noisy)
     ]
@@ -142,12 +146,14 @@ def test_adapters_for_layers_that_do_not_exist_are_refused(tiny_folder: Path):
     assert recipe.trainer.lora is not None
     nowhere = with_trainer(recipe, lora=recipe.trainer.lora.model_copy(update={"target_modules": ("nowhere",)}))
     with pytest.raises(RecipeError, match=r"trainer.lora.target_modules: no layer is named nowhere"):
-        open_sft_trainer(tiny_folder, recipe=nowhere, ranks=Ranks.alone())
+        open_sft_trainer(tiny_folder, recipe=nowhere, process_group=ProcessGroup.alone())
 
 
 def test_offloading_without_ranks_to_shard_over_is_refused(tiny_folder: Path):
     with pytest.raises(TrainingError, match=r"set trainer.num_processes to 2 or more"):
-        open_sft_trainer(tiny_folder, recipe=with_trainer(recipe_of("plain"), cpu_offload=True), ranks=Ranks.alone())
+        open_sft_trainer(
+            tiny_folder, recipe=with_trainer(recipe_of("plain"), cpu_offload=True), process_group=ProcessGroup.alone()
+        )
 
 
 def test_a_trajectory_above_the_budget_is_refused_where_it_is_collected(processor):
@@ -199,7 +205,11 @@ def test_an_episode_weighs_the_same_in_both_context_modes(tiny_folder: Path, pro
     norms = []
     for trajectories in ([good, bad], [*windows, bad]):
         trainer = open_gspo_trainer(
-            tiny_folder, reference_folder=tiny_folder, recipe=recipe, phase=recipe.gspo.phase1, ranks=Ranks.alone()
+            tiny_folder,
+            reference_folder=tiny_folder,
+            recipe=recipe,
+            phase=recipe.gspo.phase1,
+            process_group=ProcessGroup.alone(),
         )
         norms.append(trainer.update(trajectories)["grad_norm"])
     assert norms[1] == pytest.approx(norms[0], rel=1e-4)
@@ -213,6 +223,10 @@ def test_sequences_of_one_episode_stay_in_one_minibatch(tiny_folder: Path, proce
     windows = [replace(item, trajectory_id=f"e{index // 2}#{index % 2}") for index, item in enumerate(trajectories)]
     recipe = recipe_of("plain", kl_coef=0.0, minibatches_per_update=4)
     trainer = open_gspo_trainer(
-        tiny_folder, reference_folder=tiny_folder, recipe=recipe, phase=recipe.gspo.phase1, ranks=Ranks.alone()
+        tiny_folder,
+        reference_folder=tiny_folder,
+        recipe=recipe,
+        phase=recipe.gspo.phase1,
+        process_group=ProcessGroup.alone(),
     )
     assert trainer.update(windows)["num_optimizer_steps"] == 2.0

@@ -19,7 +19,7 @@ from torchrun_process import torchrun
 from training_samples import saved_weights
 from transformers import Qwen3VLForConditionalGeneration
 
-from osworld_pipeline.training.ranks import open_ranks
+from osworld_pipeline.training.process_group import open_process_group
 
 pytestmark = pytest.mark.slow
 
@@ -41,7 +41,7 @@ def large_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def alone(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
     """What one rank leaves."""
     folder = tmp_path_factory.mktemp("ranks") / "alone"
-    with open_ranks({}) as ranks:
+    with open_process_group({}) as ranks:
         for variant in VARIANTS:
             train_on_ranks.train(ranks, tiny_folder, folder / variant, variant)
     return folder

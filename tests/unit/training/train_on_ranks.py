@@ -10,16 +10,16 @@ from typing import Any
 import torch
 from training_samples import as_sampled, conversation
 
+from osworld_pipeline.atomic_io import write_file
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.domain.trajectory import Trajectory
-from osworld_pipeline.durable import write_file
 from osworld_pipeline.errors import PipelineError
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.training.checkpoint import TrainerState, partials_dir, save_partial
+from osworld_pipeline.training.distributed_trainer import DistributedTrainer
 from osworld_pipeline.training.model import load_model
 from osworld_pipeline.training.policy_trainer import open_gspo_trainer, open_sft_trainer
-from osworld_pipeline.training.ranked import RankedTrainer
-from osworld_pipeline.training.ranks import Ranks
+from osworld_pipeline.training.process_group import ProcessGroup
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {"train_vision": True, "activation_checkpointing": False},
@@ -63,7 +63,7 @@ def rollouts(folder: Path, processor: Any, update: int, num_updates: int = 0) ->
     return [replace(item, policy_versions=versions[: len(item.token_ids)]) for item in trajectories]
 
 
-def save(state: StateDir, trainer: RankedTrainer, name: str, metrics: dict[str, float]) -> None:
+def save(state: StateDir, trainer: DistributedTrainer, name: str, metrics: dict[str, float]) -> None:
     trainer_state = TrainerState(
         checkpoint_id=name, parent_id=None, num_updates=trainer.num_updates, recipe={}, data_digest="", metrics=metrics
     )
@@ -71,59 +71,61 @@ def save(state: StateDir, trainer: RankedTrainer, name: str, metrics: dict[str, 
     trainer.wait_saved()
 
 
-def run(trainer: RankedTrainer, ranks: Ranks, work: Callable[[], None]) -> None:
-    if not ranks.is_main:
-        trainer.follow()
+def run(trainer: DistributedTrainer, process_group: ProcessGroup, work: Callable[[], None]) -> None:
+    if not process_group.is_main:
+        trainer.run_worker()
         return
     work()
     trainer.close()
 
 
-def train(ranks: Ranks, model: Path, out: Path, variant: str) -> None:
+def train(process_group: ProcessGroup, model: Path, out: Path, variant: str) -> None:
     recipe, state = recipe_of(variant), StateDir(out)
-    sft = open_sft_trainer(model, recipe=recipe, ranks=ranks)
+    sft = open_sft_trainer(model, recipe=recipe, process_group=process_group)
 
     def fine_tune() -> None:
         metrics = [sft.update(demonstrations(sft.processor, update)) for update in range(2)]
         save(state, sft, "sft", metrics[-1])
 
-    run(sft, ranks, fine_tune)
+    run(sft, process_group, fine_tune)
     # A phase whose parent has an adapter holds that one, too.
     parent = model if recipe.trainer.lora is None else partials_dir(state, "sft") / "update-0002"
-    gspo = open_gspo_trainer(parent, reference_folder=parent, recipe=recipe, phase=recipe.gspo.phase1, ranks=ranks)
+    gspo = open_gspo_trainer(
+        parent, reference_folder=parent, recipe=recipe, phase=recipe.gspo.phase1, process_group=process_group
+    )
 
     def reinforce() -> None:
         save(state, gspo, "gspo", gspo.update(rollouts(parent, gspo.processor, 0)))
         gspo.save_weights(out / "weights-0001")
         torch.save({name: tensor.clone() for name, tensor in gspo.weights().items()}, out / "weights.pt")
 
-    run(gspo, ranks, reinforce)
-    resume(ranks, out, out, variant)
+    run(gspo, process_group, reinforce)
+    resume(process_group, out, out, variant)
     alone = out.parent.parent / "alone" / variant
-    if not ranks.is_alone and alone.is_dir():
-        resume(ranks, alone, out / "of-one-rank", variant)
+    if not process_group.is_alone and alone.is_dir():
+        resume(process_group, alone, out / "of-one-rank", variant)
 
 
-def resume(ranks: Ranks, source: Path, out: Path, variant: str) -> None:
+def resume(process_group: ProcessGroup, source: Path, out: Path, variant: str) -> None:
     """Goes on from the checkpoints in `source`, whoever wrote them."""
     recipe, state = recipe_of(variant), StateDir(out)
     folder = partials_dir(StateDir(source), "sft") / "update-0002"
-    sft = open_sft_trainer(folder, recipe=recipe, ranks=ranks, num_updates=2)
+    sft = open_sft_trainer(folder, recipe=recipe, process_group=process_group, num_updates=2)
 
     def fine_tune() -> None:
         save(state, sft, "sft-resumed", sft.update(demonstrations(sft.processor, 2)))
 
-    run(sft, ranks, fine_tune)
+    run(sft, process_group, fine_tune)
 
 
-def train_for_ever(ranks: Ranks, model: Path, out: Path) -> None:
+def train_for_ever(process_group: ProcessGroup, model: Path, out: Path) -> None:
     """Until a rank is killed; rank 0 writes down what it is told."""
-    trainer = open_sft_trainer(model, recipe=recipe_of("plain"), ranks=ranks)
+    trainer = open_sft_trainer(model, recipe=recipe_of("plain"), process_group=process_group)
     trajectories = demonstrations(trainer.processor, 0)
     out.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun ends the others; the error must come by itself
 
-    pids = ranks.gather(os.getpid())
+    pids = process_group.gather(os.getpid())
 
     def work() -> None:
         while True:
@@ -131,7 +133,7 @@ def train_for_ever(ranks: Ranks, model: Path, out: Path) -> None:
             write_file(out / "rank-1.pid", str(pids[1]).encode())
 
     try:
-        run(trainer, ranks, work)
+        run(trainer, process_group, work)
     except PipelineError as error:
-        (out / f"rank-{ranks.rank}.error").write_text(str(error))
+        (out / f"rank-{process_group.rank}.error").write_text(str(error))
         raise SystemExit(2) from error

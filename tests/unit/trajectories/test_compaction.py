@@ -12,13 +12,13 @@ import pyarrow.parquet as pq
 import pytest
 from episode_samples import make_episode, make_step
 
+from osworld_pipeline.atomic_io import locked, write_parquet
 from osworld_pipeline.columns import PART_TABLES, SCHEMA_KEY, SCHEMA_VERSION
 from osworld_pipeline.domain.digest import digest_bytes
 from osworld_pipeline.domain.episode import ContextMode
 from osworld_pipeline.domain.group import RolloutGroup
 from osworld_pipeline.domain.replay import Injection
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.durable import locked, write_parquet
 from osworld_pipeline.errors import StoreError
 from osworld_pipeline.part_files import COMPACTED, MANIFEST, take_snapshot
 from osworld_pipeline.runs.upkeep import collect_garbage, compact_store, missing_blobs

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from osworld_pipeline.atomic_io import locked
 from osworld_pipeline.domain.digest import digest_bytes
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.durable import locked
 from osworld_pipeline.errors import StoreError
 from osworld_pipeline.runs.upkeep import collect_garbage, compact_store, is_compaction_due, missing_blobs
 from osworld_pipeline.tables.owned import write_table

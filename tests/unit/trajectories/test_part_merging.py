@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from episode_samples import make_episode
 
+from osworld_pipeline.atomic_io import locked
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.durable import locked
 from osworld_pipeline.errors import StoreError
 from osworld_pipeline.object_store.note import RemoteNote, write_note
 from osworld_pipeline.part_files import COMPACTED, MANIFEST, PartFile, take_snapshot

@@ -26,7 +26,7 @@ def main() -> None:
     sys.path += sys.argv[3:]
     importlib.import_module(MODULE)
     adopt_orphans()
-    signal.signal(signal.SIGCHLD, lambda *_: _bury())
+    signal.signal(signal.SIGCHLD, lambda *_: _reap())
     signal.signal(signal.SIGALRM, lambda *_: _end_orphans())
     while True:
         message, descriptors, _, _ = socket.recv_fds(control, 1, 1)
@@ -61,7 +61,7 @@ def _fork(control: socket.socket, descriptor: int) -> None:
         os._exit(code)
 
 
-def _bury() -> None:
+def _reap() -> None:
     with suppress(ChildProcessError):
         while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
             _workers.discard(pid)

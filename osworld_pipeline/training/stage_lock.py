@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from osworld_pipeline.atomic_io import locked
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.durable import locked
 from osworld_pipeline.errors import TrainingError
 
 WAIT_S = 5.0
@@ -12,7 +12,7 @@ WAIT_S = 5.0
 
 
 @contextmanager
-def stage_fence(state: StateDir, checkpoint_id: str, *, timeout_s: float = WAIT_S) -> Iterator[None]:
+def stage_lock(state: StateDir, checkpoint_id: str, *, timeout_s: float = WAIT_S) -> Iterator[None]:
     """Held for as long as a stage is being trained.
 
     Raises:

@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from osworld_pipeline.durable import remove_stale_temps, write_file
+from osworld_pipeline.atomic_io import remove_stale_temps, write_file
 from osworld_pipeline.errors import StoreError
-from osworld_pipeline.lineage.client import first_words, is_final
+from osworld_pipeline.tracking.client import first_words, is_final
 
-Letter = Mapping[str, Any]
+TrackingEvent = Mapping[str, Any]
 """JSON; its `kind` says what it tells."""
-Deliver = Callable[[Letter], None]
+Deliver = Callable[[TrackingEvent], None]
 MAX_LETTERS = 10_000
 """Kept for later; beyond it the oldest metrics go."""
 RETRY_S = 5.0
@@ -36,18 +36,18 @@ class Outbox:
         name: str,
         say: Callable[[str], None],
         folder: Path | None = None,
-        max_letters: int = MAX_LETTERS,
+        max_events: int = MAX_LETTERS,
         retry_s: float = RETRY_S,
     ) -> None:
-        """`name`: of this outbox's file. `folder`: where unsent letters lie, of earlier outboxes too; None keeps none.
-        `say`: called from the thread that posts or closes, never from ours."""
+        """`name`: of this outbox's file. `folder`: where unsent events are kept, also those of earlier outboxes; None
+        keeps none. `say`: called from the thread that posts or closes, never from ours."""
         self._deliver = deliver
         self._say = say
         self._folder = folder
         self._name = name
-        self._max_letters = max_letters
+        self._max_events = max_events
         self._retry_s = retry_s
-        self._letters: deque[Letter] = deque()
+        self._events: deque[TrackingEvent] = deque()
         self._notices: deque[str] = deque()
         self._changed = threading.Condition()
         self._is_closing = self._is_abandoned = self._is_failing = False
@@ -56,35 +56,35 @@ class Outbox:
         self._thread = threading.Thread(target=self._work, name="mlflow outbox", daemon=True)
         self._thread.start()
 
-    def post(self, letter: Letter) -> None:
+    def post(self, event: TrackingEvent) -> None:
         with self._changed:
-            if len(self._letters) >= self._max_letters:
+            if len(self._events) >= self._max_events:
                 self._drop_oldest()
-            self._letters.append(letter)
+            self._events.append(event)
             self._changed.notify_all()
         self._tell()
 
     def close(self, *, timeout_s: float = CLOSE_S) -> int:
-        """Sends what is left, or writes it down; returns how many letters were not sent. Never raises."""
+        """Sends what is left, or writes it down; returns how many events were not sent. Never raises."""
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
         self._thread.join(min(timeout_s, FAILING_CLOSE_S) if self._is_failing else timeout_s)
         with self._changed:
             self._is_abandoned = True
-            rest = list(self._letters)
+            rest = list(self._events)
         if rest:
             self._notices.append(self._keep(rest))
         self._tell()
         return len(rest)
 
-    def _keep(self, rest: list[Letter]) -> str:
+    def _keep(self, rest: list[TrackingEvent]) -> str:
         if self._folder is None:
             return f"{len(rest)} messages to MLflow could not be sent and are lost"
         path = self._folder / f"{self._name}.jsonl"
         try:
             remove_stale_temps(self._folder)
-            write_file(path, "".join(f"{json.dumps(letter)}\n" for letter in rest).encode())
+            write_file(path, "".join(f"{json.dumps(event)}\n" for event in rest).encode())
         except StoreError as error:
             return f"{len(rest)} messages to MLflow could neither be sent nor kept: {error}"
         return f"{len(rest)} messages to MLflow could not be sent; they are kept in {path} and sent with a later stage"
@@ -95,24 +95,24 @@ class Outbox:
 
     def _drop_oldest(self) -> None:
         # The first may be on its way; of the others, metrics can be missed and the rest cannot.
-        index = next((i for i, letter in enumerate(self._letters) if i and letter["kind"] == "metrics"), None)
+        index = next((i for i, event in enumerate(self._events) if i and event["kind"] == "metrics"), None)
         if index is None:
-            index = len(self._letters) - 1
-        del self._letters[index]
+            index = len(self._events) - 1
+        del self._events[index]
         self._num_dropped += 1
         if self._num_dropped == 1:
-            self._notices.append(f"more than {self._max_letters:,} messages wait for MLflow: the oldest metrics go")
+            self._notices.append(f"more than {self._max_events:,} messages wait for MLflow: the oldest metrics go")
 
     def _work(self) -> None:
         while True:
             with self._changed:
-                while not (self._letters or self._backlog or self._is_closing):
+                while not (self._events or self._backlog or self._is_closing):
                     self._changed.wait()
                 if self._is_closing and self._is_failing:
                     return
-                letter = self._letters[0] if self._letters else None
-            if letter is not None:
-                is_sent = self._try(letter)
+                event = self._events[0] if self._events else None
+            if event is not None:
+                is_sent = self._try(event)
             elif self._backlog:
                 is_sent = self._send_backlog(self._backlog[0])
             else:
@@ -120,8 +120,8 @@ class Outbox:
             with self._changed:
                 if self._is_abandoned:
                     return
-                if is_sent and letter is not None:
-                    self._letters.popleft()
+                if is_sent and event is not None:
+                    self._events.popleft()
                 elif is_sent:
                     self._backlog.pop(0)
                 elif self._is_closing:
@@ -134,13 +134,13 @@ class Outbox:
         while not self._is_closing and (left := until - time.monotonic()) > 0:
             self._changed.wait(left)
 
-    def _try(self, letter: Letter) -> bool:
+    def _try(self, event: TrackingEvent) -> bool:
         """Whether it is finished: sent, or refused for good."""
         try:
-            self._deliver(letter)
+            self._deliver(event)
         except Exception as error:  # noqa: BLE001 - whatever tracking raises must not end a training
             if is_final(error):
-                self._notices.append(f"MLflow refused {letter['kind']} for good: {first_words(error)}")
+                self._notices.append(f"MLflow refused {event['kind']} for good: {first_words(error)}")
                 return True
             if not self._is_failing:
                 self._notices.append(
@@ -156,15 +156,15 @@ class Outbox:
         return True
 
     def _send_backlog(self, path: Path) -> bool:
-        """The letters of an earlier outbox; sending one twice changes nothing."""
+        """The events of an earlier outbox; sending one twice changes nothing."""
         try:
-            letters = [json.loads(line) for line in path.read_text().splitlines()]
+            events = [json.loads(line) for line in path.read_text().splitlines()]
         except FileNotFoundError:
             return True  # another stage has sent them
         except (OSError, ValueError) as error:
             self._notices.append(f"{path} cannot be read ({error}): remove it")
             return True
-        if all(self._try(letter) for letter in letters):
+        if all(self._try(event) for event in events):
             path.unlink(missing_ok=True)
             return True
         return False

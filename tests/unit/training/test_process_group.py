@@ -3,26 +3,33 @@
 import torch
 from torch._C._distributed_c10d import HashStore
 
-from osworld_pipeline.training.ranks import Ranks, open_ranks
+from osworld_pipeline.training.process_group import ProcessGroup, open_process_group
 
 
 def test_one_process_needs_no_process_group():
-    with open_ranks({}) as ranks:
-        assert (ranks.rank, ranks.world_size, ranks.is_main, ranks.is_alone) == (0, 1, True, True)
-        assert ranks.broadcast("word") == "word"
-        assert ranks.gather(3) == [3]
-        assert ranks.sum(2.5) == 2.5
+    with open_process_group({}) as process_group:
+        assert (process_group.rank, process_group.world_size, process_group.is_main, process_group.is_alone) == (
+            0,
+            1,
+            True,
+            True,
+        )
+        assert process_group.broadcast("word") == "word"
+        assert process_group.gather(3) == [3]
+        assert process_group.sum(2.5) == 2.5
         assert not torch.distributed.is_initialized()
 
 
 def test_torchrun_with_one_process_is_one_process():
-    with open_ranks({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}) as ranks:
-        assert ranks.is_alone
+    with open_process_group({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}) as process_group:
+        assert process_group.is_alone
 
 
 def test_a_rank_that_fails_leaves_word_for_those_that_miss_it():
     store = HashStore()
-    first, second = (Ranks(rank=rank, world_size=2, device=torch.device("cpu"), store=store) for rank in range(2))
+    first, second = (
+        ProcessGroup(rank=rank, world_size=2, device=torch.device("cpu"), store=store) for rank in range(2)
+    )
     gone = RuntimeError("Connection closed by peer")
     assert first.is_lost(gone)
     assert first.explain(gone, "an update").startswith("rank 0 of 2 lost another rank in an update (Connection closed")
@@ -33,7 +40,9 @@ def test_a_rank_that_fails_leaves_word_for_those_that_miss_it():
 
 def test_commands_of_one_trainer_are_not_taken_for_the_nexts():
     store = HashStore()
-    first, second = (Ranks(rank=rank, world_size=2, device=torch.device("cpu"), store=store) for rank in range(2))
+    first, second = (
+        ProcessGroup(rank=rank, world_size=2, device=torch.device("cpu"), store=store) for rank in range(2)
+    )
     for name in ("update", "close", "save", "close"):
         first.send_command(name)
     assert [second.next_command() for _ in range(4)] == ["update", "close", "save", "close"]

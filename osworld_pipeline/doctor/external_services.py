@@ -81,7 +81,7 @@ def check_instance(place: Place) -> Iterator[Finding]:
         return
     said = ask([sys.executable, "-m", REPORT, str(home)], limit_s=INSTANCE_LIMIT_S)
     if said.status:
-        raise DependencyError(f"Dagster cannot be asked for its instance: {said.last_words}")
+        raise DependencyError(f"Dagster cannot be asked for its instance: {said.stderr_tail}")
     told = json.loads(said.stdout.splitlines()[-1])
     yield judge_instance("dagster-instance", told, home)
     yield judge_daemon("dagster-daemon", told, start=shell_line("make", "dev", f"STATE={place.state.root}"))
@@ -173,7 +173,7 @@ def check_sglang(name: str, folder: Path) -> Finding:
     code = "import importlib.metadata as m; print(m.version('sglang'), m.version('torch'))"
     said = ask([str(python), "-I", "-c", code], limit_s=SGLANG_LIMIT_S)
     if said.status:
-        text = f"the environment {folder} has no sglang ({said.last_words})"
+        text = f"the environment {folder} has no sglang ({said.stderr_tail})"
         return Finding(name=name, status=Status.MISSING, message=text, remedy=f"scripts/setup-sglang {folder}")
     sglang, torch = said.stdout.split()
     return Finding(name=name, status=Status.OK, message=f"sglang {sglang} with torch {torch} in {folder}")

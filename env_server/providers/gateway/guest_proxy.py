@@ -16,7 +16,7 @@ CALL_LIMIT_S = 300.0
 """Of one call: its program has limits of its own, which are shorter."""
 
 
-class LentGuest:
+class GuestProxy:
     def __init__(self, transport: httpx.AsyncBaseTransport) -> None:
         self._http = httpx.AsyncClient(base_url="http://guest", transport=transport, timeout=CALL_LIMIT_S)
         self._server: asyncio.Server | None = None

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from osworld_pipeline.durable import locked, remove_stale_temps, replacing
+from osworld_pipeline.atomic_io import locked, remove_stale_temps, replacing
 from osworld_pipeline.errors import StoreError, TrackingError
 
 SQLITE = "sqlite:///"

@@ -1,4 +1,4 @@
-"""Letters to a tracking server that works, dies, hangs and comes back."""
+"""Events sent to a tracking server that works, dies, hangs and comes back."""
 
 import json
 import threading
@@ -7,22 +7,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from osworld_pipeline.lineage.outbox import Letter, Outbox
+from osworld_pipeline.tracking.outbox import Outbox, TrackingEvent
 
 
 class Server:
-    """Takes letters while it is up."""
+    """Takes events while it is up."""
 
     def __init__(self, *, is_up: bool = True) -> None:
         self.is_up = is_up
         self.taken: list[int] = []
         self.tries = 0
 
-    def __call__(self, letter: Letter) -> None:
+    def __call__(self, event: TrackingEvent) -> None:
         self.tries += 1
         if not self.is_up:
             raise ConnectionError("connection refused")
-        self.taken.append(letter["number"])
+        self.taken.append(event["number"])
 
 
 class RefusedError(Exception):
@@ -30,7 +30,7 @@ class RefusedError(Exception):
         return 400
 
 
-def letter(number: int, kind: str = "metrics") -> dict[str, Any]:
+def event(number: int, kind: str = "metrics") -> dict[str, Any]:
     return {"kind": kind, "number": number}
 
 
@@ -41,11 +41,11 @@ def wait_for(condition: Callable[[], bool], *, limit_s: float = 10.0) -> None:
         time.sleep(0.005)
 
 
-def test_letters_arrive_in_order_and_are_all_there_at_the_end() -> None:
+def test_events_arrive_in_order_and_are_all_there_at_the_end() -> None:
     server, said = Server(), []
     outbox = Outbox(server, name="run", say=said.append)
     for number in range(50):
-        outbox.post(letter(number))
+        outbox.post(event(number))
     assert outbox.close() == 0
     assert server.taken == list(range(50))
     assert said == []
@@ -55,7 +55,7 @@ def test_a_server_that_dies_and_comes_back_is_told_everything_and_its_death_is_s
     server, said = Server(is_up=False), []
     outbox = Outbox(server, name="run", say=said.append, retry_s=0.01)
     for number in range(5):
-        outbox.post(letter(number))
+        outbox.post(event(number))
     wait_for(lambda: server.tries >= 3)
     server.is_up = True
     wait_for(lambda: len(server.taken) == 5)
@@ -67,8 +67,8 @@ def test_a_server_that_dies_and_comes_back_is_told_everything_and_its_death_is_s
 def test_what_a_dead_server_was_not_told_is_kept_and_sent_by_a_later_outbox(tmp_path: Path) -> None:
     dead, said = Server(is_up=False), []
     outbox = Outbox(dead, name="first", say=said.append, folder=tmp_path)
-    outbox.post(letter(0))
-    outbox.post(letter(1))
+    outbox.post(event(0))
+    outbox.post(event(1))
     wait_for(lambda: dead.tries >= 1)
     started = time.monotonic()
     assert outbox.close() == 2
@@ -78,7 +78,7 @@ def test_what_a_dead_server_was_not_told_is_kept_and_sent_by_a_later_outbox(tmp_
 
     server = Server()
     later = Outbox(server, name="second", say=said.append, folder=tmp_path)
-    later.post(letter(2))
+    later.post(event(2))
     assert later.close() == 0
     assert sorted(server.taken) == [0, 1, 2]
     assert list(tmp_path.iterdir()) == []
@@ -87,12 +87,12 @@ def test_what_a_dead_server_was_not_told_is_kept_and_sent_by_a_later_outbox(tmp_
 def test_a_server_that_hangs_does_not_hold_up_the_end() -> None:
     released = threading.Event()
 
-    def hang(_: Letter) -> None:
+    def hang(_: TrackingEvent) -> None:
         released.wait(10)
 
     said: list[str] = []
     outbox = Outbox(hang, name="run", say=said.append)
-    outbox.post(letter(0))
+    outbox.post(event(0))
     started = time.monotonic()
     assert outbox.close(timeout_s=0.1) == 1
     assert time.monotonic() - started < 5.0
@@ -100,18 +100,18 @@ def test_a_server_that_hangs_does_not_hold_up_the_end() -> None:
     released.set()
 
 
-def test_a_letter_that_is_refused_for_good_holds_up_no_other() -> None:
+def test_an_event_that_is_refused_for_good_holds_up_no_other() -> None:
     taken: list[int] = []
 
-    def refuse_the_first(one: Letter) -> None:
+    def refuse_the_first(one: TrackingEvent) -> None:
         if one["number"] == 0:
             raise RefusedError("bad name of a metric")
         taken.append(one["number"])
 
     said: list[str] = []
     outbox = Outbox(refuse_the_first, name="run", say=said.append)
-    outbox.post(letter(0))
-    outbox.post(letter(1))
+    outbox.post(event(0))
+    outbox.post(event(1))
     assert outbox.close() == 0
     assert taken == [1]
     assert said == ["MLflow refused metrics for good: bad name of a metric"]
@@ -119,11 +119,11 @@ def test_a_letter_that_is_refused_for_good_holds_up_no_other() -> None:
 
 def test_beyond_the_limit_the_oldest_metrics_go_and_nothing_else_does() -> None:
     server, said = Server(is_up=False), []
-    outbox = Outbox(server, name="run", say=said.append, max_letters=4, retry_s=0.01)
-    outbox.post(letter(0))
-    outbox.post(letter(1, "checkpoint"))
+    outbox = Outbox(server, name="run", say=said.append, max_events=4, retry_s=0.01)
+    outbox.post(event(0))
+    outbox.post(event(1, "checkpoint"))
     for number in range(2, 8):
-        outbox.post(letter(number))
+        outbox.post(event(number))
     server.is_up = True
     wait_for(lambda: len(server.taken) == 4)
     outbox.close()

@@ -30,7 +30,7 @@ _ERROR = "error"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ranks:
+class ProcessGroup:
     rank: int
     world_size: int
     device: torch.device
@@ -40,7 +40,7 @@ class Ranks:
     """Of the commands, through all trainers of this process: none may take an earlier one's for its own."""
 
     @classmethod
-    def alone(cls, device: torch.device | str = "cpu") -> "Ranks":
+    def alone(cls, device: torch.device | str = "cpu") -> "ProcessGroup":
         return cls(rank=0, world_size=1, device=torch.device(device), store=None)
 
     @property
@@ -142,7 +142,7 @@ class Ranks:
 
 
 @contextmanager
-def open_ranks(environ: Mapping[str, str] | None = None) -> Iterator[Ranks]:
+def open_process_group(environ: Mapping[str, str] | None = None) -> Iterator[ProcessGroup]:
     """This process's place, for as long as it trains. `environ` stands in for the process's own in tests.
 
     Raises:
@@ -153,11 +153,11 @@ def open_ranks(environ: Mapping[str, str] | None = None) -> Iterator[Ranks]:
     world_size, rank = int(variables.get("WORLD_SIZE", "1")), int(variables.get("RANK", "0"))
     device = _device(int(variables.get("LOCAL_RANK", "0")))
     if world_size == 1:
-        yield Ranks.alone(device)
+        yield ProcessGroup.alone(device)
         return
     store = _join(rank, world_size, device)
     try:
-        yield Ranks(rank=rank, world_size=world_size, device=device, store=store)
+        yield ProcessGroup(rank=rank, world_size=world_size, device=device, store=store)
     finally:
         dist.destroy_process_group()
 

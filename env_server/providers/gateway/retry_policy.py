@@ -32,7 +32,7 @@ class Backoff:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Patience:
+class RetryPolicy:
     """How often a failed call is sent again, and when. The clock, sleep and chance are the tests' to replace."""
 
     num_attempts: int = 4
@@ -61,34 +61,34 @@ class QuotaGate:
     """Closed while the gateway has said that there is no sandbox to be had: who comes then waits like the one who was
     told, holding nothing, and does not ask."""
 
-    def __init__(self, patience: Patience) -> None:
-        self._patience = patience
+    def __init__(self, retry_policy: RetryPolicy) -> None:
+        self._retry_policy = retry_policy
         self._closed_until = 0.0
         self._num_refused = 0
         self.num_waiting = 0
 
     async def wait(self, *, deadline: float) -> bool:
         """Returns when it is open; False where that lies beyond the deadline, after having waited until then."""
-        patience = self._patience
+        retry_policy = self._retry_policy
         self.num_waiting += 1
         try:
-            while (now := patience.clock()) < self._closed_until:
+            while (now := retry_policy.clock()) < self._closed_until:
                 if now >= deadline:
                     return False
                 # Not all in the same moment.
-                until = self._closed_until + 0.25 * patience.chance() * patience.backoff.first_s
-                await patience.sleep(max(0.001, min(until, deadline) - now))
+                until = self._closed_until + 0.25 * retry_policy.chance() * retry_policy.backoff.first_s
+                await retry_policy.sleep(max(0.001, min(until, deadline) - now))
             return True
         finally:
             self.num_waiting -= 1
 
     def refused(self, error: SandboxBusyError) -> None:
         """The gateway has said no."""
-        wait_s = self._patience.backoff.wait_s(
-            self._num_refused, asked_s=error.retry_after_s, share=self._patience.chance()
+        wait_s = self._retry_policy.backoff.wait_s(
+            self._num_refused, asked_s=error.retry_after_s, share=self._retry_policy.chance()
         )
         self._num_refused += 1
-        self._closed_until = max(self._closed_until, self._patience.clock() + wait_s)
+        self._closed_until = max(self._closed_until, self._retry_policy.clock() + wait_s)
 
     def granted(self) -> None:
         """The gateway has given a sandbox."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from osworld_pipeline.durable import locked, remove_stale_temps, replacing, write_file
+from osworld_pipeline.atomic_io import locked, remove_stale_temps, replacing, write_file
 from osworld_pipeline.errors import StoreError, TableError
 from osworld_pipeline.temp_names import temp_name
 
@@ -56,7 +56,7 @@ def test_only_what_surely_dead_writers_left_is_removed(tmp_path: Path) -> None:
 REMOVE = """
 import sys
 from pathlib import Path
-from osworld_pipeline.durable import remove_stale_temps
+from osworld_pipeline.atomic_io import remove_stale_temps
 print(remove_stale_temps(Path(sys.argv[1])))
 """
 
@@ -86,7 +86,7 @@ def test_a_folder_where_a_file_stands_is_one_sentence(tmp_path: Path) -> None:
 HOLD = """
 import sys, time
 from pathlib import Path
-from osworld_pipeline.durable import locked
+from osworld_pipeline.atomic_io import locked
 from osworld_pipeline.errors import TableError
 with locked(Path(sys.argv[1]), timeout_s=1, error=TableError, what="it"):
     print("held", flush=True)

@@ -19,9 +19,9 @@ from osworld_pipeline.training import lora
 from osworld_pipeline.training.background import Background
 from osworld_pipeline.training.batch import Batch, build_batch
 from osworld_pipeline.training.checkpoint import Documents, save_optimizer, write_documents, writing_folder
-from osworld_pipeline.training.dealing import Share, deal
+from osworld_pipeline.training.micro_batches import MicroBatch, make_micro_batches
 from osworld_pipeline.training.optimizer import MasterAdamW
-from osworld_pipeline.training.ranks import Ranks
+from osworld_pipeline.training.process_group import ProcessGroup
 from osworld_pipeline.training.score import device_of, score_trajectories, training_mode
 from osworld_pipeline.training.sharding import gather_trained, gather_weights, host_copies, host_weights
 from osworld_pipeline.training.shared_trajectories import ReadImage, share_trajectories
@@ -29,9 +29,9 @@ from osworld_pipeline.training.shared_trajectories import ReadImage, share_traje
 MODEL_CONFIG_FILE = "config.json"
 
 
-class RankedTrainer:
+class DistributedTrainer:
     """Implements protocols.PolicyTrainer. On rank 0 call `update`, `save`, `wait_saved`, `save_weights`, `weights` and
-    `close`; on any other rank call `follow`."""
+    `close`; on any other rank call `run_worker`."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class RankedTrainer:
         optimizer: MasterAdamW,
         *,
         section: TrainerSection | None,
-        ranks: Ranks | None,
+        process_group: ProcessGroup | None,
         num_updates: int,
         cache: PixelCache | None,
         base: Base | None,
@@ -52,7 +52,7 @@ class RankedTrainer:
         self.processor = processor
         self.optimizer = optimizer
         self.num_updates = num_updates
-        self.ranks = ranks or Ranks.alone(device_of(model))
+        self.process_group = process_group or ProcessGroup.alone(device_of(model))
         self._section = section or TrainerSection()
         self._cache = cache or PixelCache()
         self._base = base
@@ -65,7 +65,7 @@ class RankedTrainer:
     @property
     def shares_weights(self) -> bool:
         """Whether `model` is whole, so that an engine in this process may sample from it as it is."""
-        return self.ranks.is_alone
+        return self.process_group.is_alone
 
     def update(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
         """One update on rank 0's trajectories; returns its metrics.
@@ -77,7 +77,7 @@ class RankedTrainer:
         """
         with self._together("update"):
             self._saving.check()
-            metrics = self._update(share_trajectories(trajectories, self.ranks, self.read_image))
+            metrics = self._update(share_trajectories(trajectories, self.process_group, self.read_image))
             self.num_updates += 1
             return metrics
 
@@ -94,13 +94,13 @@ class RankedTrainer:
         with self._together("save"):
             self._saving.wait()
             if self._save_group is None:
-                self._save_group = self.ranks.open_group()
+                self._save_group = self.process_group.open_group()
             state = host_copies(self.optimizer.state_dict())
             weights = host_weights(self.model, self._gathered())
-            if self.ranks.is_main:
+            if self.process_group.is_main:
                 self._begin_save(folder, documents, weights, state, then)
             else:
-                temp = self.ranks.broadcast()
+                temp = self.process_group.broadcast()
                 self._saving.start(partial(_save_share, temp, state, self._save_group))
 
     def _begin_save(
@@ -115,7 +115,7 @@ class RankedTrainer:
             temp = opening.enter_context(writing_folder(folder))
             # Here and not in the thread: a tokenizer is not to be read while rollouts use it.
             self.processor.save_pretrained(temp)
-            self.ranks.broadcast(temp)
+            self.process_group.broadcast(temp)
             opened = opening.pop_all()
 
         def write() -> None:
@@ -132,8 +132,8 @@ class RankedTrainer:
         try:
             save_optimizer(temp, state, self._save_group)
         except RuntimeError as error:
-            if self.ranks.is_lost(error):
-                raise TrainingError(self.ranks.explain(error, "a save")) from error
+            if self.process_group.is_lost(error):
+                raise TrainingError(self.process_group.explain(error, "a save")) from error
             raise
 
     def wait_saved(self) -> None:
@@ -144,11 +144,11 @@ class RankedTrainer:
         """What an engine loads, of a checkpoint: no optimiser. Raises StoreError."""
         with self._together("save_weights"):
             weights = self._gathered()
-            if self.ranks.is_main:
+            if self.process_group.is_main:
                 with writing_folder(folder) as temp:
                     self._save_weights(temp, folder, weights)
                     self.processor.save_pretrained(temp)
-            self.ranks.gather(None)
+            self.process_group.gather(None)
 
     def weights(self) -> dict[str, torch.Tensor]:
         """The policy's weights whole, as an engine loads them; under LoRA the adapter's factors alone. On rank 0. Where
@@ -164,10 +164,10 @@ class RankedTrainer:
             with self._together("close"):
                 pass
 
-    def follow(self) -> None:
+    def run_worker(self) -> None:
         """On ranks other than 0: carries out what rank 0 announces, until it closes."""
         while True:
-            command = self.ranks.next_command()
+            command = self.process_group.next_command()
             if command == "update":
                 self.update(())
             elif command == "save":
@@ -185,23 +185,23 @@ class RankedTrainer:
 
     def _passes(
         self, trajectories: Sequence[Trajectory], *, max_sequences: int | None
-    ) -> Iterator[tuple[Share, Batch]]:
+    ) -> Iterator[tuple[MicroBatch, Batch]]:
         """This rank's forward passes, their images loaded when their turn comes."""
-        rounds = deal(
+        rounds = make_micro_batches(
             trajectories,
-            num_ranks=self.ranks.world_size,
+            num_ranks=self.process_group.world_size,
             max_tokens=self._section.max_tokens_per_batch,
             max_sequences=max_sequences,
             is_packed=self._is_packed,
         )
-        for shares in rounds:
-            share = shares[self.ranks.rank]
-            yield share, self._batch(share.trajectories)
+        for micro_batches in rounds:
+            micro_batch = micro_batches[self.process_group.rank]
+            yield micro_batch, self._batch(micro_batch.trajectories)
 
     @contextmanager
     def _training(self, *, seed: int) -> Iterator[None]:
         has_dropout = self._section.lora is not None and self._section.lora.dropout > 0
-        dropout_seed = seed * 1_000_003 + self.num_updates * 1_009 + self.ranks.rank
+        dropout_seed = seed * 1_000_003 + self.num_updates * 1_009 + self.process_group.rank
         with training_mode(self.model, dropout_seed=dropout_seed if has_dropout else None):
             yield
 
@@ -210,7 +210,7 @@ class RankedTrainer:
             self.processor,
             trajectories,
             cache=self._cache,
-            device=self.ranks.device,
+            device=self.process_group.device,
             is_packed=self._is_packed,
             banned_ids=self._banned_ids,
         )
@@ -232,7 +232,7 @@ class RankedTrainer:
                 max_tokens=self._section.max_tokens_per_batch,
                 max_sequences=max_sequences,
                 is_packed=self._is_packed,
-                ranks=self.ranks,
+                process_group=self.process_group,
             )
 
     @property
@@ -242,7 +242,7 @@ class RankedTrainer:
     def _gathered(self) -> dict[str, torch.Tensor]:
         if self._section.lora is None:
             return gather_weights(self.model)
-        return gather_trained(self.model, self.ranks)
+        return gather_trained(self.model, self.process_group)
 
     def _save_weights(self, temp: Path, folder: Path, weights: dict[str, torch.Tensor]) -> None:
         section = self._section.lora
@@ -257,17 +257,17 @@ class RankedTrainer:
     @contextmanager
     def _together(self, command: str) -> Iterator[None]:
         """All ranks do this; where one fails, it leaves word and the others end too."""
-        if self.ranks.is_main:
-            self.ranks.send_command(command)
+        if self.process_group.is_main:
+            self.process_group.send_command(command)
         try:
             yield
         except PipelineError as error:
-            self.ranks.report_error(str(error))
+            self.process_group.report_error(str(error))
             raise
         except BaseException as error:
-            if isinstance(error, RuntimeError) and self.ranks.is_lost(error):
-                raise TrainingError(self.ranks.explain(error, command)) from error
-            self.ranks.report_error(f"{type(error).__name__}: {error}")
+            if isinstance(error, RuntimeError) and self.process_group.is_lost(error):
+                raise TrainingError(self.process_group.explain(error, command)) from error
+            self.process_group.report_error(f"{type(error).__name__}: {error}")
             raise
 
 

@@ -19,7 +19,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @asynccontextmanager
-async def exposed(guest: GuestClient) -> AsyncIterator[tuple[str, int]]:
+async def tcp_forward(guest: GuestClient) -> AsyncIterator[tuple[str, int]]:
     """(host, port) at which the guest answers until the block ends; a guest on TCP has one already.
 
     Raises:
@@ -44,7 +44,7 @@ async def served(guest: GuestClient, listener: socket.socket) -> AsyncIterator[N
     """The guest answers at `listener`, a socket of a sandbox's own loopback, until the block ends.
 
     Raises:
-        ReplicaError: as `exposed`.
+        ReplicaError: as `tcp_forward`.
     """
     bridge = _Bridge(_connector(guest), is_private=True)
     server = await asyncio.start_server(bridge.serve, sock=listener)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from env_server.providers.gateway.client import SandboxBusyError, SandboxFailedError
-from env_server.providers.gateway.patience import MAX_RETRY_AFTER_S, Backoff, Patience, QuotaGate
+from env_server.providers.gateway.retry_policy import MAX_RETRY_AFTER_S, Backoff, QuotaGate, RetryPolicy
 
 
 class StillTime:
@@ -23,8 +23,8 @@ class StillTime:
         self.now += seconds
         await asyncio.sleep(0)
 
-    def patience(self, **options: Any) -> Patience:
-        return Patience(clock=lambda: self.now, sleep=self.sleep, chance=lambda: 0.5, **options)
+    def retry_policy(self, **options: Any) -> RetryPolicy:
+        return RetryPolicy(clock=lambda: self.now, sleep=self.sleep, chance=lambda: 0.5, **options)
 
 
 @given(attempt=st.integers(0, 10_000), share=st.floats(0, 1))
@@ -50,24 +50,24 @@ async def test_two_who_were_refused_at_once_do_not_come_back_at_once() -> None:
 
 async def test_a_failed_call_is_sent_again_so_many_times_and_its_last_error_is_told() -> None:
     time, error = StillTime(), SandboxFailedError("broken")
-    patience = time.patience(num_attempts=3)
-    await patience.wait(error, 0, deadline=1e9)
-    await patience.wait(error, 1, deadline=1e9)
+    retry_policy = time.retry_policy(num_attempts=3)
+    await retry_policy.wait(error, 0, deadline=1e9)
+    await retry_policy.wait(error, 1, deadline=1e9)
     with pytest.raises(SandboxFailedError, match="broken"):
-        await patience.wait(error, 2, deadline=1e9)
+        await retry_policy.wait(error, 2, deadline=1e9)
     assert time.slept == [0.375, 0.75]
 
 
 async def test_no_wait_begins_that_would_end_after_the_deadline() -> None:
     time = StillTime()
     with pytest.raises(SandboxBusyError):
-        await time.patience().wait(SandboxBusyError("full", retry_after_s=30), 0, deadline=time.now + 20)
+        await time.retry_policy().wait(SandboxBusyError("full", retry_after_s=30), 0, deadline=time.now + 20)
     assert time.slept == []
 
 
 async def test_one_refusal_makes_all_wait_for_as_long_as_the_gateway_said() -> None:
     time = StillTime()
-    gate = QuotaGate(time.patience())
+    gate = QuotaGate(time.retry_policy())
     gate.refused(SandboxBusyError("full", retry_after_s=30))
     began = time.now
     assert await gate.wait(deadline=began + 100)
@@ -79,7 +79,7 @@ async def test_one_refusal_makes_all_wait_for_as_long_as_the_gateway_said() -> N
 
 async def test_a_wait_for_quota_ends_with_its_budget() -> None:
     time = StillTime()
-    gate = QuotaGate(time.patience())
+    gate = QuotaGate(time.retry_policy())
     gate.refused(SandboxBusyError("full", retry_after_s=500))
     assert not await gate.wait(deadline=time.now + 20)
     assert sum(time.slept) == pytest.approx(20)
@@ -88,7 +88,7 @@ async def test_a_wait_for_quota_ends_with_its_budget() -> None:
 
 async def test_refusals_without_a_time_wait_longer_each_until_one_is_granted() -> None:
     time = StillTime()
-    gate = QuotaGate(time.patience())
+    gate = QuotaGate(time.retry_policy())
     waits = []
     for refused in (True, True, True, False, True):
         if not refused:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from osworld_pipeline.domain.task_words.word import Key, Verb
+from osworld_pipeline.domain.task_schema.spec import Key, Verb
 
 _COMMAND = Key(
     name="command", kind="text or list of texts", about="a program with its arguments, or a line for a shell",

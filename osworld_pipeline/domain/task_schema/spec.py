@@ -1,4 +1,4 @@
-"""What a word of a task is, and what values its parameters may have."""
+"""What a verb, getter or metric of a task is, and what values its parameters may have."""
 
 import re
 from collections.abc import Callable, Mapping

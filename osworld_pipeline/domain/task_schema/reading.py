@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from osworld_pipeline.domain.task import Task
-from osworld_pipeline.domain.task_words.getters import GETTERS
-from osworld_pipeline.domain.task_words.metrics import METRICS
-from osworld_pipeline.domain.task_words.osworld import OSWORLD_GETTERS, OSWORLD_METRICS, OSWORLD_VERBS
-from osworld_pipeline.domain.task_words.verbs import VERBS
-from osworld_pipeline.domain.task_words.word import Key, Metric, State, fault_of
+from osworld_pipeline.domain.task_schema.getters import GETTERS
+from osworld_pipeline.domain.task_schema.metrics import METRICS
+from osworld_pipeline.domain.task_schema.osworld import OSWORLD_GETTERS, OSWORLD_METRICS, OSWORLD_VERBS
+from osworld_pipeline.domain.task_schema.spec import Key, Metric, State, fault_of
+from osworld_pipeline.domain.task_schema.verbs import VERBS
 from osworld_pipeline.errors import TaskError
 
 INFEASIBLE = "infeasible"

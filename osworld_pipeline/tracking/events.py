@@ -1,4 +1,4 @@
-"""The letters of a stage to MLflow, and how each is delivered; delivering one twice changes nothing."""
+"""The tracking events of a stage for MLflow, and how each is delivered; delivering one twice changes nothing."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from osworld_pipeline.domain.checkpoint import Checkpoint
-from osworld_pipeline.lineage.client import open_client
-from osworld_pipeline.lineage.models import CHECKPOINT_TAG, find_logged_model
-from osworld_pipeline.lineage.outbox import Letter
+from osworld_pipeline.tracking.client import open_client
+from osworld_pipeline.tracking.models import CHECKPOINT_TAG, find_logged_model
+from osworld_pipeline.tracking.outbox import TrackingEvent
 
 ATTEMPT_TAG = "attempt"
 """Of an attempt its number, from 1; of a stage's run that of its last."""
@@ -17,68 +17,68 @@ MAX_DIGEST = 36
 """MLflow's limit for a dataset's."""
 
 
-def metrics_letter(run_ids: tuple[str, ...], update: int, metrics: Mapping[str, float], *, at_ms: int) -> Letter:
+def metrics_event(run_ids: tuple[str, ...], update: int, metrics: Mapping[str, float], *, at_ms: int) -> TrackingEvent:
     numbers = {name: float(value) for name, value in sorted(metrics.items())}
     return {"kind": "metrics", "run_ids": list(run_ids), "update": update, "metrics": numbers, "at_ms": at_ms}
 
 
-def dataset_letter(run_ids: tuple[str, ...], name: str, digest: str, source: str, *, context: str) -> Letter:
+def dataset_event(run_ids: tuple[str, ...], name: str, digest: str, source: str, *, context: str) -> TrackingEvent:
     return {
         "kind": "dataset", "run_ids": list(run_ids), "name": name, "digest": digest, "source": source,
         "context": context,
     }  # fmt: skip
 
 
-def checkpoint_letter(run_id: str, checkpoint: Checkpoint, *, folder: Path | str) -> Letter:
+def checkpoint_event(run_id: str, checkpoint: Checkpoint, *, folder: Path | str) -> TrackingEvent:
     """Without what the checkpoint's own folder tells at length."""
     told = asdict(checkpoint) | {"stage": str(checkpoint.stage), "recipe": {}, "row_ids": [], "sources": []}
     return {"kind": "checkpoint", "run_id": run_id, "checkpoint": told, "folder": str(folder)}
 
 
-def evaluation_letter(run_id: str, checkpoint_id: str, metrics: Mapping[str, float]) -> Letter:
+def evaluation_event(run_id: str, checkpoint_id: str, metrics: Mapping[str, float]) -> TrackingEvent:
     numbers = {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
     return {"kind": "evaluation", "run_id": run_id, "checkpoint_id": checkpoint_id, "metrics": numbers}
 
 
-def end_letter(run_id: str, attempt_run_id: str, *, attempt: int, status: str, error: str) -> Letter:
+def end_event(run_id: str, attempt_run_id: str, *, attempt: int, status: str, error: str) -> TrackingEvent:
     return {
         "kind": "end", "run_id": run_id, "attempt_run_id": attempt_run_id, "attempt": attempt, "status": status,
         "error": error,
     }  # fmt: skip
 
 
-def deliver(tracking_uri: str, letter: Letter) -> None:
+def deliver(tracking_uri: str, event: TrackingEvent) -> None:
     """Raises what MLflow raises."""
-    _DELIVERIES[letter["kind"]](tracking_uri, letter)
+    _DELIVERIES[event["kind"]](tracking_uri, event)
 
 
-def _metrics(tracking_uri: str, letter: Letter) -> None:
+def _metrics(tracking_uri: str, event: TrackingEvent) -> None:
     from mlflow.entities import Metric
 
-    entries = [Metric(name, value, letter["at_ms"], letter["update"]) for name, value in letter["metrics"].items()]
-    for run_id in letter["run_ids"]:
+    entries = [Metric(name, value, event["at_ms"], event["update"]) for name, value in event["metrics"].items()]
+    for run_id in event["run_ids"]:
         open_client(tracking_uri).log_batch(run_id, metrics=entries)
 
 
-def _dataset(tracking_uri: str, letter: Letter) -> None:
+def _dataset(tracking_uri: str, event: TrackingEvent) -> None:
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
     dataset = Dataset(
-        name=letter["name"], digest=letter["digest"][:MAX_DIGEST], source_type="local", source=letter["source"]
+        name=event["name"], digest=event["digest"][:MAX_DIGEST], source_type="local", source=event["source"]
     )
-    entry = DatasetInput(dataset, [InputTag(key="mlflow.data.context", value=letter["context"])])
-    for run_id in letter["run_ids"]:
+    entry = DatasetInput(dataset, [InputTag(key="mlflow.data.context", value=event["context"])])
+    for run_id in event["run_ids"]:
         open_client(tracking_uri).log_inputs(run_id, datasets=[entry])
 
 
-def _checkpoint(tracking_uri: str, letter: Letter) -> None:
+def _checkpoint(tracking_uri: str, event: TrackingEvent) -> None:
     """An external LoggedModel, once: weights stay where they are. Its parent is an input of the run."""
     from mlflow.entities import LoggedModelInput, LoggedModelOutput
 
-    told: Mapping[str, Any] = letter["checkpoint"]
+    told: Mapping[str, Any] = event["checkpoint"]
     if find_logged_model(tracking_uri, told["checkpoint_id"]) is not None:
         return
-    client, run_id = open_client(tracking_uri), letter["run_id"]
+    client, run_id = open_client(tracking_uri), event["run_id"]
     parent = find_logged_model(tracking_uri, told["parent_id"]) if told["parent_id"] else None
     if parent is not None:
         client.log_inputs(run_id, models=[LoggedModelInput(parent)])
@@ -97,7 +97,7 @@ def _checkpoint(tracking_uri: str, letter: Letter) -> None:
         experiment_id=client.get_run(run_id).info.experiment_id,
         name=told["checkpoint_id"],
         source_run_id=run_id,
-        params={"path": letter["folder"], "num_updates": str(told["num_updates"])},
+        params={"path": event["folder"], "num_updates": str(told["num_updates"])},
         tags=tags,
         model_type="external",
     )
@@ -105,29 +105,29 @@ def _checkpoint(tracking_uri: str, letter: Letter) -> None:
     client.log_outputs(run_id, models=[LoggedModelOutput(model.model_id, step=told["num_updates"])])
 
 
-def _evaluation(tracking_uri: str, letter: Letter) -> None:
+def _evaluation(tracking_uri: str, event: TrackingEvent) -> None:
     """Metrics of the run and of the checkpoint's LoggedModel, which is an input of the run."""
     from mlflow.entities import LoggedModelInput
 
-    client, run_id = open_client(tracking_uri), letter["run_id"]
-    model_id = find_logged_model(tracking_uri, letter["checkpoint_id"])
+    client, run_id = open_client(tracking_uri), event["run_id"]
+    model_id = find_logged_model(tracking_uri, event["checkpoint_id"])
     if model_id is not None:
         client.log_inputs(run_id, models=[LoggedModelInput(model_id)])
-    for name, value in letter["metrics"].items():
+    for name, value in event["metrics"].items():
         client.log_metric(run_id, name, value, model_id=model_id)
 
 
-def _end(tracking_uri: str, letter: Letter) -> None:
+def _end(tracking_uri: str, event: TrackingEvent) -> None:
     """Of the attempt, and of the stage where no later attempt has taken it over."""
     client = open_client(tracking_uri)
-    if letter["error"]:
-        client.set_tag(letter["attempt_run_id"], "error", letter["error"])
-    client.set_terminated(letter["attempt_run_id"], letter["status"])
-    if client.get_run(letter["run_id"]).data.tags.get(ATTEMPT_TAG) == str(letter["attempt"]):
-        client.set_terminated(letter["run_id"], letter["status"])
+    if event["error"]:
+        client.set_tag(event["attempt_run_id"], "error", event["error"])
+    client.set_terminated(event["attempt_run_id"], event["status"])
+    if client.get_run(event["run_id"]).data.tags.get(ATTEMPT_TAG) == str(event["attempt"]):
+        client.set_terminated(event["run_id"], event["status"])
 
 
-_DELIVERIES: Mapping[str, Callable[[str, Letter], None]] = {
+_DELIVERIES: Mapping[str, Callable[[str, TrackingEvent], None]] = {
     "metrics": _metrics,
     "dataset": _dataset,
     "checkpoint": _checkpoint,

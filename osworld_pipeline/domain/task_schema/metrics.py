@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from osworld_pipeline.domain.task_words.word import Key, Metric, State
+from osworld_pipeline.domain.task_schema.spec import Key, Metric, State
 
 _COMMAND = {"type": "vm_command_line", "command": "cat notes/todo.txt", "shell": True}
 _FILE = {"type": "vm_file", "path": "/home/user/notes/todo.txt", "dest": "todo.txt"}

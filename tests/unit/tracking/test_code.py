@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from osworld_pipeline.lineage.code import CodeOrigin, origin_of
+from osworld_pipeline.tracking.code import CodeOrigin, origin_of
 
 
 def git(folder: Path, *arguments: str) -> str:

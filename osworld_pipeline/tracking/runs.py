@@ -17,18 +17,18 @@ from typing import Any
 
 from osworld_pipeline.domain.checkpoint import Checkpoint
 from osworld_pipeline.domain.digest import digest_bytes
-from osworld_pipeline.lineage.client import first_words, open_client, run_url, search_everywhere, told_clearly
-from osworld_pipeline.lineage.letters import (
+from osworld_pipeline.tracking.client import first_words, open_client, run_url, search_everywhere, told_clearly
+from osworld_pipeline.tracking.events import (
     ATTEMPT_TAG,
-    checkpoint_letter,
-    dataset_letter,
+    checkpoint_event,
+    dataset_event,
     deliver,
-    end_letter,
-    evaluation_letter,
-    metrics_letter,
+    end_event,
+    evaluation_event,
+    metrics_event,
 )
-from osworld_pipeline.lineage.models import find_logged_model
-from osworld_pipeline.lineage.outbox import Outbox
+from osworld_pipeline.tracking.models import find_logged_model
+from osworld_pipeline.tracking.outbox import Outbox
 
 __all__ = [
     "StageRun",
@@ -63,20 +63,20 @@ class StageRun:
     outbox: Outbox
 
     def log_metrics(self, update: int, metrics: Mapping[str, float]) -> None:
-        self.outbox.post(metrics_letter(self._both, update, metrics, at_ms=int(time.time() * 1000)))
+        self.outbox.post(metrics_event(self._both, update, metrics, at_ms=int(time.time() * 1000)))
 
     def log_dataset(self, name: str, digest: str, source: str, *, context: str = "training") -> None:
         """Records which data went in, by our own digest."""
-        self.outbox.post(dataset_letter(self._both, name, digest, source, context=context))
+        self.outbox.post(dataset_event(self._both, name, digest, source, context=context))
 
     def log_checkpoint(self, checkpoint: Checkpoint, *, folder: Path | str) -> None:
         """Registers `checkpoint` as an external LoggedModel once, its parent as an input of the run. `folder`: where
         the weights lie, or an endpoint's address."""
-        self.outbox.post(checkpoint_letter(self.run_id, checkpoint, folder=folder))
+        self.outbox.post(checkpoint_event(self.run_id, checkpoint, folder=folder))
 
     def log_evaluation(self, checkpoint_id: str, metrics: Mapping[str, float]) -> None:
         """Figures of a checkpoint: metrics of this run and of its LoggedModel, which is an input of the run."""
-        self.outbox.post(evaluation_letter(self.run_id, checkpoint_id, metrics))
+        self.outbox.post(evaluation_event(self.run_id, checkpoint_id, metrics))
 
     def url(self, base_url: str) -> str:
         """Where MLflow's UI at `base_url` shows the stage."""
@@ -128,7 +128,7 @@ def stage_run(
         status, error_text = "FAILED", first_words(error, limit=500)
         raise
     finally:
-        outbox.post(end_letter(run_id, attempt_run_id, attempt=attempt, status=status, error=error_text))
+        outbox.post(end_event(run_id, attempt_run_id, attempt=attempt, status=status, error=error_text))
         if status == "KILLED":
             outbox.close(timeout_s=INTERRUPTED_CLOSE_S)
         else:

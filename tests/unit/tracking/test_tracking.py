@@ -10,8 +10,8 @@ import pytest
 
 from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
 from osworld_pipeline.errors import TrackingError
-from osworld_pipeline.lineage.models import champion_checkpoint, find_logged_model, register_champion
-from osworld_pipeline.lineage.tracking import find_attempts, find_run, flatten_params, metric_history, stage_run
+from osworld_pipeline.tracking.models import champion_checkpoint, find_logged_model, register_champion
+from osworld_pipeline.tracking.runs import find_attempts, find_run, flatten_params, metric_history, stage_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # MLflow's own warnings are not ours to mend
 
@@ -138,7 +138,7 @@ def test_nested_parameters_are_flattened_by_dots() -> None:
 
 def test_a_program_killed_while_it_makes_the_database_leaves_none_or_a_whole_one(tmp_path: Path) -> None:
     database = tmp_path / "mlflow" / "mlflow.db"
-    opening = f"from osworld_pipeline.lineage.tracking import find_run; find_run('sqlite:///{database}', 'a-stage')"
+    opening = f"from osworld_pipeline.tracking.runs import find_run; find_run('sqlite:///{database}', 'a-stage')"
     process = subprocess.Popen([sys.executable, "-c", opening])
     try:
         wait_until = time.monotonic() + 60

@@ -15,11 +15,11 @@ from env_server import setup
 from env_server.evaluators import getters, metrics
 from env_server.evaluators.describe import describe
 from osworld_pipeline.domain.task import Task
-from osworld_pipeline.domain.task_words.getters import GETTERS
-from osworld_pipeline.domain.task_words.metrics import METRICS
-from osworld_pipeline.domain.task_words.osworld import OSWORLD_GETTERS, OSWORLD_METRICS, OSWORLD_VERBS
-from osworld_pipeline.domain.task_words.reading import check_task, check_verbs, read_grader
-from osworld_pipeline.domain.task_words.verbs import VERBS
+from osworld_pipeline.domain.task_schema.getters import GETTERS
+from osworld_pipeline.domain.task_schema.metrics import METRICS
+from osworld_pipeline.domain.task_schema.osworld import OSWORLD_GETTERS, OSWORLD_METRICS, OSWORLD_VERBS
+from osworld_pipeline.domain.task_schema.reading import check_task, check_verbs, read_grader
+from osworld_pipeline.domain.task_schema.verbs import VERBS
 from osworld_pipeline.errors import TaskError
 from osworld_pipeline.evaluation.suites import SUITES, build_suite
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 KEPT_BYTES = 4000
 
 
-class LastWords:
+class StderrTail:
     def __init__(self) -> None:
         self.is_silent = asyncio.Event()
         """Set once every process that could still say something has ended."""
@@ -23,7 +23,7 @@ class LastWords:
         return self._tail.decode("utf-8", "replace").strip().splitlines()
 
     @contextmanager
-    def hearing(self) -> Iterator[int]:
+    def capture(self) -> Iterator[int]:
         """The descriptor to give to the child that is started within the block; where that fails, nothing is heard."""
         read_end, write_end = os.pipe()
         try:

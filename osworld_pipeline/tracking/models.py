@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from osworld_pipeline.errors import TrackingError
-from osworld_pipeline.lineage.client import SQLITE, open_client, search_everywhere, told_clearly
+from osworld_pipeline.tracking.client import SQLITE, open_client, search_everywhere, told_clearly
 
 CHECKPOINT_TAG = "checkpoint_id"
 POLICY = "osworld-policy"

@@ -12,7 +12,7 @@ from osworld_pipeline.training.fits import check_length
 
 
 @dataclass(frozen=True, kw_only=True)
-class Share:
+class MicroBatch:
     """What one rank runs in one round."""
 
     trajectories: tuple[Trajectory, ...]
@@ -20,14 +20,14 @@ class Share:
     """Another rank's work, run again for the exchanges alone: it counts for nothing."""
 
 
-def deal(
+def make_micro_batches(
     trajectories: Sequence[Trajectory],
     *,
     num_ranks: int = 1,
     max_tokens: int,
     max_sequences: int | None = None,
     is_packed: bool = False,
-) -> list[list[Share]]:
+) -> list[list[MicroBatch]]:
     """Rounds, each with a share for every rank. Passes with and without images never stand in one round, because only
     the former use the vision tower.
 
@@ -36,7 +36,7 @@ def deal(
     """
     for trajectory in trajectories:
         check_length(trajectory, max_tokens=max_tokens)
-    rounds: list[list[Share]] = []
+    rounds: list[list[MicroBatch]] = []
     for with_images in (True, False):
         chosen = [item for item in trajectories if bool(len(item.images)) is with_images]
         if num_ranks == 1:
@@ -44,11 +44,11 @@ def deal(
         else:
             parts = _split_for_all(chosen, num_ranks, max_tokens, max_sequences, is_packed)
         for start in range(0, len(parts), num_ranks):
-            shares = [Share(trajectories=tuple(part)) for part in parts[start : start + num_ranks]]
-            missing = num_ranks - len(shares)
+            micro_batches = [MicroBatch(trajectories=tuple(part)) for part in parts[start : start + num_ranks]]
+            missing = num_ranks - len(micro_batches)
             # The smallest of the round's passes is the cheapest one to run for nothing.
-            shares += [Share(trajectories=shares[-1].trajectories, is_dummy=True)] * missing
-            rounds.append(shares)
+            micro_batches += [MicroBatch(trajectories=micro_batches[-1].trajectories, is_dummy=True)] * missing
+            rounds.append(micro_batches)
     return rounds
 
 
