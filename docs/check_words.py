@@ -1,0 +1,105 @@
+"""Finds mannered turns in what a person reads: `python docs/check_words.py [FILE ...]`, part of `make check`. It reads
+comments, docstrings and other strings of Python files, comments of TOML files, and all of Markdown and HTML."""
+
+import io
+import re
+import subprocess
+import sys
+import tokenize
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+SUFFIXES = (".py", ".md", ".toml", ".html")
+NOT_READ = ("tests/", "docs/check_words.py")
+"""Tests say what must be true in sentences of their own; their names are not searched."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    pattern: str
+    instead: str
+
+
+TURNS = (
+    Turn(r"told|tells|telling", "reported, configured, distinguishes, shows"),
+    Turn(r"nobody|somebody|everybody|whoever", "no user, no one, any caller; or name who it is"),
+    Turn(r"whatever is|whatever it is", "any, every"),
+    Turn(r"beside", "next to, besides, with, in addition to"),
+    Turn(r"(?:its|his|their) word", "its score, its answer, its error"),
+    Turn(r"leaves? word", "publishes its error"),
+    Turn(r"has no say|have no say", "is ignored"),
+    Turn(r"for ever", "until cancelled, without a limit"),
+    Turn(r"bury|buries|buried", "reap, discard"),
+    Turn(r"crown(?:ed|s)?", "set the champion"),
+    Turn(r"mend(?:s|ed|ing)?", "fix, repair, recover"),
+    Turn(r"deaf", "ignores"),
+    Turn(r"hears?|heard|hearing", "receives, handles"),
+    Turn(r"lest|aught|ought|upon|shall", "plain modern words"),
+)
+ALLOWED: dict[str, tuple[str, ...]] = {}
+"""By file: parts of lines in which a turn is right."""
+_ANY = re.compile(r"\b(?:" + "|".join(f"({turn.pattern})" for turn in TURNS) + r")\b", re.IGNORECASE)
+_REPLACED = re.compile(r"\{[^{}]*\}")
+
+
+@dataclass(frozen=True)
+class Finding:
+    path: str
+    line: int
+    """From 1."""
+    text: str
+    instead: str
+
+
+def find_turns(path: str, text: str) -> Iterator[Finding]:
+    allowed = ALLOWED.get(path, ())
+    for number, line in _read_lines(path, text):
+        for match in _ANY.finditer(line):
+            if any(part in line for part in allowed):
+                continue
+            turn = TURNS[(match.lastindex or 1) - 1]
+            yield Finding(path=path, line=number, text=match[0], instead=turn.instead)
+
+
+def _read_lines(path: str, text: str) -> Iterator[tuple[int, str]]:
+    """(line from 1, what a person reads of it)."""
+    if path.endswith(".py"):
+        yield from _python_lines(text)
+    elif path.endswith(".toml"):
+        for number, line in enumerate(text.splitlines(), 1):
+            if "#" in line:
+                yield number, line.partition("#")[2]
+    else:
+        yield from enumerate(text.splitlines(), 1)
+
+
+def _python_lines(text: str) -> Iterator[tuple[int, str]]:
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in (tokenize.COMMENT, tokenize.STRING):
+            continue
+        shown = token.string
+        if token.type == tokenize.STRING and "f" in shown[: shown.index(shown[-1])].lower():
+            shown = _REPLACED.sub("", shown)
+        for offset, line in enumerate(shown.splitlines()):
+            yield token.start[0] + offset, line
+
+
+def main(arguments: list[str]) -> int:
+    paths = arguments or _tracked_files()
+    findings = [finding for path in paths for finding in find_turns(path, (ROOT / path).read_text(encoding="utf-8"))]
+    for finding in findings:
+        print(f"{finding.path}:{finding.line}: '{finding.text}'; say instead: {finding.instead}")
+    print(f"{len(paths)} files, {len(findings)} mannered turns")
+    return 1 if findings else 0
+
+
+def _tracked_files() -> list[str]:
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0")
+    return [name for name in names if name.endswith(SUFFIXES) and not name.startswith(NOT_READ)]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
