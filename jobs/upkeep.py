@@ -4,14 +4,21 @@ from dataclasses import asdict
 
 import dagster as dg
 
+from osworld_pipeline.object_store import read_note
+from osworld_pipeline.remote.garbage import collect_remote_garbage
 from osworld_pipeline.runs import upkeep
 from resources.state import StateResource
 
 
 @dg.op(pool="upkeep")
 def remove_garbage(context: dg.OpExecutionContext, state: StateResource) -> None:
-    """Removes images and superseded files that no row refers to, after a grace; safe beside writers."""
-    context.log.info("collected: %s", asdict(upkeep.collect_garbage(state.dir())))
+    """Removes images and superseded files that no row refers to, after a grace, here and on the object store that the
+    state is pushed to; safe beside writers."""
+    folder = state.dir()
+    context.log.info("removed: %s", asdict(upkeep.collect_garbage(folder)))
+    note = read_note(folder.root)
+    if note is not None and note.role == "origin":
+        context.log.info("removed from %s: %s", note.url, asdict(collect_remote_garbage(folder, note.url)))
 
 
 @dg.job(

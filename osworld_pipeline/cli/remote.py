@@ -1,5 +1,6 @@
-"""`remote push`, `remote pull` and `remote status`: the state on an S3-compatible object store."""
+"""`remote push`, `pull`, `status` and `collect-garbage`: the state on an S3-compatible object store."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -80,4 +81,29 @@ def status(state: StateOption = Path("var"), state_remote: StateRemoteOption = "
     print(
         f"{folder.root} ({found.role or 'not pushed yet'}) has {here}; {counted(found.num_changed, 'file')} changed "
         "here since"
+    )
+
+
+@remote.command("collect-garbage")
+def collect(
+    state: StateOption = Path("var"),
+    state_remote: StateRemoteOption = "",
+    grace_h: Annotated[float, typer.Option(min=0, help="Keep what was uploaded within so many hours.")] = 24.0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be removed.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Push, then remove from the object store what neither its manifest nor a row names; safe beside training."""
+    from osworld_pipeline.remote.garbage import collect_remote_garbage
+    from osworld_pipeline.remote.status import need_remote
+
+    folder = existing_state(state)
+    url = need_remote(folder, state_remote)
+    done = collect_remote_garbage(folder, url, grace_s=grace_h * 3600, is_dry_run=dry_run)
+    if as_json:
+        tell({**asdict(done), "is_dry_run": dry_run})
+        return
+    print(
+        f"{'would remove' if dry_run else 'removed'} {counted(done.num_images, 'image')} "
+        f"({done.image_bytes / 1e6:,.1f} MB) and {counted(done.num_files, 'object')} of killed pushes "
+        f"({done.file_bytes / 1e6:,.1f} MB)"
     )

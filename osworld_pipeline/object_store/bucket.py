@@ -4,7 +4,7 @@ is one StoreError. Credentials, endpoint and region are those of the environment
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import lru_cache
@@ -20,6 +20,8 @@ CONNECT_TIMEOUT = timedelta(seconds=5)
 MAX_RETRIES = 6
 RETRY_TIMEOUT = timedelta(seconds=90)
 CHUNK_BYTES = 8 << 20
+LISTED = 1_000
+"""Objects of one answer."""
 CHUNKS_AT_ONCE = 4
 """Of one file that is uploaded."""
 CREDENTIALS = (
@@ -33,6 +35,13 @@ class Found(NamedTuple):
     data: bytes
     version: str
     """The entity tag, for `replace`."""
+
+
+class Listed(NamedTuple):
+    key: str
+    num_bytes: int
+    modified: float
+    """Unix time, by the store's clock."""
 
 
 class OutdatedError(Exception):
@@ -132,13 +141,26 @@ class Bucket:
             except FileNotFoundError:
                 return None
 
-    def remove(self, keys: list[str]) -> None:
+    def list(self, prefix: str = "") -> Iterator[Listed]:
+        """The objects below `prefix`, which is whole parts of keys, in no order. Raises StoreError."""
+        import obstore
+
+        found = iter(obstore.list(self._store, prefix or None, chunk_size=LISTED))
+        while True:
+            with self._explained("list its objects"):
+                batch = next(found, None)
+            if batch is None:
+                return
+            for one in batch:
+                yield Listed(str(one["path"]), int(one["size"]), one["last_modified"].timestamp())
+
+    def remove(self, keys: Sequence[str]) -> None:
         """What is gone already is fine. Raises StoreError."""
         import obstore
 
         if keys:
             with self._explained("remove objects"):
-                obstore.delete(self._store, keys)
+                obstore.delete(self._store, [*keys])
 
     @contextmanager
     def _explained(self, what: str, *, but: tuple[type[Exception], ...] = ()) -> Iterator[None]:

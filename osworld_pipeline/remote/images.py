@@ -5,6 +5,7 @@ A journal next to the state says which are there. It is for speed alone: without
 """
 
 import os
+import shutil
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Set
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +23,7 @@ NUM_THREADS = 8
 FILES_AT_ONCE = 16
 """Whose images are in memory at once, by their hashes."""
 JOURNAL = "pushed-"
-"""Its folder, followed by the id of the state."""
+"""Its folder, followed by RemoteManifest.journal."""
 _DIGEST_BYTES = 32
 
 
@@ -35,7 +36,7 @@ class ImageSummary:
 
 
 def push_images(
-    state: StateDir, bucket: Bucket, files: Iterable[str], packs: Set[str], *, state_id: str
+    state: StateDir, bucket: Bucket, files: Iterable[str], packs: Set[str], *, journal: str
 ) -> ImageSummary:
     """Uploads the images that the rows of these files name and that are in none of `packs`.
 
@@ -44,14 +45,14 @@ def push_images(
         StoreError: the object store or the file system refused.
     """
     done = ImageSummary()
-    journal = _Journal(state.root / FOLDER / f"{JOURNAL}{state_id}")
+    known = _Journal(state.root / FOLDER / f"{JOURNAL}{journal}")
     waiting: set[bytes] = set()
     for number, path in enumerate(files, start=1):
         waiting.update(_images_of(state.root / path))
         if number % FILES_AT_ONCE == 0:
-            done = _plus(done, _push(state, bucket, journal, waiting, packs))
+            done = _plus(done, _push(state, bucket, known, waiting, packs))
             waiting.clear()
-    return _plus(done, _push(state, bucket, journal, waiting, packs))
+    return _plus(done, _push(state, bucket, known, waiting, packs))
 
 
 def _push(state: StateDir, bucket: Bucket, journal: "_Journal", images: set[bytes], packs: Set[str]) -> ImageSummary:
@@ -93,6 +94,15 @@ def _is_packed(blobs: BlobStore, sha256: str, packs: Set[str]) -> bool:
     return any(entry.pack in packs for entry in blobs.packs.entries(sha256))
 
 
+def replace_journal(state: StateDir, old: str, new: str, removed: Set[bytes]) -> None:
+    """Makes the journal `new` of `old`, without the `removed` images. A kill in between costs a request for each image
+    that is pushed later."""
+    before, after = (_Journal(state.root / FOLDER / f"{JOURNAL}{name}") for name in (old, new))
+    for name in before.names():
+        after.add(name, sorted(before.read(name) - removed))
+    before.remove()
+
+
 class _Journal:
     """SHA-256 of images that the object store has, 32 bytes each, in 256 files."""
 
@@ -107,6 +117,12 @@ class _Journal:
             return set()
         whole = len(data) - len(data) % _DIGEST_BYTES  # a killed writer may leave a piece
         return {data[start : start + _DIGEST_BYTES] for start in range(0, whole, _DIGEST_BYTES)}
+
+    def names(self) -> list[str]:
+        return sorted(path.name for path in self._folder.iterdir())
+
+    def remove(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def add(self, name: str, digests: list[bytes]) -> None:
         if not digests:

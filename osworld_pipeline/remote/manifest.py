@@ -20,8 +20,8 @@ KEY = "remote.json"
 BASE = "base.json"
 PENDING = "pending.json"
 """What a push is about to make the manifest."""
-FORMAT = 2
-"""1 had no packs of images."""
+FORMAT = 3
+"""1 had no packs of images, 2 no collections."""
 _PATH = re.compile(r"((trajectories|tables|suites|checkpoints|blobs/packs)(/[A-Za-z0-9_][^/\\\0]*)+|osworld\.duckdb)")
 
 
@@ -54,10 +54,19 @@ class RemoteManifest:
     """As that manifest names them, by head table."""
     retired_objects: Mapping[str, float] = field(default_factory=dict)
     """Objects that no path names any longer, and since when (Unix time)."""
+    collection: int = 0
+    """One more with each garbage collection. A journal of uploaded images counts for one number only."""
+    closed_until: float = 0.0
+    """Unix time until which a garbage collection removes objects: no push may begin or end before."""
+
+    @property
+    def journal(self) -> str:
+        """Names the journal of the images that were uploaded for this state since its last garbage collection."""
+        return f"{self.state_id}-{self.collection}" if self.collection else self.state_id
 
     def to_bytes(self) -> bytes:
-        # Without packs a program of before can read it.
-        number = FORMAT if any(path.startswith("blobs/") for path in self.files) else 1
+        # An earlier version reads what has no collections, or no packs either.
+        number = FORMAT if self.collection else 2 if any(path.startswith("blobs/") for path in self.files) else 1
         return orjson.dumps({"format": number, **asdict(self)}, option=orjson.OPT_SORT_KEYS)
 
     @classmethod
@@ -74,6 +83,8 @@ class RemoteManifest:
                 compaction=found["compaction"],
                 compacted={head: tuple(names) for head, names in found["compacted"].items()},
                 retired_objects=found["retired_objects"],
+                collection=found.get("collection", 0),
+                closed_until=found.get("closed_until", 0.0),
             )
         except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError, ValueError) as error:
             raise StoreError(f"{where} is damaged ({error}): push the state again from its origin") from error

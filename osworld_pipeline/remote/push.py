@@ -32,6 +32,7 @@ from osworld_pipeline.remote.manifest import (
 )
 
 ID = "id"
+LOCK = f"{FOLDER}/sync.lock"
 NUM_THREADS = 4
 NUM_LOOKS = 5
 LOCK_TIMEOUT_S = 600.0
@@ -70,24 +71,28 @@ def push(state: StateDir, url: str) -> PushSummary:
             f"{state.root} belongs to {note.url}, not to {bucket.url}: name that one, or remove {state.root / FOLDER} "
             "to begin anew"
         )
-    lock = state.root / FOLDER / "sync.lock"
-    with locked(lock, timeout_s=LOCK_TIMEOUT_S, error=StoreError, what="the copy on the object store"):
-        remote = _need_known(state, bucket)
-        done = _push(state, bucket, remote)
+    with locked(state.root / LOCK, timeout_s=LOCK_TIMEOUT_S, error=StoreError, what="the copy on the object store"):
+        remote = need_known(state, bucket)
+        done = push_known(state, bucket, remote)
         if note is None:
             write_note(state.root, RemoteNote(url=bucket.url, role="origin"))
         return done
 
 
-def _need_known(state: StateDir, bucket: Bucket) -> Remote | None:
-    """What is there, if it is what this folder last pushed or pulled."""
+def need_known(state: StateDir, bucket: Bucket) -> Remote | None:
+    """What is there. Raises StoreError where it is not what this folder last pushed or pulled, or is closed now."""
     remote, base = read_remote(bucket), read_base(state.root)
     if remote is None:
         if base is not None:
             # It was emptied since: images that the journal knows are not there.
-            shutil.rmtree(state.root / FOLDER / f"{JOURNAL}{base.state_id}", ignore_errors=True)
+            shutil.rmtree(state.root / FOLDER / f"{JOURNAL}{base.journal}", ignore_errors=True)
             (state.root / FOLDER / ID).unlink(missing_ok=True)
         return None
+    left_s = remote.manifest.closed_until - time.time()
+    if left_s > 0:
+        raise StoreError(
+            f"garbage of {bucket.url} is being collected: try again, in {left_s / 60:.0f} minutes at the latest"
+        )
     if remote.manifest == read_base(state.root, PENDING):
         return remote  # an earlier push was killed after its swap
     if base is None or base.state_id != remote.manifest.state_id:
@@ -98,7 +103,8 @@ def _need_known(state: StateDir, bucket: Bucket) -> Remote | None:
     return remote
 
 
-def _push(state: StateDir, bucket: Bucket, remote: Remote | None) -> PushSummary:
+def push_known(state: StateDir, bucket: Bucket, remote: Remote | None) -> PushSummary:
+    """`remote`: what `need_known` gave. The caller holds the lock."""
     before = remote.manifest if remote else RemoteManifest(state_id=_new_id(state), generation=0, files={})
     hashes = Hashes(state.root)
     for _ in range(NUM_LOOKS):
@@ -106,7 +112,7 @@ def _push(state: StateDir, bucket: Bucket, remote: Remote | None) -> PushSummary
         new = [path for path, file in contents.files.items() if before.files.get(path) != file]
         try:
             packs = {path.rpartition("/")[2] for path in contents.files if is_pack(path)}
-            images = push_images(state, bucket, new, packs, state_id=before.state_id)
+            images = push_images(state, bucket, new, packs, journal=before.journal)
             sizes = _upload(state, bucket, contents, new)
             break
         except FileNotFoundError:
@@ -118,7 +124,7 @@ def _push(state: StateDir, bucket: Bucket, remote: Remote | None) -> PushSummary
     manifest = _next(before, contents) if is_changed else before
     if is_changed:
         write_base(state.root, manifest, PENDING)
-        _swap(state, bucket, manifest, remote)
+        swap(state, bucket, manifest, remote)
     write_base(state.root, manifest)
     return PushSummary(
         generation=manifest.generation,
@@ -175,6 +181,7 @@ def _next(before: RemoteManifest, contents: Contents) -> RemoteManifest:
         compaction=contents.compaction.generation,
         compacted=contents.compaction.files,
         retired_objects=retired,
+        collection=before.collection,
     )
 
 
@@ -182,7 +189,7 @@ def _keys(files: Mapping[str, RemoteFile]) -> set[str]:
     return {file.key(path) for path, file in files.items()}
 
 
-def _swap(state: StateDir, bucket: Bucket, manifest: RemoteManifest, remote: Remote | None) -> None:
+def swap(state: StateDir, bucket: Bucket, manifest: RemoteManifest, remote: Remote | None) -> None:
     try:
         bucket.replace(KEY, manifest.to_bytes(), version=remote.version if remote else None)
     except OutdatedError as error:

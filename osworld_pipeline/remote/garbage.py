@@ -1,0 +1,171 @@
+"""Garbage collection on the object store: removes objects that neither the manifest nor a row of the state names.
+
+While it removes objects, the manifest is closed: a push that began before fails at its swap, and no other begins. A
+collection that was killed leaves it closed for CLOSED_S at most.
+"""
+
+import re
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import PurePosixPath
+
+from osworld_pipeline.atomic_io import locked
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.errors import StoreError
+from osworld_pipeline.object_store import Bucket, open_bucket, read_note
+from osworld_pipeline.object_store.bucket import Listed
+from osworld_pipeline.remote.images import replace_journal
+from osworld_pipeline.remote.manifest import Remote, is_pack, read_remote, write_base
+from osworld_pipeline.remote.push import LOCK, LOCK_TIMEOUT_S, need_known, push_known, swap
+from osworld_pipeline.trajectories import BlobStore
+from osworld_pipeline.trajectories.garbage import used_images
+from osworld_pipeline.trajectories.image_sets import absent
+
+GRACE_S = 86_400.0
+"""Objects that were uploaded later stay: a push that was killed finds them again."""
+CLOSED_S = 600.0
+"""How long the manifest is closed at a time; a collection that takes longer closes it again."""
+MARGIN_S = 120.0
+"""Nothing is removed in the last part of that time: clocks of two machines may differ by so much."""
+BATCH = 1_000
+"""Objects that one request removes."""
+PACKS = "blobs/packs"
+_IMAGE = re.compile(r"blobs/[0-9a-f]{2}/(?P<sha256>[0-9a-f]{64})\.[a-z]+")
+_FILE = re.compile(r"objects/[0-9a-f]{2}/[0-9a-f]{64}|blobs/packs/[^/]+\.zip")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoteGarbage:
+    """What was removed, or would be."""
+
+    num_images: int = 0
+    """Objects of one image each that no row names, or that a pack has."""
+    image_bytes: int = 0
+    num_files: int = 0
+    """Objects that killed pushes left."""
+    file_bytes: int = 0
+
+
+def collect_remote_garbage(
+    state: StateDir, url: str, *, grace_s: float = GRACE_S, is_dry_run: bool = False
+) -> RemoteGarbage:
+    """Pushes the state, then removes the objects that are older than `grace_s` and that nothing names; safe beside
+    training, readers and pushes from elsewhere. A dry run pushes nothing, so it goes by the last push.
+
+    Raises:
+        StoreError: the folder is not the origin of the state there; nothing was pushed yet; a row or an index cannot be
+            read; another push or collection runs; or the object store refused.
+        DependencyError: obstore is not installed.
+    """
+    bucket = open_bucket(url)
+    note = read_note(state.root)
+    if note is None or note.role != "origin" or note.url != bucket.url:
+        raise StoreError(f"{state.root} is not the origin of {bucket.url}: collect its garbage in the folder that is")
+    lock = state.root / LOCK
+    with locked(lock, timeout_s=LOCK_TIMEOUT_S, error=StoreError, what="the copy on the object store"):
+        remote = need_known(state, bucket)
+        if is_dry_run:
+            if remote is None:
+                raise StoreError(f"nothing was pushed to {bucket.url} yet")
+            return _total(_dead(state, bucket, remote, before=time.time() - grace_s))
+        push_known(state, bucket, remote)
+        return _collect(state, bucket, grace_s)
+
+
+def _collect(state: StateDir, bucket: Bucket, grace_s: float) -> RemoteGarbage:
+    with _closed(state, bucket) as closed:
+        dead = _dead(state, bucket, closed.remote, before=time.time() - grace_s)
+        removed: set[bytes] = set()
+        done = RemoteGarbage()
+        while batch := list(islice(dead, BATCH)):
+            closed.keep_closed()
+            bucket.remove([one.key for one in batch])
+            removed.update(bytes.fromhex(match["sha256"]) for one in batch if (match := _IMAGE.fullmatch(one.key)))
+            done = _plus(done, _total(batch))
+        manifest = closed.remote.manifest
+        old = replace(manifest, collection=manifest.collection - 1)
+        replace_journal(state, old.journal, manifest.journal, removed)
+    return done
+
+
+class _Closed:
+    """The manifest of an object store, closed to pushes. Its `collection` is one more than before."""
+
+    def __init__(self, state: StateDir, bucket: Bucket, remote: Remote) -> None:
+        self._state, self._bucket = state, bucket
+        self.remote = remote
+        self._set(collection=remote.manifest.collection + 1, closed_until=time.time() + CLOSED_S)
+
+    def keep_closed(self) -> None:
+        """Raises StoreError."""
+        now = time.time()
+        closed_until = self.remote.manifest.closed_until
+        if now > closed_until - MARGIN_S:
+            raise StoreError(f"{self._bucket.url} answered too slowly: the collection ended early; start it again")
+        if now > closed_until - CLOSED_S / 2:
+            self._set(closed_until=now + CLOSED_S)
+
+    def open(self) -> None:
+        """Raises StoreError."""
+        self._set(closed_until=0.0)
+
+    def _set(self, **changes: float) -> None:
+        manifest = replace(self.remote.manifest, **changes)  # pyright: ignore[reportArgumentType]
+        swap(self._state, self._bucket, manifest, self.remote)
+        found = read_remote(self._bucket)
+        if found is None or found.manifest != manifest:
+            raise StoreError(f"{self._bucket.url} was changed meanwhile: collect its garbage again")
+        self.remote = found
+        write_base(self._state.root, manifest)
+
+
+@contextmanager
+def _closed(state: StateDir, bucket: Bucket) -> Iterator[_Closed]:
+    remote = read_remote(bucket)
+    if remote is None:
+        raise StoreError(f"nothing was pushed to {bucket.url} yet")
+    closed = _Closed(state, bucket, remote)
+    try:
+        yield closed
+    finally:
+        closed.open()
+
+
+def _dead(state: StateDir, bucket: Bucket, remote: Remote, *, before: float) -> Iterator[Listed]:
+    """Objects that were uploaded before `before` (Unix time) and that neither the manifest nor, for images, a row
+    names. An image of a row is one of them if a pack has it that was uploaded before that time, too."""
+    manifest = remote.manifest
+    named = {file.key(path) for path, file in manifest.files.items()} | manifest.retired_objects.keys()
+    used = used_images((state.tables, state.trajectories))
+    packs = {path for path in manifest.files if is_pack(path)}
+    settled = {PurePosixPath(one.key).name for one in bucket.list(PACKS) if one.key in packs and one.modified < before}
+    blobs = BlobStore(state.blobs)
+    listed = (one for one in bucket.list() if one.modified < before and one.key not in named)
+    while batch := list(islice(listed, BATCH)):
+        yield from (one for one in batch if _FILE.fullmatch(one.key))
+        images = [(match["sha256"], one) for one in batch if (match := _IMAGE.fullmatch(one.key))]
+        unused = set(absent([sha256 for sha256, _ in images], used))
+        for place, (sha256, one) in enumerate(images):
+            if place in unused or any(entry.pack in settled for entry in blobs.packs.entries(sha256)):
+                yield one
+
+
+def _total(objects: Iterable[Listed]) -> RemoteGarbage:
+    done = RemoteGarbage()
+    for one in objects:
+        is_image = _IMAGE.fullmatch(one.key) is not None
+        done = _plus(done, RemoteGarbage(num_images=1, image_bytes=one.num_bytes) if is_image
+                     else RemoteGarbage(num_files=1, file_bytes=one.num_bytes))  # fmt: skip
+    return done
+
+
+def _plus(one: RemoteGarbage, other: RemoteGarbage) -> RemoteGarbage:
+    return RemoteGarbage(
+        num_images=one.num_images + other.num_images,
+        image_bytes=one.image_bytes + other.image_bytes,
+        num_files=one.num_files + other.num_files,
+        file_bytes=one.file_bytes + other.file_bytes,
+    )
