@@ -8,10 +8,10 @@ import dagster as dg
 from assets.stage import StageServices, checkpoint_result, run_stage, try_stage
 from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.runs.endpoints import is_address
-from osworld_pipeline.runs.flywheel_plan import FlywheelResult, Round, walk_flywheel
-from osworld_pipeline.runs.retraining import RETRAINING_TAG
-from osworld_pipeline.runs.stages import flywheel_data_digest, gspo_data_digest, training_data_digest
+from osworld_pipeline.runs.checkpoints.endpoints import is_address
+from osworld_pipeline.runs.checkpoints.ids import flywheel_data_digest, gspo_data_digest, training_data_digest
+from osworld_pipeline.runs.flywheel.plan import FlywheelResult, Round, walk_flywheel
+from osworld_pipeline.runs.flywheel.retraining import RETRAINING_TAG
 from osworld_pipeline.tables.checkpoints import read_checkpoint_row, read_checkpoints
 from osworld_pipeline.tables.preview import markdown_table
 from resources.desktops import DesktopsResource

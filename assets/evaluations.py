@@ -15,12 +15,12 @@ from osworld_pipeline.evaluation.scores import CheckpointScore, read_scores
 from osworld_pipeline.evaluation.suite_files import suite_names
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.remote.status import push_after
-from osworld_pipeline.runs.champion import choose_champion
-from osworld_pipeline.runs.embedded_server import EnvServers
-from osworld_pipeline.runs.endpoints import is_address
-from osworld_pipeline.runs.evaluation_plan import EvaluationPlan, load_suite, plan_evaluation
-from osworld_pipeline.runs.leaderboard import read_leaderboard
-from osworld_pipeline.runs.registered import register_checkpoint
+from osworld_pipeline.runs.checkpoints.endpoints import is_address
+from osworld_pipeline.runs.checkpoints.registry import register_checkpoint
+from osworld_pipeline.runs.evaluate.champion import choose_champion
+from osworld_pipeline.runs.evaluate.leaderboard import read_leaderboard
+from osworld_pipeline.runs.evaluate.plan import EvaluationPlan, load_suite, plan_evaluation
+from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.checkpoints import read_checkpoints
 from resources.desktops import DesktopsResource
@@ -174,7 +174,9 @@ def evaluation_report(
     context: dg.AssetExecutionContext, state: StateResource, recipe: RecipeResource, tracking: TrackingResource
 ) -> dg.MaterializeResult:
     """Self-contained HTML pages: scores with intervals, each training run, each suite, and an index of them."""
-    from osworld_pipeline.runs.report import make_all_reports  # templates and pictures: not when definitions are loaded
+    from osworld_pipeline.runs.evaluate.report import (
+        make_all_reports,  # templates and pictures: not when definitions are loaded
+    )
 
     folder = state.dir()
     ids = [checkpoint.checkpoint_id for checkpoint in latest_checkpoints(context, state)]

@@ -4,7 +4,7 @@ from urllib.parse import urlencode
 
 import dagster as dg
 
-from osworld_pipeline.runs.embedded_server import EnvServers
+from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
 from osworld_pipeline.tracking.runs import StageRun
 from resources.tracking import TrackingResource
 

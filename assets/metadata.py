@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 
 from osworld_pipeline.columns import OWNED_TABLES, doc_of, unit_of
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.runs.invariants import Violations
+from osworld_pipeline.runs.upkeep.invariants import Violations
 from osworld_pipeline.tables.owned import table_path
 from osworld_pipeline.tables.preview import markdown_table, preview_table
 

@@ -5,9 +5,9 @@ import dagster as dg
 from assets.metadata import reject_metadata
 from osworld_pipeline.datasets.raw import REPLAY_SOURCES, TASK_SOURCES, Source
 from osworld_pipeline.runs.code_version import code_version
-from osworld_pipeline.runs.record_sources import read_recording, recording_key
-from osworld_pipeline.runs.replay_import import sync_replay_import
-from osworld_pipeline.runs.source_summaries import READERS, look_at_imports, look_at_source
+from osworld_pipeline.runs.sources.record_sources import read_recording, recording_key
+from osworld_pipeline.runs.sources.replay_import import sync_replay_import
+from osworld_pipeline.runs.sources.source_summaries import READERS, look_at_imports, look_at_source
 from osworld_pipeline.tables.preview import markdown_table
 from resources.desktops import DesktopsResource
 from resources.launcher import Launcher

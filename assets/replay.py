@@ -7,7 +7,7 @@ import dagster as dg
 from assets.metadata import NUM_SHOWN, column_schema
 from osworld_pipeline.columns import REPLAY_VERIFICATIONS
 from osworld_pipeline.runs.code_version import code_version
-from osworld_pipeline.runs.verification_summary import (
+from osworld_pipeline.runs.verify_replay.summary import (
     MODULES,
     VerificationSummary,
     read_summary,

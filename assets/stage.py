@@ -15,8 +15,8 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.recipes.load import source_lines
 from osworld_pipeline.remote.status import push_after
-from osworld_pipeline.runs.budget import UNLIMITED, Budget
-from osworld_pipeline.runs.stages import read_checkpoint, stage_checkpoint_id, stage_params
+from osworld_pipeline.runs.checkpoints.ids import read_checkpoint, stage_checkpoint_id, stage_params
+from osworld_pipeline.runs.gspo.budget import UNLIMITED, Budget
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.checkpoints import upsert_checkpoint
 from resources.desktops import DesktopsResource

@@ -5,7 +5,7 @@ import dagster as dg
 from assets.metadata import rejects_table_metadata, table_metadata
 from assets.raw import RAW_ASSETS
 from osworld_pipeline.runs.code_version import code_version
-from osworld_pipeline.runs.union_build import MODULES, ensure_union
+from osworld_pipeline.runs.sources.union_build import MODULES, ensure_union
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from resources.progress import ProgressResource
 from resources.state import RecipeResource, StateResource

@@ -30,8 +30,8 @@ from osworld_pipeline.evaluation.comparison import Comparison, compare_paired
 from osworld_pipeline.evaluation.effect import Effect, SeedSpread, judge_effect
 from osworld_pipeline.evaluation.scores import rates_by_seed, read_evals
 from osworld_pipeline.recipes import Recipe, load_recipe
-from osworld_pipeline.runs.evaluation_plan import plan_evaluation
-from osworld_pipeline.runs.stages import stage_recipe_digest
+from osworld_pipeline.runs.checkpoints.ids import stage_recipe_digest
+from osworld_pipeline.runs.evaluate.plan import plan_evaluation
 from osworld_pipeline.tables.checkpoints import read_checkpoints
 from osworld_pipeline.tables.query import run_query
 

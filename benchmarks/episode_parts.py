@@ -29,10 +29,10 @@ from osworld_pipeline.protocols import GenerateRequest, GenerateResult, PolicyEn
 from osworld_pipeline.recipes import Recipe, load_recipe
 from osworld_pipeline.rollout.run_episode import EpisodePlan, episode_runner
 from osworld_pipeline.rollout.run_group import gather_episodes, in_turn
-from osworld_pipeline.runs import make_base
-from osworld_pipeline.runs.embedded_server import EnvServers, ServerSpec, embedded_env_server
-from osworld_pipeline.runs.rollout_session import RolloutSession, episode_settings, rollout_session, sampling_params
-from osworld_pipeline.runs.stages import recipe_suite
+from osworld_pipeline.runs.base import make_base
+from osworld_pipeline.runs.checkpoints.ids import recipe_suite
+from osworld_pipeline.runs.rollouts.embedded_server import EnvServers, ServerSpec, embedded_env_server
+from osworld_pipeline.runs.rollouts.session import RolloutSession, episode_settings, rollout_session, sampling_params
 
 RECIPE = "demo"
 EPISODES_PER_S = 3.0

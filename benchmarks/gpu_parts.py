@@ -23,7 +23,7 @@ from benchmarks.gpu_size import SIZES, Size, device_bytes, device_name, estimate
 from benchmarks.real_shape import UpdateKind
 from benchmarks.real_turns import demonstration, image_patches, screen
 from osworld_pipeline.domain.trajectory import Trajectory
-from osworld_pipeline.runs.exactness import compare_trajectories
+from osworld_pipeline.runs.parity.exactness import compare_trajectories
 from osworld_pipeline.training.packing import use_packed_attention
 from osworld_pipeline.training.score import score_trajectories
 

@@ -18,7 +18,7 @@ from benchmarks.gpu_size import Size
 from benchmarks.processes import BenchmarkError, started
 from osworld_pipeline.recipes.schema import EngineSection
 from osworld_pipeline.rollout.engines.sglang import SglangEngine
-from osworld_pipeline.runs.exactness import compare_trajectories
+from osworld_pipeline.runs.parity.exactness import compare_trajectories
 
 PYTHON_VARIABLE = "OSWORLD_SGLANG_PYTHON"
 """Names the interpreter of an environment in which sglang is installed with CUDA."""

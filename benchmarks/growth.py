@@ -20,7 +20,7 @@ from benchmarks.spread import Spread, print_table, timed_ms
 from osworld_pipeline.domain.checkpoint import Ancestor
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.recipes.schema import ReplaySection
-from osworld_pipeline.runs.upkeep import collect_garbage
+from osworld_pipeline.runs.upkeep.upkeep import collect_garbage
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.query import open_catalog
 from osworld_pipeline.tables.replay_candidates import ReplayCandidates

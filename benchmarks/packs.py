@@ -15,7 +15,7 @@ from rich.console import Console
 from benchmarks.blobs import drop_caches, make_images
 from benchmarks.spread import Spread, print_table
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.runs.upkeep import collect_garbage, missing_blobs
+from osworld_pipeline.runs.upkeep.upkeep import collect_garbage, missing_blobs
 from osworld_pipeline.trajectories import BlobStore
 from osworld_pipeline.trajectories.packing import pack_cold_images
 

@@ -17,7 +17,7 @@ from osworld_pipeline.atomic_io import write_parquet
 from osworld_pipeline.columns import marked, stored
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.part_files import VERSION_SHIFT
-from osworld_pipeline.runs.upkeep import compact_store
+from osworld_pipeline.runs.upkeep.upkeep import compact_store
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.query import open_catalog, run_query
 

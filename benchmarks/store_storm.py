@@ -24,7 +24,7 @@ from osworld_pipeline.domain.episode import (
 )
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import PipelineError
-from osworld_pipeline.runs.upkeep import collect_garbage, compact_store
+from osworld_pipeline.runs.upkeep.upkeep import collect_garbage, compact_store
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.query import run_query
 from osworld_pipeline.trajectories import TrajectoryStore

@@ -14,7 +14,7 @@ from osworld_pipeline.atomic_io import write_parquet
 from osworld_pipeline.columns import conform, marked, stored
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.part_files import VERSION_SHIFT
-from osworld_pipeline.runs.upkeep import compact_store
+from osworld_pipeline.runs.upkeep.upkeep import compact_store
 from osworld_pipeline.tables.owned import write_table
 from osworld_pipeline.trajectories.blobs import BlobStore
 

@@ -16,9 +16,9 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import DatasetError, TableError
 from osworld_pipeline.evaluation.leaderboard_format import leaderboard_rows
 from osworld_pipeline.evaluation.suite_files import EvalSuite
-from osworld_pipeline.runs.evaluation_plan import load_suite, plan_evaluation
-from osworld_pipeline.runs.leaderboard import read_leaderboard
-from osworld_pipeline.runs.registered import all_checkpoints, no_such_checkpoint
+from osworld_pipeline.runs.checkpoints.registry import all_checkpoints, no_such_checkpoint
+from osworld_pipeline.runs.evaluate.leaderboard import read_leaderboard
+from osworld_pipeline.runs.evaluate.plan import load_suite, plan_evaluation
 from resources.state import RecipeResource, StateResource
 
 

@@ -14,9 +14,9 @@ from jobs.in_process import open_in_process
 from jobs.on_request import COLLECT_ROLLOUTS, collect_on_tasks
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.evaluation.suite_files import EvalSuite
-from osworld_pipeline.runs.collect_plan import ORACLE, holds_back, load_collected, plan_collection, require_oracles
-from osworld_pipeline.runs.evaluation_plan import TaskChoice
-from osworld_pipeline.runs.external import find_or_add
+from osworld_pipeline.runs.checkpoints.external import find_or_add
+from osworld_pipeline.runs.collect.plan import ORACLE, holds_back, load_collected, plan_collection, require_oracles
+from osworld_pipeline.runs.evaluate.plan import TaskChoice
 from resources.state import RecipeResource
 
 

@@ -5,7 +5,7 @@ import dagster as dg
 
 from jobs.pipeline import compact_trajectories
 from osworld_pipeline.errors import StoreError
-from osworld_pipeline.runs.upkeep import is_compaction_due
+from osworld_pipeline.runs.upkeep.upkeep import is_compaction_due
 from resources.state import StateResource
 
 

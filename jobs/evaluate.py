@@ -21,9 +21,9 @@ from osworld_pipeline.evaluation.result_file import result_document
 from osworld_pipeline.evaluation.scores import read_scores
 from osworld_pipeline.evaluation.suite_files import EvalSuite
 from osworld_pipeline.recipes import Recipe
-from osworld_pipeline.runs.evaluation_plan import TaskChoice, load_tasks, plan_evaluation
-from osworld_pipeline.runs.external import find_or_add
-from osworld_pipeline.runs.registered import newest_checkpoint
+from osworld_pipeline.runs.checkpoints.external import find_or_add
+from osworld_pipeline.runs.checkpoints.registry import newest_checkpoint
+from osworld_pipeline.runs.evaluate.plan import TaskChoice, load_tasks, plan_evaluation
 from osworld_pipeline.trajectories import TrajectoryStore
 from resources.state import RecipeResource
 from resources.tracking import TrackingResource

@@ -22,8 +22,8 @@ from jobs.pipeline import EVALUATE
 from jobs.pools import heard_interrupts, pools_of, wait_for_pools
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import PipelineError, StoreError
-from osworld_pipeline.runs.embedded_server import kept_env_server
-from osworld_pipeline.runs.fork_server import kept_fork_server
+from osworld_pipeline.runs.launch.fork_server import kept_fork_server
+from osworld_pipeline.runs.rollouts.embedded_server import kept_env_server
 from resources.progress import WATCHED_TAG
 from resources.state import RecipeResource
 

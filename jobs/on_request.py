@@ -7,9 +7,9 @@ from pydantic import Field
 from assets.evaluations import evaluation_job, policy_entry
 from osworld_pipeline.evaluation.suite_files import HELDOUT
 from osworld_pipeline.remote.status import push_after
-from osworld_pipeline.runs.collect_plan import ORACLE, TRAIN
-from osworld_pipeline.runs.evaluation_plan import TaskChoice, load_tasks, plan_evaluation
-from osworld_pipeline.runs.registered import register_checkpoint
+from osworld_pipeline.runs.checkpoints.registry import register_checkpoint
+from osworld_pipeline.runs.collect.plan import ORACLE, TRAIN
+from osworld_pipeline.runs.evaluate.plan import TaskChoice, load_tasks, plan_evaluation
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from resources.desktops import DesktopsResource
 from resources.engine import EngineResource

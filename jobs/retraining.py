@@ -13,8 +13,9 @@ from osworld_pipeline.domain.checkpoint import Checkpoint
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import RecipeError, TableError
 from osworld_pipeline.recipes import Recipe
-from osworld_pipeline.runs.registered import all_checkpoints
-from osworld_pipeline.runs.retraining import (
+from osworld_pipeline.runs.checkpoints.ids import read_checkpoint
+from osworld_pipeline.runs.checkpoints.registry import all_checkpoints
+from osworld_pipeline.runs.flywheel.retraining import (
     RETRAINING_TAG,
     Retraining,
     decide,
@@ -22,7 +23,6 @@ from osworld_pipeline.runs.retraining import (
     last_look,
     new_data_since,
 )
-from osworld_pipeline.runs.stages import read_checkpoint
 from resources.state import RecipeResource, StateResource
 
 CRON_VARIABLE = "OSWORLD_RETRAINING_CRON"

@@ -11,7 +11,7 @@ from jobs.pipeline import evaluate, rank
 from jobs.unfinished import EVALUATIONS, num_evaluating
 from osworld_pipeline.domain.checkpoint import Checkpoint
 from osworld_pipeline.errors import RecipeError
-from osworld_pipeline.runs.registered import all_checkpoints
+from osworld_pipeline.runs.checkpoints.registry import all_checkpoints
 from resources.state import RecipeResource, StateResource
 
 EVERY_S = 30

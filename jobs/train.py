@@ -25,10 +25,10 @@ from osworld_pipeline.evaluation.scores import EvalRow, not_ranked_together, rea
 from osworld_pipeline.evaluation.suite_files import HELDOUT
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.recipes.load import source_lines
-from osworld_pipeline.runs.endpoints import is_address
-from osworld_pipeline.runs.evaluation_plan import plan_evaluation
-from osworld_pipeline.runs.external import find_or_add
-from osworld_pipeline.runs.registered import all_checkpoints, register_checkpoint
+from osworld_pipeline.runs.checkpoints.endpoints import is_address
+from osworld_pipeline.runs.checkpoints.external import find_or_add
+from osworld_pipeline.runs.checkpoints.registry import all_checkpoints, register_checkpoint
+from osworld_pipeline.runs.evaluate.plan import plan_evaluation
 from resources.start import CHAMPION, TRAINED_STAGES
 from resources.state import RecipeResource
 from resources.tracking import TrackingResource

@@ -9,7 +9,12 @@ from pydantic import Field
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.evaluation.suites import needs_wine
 from osworld_pipeline.recipes import Recipe
-from osworld_pipeline.runs.embedded_server import EnvServers, ServerSpec, embedded_env_server, embedded_identity
+from osworld_pipeline.runs.rollouts.embedded_server import (
+    EnvServers,
+    ServerSpec,
+    embedded_env_server,
+    embedded_identity,
+)
 
 
 class DesktopsResource(dg.ConfigurableResource):

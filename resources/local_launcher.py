@@ -25,8 +25,8 @@ from dagster import DagsterExecutionInterruptedError
 from pydantic import Field
 
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.runs.fork_server import ForkedProgram, start_warm
-from osworld_pipeline.runs.ranks import FAILURE
+from osworld_pipeline.runs.launch.fork_server import ForkedProgram, start_warm
+from osworld_pipeline.runs.launch.ranks import FAILURE
 from resources.message_file import MessageFile
 
 Message = Mapping[str, Any]
@@ -134,7 +134,7 @@ def _command(program: str, num_processes: int, scratch: Path) -> list[str]:
     if num_processes == 1:
         return [sys.executable, "-m", "osworld_pipeline.runs", program]
     ranks = [program, str(num_processes), str(os.getpid()), str(scratch)]
-    return [sys.executable, "-m", "osworld_pipeline.runs.ranks", *ranks]
+    return [sys.executable, "-m", "osworld_pipeline.runs.launch.ranks", *ranks]
 
 
 def _start(

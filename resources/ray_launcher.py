@@ -21,8 +21,8 @@ from pydantic import Field
 
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import EnvServerError, PipelineError
-from osworld_pipeline.runs.local_ray import RayCluster, local_ray
-from osworld_pipeline.runs.mailbox import (
+from osworld_pipeline.runs.launch.local_ray import RayCluster, local_ray
+from osworld_pipeline.runs.launch.mailbox import (
     Mailbox,
     MessageReader,
     mailbox_folder,
@@ -33,7 +33,7 @@ from osworld_pipeline.runs.mailbox import (
 from resources.local_launcher import PROGRAM_ENV
 
 if TYPE_CHECKING:
-    from osworld_pipeline.runs.ray_jobs import RayJobs
+    from osworld_pipeline.runs.launch.ray_jobs import RayJobs
 
 Message = Mapping[str, Any]
 JOB_ENV = {**PROGRAM_ENV, "RAY_TRAIN_V2_ENABLED": "1", "RAY_CHDIR_TO_TRIAL_DIR": "0"}
@@ -83,7 +83,7 @@ class RayLauncher(dg.Config):
         num_processes: int = 1,
     ) -> dict[str, Any]:
         """As Launcher.launch."""
-        from osworld_pipeline.runs.ray_jobs import RayJobs  # a client of HTTP: not when definitions are loaded
+        from osworld_pipeline.runs.launch.ray_jobs import RayJobs  # a client of HTTP: not when definitions are loaded
 
         state.logs.mkdir(parents=True, exist_ok=True)
         log_path = state.logs / f"{program}.log"
@@ -103,7 +103,7 @@ class RayLauncher(dg.Config):
                 try:
                     jobs.submit(
                         name,
-                        shlex.join([self._python(), "-m", "osworld_pipeline.runs.ray_job", *arguments]),
+                        shlex.join([self._python(), "-m", "osworld_pipeline.runs.launch.ray_job", *arguments]),
                         env_vars={} if self.address is None else JOB_ENV,
                         metadata={"program": program, "dagster_run_id": context.run.run_id},
                     )

@@ -10,8 +10,8 @@ from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
 from osworld_pipeline.domain.episode import Outcome, Reward
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.recipes import Recipe, load_recipe
-from osworld_pipeline.runs.evaluation_plan import plan_evaluation
-from osworld_pipeline.runs.stages import CARD, checkpoint_card
+from osworld_pipeline.runs.checkpoints.ids import CARD, checkpoint_card
+from osworld_pipeline.runs.evaluate.plan import plan_evaluation
 from osworld_pipeline.trajectories import TrajectoryStore
 
 

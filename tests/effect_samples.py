@@ -7,7 +7,7 @@ from osworld_pipeline.domain.checkpoint import Checkpoint, Stage, milestone_id
 from osworld_pipeline.domain.episode import Episode, Outcome, Reward
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.recipes import load_recipe
-from osworld_pipeline.runs.evaluation_plan import plan_evaluation
+from osworld_pipeline.runs.evaluate.plan import plan_evaluation
 from osworld_pipeline.tables.checkpoints import upsert_checkpoint
 from osworld_pipeline.trajectories import TrajectoryStore
 

@@ -7,7 +7,7 @@ import sys
 import threading
 from pathlib import Path
 
-from osworld_pipeline.runs.local_ray import local_ray
+from osworld_pipeline.runs.launch.local_ray import local_ray
 
 if __name__ == "__main__":
     is_over = threading.Event()

@@ -33,8 +33,8 @@ def add(
 ) -> None:
     """Make a checkpoint of what was trained elsewhere; nothing is copied, and its id says what it is."""
     from osworld_pipeline.domain.state import StateDir
-    from osworld_pipeline.runs.external import add_checkpoint
-    from osworld_pipeline.runs.stages import checkpoint_card
+    from osworld_pipeline.runs.checkpoints.external import add_checkpoint
+    from osworld_pipeline.runs.checkpoints.ids import checkpoint_card
     from osworld_pipeline.tables.catalog import rebuild_catalog
 
     folder = StateDir(state.resolve())
@@ -50,8 +50,8 @@ def add(
 @checkpoints.command("list")
 def list_(state: StateOption = Path("var"), as_json: JsonOption = False) -> None:
     """All checkpoints there are, parents before children."""
-    from osworld_pipeline.runs.registered import all_checkpoints
-    from osworld_pipeline.runs.stages import checkpoint_card
+    from osworld_pipeline.runs.checkpoints.ids import checkpoint_card
+    from osworld_pipeline.runs.checkpoints.registry import all_checkpoints
 
     found = all_checkpoints(existing_state(state))
     if as_json:

@@ -51,8 +51,8 @@ def collect(
     source = recipe_source(recipe, settings, smoke, agent__max_turns=max_turns)
     from jobs.collect import run_collect
     from osworld_pipeline.definitions import defs
-    from osworld_pipeline.runs.collect_plan import ORACLE, TRAIN
-    from osworld_pipeline.runs.evaluation_plan import TaskChoice
+    from osworld_pipeline.runs.collect.plan import ORACLE, TRAIN
+    from osworld_pipeline.runs.evaluate.plan import TaskChoice
 
     def on_start(checkpoint_id: str, on: "EvalSuite") -> None:
         who, what = "the oracle" if oracle else checkpoint_id, tasks or f"suite {on.name}"

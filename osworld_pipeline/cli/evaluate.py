@@ -74,7 +74,7 @@ def evaluate(
     from osworld_pipeline.definitions import defs
     from osworld_pipeline.evaluation.suite_files import HELDOUT
     from osworld_pipeline.remote.pull import fetch_checkpoints, is_cache
-    from osworld_pipeline.runs.evaluation_plan import TaskChoice
+    from osworld_pipeline.runs.evaluate.plan import TaskChoice
 
     folder = fresh_state(state, state_remote, must_exist=False, as_json=as_json)
     if is_cache(folder):

@@ -259,7 +259,7 @@ def merged(
     as_json: JsonOption = False,
 ) -> None:
     """A LoRA checkpoint as whole weights (Hugging Face format), with the share of its change that rounding took."""
-    from osworld_pipeline.runs.merged_export import export_merged
+    from osworld_pipeline.runs.checkpoints.merged_export import export_merged
 
     if dtype not in ("float32", "bfloat16"):
         raise typer.BadParameter(f"--dtype is float32 or bfloat16, not {dtype!r}")

@@ -29,7 +29,7 @@ def compact(
 ) -> None:
     """Make few large, sorted files of many small trajectory parts, and packs of cold images; safe beside training and
     queries."""
-    from osworld_pipeline.runs.upkeep import compact_store
+    from osworld_pipeline.runs.upkeep.upkeep import compact_store
 
     folder = existing_state(state)
     done = compact_store(folder, min_parts=min_parts, target_bytes=target_mb << 20, cold_days=cold_days)
@@ -54,7 +54,7 @@ def collect(
     as_json: JsonOption = False,
 ) -> None:
     """Remove images that no row names and files of parts that were replaced; safe beside training and queries."""
-    from osworld_pipeline.runs.upkeep import collect_garbage
+    from osworld_pipeline.runs.upkeep.upkeep import collect_garbage
 
     done = collect_garbage(existing_state(state), grace_s=grace_h * 3600, is_dry_run=dry_run)
     if as_json:
@@ -68,7 +68,7 @@ def collect(
 
 def missing(state: StateOption = Path("var"), as_json: JsonOption = False) -> None:
     """Name every image that a row refers to and the store lacks; status 1 where there is one."""
-    from osworld_pipeline.runs.upkeep import missing_blobs
+    from osworld_pipeline.runs.upkeep.upkeep import missing_blobs
 
     found = missing_blobs(existing_state(state))
     if as_json:
@@ -84,7 +84,7 @@ def missing(state: StateOption = Path("var"), as_json: JsonOption = False) -> No
 
 def rebuild(state: StateOption = Path("var"), as_json: JsonOption = False) -> None:
     """Make the catalog again, and the compaction's manifest where it is lost, damaged or old; nothing else changes."""
-    from osworld_pipeline.runs.upkeep import rebuild_store
+    from osworld_pipeline.runs.upkeep.upkeep import rebuild_store
 
     done = rebuild_store(existing_state(state))
     if as_json:

@@ -22,8 +22,8 @@ from osworld_pipeline.publishing.publication import (
     need_licence,
     need_licences,
 )
-from osworld_pipeline.runs.endpoints import is_address
-from osworld_pipeline.runs.registered import register_checkpoint
+from osworld_pipeline.runs.checkpoints.endpoints import is_address
+from osworld_pipeline.runs.checkpoints.registry import register_checkpoint
 from osworld_pipeline.tables.catalog import fresh_views
 
 REMEDY = "name it with --source-licence NAME=LICENCE, once you have asked those who made it"

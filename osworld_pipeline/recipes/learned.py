@@ -21,7 +21,7 @@ _TOKENIZER: Mapping[str, tuple[str, ...]] = {
     "suite": ("name", "seed", "families", "num_train"),
     "desktop": ("screen_width", "screen_height"),
 }
-"""What the tokenizer of a tiny model is learned from (runs/make_base.py); a published model has its own."""
+"""What the tokenizer of a tiny model is learned from (runs/base/make_base.py); a published model has its own."""
 
 NOT_LEARNED: Mapping[str, tuple[str, ...]] = {
     # Where desktops are and how many of them work: how long it takes.

@@ -20,9 +20,17 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import EngineError, EnvServerError, PipelineError, ReplicaError
 from osworld_pipeline.runs.parent import die_with_parent
 
-PROGRAMS = (
-    "record_sources", "make_base", "train_sft", "train_gspo", "flywheel", "evaluate", "collect", "verify_replay",
-)  # fmt: skip
+PROGRAMS: Mapping[str, str] = {
+    "record_sources": "osworld_pipeline.runs.sources.record_sources",
+    "make_base": "osworld_pipeline.runs.base.make_base",
+    "train_sft": "osworld_pipeline.runs.sft.train_sft",
+    "train_gspo": "osworld_pipeline.runs.gspo.train_gspo",
+    "flywheel": "osworld_pipeline.runs.flywheel.flywheel",
+    "evaluate": "osworld_pipeline.runs.evaluate.evaluate",
+    "collect": "osworld_pipeline.runs.collect.collect",
+    "verify_replay": "osworld_pipeline.runs.verify_replay.verify_replay",
+}
+"""The module of each, whose `main(job, report)` is run."""
 EXIT_FATAL, EXIT_RETRYABLE, EXIT_STOPPED = 2, 3, 143
 RETRYABLE = (EnvServerError, ReplicaError, EngineError)
 REPORT_TO_STDOUT = "--print"
@@ -64,9 +72,7 @@ def main(argv: list[str]) -> int:
 
 def program_module(program: str) -> str | None:
     """Where its `main(job, report)` is; None where there is no such program. A dotted name is a module of one's own."""
-    if program in PROGRAMS:
-        return f"osworld_pipeline.runs.{program}"
-    return program if "." in program else None
+    return PROGRAMS.get(program) or (program if "." in program else None)
 
 
 def read_job() -> dict[str, Any]:

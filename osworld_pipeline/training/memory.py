@@ -30,7 +30,7 @@ MIN_SLOTS = 4
 FEATURE_CACHE_BYTES = 256 << 20
 """rollout/engines/transformers_sampler.py's FEATURE_BYTES; a test compares them."""
 PIXEL_CACHE_BYTES: dict[Stage, int] = {"sft": 2 << 30, "gspo": 1 << 30}
-"""Of decoded pixel values on the host: runs/sft_run.py's, and agent/model_inputs.py's default."""
+"""Of decoded pixel values on the host: runs/sft/sft_run.py's, and agent/model_inputs.py's default."""
 CONTEXT_BYTES = 1_000_000_000
 """Assumed: the CUDA context, cuBLAS's workspaces and NCCL's buffers."""
 FRAGMENTATION = 0.05
@@ -130,7 +130,7 @@ class _Sizes:
 
     @property
     def engine_shares_weights(self) -> bool:
-        """As runs/weights.py `shares_model`."""
+        """As runs/gspo/weights.py `shares_model`."""
         is_plain = self.num_ranks == 1 and self.recipe.trainer.lora is None
         return self.has_engine and is_plain and self.recipe.rollout.mode == "synchronous"
 

@@ -20,9 +20,9 @@ from launches import wait_for_nobody
 from osworld_pipeline.domain.checkpoint import Stage
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.recipes import load_recipe
-from osworld_pipeline.runs import make_base
-from osworld_pipeline.runs.evaluation_plan import load_suite, plan_evaluation
-from osworld_pipeline.runs.stages import CARD, checkpoint_card, recipe_suite
+from osworld_pipeline.runs.base import make_base
+from osworld_pipeline.runs.checkpoints.ids import CARD, checkpoint_card, recipe_suite
+from osworld_pipeline.runs.evaluate.plan import load_suite, plan_evaluation
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.query import run_query
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.runs.embedded_server import EnvServers, ServerSpec, embedded_env_server, kept_env_server
+from osworld_pipeline.runs.rollouts.embedded_server import EnvServers, ServerSpec, embedded_env_server, kept_env_server
 
 pytestmark = [pytest.mark.desktop, pytest.mark.slow, pytest.mark.timeout(120)]
 

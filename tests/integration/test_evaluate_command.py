@@ -11,7 +11,7 @@ from s3_server import BUCKET, serve_s3
 
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.recipes import load_recipe
-from osworld_pipeline.runs.stages import CARD, checkpoint_card, recipe_suite
+from osworld_pipeline.runs.checkpoints.ids import CARD, checkpoint_card, recipe_suite
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.checkpoints import upsert_checkpoint
 from osworld_pipeline.training.weights_digest import weights_digest

@@ -17,9 +17,10 @@ from osworld_pipeline.domain.checkpoint import Stage
 from osworld_pipeline.domain.episode import Episode, EpisodePurpose, Outcome, Reward
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.recipes import Recipe, load_recipe
-from osworld_pipeline.runs import flywheel, make_base
-from osworld_pipeline.runs.flywheel_plan import read_measurement
-from osworld_pipeline.runs.stages import read_checkpoint
+from osworld_pipeline.runs.base import make_base
+from osworld_pipeline.runs.checkpoints.ids import read_checkpoint
+from osworld_pipeline.runs.flywheel.flywheel import flywheel
+from osworld_pipeline.runs.flywheel.plan import read_measurement
 from osworld_pipeline.tables.owned import write_table
 from osworld_pipeline.training.checkpoint import read_trainer_state
 from osworld_pipeline.trajectories import TrajectoryStore

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from osworld_pipeline.runs.fork_server import ForkedProgram, kept_fork_server, start_warm
+from osworld_pipeline.runs.launch.fork_server import ForkedProgram, kept_fork_server, start_warm
 
 pytestmark = pytest.mark.slow
 
@@ -115,7 +115,7 @@ def test_what_ends_it_is_told_as_of_any_process(start: Start) -> None:
 
 def test_outside_the_block_programs_are_to_be_started_for_themselves(tmp_path: Path) -> None:
     script = (
-        "import os; from osworld_pipeline.runs.fork_server import start_warm\n"
+        "import os; from osworld_pipeline.runs.launch.fork_server import start_warm\n"
         "assert start_warm('collect', None, output=1, environment={}) is None"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
@@ -141,7 +141,7 @@ def test_nobody_is_left_where_the_launcher_is_killed(tmp_path: Path) -> None:
     log = tmp_path / "log"
     script = f"""
 import contextlib, json, sys, time
-from osworld_pipeline.runs.fork_server import kept_fork_server, start_warm
+from osworld_pipeline.runs.launch.fork_server import kept_fork_server, start_warm
 
 @contextlib.contextmanager
 def job(parent_pid):

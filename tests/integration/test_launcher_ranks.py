@@ -22,7 +22,7 @@ def run_ranks(job: dict[str, Any], scratch: Path, *, num_ranks: int = 2) -> subp
         stdin.flush()
         ranks = ["launched.program", str(num_ranks), str(os.getpid()), str(scratch)]
         return subprocess.Popen(
-            [sys.executable, "-m", "osworld_pipeline.runs.ranks", *ranks],
+            [sys.executable, "-m", "osworld_pipeline.runs.launch.ranks", *ranks],
             stdin=stdin,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

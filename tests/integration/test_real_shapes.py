@@ -20,7 +20,7 @@ from osworld_pipeline.agent.renderer import Renderer, image_size
 from osworld_pipeline.domain.trajectory import Trajectory
 from osworld_pipeline.recipes.schema import GspoSharedSection, LoraSection, SftSection, TrainerSection
 from osworld_pipeline.rollout.engines.transformers import TransformersEngine
-from osworld_pipeline.runs.exactness import compare_trajectories
+from osworld_pipeline.runs.parity.exactness import compare_trajectories
 from osworld_pipeline.training import lora
 from osworld_pipeline.training.loss import MAX_CHUNK_LOGITS, token_logprobs
 from osworld_pipeline.training.score import score_trajectories

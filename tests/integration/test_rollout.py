@@ -30,9 +30,9 @@ from osworld_pipeline.rollout.env_client import EnvClient
 from osworld_pipeline.rollout.run_episode import EpisodeSettings, EpisodeTools
 from osworld_pipeline.rollout.run_group import GroupPlan, run_groups
 from osworld_pipeline.rollout.trajectories import episode_trajectories
-from osworld_pipeline.runs.embedded_server import EnvServers
-from osworld_pipeline.runs.env_servers import open_env_client
-from osworld_pipeline.runs.stages import recipe_suite
+from osworld_pipeline.runs.checkpoints.ids import recipe_suite
+from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
+from osworld_pipeline.runs.rollouts.env_servers import open_env_client
 from osworld_pipeline.trajectories.store import TrajectoryStore
 from osworld_pipeline.wire import EnvConfig
 
@@ -196,9 +196,9 @@ import asyncio, sys
 from pathlib import Path
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.recipes import load_recipe
-from osworld_pipeline.runs.embedded_server import EnvServers
-from osworld_pipeline.runs.env_servers import open_env_client
-from osworld_pipeline.runs.stages import recipe_suite
+from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
+from osworld_pipeline.runs.rollouts.env_servers import open_env_client
+from osworld_pipeline.runs.checkpoints.ids import recipe_suite
 
 async def main(root, url):
     recipe, servers = load_recipe("smoke"), EnvServers(urls=(url,), token=None, num_replicas=2)

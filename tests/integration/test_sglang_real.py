@@ -25,8 +25,8 @@ from osworld_pipeline.protocols import GenerateRequest, GenerateResult
 from osworld_pipeline.recipes import load_recipe
 from osworld_pipeline.recipes.schema import EngineSection, LoraSection, TinyModelSection
 from osworld_pipeline.rollout.engines.sglang import SglangEngine
-from osworld_pipeline.runs.parity_newcomer import newcomer_check
-from osworld_pipeline.runs.parity_probe import probe_parity
+from osworld_pipeline.runs.parity.newcomer import newcomer_check
+from osworld_pipeline.runs.parity.probe import probe_parity
 from osworld_pipeline.training import lora
 from osworld_pipeline.training.model import load_model
 from osworld_pipeline.training.tiny_model import build_tiny_checkpoint

@@ -14,7 +14,7 @@ from episode_samples import make_episode
 
 from benchmarks.store_storm import QUESTION, run_storm
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.runs.upkeep import collect_garbage, compact_store
+from osworld_pipeline.runs.upkeep.upkeep import collect_garbage, compact_store
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.query import run_query
 from osworld_pipeline.trajectories import TrajectoryStore
@@ -39,7 +39,7 @@ import sys
 from pathlib import Path
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
-from osworld_pipeline.runs.upkeep import collect_garbage, compact_store
+from osworld_pipeline.runs.upkeep.upkeep import collect_garbage, compact_store
 state = StateDir(Path(sys.argv[1]))
 print("ready", flush=True)
 while True:

@@ -13,8 +13,8 @@ from osworld_pipeline.evaluation.suites.family import Way
 from osworld_pipeline.evaluation.suites.suite import SHORTCUTS
 from osworld_pipeline.recipes import load_recipe
 from osworld_pipeline.rollout.env_client import EnvClient
-from osworld_pipeline.runs.embedded_server import EnvServers, ServerSpec, embedded_env_server
-from osworld_pipeline.runs.record_demonstrations import play_episode, record
+from osworld_pipeline.runs.rollouts.embedded_server import EnvServers, ServerSpec, embedded_env_server
+from osworld_pipeline.runs.sources.record_demonstrations import play_episode, record
 from osworld_pipeline.wire import EnvConfig
 
 pytestmark = [pytest.mark.desktop, pytest.mark.slow, pytest.mark.timeout(120)]

@@ -28,8 +28,8 @@ from osworld_pipeline.agent.dialects import load_dialect
 from osworld_pipeline.agent.observation_text import assistant_message, system_message, user_message
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.recipes import Recipe, load_recipe
-from osworld_pipeline.runs import make_base
-from osworld_pipeline.runs.stages import read_checkpoint, recipe_suite
+from osworld_pipeline.runs.base import make_base
+from osworld_pipeline.runs.checkpoints.ids import read_checkpoint, recipe_suite
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.owned import write_table
 from osworld_pipeline.tables.query import run_query

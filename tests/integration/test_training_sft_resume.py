@@ -19,8 +19,9 @@ from osworld_pipeline.agent.dialects import load_dialect
 from osworld_pipeline.agent.observation_text import assistant_message, system_message, user_message
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.recipes import load_recipe
-from osworld_pipeline.runs import make_base, train_sft
-from osworld_pipeline.runs.stages import read_checkpoint
+from osworld_pipeline.runs.base import make_base
+from osworld_pipeline.runs.checkpoints.ids import read_checkpoint
+from osworld_pipeline.runs.sft import train_sft
 from osworld_pipeline.tables.catalog import fresh_views
 from osworld_pipeline.tables.owned import write_table
 from osworld_pipeline.trajectories import BlobStore

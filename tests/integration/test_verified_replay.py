@@ -19,13 +19,13 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.evaluation.suites import SuiteTask
 from osworld_pipeline.recipes import Recipe, load_recipe
 from osworld_pipeline.rollout.env_client import EnvClient
-from osworld_pipeline.runs.embedded_server import EnvServers, ServerSpec, embedded_env_server
-from osworld_pipeline.runs.env_servers import env_config
-from osworld_pipeline.runs.record_demonstrations import record
-from osworld_pipeline.runs.stages import recipe_suite
-from osworld_pipeline.runs.verification_journal import FOLDER
-from osworld_pipeline.runs.verification_record import read_record
-from osworld_pipeline.runs.verification_summary import read_summary
+from osworld_pipeline.runs.checkpoints.ids import recipe_suite
+from osworld_pipeline.runs.rollouts.embedded_server import EnvServers, ServerSpec, embedded_env_server
+from osworld_pipeline.runs.rollouts.env_servers import env_config
+from osworld_pipeline.runs.sources.record_demonstrations import record
+from osworld_pipeline.runs.verify_replay.journal import FOLDER
+from osworld_pipeline.runs.verify_replay.record import read_record
+from osworld_pipeline.runs.verify_replay.summary import read_summary
 from osworld_pipeline.tables.owned import write_table
 from osworld_pipeline.trajectories.blobs import BlobStore
 

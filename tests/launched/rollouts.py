@@ -12,9 +12,9 @@ from osworld_pipeline.domain.episode import Episode, EpisodePurpose, Outcome, Re
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.recipes import load_recipe
 from osworld_pipeline.rollout.run_episode import EpisodePlan
-from osworld_pipeline.runs.ray_actor import ActorShape, Weights
-from osworld_pipeline.runs.ray_rollouts import RayRollouts
-from osworld_pipeline.runs.rollout_session import episode_settings
+from osworld_pipeline.runs.rollouts.ray_actor import ActorShape, Weights
+from osworld_pipeline.runs.rollouts.ray_rollouts import RayRollouts
+from osworld_pipeline.runs.rollouts.session import episode_settings
 
 TASK = Task.from_config({"id": "t", "instruction": "Do it.", "evaluator": {"func": "exact"}})
 SAMPLING = SamplingParams(temperature=1.0, max_new_tokens=8, seed=0)

@@ -11,7 +11,7 @@ from osworld_pipeline.domain.digest import digest_bytes
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError, TableError
 from osworld_pipeline.osgym.prompts import read_prompt, without_oldest, write_prompt
-from osworld_pipeline.runs.external import add_checkpoint
+from osworld_pipeline.runs.checkpoints.external import add_checkpoint
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.query import run_query
 from osworld_pipeline.trajectories import TrajectoryStore

@@ -23,8 +23,8 @@ from osworld_pipeline.domain.group import RolloutGroup
 from osworld_pipeline.domain.replay import Injection
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.recipes import load_recipe
-from osworld_pipeline.runs.union_build import ensure_union
-from osworld_pipeline.runs.verification_summary import FailedDemonstration, VerificationSummary, write_summary
+from osworld_pipeline.runs.sources.union_build import ensure_union
+from osworld_pipeline.runs.verify_replay.summary import FailedDemonstration, VerificationSummary, write_summary
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.checkpoints import upsert_checkpoint
 from osworld_pipeline.tables.owned import read_table, write_table

@@ -16,8 +16,8 @@ from assets.tables import union_tables
 from osworld_pipeline.definitions import defs
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.recipes import Recipe, load_recipe
-from osworld_pipeline.runs.embedded_server import EnvServers
-from osworld_pipeline.runs.verification_summary import (
+from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
+from osworld_pipeline.runs.verify_replay.summary import (
     FailedDemonstration,
     VerificationSummary,
     verification_key,

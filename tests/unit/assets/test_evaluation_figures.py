@@ -4,7 +4,7 @@ from eval_samples import eval_rows
 
 from assets.evaluations import evaluation_result, mlflow_figures
 from osworld_pipeline.evaluation.scores import summarise
-from osworld_pipeline.runs.evaluation_plan import EvaluationPlan
+from osworld_pipeline.runs.evaluate.plan import EvaluationPlan
 
 PROBED = {"parity_num_tokens": 56, "parity_mean_diff": 2e-7, "parity_max_diff": 1e-6}
 FIGURES = {"eval/parity_num_tokens": 56, "eval/parity_mean_diff": 2e-7, "eval/parity_max_diff": 1e-6}

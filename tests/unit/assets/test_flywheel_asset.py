@@ -13,9 +13,9 @@ from assets.checkpoints import flywheel_checkpoint, flywheel_result
 from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.recipes import Recipe, load_recipe
-from osworld_pipeline.runs.embedded_server import EnvServers
-from osworld_pipeline.runs.flywheel_plan import FlywheelResult, Measurement, Round
-from osworld_pipeline.runs.stages import CARD, checkpoint_card
+from osworld_pipeline.runs.checkpoints.ids import CARD, checkpoint_card
+from osworld_pipeline.runs.flywheel.plan import FlywheelResult, Measurement, Round
+from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
 from osworld_pipeline.tables.checkpoints import upsert_checkpoint
 from osworld_pipeline.tables.owned import write_table
 from resources.desktops import DesktopsResource

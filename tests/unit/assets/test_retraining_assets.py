@@ -17,10 +17,10 @@ from osworld_pipeline.domain.checkpoint import Stage
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import TrackingError
 from osworld_pipeline.recipes import Recipe
-from osworld_pipeline.runs.budget import Budget, Spent
-from osworld_pipeline.runs.embedded_server import EnvServers
-from osworld_pipeline.runs.retraining import RETRAINING_TAG
-from osworld_pipeline.runs.stages import read_checkpoint
+from osworld_pipeline.runs.checkpoints.ids import read_checkpoint
+from osworld_pipeline.runs.flywheel.retraining import RETRAINING_TAG
+from osworld_pipeline.runs.gspo.budget import Budget, Spent
+from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
 from osworld_pipeline.tables.checkpoints import upsert_checkpoint
 from osworld_pipeline.tables.owned import write_table
 from osworld_pipeline.trajectories import TrajectoryStore

@@ -13,7 +13,7 @@ from osworld_pipeline.errors import DatasetError, EnvServerError, EvaluatorError
 from osworld_pipeline.evaluation.suites import SuiteTask, build_suite
 from osworld_pipeline.protocols import DesktopInfo
 from osworld_pipeline.recipes.schema import AgentSection
-from osworld_pipeline.runs.record_demonstrations import Recording, RecordProgress, play_episode, record
+from osworld_pipeline.runs.sources.record_demonstrations import Recording, RecordProgress, play_episode, record
 
 SUITE = build_suite(seed=0, families=["rename_folder", "click_button"], num_train=10, num_heldout=1, screen=(1024, 640))
 AGENT = AgentSection(max_turns=4, max_pixels=512 * 320, system_prompt="short")

@@ -21,7 +21,7 @@ from osworld_pipeline.domain.group import RolloutGroup
 from osworld_pipeline.domain.replay import TrainedRow
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import DatasetError, DependencyError, StoreError
-from osworld_pipeline.runs.upkeep import compact_store
+from osworld_pipeline.runs.upkeep.upkeep import compact_store
 from osworld_pipeline.tables.catalog import fresh_views
 from osworld_pipeline.tables.checkpoints import read_checkpoint_row, upsert_checkpoint
 from osworld_pipeline.tables.views import DERIVED

@@ -15,7 +15,7 @@ from osworld_pipeline.evaluation.scores import read_evals
 from osworld_pipeline.evaluation.start_zone import start_zone
 from osworld_pipeline.evaluation.training_charts import training_sections
 from osworld_pipeline.evaluation.training_record import read_training
-from osworld_pipeline.runs.report import make_report, make_suite_report, make_training_report
+from osworld_pipeline.runs.evaluate.report import make_report, make_suite_report, make_training_report
 from osworld_pipeline.tables.checkpoints import read_checkpoints
 
 EFFECT = "effect over 3 runs: better"

@@ -17,7 +17,7 @@ from osworld_pipeline.evaluation.suite_files import (
     suite_names,
 )
 from osworld_pipeline.recipes import load_recipe
-from osworld_pipeline.runs.evaluation_plan import TaskChoice, load_suite, load_tasks, plan_evaluation
+from osworld_pipeline.runs.evaluate.plan import TaskChoice, load_suite, load_tasks, plan_evaluation
 
 
 def task(task_id: str, **changes: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from checkpoint_samples import lay_down, make_checkpoint
 
 from jobs.sensors import EVALUATIONS, new_checkpoints, new_evaluations
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.runs.external import add_checkpoint
+from osworld_pipeline.runs.checkpoints.external import add_checkpoint
 from resources.state import RecipeResource, StateResource
 
 

@@ -16,7 +16,7 @@ from viewer_samples import GSPO, KEY, SFT, TASKS, write_sample_store
 
 from osworld_pipeline.columns import OWNED_TABLES, PART_TABLES
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.runs.upkeep import compact_store
+from osworld_pipeline.runs.upkeep.upkeep import compact_store
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.views import DERIVED
 from osworld_pipeline.trajectories import BlobStore

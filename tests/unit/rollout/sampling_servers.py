@@ -19,8 +19,8 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.protocols import GenerateRequest
 from osworld_pipeline.recipes import Recipe, load_recipe
 from osworld_pipeline.recipes.schema import LoraSection
-from osworld_pipeline.runs.embedded_server import EnvServers
-from osworld_pipeline.runs.rollout_session import RolloutSession, rollout_session
+from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
+from osworld_pipeline.runs.rollouts.session import RolloutSession, rollout_session
 from osworld_pipeline.training import lora
 from osworld_pipeline.training.model import load_model
 from osworld_pipeline.training.weights_digest import weights_digest

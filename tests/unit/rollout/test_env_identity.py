@@ -7,7 +7,7 @@ import pytest
 
 from osworld_pipeline.errors import EnvServerError
 from osworld_pipeline.rollout.env_client import EnvClient
-from osworld_pipeline.runs.grounds import Grounds, grounds_of_servers
+from osworld_pipeline.runs.rollouts.grounds import Grounds, grounds_of_servers
 
 OURS = {"version": "1", "image_digest": "abc", "grader_version": "g1", "num_replicas": 2}
 

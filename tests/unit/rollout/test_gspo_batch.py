@@ -19,7 +19,7 @@ from osworld_pipeline.errors import StoreError
 from osworld_pipeline.recipes import load_recipe
 from osworld_pipeline.rollout.batch import GspoBatch, as_held
 from osworld_pipeline.rollout.replay import ReplayBuffer
-from osworld_pipeline.runs.gspo_batch import RowRenderer, StageBatchBuilder, build_batch
+from osworld_pipeline.runs.gspo.batch import RowRenderer, StageBatchBuilder, build_batch
 from osworld_pipeline.training.advantage import SignalRule
 
 RECIPE = load_recipe("smoke")

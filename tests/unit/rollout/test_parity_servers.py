@@ -11,8 +11,8 @@ from sampling_servers import Place, make_adapter, make_other, open_place, recipe
 
 from osworld_pipeline.errors import EngineError
 from osworld_pipeline.recipes import Recipe
-from osworld_pipeline.runs.parity_probe import ParityReport
-from osworld_pipeline.runs.rollout_session import probe_servers
+from osworld_pipeline.runs.parity.probe import ParityReport
+from osworld_pipeline.runs.rollouts.session import probe_servers
 from osworld_pipeline.training.model import load_model
 
 

@@ -19,8 +19,8 @@ from osworld_pipeline.domain.trajectory import Trajectory
 from osworld_pipeline.recipes.schema import AgentSection, ReplaySection
 from osworld_pipeline.rollout.batch import GspoBatch
 from osworld_pipeline.rollout.replay import ReplayBuffer
-from osworld_pipeline.runs.gspo_batch import RowRenderer, build_batch
-from osworld_pipeline.runs.upkeep import compact_store
+from osworld_pipeline.runs.gspo.batch import RowRenderer, build_batch
+from osworld_pipeline.runs.upkeep.upkeep import compact_store
 from osworld_pipeline.tables.catalog import fresh_views
 from osworld_pipeline.trajectories import TrajectoryStore
 

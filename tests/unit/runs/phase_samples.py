@@ -29,11 +29,11 @@ from osworld_pipeline.protocols import GenerateRequest, GenerateResult
 from osworld_pipeline.recipes import Recipe, load_recipe
 from osworld_pipeline.rollout.run_episode import EpisodePlan
 from osworld_pipeline.rollout.utilisation import BusyMeter, Utilisation
-from osworld_pipeline.runs.embedded_server import EnvServers
-from osworld_pipeline.runs.gspo_engine import PhaseRollouts
-from osworld_pipeline.runs.gspo_job import GspoJob, resume_point
+from osworld_pipeline.runs.gspo.engine import PhaseRollouts
+from osworld_pipeline.runs.gspo.job import GspoJob, resume_point
+from osworld_pipeline.runs.gspo.train_gspo import train_phase
+from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
 from osworld_pipeline.runs.stage_log import stage_log
-from osworld_pipeline.runs.train_gspo import train_phase
 from osworld_pipeline.tables.catalog import fresh_views
 from osworld_pipeline.tables.owned import write_table
 from osworld_pipeline.training.checkpoint import write_documents, writing_folder

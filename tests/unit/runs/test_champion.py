@@ -10,9 +10,9 @@ from osworld_pipeline.domain.checkpoint import Stage
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import TableError
 from osworld_pipeline.recipes import load_recipe
-from osworld_pipeline.runs.champion import choose_champion
-from osworld_pipeline.runs.evaluation_plan import plan_evaluation
-from osworld_pipeline.runs.registered import all_checkpoints, register_checkpoint
+from osworld_pipeline.runs.checkpoints.registry import all_checkpoints, register_checkpoint
+from osworld_pipeline.runs.evaluate.champion import choose_champion
+from osworld_pipeline.runs.evaluate.plan import plan_evaluation
 from osworld_pipeline.tables.checkpoints import read_checkpoints, upsert_checkpoint
 from osworld_pipeline.trajectories import TrajectoryStore
 

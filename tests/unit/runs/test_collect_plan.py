@@ -11,8 +11,9 @@ from osworld_pipeline.domain.task import Task
 from osworld_pipeline.errors import DatasetError
 from osworld_pipeline.evaluation.suite_files import HELDOUT, EvalSuite
 from osworld_pipeline.recipes import Recipe, load_recipe
-from osworld_pipeline.runs.collect import oracle_scripts
-from osworld_pipeline.runs.collect_plan import (
+from osworld_pipeline.runs.checkpoints.ids import recipe_suite
+from osworld_pipeline.runs.collect.collect import oracle_scripts
+from osworld_pipeline.runs.collect.plan import (
     ORACLE,
     TRAIN,
     CollectionPlan,
@@ -21,8 +22,7 @@ from osworld_pipeline.runs.collect_plan import (
     plan_collection,
     require_oracles,
 )
-from osworld_pipeline.runs.evaluation_plan import TaskChoice
-from osworld_pipeline.runs.stages import recipe_suite
+from osworld_pipeline.runs.evaluate.plan import TaskChoice
 
 RECIPE = load_recipe("smoke")
 

@@ -13,13 +13,13 @@ from osworld_pipeline.domain.digest import digest_json
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import EnvServerError, StoreError
 from osworld_pipeline.rollout.env_client import EnvClient
-from osworld_pipeline.runs.env_servers import client_name
+from osworld_pipeline.runs.rollouts.env_servers import client_name
 
 HOLDER = """
 import sys
 from pathlib import Path
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.runs.env_servers import client_name
+from osworld_pipeline.runs.rollouts.env_servers import client_name
 with client_name(StateDir(Path(sys.argv[1])), "sft-1") as (name, is_sole):
     print(name, is_sole, flush=True)
     sys.stdin.read()

@@ -7,9 +7,9 @@ from typing import Any, cast
 import pytest
 from episode_samples import make_episode
 
-from osworld_pipeline.runs.evaluate import on_other_grounds
-from osworld_pipeline.runs.grounds import Grounds, has_other_grounds
-from osworld_pipeline.runs.rollout_session import RolloutSession
+from osworld_pipeline.runs.evaluate.evaluate import on_other_grounds
+from osworld_pipeline.runs.rollouts.grounds import Grounds, has_other_grounds
+from osworld_pipeline.runs.rollouts.session import RolloutSession
 
 OLD, NEW = (Grounds(image_digest="i" * 64, grader_version=version) for version in ("7", "8"))
 FINISHED = {

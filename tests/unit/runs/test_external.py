@@ -14,13 +14,13 @@ from osworld_pipeline.domain.checkpoint import Stage
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import DependencyError, StoreError, TableError
 from osworld_pipeline.recipes import load_recipe
-from osworld_pipeline.runs.champion import choose_champion
-from osworld_pipeline.runs.endpoints import Endpoint
-from osworld_pipeline.runs.evaluate import policy_of
-from osworld_pipeline.runs.evaluation_plan import plan_evaluation
-from osworld_pipeline.runs.external import add_checkpoint, find_or_add, require_unchanged
-from osworld_pipeline.runs.registered import all_checkpoints, newest_checkpoint
-from osworld_pipeline.runs.stages import read_checkpoint
+from osworld_pipeline.runs.checkpoints.endpoints import Endpoint
+from osworld_pipeline.runs.checkpoints.external import add_checkpoint, find_or_add, require_unchanged
+from osworld_pipeline.runs.checkpoints.ids import read_checkpoint
+from osworld_pipeline.runs.checkpoints.registry import all_checkpoints, newest_checkpoint
+from osworld_pipeline.runs.evaluate.champion import choose_champion
+from osworld_pipeline.runs.evaluate.evaluate import policy_of
+from osworld_pipeline.runs.evaluate.plan import plan_evaluation
 from osworld_pipeline.tables.checkpoints import find_checkpoint
 
 RECIPE = load_recipe("smoke")
@@ -54,7 +54,7 @@ def test_folder_that_was_added_is_found_again_without_torch(state: StateDir, fol
     again = (
         "import sys; from pathlib import Path\n"
         "from osworld_pipeline.domain.state import StateDir\n"
-        "from osworld_pipeline.runs.external import add_checkpoint\n"
+        "from osworld_pipeline.runs.checkpoints.external import add_checkpoint\n"
         "found = add_checkpoint(StateDir(Path(sys.argv[1])), sys.argv[2])\n"
         "print(found.checkpoint_id, *{'torch', 'transformers'} & set(sys.modules))"
     )
@@ -131,7 +131,7 @@ def test_adapter_that_peft_saved_is_a_checkpoint_where_its_base_is_known(
     state: StateDir, folder: Path, adapter: Path
 ) -> None:
     from osworld_pipeline.agent.processor import load_processor
-    from osworld_pipeline.runs.rollout_session import _open_engine
+    from osworld_pipeline.runs.rollouts.session import _open_engine
 
     checkpoint = find_or_add(state, str(adapter))
     assert (checkpoint.stage, checkpoint.path) == (Stage.EXTERNAL, str(adapter))

@@ -13,7 +13,8 @@ from osworld_pipeline.domain.episode import EpisodePurpose, Outcome, Reward
 from osworld_pipeline.domain.group import RolloutGroup
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.recipes import Recipe, load_recipe
-from osworld_pipeline.runs.flywheel_plan import (
+from osworld_pipeline.runs.checkpoints.ids import CARD, checkpoint_card, stage_checkpoint_id
+from osworld_pipeline.runs.flywheel.plan import (
     FlywheelResult,
     Measurement,
     Round,
@@ -21,7 +22,6 @@ from osworld_pipeline.runs.flywheel_plan import (
     stop_reason,
     walk_flywheel,
 )
-from osworld_pipeline.runs.stages import CARD, checkpoint_card, stage_checkpoint_id
 from osworld_pipeline.trajectories import TrajectoryStore
 
 SFT = Checkpoint(

@@ -14,7 +14,7 @@ from osworld_pipeline.domain.task import Task
 from osworld_pipeline.recipes.schema import FlywheelSection
 from osworld_pipeline.rollout.run_episode import EpisodePlan
 from osworld_pipeline.rollout.run_group import GroupPlan, gather_groups
-from osworld_pipeline.runs.flywheel import (
+from osworld_pipeline.runs.flywheel.flywheel import (
     choose_tasks,
     judge_group,
     kept_episodes,
@@ -22,8 +22,8 @@ from osworld_pipeline.runs.flywheel import (
     measure,
     remembering,
 )
-from osworld_pipeline.runs.flywheel_plan import Measurement
-from osworld_pipeline.runs.gspo_metrics import reward_lines
+from osworld_pipeline.runs.flywheel.plan import Measurement
+from osworld_pipeline.runs.gspo.metrics import reward_lines
 from osworld_pipeline.trajectories import TrajectoryStore
 
 TASKS = [

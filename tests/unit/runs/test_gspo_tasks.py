@@ -10,8 +10,8 @@ from replay_samples import make_row, write_rows
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import TableError
 from osworld_pipeline.recipes import Recipe, load_recipe
-from osworld_pipeline.runs.gspo_job import load_gspo_tasks
-from osworld_pipeline.runs.stages import gspo_data_digest
+from osworld_pipeline.runs.checkpoints.ids import gspo_data_digest
+from osworld_pipeline.runs.gspo.job import load_gspo_tasks
 from osworld_pipeline.tables.owned import write_table
 
 NAMES = "abcdefgh"

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
-from osworld_pipeline.runs import mailbox as mailboxes
-from osworld_pipeline.runs.mailbox import (
+from osworld_pipeline.runs.launch import mailbox as mailboxes
+from osworld_pipeline.runs.launch.mailbox import (
     Mailbox,
     MessageReader,
     MessageWriter,

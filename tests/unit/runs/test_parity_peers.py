@@ -9,8 +9,8 @@ import pytest
 from osworld_pipeline.agent.parity_cases import ParitySample
 from osworld_pipeline.domain.episode import SamplingParams
 from osworld_pipeline.protocols import GenerateRequest, GenerateResult
-from osworld_pipeline.runs.parity_peers import OTHER_IMAGES, OTHER_TEXT, Scored, judge_by_peer
-from osworld_pipeline.runs.parity_verdict import Finding, tolerance_of
+from osworld_pipeline.runs.parity.peers import OTHER_IMAGES, OTHER_TEXT, Scored, judge_by_peer
+from osworld_pipeline.runs.parity.verdict import Finding, tolerance_of
 
 CASES = ("text", "screen", "tall screen", "two turns")
 EXACT, HALF = tolerance_of("float32"), tolerance_of("bfloat16")

@@ -11,7 +11,7 @@ import torch
 from osworld_pipeline.agent.parity_cases import ParitySample
 from osworld_pipeline.domain.episode import SamplingParams
 from osworld_pipeline.protocols import GenerateRequest, GenerateResult
-from osworld_pipeline.runs.parity_verdict import Finding, judge
+from osworld_pipeline.runs.parity.verdict import Finding, judge
 from osworld_pipeline.training.parity_defects import DEFECTS, Defect
 
 NUM_IDS, NUM_TOKENS = 60, 8

@@ -4,8 +4,8 @@ import pickle
 
 import pytest
 
-from osworld_pipeline.runs.ray_actor import ActorShape
-from osworld_pipeline.runs.ray_train import RankFailedError, explain_failure
+from osworld_pipeline.runs.launch.ray_train import RankFailedError, explain_failure
+from osworld_pipeline.runs.rollouts.ray_actor import ActorShape
 
 pytest.importorskip("ray", reason="Ray is not installed (extra `ray`)")
 

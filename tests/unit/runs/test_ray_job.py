@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from osworld_pipeline.runs.mailbox import Mailbox, MessageReader
+from osworld_pipeline.runs.launch.mailbox import Mailbox, MessageReader
 
 TESTS = Path(__file__).resolve().parents[2]
 PATIENCE_S = 60.0
@@ -21,7 +21,7 @@ def start_job(folder: Path, job: dict[str, Any], *, lost_after_s: float) -> tupl
     mailbox.beat()
     arguments = ["launched.program", str(mailbox.folder), "1", str(lost_after_s), str(folder / "program.log")]
     process = subprocess.Popen(
-        [sys.executable, "-m", "osworld_pipeline.runs.ray_job", *arguments],
+        [sys.executable, "-m", "osworld_pipeline.runs.launch.ray_job", *arguments],
         env={**os.environ, "PYTHONPATH": str(TESTS)},
         start_new_session=True,
     )
@@ -71,7 +71,7 @@ def test_a_job_that_another_start_has_taken_is_an_error(tmp_path: Path):
     process.wait(PATIENCE_S)
     arguments = ["launched.program", str(mailbox.folder), "1", "60", str(tmp_path / "program.log")]
     again = subprocess.run(
-        [sys.executable, "-m", "osworld_pipeline.runs.ray_job", *arguments],
+        [sys.executable, "-m", "osworld_pipeline.runs.launch.ray_job", *arguments],
         capture_output=True,
         timeout=PATIENCE_S,
         check=False,

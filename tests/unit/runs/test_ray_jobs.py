@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from osworld_pipeline.errors import EnvServerError
-from osworld_pipeline.runs.local_ray import RayCluster
-from osworld_pipeline.runs.ray_jobs import RayJobs
+from osworld_pipeline.runs.launch.local_ray import RayCluster
+from osworld_pipeline.runs.launch.ray_jobs import RayJobs
 
 
 class FakeRay:

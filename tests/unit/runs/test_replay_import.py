@@ -9,7 +9,7 @@ import pytest
 from osworld_pipeline.datasets.imports import find_imports
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import DatasetError
-from osworld_pipeline.runs.replay_import import NAME, sync_replay_import
+from osworld_pipeline.runs.sources.replay_import import NAME, sync_replay_import
 
 RECORD = {
     "task_id": "t1",

@@ -12,8 +12,8 @@ from osworld_pipeline.domain.episode import EpisodePurpose
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import DatasetError, TableError
 from osworld_pipeline.recipes import Recipe, load_recipe
-from osworld_pipeline.runs.evaluation_plan import heldout_suite, plan_evaluation, recorded_keys
-from osworld_pipeline.runs.report import (
+from osworld_pipeline.runs.evaluate.plan import heldout_suite, plan_evaluation, recorded_keys
+from osworld_pipeline.runs.evaluate.report import (
     find_stage,
     make_all_reports,
     make_report,

@@ -10,8 +10,8 @@ from replay_samples import rollout, write_verifications
 
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.recipes import load_recipe
-from osworld_pipeline.runs.retraining import Decision, NewData, Retraining, decide, last_look, new_data_since
-from osworld_pipeline.runs.stages import CARD
+from osworld_pipeline.runs.checkpoints.ids import CARD
+from osworld_pipeline.runs.flywheel.retraining import Decision, NewData, Retraining, decide, last_look, new_data_since
 from osworld_pipeline.trajectories import TrajectoryStore
 
 SECTION = load_recipe("smoke", settings=["retraining.min_new_successes=10", "retraining.patience=2"]).retraining

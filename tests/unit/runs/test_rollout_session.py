@@ -10,8 +10,8 @@ import pytest
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import EnvServerError, RecipeError
 from osworld_pipeline.recipes import Recipe, load_recipe
-from osworld_pipeline.runs.embedded_server import EnvServers
-from osworld_pipeline.runs.rollout_session import num_slots, rollout_session, sampling_params
+from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
+from osworld_pipeline.runs.rollouts.session import num_slots, rollout_session, sampling_params
 
 NOWHERE = EnvServers(urls=("http://127.0.0.1:9",), token=None, num_replicas=3)
 

@@ -9,7 +9,7 @@ from raw_samples import SOURCES, config, put_lines, put_task, record
 from osworld_pipeline.datasets.raw import REPLAY_SOURCES, TASK_SOURCES
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import DatasetError
-from osworld_pipeline.runs.source_summaries import look_at_imports, look_at_source
+from osworld_pipeline.runs.sources.source_summaries import look_at_imports, look_at_source
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import pytest
 from osworld_pipeline.domain.checkpoint import Stage
 from osworld_pipeline.errors import RecipeError
 from osworld_pipeline.recipes import Recipe, load_recipe, parse_recipe, recipe_names
-from osworld_pipeline.runs.evaluation_plan import plan_evaluation
-from osworld_pipeline.runs.stages import stage_checkpoint_id, stage_params
+from osworld_pipeline.runs.checkpoints.ids import stage_checkpoint_id, stage_params
+from osworld_pipeline.runs.evaluate.plan import plan_evaluation
 
 RECIPE = load_recipe("smoke")
 

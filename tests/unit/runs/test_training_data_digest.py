@@ -9,7 +9,7 @@ from replay_samples import make_row, write_rows, write_verification
 from osworld_pipeline.domain.checkpoint import Ancestor, Checkpoint, Stage
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.recipes.schema import ReplaySection
-from osworld_pipeline.runs.stages import CARD, checkpoint_card, checkpoint_lineage, training_data_digest
+from osworld_pipeline.runs.checkpoints.ids import CARD, checkpoint_card, checkpoint_lineage, training_data_digest
 
 REPLAY = ["replay_buffer"]
 

@@ -9,7 +9,7 @@ from raw_samples import config, put_lines, put_task, record
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.recipes import Recipe, load_recipe
 from osworld_pipeline.runs.code_version import code_version
-from osworld_pipeline.runs.union_build import ensure_union
+from osworld_pipeline.runs.sources.union_build import ensure_union
 from osworld_pipeline.tables.builds import UNION_TABLES
 from osworld_pipeline.tables.owned import read_table, table_path
 

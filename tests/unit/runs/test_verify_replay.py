@@ -19,13 +19,13 @@ from osworld_pipeline.domain.task import Task
 from osworld_pipeline.errors import ActionParseError, EnvServerError, EvaluatorError, ReplicaError, SetupError
 from osworld_pipeline.protocols import DesktopInfo
 from osworld_pipeline.recipes import Recipe, load_recipe
-from osworld_pipeline.runs.grounds import Grounds
-from osworld_pipeline.runs.playback import PlaybackLimits, play_back
-from osworld_pipeline.runs.playback_plan import Playback, PlaybackPlan, PlayedTurn
-from osworld_pipeline.runs.verification_journal import FOLDER, ROWS_PER_PART, VerificationJournal
-from osworld_pipeline.runs.verification_record import VerificationRecord, read_record
-from osworld_pipeline.runs.verification_summary import summarise
-from osworld_pipeline.runs.verify_replay import Verifier
+from osworld_pipeline.runs.rollouts.grounds import Grounds
+from osworld_pipeline.runs.verify_replay.journal import FOLDER, ROWS_PER_PART, VerificationJournal
+from osworld_pipeline.runs.verify_replay.playback import PlaybackLimits, play_back
+from osworld_pipeline.runs.verify_replay.playback_plan import Playback, PlaybackPlan, PlayedTurn
+from osworld_pipeline.runs.verify_replay.record import VerificationRecord, read_record
+from osworld_pipeline.runs.verify_replay.summary import summarise
+from osworld_pipeline.runs.verify_replay.verify_replay import Verifier
 from osworld_pipeline.tables.replay import ReplayCoverage
 
 GROUNDS = Grounds(image_digest="image-1", grader_version="grader-1")

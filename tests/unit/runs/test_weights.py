@@ -7,7 +7,7 @@ import pytest
 
 from osworld_pipeline.errors import EngineError
 from osworld_pipeline.recipes import Recipe, load_recipe
-from osworld_pipeline.runs.weights import InMemory, InPlace, ThroughFolder, shares_model
+from osworld_pipeline.runs.gspo.weights import InMemory, InPlace, ThroughFolder, shares_model
 
 
 class Recorder:

@@ -15,15 +15,15 @@ from osworld_pipeline.domain.task import family_of_task
 from osworld_pipeline.recipes import Recipe, load_recipe
 from osworld_pipeline.recipes.learned import NOT_LEARNED, SECTIONS
 from osworld_pipeline.recipes.schema import ReplaySection, SftSection
-from osworld_pipeline.runs.evaluation_plan import plan_evaluation
-from osworld_pipeline.runs.make_base import tokenizer_corpus
-from osworld_pipeline.runs.stages import (
+from osworld_pipeline.runs.base.make_base import tokenizer_corpus
+from osworld_pipeline.runs.checkpoints.ids import (
     evaluation_key,
     former_evaluation_key,
     stage_checkpoint_id,
     stage_params,
     training_data_digest,
 )
+from osworld_pipeline.runs.evaluate.plan import plan_evaluation
 from osworld_pipeline.training.demonstrations import choose_demonstrations
 
 RECIPE = load_recipe("smoke")

@@ -16,7 +16,7 @@ from osworld_pipeline.domain.group import GroupFate, RolloutGroup
 from osworld_pipeline.domain.replay import Injection, ReplayVerification, TrainedRow
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import TableError
-from osworld_pipeline.runs.verification_record import read_record
+from osworld_pipeline.runs.verify_replay.record import read_record
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.checkpoints import read_checkpoint_row, upsert_checkpoint
 from osworld_pipeline.tables.examples import INJECTED_REPLAY_ROWS

@@ -12,8 +12,8 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import EngineError
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.rollout.engines.transformers import TransformersEngine
-from osworld_pipeline.runs.rollout_session import _open_engine
-from osworld_pipeline.runs.weights import shares_model
+from osworld_pipeline.runs.gspo.weights import shares_model
+from osworld_pipeline.runs.rollouts.session import _open_engine
 from osworld_pipeline.training.score import score_trajectories
 from osworld_pipeline.training.update import GspoTrainer
 

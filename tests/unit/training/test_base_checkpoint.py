@@ -9,8 +9,8 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import DependencyError
 from osworld_pipeline.recipes import load_recipe
 from osworld_pipeline.recipes.schema import PretrainedModelSection
-from osworld_pipeline.runs.make_base import main, resolve_pretrained, tokenizer_corpus
-from osworld_pipeline.runs.stages import read_checkpoint
+from osworld_pipeline.runs.base.make_base import main, resolve_pretrained, tokenizer_corpus
+from osworld_pipeline.runs.checkpoints.ids import read_checkpoint
 from osworld_pipeline.training.model import load_model
 
 

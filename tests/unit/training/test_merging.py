@@ -13,7 +13,7 @@ from training_samples import saved_weights
 
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
-from osworld_pipeline.runs.merged_export import export_merged
+from osworld_pipeline.runs.checkpoints.merged_export import export_merged
 from osworld_pipeline.training.model import load_model
 from osworld_pipeline.training.score import score_trajectories
 

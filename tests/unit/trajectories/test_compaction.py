@@ -21,7 +21,7 @@ from osworld_pipeline.domain.replay import Injection
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
 from osworld_pipeline.part_files import COMPACTED, MANIFEST, take_snapshot
-from osworld_pipeline.runs.upkeep import collect_garbage, compact_store, missing_blobs
+from osworld_pipeline.runs.upkeep.upkeep import collect_garbage, compact_store, missing_blobs
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.owned import write_table
 from osworld_pipeline.tables.query import run_query

@@ -18,7 +18,7 @@ from osworld_pipeline.atomic_io import locked
 from osworld_pipeline.domain.digest import digest_bytes
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
-from osworld_pipeline.runs.upkeep import collect_garbage, compact_store, is_compaction_due, missing_blobs
+from osworld_pipeline.runs.upkeep.upkeep import collect_garbage, compact_store, is_compaction_due, missing_blobs
 from osworld_pipeline.tables.owned import write_table
 from osworld_pipeline.trajectories import BlobStore, pack_garbage, packing
 from osworld_pipeline.trajectories.pack_files import Member, read_members
@@ -293,7 +293,7 @@ PACK_FOR_EVER = """
 import os, sys, time
 from pathlib import Path
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.runs.upkeep import collect_garbage
+from osworld_pipeline.runs.upkeep.upkeep import collect_garbage
 from osworld_pipeline.trajectories import BlobStore, compaction
 from osworld_pipeline.trajectories.packing import pack_cold_images
 state = StateDir(Path(sys.argv[1]))

@@ -13,7 +13,7 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
 from osworld_pipeline.object_store.note import RemoteNote, write_note
 from osworld_pipeline.part_files import COMPACTED, MANIFEST, PartFile, take_snapshot
-from osworld_pipeline.runs.upkeep import compact_store
+from osworld_pipeline.runs.upkeep.upkeep import compact_store
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.query import run_query
 from osworld_pipeline.trajectories import TrajectoryStore

@@ -8,7 +8,7 @@ from episode_samples import make_episode
 
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.part_files import VERSION_SHIFT, PartFile
-from osworld_pipeline.runs.upkeep import collect_garbage, compact_store
+from osworld_pipeline.runs.upkeep.upkeep import collect_garbage, compact_store
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.query import run_query
 from osworld_pipeline.trajectories import TrajectoryStore

@@ -1,0 +1,157 @@
+"""Makes the base checkpoint: a tiny random Qwen3-VL in the state folder, or a card that points to a published one."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from osworld_pipeline.agent.coordinates import Size, from_screen
+from osworld_pipeline.agent.dialects import Dialect, load_dialect
+from osworld_pipeline.agent.dialects.actions import Arguments, move_points
+from osworld_pipeline.agent.observation_text import LastAction, observation_text
+from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
+from osworld_pipeline.domain.observation import Observation
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.errors import ActionParseError, DependencyError
+from osworld_pipeline.recipes import Recipe
+from osworld_pipeline.recipes.schema import PretrainedModelSection, TinyModelSection
+from osworld_pipeline.runs.checkpoints.ids import (
+    CARD,
+    checkpoint_card,
+    read_checkpoint,
+    recipe_suite,
+    stage_recipe_digest,
+)
+from osworld_pipeline.tracking.code import code_origin
+from osworld_pipeline.training.stage_lock import stage_lock
+
+Report = Callable[[dict[str, Any]], None]
+REPORT_EVERY = 10
+"""Updates of pretraining between two reports of progress."""
+NUMBERS_UP_TO = 2048
+"""Coordinates the tokenizer sees; its digits stand alone, so this only teaches the punctuation around them."""
+
+
+def main(job: dict[str, Any], report: Report) -> dict[str, Any]:
+    """`job`: recipe, state_root, checkpoint_id, data_digest; optionally run_ids. Result: the checkpoint's card.
+
+    Raises:
+        DependencyError: a published model is neither a folder nor to be had from its hub.
+        StoreError: it holds no weights, or the checkpoint cannot be written.
+        TrainingError: another process makes this checkpoint.
+    """
+    state = StateDir(Path(job["state_root"]))
+    recipe = Recipe.model_validate(job["recipe"])
+    total = _num_updates(recipe)
+    report({"kind": "progress", "done": 0, "total": total or 1, "note": f"{recipe.model.kind} model"})
+    with stage_lock(state, job["checkpoint_id"]):
+        checkpoint = read_checkpoint(state, job["checkpoint_id"]) or _make(job, recipe, state, report)
+    report({"kind": "progress", "done": total or 1, "total": total or 1})
+    report({"kind": "checkpoint", "checkpoint_id": checkpoint.checkpoint_id, "path": checkpoint.path})
+    return checkpoint_card(checkpoint)
+
+
+def _make(job: Mapping[str, Any], recipe: Recipe, state: StateDir, report: Report) -> Checkpoint:
+    from osworld_pipeline.training.checkpoint import (
+        final_dir,
+        remove_stale_writes,
+        write_folder,
+        write_json,
+    )
+    from osworld_pipeline.training.weights_digest import weights_digest
+
+    checkpoint_id, model, code = job["checkpoint_id"], recipe.model, code_origin()
+    remove_stale_writes(state, checkpoint_id)
+    folder = final_dir(state, checkpoint_id)
+    published = resolve_pretrained(model) if isinstance(model, PretrainedModelSection) else None
+
+    def fill(temp: Path) -> None:
+        if isinstance(model, TinyModelSection):
+            from osworld_pipeline.training.tiny_model import build_tiny_checkpoint
+
+            total = _num_updates(recipe)
+
+            def on_progress(done: int, loss: float) -> None:
+                if done % REPORT_EVERY == 0 or done == total:
+                    note = f"copying, loss {loss:.2f}"
+                    report({"kind": "progress", "done": done, "total": total, "note": note})
+
+            build_tiny_checkpoint(temp, model, tokenizer_corpus(recipe), on_progress=on_progress)
+        card = Checkpoint(
+            checkpoint_id=checkpoint_id,
+            stage=Stage.BASE,
+            parent_id=None,
+            path=str(published or folder.relative_to(state.root)),
+            num_updates=0,
+            recipe_digest=stage_recipe_digest(Stage.BASE, recipe),
+            data_digest=job["data_digest"],
+            weights_digest=weights_digest(published or temp),
+            run_ids=job.get("run_ids", {}),
+            recipe=recipe.model_dump(mode="json"),
+            code_version=code.version,
+            is_code_dirty=code.is_dirty,
+            saved_at=round(time.time(), 3),
+        )
+        write_json(temp / CARD, checkpoint_card(card))
+
+    write_folder(folder, fill)
+    saved = read_checkpoint(state, checkpoint_id)
+    assert saved is not None, f"{checkpoint_id} was saved and cannot be read"
+    return saved
+
+
+def _num_updates(recipe: Recipe) -> int:
+    """Of pretraining."""
+    return recipe.model.copying_updates if isinstance(recipe.model, TinyModelSection) else 0
+
+
+def resolve_pretrained(model: PretrainedModelSection) -> Path:
+    """The folder of a published model: the path itself, or the hub's snapshot at the recipe's revision.
+
+    Raises:
+        DependencyError: it is neither there nor to be had; names it and the way out.
+    """
+    folder = Path(model.path).expanduser()
+    if folder.is_dir():
+        return folder.resolve()
+    import httpx
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(model.path, revision=model.revision)).resolve()
+    except (OSError, ValueError, httpx.HTTPError) as error:
+        raise DependencyError(
+            f"model.path '{model.path}' is no folder, and the hub did not give it at revision "
+            f"{model.revision or 'main'} ({str(error).splitlines()[0]}): download it and set model.path to its folder"
+        ) from error
+
+
+def tokenizer_corpus(recipe: Recipe) -> Iterator[str]:
+    """What a model reads and writes in the suite's training tasks, turn by turn."""
+    dialect = load_dialect(recipe.agent.dialect, recipe.agent.coordinate_space)
+    screen = (recipe.desktop.screen_width, recipe.desktop.screen_height)
+    for kind in ("short", recipe.agent.system_prompt):
+        yield f"system\n{dialect.system_prompt(kind)}"
+    for item in recipe_suite(recipe).train:
+        for index, step in enumerate(item.oracle):
+            text = observation_text(
+                Observation(screenshot=b""),
+                item.task,
+                step_index=index,
+                last_action=LastAction() if index else None,
+                a11y_max_length=0,
+            )
+            yield f"user\n{text}"
+            yield from _said(dialect, step.description, step.arguments, screen)
+    for x in range(0, NUMBERS_UP_TO, 16):
+        arguments = {"action": "left_click", "coordinate": [x, NUMBERS_UP_TO - x]}
+        yield from _said(dialect, f"Click at {x}", arguments, (NUMBERS_UP_TO + 1, NUMBERS_UP_TO + 1))
+
+
+def _said(dialect: Dialect, description: str, arguments: Arguments, screen: Size) -> Iterator[str]:
+    """The turn, where the dialect can say it."""
+    move = partial(from_screen, space=dialect.coordinate_space, image=screen, screen=screen)
+    with suppress(ActionParseError):
+        yield f"assistant\n{dialect.format(description, move_points(arguments, move))}"

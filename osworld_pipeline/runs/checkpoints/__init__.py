@@ -1,0 +1,1 @@
+"""Checkpoints: their ids, what is registered, those made elsewhere."""

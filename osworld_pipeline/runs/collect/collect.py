@@ -1,0 +1,129 @@
+"""Rolls out a checkpoint, an endpoint or the suite's oracles on tasks, and keeps every episode, so many of each task.
+
+The loop is the flywheel's: a graded episode is a part of its own and is not run again, a fault is.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from osworld_pipeline.agent.coordinates import from_screen
+from osworld_pipeline.agent.dialects import load_dialect
+from osworld_pipeline.agent.dialects.actions import move_points
+from osworld_pipeline.agent.images import fit_size
+from osworld_pipeline.agent.processor import load_processor
+from osworld_pipeline.domain.checkpoint import Stage
+from osworld_pipeline.domain.episode import Episode
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.recipes import Recipe
+from osworld_pipeline.rollout.engines.scripted import ScriptedEngine
+from osworld_pipeline.rollout.run_episode import episode_runner
+from osworld_pipeline.rollout.run_group import gather_groups, in_turn, plan_episode, require_services
+from osworld_pipeline.runs.checkpoints.external import require_unchanged
+from osworld_pipeline.runs.checkpoints.ids import recipe_suite
+from osworld_pipeline.runs.collect.plan import (
+    ORACLE,
+    CollectionPlan,
+    load_collected,
+    plan_collection,
+    require_oracles,
+)
+from osworld_pipeline.runs.evaluate.evaluate import policy_of
+from osworld_pipeline.runs.evaluate.plan import TaskChoice
+from osworld_pipeline.runs.flywheel.flywheel import known_episodes, remembering
+from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
+from osworld_pipeline.runs.rollouts.session import episode_settings, num_slots, rollout_session
+from osworld_pipeline.trajectories import TrajectoryStore
+
+Report = Callable[[dict[str, Any]], None]
+
+
+def main(job: dict[str, Any], report: Report) -> dict[str, Any]:
+    """`job`: recipe, state_root, servers, checkpoint {checkpoint_id, stage, path} (of `oracle` the id alone),
+    num_samples, temperature; optionally suite, tasks_file, max_tasks (TaskChoice), run_ids and engine_token. Result:
+    the number of episodes by outcome.
+
+    Raises:
+        DatasetError: no such tasks, or no oracle for one of them.
+        EnvServerError, EngineError: no desktop, or no policy, for a single episode.
+        StoreError: the checkpoint is not what was added.
+    """
+    recipe, state = Recipe.model_validate(job["recipe"]), StateDir(Path(job["state_root"]))
+    suite = load_collected(state, recipe, TaskChoice.from_job(job))
+    plan = plan_collection(
+        recipe,
+        job["checkpoint"]["checkpoint_id"],
+        suite,
+        num_samples=job["num_samples"],
+        temperature=job["temperature"],
+        run_ids=job.get("run_ids"),
+        stage=job["checkpoint"].get("stage", ""),
+    )
+    return asyncio.run(_collect(plan, recipe, state, job, report))
+
+
+async def _collect(
+    plan: CollectionPlan, recipe: Recipe, state: StateDir, job: Mapping[str, Any], report: Report
+) -> dict[str, Any]:
+    store = TrajectoryStore(state)
+    known = known_episodes(store, plan.groups, is_over=False)
+    outcomes: Counter[str] = Counter()
+    total = len(plan.episode_ids)
+
+    def tell(episode: Episode | None = None) -> None:
+        if episode is not None:
+            outcomes[str(episode.outcome)] += 1
+        note = f"{outcomes['success']} successes"
+        report({"kind": "progress", "done": sum(outcomes.values()), "total": total, "note": note})
+
+    tell()
+    if len(known) == total:
+        await gather_groups(plan.groups, remembering(known, store, tell, run_one=None))
+        return dict(outcomes)
+    servers = EnvServers.from_job(job["servers"])
+    policy = await _policy(plan, recipe, state, job["checkpoint"])
+    async with rollout_session(
+        **policy,
+        state=state,
+        servers=servers,
+        purpose=plan.stage_key,
+        engine_token=job.get("engine_token"),
+        report=report,
+    ) as session:
+        settings = episode_settings(recipe, max_turns=recipe.agent.max_turns)
+        run_one = in_turn(episode_runner(session.tools, settings), num_slots(recipe, servers))
+        groups = await gather_groups(plan.groups, remembering(known, store, tell, run_one=run_one))
+    require_services([episode for group in groups for episode in group.episodes])
+    return dict(outcomes)
+
+
+async def _policy(plan: CollectionPlan, recipe: Recipe, state: StateDir, entry: Mapping[str, Any]) -> dict[str, Any]:
+    """What rollout_session is told of the policy, its recipe included."""
+    if entry["checkpoint_id"] == ORACLE:
+        require_oracles(recipe, [task for task, _, _ in plan.groups])
+        return {"recipe": recipe, "engine": ScriptedEngine(oracle_scripts(plan, recipe))}
+    recipe, folder = policy_of(entry, recipe, state)
+    if folder is None:
+        return {"recipe": recipe}
+    if entry["stage"] == Stage.EXTERNAL:
+        await asyncio.to_thread(require_unchanged, entry["checkpoint_id"], folder)
+    return {"recipe": recipe, "folder": folder, "processor": await asyncio.to_thread(load_processor, folder)}
+
+
+def oracle_scripts(plan: CollectionPlan, recipe: Recipe) -> dict[str, list[str]]:
+    """What a policy would say that solves the tasks, by planned episode, in the recipe's dialect and for the images
+    that it would see."""
+    suite = recipe_suite(recipe)
+    oracles = {item.task.task_id: item.oracle for item in (*suite.train, *suite.heldout)}
+    dialect = load_dialect(recipe.agent.dialect, recipe.agent.coordinate_space)
+    screen = (recipe.desktop.screen_width, recipe.desktop.screen_height)
+    image = fit_size(*screen, recipe.agent.max_pixels)
+    move = partial(from_screen, space=dialect.coordinate_space, image=image, screen=screen)
+    scripts = {}
+    for task, group, group_id in plan.groups:
+        said = [dialect.format(step.description, move_points(step.arguments, move)) for step in oracles[task.task_id]]
+        scripts |= {plan_episode(group, group_id, sample).episode_id: said for sample in range(group.group_size)}
+    return scripts

@@ -1,0 +1,150 @@
+"""Evaluates checkpoints on the held-out tasks, task by task: what a killed run has finished is not run again."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from osworld_pipeline.agent.processor import load_processor
+from osworld_pipeline.domain.checkpoint import Stage
+from osworld_pipeline.domain.episode import Episode
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.domain.task import Task
+from osworld_pipeline.evaluation.suite_files import EvalSuite
+from osworld_pipeline.policy_servers.launch import SharedServers
+from osworld_pipeline.recipes import Recipe
+from osworld_pipeline.rollout.run_episode import EpisodePlan, episode_runner
+from osworld_pipeline.rollout.run_group import gather_episodes, in_turn, require_services
+from osworld_pipeline.runs.checkpoints.endpoints import Endpoint, is_address
+from osworld_pipeline.runs.checkpoints.external import require_unchanged
+from osworld_pipeline.runs.evaluate.plan import TaskChoice, load_tasks, plan_evaluation
+from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
+from osworld_pipeline.runs.rollouts.grounds import has_other_grounds
+from osworld_pipeline.runs.rollouts.session import RolloutSession, episode_settings, num_slots, rollout_session
+
+Report = Callable[[Mapping[str, Any]], None]
+
+
+def main(job: dict[str, Any], report: Report) -> dict[str, Any]:
+    """`job`: recipe, state_root, servers, checkpoints [{checkpoint_id, stage, path, run_ids}]; optionally suite,
+    tasks_file, max_tasks (TaskChoice) and engine_token. A path is below the state folder or absolute; it is the address
+    of an endpoint that is a checkpoint, and may be missing where the recipe's engine has weights of its own."""
+    recipe = Recipe.model_validate(job["recipe"])
+    state = StateDir(Path(job["state_root"]))
+    servers = EnvServers.from_job(job["servers"])
+    evaluation = _Evaluation(
+        recipe=recipe,
+        state=state,
+        servers=servers,
+        suite=load_tasks(state, recipe, TaskChoice.from_job(job)),
+        engine_token=job.get("engine_token"),
+        report=report,
+    )
+    return asyncio.run(_evaluate_all(job["checkpoints"], evaluation))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Evaluation:
+    """What all checkpoints of a job share."""
+
+    recipe: Recipe
+    state: StateDir
+    servers: EnvServers
+    suite: EvalSuite
+    engine_token: str | None
+    report: Report
+
+
+async def _evaluate_all(checkpoints: Sequence[Mapping[str, Any]], evaluation: _Evaluation) -> dict[str, Any]:
+    """One after the other; the figures of each by checkpoint id."""
+    async with SharedServers(evaluation.state) as launched:
+        return {entry["checkpoint_id"]: await _evaluate(entry, evaluation, launched) for entry in checkpoints}
+
+
+async def _evaluate(entry: Mapping[str, Any], evaluation: _Evaluation, launched: SharedServers) -> dict[str, Any]:
+    state = evaluation.state
+    recipe, folder = policy_of(entry, evaluation.recipe, state)
+    plan = plan_evaluation(
+        recipe, entry["checkpoint_id"], entry["run_ids"], suite=evaluation.suite, stage=entry["stage"]
+    )
+    finished = plan.finished(state)
+    missing = [planned for part, planned in plan.episodes.items() if part not in finished]
+    episodes, again = list(finished.values()), frozenset[str]()
+
+    def tell() -> None:
+        note = f"{sum(episode.is_success for episode in episodes)} successes"
+        done = {"done": len(episodes), "total": len(plan.episodes), "note": note}
+        evaluation.report({"kind": "progress", "stage": f"evaluate {entry['stage']}", **done})
+
+    tell()
+    if missing:
+        if folder is not None and entry["stage"] == Stage.EXTERNAL:
+            await asyncio.to_thread(require_unchanged, entry["checkpoint_id"], folder)
+        async with rollout_session(
+            recipe=recipe if folder is None else await launched.named_in(recipe, folder),
+            state=state,
+            servers=evaluation.servers,
+            purpose=f"{plan.stage_key}-{plan.suite_digest[:12]}",
+            folder=folder,
+            processor=None if folder is None else await asyncio.to_thread(load_processor, folder),
+            engine_token=evaluation.engine_token,
+            report=evaluation.report,
+        ) as session:
+            again = await on_other_grounds(finished, session, evaluation.report)
+            episodes[:] = [episode for part, episode in finished.items() if part not in again]
+            tell()
+            missing += [plan.episodes[part] for part in again]
+            await _run(missing, session, evaluation, episodes, tell)
+    return {
+        "num_episodes": len(episodes),
+        "num_reused": len(finished) - len(again),
+        "num_valid": sum(episode.outcome.is_valid for episode in episodes),
+        "num_success": sum(episode.is_success for episode in episodes),
+    }
+
+
+async def on_other_grounds(finished: Mapping[str, Episode], session: RolloutSession, report: Report) -> frozenset[str]:
+    """Names of the finished episodes that were graded on another desktop image or by another grader than the servers
+    have: with new ones they would make one score of two."""
+    grounds = await session.grounds()
+    if grounds is not None and len(grounds) > 1:
+        told = "; ".join(sorted(map(str, grounds)))
+        message = f"the env servers differ in desktop image or grader ({told}): this evaluation will have no rank"
+        report({"kind": "warning", "message": message})
+        return frozenset()
+    again = frozenset(part for part, episode in finished.items() if has_other_grounds(episode, grounds))
+    if again:
+        message = f"{len(again)} episodes were graded on another desktop image or by another grader: they run again"
+        report({"kind": "warning", "message": message})
+    return again
+
+
+def policy_of(entry: Mapping[str, Any], recipe: Recipe, state: StateDir) -> tuple[Recipe, Path | None]:
+    """The recipe with the engine that samples this checkpoint, and its weights where they are a folder."""
+    path = entry.get("path")
+    if not path:
+        return recipe, None
+    return (Endpoint.parse(path).sampled_by(recipe), None) if is_address(path) else (recipe, state.root / path)
+
+
+async def _run(
+    missing: Sequence[tuple[Task, EpisodePlan]],
+    session: RolloutSession,
+    evaluation: _Evaluation,
+    episodes: list[Episode],
+    tell: Callable[[], None],
+) -> None:
+    """Runs and stores the episodes, as many at a time as may be; adds them to `episodes`."""
+    recipe = evaluation.recipe
+    run_one = episode_runner(session.tools, episode_settings(recipe, max_turns=recipe.evaluation.max_turns))
+
+    async def run_and_store(task: Task, plan: EpisodePlan) -> Episode:
+        episode = await run_one(task, plan)
+        await asyncio.to_thread(session.store.write_episodes, plan.episode_id, [episode])
+        episodes.append(episode)
+        tell()
+        return episode
+
+    ran = await gather_episodes(missing, in_turn(run_and_store, num_slots(recipe, evaluation.servers)))
+    require_services(ran)

@@ -1,0 +1,147 @@
+"""What an evaluation of a checkpoint consists of, and how much of it is already there; needs no torch."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from osworld_pipeline.domain.episode import Episode, EpisodePurpose
+from osworld_pipeline.domain.near_names import did_you_mean
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.domain.task import Task
+from osworld_pipeline.errors import DatasetError
+from osworld_pipeline.evaluation.suite_files import (
+    HELDOUT,
+    OSWORLD_SUITES,
+    EvalSuite,
+    first_tasks,
+    read_osworld_suite,
+    read_suite_file,
+    suite_names,
+)
+from osworld_pipeline.recipes import Recipe
+from osworld_pipeline.rollout.attempt import derive_seed
+from osworld_pipeline.rollout.run_episode import EpisodePlan
+from osworld_pipeline.runs.checkpoints.ids import EVALUATION_TOP_P, evaluation_key, former_evaluation_key, recipe_suite
+from osworld_pipeline.runs.rollouts.session import sampling_params
+from osworld_pipeline.trajectories import TrajectoryStore
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationPlan:
+    """One episode for each held-out task and seed; each is stored as a part of its own, named after it."""
+
+    key: str
+    """Of the settings; two evaluations with the same key can be compared."""
+    stage_key: str
+    suite_digest: str
+    episodes: Mapping[str, tuple[Task, EpisodePlan]]
+    """By part name."""
+
+    def finished(self, state: StateDir) -> dict[str, Episode]:
+        """The episodes that need not run again, by part name: a fault is run again, an outcome is not."""
+        store = TrajectoryStore(state)
+        episodes = {part: found[0] for part, found in store.read_parts(tuple(self.episodes)).items()}
+        return {part: episode for part, episode in episodes.items() if episode.outcome.is_valid}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskChoice:
+    """Which tasks: those of a suite by name, or of a file; all of them, or the first."""
+
+    suite: str = HELDOUT
+    tasks_file: str = ""
+    """In the form of a suite file; wins over `suite`."""
+    max_tasks: int | None = None
+
+    @classmethod
+    def from_job(cls, job: Mapping[str, Any]) -> "TaskChoice":
+        return cls(
+            suite=job.get("suite", HELDOUT), tasks_file=job.get("tasks_file", ""), max_tasks=job.get("max_tasks")
+        )
+
+    def as_job(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def load_tasks(state: StateDir, recipe: Recipe, choice: TaskChoice) -> EvalSuite:
+    """Raises DatasetError as load_suite."""
+    named = Path(choice.tasks_file) if choice.tasks_file else None
+    suite = load_suite(state, recipe, choice.suite) if named is None else read_suite_file(named)
+    return suite if choice.max_tasks is None else first_tasks(suite, choice.max_tasks)
+
+
+def load_suite(state: StateDir, recipe: Recipe, name: str) -> EvalSuite:
+    """The suite of that name: the recipe's held-out tasks, one of OSWorld's, or a file of the user's.
+
+    Raises:
+        DatasetError: there is none of that name, or it cannot be read.
+    """
+    if name == HELDOUT:
+        return heldout_suite(recipe)
+    if name in OSWORLD_SUITES:
+        return read_osworld_suite(name, state.osworld_repo)
+    names = suite_names(state.suites)
+    if name not in names:
+        raise DatasetError(
+            f"no suite '{name}': there are {', '.join(names)}; your own go to {state.suites}{did_you_mean(name, names)}"
+        )
+    return read_suite_file(state.suites / f"{name}.json")
+
+
+def heldout_suite(recipe: Recipe) -> EvalSuite:
+    suite = recipe_suite(recipe)
+    tasks = tuple(item.task for item in suite.heldout)
+    return EvalSuite(name=HELDOUT, tasks=tasks, digest=suite.digest, origin=recipe.suite.name.replace("_", "-"))
+
+
+def evaluation_stage_key(checkpoint_id: str, key: str) -> str:
+    return f"eval-{checkpoint_id}-{key}"
+
+
+def recorded_keys(recipe: Recipe, suite: EvalSuite) -> tuple[str, str]:
+    """Under which an evaluation of the suite, as the recipe says, may be on record: the key of now first."""
+    return (
+        evaluation_key(recipe, suite_digest=suite.digest),
+        former_evaluation_key(recipe, suite_digest=suite.digest),
+    )
+
+
+def plan_evaluation(
+    recipe: Recipe,
+    checkpoint_id: str,
+    run_ids: Mapping[str, str] | None = None,
+    *,
+    suite: EvalSuite | None = None,
+    stage: str = "",
+) -> EvaluationPlan:
+    """`suite`: None takes the recipe's held-out tasks. `stage`: of the checkpoint, for the record."""
+    suite = suite or heldout_suite(recipe)
+    key = evaluation_key(recipe, suite_digest=suite.digest)
+    stage_key = evaluation_stage_key(checkpoint_id, key)
+    episodes = {}
+    for task in suite.tasks:
+        name = suite.name_of(task)
+        for seed in recipe.evaluation.seeds:
+            plan = EpisodePlan(
+                episode_id=f"{stage_key}-{re.sub('[^A-Za-z0-9._-]', '_', name)}-s{seed}",
+                purpose=EpisodePurpose.EVALUATE,
+                checkpoint_id=checkpoint_id,
+                # Draws of its own for each task: with the same ones, a choice between two ways would be the same
+                # choice on every task. Every checkpoint gets the same ones on the same task.
+                sampling=sampling_params(
+                    recipe,
+                    temperature=recipe.evaluation.temperature,
+                    top_p=EVALUATION_TOP_P,
+                    seed=derive_seed(seed, name),
+                ),
+                seed=seed,
+                stage_key=stage_key,
+                run_ids=dict(run_ids or {}),
+                stage=stage,
+                suite=suite.origin,
+                suite_name=suite.name,
+            )
+            episodes[plan.episode_id] = (task, plan)
+    return EvaluationPlan(key=key, stage_key=stage_key, suite_digest=suite.digest, episodes=episodes)

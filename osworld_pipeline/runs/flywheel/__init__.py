@@ -1,0 +1,1 @@
+"""Rounds of rollouts and fine-tuning, and when to train again."""

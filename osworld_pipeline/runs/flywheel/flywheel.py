@@ -1,0 +1,262 @@
+"""One round of the flywheel: roll out the training tasks, keep the episodes that earned enough raw task reward, and
+fine-tune on them (with the demonstrations where the recipe says so).
+
+A killed round goes on where it was: each graded episode is a part of its own and is not run again, and the training
+resumes from its newest partial checkpoint.
+"""
+
+import asyncio
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from osworld_pipeline.agent.renderer import Renderer
+from osworld_pipeline.domain.episode import Episode
+from osworld_pipeline.domain.group import GroupFate, RolloutGroup
+from osworld_pipeline.domain.replay import ReplayRow, TrainedRow, base_task_id
+from osworld_pipeline.domain.task import Task
+from osworld_pipeline.errors import EngineError
+from osworld_pipeline.recipes import Recipe
+from osworld_pipeline.recipes.schema import FlywheelSection
+from osworld_pipeline.rollout.run_episode import EpisodePlan, RunEpisode, episode_runner
+from osworld_pipeline.rollout.run_group import (
+    GroupPlan,
+    OnEpisode,
+    gather_groups,
+    group_id_of,
+    in_turn,
+    plan_episode,
+    require_services,
+)
+from osworld_pipeline.rollout.trajectories import online_replay_trajectories
+from osworld_pipeline.runs.checkpoints.ids import checkpoint_card
+from osworld_pipeline.runs.flywheel.plan import Measurement, read_measurement, stop_reason
+from osworld_pipeline.runs.gspo.job import load_train_tasks
+from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
+from osworld_pipeline.runs.rollouts.session import episode_settings, num_slots, rollout_session, sampling_params
+from osworld_pipeline.runs.sft.sft_run import Examples, Report, SftJob, run_sft
+from osworld_pipeline.runs.sft.train_sft import read_demonstrations
+from osworld_pipeline.tables.replay_candidates import ONLINE
+from osworld_pipeline.training.demonstrations import Example, LazyExamples, join_examples
+from osworld_pipeline.trajectories import BlobStore, TrajectoryStore
+
+if TYPE_CHECKING:
+    from osworld_pipeline.training.sft import SftTrainer
+
+UPDATE = 0
+"""Of a round's groups: all of them are rolled out before its training."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundJob:
+    sft: SftJob
+    servers: EnvServers
+    previous: Measurement | None
+    engine_token: str | None
+
+    @classmethod
+    def parse(cls, job: dict[str, Any]) -> "RoundJob":
+        parsed = SftJob.parse(job)
+        settings = parsed.recipe.sft.model_copy(update={"num_updates": parsed.recipe.flywheel.num_updates})
+        return cls(
+            sft=replace(parsed, settings=settings),
+            servers=EnvServers.from_job(job["servers"]),
+            previous=Measurement(**job["previous"]) if job["previous"] else None,
+            engine_token=job.get("engine_token"),
+        )
+
+
+def main(job: dict[str, Any], report: Report) -> dict[str, Any]:
+    """`job`: as train_sft's, and servers, previous {num_valid, num_kept, num_episodes} of the round before, or None.
+    Result: the checkpoint's card; nothing where the round stopped the flywheel.
+
+    Raises:
+        EnvServerError, EngineError: no desktop, or no policy, for a single episode.
+        TrainingError, StoreError, TableError: as train_sft.
+    """
+    parsed = RoundJob.parse(job)
+    checkpoint = run_sft(parsed.sft, report, lambda trainer: _examples(parsed, trainer, report))
+    return checkpoint_card(checkpoint) if checkpoint is not None else {}
+
+
+def _examples(job: RoundJob, trainer: "SftTrainer", report: Report) -> Examples | None:
+    """The round's own successes, and the demonstrations; None where the round is the flywheel's last."""
+    state, recipe = job.sft.state, job.sft.recipe
+    groups = asyncio.run(_roll_out(job, trainer, report))
+    measured = measure(groups, recipe.flywheel.threshold)
+    metrics = {
+        "flywheel_success_rate": measured.success_rate,
+        "num_kept": float(measured.num_kept),
+        "num_valid": float(measured.num_valid),
+        "num_faults": float(measured.num_episodes - measured.num_valid),
+    }
+    report({"kind": "metrics", "update": UPDATE, "metrics": metrics})
+    stopped = stop_reason(measured, job.previous, min_gain=recipe.flywheel.min_gain)
+    if stopped:
+        report({"kind": "warning", "message": f"the flywheel stops: {stopped}"})
+        return None
+    parts = [_kept_examples(job, kept_episodes(groups, recipe.flywheel.threshold), trainer.processor)]
+    if recipe.flywheel.with_demonstrations:
+        parts.append(read_demonstrations(state, recipe, trainer.processor))
+    items = join_examples(parts)
+    counts = {"num_demonstrations": sum(map(len, parts[1:]))}
+    return Examples(items=items, rows=items.rows, metrics=metrics, counts=counts)
+
+
+def choose_tasks(tasks: Sequence[Task], settings: FlywheelSection) -> list[Task]:
+    """The same in every round, so that two rounds can be compared."""
+    if settings.max_tasks is None or len(tasks) <= settings.max_tasks:
+        return list(tasks)
+    chosen = random.Random(f"flywheel:{settings.seed}").sample(range(len(tasks)), settings.max_tasks)
+    return [tasks[index] for index in sorted(chosen)]
+
+
+def kept_episodes(groups: Sequence[RolloutGroup], threshold: float) -> list[Episode]:
+    """Those whose raw task reward reaches the threshold; the shaped reward has no say."""
+    return [
+        episode
+        for group in groups
+        for episode in group.valid_episodes
+        if episode.reward is not None and episode.reward.task >= threshold
+    ]
+
+
+def measure(groups: Sequence[RolloutGroup], threshold: float) -> Measurement:
+    return Measurement(
+        num_valid=sum(len(group.valid_episodes) for group in groups),
+        num_kept=len(kept_episodes(groups, threshold)),
+        num_episodes=sum(len(group.episodes) for group in groups),
+    )
+
+
+async def _roll_out(job: RoundJob, trainer: "SftTrainer", report: Report) -> tuple[RolloutGroup, ...]:
+    """A group for each task; what is graded already is read back. Stored as one part once all have ended."""
+    sft, recipe = job.sft, job.sft.recipe
+    flywheel = recipe.flywheel
+    tasks = choose_tasks(load_train_tasks(sft.state), flywheel)
+    plan = GroupPlan(
+        stage_key=sft.checkpoint_id,
+        update=UPDATE,
+        group_size=flywheel.samples_per_task,
+        checkpoint_id=sft.checkpoint_id,
+        stage=sft.stage,
+        parent_id=sft.parent_id,
+        sampling=sampling_params(recipe, temperature=flywheel.temperature, top_p=recipe.gspo.top_p, seed=flywheel.seed),
+        run_ids=sft.run_ids,
+    )
+    planned = [(task, plan, group_id_of(plan.stage_key, UPDATE, index)) for index, task in enumerate(tasks)]
+    store = TrajectoryStore(sft.state)
+    is_over = read_measurement(sft.state, sft.checkpoint_id, threshold=flywheel.threshold) is not None
+    known = known_episodes(store, planned, is_over=is_over)
+    told = _Progress(total=len(planned) * flywheel.samples_per_task, report=report)
+    if len(known) == told.total:
+        groups = await gather_groups(planned, remembering(known, store, told.hear, run_one=None))
+    else:
+        async with rollout_session(
+            recipe=recipe,
+            state=sft.state,
+            servers=job.servers,
+            purpose=sft.checkpoint_id,
+            folder=sft.parent_folder,
+            model=trainer.model if _samples_in_place(recipe, trainer) else None,
+            processor=trainer.processor,
+            engine_token=job.engine_token,
+            report=report,
+        ) as session:
+            if session.engine.uses_chat_api:
+                raise EngineError(
+                    f"the {session.engine.name} engine answers words without token ids, so nothing it says can be "
+                    "trained on: set engine.kind to transformers or sglang"
+                )
+            settings = episode_settings(recipe, max_turns=recipe.agent.max_turns)
+            run_one = in_turn(episode_runner(session.tools, settings), num_slots(recipe, job.servers))
+            groups = await gather_groups(planned, remembering(known, store, told.hear, run_one=run_one))
+        require_services([episode for group in groups for episode in group.episodes])
+    groups = tuple(judge_group(group, flywheel.threshold) for group in groups)
+    await asyncio.to_thread(store.write_groups, sft.checkpoint_id, groups, ())
+    return groups
+
+
+def _samples_in_place(recipe: Recipe, trainer: "SftTrainer") -> bool:
+    """Nothing trains while a round samples, so that the engine may use the trainer's own model, while that is still the
+    round's parent."""
+    return recipe.engine.kind == "transformers" and trainer.shares_weights and not trainer.num_updates
+
+
+def known_episodes(
+    store: TrajectoryStore, planned: Sequence[tuple[Task, GroupPlan, str]], *, is_over: bool
+) -> dict[str, Episode]:
+    """By id, the round's episodes that need not run again: a fault is run again, an outcome is not. Once the rollouts
+    are over their faults stand too, so that a resumed training has the very same examples."""
+    ids = [
+        plan_episode(plan, group_id, sample).episode_id
+        for _, plan, group_id in planned
+        for sample in range(plan.group_size)
+    ]
+    episodes = {part: found[0] for part, found in store.read_parts(ids).items()}
+    return {part: episode for part, episode in episodes.items() if is_over or episode.outcome.is_valid}
+
+
+@dataclass
+class _Progress:
+    total: int
+    report: Report
+    num_ended: int = 0
+    num_successes: int = 0
+
+    def hear(self, episode: Episode) -> None:
+        self.num_ended += 1
+        self.num_successes += episode.is_success
+        note = f"{self.num_successes}/{self.num_ended} succeeded"
+        self.report({"kind": "progress", "done": self.num_ended, "total": self.total, "note": note})
+
+
+def remembering(
+    known: Mapping[str, Episode], store: TrajectoryStore, on_episode: OnEpisode, *, run_one: RunEpisode | None
+) -> RunEpisode:
+    """Episodes as they are known, or run and stored as parts of their own. `run_one`: None where all are known."""
+
+    async def run(task: Task, plan: EpisodePlan) -> Episode:
+        episode = known.get(plan.episode_id)
+        if episode is None:
+            assert run_one is not None, f"{plan.episode_id} is not known"
+            episode = await run_one(task, plan)
+            await asyncio.to_thread(store.write_episodes, plan.episode_id, [episode])
+        on_episode(episode)
+        return episode
+
+    return run
+
+
+def judge_group(group: RolloutGroup, threshold: float) -> RolloutGroup:
+    if kept_episodes([group], threshold):
+        return group
+    return replace(group, fate=GroupFate.NOT_KEPT, reason=f"no episode reached a raw task reward of {threshold:g}")
+
+
+def _kept_examples(job: RoundJob, episodes: Sequence[Episode], processor: Any) -> LazyExamples:
+    """Episodes as their own sampled tokens."""
+    blobs = BlobStore(job.sft.state.blobs)
+    max_tokens, digest = job.sft.recipe.agent.max_context_tokens, Renderer(processor).processor_digest
+
+    def example(episode: Episode) -> Example:
+        return online_replay_trajectories(
+            _as_row(episode), episode, blobs.read, max_tokens=max_tokens, processor_digest=digest
+        )
+
+    makers = [partial(example, episode) for episode in episodes]
+    return LazyExamples(makers, [TrainedRow.of(_as_row(episode)) for episode in episodes])
+
+
+def _as_row(episode: Episode) -> ReplayRow:
+    assert episode.reward is not None, f"{episode.episode_id} was kept without a grader's score"
+    return ReplayRow(
+        row_id=episode.episode_id,
+        kind="episode",
+        task_id=base_task_id(episode.task_id),
+        original_task_id=episode.task_id,
+        source_dataset=ONLINE,
+        reward=episode.reward.task,
+    )

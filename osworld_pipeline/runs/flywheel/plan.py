@@ -1,0 +1,146 @@
+"""Which rounds of the flywheel there are, what each of them measured, and where it stops; needs no torch.
+
+A round's rollouts measure the checkpoint it begins with; its training makes the next one. What a killed flywheel has
+done is found again: a round's checkpoint by its id, its measurement in the groups of that name.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.part_files import COMPACTED, take_snapshot
+from osworld_pipeline.recipes import Recipe
+from osworld_pipeline.runs.checkpoints.ids import read_checkpoint, stage_checkpoint_id
+from osworld_pipeline.trajectories.reading import read_part_table, read_rows
+
+GROUPS = "rollout_groups"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """What a round's rollouts showed of the checkpoint it began with."""
+
+    num_valid: int
+    num_kept: int
+    """Whose raw task reward reaches the threshold."""
+    num_episodes: int
+    """Faults and timeouts included."""
+
+    @property
+    def success_rate(self) -> float:
+        """0 without a valid episode."""
+        return self.num_kept / self.num_valid if self.num_valid else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """One that is to be run, or has been."""
+
+    number: int
+    """From 1."""
+    round_id: str
+    """The id of the checkpoint it makes."""
+    parent: Checkpoint
+    previous: Measurement | None = None
+    """Of the round before; None for the first."""
+    measured: Measurement | None = None
+    """None where its rollouts have not all ended."""
+    checkpoint: Checkpoint | None = None
+    """None where it has not ended, or stopped the flywheel."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlywheelResult:
+    checkpoint: Checkpoint
+    """The newest; where the flywheel stopped, the one that measured best. Its parent where no round was better."""
+    rounds: tuple[Round, ...]
+    stopped: str
+    """Why; empty where all rounds were run."""
+
+
+RunRound = Callable[[Round], None]
+"""Runs one that is not finished: afterwards it is measured, and has its checkpoint or stops the flywheel."""
+
+
+EndReason = Callable[[], str]
+"""Asked before a round that is to be run: why it is not, and none after it; empty where it is."""
+
+
+def stop_reason(measured: Measurement, previous: Measurement | None, *, min_gain: float) -> str:
+    """Why no training follows a round's rollouts; empty where it does."""
+    if not measured.num_valid:
+        return f"none of its {measured.num_episodes} episodes was graded"
+    if not measured.num_kept:
+        return "no episode reached the threshold, so there is nothing to train on"
+    if previous is not None and measured.success_rate <= previous.success_rate + min_gain:
+        return f"the success rate went from {previous.success_rate:.1%} to {measured.success_rate:.1%}"
+    return ""
+
+
+def walk_flywheel(
+    state: StateDir,
+    recipe: Recipe,
+    parent: Checkpoint,
+    *,
+    data_digest: str,
+    run_round: RunRound,
+    end_reason: EndReason = lambda: "",
+) -> FlywheelResult:
+    """Goes through the rounds, running those that are not finished, until all are done or one of them stops it, or
+    `end_reason` does; then the newest checkpoint is the flywheel's, and the rounds left are run another time."""
+    flywheel = recipe.flywheel
+    rounds: list[Round] = []
+    for number in range(1, flywheel.num_rounds + 1):
+        current = rounds[-1].checkpoint if rounds else parent
+        assert current is not None, "a round that left no checkpoint is the last"
+        round_id = stage_checkpoint_id(Stage.FLYWHEEL, recipe, parent_id=current.checkpoint_id, data_digest=data_digest)
+        previous = rounds[-1].measured if rounds else None
+        one = _look(state, recipe, Round(number=number, round_id=round_id, parent=current, previous=previous))
+        is_stopped = one.measured is not None and stop_reason(one.measured, previous, min_gain=flywheel.min_gain)
+        if not is_stopped and (one.checkpoint is None or one.measured is None):
+            if ended := end_reason():
+                told = f"round {number} was not run: {ended}"
+                return FlywheelResult(checkpoint=current, rounds=tuple(rounds), stopped=told)
+            run_round(one)
+            one = _look(state, recipe, one)
+        assert one.measured is not None, f"{round_id} ended well and left no measurement"
+        rounds.append(one)
+        stopped = stop_reason(one.measured, previous, min_gain=flywheel.min_gain)
+        if stopped:
+            best = max(rounds, key=lambda each: each.measured.success_rate if each.measured else 0.0)
+            return FlywheelResult(
+                checkpoint=best.parent, rounds=tuple(rounds), stopped=f"round {number} was the last: {stopped}"
+            )
+        assert one.checkpoint is not None, f"{round_id} ended well and left no checkpoint"
+    newest = rounds[-1].checkpoint if rounds else None
+    return FlywheelResult(checkpoint=newest or parent, rounds=tuple(rounds), stopped="")
+
+
+def read_measurement(state: StateDir, round_id: str, *, threshold: float) -> Measurement | None:
+    """None where the round's rollouts have not all ended. Raises StoreError."""
+    root, files = state.trajectories / GROUPS, take_snapshot(state.trajectories, GROUPS)
+    columns = ["task_rewards"]
+    found = [
+        read_part_table(root / file.name, GROUPS, columns=columns) for file in files.small if file.part == round_id
+    ]
+    if not found:
+        paths = [root / COMPACTED / name for name in files.compacted]
+        found = [read_rows(path, GROUPS, "part", [round_id], columns=columns) for path in paths]
+    rewards = [reward for table in found for row in table.column("task_rewards").to_pylist() for reward in row]
+    if not rewards:
+        return None
+    graded = [reward for reward in rewards if reward is not None]
+    num_kept = sum(reward >= threshold for reward in graded)
+    return Measurement(num_valid=len(graded), num_kept=num_kept, num_episodes=len(rewards))
+
+
+def _look(state: StateDir, recipe: Recipe, one: Round) -> Round:
+    return Round(
+        number=one.number,
+        round_id=one.round_id,
+        parent=one.parent,
+        previous=one.previous,
+        measured=read_measurement(state, one.round_id, threshold=recipe.flywheel.threshold),
+        checkpoint=read_checkpoint(state, one.round_id),
+    )

@@ -1,0 +1,1 @@
+"""A GSPO phase: rollouts, batches, updates."""

@@ -1,0 +1,178 @@
+"""What samples the policy of a GSPO phase, and how the trainer's weights get there: an engine of this program's own, or
+Ray actors with an engine each."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from osworld_pipeline.agent.model_inputs import PixelCache
+from osworld_pipeline.agent.renderer import Renderer
+from osworld_pipeline.errors import EngineError
+from osworld_pipeline.rollout.canary import Generate
+from osworld_pipeline.rollout.run_episode import RunEpisode, episode_runner
+from osworld_pipeline.rollout.utilisation import BusyMeter, Utilisation
+from osworld_pipeline.runs.gspo.job import GspoJob, ResumePoint
+from osworld_pipeline.runs.gspo.weights import (
+    Handover,
+    InMemory,
+    InPlace,
+    ThroughFolder,
+    shares_model,
+)
+from osworld_pipeline.runs.parity.probe import ParityReport
+from osworld_pipeline.runs.rollouts.ray_rollouts import Weights, ray_rollouts
+from osworld_pipeline.runs.rollouts.session import RolloutSession, episode_settings, probe_servers, rollout_session
+from osworld_pipeline.trajectories import TrajectoryStore
+
+if TYPE_CHECKING:
+    from osworld_pipeline.training.update import GspoTrainer
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseRollouts:
+    run_one: RunEpisode
+    generate: Generate
+    """One response by the engine, or by one of the engines, that sample the episodes."""
+    handover: Handover
+    store: TrajectoryStore
+    renderer: Renderer
+    utilisation: Utilisation
+    parity: ParityReport | None = None
+    """Of the engine at the beginning; None where it was not probed, or by each actor for itself."""
+
+
+@asynccontextmanager
+async def open_rollouts(
+    job: GspoJob,
+    trainer: "GspoTrainer",
+    thread: ThreadPoolExecutor,
+    point: ResumePoint,
+    cache: PixelCache,
+    report: Callable[[dict[str, Any]], None],
+) -> AsyncIterator[PhaseRollouts]:
+    """Episodes with the weights of `point`, until the block ends. `thread`: where the trainer may be called. `report`:
+    gets warnings.
+
+    Raises:
+        EnvServerError: an env server does not answer; names it.
+        EngineError: the engine does not, or says nothing that can be trained on.
+    """
+    if job.actors is not None:
+        async with _on_actors(job, trainer, thread, point) as rollouts:
+            yield rollouts
+        return
+    async with rollout_session(
+        recipe=job.recipe,
+        state=job.state,
+        servers=job.servers,
+        purpose=job.checkpoint_id,
+        folder=point.folder,
+        model=trainer.model if shares_model(job.recipe, trainer) else None,
+        processor=trainer.processor,
+        policy_version=point.num_updates,
+        cache=cache,
+        adapters=job.recipe.trainer.lora,
+        engine_token=job.engine_token,
+        report=report,
+    ) as session:
+        settings = episode_settings(job.recipe, max_turns=job.recipe.agent.max_turns)
+        if session.engine.uses_chat_api or session.renderer is None:
+            raise EngineError(
+                f"the {session.engine.name} engine answers words without token ids and log-probabilities, so nothing "
+                "it says can be trained on: set engine.kind to transformers or sglang"
+            )
+        yield PhaseRollouts(
+            run_one=episode_runner(session.tools, settings),
+            generate=session.engine.generate,
+            handover=_open_handover(job, session, trainer, thread),
+            store=session.store,
+            renderer=session.renderer,
+            utilisation=session.utilisation,
+            parity=session.parity,
+        )
+
+
+@asynccontextmanager
+async def _on_actors(
+    job: GspoJob, trainer: "GspoTrainer", thread: ThreadPoolExecutor, point: ResumePoint
+) -> AsyncIterator[PhaseRollouts]:
+    assert job.actors is not None, "asked for by the caller"
+    if job.recipe.engine.launch is not None:
+        raise EngineError(
+            "engine.launch starts policy servers that only this machine reaches, and rollout actors may run on others: "
+            "start the servers apart and name them in engine.urls, or run without rollout actors"
+        )
+    parity = None
+    if job.recipe.engine.kind == "sglang":
+        # Once here, where the trainer's accelerator is, and not in each actor.
+        parity = await probe_servers(
+            job.recipe,
+            point.folder,
+            trainer.processor,
+            state=job.state,
+            run=job.checkpoint_id,
+            policy_version=point.num_updates,
+            token=job.engine_token,
+        )
+    async with ray_rollouts(
+        job.recipe,
+        job.state,
+        job.servers,
+        Weights(folder=point.folder, policy_version=point.num_updates),
+        shape=job.actors,
+        purpose=job.checkpoint_id,
+        max_turns=job.recipe.agent.max_turns,
+        engine_token=job.engine_token,
+    ) as actors:
+
+        async def load(folder: Path, policy_version: int) -> None:
+            await actors.load_weights(Weights(folder=folder, policy_version=policy_version))
+
+        yield PhaseRollouts(
+            run_one=actors,
+            generate=actors.generate,
+            handover=_through_folder(job, trainer, thread, load),
+            store=TrajectoryStore(job.state),
+            renderer=Renderer(trainer.processor),
+            utilisation=Utilisation(environments=BusyMeter(max(1, job.servers.num_replicas))),
+            parity=parity,
+        )
+
+
+def _open_handover(
+    job: GspoJob, session: RolloutSession, trainer: "GspoTrainer", thread: ThreadPoolExecutor
+) -> Handover:
+    if shares_model(job.recipe, trainer):
+        return InPlace(session.engine)
+    if job.recipe.engine.kind == "transformers":
+        return InMemory(session.engine, partial(in_thread, thread, trainer.weights))
+
+    async def load(folder: Path, policy_version: int) -> None:
+        await session.engine.load_weights(folder, policy_version=policy_version)
+
+    return _through_folder(job, trainer, thread, load)
+
+
+def _through_folder(
+    job: GspoJob,
+    trainer: "GspoTrainer",
+    thread: ThreadPoolExecutor,
+    load: Callable[[Path, int], Awaitable[None]],
+) -> Handover:
+    from osworld_pipeline.training.checkpoint import partials_dir
+
+    async def write(folder: Path) -> None:
+        await in_thread(thread, partial(trainer.save_weights, folder))
+
+    return ThroughFolder(load, write, partials_dir(job.state, job.checkpoint_id))
+
+
+async def in_thread(thread: ThreadPoolExecutor, work: Callable[[], Result]) -> Result:
+    return await asyncio.get_running_loop().run_in_executor(thread, work)

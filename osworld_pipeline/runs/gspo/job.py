@@ -1,0 +1,150 @@
+"""The job of a GSPO phase, and what it finds when it starts: its tasks, and the checkpoint that it goes on from."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from osworld_pipeline.domain.checkpoint import Stage
+from osworld_pipeline.domain.episode import SamplingParams
+from osworld_pipeline.domain.stage_record import TrainingStage
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.domain.task import Task
+from osworld_pipeline.errors import TableError
+from osworld_pipeline.recipes import Recipe
+from osworld_pipeline.recipes.schema import GspoPhaseSection
+from osworld_pipeline.rollout.run_group import GroupPlan
+from osworld_pipeline.runs.checkpoints.ids import imitated_tasks
+from osworld_pipeline.runs.gspo.budget import UNLIMITED, Budget
+from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
+from osworld_pipeline.runs.rollouts.ray_actor import ActorShape
+from osworld_pipeline.runs.rollouts.session import sampling_params
+from osworld_pipeline.tables.owned import read_table
+from osworld_pipeline.tracking.code import CodeOrigin, code_origin
+
+
+@dataclass(frozen=True, kw_only=True)
+class GspoJob:
+    recipe: Recipe
+    phase: GspoPhaseSection
+    stage: Stage
+    state: StateDir
+    checkpoint_id: str
+    parent_id: str
+    parent_folder: Path
+    data_digest: str
+    servers: EnvServers
+    run_ids: Mapping[str, str]
+    engine_token: str | None = None
+    """Opens the engine's servers, where they ask for one."""
+    budget: Budget = UNLIMITED
+    """What is left to spend when the program begins."""
+    actors: ActorShape | None = None
+    """Ray actors that run the episodes; None where this program does."""
+    code: CodeOrigin = field(default_factory=code_origin)
+
+    @classmethod
+    def parse(cls, job: Mapping[str, Any]) -> "GspoJob":
+        recipe = Recipe.model_validate(job["recipe"])
+        stage = Stage(job["stage"])
+        state = StateDir(Path(job["state_root"]))
+        return cls(
+            recipe=recipe,
+            phase=recipe.gspo.phase1 if stage is Stage.GSPO_PHASE1 else recipe.gspo.phase2,
+            stage=stage,
+            state=state,
+            checkpoint_id=job["checkpoint_id"],
+            parent_id=job["parent"]["checkpoint_id"],
+            parent_folder=state.root / job["parent"]["path"],
+            data_digest=job["data_digest"],
+            servers=EnvServers.from_job(job["servers"]),
+            run_ids=job.get("run_ids", {}),
+            engine_token=job.get("engine_token"),
+            budget=Budget.of_job(job),
+            actors=ActorShape.of_job(job),
+        )
+
+    def group_plan(self, update: int) -> GroupPlan:
+        rollout, gspo = self.recipe.rollout, self.recipe.gspo
+        return GroupPlan(
+            stage_key=self.checkpoint_id,
+            update=update,
+            group_size=gspo.group_size,
+            checkpoint_id=self.checkpoint_id,
+            stage=self.stage,
+            parent_id=self.parent_id,
+            sampling=self.sampling,
+            run_ids=self.run_ids,
+            min_valid=rollout.min_valid_episodes,
+            max_resamples=rollout.max_resamples,
+        )
+
+    @property
+    def training_stage(self) -> TrainingStage:
+        return TrainingStage(
+            stage_key=self.checkpoint_id,
+            stage=self.stage,
+            parent_id=self.parent_id,
+            num_planned=self.phase.num_updates,
+            run_ids=self.run_ids,
+        )
+
+    @property
+    def sampling(self) -> SamplingParams:
+        return sampling_params(
+            self.recipe, temperature=self.phase.temperature, top_p=self.recipe.gspo.top_p, seed=self.phase.seed
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResumePoint:
+    folder: Path
+    """Weights, and the optimiser's state where updates lie behind them."""
+    num_updates: int = 0
+    collector: Mapping[str, Any] = field(default_factory=dict)
+    """The collector's snapshot."""
+
+
+def resume_point(job: GspoJob) -> ResumePoint:
+    """The newest checkpoint of the stage, or its parent. Raises StoreError where it is damaged."""
+    from osworld_pipeline.training.checkpoint import latest_complete, read_trainer_state
+
+    partial = latest_complete(job.state, job.checkpoint_id)
+    if partial is None:
+        return ResumePoint(folder=job.parent_folder)
+    saved = read_trainer_state(partial)
+    return ResumePoint(folder=partial, num_updates=saved.num_updates, collector=saved.extra.get("collector", {}))
+
+
+def load_train_tasks(state: StateDir) -> list[Task]:
+    """The tasks that can be trained on, in the order of their ids.
+
+    Raises:
+        TableError: there is none.
+    """
+    rows = read_table(state, "train_tasks").to_pylist()
+    if not rows:
+        raise TableError(f"there are no training tasks in {state.tables}: materialize train_tasks first")
+    tasks = [Task.from_config(orjson.loads(row["task_config"]), domain=row["domain"]) for row in rows]
+    return sorted(tasks, key=lambda task: task.task_id)
+
+
+def load_gspo_tasks(state: StateDir, recipe: Recipe) -> list[Task]:
+    """Those of the training tasks that `rollout.tasks` names.
+
+    Raises:
+        TableError: there is none.
+    """
+    tasks = load_train_tasks(state)
+    if recipe.rollout.tasks == "all":
+        return tasks
+    imitated = imitated_tasks(state, recipe)
+    left = [task for task in tasks if task.task_id not in imitated]
+    if not left:
+        raise TableError(
+            f"SFT takes demonstrations of all {len(tasks)} training tasks and leaves none to GSPO: "
+            "set sft.task_share below 1, or rollout.tasks to 'all'"
+        )
+    return left

@@ -1,0 +1,306 @@
+"""A GSPO phase: collect groups on real desktops, score them, train, hand the weights to the engine, save; again.
+
+A killed phase goes on from its last checkpoint. Synchronous, it repeats the updates since then to the letter, under the
+same ids; asynchronous, what it had recorded beyond that checkpoint is taken back and rolled out anew. A phase whose
+budget is spent leaves a checkpoint to go on from, and a milestone that stands for it meanwhile.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from osworld_pipeline.agent.model_inputs import PixelCache
+from osworld_pipeline.domain.checkpoint import Checkpoint, milestone_id
+from osworld_pipeline.domain.hold import hold_metrics
+from osworld_pipeline.domain.trajectory import Trajectory
+from osworld_pipeline.rollout.canary import needs_canary, sample_canary
+from osworld_pipeline.rollout.collector import Collector
+from osworld_pipeline.rollout.task_sampling import open_task_sampler
+from osworld_pipeline.runs.checkpoints.ids import (
+    CARD,
+    checkpoint_card,
+    read_checkpoint,
+    stage_params,
+    stage_recipe_digest,
+)
+from osworld_pipeline.runs.gspo.budget import Budget, spent_by
+from osworld_pipeline.runs.gspo.engine import PhaseRollouts, in_thread, open_rollouts
+from osworld_pipeline.runs.gspo.held_updates import collect_update
+from osworld_pipeline.runs.gspo.job import GspoJob, ResumePoint, load_gspo_tasks, resume_point
+from osworld_pipeline.runs.gspo.metrics import coverage_metrics, group_metrics, reward_lines
+from osworld_pipeline.runs.gspo.rollouts import open_collector, opened_replay, read_recent, record_batch
+from osworld_pipeline.runs.stage_log import StageLog, stage_log
+from osworld_pipeline.tables.replay import ReplayCoverage, replay_coverage
+from osworld_pipeline.trajectories import BlobStore, TrajectoryStore
+
+if TYPE_CHECKING:
+    from osworld_pipeline.training.process_group import ProcessGroup
+    from osworld_pipeline.training.update import GspoTrainer
+
+Report = Callable[[Mapping[str, Any]], None]
+
+
+def main(job: dict[str, Any], report: Report) -> dict[str, Any]:
+    """`job`: recipe, stage, state_root, checkpoint_id, parent, data_digest, servers, run_ids; optionally engine_token,
+    and budget {deadline, episodes, tokens}. Result: checkpoint_id; where the budget ended the phase early, that of the
+    milestone it leaves, and `stopped`, which says why. One of several ranks follows rank 0, which alone rolls out,
+    reports and keeps the stage's fence."""
+    from osworld_pipeline.training.checkpoint import remove_stale_writes
+    from osworld_pipeline.training.process_group import open_process_group
+    from osworld_pipeline.training.stage_lock import stage_lock
+
+    parsed = GspoJob.parse(job)
+    result = {"checkpoint_id": parsed.checkpoint_id}
+    if read_checkpoint(parsed.state, parsed.checkpoint_id) is not None:
+        return result
+    with open_process_group() as process_group:
+        if not process_group.is_main:
+            _open_trainer(parsed, resume_point(parsed), process_group).run_worker()
+            return result
+        with stage_lock(parsed.state, parsed.checkpoint_id):
+            if read_checkpoint(parsed.state, parsed.checkpoint_id) is None:
+                remove_stale_writes(parsed.state, parsed.checkpoint_id)
+                point = resume_point(parsed)
+                store = TrajectoryStore(parsed.state)
+                with stage_log(store, parsed.training_stage, num_updates=point.num_updates) as log:
+                    ended = asyncio.run(_train(parsed, process_group, point, log, report))
+                    log.stop(ended.get("stopped", ""))
+                return ended
+    return result
+
+
+async def _train(
+    job: GspoJob, process_group: "ProcessGroup", point: ResumePoint, log: StageLog, report: Report
+) -> dict[str, Any]:
+    cache = PixelCache()
+    # A thread of its own: torch keeps settings by thread, and no other work may hold an update up.
+    with ThreadPoolExecutor(1, thread_name_prefix="trainer") as thread:
+        trainer = await in_thread(thread, partial(_open_trainer, job, point, process_group, cache))
+        try:
+            async with open_rollouts(job, trainer, thread, point, cache, report) as rollouts:
+                return await train_phase(job, rollouts, trainer, thread, point, log, report)
+        finally:
+            await in_thread(thread, trainer.close)
+
+
+async def train_phase(
+    job: GspoJob,
+    rollouts: PhaseRollouts,
+    trainer: "GspoTrainer",
+    thread: ThreadPoolExecutor,
+    point: ResumePoint,
+    log: StageLog,
+    report: Report,
+) -> dict[str, Any]:
+    """The updates from `point` on, one at least and as many as the budget lets; the program's result. `thread`: where
+    the trainer is called.
+
+    Raises:
+        TableError: there are no training tasks.
+        EnvServerError, EngineError: not one episode can be run.
+        StoreError, TrainingError: as store and trainer.
+    """
+    tasks = load_gspo_tasks(job.state, job.recipe)
+    coverage = await asyncio.to_thread(replay_coverage, job.state, [task.task_id for task in tasks], job.recipe.replay)
+    sampler = open_task_sampler(
+        tasks,
+        job.recipe.rollout,
+        seed=f"{job.stage}:{job.phase.seed}",
+        tasks_per_update=job.recipe.gspo.tasks_per_update,
+        read_recent=partial(read_recent, job),
+    )
+    async with (
+        opened_replay(job) as replay,
+        open_collector(job, rollouts, sampler, replay, point, report) as collector,
+    ):
+        phase = _Phase(
+            job=job,
+            rollouts=rollouts,
+            trainer=trainer,
+            thread=thread,
+            collector=collector,
+            coverage=coverage,
+            log=log,
+            report=report,
+        )
+        budget = job.budget
+        for update in range(point.num_updates, job.phase.num_updates):
+            ended = await phase.run_update(update, budget)
+            budget = ended.budget
+            if ended.stopped:
+                return {"checkpoint_id": milestone_id(phase.job.checkpoint_id, update + 1), "stopped": ended.stopped}
+    return {"checkpoint_id": job.checkpoint_id}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _UpdateEnd:
+    budget: Budget
+    """What is left after it."""
+    stopped: str
+    """Why no other update follows, though the phase is not at its end; empty where one does."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Phase:
+    job: GspoJob
+    rollouts: PhaseRollouts
+    trainer: "GspoTrainer"
+    thread: ThreadPoolExecutor
+    collector: Collector
+    coverage: ReplayCoverage
+    log: StageLog
+    report: Report
+
+    async def run_update(self, update: int, budget: Budget) -> _UpdateEnd:
+        started, started_at = time.monotonic(), time.time()
+        log = partial(self.log.add, update + 1, started_at=started_at)
+        collected = await collect_update(
+            self.collector,
+            update,
+            self.job.recipe.rollout,
+            record=partial(record_batch, self.rollouts.store, self.job, update=update),
+            log=log,
+            report=self.report,
+        )
+        batch, rollout_s = collected.batch, time.monotonic() - started
+        for line in reward_lines(batch.groups, limit=self.job.recipe.rollout.reported_rewards):
+            self.report({"kind": "reward", "message": f"update {update + 1}: {line}"})
+        for skipped in batch.skipped:
+            self.report({"kind": "warning", "message": f"update {update + 1}: {skipped}"})
+        trajectories = await self._with_evidence(batch.trajectories, update)
+        with self.rollouts.utilisation.trainer.busy():
+            metrics = await in_thread(self.thread, partial(self.trainer.update, trajectories))
+        metrics = {**hold_metrics(None), "num_held_tries": float(len(collected.held)), **metrics}
+        if metrics["is_held"]:
+            self.report({"kind": "warning", "message": f"update {update + 1}: {self._held_text(metrics)}"})
+        metrics |= group_metrics(batch, update=update) | coverage_metrics(self.coverage)
+        metrics |= self.rollouts.utilisation.metrics()
+        if self.rollouts.parity is not None:
+            metrics |= self.rollouts.parity.metrics()
+        metrics |= {"rollout_s": rollout_s, "update_s": time.monotonic() - started - rollout_s}
+        await asyncio.to_thread(log, metrics)
+        num_updates = update + 1
+        is_last = num_updates == self.job.phase.num_updates
+        budget = budget.less(spent_by(collected.whole.episodes))
+        stopped = "" if is_last else budget.end_reason(now=time.time())
+        if is_last or stopped or num_updates % self.job.recipe.trainer.save_every == 0:
+            save = partial(self._save, num_updates, metrics, self.collector.snapshot())
+            await in_thread(self.thread, partial(save, is_final=is_last, is_kept=bool(stopped)))
+        if not is_last and not stopped:
+            await self.rollouts.handover(num_updates)
+            await self.collector.advance(num_updates)
+        self.report({"kind": "metrics", "update": num_updates, "metrics": metrics})
+        if stopped:
+            done = f"{num_updates} of {self.job.phase.num_updates} updates"
+            self.report({"kind": "warning", "message": f"{stopped}: stopped after {done}, to go on another time"})
+        return _UpdateEnd(budget=budget, stopped=stopped)
+
+    def _held_text(self, metrics: Mapping[str, float]) -> str:
+        return (
+            f"held: its importance weights leave {metrics['importance_effective_share']:.1%} of the batch, less than "
+            f"gspo.min_effective_share ({self.job.recipe.gspo.min_effective_share:.0%}); the weights stay as they are. "
+            "Where this goes on, lower rollout.max_staleness or gspo.learning_rate"
+        )
+
+    async def _with_evidence(self, trajectories: Sequence[Trajectory], update: int) -> Sequence[Trajectory]:
+        """With a canary where the trainer would have no token of its own weights to compare."""
+        if not needs_canary(trajectories, update=update):
+            return trajectories
+        canary = await sample_canary(
+            trajectories,
+            update=update,
+            generate=self.rollouts.generate,
+            sampling=self.job.sampling,
+            image_id=self.rollouts.renderer.image_id,
+        )
+        return (*trajectories, canary)
+
+    def _save(
+        self,
+        num_updates: int,
+        metrics: Mapping[str, float],
+        snapshot: Mapping[str, Any],
+        *,
+        is_final: bool,
+        is_kept: bool,
+    ) -> None:
+        """Begins a partial checkpoint, or ends with the final one or a milestone (`is_kept`, whatever the recipe
+        says)."""
+        from osworld_pipeline.training.checkpoint import (
+            TrainerState,
+            keep_milestone,
+            save_final,
+            save_partial,
+        )
+
+        job = self.job
+        trainer_state = TrainerState(
+            checkpoint_id=job.checkpoint_id,
+            parent_id=job.parent_id,
+            num_updates=num_updates,
+            recipe=job.recipe.model_dump(mode="json"),
+            data_digest=job.data_digest,
+            metrics=metrics,
+            code_version=job.code.version,
+            extra={"collector": snapshot},
+        )
+        if is_final:
+            documents = partial(_documents, job, job.checkpoint_id, num_updates, metrics)
+            save_final(job.state, self.trainer, trainer_state, documents=documents)
+            return
+        kept, keep = job.recipe.trainer, None
+        if is_kept or (kept.keep_every and num_updates % kept.keep_every == 0):
+            name = milestone_id(job.checkpoint_id, num_updates)
+            documents = partial(_documents, job, name, num_updates, metrics)
+            keep = partial(keep_milestone, job.state, name=name, documents=documents)
+        save_partial(job.state, self.trainer, trainer_state, keep_last=kept.keep_last, then=keep)
+        if is_kept:
+            self.trainer.wait_saved()
+
+
+def _documents(
+    job: GspoJob, checkpoint_id: str, num_updates: int, metrics: Mapping[str, float], folder: Path
+) -> Mapping[str, Any]:
+    """What lies beside the weights of the stage's end, or of a milestone on the way."""
+    from osworld_pipeline.training.weights_digest import weights_digest
+
+    checkpoint = Checkpoint(
+        checkpoint_id=checkpoint_id,
+        stage=job.stage,
+        parent_id=job.parent_id,
+        path=f"checkpoints/{checkpoint_id}",
+        num_updates=num_updates,
+        recipe_digest=stage_recipe_digest(job.stage, job.recipe),
+        data_digest=job.data_digest,
+        weights_digest=weights_digest(folder),
+        metrics=metrics,
+        run_ids=job.run_ids,
+        recipe=job.recipe.model_dump(mode="json"),
+        code_version=job.code.version,
+        is_code_dirty=job.code.is_dirty,
+        saved_at=round(time.time(), 3),
+    )
+    return {CARD: checkpoint_card(checkpoint), "stage_params.json": stage_params(job.stage, job.recipe)}
+
+
+def _open_trainer(
+    job: GspoJob, point: ResumePoint, process_group: "ProcessGroup", cache: PixelCache | None = None
+) -> "GspoTrainer":
+    from osworld_pipeline.training.policy_trainer import open_gspo_trainer
+
+    return open_gspo_trainer(
+        point.folder,
+        reference_folder=job.parent_folder,
+        recipe=job.recipe,
+        phase=job.phase,
+        process_group=process_group,
+        num_updates=point.num_updates,
+        cache=cache,
+        read_image=BlobStore(job.state.blobs).read,
+        may_sample=job.actors is None,
+    )

@@ -1,0 +1,1 @@
+"""Starting programs: warm, under torchrun, on Ray."""

@@ -1,0 +1,97 @@
+"""The embedded Ray: one on this machine, started for as long as it is needed, for those who have no cluster."""
+
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from osworld_pipeline.errors import DependencyError, EnvServerError
+from osworld_pipeline.runs.launch.ray_head import READY
+
+READY_TIMEOUT_S = 120.0
+STOP_GRACE_S = 20.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RayCluster:
+    url: str
+    """Of the dashboard, which takes jobs."""
+    token: str | None
+    """Bearer token; with it, code can be run on the cluster."""
+
+
+@contextmanager
+def local_ray(
+    log_path: Path, *, num_cpus: int, env_vars: Mapping[str, str] | None = None, leftover: Path | None = None
+) -> Iterator[RayCluster]:
+    """Runs a Ray that refuses clients without the token of this run; leaves nothing behind. All that runs on it has
+    `env_vars`. Where this process is killed, the folder `leftover` goes with Ray.
+
+    Raises:
+        DependencyError: Ray is not installed.
+        EnvServerError: it did not start; names the log.
+    """
+    token = secrets.token_hex(32)
+    folder = Path(tempfile.mkdtemp(prefix="ray-"))
+    try:
+        token_path = folder / "token"
+        token_path.touch(mode=0o600)
+        token_path.write_text(token)
+        arguments = [str(folder), str(os.getpid()), str(num_cpus), *([str(leftover)] if leftover else [])]
+        with log_path.open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "osworld_pipeline.runs.launch.ray_head", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env={
+                    **os.environ,  # passed on, not read
+                    **(env_vars or {}),
+                    "RAY_AUTH_MODE": "token",
+                    "RAY_AUTH_TOKEN_PATH": str(token_path),  # else Ray writes one into the home folder
+                    "RAY_USAGE_STATS_ENABLED": "0",
+                    "RAY_prestart_worker_first_driver": "0",  # one idle worker for each CPU would only cost
+                    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # this machine is not preempted
+                },
+            )
+        try:
+            yield RayCluster(url=_wait_ready(process, folder / READY, log_path), token=token)
+        finally:
+            _stop(process)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _wait_ready(process: subprocess.Popen[bytes], ready: Path, log_path: Path) -> str:
+    deadline = time.monotonic() + READY_TIMEOUT_S
+    while time.monotonic() < deadline:
+        if ready.exists():
+            return str(json.loads(ready.read_text())["url"])
+        if process.poll() is not None:
+            if "No module named 'ray'" in log_path.read_text(errors="replace")[-2000:]:
+                raise DependencyError("the Ray launcher needs Ray: install the extra `ray` (osworld-pipeline[ray])")
+            raise EnvServerError(
+                f"Ray ended with status {process.returncode} as it started; its words are in {log_path}"
+            )
+        time.sleep(0.05)
+    raise EnvServerError(f"Ray was not ready after {READY_TIMEOUT_S:.0f} s; its words are in {log_path}")
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_GRACE_S)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

@@ -1,0 +1,77 @@
+"""The entrypoint of a Ray job: runs one program, alone or as the ranks of a TorchTrainer, and tells its launcher so
+through a mailbox in the state folder. It ends when the launcher asks for it or has died.
+
+Exit status as `osworld_pipeline.runs`.
+"""
+
+import os
+import shutil
+import signal
+import sys
+import threading
+from pathlib import Path
+
+from osworld_pipeline.errors import PipelineError
+from osworld_pipeline.runs.__main__ import EXIT_FATAL, EXIT_STOPPED, Stopped, program_module, run_program, stop
+from osworld_pipeline.runs.launch.mailbox import STARTED, Mailbox, MessageWriter, watched_launcher
+
+
+def main(argv: list[str]) -> int:
+    """`argv`: program, mailbox folder, number of ranks, seconds after which a silent launcher is dead, log file."""
+    program, mailbox, num_ranks = argv[0], Mailbox(Path(argv[1])), int(argv[2])
+    lost_after_s, log_path = float(argv[3]), Path(argv[4])
+    if program_module(program) is None:
+        print(f"there is no program {program}", file=sys.stderr)
+        return EXIT_FATAL
+    signal.signal(signal.SIGTERM, stop)
+    is_lost = threading.Event()
+
+    def ask() -> None:
+        # To the main thread itself: a signal to the process may reach this thread, and would not wake the main one.
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+
+    def give_up() -> None:
+        is_lost.set()
+        ask()
+        # Nobody is left to kill a program that does not unwind.
+        timer = threading.Timer(lost_after_s, lambda: os.killpg(0, signal.SIGKILL))
+        timer.daemon = True
+        timer.start()
+
+    try:
+        job = mailbox.take_job()
+        _write_to(log_path)
+        with watched_launcher(mailbox, lost_after_s=lost_after_s, on_stop=ask, on_lost=give_up):
+            if num_ranks == 1:
+                if job.get("ray", {}).get("num_rollout_actors"):
+                    import ray
+
+                    ray.init(log_to_driver=True)
+                    signal.signal(signal.SIGTERM, stop)  # Ray has put its own there
+                writer = MessageWriter(mailbox)
+                writer.report(STARTED)
+                return run_program(program, job, writer.report)
+            from osworld_pipeline.runs.launch.ray_train import train
+
+            return train(program, job, mailbox, num_ranks=num_ranks)
+    except PipelineError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return EXIT_FATAL
+    except Stopped:
+        return EXIT_STOPPED
+    finally:
+        if is_lost.is_set():
+            shutil.rmtree(mailbox.folder, ignore_errors=True)
+
+
+def _write_to(log_path: Path) -> None:
+    """What is printed goes to the log of the state folder, and not only to the machine that Ray has chosen."""
+    log_path.parent.mkdir(parents=True, exist_ok=True)
+    log = os.open(log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,158 @@
+"""The ranks of one program as workers of a Ray TorchTrainer, over as many nodes as it takes. Each runs the program's
+own `main` with torchrun's variables set; the process group is the program's to open, as under torchrun."""
+
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from osworld_pipeline.runs.__main__ import EXIT_FATAL, EXIT_RETRYABLE, run_program, stop
+from osworld_pipeline.runs.launch.mailbox import STARTED, Mailbox, MessageWriter
+
+
+class RankFailedError(Exception):
+    """How a rank failed, on its way to the driver. Its arguments travel, so there is nothing else in it."""
+
+    def __init__(self, message: str, retryable: bool) -> None:
+        super().__init__(message, retryable)
+        self.message = message
+        self.retryable = retryable
+
+
+def train(program: str, job: Mapping[str, Any], mailbox: Mailbox, *, num_ranks: int) -> int:
+    """Runs `program` as `num_ranks` ranks to its end; returns the exit status. Rank 0 reports; where a rank failed, the
+    last message says which one did, and how. `job["ray"]` may say `cpus_per_rank` and `gpus_per_rank`."""
+    import ray
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchTrainer
+    from ray.train.v2.api.exceptions import TrainingFailedError
+
+    ray.init(log_to_driver=True)
+    signal.signal(signal.SIGTERM, stop)  # Ray has put its own there
+    wanted = job.get("ray", {})
+    cpus, gpus = wanted.get("cpus_per_rank", 1), wanted.get("gpus_per_rank", 0)
+    trainer = TorchTrainer(
+        run_rank,
+        # By reference: Ray shows the configuration to its users, and not the job.
+        train_loop_config={"program": program, "job": ray.put(dict(job)), "mailbox": str(mailbox.folder)},
+        torch_config=torchrun_config(),
+        scaling_config=ScalingConfig(
+            num_workers=num_ranks,
+            use_gpu=gpus > 0,
+            resources_per_worker={"CPU": cpus} | ({"GPU": gpus} if gpus else {}),
+        ),
+        run_config=RunConfig(
+            name="ranks",
+            storage_path=str(mailbox.folder.resolve()),  # else Ray makes a folder in the home
+            failure_config=FailureConfig(max_failures=0),
+        ),
+    )
+    try:
+        trainer.fit()
+        return 0
+    except TrainingFailedError as error:
+        message = explain_failure(program, num_ranks, error)
+        MessageWriter(mailbox).report(message)
+        return EXIT_RETRYABLE if message["retryable"] else EXIT_FATAL
+    finally:
+        ray.shutdown()
+
+
+def run_rank(config: Mapping[str, Any]) -> None:
+    """One worker's whole life. Raises RankFailedError."""
+    import ray
+
+    job: dict[str, Any] = ray.get(config["job"])
+    last: dict[str, Any] = {}
+    is_main = os.environ["RANK"] == "0"
+    writer = MessageWriter(Mailbox(Path(config["mailbox"]))) if is_main else None
+    if writer is not None:
+        writer.report(STARTED)
+
+    def report(message: dict[str, Any]) -> None:
+        last.update(message)
+        if writer is not None:
+            writer.report(message)
+
+    if run_program(config["program"], job, report) != 0:
+        raise RankFailedError(last["message"], bool(last["retryable"]))
+
+
+def torchrun_config() -> Any:
+    """A TorchConfig that sets the variables and leaves the process group to the program.
+
+    Its classes stand in here because they derive from Ray's, which are imported indoors.
+    """
+    from ray.train import get_context
+    from ray.train.backend import Backend
+    from ray.train.torch import TorchConfig
+
+    def free_address() -> tuple[str, int]:
+        import socket
+
+        import ray
+
+        with socket.socket() as listener:
+            listener.bind(("", 0))
+            return ray.util.get_node_ip_address(), listener.getsockname()[1]
+
+    def set_variables(address: str, port: int) -> None:
+        context = get_context()
+        os.environ |= {
+            "MASTER_ADDR": address,
+            "MASTER_PORT": str(port),
+            "RANK": str(context.get_world_rank()),
+            "LOCAL_RANK": str(context.get_local_rank()),
+            "WORLD_SIZE": str(context.get_world_size()),
+            "LOCAL_WORLD_SIZE": str(context.get_local_world_size()),
+        }
+
+    class TorchrunBackend(Backend):
+        share_cuda_visible_devices = True
+
+        def on_start(self, worker_group: Any, backend_config: Any) -> None:
+            address, port = worker_group.execute_single(0, free_address)
+            worker_group.execute(set_variables, address, port)
+
+    class TorchrunConfig(TorchConfig):
+        @property
+        def backend_cls(self) -> Any:
+            return TorchrunBackend
+
+    return TorchrunConfig()
+
+
+def explain_failure(program: str, num_ranks: int, error: Exception) -> dict[str, Any]:
+    """The last message of a run whose ranks failed: the word of the first that left one, else which one was lost."""
+    failures: Mapping[int, Exception] = getattr(error, "worker_failures", {})
+    lost = [rank for rank, failure in sorted(failures.items()) if _own_word(failure) is None]
+    said = [(rank, word) for rank, failure in sorted(failures.items()) if (word := _own_word(failure))]
+    if lost or not said:
+        cause = failures[lost[0]] if lost else error
+        reason = str(cause).strip().splitlines()
+        which = f"rank {lost[0]} of the {num_ranks} of {program}" if lost else f"the ranks of {program}"
+        # A bug in the program comes with a traceback, which is in the log; a lost process or node does not.
+        return {
+            "kind": "error",
+            "type": type(cause).__name__,
+            "message": f"{which} failed without a word of its own ({reason[0] if reason else type(cause).__name__})",
+            "retryable": _is_loss(cause),
+        }
+    _, word = said[0]
+    return {"kind": "error", "type": "RankFailedError", "message": word.message, "retryable": word.retryable}
+
+
+def _own_word(failure: Exception) -> RankFailedError | None:
+    """Ray may wrap what a worker raised."""
+    for cause in (failure, getattr(failure, "_base_exc", None), getattr(failure, "cause", None), failure.__cause__):
+        if isinstance(cause, RankFailedError):
+            return cause
+    return None
+
+
+def _is_loss(failure: Exception) -> bool:
+    from ray.exceptions import RayActorError
+
+    causes = (failure, getattr(failure, "health_check_failure", None), failure.__cause__)
+    return any(isinstance(cause, RayActorError) for cause in causes)

@@ -1,0 +1,1 @@
+"""Comparison of engines with the checkpoint that they sample."""

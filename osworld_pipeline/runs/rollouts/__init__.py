@@ -1,0 +1,1 @@
+"""What a program needs to run episodes: engine, env servers, store, Ray actors."""

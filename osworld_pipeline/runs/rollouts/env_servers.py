@@ -1,0 +1,111 @@
+"""A program's connections to its env servers, under a name that is its own: what a killed predecessor left open there
+is given back before the first desktop is asked for, instead of when it has been idle for long enough."""
+
+import fcntl
+import os
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import IO
+
+from osworld_pipeline.agent.images import fit_size
+from osworld_pipeline.atomic_io import locked, remove_stale_temps, write_file
+from osworld_pipeline.domain.digest import digest_json
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.errors import StoreError
+from osworld_pipeline.recipes import Recipe
+from osworld_pipeline.rollout.env_client import EnvClient, EnvTimeouts
+from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
+from osworld_pipeline.wire import EnvConfig
+
+STATE_ID = "state-id"
+LOCK_TIMEOUT_S = 10.0
+
+
+@asynccontextmanager
+async def open_env_client(
+    recipe: Recipe, state: StateDir, servers: EnvServers, *, purpose: str
+) -> AsyncIterator[EnvClient]:
+    """`purpose`: what the program is for, the same when it is started again (a stage key).
+
+    Raises:
+        EnvServerError: a server does not answer; names it.
+        StoreError: the state folder does not let the name be held.
+    """
+    with client_name(state, purpose) as (name, is_sole):
+        client = EnvClient(
+            servers.urls,
+            token=servers.token,
+            client_id=name,
+            env_config=env_config(recipe),
+            settle=recipe.desktop.settle,
+            timeouts=EnvTimeouts(request_s=recipe.env_request_timeout_s),
+        )
+        async with client:
+            await client.health()
+            if is_sole:
+                await client.close_left_over()
+            yield client
+
+
+def env_config(recipe: Recipe) -> EnvConfig:
+    desktop = recipe.desktop
+    screen_size = (desktop.screen_width, desktop.screen_height)
+    return EnvConfig(
+        screen_size=screen_size,
+        image_size=fit_size(*screen_size, recipe.agent.max_pixels),
+        require_a11y_tree=desktop.require_a11y_tree,
+        require_terminal=desktop.require_terminal,
+    )
+
+
+@contextmanager
+def client_name(state: StateDir, purpose: str) -> Iterator[tuple[str, bool]]:
+    """A name, and whether it is the one of this purpose in this state, which no other live process has. While another
+    process has it, this one gets a name for itself."""
+    name = f"{purpose}@{_state_id(state)}"
+    lock = _take(state.clients / f"{digest_json(purpose)[:16]}.lock")
+    if lock is None:
+        yield f"{name}-{uuid.uuid4().hex[:8]}", False
+        return
+    with lock:
+        try:
+            yield name, True
+        finally:
+            Path(lock.name).unlink(missing_ok=True)
+
+
+def _take(path: Path) -> IO[str] | None:
+    """The lock file, held until it is closed or we die; None while another process holds it.
+
+    Raises:
+        StoreError: the file system refuses it.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        while True:
+            file = path.open("a+")
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if path.stat().st_ino == os.fstat(file.fileno()).st_ino:
+                    return file
+                file.close()  # another one is there by now
+            except BlockingIOError:
+                file.close()
+                return None
+            except FileNotFoundError:
+                file.close()  # its holder removed it between our two looks
+    except OSError as error:
+        raise StoreError(f"cannot lock {path}: {error.strerror}; the state folder must allow writing") from error
+
+
+def _state_id(state: StateDir) -> str:
+    """Tells states apart at servers that several of them use, copies of one in different places among them."""
+    path = state.clients / STATE_ID
+    if not path.is_file():
+        with locked(path.with_suffix(".lock"), timeout_s=LOCK_TIMEOUT_S, error=StoreError, what="the state's id"):
+            if not path.is_file():
+                remove_stale_temps(path.parent)
+                write_file(path, uuid.uuid4().hex.encode())
+    return digest_json([path.read_text(), str(state.root.resolve())])[:12]

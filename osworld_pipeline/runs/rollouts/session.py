@@ -1,0 +1,291 @@
+"""What a program needs to run episodes: the policy engine its recipe names, connections to env servers, the store."""
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from osworld_pipeline.agent.adapters import whole_weights_folder
+from osworld_pipeline.agent.dialects import load_dialect
+from osworld_pipeline.agent.model_inputs import PixelCache
+from osworld_pipeline.agent.renderer import Renderer
+from osworld_pipeline.domain.episode import SamplingParams
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.errors import RecipeError
+from osworld_pipeline.policy_servers.launch import launched_servers
+from osworld_pipeline.protocols import PolicyEngine
+from osworld_pipeline.recipes import Recipe
+from osworld_pipeline.recipes.schema import LoraSection
+from osworld_pipeline.rollout.canary import Generate
+from osworld_pipeline.rollout.run_episode import EpisodeSettings, EpisodeTools
+from osworld_pipeline.rollout.utilisation import BusyMeter, MeteredEngine, Utilisation
+from osworld_pipeline.runs.parity.newcomer import newcomer_check
+from osworld_pipeline.runs.parity.probe import ParityReport, probe_parity
+from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
+from osworld_pipeline.runs.rollouts.env_servers import open_env_client
+from osworld_pipeline.runs.rollouts.grounds import Grounds, grounds_of_servers
+from osworld_pipeline.trajectories.store import TrajectoryStore
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutSession:
+    tools: EpisodeTools
+    engine: PolicyEngine
+    """The one behind `tools.engine`, which only measures it."""
+    store: TrajectoryStore
+    renderer: Renderer | None
+    """None for an engine of words that came without a processor."""
+    utilisation: Utilisation
+    grounds: Callable[[], Awaitable[frozenset[Grounds] | None]]
+    """Asks the env servers for their images and graders; None where one of them does not say."""
+    parity: ParityReport | None = None
+    """None where the engine was not probed."""
+
+
+@asynccontextmanager
+async def rollout_session(
+    *,
+    recipe: Recipe,
+    state: StateDir,
+    servers: EnvServers,
+    purpose: str,
+    folder: Path | None = None,
+    model: Any = None,
+    processor: Any = None,
+    policy_version: int = 0,
+    cache: PixelCache | None = None,
+    adapters: LoraSection | None = None,
+    engine_token: str | None = None,
+    engine: PolicyEngine | None = None,
+    run: str | None = None,
+    is_probed: bool = False,
+    report: Callable[[dict[str, Any]], None] | None = None,
+) -> AsyncIterator[RolloutSession]:
+    """Opens the session and checks that the engine and every env server answer, and that the engine samples from the
+    weights that it was given. Policy servers that the recipe launches (`engine.launch`) run until the session ends.
+
+    `folder`: a checkpoint, which the engine loads; or `model`, which an engine in this process samples from as it is.
+    An engine of words needs neither, nor a processor. `adapters`: whose factors the engine will be given, where a
+    trainer trains them. `engine`: one to take instead of the recipe's. `purpose`: see `open_env_client`. `run`: what
+    sessions have in common that go from weights to weights together; None for `purpose`. `is_probed`: this run has
+    probed the engine's servers already. `report`: gets warnings about servers that join later; None logs them.
+
+    Raises:
+        EnvServerError, EngineError: one does not answer, or an engine fails the parity probe; names it.
+        RecipeError: there is no policy to sample from.
+    """
+    renderer = None if processor is None else Renderer(processor)
+    store = TrajectoryStore(state)
+    async with AsyncExitStack() as stack:
+        if engine is None and folder is not None:
+            recipe = await stack.enter_async_context(launched_servers(recipe, state, folder))
+        engine = engine or _open_engine(
+            recipe, folder=folder, model=model, processor=processor, version=policy_version, cache=cache,
+            adapters=adapters, token=engine_token, owner=_owner_of(state, run or purpose),
+        )  # fmt: skip
+        stack.push_async_callback(engine.close)
+        client = await stack.enter_async_context(open_env_client(recipe, state, servers, purpose=purpose))
+        await engine.health()
+        if recipe.engine.kind == "sglang" and folder is not None:
+            await engine.load_weights(folder, policy_version=policy_version)
+        parity = await _probe(recipe, engine, renderer, folder=folder, model=model, is_probed=is_probed, report=report)
+        utilisation = Utilisation(environments=BusyMeter(max(1, servers.num_replicas)))
+        tools = EpisodeTools(
+            desktop_factory=client.desktop,
+            engine=MeteredEngine(engine, utilisation.engine),
+            renderer=renderer,
+            sink=store,
+            parity=parity,
+        )
+        yield RolloutSession(
+            tools=tools,
+            engine=engine,
+            store=store,
+            renderer=renderer,
+            utilisation=utilisation,
+            grounds=partial(grounds_of_servers, client),
+            parity=parity,
+        )
+
+
+async def _probe(
+    recipe: Recipe,
+    engine: PolicyEngine,
+    renderer: Renderer | None,
+    *,
+    folder: Path | None,
+    model: Any,
+    is_probed: bool = False,
+    report: Callable[[dict[str, Any]], None] | None = None,
+) -> ParityReport | None:
+    """`model`: the one to compare with; None for an engine's own, or else the folder's. Of sglang servers, those that
+    join from here on are compared first; with `is_probed` all that have not passed in this run.
+
+    None where the recipe leaves the probe out, or where there is nothing to compare with. Raises as probe_parity.
+    """
+    if not recipe.engine.parity_probe or engine.uses_chat_api or renderer is None or (model is None and folder is None):
+        return None
+    from osworld_pipeline.rollout.engines.sglang import SglangEngine
+    from osworld_pipeline.rollout.engines.transformers import TransformersEngine
+
+    if model is None and isinstance(engine, TransformersEngine):
+        model = engine.model
+    servers = engine.by_server() if isinstance(engine, SglangEngine) and not is_probed else {}
+    generators: Mapping[str, Generate] = {f"the sglang server at {url}": one for url, one in servers.items()}
+    parity = None
+    if not is_probed:
+        parity = await probe_parity(
+            engine,
+            generators or {f"the {engine.name} engine": engine.generate},
+            recipe=recipe,
+            renderer=renderer,
+            load_reference=lambda device: model if model is not None else _load(recipe, folder, device=device),
+        )
+    if isinstance(engine, SglangEngine):
+        check = newcomer_check(recipe, renderer, load=lambda path: _load(recipe, path, device="cpu"))
+        await engine.compare_newcomers(check, passed=servers, warn=partial(_warn, report))
+    return parity
+
+
+def _warn(report: Callable[[dict[str, Any]], None] | None, message: str) -> None:
+    if report is None:
+        log.warning(message)
+    else:
+        report({"kind": "warning", "message": message})
+
+
+async def probe_servers(
+    recipe: Recipe,
+    folder: Path,
+    processor: Any,
+    *,
+    state: StateDir,
+    run: str,
+    policy_version: int,
+    token: str | None,
+) -> ParityReport | None:
+    """Loads a checkpoint into the recipe's sglang servers and probes them, for sessions that are opened elsewhere with
+    `is_probed` and this `run`. None where the recipe leaves the probe out.
+
+    Raises:
+        EngineError: a server does not answer, or fails the probe; names it.
+    """
+    if not recipe.engine.parity_probe:
+        return None
+    engine = _open_engine(
+        recipe, folder=folder, model=None, processor=processor, version=policy_version, cache=None, adapters=None,
+        token=token, owner=_owner_of(state, run),
+    )  # fmt: skip
+    try:
+        await engine.health()
+        await engine.load_weights(folder, policy_version=policy_version)
+        return await _probe(recipe, engine, Renderer(processor), folder=folder, model=None)
+    finally:
+        await engine.close()
+
+
+def _owner_of(state: StateDir, run: str) -> str:
+    """What the engines of a run are known by at policy servers."""
+    return f"{state.root.resolve()}:{run}"
+
+
+def _open_engine(
+    recipe: Recipe,
+    *,
+    folder: Path | None,
+    model: Any,
+    processor: Any,
+    version: int,
+    cache: PixelCache | None,
+    adapters: LoraSection | None,
+    token: str | None,
+    owner: str,
+) -> PolicyEngine:
+    section = recipe.engine
+    if section.kind == "openai":
+        from osworld_pipeline.rollout.engines.openai import OpenAiEngine
+
+        return OpenAiEngine(section.urls[0], section=section, token=token)
+    if processor is None or (model is None and folder is None):
+        raise RecipeError(f"engine.kind {section.kind} samples from a checkpoint, and there is none")
+    if section.kind == "sglang":
+        from osworld_pipeline.rollout.engines.sglang import SglangEngine
+        from osworld_pipeline.rollout.engines.sglang_weights import vocab_size_of
+
+        if folder is None:
+            raise RecipeError("engine.kind sglang samples from a checkpoint's folder, and there is none")
+        return SglangEngine(
+            section.urls,
+            renderer=Renderer(processor),
+            section=section,
+            vocab_size=vocab_size_of(folder),
+            owner=owner,
+            policy_version=version,
+            token=token,
+        )
+    from osworld_pipeline.rollout.engines.transformers import TransformersEngine
+
+    return TransformersEngine(
+        model if model is not None else _load(recipe, folder, adapters=adapters),
+        processor,
+        device=_device(model),
+        policy_version=version,
+        timeout_s=recipe.gspo.turn_timeout_s,
+        max_batch=section.max_batch,
+        reuse_kv_cache=section.reuse_kv_cache,
+        cache=cache,
+        base_folder=None if folder is None else whole_weights_folder(folder),
+    )
+
+
+def _load(
+    recipe: Recipe, folder: Path | None, *, adapters: LoraSection | None = None, device: str | None = None
+) -> Any:
+    from osworld_pipeline.training.model import load_policy
+
+    assert folder is not None, "a model or a folder was asked for above"
+    place = _device(None) if device is None else device
+    return load_policy(folder, recipe.model, device=place, is_frozen=True, adapters=adapters)
+
+
+def _device(model: Any) -> Any:
+    """Where the model is, or where one of our own would go."""
+    import torch
+
+    if model is not None:
+        return next(model.parameters()).device
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def episode_settings(recipe: Recipe, *, max_turns: int) -> EpisodeSettings:
+    """Limits of an episode as the recipe sets them."""
+    return EpisodeSettings(
+        agent=recipe.agent,
+        desktop=recipe.desktop,
+        reward=recipe.reward,
+        max_turns=max_turns,
+        episode_timeout_s=recipe.gspo.episode_timeout_s,
+        turn_timeout_s=recipe.gspo.turn_timeout_s,
+        max_env_attempts=recipe.gspo.max_env_attempts,
+    )
+
+
+def sampling_params(recipe: Recipe, *, temperature: float, top_p: float = 1.0, seed: int) -> SamplingParams:
+    """How an episode is sampled: responses end where its dialect's do."""
+    return SamplingParams(
+        temperature=temperature,
+        top_p=top_p,
+        max_new_tokens=recipe.agent.max_response_tokens,
+        stop=load_dialect(recipe.agent.dialect, recipe.agent.coordinate_space).stop,
+        seed=seed,
+    )
+
+
+def num_slots(recipe: Recipe, servers: EnvServers) -> int:
+    """Episodes in flight."""
+    return recipe.rollout.max_concurrent_episodes or max(1, servers.num_replicas)

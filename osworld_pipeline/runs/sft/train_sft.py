@@ -1,0 +1,59 @@
+"""Supervised fine-tuning on the replay buffer: reads rows and screenshots, trains, leaves a checkpoint."""
+
+from typing import Any
+
+from osworld_pipeline.agent.renderer import Renderer
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.errors import TrainingError
+from osworld_pipeline.recipes import Recipe
+from osworld_pipeline.rollout.trajectories import replay_trajectories
+from osworld_pipeline.runs.checkpoints.ids import checkpoint_card, task_domains
+from osworld_pipeline.runs.sft.sft_run import Examples, Report, SftJob, run_sft
+from osworld_pipeline.tables.replay import load_replay_rows
+from osworld_pipeline.training.demonstrations import DemonstrationSet, choose_demonstrations
+from osworld_pipeline.trajectories import BlobStore
+
+
+def main(job: dict[str, Any], report: Report) -> dict[str, Any]:
+    """`job`: recipe, state_root, checkpoint_id, stage, parent {checkpoint_id, path}, data_digest; optionally run_ids,
+    resume (true), num_threads (all cores). Result: the checkpoint's card.
+
+    Raises:
+        TrainingError: no demonstrations, another trainer on this stage, or a loss that is not finite.
+        StoreError, TableError: parent, replay buffer or screenshots cannot be read, or the checkpoint not be written.
+    """
+    parsed = SftJob.parse(job)
+
+    def examples(trainer: Any) -> Examples:
+        demonstrations = read_demonstrations(parsed.state, parsed.recipe, trainer.processor)
+        return Examples(
+            items=demonstrations,
+            rows=demonstrations.rows,
+            counts={"num_demonstrations": len(demonstrations), "num_skipped": len(demonstrations.skipped)},
+        )
+
+    checkpoint = run_sft(parsed, report, examples)
+    return checkpoint_card(checkpoint) if checkpoint is not None else {}
+
+
+def read_demonstrations(state: StateDir, recipe: Recipe, processor: Any) -> DemonstrationSet:
+    """The replay buffer's rows that the recipe chooses, cut to the context; the very layout that rollouts have. What
+    GSPO would not take for a success is no demonstration either: `recipe.replay` has threshold and verification.
+
+    Raises:
+        TrainingError: none of them can be trained on; says why.
+    """
+    renderer, blobs, max_tokens = Renderer(processor), BlobStore(state.blobs), recipe.agent.max_context_tokens
+    replay = recipe.replay
+    rows = load_replay_rows(state, min_reward=replay.threshold, require_verified=replay.require_verified)
+    named = [(row.row_id, row.original_task_id) for row in rows]
+    chosen = choose_demonstrations(named, recipe.sft, domains=task_domains(state))
+    demonstrations = DemonstrationSet(
+        [row for row in rows if row.row_id in chosen],
+        lambda row: replay_trajectories(row, blobs.read, renderer, agent=recipe.agent, is_replay=False),
+    )
+    if not demonstrations:
+        none = f"the replay buffer holds no {'verified ' if replay.require_verified else ''}success"
+        why = demonstrations.skipped[0] if demonstrations.skipped else none
+        raise TrainingError(f"no demonstration can be trained on with agent.max_context_tokens {max_tokens}: {why}")
+    return demonstrations

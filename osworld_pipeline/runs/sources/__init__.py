@@ -1,0 +1,1 @@
+"""Raw sources and the union tables made of them."""

@@ -1,0 +1,93 @@
+"""Records the training tasks' demonstrations on real desktops and writes them as the raw sources of Slime-OSWorld."""
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from osworld_pipeline.atomic_io import remove_stale_temps, write_file
+from osworld_pipeline.datasets.demonstrations import write_raw_sources
+from osworld_pipeline.domain.digest import digest_json
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.recipes import Recipe
+from osworld_pipeline.recipes.learned import NOT_LEARNED
+from osworld_pipeline.runs.checkpoints.ids import recipe_suite
+from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
+from osworld_pipeline.runs.rollouts.env_servers import open_env_client
+from osworld_pipeline.runs.sources.record_demonstrations import Recording, RecordProgress, record
+
+MARKER = "recording.json"
+"""Written last: where it stands, the sources are whole and it says what they were made from."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedSources:
+    """What the marker beside the raw sources says of them."""
+
+    key: str
+    suite_digest: str
+    num_demonstrations: int
+    num_failed: int
+    num_attempts: int
+
+    def metadata(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def main(job: dict[str, Any], report: Callable[[Mapping[str, Any]], None]) -> dict[str, Any]:
+    """`job`: recipe, state_root, servers."""
+    recipe = Recipe.model_validate(job["recipe"])
+    state = StateDir(Path(job["state_root"]))
+    suite = recipe_suite(recipe)
+    recording = asyncio.run(_record(recipe, state, EnvServers.from_job(job["servers"]), report))
+    (state.datasets / MARKER).unlink(missing_ok=True)
+    write_raw_sources(
+        recording.demonstrations,
+        train_tasks=[item.task for item in suite.train],
+        heldout_tasks=[item.task for item in suite.heldout],
+        state=state,
+        seed=recipe.suite.seed,
+    )
+    sources = RecordedSources(
+        key=recording_key(recipe),
+        suite_digest=suite.digest,
+        num_demonstrations=len(recording.demonstrations),
+        num_failed=len(recording.failed),
+        num_attempts=recording.num_attempts,
+    )
+    remove_stale_temps(state.datasets)
+    write_file(state.datasets / MARKER, json.dumps(asdict(sources)).encode())
+    return asdict(sources)
+
+
+def read_recording(state: StateDir) -> RecordedSources | None:
+    """None where nothing was recorded, or a recording was cut short."""
+    marker = state.datasets / MARKER
+    return RecordedSources(**json.loads(marker.read_text())) if marker.is_file() else None
+
+
+def recording_key(recipe: Recipe) -> str:
+    """Digest of all that decides what a recording shows."""
+    desktop = recipe.desktop.model_dump(mode="json", exclude={"pause_s", "settle", *NOT_LEARNED["desktop"]})
+    agent = recipe.agent.model_dump(mode="json", include={"max_pixels", "a11y_max_length", "system_prompt"})
+    return digest_json({"suite": recipe_suite(recipe).digest, "desktop": desktop, "agent": agent})
+
+
+async def _record(
+    recipe: Recipe, state: StateDir, servers: EnvServers, report: Callable[[Mapping[str, Any]], None]
+) -> Recording:
+    def on_progress(progress: RecordProgress) -> None:
+        note = f"{progress.num_attempts} attempts, {progress.num_recorded} kept"
+        report({"kind": "progress", "done": progress.num_done, "total": progress.num_tasks, "note": note})
+
+    async with open_env_client(recipe, state, servers, purpose="demonstrations") as client:
+        return await record(
+            recipe_suite(recipe).train,
+            make_desktop=client.desktop,
+            agent=recipe.agent,
+            pause_s=recipe.desktop.pause_s,
+            num_concurrent=recipe.desktop.num_replicas,
+            on_progress=on_progress,
+        )

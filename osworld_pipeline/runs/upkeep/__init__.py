@@ -1,0 +1,1 @@
+"""Upkeep of a state folder, and what must hold of it."""

@@ -1,0 +1,1 @@
+"""Playback of demonstrations on real desktops."""

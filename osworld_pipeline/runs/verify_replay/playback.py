@@ -1,0 +1,163 @@
+"""Plays a recorded demonstration back: the same actions on a fresh desktop of any screen size, then the task's own
+evaluator. Whatever goes wrong on the way is an outcome, and a fault is never a zero reward."""
+
+import asyncio
+import time
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from osworld_pipeline.agent.coordinates import to_screen
+from osworld_pipeline.agent.dialects import load_dialect
+from osworld_pipeline.agent.dialects.actions import ends_episode
+from osworld_pipeline.agent.dialects.commands import split_command
+from osworld_pipeline.domain.episode import Outcome
+from osworld_pipeline.domain.pictures import NO_PICTURE, open_picture
+from osworld_pipeline.domain.task import Task
+from osworld_pipeline.errors import (
+    ActionParseError,
+    EvaluatorError,
+    NoCapacityError,
+    PipelineError,
+    ReplicaError,
+    SetupError,
+)
+from osworld_pipeline.protocols import Desktop, DesktopInfo
+from osworld_pipeline.runs.verify_replay.playback_plan import Playback, PlayedTurn
+
+Result = TypeVar("Result")
+NO_INFO = DesktopInfo(replica_id="", provider="", image_digest="", grader_version="")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlaybackLimits:
+    """Seconds."""
+
+    reset_s: float = 600.0
+    """Waiting for a free replica included."""
+    actions_s: float = 900.0
+    evaluate_s: float = 120.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlayedBack:
+    """How one playback ended."""
+
+    outcome: Outcome
+    reward: float | None
+    """The grader's score; None exactly where there is none."""
+    error: str | None
+    """One sentence: the fault, or which action the desktop refused."""
+    num_steps: int
+    """Actions carried out."""
+    info: DesktopInfo
+    started_at: float
+    duration_s: float
+
+
+class _TooLongError(PipelineError):
+    """The actions took longer than they may."""
+
+
+_OUTCOMES: tuple[tuple[type[PipelineError], Outcome], ...] = (
+    (_TooLongError, Outcome.TIMEOUT),
+    (EvaluatorError, Outcome.GRADER_FAULT),
+    (ReplicaError, Outcome.ENV_FAULT),
+    (SetupError, Outcome.ENV_FAULT),
+    (NoCapacityError, Outcome.ENV_FAULT),
+)
+"""Errors of one attempt. An env server that is gone is not among them: it ends the run."""
+
+
+async def play_back(
+    playback: Playback, task: Task, *, desktop: Desktop, pause_s: float, threshold: float, limits: PlaybackLimits
+) -> PlayedBack:
+    """One attempt on a desktop not reset yet, which it closes. From a reward of `threshold` on it is a success.
+
+    Raises:
+        EnvServerError: the env server is gone or answered nonsense.
+    """
+    attempt = _Attempt(playback, desktop, pause_s)
+    started_at, start = time.time(), time.monotonic()
+    reward = None
+    try:
+        reward = await attempt.run(task, limits)
+        outcome = Outcome.SUCCESS if reward >= threshold else Outcome.FAILURE
+        error = attempt.refused
+    except tuple(kind for kind, _ in _OUTCOMES) as fault:
+        outcome = next(outcome for kind, outcome in _OUTCOMES if isinstance(fault, kind))
+        error = str(fault) or type(fault).__name__
+    finally:
+        await desktop.close()
+    return PlayedBack(
+        outcome=outcome,
+        reward=reward,
+        error=error,
+        num_steps=attempt.num_steps,
+        info=attempt.info,
+        started_at=started_at,
+        duration_s=time.monotonic() - start,
+    )
+
+
+class _Attempt:
+    """Mutable while it runs; how far it came is read afterwards, however it ended."""
+
+    def __init__(self, playback: Playback, desktop: Desktop, pause_s: float) -> None:
+        self.num_steps = 0
+        self.refused: str | None = None
+        self.info = NO_INFO
+        self._playback = playback
+        self._desktop = desktop
+        self._pause_s = pause_s
+
+    async def run(self, task: Task, limits: PlaybackLimits) -> float:
+        observation, self.info = await _limited(
+            self._desktop.reset(task), limits.reset_s, ReplicaError(f"the reset took longer than {limits.reset_s:g} s")
+        )
+        screen = observation.screen_size or await asyncio.to_thread(_size_of, observation.screenshot)
+        too_long = _TooLongError(f"the {len(self._playback.turns)} actions took longer than {limits.actions_s:g} s")
+        await _limited(self._act_all(screen), limits.actions_s, too_long)
+        late = EvaluatorError(f"the evaluation took longer than {limits.evaluate_s:g} s")
+        return await _limited(self._desktop.score(), limits.evaluate_s, late)
+
+    async def _act_all(self, screen: tuple[int, int]) -> None:
+        """Until the recorded agent ended the episode, or its turns do. A refused action changes nothing, as it did when
+        it was recorded, and the next one follows."""
+        for index, turn in enumerate(self._playback.turns):
+            command = command_on_screen(turn, screen)
+            try:
+                for part in split_command(command):
+                    await self._desktop.act(part, pause_s=self._pause_s)
+            except ActionParseError as error:
+                self.refused = self.refused or f"the desktop refused action {index}: {error}"
+                continue
+            self.num_steps += 1
+            if ends_episode(turn.arguments):
+                return
+
+
+def command_on_screen(turn: PlayedTurn, screen: tuple[int, int]) -> str:
+    """The turn's command, its points moved from the image they were written for to a screen of (width, height)."""
+    dialect = load_dialect(turn.dialect)
+    image = turn.image_size or screen
+    return dialect.to_command(
+        turn.arguments, partial(to_screen, space=dialect.coordinate_space, image=image, screen=screen)
+    )
+
+
+def _size_of(screenshot: bytes) -> tuple[int, int]:
+    try:
+        with open_picture(screenshot) as image:
+            return image.size
+    except NO_PICTURE as error:
+        raise ReplicaError(f"a screenshot of {len(screenshot)} bytes is no image: {error}") from error
+
+
+async def _limited(awaitable: Awaitable[Result], timeout_s: float, otherwise: PipelineError) -> Result:
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await awaitable
+    except TimeoutError as error:
+        raise otherwise from error

@@ -1,0 +1,157 @@
+"""What a verification came to, in a file beside the tables: counts, the demonstrations that failed, those that cannot
+be verified and why, and how many training tasks a demonstration serves that was seen to work."""
+
+import json
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
+
+from osworld_pipeline.atomic_io import write_file
+from osworld_pipeline.domain.digest import digest_json
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.recipes import Recipe
+from osworld_pipeline.runs.checkpoints.ids import training_data_digest
+from osworld_pipeline.runs.code_version import code_version
+from osworld_pipeline.runs.rollouts.grounds import Grounds
+from osworld_pipeline.runs.verify_replay.playback_plan import Playback, PlaybackPlan, chosen_playbacks
+from osworld_pipeline.runs.verify_replay.record import Verdict, VerificationRecord
+from osworld_pipeline.tables.replay import ReplayCoverage
+
+SUMMARY = "verified_replay.json"
+MODULES = tuple(
+    f"osworld_pipeline.runs.verify_replay.{name}" for name in ("playback", "playback_plan", "verify_replay")
+)
+"""Our modules that decide what a playback is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailedDemonstration:
+    row_id: str
+    task_id: str
+    source: str
+    """Source, file and line."""
+    earned: tuple[float, ...]
+    """The grader's score of each playback."""
+    error: str | None
+    """What the desktop refused, where it did."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerificationSummary:
+    num_rows: int
+    """Of the replay buffer."""
+    num_demonstrations: int
+    """That can be verified; a chunked one counts once."""
+    num_chosen: int
+    """Of them by the recipe."""
+    num_verified: int
+    num_failed: int
+    num_open: int
+    """Chosen and without a verdict: nothing but faults so far."""
+    num_faults: int
+    """Playbacks of the chosen ones, in this run or an earlier one, that ended without a grader's score."""
+    num_tasks: int
+    coverage: float
+    """Share of the training tasks that a demonstration serves."""
+    verified_coverage: float
+    """Share of the training tasks that a demonstration serves which was seen to work."""
+    failed: tuple[FailedDemonstration, ...]
+    unplayable: Mapping[str, tuple[str, ...]]
+    """Row ids by the reason why they cannot be verified."""
+    digest: str
+    """Of what every verification ever recorded says."""
+    key: str = ""
+    """Of all that decides the verdicts, desktops and graders included; empty where those must be asked."""
+
+    @property
+    def num_unplayable(self) -> int:
+        return sum(len(rows) for rows in self.unplayable.values())
+
+
+def summarise(
+    plan: PlaybackPlan,
+    record: VerificationRecord,
+    grounds: Collection[Grounds] | None,
+    *,
+    recipe: Recipe,
+    coverage: ReplayCoverage,
+    key: str = "",
+) -> VerificationSummary:
+    """`grounds`: as Verifier's. `coverage`: of the training tasks. `key`: as verification_key's."""
+    chosen = chosen_playbacks(plan, recipe)
+    num_attempts = recipe.replay.num_verification_attempts
+
+    def verdict(playback: Playback) -> Verdict:
+        return record.verdict(playback, plan.tasks[playback.task_id], grounds, num_attempts=num_attempts)
+
+    verdicts = {playback.key: verdict(playback) for playback in chosen}
+    count = Counter(verdicts[playback.key] for playback in chosen)
+    failed = [playback for playback in chosen if verdicts[playback.key] is Verdict.FAILED]
+    num_faults = sum(not one.outcome.is_valid for playback in chosen for one in record.tries(playback))
+    return VerificationSummary(
+        num_rows=sum(len(playback.row_ids) for playback in plan.playbacks) + plan.num_unplayable,
+        num_demonstrations=len(plan.playbacks),
+        num_chosen=len(chosen),
+        num_verified=count[Verdict.VERIFIED],
+        num_failed=count[Verdict.FAILED],
+        num_open=count[Verdict.OPEN],
+        num_faults=num_faults,
+        num_tasks=coverage.num_tasks,
+        coverage=coverage.share,
+        verified_coverage=coverage.verified_share,
+        failed=tuple(_failed(playback, plan, record, grounds) for playback in failed),
+        unplayable=plan.unplayable,
+        digest=record.digest(),
+        key=key,
+    )
+
+
+def verification_key(state: StateDir, recipe: Recipe, *, desktops: str | None) -> str:
+    """Digest of all that decides the verdicts. `desktops`: what they and their graders are made from; None where only
+    their servers know, and then there is no key (empty)."""
+    if desktops is None:
+        return ""
+    return digest_json(
+        {
+            "data": training_data_digest(state, ["replay_buffer", "train_tasks"]),
+            "replay": recipe.replay.digest,
+            "desktop": recipe.desktop.digest,
+            "desktops": desktops,
+            "code": code_version(*MODULES),
+        }
+    )
+
+
+def settled_summary(state: StateDir, key: str) -> VerificationSummary | None:
+    """What the last verification came to, where `key` says that another one would play nothing."""
+    summary = read_summary(state)
+    return summary if summary is not None and key and summary.key == key and not summary.num_open else None
+
+
+def write_summary(state: StateDir, summary: VerificationSummary) -> None:
+    """Raises StoreError."""
+    write_file(state.tables / SUMMARY, json.dumps(asdict(summary), indent=1).encode())
+
+
+def read_summary(state: StateDir) -> VerificationSummary | None:
+    """None where nothing was verified yet."""
+    path = state.tables / SUMMARY
+    if not path.is_file():
+        return None
+    fields = json.loads(path.read_text())
+    fields["failed"] = tuple(FailedDemonstration(**{**one, "earned": tuple(one["earned"])}) for one in fields["failed"])
+    fields["unplayable"] = {reason: tuple(rows) for reason, rows in fields["unplayable"].items()}
+    return VerificationSummary(**fields)
+
+
+def _failed(
+    playback: Playback, plan: PlaybackPlan, record: VerificationRecord, grounds: Collection[Grounds] | None
+) -> FailedDemonstration:
+    graded = record.graded(playback, plan.tasks[playback.task_id], grounds)
+    return FailedDemonstration(
+        row_id=playback.row_ids[0],
+        task_id=playback.task_id,
+        source=playback.source,
+        earned=tuple(one.reward for one in graded if one.reward is not None),
+        error=graded[-1].error,
+    )

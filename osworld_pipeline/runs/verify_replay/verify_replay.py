@@ -1,0 +1,139 @@
+"""Verifies the replay buffer: re-executes demonstrations on real desktops and records the reward they really earn. What
+is known for a desktop's image and grader is not played again, so a killed run goes on where it was."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from osworld_pipeline.domain.episode import Outcome
+from osworld_pipeline.domain.replay import ReplayVerification
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.errors import EnvServerError
+from osworld_pipeline.protocols import Desktop
+from osworld_pipeline.recipes import Recipe
+from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
+from osworld_pipeline.runs.rollouts.env_servers import open_env_client
+from osworld_pipeline.runs.rollouts.grounds import Grounds, grounds_of_servers
+from osworld_pipeline.runs.verify_replay.journal import VerificationJournal
+from osworld_pipeline.runs.verify_replay.playback import PlaybackLimits, play_back
+from osworld_pipeline.runs.verify_replay.playback_plan import Playback, PlaybackPlan, chosen_playbacks, plan_playbacks
+from osworld_pipeline.runs.verify_replay.record import (
+    Verdict,
+    VerificationRecord,
+    read_record,
+    verifications_of,
+)
+from osworld_pipeline.runs.verify_replay.summary import VerificationSummary, summarise, write_summary
+from osworld_pipeline.tables.replay import replay_coverage
+
+Report = Callable[[Mapping[str, Any]], None]
+
+
+def main(job: dict[str, Any], report: Report) -> dict[str, Any]:
+    """`job`: recipe, state_root, servers, key (of all that decides the verdicts, where that is known)."""
+    recipe = Recipe.model_validate(job["recipe"])
+    state = StateDir(Path(job["state_root"]))
+    servers = EnvServers.from_job(job["servers"])
+    with VerificationJournal(state) as journal:
+        summary = asyncio.run(_verify(recipe, state, servers, journal, job.get("key") or "", report))
+    write_summary(state, summary)
+    return {"num_verified": summary.num_verified, "num_failed": summary.num_failed, "num_open": summary.num_open}
+
+
+async def _verify(
+    recipe: Recipe, state: StateDir, servers: EnvServers, journal: VerificationJournal, key: str, report: Report
+) -> VerificationSummary:
+    plan = await asyncio.to_thread(plan_playbacks, state, min_reward=recipe.replay.threshold)
+    record = await asyncio.to_thread(read_record, state)
+    async with open_env_client(recipe, state, servers, purpose="verify_replay") as client:
+        grounds = await grounds_of_servers(client)
+        verifier = Verifier(
+            plan, record, grounds=grounds, recipe=recipe, make_desktop=client.desktop, write=journal.write
+        )
+        await verifier.run(report)
+    await asyncio.to_thread(journal.flush)
+    coverage = await asyncio.to_thread(replay_coverage, state, sorted(plan.tasks), recipe.replay)
+    return summarise(plan, record, grounds, recipe=recipe, coverage=coverage, key=key)
+
+
+class Verifier:
+    """Plays what is open, as many at a time as there are replicas; each try is in the store before the next begins."""
+
+    def __init__(
+        self,
+        plan: PlaybackPlan,
+        record: VerificationRecord,
+        *,
+        grounds: Collection[Grounds] | None,
+        recipe: Recipe,
+        make_desktop: Callable[[], Desktop],
+        write: Callable[[Sequence[ReplayVerification]], None],
+    ) -> None:
+        """`grounds`: what the desktops are; None where they do not say, and then every grader's score counts."""
+        self._plan, self._record, self._recipe = plan, record, recipe
+        self._grounds, self._make_desktop, self._write = grounds, make_desktop, write
+        self._writing = asyncio.Lock()
+        self._limits = PlaybackLimits(actions_s=recipe.gspo.episode_timeout_s)
+
+    async def run(self, report: Report) -> None:
+        """Raises EnvServerError where the env server is gone, or nothing but env_faults came of the whole buffer."""
+        chosen = chosen_playbacks(self._plan, self._recipe)
+        queue = [playback for playback in chosen if self._verdict(playback) is Verdict.OPEN]
+        open_now, tries = iter(queue), list[ReplayVerification]()
+
+        async def work() -> None:
+            for playback in open_now:
+                await self._settle(playback, tries)
+                report(self._progress(chosen))
+
+        report(self._progress(chosen))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(self._recipe.desktop.num_replicas, len(queue))):
+                    group.create_task(work())
+        except BaseExceptionGroup as failures:
+            # One cause ended the run; the others are its echo.
+            raise failures.exceptions[0] from failures
+        is_all_open = all(self._verdict(playback) is Verdict.OPEN for playback in chosen)
+        if tries and is_all_open and all(one.outcome is Outcome.ENV_FAULT for one in tries):
+            raise EnvServerError(f"all {len(tries)} playbacks ended in an env_fault; the first: {tries[0].error}")
+
+    async def _settle(self, playback: Playback, tries: list[ReplayVerification]) -> None:
+        """Tries until there is a verdict or the budget of faults is spent; adds to `tries`. A try after a failed one
+        makes longer pauses, for a busy machine must not pass for a bad demonstration."""
+        task, recipe = self._plan.tasks[playback.task_id], self._recipe
+        num_graded = 0
+        # Bounded both ways: a desktop may turn out to be another than its server said.
+        for _ in range(recipe.replay.num_verification_attempts + recipe.gspo.max_env_attempts - 1):
+            played = await play_back(
+                playback,
+                task,
+                desktop=self._make_desktop(),
+                pause_s=recipe.desktop.pause_s * (1 + num_graded),
+                threshold=recipe.replay.threshold,
+                limits=self._limits,
+            )
+            rows = verifications_of(playback, task, played, index=self._record.next_index(playback))
+            async with self._writing:
+                await asyncio.to_thread(self._write, rows)
+            self._record.add(rows)
+            tries.append(rows[0])
+            num_graded += played.outcome.is_valid
+            if self._verdict(playback) is not Verdict.OPEN:
+                return
+
+    def _verdict(self, playback: Playback) -> Verdict:
+        return self._record.verdict(
+            playback,
+            self._plan.tasks[playback.task_id],
+            self._grounds,
+            num_attempts=self._recipe.replay.num_verification_attempts,
+        )
+
+    def _progress(self, chosen: Sequence[Playback]) -> dict[str, Any]:
+        verdicts = Counter(self._verdict(playback) for playback in chosen)
+        note = f"{verdicts[Verdict.VERIFIED]} verified, {verdicts[Verdict.FAILED]} failed"
+        done = len(chosen) - verdicts[Verdict.OPEN]
+        return {"kind": "progress", "done": done, "total": len(chosen), "note": note}
