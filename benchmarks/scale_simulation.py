@@ -1,6 +1,6 @@
 """A thousand replicas over many hosts, as discrete events: desktops start, serve, die and are replaced, and hosts go
-down. Queueing, refusal and recovery are the pool's own code (env_server/pool.py, replica.py, fair_queue.py) under a
-virtual clock; how long things take is drawn from what was measured, and how often they fail is assumed."""
+down. Queueing, refusal and recovery are the pool's own code (env_server/replicas/) under a virtual clock; how long
+things take is drawn from what was measured, and how often they fail is assumed."""
 
 import asyncio
 import itertools
@@ -13,10 +13,10 @@ from typing import Any, cast
 
 from benchmarks.scale_clock import run_in_virtual_time
 from benchmarks.spread import Spread
-from env_server import pool as pool_module
-from env_server import replica as replica_module
 from env_server.guest_client import GuestClient
-from env_server.pool import Pool
+from env_server.replicas import pool as pool_module
+from env_server.replicas import replica as replica_module
+from env_server.replicas.pool import Pool
 from osworld_pipeline.errors import DependencyError, NoCapacityError, ReplicaError
 
 NUM_STEPS = 10

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.stub_step import SCREENSHOT, STEP_S
-from env_server.driver import View
+from env_server.episodes.driver import View
 from env_server.guest_client import GuestClient
 from env_server.providers.base import ProvidedDesktop
 from env_server.serving import bind, run_server

@@ -10,11 +10,11 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 
-from env_server.download import Downloader
-from env_server.driver import Drivers
-from env_server.guest_driver import Graders, GuestDrivers
+from env_server.api.osgym.ports import osgym_listeners
+from env_server.episodes.download import Downloader
+from env_server.episodes.driver import Drivers
+from env_server.episodes.guest_driver import Graders, GuestDrivers
 from env_server.options import EPILOG, add_server_options, settings_of
-from env_server.osgym_ports import osgym_listeners
 from env_server.providers.base import Provider
 from env_server.serving import bind, run_server, serve
 from env_server.settings import Settings, SettingsError
@@ -29,7 +29,7 @@ log = logging.getLogger("env_server")
 COMMANDS = {
     "build-image": "env_server.providers.qemu.build:main",
     "doctor": "env_server.doctor:main",
-    "osgym": "env_server.osgym_workers:main",
+    "osgym": "env_server.api.osgym.workers:main",
 }
 """Each takes the arguments after its name and answers the exit status; imported only when it is called."""
 MAX_OPEN_FILES = 65_536

@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from env_server.api.guard import Passed
-from env_server.episode_table import EpisodeEnd, EpisodeTable
+from env_server.episodes.table import EpisodeEnd, EpisodeTable
 from osworld_pipeline.wire import Fault
 
 STATES = ("starting", "warm", "leased", "resetting", "failed")

@@ -14,10 +14,10 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from env_server.app import create_app
-from env_server.driver import Drivers
-from env_server.episode_table import EpisodeTable
-from env_server.pool import Pool
+from env_server.episodes.driver import Drivers
+from env_server.episodes.table import EpisodeTable
 from env_server.providers.base import Provider
+from env_server.replicas.pool import Pool
 from env_server.settings import Settings, SettingsError
 from osworld_pipeline.wire.connections import ConnectionLimits, bounded_config
 from osworld_pipeline.wire.listening import listen_on, url_of, write_ready_file

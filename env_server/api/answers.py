@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 from fastapi import Response
 
-from env_server.episode import OnTiming
+from env_server.episodes.episode import OnTiming
 from osworld_pipeline.domain.observation import Observation
 from osworld_pipeline.wire import ErrorMessage, Fault, Message
 

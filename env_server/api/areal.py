@@ -19,8 +19,8 @@ from env_server.api.answers import screenshot_answer
 from env_server.api.faults import ERROR_ANSWERS
 from env_server.api.opening import CLIENT_CLOSED_REQUEST, client_of, open_unless_gone
 from env_server.api.quick_route import QuickRoute
-from env_server.episode import Episode, StepOrderError
-from env_server.episode_table import EpisodeTable, Opened, UnknownEpisodeError
+from env_server.episodes.episode import Episode, StepOrderError
+from env_server.episodes.table import EpisodeTable, Opened, UnknownEpisodeError
 from osworld_pipeline.domain.observation import Observation
 from osworld_pipeline.errors import ActionParseError, NoCapacityError, TaskError
 from osworld_pipeline.wire import EnvConfig, Message

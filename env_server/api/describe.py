@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from env_server.api.osgym import osgym_app
+from env_server.api.osgym.routes import osgym_app
 from env_server.app import create_app
 from env_server.main import make_drivers, make_provider
-from env_server.pool import Pool
+from env_server.replicas.pool import Pool
 from env_server.settings import Settings
 
 Schema = Mapping[str, Any]

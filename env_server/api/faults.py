@@ -8,8 +8,8 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from env_server.api.answers import error_answer
-from env_server.episode import RecordingError, StepOrderError
-from env_server.episode_table import ScreenSizeError, UnknownEpisodeError
+from env_server.episodes.episode import RecordingError, StepOrderError
+from env_server.episodes.table import ScreenSizeError, UnknownEpisodeError
 from osworld_pipeline.errors import (
     ActionParseError,
     EvaluatorError,

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from fastapi import Request
 
-from env_server.episode_table import EpisodeTable, Opened
+from env_server.episodes.table import EpisodeTable, Opened
 from osworld_pipeline.domain.observation import Observation
 from osworld_pipeline.wire import EnvConfig
 from osworld_pipeline.wire.waiting import while_connected

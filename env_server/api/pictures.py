@@ -8,8 +8,8 @@ from collections import defaultdict
 
 from PIL import Image, UnidentifiedImageError
 
-from env_server.episode import Episode
-from env_server.replica import Replica
+from env_server.episodes.episode import Episode
+from env_server.replicas.replica import Replica
 from osworld_pipeline.domain.pictures import open_picture
 from osworld_pipeline.errors import ReplicaError
 

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from env_server.api.answers import json_answer
 from env_server.api.quick_route import QuickRoute
-from env_server.episode_table import EpisodeTable
+from env_server.episodes.table import EpisodeTable
 from env_server.metrics import CONTENT_TYPE, Metrics
 from osworld_pipeline.wire import Message
 

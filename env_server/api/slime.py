@@ -9,7 +9,7 @@ from env_server.api.answers import ObservationWriter
 from env_server.api.faults import ERROR_ANSWERS
 from env_server.api.opening import CLIENT_CLOSED_REQUEST, open_and_tell
 from env_server.api.quick_route import QuickRoute
-from env_server.episode_table import EpisodeTable
+from env_server.episodes.table import EpisodeTable
 from osworld_pipeline.wire import (
     CloseAnswer,
     EpisodeRequest,

@@ -12,9 +12,9 @@ from fastapi import APIRouter, Query, Response
 from fastapi.responses import RedirectResponse
 
 from env_server.api.pictures import Pictures, picture_version
-from env_server.episode import Episode
-from env_server.episode_table import EpisodeTable, UnknownEpisodeError
-from env_server.replica import Replica
+from env_server.episodes.episode import Episode
+from env_server.episodes.table import EpisodeTable, UnknownEpisodeError
+from env_server.replicas.replica import Replica
 from env_server.settings import Settings
 
 _STATUS_PAGE = Path(__file__).with_name("status_page")

@@ -9,19 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from env_server.download import Downloader
+from env_server.episodes.download import Downloader
+from env_server.episodes.guest_driver import TaskGrader
+from env_server.episodes.setup import CLIENT_PASSWORD
 from env_server.evaluators.cloud_files import check_cloud_files, fetch_cloud_files
 from env_server.evaluators.grader_sandbox import ExcessError, GraderLimits, GraderSandbox
 from env_server.evaluators.result_file import EpisodeCache
 from env_server.guest_client import GuestClient
-from env_server.guest_driver import TaskGrader
 from env_server.providers.desktop_env.driver import reward_of
 from env_server.providers.desktop_env.install import DesktopEnvInstall
 from env_server.providers.desktop_env.tasks import check_evaluator
 from env_server.providers.desktop_env.workers import Launcher, WorkerSilentError
 from env_server.providers.gateway.port_tunnel import forwarded_ports
 from env_server.settings import TaskLimits
-from env_server.setup import CLIENT_PASSWORD
 from env_server.tcp_forward import served, tcp_forward
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.errors import DependencyError, EvaluatorError, ReplicaError

@@ -18,9 +18,9 @@ from env_server_process import RunningServer, desktops_below, running_env_server
 from gateway_process import TOKEN, RunningGateway, running_gateway
 from test_rollout import PLAN, SCREEN, SETTINGS, OraclePolicy, suite_tasks
 
-from env_server.download import Downloader
+from env_server.episodes.download import Downloader
+from env_server.episodes.guest_driver import GuestDrivers
 from env_server.evaluators.osworld import OSWorldGraders
-from env_server.guest_driver import GuestDrivers
 from env_server.providers.gateway import GatewayProvider, SandboxBusyError
 from env_server.providers.gateway.port_tunnel import forwarded_ports
 from env_server.settings import GatewaySettings, TaskLimits

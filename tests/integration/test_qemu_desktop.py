@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from PIL import Image, ImageChops
 
+from env_server.episodes.settle import wait_until_calm
 from env_server.guest_client import GuestCall, GuestClient
 from env_server.providers.qemu.command import GUEST_PORT, DirectBoot
 from env_server.providers.qemu.guest_files import guest_archive
 from env_server.providers.qemu.images import KERNEL_OPTIONS, ForeignImage, OwnImage, build_in_child
 from env_server.providers.qemu.provider import QemuDesktop, QemuProvider
-from env_server.settle import wait_until_calm
 from osworld_pipeline.errors import ReplicaError
 
 PROGRAMS = ("qemu-system-x86_64", "qemu-img", "mmdebstrap", "mke2fs", "setpriv")

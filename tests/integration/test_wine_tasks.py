@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from PIL import Image, ImageChops
 
-from env_server.download import Downloader
+from env_server.episodes.download import Downloader
+from env_server.episodes.guest_driver import GuestDrivers
 from env_server.evaluators.windows_metrics import windows_text
 from env_server.guest_client import GuestCall, GuestClient
-from env_server.guest_driver import GuestDrivers
 from env_server.providers.local import LocalDesktop, LocalProvider
 from env_server.settings import TaskLimits
 from osworld_pipeline.agent.dialects import load_dialect

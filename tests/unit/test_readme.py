@@ -27,7 +27,7 @@ def test_every_option_of_the_env_server_that_its_readme_names_exists():
     parser = argparse.ArgumentParser()
     add_server_options(parser)
     known = {option for action in parser._actions for option in action.option_strings}
-    known |= set(re.findall(r'"(--[a-z-]+)"', (ROOT / "env_server/osgym_workers.py").read_text()))
+    known |= set(re.findall(r'"(--[a-z-]+)"', (ROOT / "env_server/api/osgym/workers.py").read_text()))
     text = (ROOT / "env_server/README.md").read_text()
     blocks = [line for block in re.findall(r"```\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]
     commands = [line.partition("#")[0] for line in blocks if "env-server " in line.partition("#")[0]]

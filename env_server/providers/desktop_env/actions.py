@@ -3,8 +3,8 @@ text itself, for desktop-env rewrites what it is given by pattern and so may tur
 
 from typing import Any
 
+from env_server.episodes.pyautogui_calls import read_calls
 from env_server.guest_client import GuestCall
-from env_server.pyautogui_calls import read_calls
 
 _LESS = "pyautogui.hotkey('shift', ',')"
 """pyautogui types `>` where it is asked for `<` on the layout of OSWorld's images; the keys themselves are right."""

@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from env_server.driver import EpisodeDriver, Plan, View
+from env_server.api.images import in_size
+from env_server.episodes.driver import EpisodeDriver, Plan, View
+from env_server.episodes.guest_driver import format_of
+from env_server.episodes.pyautogui_calls import MAX_ACTION_S
+from env_server.episodes.settle import settle_by_looks
 from env_server.evaluators.cloud_files import check_cloud_files
-from env_server.guest_driver import format_of
-from env_server.images import in_size
 from env_server.providers.base import ProvidedDesktop
 from env_server.providers.desktop_env.actions import source_of
 from env_server.providers.desktop_env.install import DesktopEnvInstall
 from env_server.providers.desktop_env.provider import DesktopEnvDesktop
 from env_server.providers.desktop_env.tasks import check_evaluator, harmless_task
 from env_server.providers.desktop_env.workers import Answer, WorkerSilentError
-from env_server.pyautogui_calls import MAX_ACTION_S
 from env_server.settings import TaskLimits
-from env_server.settle import settle_by_looks
 from osworld_pipeline.domain.observation import Observation, Settle
 from osworld_pipeline.domain.pictures import open_picture
 from osworld_pipeline.domain.pyautogui import SPECIAL_ACTIONS

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from env_server.api.images import size_of
 from env_server.guest_client import GuestClient
-from env_server.images import size_of
 from env_server.providers.gateway.client import (
     ClientOptions,
     Sandbox,

@@ -3,9 +3,9 @@
 import json
 from functools import partial
 
-from env_server.osgym_calls import read_osgym_action
+from env_server.api.osgym.calls import read_osgym_action
+from env_server.episodes.pyautogui_calls import read_calls
 from env_server.providers.qemu.qmp_input import plan_input
-from env_server.pyautogui_calls import read_calls
 from fuzz.parser import Parser, text_of
 from osworld_pipeline.agent.dialects import GRAMMARS, load_dialect
 from osworld_pipeline.agent.dialects.commands import split_command

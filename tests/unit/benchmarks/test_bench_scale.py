@@ -10,7 +10,7 @@ from benchmarks import bench_scale
 from benchmarks.scale_clock import NothingWillHappenError, run_in_virtual_time
 from benchmarks.scale_cost import HostKind, Need, cost_of, disk_saved_share
 from benchmarks.scale_simulation import Failures, Fleet, Times, simulate
-from env_server import pool, replica
+from env_server.replicas import pool, replica
 
 FLEET = Fleet(num_hosts=2, replicas_per_host=3, num_policies=6, cores_per_host=2, simulated_s=200.0)
 TIMES = Times(start_s=(1.0, 2.0), reset_s=(0.5,), episode_s=(10.0, 20.0))

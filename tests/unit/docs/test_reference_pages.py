@@ -13,12 +13,13 @@ import yaml
 from check_links import Page
 from fastapi import FastAPI
 
-from env_server.api import areal, osgym, slime
+from env_server.api import areal, slime
 from env_server.api.describe import describe as describe_api
+from env_server.api.osgym import routes as osgym
+from env_server.episodes.setup import VERBS
 from env_server.evaluators.getters import GETTERS
 from env_server.evaluators.metrics import METRICS
 from env_server.settings import Settings
-from env_server.setup import VERBS
 from osworld_pipeline.doctor.external_services import DESKTOP_CHECKS
 from osworld_pipeline.doctor.roles import ROLES
 from osworld_pipeline.recipes import recipe_names

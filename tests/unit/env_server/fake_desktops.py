@@ -10,7 +10,7 @@ from urllib.parse import parse_qs
 import httpx
 
 from env_server.guest_client import GuestClient
-from env_server.pool import Pool
+from env_server.replicas.pool import Pool
 from osworld_pipeline.errors import ReplicaError
 
 PNG = b"\x89PNG\r\n\x1a\n"

@@ -10,7 +10,7 @@ from typing import Any
 
 from fake_desktops import FakeProvider, until
 
-from env_server.driver import Drivers
+from env_server.episodes.driver import Drivers
 from env_server.main import make_drivers
 from env_server.serving import bind, serve
 from env_server.settings import Settings

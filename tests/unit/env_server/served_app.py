@@ -11,7 +11,7 @@ from surface_server import TASK
 
 from env_server.app import create_app
 from env_server.main import make_drivers
-from env_server.pool import Pool
+from env_server.replicas.pool import Pool
 from env_server.settings import Settings
 
 

@@ -8,12 +8,12 @@ import httpx
 from fake_desktops import FakeDesktop, FakeProvider, fake_pool
 from starlette.types import ASGIApp
 
-from env_server.api.osgym import create_osgym_app
+from env_server.api.osgym.routes import create_osgym_app
+from env_server.api.osgym.worker import OsgymWorker
 from env_server.app import create_app
-from env_server.episode_table import EpisodeTable
+from env_server.episodes.table import EpisodeTable
 from env_server.main import make_drivers
-from env_server.osgym_worker import OsgymWorker
-from env_server.pool import Pool
+from env_server.replicas.pool import Pool
 from env_server.settings import Settings
 
 COMMAND = "cat /tmp/answer"

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from env_server import browser
+from env_server.episodes import browser
 from env_server.guest_client import CommandResult
 from osworld_pipeline.errors import ReplicaError, SetupError
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from desktop_env_doubles import fake_install, task_of
 
-from env_server.driver import EpisodeDriver, View
+from env_server.episodes.driver import EpisodeDriver, View
 from env_server.evaluators.osworld import OSWorldGraders
 from env_server.evaluators.result_file import EpisodeCache
 from env_server.guest_client import GuestClient

@@ -10,13 +10,13 @@ import pytest
 from fake_desktops import FakeDesktop, until
 from PIL import Image
 
-from env_server.download import Downloader
-from env_server.driver import View
-from env_server.episode import Episode, OnTiming, StepOrderError, check_env_config
-from env_server.guest_driver import GuestDrivers
-from env_server.replica import Lease
+from env_server.episodes.download import Downloader
+from env_server.episodes.driver import View
+from env_server.episodes.episode import Episode, OnTiming, StepOrderError, check_env_config
+from env_server.episodes.guest_driver import GuestDrivers
+from env_server.episodes.settle import screen_digest, wait_until_calm
+from env_server.replicas.replica import Lease
 from env_server.settings import TaskLimits
-from env_server.settle import screen_digest, wait_until_calm
 from osworld_pipeline.errors import ActionParseError, EvaluatorError, ReplicaError, SetupError, TaskError
 from osworld_pipeline.wire import EnvConfig
 

@@ -11,10 +11,10 @@ import pytest
 from fake_desktops import FakeProvider, fake_pool, until
 from surface_server import CRASHING, TASK, write_yes
 
-from env_server.episode import Episode
-from env_server.episode_table import UNCLAIMED_S, EpisodeEnd, EpisodeTable, Opened
+from env_server.episodes.episode import Episode
+from env_server.episodes.table import UNCLAIMED_S, EpisodeEnd, EpisodeTable, Opened
 from env_server.main import make_drivers
-from env_server.pool import Pool
+from env_server.replicas.pool import Pool
 from env_server.settings import Settings
 from osworld_pipeline.errors import EvaluatorError, NoCapacityError, ReplicaError, SetupError, TaskError
 from osworld_pipeline.wire import EnvConfig

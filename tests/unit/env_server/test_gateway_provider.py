@@ -14,7 +14,6 @@ from fake_desktops import until
 from gateway_doubles import SCREEN, URL, ScriptedClient, gateway, hurried, picture
 
 from env_server.guest_client import GuestCall
-from env_server.pool import Pool
 from env_server.providers.gateway import (
     GatewayProvider,
     SandboxBusyError,
@@ -23,6 +22,7 @@ from env_server.providers.gateway import (
     SandboxRefusedError,
 )
 from env_server.providers.gateway.transport import is_repeatable
+from env_server.replicas.pool import Pool
 from env_server.settings import GatewaySettings
 from osworld_pipeline.errors import DependencyError, NoCapacityError, ReplicaError
 

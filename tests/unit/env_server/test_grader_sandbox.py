@@ -21,7 +21,7 @@ import httpx
 import pytest
 from desktop_env_doubles import FAKE, fake_install, task_of
 
-from env_server.download import Downloader
+from env_server.episodes.download import Downloader
 from env_server.evaluators import grader_sandbox
 from env_server.evaluators.grader_sandbox import DOORS, GraderLimits, GraderSandbox
 from env_server.evaluators.osworld import OSWorldGraders

@@ -364,7 +364,7 @@ async def test_main_port_asks_for_the_address_too_where_there_is_a_list() -> Non
 
 
 async def test_last_answers_are_kept_for_a_few_vms_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("env_server.osgym_worker.MAX_KEPT_REPLIES", 1)
+    monkeypatch.setattr("env_server.api.osgym.worker.MAX_KEPT_REPLIES", 1)
     async with surfaces() as served:
         http = await served.client(served.osgym())
         vm_ids = [await reset(http)]

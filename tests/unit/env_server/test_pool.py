@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 import pytest
 from fake_desktops import FakeDesktop, FakeProvider, fake_pool, until
 
-from env_server.fair_queue import FairQueue
-from env_server.pool import Pool
+from env_server.replicas.fair_queue import FairQueue
+from env_server.replicas.pool import Pool
 from osworld_pipeline.errors import DependencyError, NoCapacityError, ReplicaError
 
 

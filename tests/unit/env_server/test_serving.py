@@ -15,7 +15,7 @@ from listening_server import Listening, listening
 from starlette.responses import PlainTextResponse
 from surface_server import TASK
 
-from env_server.driver import EpisodeDriver, Plan, View
+from env_server.episodes.driver import EpisodeDriver, Plan, View
 from env_server.main import make_drivers
 from env_server.providers.base import ProvidedDesktop
 from env_server.serving import ExtraListener, bind, serve

@@ -8,10 +8,10 @@ import httpx
 import pytest
 from fake_desktops import FakeDesktop
 
-from env_server.download import Downloader
+from env_server.episodes.download import Downloader
+from env_server.episodes.setup import SetupContext, run_verbs
 from env_server.evaluators.result_file import EpisodeCache
 from env_server.settings import TaskLimits
-from env_server.setup import SetupContext, run_verbs
 from osworld_pipeline.domain.task_schema.reading import check_verbs
 from osworld_pipeline.errors import ReplicaError, SetupError, TaskError
 

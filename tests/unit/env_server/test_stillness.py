@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from env_server.episodes.settle import settle_by_looks
 from env_server.guest.processes import descendants, is_at_work
 from env_server.guest.settling import read_limit_s, wait_until_still
 from env_server.guest.stillness import Stillness, num_changed_cells
-from env_server.settle import settle_by_looks
 from osworld_pipeline.errors import ReplicaError
 
 WIDTH, HEIGHT = 160, 100

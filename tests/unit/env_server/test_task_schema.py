@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from env_server import setup
+from env_server.episodes import setup
 from env_server.evaluators import getters, metrics
 from env_server.evaluators.describe import describe
 from osworld_pipeline.domain.task import Task

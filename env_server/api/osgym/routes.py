@@ -3,7 +3,7 @@
 Every failure is 400 `{message}` (a full server 503), with the `fault` beside it; a lost desktop or a crashed grader is
 one, and never a reward of zero. A policy that disabled its desktop has finished, with that reward. Its client
 retries what failed immediately and without limit, hence the pause before such an answer. It ends by itself only where
-the answer changes: see `osgym_worker`."""
+the answer changes: see worker.py."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -19,9 +19,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from env_server.api.answers import screenshot_answer, to_json
 from env_server.api.faults import ANSWERS
 from env_server.api.opening import CLIENT_CLOSED_REQUEST, client_of
+from env_server.api.osgym.worker import OsgymWorker
 from env_server.api.quick_route import QuickRoute
-from env_server.episode_table import EpisodeTable
-from env_server.osgym_worker import OsgymWorker
+from env_server.episodes.table import EpisodeTable
 from env_server.settings import Settings
 from osworld_pipeline.errors import NoCapacityError, PipelineError
 from osworld_pipeline.wire import Fault, Message

@@ -5,7 +5,7 @@ from typing import Any, Literal, Self
 
 from pydantic import ConfigDict, Field
 
-from env_server.episode import Episode
+from env_server.episodes.episode import Episode
 from osworld_pipeline.domain.observation import Settle
 from osworld_pipeline.wire import EnvConfig, ImageFormat, Message
 

@@ -6,13 +6,13 @@ from typing import Annotated, Any
 from fastapi import APIRouter, HTTPException, Query, Request, Response
 
 from env_server.api.faults import ERROR_ANSWERS
-from env_server.api.own_messages import EpisodeInfo, ReplicaInfo, ReplicaList
+from env_server.api.images import to_format
 from env_server.api.pictures import Pictures
 from env_server.api.quick_route import QuickRoute
-from env_server.episode import Episode
-from env_server.episode_table import EpisodeTable
-from env_server.images import to_format
-from env_server.replica import Replica
+from env_server.api.v1.messages import EpisodeInfo, ReplicaInfo, ReplicaList
+from env_server.episodes.episode import Episode
+from env_server.episodes.table import EpisodeTable
+from env_server.replicas.replica import Replica
 from osworld_pipeline.wire import ImageFormat
 
 FORMATS: tuple[ImageFormat, ...] = ("png", "jpeg", "webp")

@@ -11,9 +11,9 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from env_server.driver import Drivers, Plan, View
-from env_server.episode import Episode, EpisodeOutcome, OnTiming, check_env_config
-from env_server.pool import Pool
+from env_server.episodes.driver import Drivers, Plan, View
+from env_server.episodes.episode import Episode, EpisodeOutcome, OnTiming, check_env_config
+from env_server.replicas.pool import Pool
 from env_server.settings import Settings
 from osworld_pipeline.domain.observation import Observation
 from osworld_pipeline.errors import EnvServerError, NoCapacityError, PipelineError

@@ -9,8 +9,8 @@ from contextlib import ExitStack, contextmanager
 from starlette.types import ASGIApp
 
 from env_server.api.guard import Guard
-from env_server.api.osgym import osgym_app
-from env_server.episode_table import EpisodeTable
+from env_server.api.osgym.routes import osgym_app
+from env_server.episodes.table import EpisodeTable
 from env_server.serving import ExtraListener, bind
 from env_server.settings import Settings
 from osworld_pipeline.wire.bodies import BodyLimits

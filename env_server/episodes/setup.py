@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from env_server import browser
-from env_server.download import Downloader
+from env_server.episodes import browser
+from env_server.episodes.download import Downloader
 from env_server.evaluators.result_file import EpisodeCache
 from env_server.guest_client import CommandResult, GuestClient
 from env_server.settings import TaskLimits

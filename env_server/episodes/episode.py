@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
-from env_server.driver import EpisodeDriver, Plan, View
-from env_server.replica import Lease
+from env_server.episodes.driver import EpisodeDriver, Plan, View
+from env_server.replicas.replica import Lease
 from osworld_pipeline.domain.observation import Observation, Settle
 from osworld_pipeline.errors import EnvServerError, EvaluatorError, ReplicaError, SetupError, TamperingError, TaskError
 from osworld_pipeline.wire import EnvConfig, ImageFormat

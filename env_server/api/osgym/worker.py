@@ -12,9 +12,9 @@ from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from env_server.episode import Episode, StepResult
-from env_server.episode_table import EpisodeTable, UnknownEpisodeError
-from env_server.osgym_calls import OsgymAction, read_osgym_action
+from env_server.api.osgym.calls import OsgymAction, read_osgym_action
+from env_server.episodes.episode import Episode, StepResult
+from env_server.episodes.table import EpisodeTable, UnknownEpisodeError
 from osworld_pipeline.domain.observation import Observation
 from osworld_pipeline.errors import (
     ActionParseError,

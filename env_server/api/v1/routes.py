@@ -10,7 +10,8 @@ from fastapi import APIRouter, Request, Response
 from env_server.api.answers import ObservationWriter
 from env_server.api.faults import ERROR_ANSWERS
 from env_server.api.opening import CLIENT_CLOSED_REQUEST, open_and_tell
-from env_server.api.own_messages import (
+from env_server.api.quick_route import QuickRoute
+from env_server.api.v1.messages import (
     EpisodeInfo,
     EpisodeList,
     EvaluationReply,
@@ -21,9 +22,8 @@ from env_server.api.own_messages import (
     StepMessage,
     StepReply,
 )
-from env_server.api.own_screens import screens_router
-from env_server.api.quick_route import QuickRoute
-from env_server.episode_table import EpisodeTable
+from env_server.api.v1.screens import screens_router
+from env_server.episodes.table import EpisodeTable
 from env_server.settings import Settings
 
 SURFACES = ("/v1", "slime", "areal", "osgym")

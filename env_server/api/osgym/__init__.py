@@ -1,0 +1,1 @@
+"""OSGym's endpoints, action language and workers."""

@@ -1,0 +1,1 @@
+"""One episode on a leased desktop: set-up, actions, waiting, and the table of live episodes."""

@@ -1,0 +1,1 @@
+"""Warm desktops: the pool, its replicas, and the waiting line."""
