@@ -7,7 +7,7 @@ import dagster as dg
 from osworld_pipeline.remote.status import push_after
 from osworld_pipeline.runs.code_version import code_version
 from osworld_pipeline.runs.upkeep.upkeep import compact_store
-from osworld_pipeline.trajectories.merging import RUN_BUDGET_BYTES
+from osworld_pipeline.store.merging import RUN_BUDGET_BYTES
 from resources.state import StateResource
 
 GROUP = "upkeep"
@@ -18,7 +18,7 @@ GROUP = "upkeep"
     kinds={"parquet"},
     pool="upkeep",
     deps=["gspo_phase2_checkpoint", "evaluations", "verified_replay"],
-    code_version=code_version("osworld_pipeline.runs.upkeep.upkeep", "osworld_pipeline.trajectories"),
+    code_version=code_version("osworld_pipeline.runs.upkeep.upkeep", "osworld_pipeline.store"),
 )
 def compacted_trajectories(context: dg.AssetExecutionContext, state: StateResource) -> dg.MaterializeResult:
     """Small parts of episodes, steps and groups become few large files; readers and writers need not stop. The work of

@@ -13,7 +13,7 @@ import pyarrow as pa
 from osworld_pipeline.atomic_io import parquet_bytes
 from osworld_pipeline.columns import marked, stored
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.part_files import KEY_OF, VERSION_SHIFT
+from osworld_pipeline.store.part_files import KEY_OF, VERSION_SHIFT
 from osworld_pipeline.tables.owned import read_table, write_table
 
 NUM_TASKS, GROUP, UPDATE, PHASE = 369, 8, 64, 6_400

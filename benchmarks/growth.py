@@ -21,11 +21,11 @@ from osworld_pipeline.domain.checkpoint import Ancestor
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.recipes.schema import ReplaySection
 from osworld_pipeline.runs.upkeep.upkeep import collect_garbage
+from osworld_pipeline.store import TrajectoryStore
+from osworld_pipeline.store.merging import MERGE_PARTS, merge_parts
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.query import open_catalog
 from osworld_pipeline.tables.replay_candidates import ReplayCandidates
-from osworld_pipeline.trajectories import TrajectoryStore
-from osworld_pipeline.trajectories.merging import MERGE_PARTS, merge_parts
 
 TARGET = 1_000_000
 SHARES = (16, 4, 1)

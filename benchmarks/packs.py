@@ -16,8 +16,8 @@ from benchmarks.blobs import drop_caches, make_images
 from benchmarks.spread import Spread, print_table
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.runs.upkeep.upkeep import collect_garbage, missing_blobs
-from osworld_pipeline.trajectories import BlobStore
-from osworld_pipeline.trajectories.packing import pack_cold_images
+from osworld_pipeline.store import BlobStore
+from osworld_pipeline.store.packing import pack_cold_images
 
 BATCH, NUM_READS, NUM_TOUCHED = 1_000, 2_000, 500
 LAYOUTS = ("files", "packs")

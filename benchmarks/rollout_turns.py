@@ -21,7 +21,7 @@ from osworld_pipeline.domain.episode import EpisodePurpose
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.recipes.schema import AgentSection, DesktopSection, RewardSection, TinyModelSection
 from osworld_pipeline.rollout.run_episode import EpisodePlan, EpisodeSettings, EpisodeTools, run_episode
-from osworld_pipeline.trajectories import TrajectoryStore
+from osworld_pipeline.store import TrajectoryStore
 
 BAR_MS = 10.0
 MODEL_S = 0.25

@@ -16,8 +16,8 @@ from benchmarks.store_storm import run_storm
 from osworld_pipeline.atomic_io import write_parquet
 from osworld_pipeline.columns import marked, stored
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.part_files import VERSION_SHIFT
 from osworld_pipeline.runs.upkeep.upkeep import compact_store
+from osworld_pipeline.store.part_files import VERSION_SHIFT
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.query import open_catalog, run_query
 

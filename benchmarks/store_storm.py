@@ -25,9 +25,9 @@ from osworld_pipeline.domain.episode import (
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import PipelineError
 from osworld_pipeline.runs.upkeep.upkeep import collect_garbage, compact_store
+from osworld_pipeline.store import TrajectoryStore
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.query import run_query
-from osworld_pipeline.trajectories import TrajectoryStore
 
 EPISODES_A_PART, ACKS, MAX_WRITERS = 3, "acks", 64
 # One query over both views: an episode without exactly its steps, or a step without its episode, is counted.

@@ -13,10 +13,10 @@ from PIL import Image, ImageDraw
 from osworld_pipeline.atomic_io import write_parquet
 from osworld_pipeline.columns import conform, marked, stored
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.part_files import VERSION_SHIFT
 from osworld_pipeline.runs.upkeep.upkeep import compact_store
+from osworld_pipeline.store.blobs import BlobStore
+from osworld_pipeline.store.part_files import VERSION_SHIFT
 from osworld_pipeline.tables.owned import write_table
-from osworld_pipeline.trajectories.blobs import BlobStore
 
 NUM_TASKS, NUM_IMAGES, STEPS_AN_EPISODE, TOKENS_AN_EPISODE = 369, 24, 4, 64
 LARGE_PART, SMALL_PART, NUM_SMALL = 4_000, 8, 200

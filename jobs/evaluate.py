@@ -24,7 +24,7 @@ from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.runs.checkpoints.external import find_or_add
 from osworld_pipeline.runs.checkpoints.registry import newest_checkpoint
 from osworld_pipeline.runs.evaluate.plan import TaskChoice, load_tasks, plan_evaluation
-from osworld_pipeline.trajectories import TrajectoryStore
+from osworld_pipeline.store import TrajectoryStore
 from resources.state import RecipeResource
 from resources.tracking import TrackingResource
 

@@ -12,7 +12,7 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.recipes import Recipe, load_recipe
 from osworld_pipeline.runs.checkpoints.ids import CARD, checkpoint_card
 from osworld_pipeline.runs.evaluate.plan import plan_evaluation
-from osworld_pipeline.trajectories import TrajectoryStore
+from osworld_pipeline.store import TrajectoryStore
 
 
 def make_checkpoint(checkpoint_id: str, stage: Stage = Stage.SFT, **changes: Any) -> Checkpoint:

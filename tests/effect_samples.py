@@ -8,8 +8,8 @@ from osworld_pipeline.domain.episode import Episode, Outcome, Reward
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.recipes import load_recipe
 from osworld_pipeline.runs.evaluate.plan import plan_evaluation
+from osworld_pipeline.store import TrajectoryStore
 from osworld_pipeline.tables.checkpoints import upsert_checkpoint
-from osworld_pipeline.trajectories import TrajectoryStore
 
 RECIPE = load_recipe("demo", settings=["suite.name=desktop_basics", "suite.num_heldout=2", "evaluation.seeds=[0,1,2]"])
 START = trained_with(Stage.SFT, 0, None)

@@ -11,9 +11,9 @@ from PIL import Image
 from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
 from osworld_pipeline.domain.episode import Episode, EpisodePurpose, Outcome, Reward, Step, StepSignals
 from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.store import TrajectoryStore
 from osworld_pipeline.tables.checkpoints import upsert_checkpoint
 from osworld_pipeline.tables.owned import write_table
-from osworld_pipeline.trajectories import TrajectoryStore
 
 PROMPT = "You operate a computer."
 DEMONSTRATION = [

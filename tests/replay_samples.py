@@ -9,8 +9,8 @@ from osworld_pipeline.domain.episode import Episode, EpisodePurpose, Outcome, Re
 from osworld_pipeline.domain.group import RolloutGroup
 from osworld_pipeline.domain.replay import ReplayVerification, base_task_id
 from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.store import TrajectoryStore
 from osworld_pipeline.tables.owned import write_table
-from osworld_pipeline.trajectories import TrajectoryStore
 
 
 def make_row(row_id: str, original_task_id: str = "t", **changes: Any) -> dict[str, Any]:

@@ -24,8 +24,8 @@ from osworld_pipeline.domain.episode import (
 from osworld_pipeline.domain.group import GroupFate, RolloutGroup
 from osworld_pipeline.domain.replay import Injection
 from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.store import TrajectoryStore
 from osworld_pipeline.tables.owned import write_table
-from osworld_pipeline.trajectories import TrajectoryStore
 
 SIZE = (1024, 640)
 BASE, SFT, GSPO = "base-000000000000", "sft-111111111111", "gspo_phase1-222222222222"

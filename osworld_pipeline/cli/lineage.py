@@ -62,7 +62,7 @@ def _is_ours(path: str) -> bool:
 
 
 def _found(path: str, state: "StateDir") -> Path | None:
-    from osworld_pipeline.trajectories import BlobStore
+    from osworld_pipeline.store import BlobStore
 
     if path.startswith("blobs/"):
         place = BlobStore(state.blobs).place(Path(path).stem)

@@ -25,8 +25,8 @@ from osworld_pipeline.datasets.union_replay import OnProgress, ReplayCounts, Rep
 from osworld_pipeline.datasets.union_sinks import RejectWriter, RowSink
 from osworld_pipeline.datasets.union_tasks import TaskConfigs, UnionTasks, join_tasks
 from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.store.blobs import INCOMING
 from osworld_pipeline.tables.builds import STATS_FILE, UNION_TABLES, new_build
-from osworld_pipeline.trajectories.blobs import INCOMING
 
 
 @dataclass(frozen=True, kw_only=True)

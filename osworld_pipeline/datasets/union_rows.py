@@ -29,7 +29,7 @@ from osworld_pipeline.datasets.union_forms import (
 from osworld_pipeline.domain.digest import digest_bytes
 from osworld_pipeline.domain.replay import base_task_id
 from osworld_pipeline.errors import ActionParseError, DatasetError
-from osworld_pipeline.trajectories.blobs import BlobStore
+from osworld_pipeline.store.blobs import BlobStore
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,8 @@ from PIL import Image
 from osworld_pipeline.domain.pictures import NO_PICTURE, open_picture
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
+from osworld_pipeline.store import BlobStore
 from osworld_pipeline.tables.catalog import fresh_views
-from osworld_pipeline.trajectories import BlobStore
 
 THUMBNAIL_WIDTH = 300
 MAX_FRAMES = 12

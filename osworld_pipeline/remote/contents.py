@@ -8,11 +8,11 @@ from pathlib import Path
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
 from osworld_pipeline.object_store import read_note
-from osworld_pipeline.part_files import COMPACTED, DETAIL_OF, Manifest, legacy_details, list_names, take_snapshot
 from osworld_pipeline.remote.manifest import Hashes, RemoteFile, read_base
+from osworld_pipeline.store.pack_index import SUFFIX as INDEX_SUFFIX
+from osworld_pipeline.store.packs import Packs, open_packs
+from osworld_pipeline.store.part_files import COMPACTED, DETAIL_OF, Manifest, legacy_details, list_names, take_snapshot
 from osworld_pipeline.tables.builds import CURRENT, current_build
-from osworld_pipeline.trajectories.pack_index import SUFFIX as INDEX_SUFFIX
-from osworld_pipeline.trajectories.packs import Packs, open_packs
 
 CARD = "checkpoint.json"
 NUM_LOOKS = 20

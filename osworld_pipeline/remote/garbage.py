@@ -20,9 +20,9 @@ from osworld_pipeline.object_store.bucket import Listed
 from osworld_pipeline.remote.images import replace_journal
 from osworld_pipeline.remote.manifest import Remote, is_pack, read_remote, write_base
 from osworld_pipeline.remote.push import LOCK, LOCK_TIMEOUT_S, need_known, push_known, swap
-from osworld_pipeline.trajectories import BlobStore
-from osworld_pipeline.trajectories.garbage import used_images
-from osworld_pipeline.trajectories.image_sets import absent
+from osworld_pipeline.store import BlobStore
+from osworld_pipeline.store.garbage import used_images
+from osworld_pipeline.store.image_sets import absent
 
 GRACE_S = 86_400.0
 """Objects that were uploaded later stay: a push that was killed finds them again."""

@@ -16,8 +16,8 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
 from osworld_pipeline.object_store import Bucket
 from osworld_pipeline.object_store.note import FOLDER
-from osworld_pipeline.trajectories import BlobStore
-from osworld_pipeline.trajectories.garbage import images_of
+from osworld_pipeline.store import BlobStore
+from osworld_pipeline.store.garbage import images_of
 
 NUM_THREADS = 8
 FILES_AT_ONCE = 16

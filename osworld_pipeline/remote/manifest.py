@@ -14,7 +14,7 @@ from osworld_pipeline.atomic_io import write_file
 from osworld_pipeline.errors import StoreError
 from osworld_pipeline.object_store import Bucket
 from osworld_pipeline.object_store.note import FOLDER
-from osworld_pipeline.trajectories.pack_files import SUFFIX as PACK_SUFFIX
+from osworld_pipeline.store.pack_files import SUFFIX as PACK_SUFFIX
 
 KEY = "remote.json"
 BASE = "base.json"

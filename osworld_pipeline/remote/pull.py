@@ -15,7 +15,6 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
 from osworld_pipeline.object_store import Bucket, RemoteNote, open_bucket, read_note, write_note
 from osworld_pipeline.object_store.note import FOLDER
-from osworld_pipeline.part_files import DETAIL_OF, HEAD_OF, Manifest
 from osworld_pipeline.remote.contents import (
     commits_others,
     is_card,
@@ -25,8 +24,9 @@ from osworld_pipeline.remote.contents import (
     is_part,
 )
 from osworld_pipeline.remote.manifest import Hashes, RemoteManifest, is_pack, read_base, read_remote, write_base
+from osworld_pipeline.store.compaction import RETIRED_GRACE_S, commit_manifest, exclusive, remove_retired
+from osworld_pipeline.store.part_files import DETAIL_OF, HEAD_OF, Manifest
 from osworld_pipeline.tables.catalog import rebuild_catalog
-from osworld_pipeline.trajectories.compaction import RETIRED_GRACE_S, commit_manifest, exclusive, remove_retired
 
 NUM_THREADS = 8
 LOCK_TIMEOUT_S = 600.0

@@ -97,8 +97,8 @@ def run_program(program: str, job: dict[str, Any], report: Report) -> int:
         return EXIT_STOPPED
     if "state_root" in job and os.environ.get("RANK", "0") == "0":
         # Here, so that it imports nothing for a program that fails.
-        from osworld_pipeline.trajectories.merging import merge_parts
-        from osworld_pipeline.trajectories.packing import pack_some
+        from osworld_pipeline.store.merging import merge_parts
+        from osworld_pipeline.store.packing import pack_some
 
         state = StateDir(Path(job["state_root"]))
         merge_parts(state.trajectories)

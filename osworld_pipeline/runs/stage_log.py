@@ -16,7 +16,7 @@ from osworld_pipeline.domain.stage_record import AttemptStatus, StageAttempt, Tr
 from osworld_pipeline.errors import StoreError
 
 if TYPE_CHECKING:
-    from osworld_pipeline.trajectories import TrajectoryStore
+    from osworld_pipeline.store import TrajectoryStore
 
 FAST_UPDATES_S = 5.0
 """Updates that follow each other faster are written together, at least so often."""

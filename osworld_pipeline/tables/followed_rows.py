@@ -11,7 +11,7 @@ from typing import Any
 import duckdb
 
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.part_files import COMPACTED, SEED, take_snapshot
+from osworld_pipeline.store.part_files import COMPACTED, SEED, take_snapshot
 
 
 class FollowedRows:

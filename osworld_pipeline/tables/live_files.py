@@ -5,7 +5,7 @@ were not listed; then the state before their compaction is taken, whose files ar
 Only files that count are opened: the join with their names prunes the others.
 """
 
-from osworld_pipeline.part_files import COMPACTED, HEAD_OF, MANIFEST
+from osworld_pipeline.store.part_files import COMPACTED, HEAD_OF, MANIFEST
 
 MARKER = "format.json"
 """Next to the manifest, which is not there before the first compaction: what matches nothing is an error to DuckDB."""

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from osworld_pipeline.atomic_io import write_file, write_parquet
 from osworld_pipeline.columns import PART_TABLES, TIME, marked, stored
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.part_files import (
+from osworld_pipeline.store.part_files import (
     COMPACTED,
     DETAIL_OF,
     HEAD_OF,

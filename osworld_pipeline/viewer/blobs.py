@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from osworld_pipeline.errors import StoreError
-from osworld_pipeline.trajectories.blobs import BlobStore
+from osworld_pipeline.store.blobs import BlobStore
 from osworld_pipeline.viewer.episode import SHA256
 from osworld_pipeline.viewer.settings import NotFoundError
 

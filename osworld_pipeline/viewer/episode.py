@@ -14,8 +14,8 @@ from osworld_pipeline.agent.dialects import load_dialect
 from osworld_pipeline.agent.observation_text import task_part
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
-from osworld_pipeline.trajectories.blobs import BlobStore
-from osworld_pipeline.trajectories.reading import read_rows
+from osworld_pipeline.store.blobs import BlobStore
+from osworld_pipeline.store.reading import read_rows
 from osworld_pipeline.viewer.files import HeadFile
 from osworld_pipeline.viewer.index import EpisodeIndex
 from osworld_pipeline.viewer.marks import Drawn, Point, draw_step, find_space, read_action

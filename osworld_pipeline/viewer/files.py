@@ -11,8 +11,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.part_files import COMPACTED, DETAIL_OF, PartFile, take_snapshot
-from osworld_pipeline.trajectories.reading import details_path, read_part_table
+from osworld_pipeline.store.part_files import COMPACTED, DETAIL_OF, PartFile, take_snapshot
+from osworld_pipeline.store.reading import details_path, read_part_table
 
 
 @dataclass(frozen=True, kw_only=True)

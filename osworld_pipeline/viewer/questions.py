@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from osworld_pipeline.columns import PART_TABLES
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.part_files import HEAD_OF
+from osworld_pipeline.store.part_files import HEAD_OF
 from osworld_pipeline.viewer.files import StoreFiles, empty_rows, list_files, sql_list
 from osworld_pipeline.viewer.filters import EpisodeFilter
 from osworld_pipeline.viewer.index import EpisodeIndex

@@ -34,9 +34,9 @@ from osworld_pipeline.rollout.run_episode import EpisodeSettings, EpisodeTools
 from osworld_pipeline.rollout.run_group import GroupPlan, run_groups
 from osworld_pipeline.rollout.trajectories import episode_trajectories
 from osworld_pipeline.runs.parity.exactness import ExactnessReport, compare_logprobs, compare_trajectories
+from osworld_pipeline.store.trajectories import TrajectoryStore
 from osworld_pipeline.training.model import load_model
 from osworld_pipeline.training.tiny_model import build_tiny_checkpoint
-from osworld_pipeline.trajectories.store import TrajectoryStore
 from osworld_pipeline.wire import EnvConfig
 
 pytestmark = [pytest.mark.desktop, pytest.mark.slow, pytest.mark.timeout(300)]

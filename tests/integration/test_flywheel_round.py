@@ -21,9 +21,9 @@ from osworld_pipeline.runs.base import make_base
 from osworld_pipeline.runs.checkpoints.ids import read_checkpoint
 from osworld_pipeline.runs.flywheel.flywheel import flywheel
 from osworld_pipeline.runs.flywheel.plan import read_measurement
+from osworld_pipeline.store import TrajectoryStore
 from osworld_pipeline.tables.owned import write_table
 from osworld_pipeline.training.checkpoint import read_trainer_state
-from osworld_pipeline.trajectories import TrajectoryStore
 
 pytestmark = pytest.mark.slow
 

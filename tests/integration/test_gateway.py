@@ -31,7 +31,7 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.rollout.env_client import EnvClient
 from osworld_pipeline.rollout.run_episode import EpisodeTools
 from osworld_pipeline.rollout.run_group import run_groups
-from osworld_pipeline.trajectories.store import TrajectoryStore
+from osworld_pipeline.store.trajectories import TrajectoryStore
 from osworld_pipeline.wire import EnvConfig
 
 pytestmark = [

@@ -17,13 +17,13 @@ from osworld_pipeline.agent.processor import load_processor
 from osworld_pipeline.domain.episode import Outcome, SamplingParams
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.evaluation.suites import build_suite
-from osworld_pipeline.osgym.batches import Batch, model_inputs
-from osworld_pipeline.osgym.dataloader import MultiTurnDataloader
-from osworld_pipeline.osgym.environment import OsgymEnv
-from osworld_pipeline.osgym.gym_env import ENV_ID
-from osworld_pipeline.osgym.recording import EpisodeRecorder, fill_from_store
-from osworld_pipeline.osgym.replay_buffer import ReplayBuffer
-from osworld_pipeline.trajectories.store import TrajectoryStore
+from osworld_pipeline.integrations.osgym.batches import Batch, model_inputs
+from osworld_pipeline.integrations.osgym.dataloader import MultiTurnDataloader
+from osworld_pipeline.integrations.osgym.environment import OsgymEnv
+from osworld_pipeline.integrations.osgym.gym_env import ENV_ID
+from osworld_pipeline.integrations.osgym.recording import EpisodeRecorder, fill_from_store
+from osworld_pipeline.integrations.osgym.replay_buffer import ReplayBuffer
+from osworld_pipeline.store.trajectories import TrajectoryStore
 
 pytestmark = [pytest.mark.desktop, pytest.mark.slow]
 

@@ -33,7 +33,7 @@ from osworld_pipeline.rollout.trajectories import episode_trajectories
 from osworld_pipeline.runs.checkpoints.ids import recipe_suite
 from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
 from osworld_pipeline.runs.rollouts.env_servers import open_env_client
-from osworld_pipeline.trajectories.store import TrajectoryStore
+from osworld_pipeline.store.trajectories import TrajectoryStore
 from osworld_pipeline.wire import EnvConfig
 
 pytestmark = [pytest.mark.desktop, pytest.mark.slow]

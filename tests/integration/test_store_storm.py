@@ -15,9 +15,9 @@ from episode_samples import make_episode
 from benchmarks.store_storm import QUESTION, run_storm
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.runs.upkeep.upkeep import collect_garbage, compact_store
+from osworld_pipeline.store import TrajectoryStore
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.query import run_query
-from osworld_pipeline.trajectories import TrajectoryStore
 
 SECONDS = float(os.environ.get("OSWORLD_STORE_SECONDS", "6"))
 ROOT = Path(__file__).parents[2]

@@ -22,9 +22,9 @@ from osworld_pipeline.recipes import load_recipe
 from osworld_pipeline.runs.base import make_base
 from osworld_pipeline.runs.checkpoints.ids import read_checkpoint
 from osworld_pipeline.runs.sft import train_sft
+from osworld_pipeline.store import BlobStore
 from osworld_pipeline.tables.catalog import fresh_views
 from osworld_pipeline.tables.owned import write_table
-from osworld_pipeline.trajectories import BlobStore
 
 NUM_UPDATES = 30
 PATIENCE_S = 120.0

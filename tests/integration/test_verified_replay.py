@@ -26,8 +26,8 @@ from osworld_pipeline.runs.sources.record_demonstrations import record
 from osworld_pipeline.runs.verify_replay.journal import FOLDER
 from osworld_pipeline.runs.verify_replay.record import read_record
 from osworld_pipeline.runs.verify_replay.summary import read_summary
+from osworld_pipeline.store.blobs import BlobStore
 from osworld_pipeline.tables.owned import write_table
-from osworld_pipeline.trajectories.blobs import BlobStore
 
 pytestmark = [pytest.mark.desktop, pytest.mark.slow, pytest.mark.timeout(150)]
 

@@ -17,7 +17,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from viewer_samples import BUTTON, CLICK, GSPO, KEY, SFT, SIZE, TASKS, make_played, write_sample_store
 
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.trajectories import TrajectoryStore
+from osworld_pipeline.store import TrajectoryStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
 

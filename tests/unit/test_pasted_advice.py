@@ -11,12 +11,12 @@ from pasted import pasted
 
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import PipelineError
-from osworld_pipeline.part_files import MANIFEST
 from osworld_pipeline.recipes import Recipe, load_recipe
 from osworld_pipeline.runs.upkeep.upkeep import compact_store
+from osworld_pipeline.store import TrajectoryStore
+from osworld_pipeline.store.part_files import MANIFEST
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.query import run_query
-from osworld_pipeline.trajectories import TrajectoryStore
 
 pytestmark = pytest.mark.filterwarnings("ignore:'click:DeprecationWarning")
 """Typer uses, while it is imported, what a later click will not have."""

@@ -33,7 +33,7 @@ from osworld_pipeline.datasets.exporters.selection import (
 from osworld_pipeline.domain.episode import Outcome, TokenSequence
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import DatasetError, DependencyError
-from osworld_pipeline.trajectories import BlobStore
+from osworld_pipeline.store import BlobStore
 
 EPISODES_A_BATCH = 16
 """In memory at once, without their images."""

@@ -18,8 +18,8 @@ from osworld_pipeline.datasets.exporters.selection import OnProgress, Selection,
 from osworld_pipeline.datasets.exporters.shards import DatasetConfig, ShardWriter
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import DatasetError
+from osworld_pipeline.store import BlobStore
 from osworld_pipeline.tables.views import NAMED_TASKS
-from osworld_pipeline.trajectories import BlobStore
 
 BATCH_ROWS = {"steps": 100, "episodes": 500, "replay": 20}
 """Rows in memory at once, with their images; also the rows of a row group."""

@@ -29,7 +29,7 @@ from osworld_pipeline.datasets.exporters.selection import (
 )
 from osworld_pipeline.domain.pictures import open_picture
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.trajectories import BlobStore
+from osworld_pipeline.store import BlobStore
 
 ACTION_SPACE = "pyautogui"
 LEFT_OUT_FILE = "LEFT_OUT.md"

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from osworld_pipeline.trajectories import BlobStore
+from osworld_pipeline.store import BlobStore
 
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 _SUFFIXES = ((b"\x89PNG", "png"), (b"\xff\xd8\xff", "jpeg"), (b"RIFF", "webp"))

@@ -27,7 +27,7 @@ from osworld_pipeline.datasets.exporters.selection import (
 )
 from osworld_pipeline.datasets.normalize import IMAGE_PLACEHOLDER
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.trajectories import BlobStore
+from osworld_pipeline.store import BlobStore
 
 DEMONSTRATIONS_A_BATCH = 64
 # The reference's `domain` is the config's own word; ours may be better informed. Older tables know only ours. It

@@ -36,7 +36,7 @@ from osworld_pipeline.domain.episode import Episode
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.errors import ActionParseError, DatasetError
-from osworld_pipeline.trajectories import TrajectoryStore
+from osworld_pipeline.store import TrajectoryStore
 
 IMPORTER = "osworld-results"
 EPISODES_PER_PART = 32

@@ -36,7 +36,7 @@ from osworld_pipeline.runs.evaluate.plan import TaskChoice
 from osworld_pipeline.runs.flywheel.flywheel import known_episodes, remembering
 from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
 from osworld_pipeline.runs.rollouts.session import episode_settings, num_slots, rollout_session
-from osworld_pipeline.trajectories import TrajectoryStore
+from osworld_pipeline.store import TrajectoryStore
 
 Report = Callable[[dict[str, Any]], None]
 

@@ -18,7 +18,7 @@ from osworld_pipeline.rollout.run_group import GroupPlan, plan_episode
 from osworld_pipeline.runs.checkpoints.ids import DIGEST_LENGTH, evaluation_key, recipe_suite
 from osworld_pipeline.runs.evaluate.plan import TaskChoice, load_tasks
 from osworld_pipeline.runs.rollouts.session import sampling_params
-from osworld_pipeline.trajectories import TrajectoryStore
+from osworld_pipeline.store import TrajectoryStore
 
 TRAIN = "train"
 """The training tasks of the recipe's own suite."""

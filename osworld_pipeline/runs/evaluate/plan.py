@@ -25,7 +25,7 @@ from osworld_pipeline.rollout.attempt import derive_seed
 from osworld_pipeline.rollout.run_episode import EpisodePlan
 from osworld_pipeline.runs.checkpoints.ids import EVALUATION_TOP_P, evaluation_key, former_evaluation_key, recipe_suite
 from osworld_pipeline.runs.rollouts.session import sampling_params
-from osworld_pipeline.trajectories import TrajectoryStore
+from osworld_pipeline.store import TrajectoryStore
 
 
 @dataclass(frozen=True, kw_only=True)

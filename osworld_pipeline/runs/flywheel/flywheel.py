@@ -38,9 +38,9 @@ from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
 from osworld_pipeline.runs.rollouts.session import episode_settings, num_slots, rollout_session, sampling_params
 from osworld_pipeline.runs.sft.sft_run import Examples, Report, SftJob, run_sft
 from osworld_pipeline.runs.sft.train_sft import read_demonstrations
+from osworld_pipeline.store import BlobStore, TrajectoryStore
 from osworld_pipeline.tables.replay_candidates import ONLINE
 from osworld_pipeline.training.demonstrations import Example, LazyExamples, join_examples
-from osworld_pipeline.trajectories import BlobStore, TrajectoryStore
 
 if TYPE_CHECKING:
     from osworld_pipeline.training.sft import SftTrainer

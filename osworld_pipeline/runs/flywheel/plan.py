@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.part_files import COMPACTED, take_snapshot
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.runs.checkpoints.ids import read_checkpoint, stage_checkpoint_id
-from osworld_pipeline.trajectories.reading import read_part_table, read_rows
+from osworld_pipeline.store.part_files import COMPACTED, take_snapshot
+from osworld_pipeline.store.reading import read_part_table, read_rows
 
 GROUPS = "rollout_groups"
 

@@ -27,7 +27,7 @@ from osworld_pipeline.runs.gspo.weights import (
 from osworld_pipeline.runs.parity.probe import ParityReport
 from osworld_pipeline.runs.rollouts.ray_rollouts import Weights, ray_rollouts
 from osworld_pipeline.runs.rollouts.session import RolloutSession, episode_settings, probe_servers, rollout_session
-from osworld_pipeline.trajectories import TrajectoryStore
+from osworld_pipeline.store import TrajectoryStore
 
 if TYPE_CHECKING:
     from osworld_pipeline.training.update import GspoTrainer

@@ -22,8 +22,8 @@ from osworld_pipeline.runs.gspo.engine import PhaseRollouts
 from osworld_pipeline.runs.gspo.job import GspoJob, ResumePoint
 from osworld_pipeline.runs.gspo.superseding import supersede
 from osworld_pipeline.runs.rollouts.session import num_slots
+from osworld_pipeline.store import TrajectoryStore
 from osworld_pipeline.tables.recent_success import RecentEpisodes, recent_success
-from osworld_pipeline.trajectories import TrajectoryStore
 
 Report = Callable[[Mapping[str, Any]], None]
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from osworld_pipeline.domain.digest import digest_json
 from osworld_pipeline.domain.episode import Episode, EpisodePurpose
 from osworld_pipeline.domain.group import GroupFate
-from osworld_pipeline.trajectories import TrajectoryStore
-from osworld_pipeline.trajectories.rows import Row
+from osworld_pipeline.store import TrajectoryStore
+from osworld_pipeline.store.rows import Row
 
 MARK = "superseded"
 

@@ -35,8 +35,8 @@ from osworld_pipeline.runs.gspo.job import GspoJob, ResumePoint, load_gspo_tasks
 from osworld_pipeline.runs.gspo.metrics import coverage_metrics, group_metrics, reward_lines
 from osworld_pipeline.runs.gspo.rollouts import open_collector, opened_replay, read_recent, record_batch
 from osworld_pipeline.runs.stage_log import StageLog, stage_log
+from osworld_pipeline.store import BlobStore, TrajectoryStore
 from osworld_pipeline.tables.replay import ReplayCoverage, replay_coverage
-from osworld_pipeline.trajectories import BlobStore, TrajectoryStore
 
 if TYPE_CHECKING:
     from osworld_pipeline.training.process_group import ProcessGroup

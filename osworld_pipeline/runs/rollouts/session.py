@@ -27,7 +27,7 @@ from osworld_pipeline.runs.parity.probe import ParityReport, probe_parity
 from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
 from osworld_pipeline.runs.rollouts.env_servers import open_env_client
 from osworld_pipeline.runs.rollouts.grounds import Grounds, grounds_of_servers
-from osworld_pipeline.trajectories.store import TrajectoryStore
+from osworld_pipeline.store.trajectories import TrajectoryStore
 
 log = logging.getLogger(__name__)
 

@@ -24,9 +24,9 @@ from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.recipes.schema import SftSection
 from osworld_pipeline.runs.checkpoints.ids import CARD, checkpoint_card, read_checkpoint, stage_recipe_digest
 from osworld_pipeline.runs.stage_log import FAST_UPDATES_S, StageLog, stage_log
+from osworld_pipeline.store import BlobStore, TrajectoryStore
 from osworld_pipeline.tracking.code import CodeOrigin, code_origin
 from osworld_pipeline.training.demonstrations import Example
-from osworld_pipeline.trajectories import BlobStore, TrajectoryStore
 
 if TYPE_CHECKING:
     from osworld_pipeline.training.checkpoint import TrainerState

@@ -9,9 +9,9 @@ from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.rollout.trajectories import replay_trajectories
 from osworld_pipeline.runs.checkpoints.ids import checkpoint_card, task_domains
 from osworld_pipeline.runs.sft.sft_run import Examples, Report, SftJob, run_sft
+from osworld_pipeline.store import BlobStore
 from osworld_pipeline.tables.replay import load_replay_rows
 from osworld_pipeline.training.demonstrations import DemonstrationSet, choose_demonstrations
-from osworld_pipeline.trajectories import BlobStore
 
 
 def main(job: dict[str, Any], report: Report) -> dict[str, Any]:

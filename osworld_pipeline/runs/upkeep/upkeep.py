@@ -8,12 +8,9 @@ from pathlib import Path
 
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
-from osworld_pipeline.part_files import DETAIL_OF
 from osworld_pipeline.remote.pull import is_cache
-from osworld_pipeline.tables.builds import REPLACED_GRACE_S, remove_replaced_builds
-from osworld_pipeline.tables.catalog import rebuild_catalog
-from osworld_pipeline.trajectories import BlobStore
-from osworld_pipeline.trajectories.compaction import (
+from osworld_pipeline.store import BlobStore
+from osworld_pipeline.store.compaction import (
     RETIRED_GRACE_S,
     TARGET_BYTES,
     CompactionSummary,
@@ -21,17 +18,20 @@ from osworld_pipeline.trajectories.compaction import (
     exclusive,
     remove_retired,
 )
-from osworld_pipeline.trajectories.garbage import (
+from osworld_pipeline.store.garbage import (
     missing_images,
     remove_part_files,
     stale_part_files,
     unused_images,
     used_images,
 )
-from osworld_pipeline.trajectories.holdings import RepairSummary, rebuild_manifest
-from osworld_pipeline.trajectories.merging import LEFT_PARTS, num_small_parts
-from osworld_pipeline.trajectories.pack_garbage import collect_packs
-from osworld_pipeline.trajectories.packing import COLD_DAYS, is_packing_due, pack_cold_images, pack_some
+from osworld_pipeline.store.holdings import RepairSummary, rebuild_manifest
+from osworld_pipeline.store.merging import LEFT_PARTS, num_small_parts
+from osworld_pipeline.store.pack_garbage import collect_packs
+from osworld_pipeline.store.packing import COLD_DAYS, is_packing_due, pack_cold_images, pack_some
+from osworld_pipeline.store.part_files import DETAIL_OF
+from osworld_pipeline.tables.builds import REPLACED_GRACE_S, remove_replaced_builds
+from osworld_pipeline.tables.catalog import rebuild_catalog
 
 GRACE_S = 86_400.0
 """An update's screenshots are stored while it runs, its rows at its end: no update may take longer than this."""

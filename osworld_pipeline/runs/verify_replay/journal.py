@@ -16,7 +16,7 @@ from osworld_pipeline.domain.episode import Outcome
 from osworld_pipeline.domain.replay import ReplayVerification
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
-from osworld_pipeline.trajectories import TrajectoryStore
+from osworld_pipeline.store import TrajectoryStore
 
 FOLDER = "verifying"
 """In the trajectories' folder: one journal for each run at work."""

@@ -21,8 +21,8 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.errors import StoreError, TableError, TaskError
 from osworld_pipeline.recipes import Recipe
+from osworld_pipeline.store.blobs import BlobStore
 from osworld_pipeline.tables.owned import read_table, table_path
-from osworld_pipeline.trajectories.blobs import BlobStore
 
 DEFAULT_DIALECT = "slime"
 """Of rows written before the table named one."""

@@ -10,13 +10,13 @@ from fuzz.parser import Parser, scratch_folder, text_of
 from osworld_pipeline.domain.digest import digest_bytes
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError, TableError
-from osworld_pipeline.osgym.prompts import read_prompt, without_oldest, write_prompt
+from osworld_pipeline.integrations.osgym.prompts import read_prompt, without_oldest, write_prompt
 from osworld_pipeline.runs.checkpoints.external import add_checkpoint
+from osworld_pipeline.store import TrajectoryStore
+from osworld_pipeline.store.pack_files import read_members
+from osworld_pipeline.store.packs import Packs, write_pack
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.query import run_query
-from osworld_pipeline.trajectories import TrajectoryStore
-from osworld_pipeline.trajectories.pack_files import read_members
-from osworld_pipeline.trajectories.packs import Packs, write_pack
 from osworld_pipeline.viewer.settings import NotFoundError
 from osworld_pipeline.viewer.tokens import load_vocabulary
 

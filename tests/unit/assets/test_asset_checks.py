@@ -25,10 +25,10 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.recipes import load_recipe
 from osworld_pipeline.runs.sources.union_build import ensure_union
 from osworld_pipeline.runs.verify_replay.summary import FailedDemonstration, VerificationSummary, write_summary
+from osworld_pipeline.store import TrajectoryStore
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.checkpoints import upsert_checkpoint
 from osworld_pipeline.tables.owned import read_table, write_table
-from osworld_pipeline.trajectories import TrajectoryStore
 from resources.state import StateResource
 
 BY_NAME = {next(iter(check.check_keys)).name: check for check in CHECKS}

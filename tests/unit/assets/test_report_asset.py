@@ -10,8 +10,8 @@ from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.recipes import load_recipe
 from osworld_pipeline.runs.evaluate.plan import plan_evaluation
+from osworld_pipeline.store import TrajectoryStore
 from osworld_pipeline.tables.checkpoints import upsert_checkpoint
-from osworld_pipeline.trajectories import TrajectoryStore
 from resources.state import RecipeResource, StateResource
 from resources.tracking import TrackingResource
 

@@ -21,9 +21,9 @@ from osworld_pipeline.runs.checkpoints.ids import read_checkpoint
 from osworld_pipeline.runs.flywheel.retraining import RETRAINING_TAG
 from osworld_pipeline.runs.gspo.budget import Budget, Spent
 from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
+from osworld_pipeline.store import TrajectoryStore
 from osworld_pipeline.tables.checkpoints import upsert_checkpoint
 from osworld_pipeline.tables.owned import write_table
-from osworld_pipeline.trajectories import TrajectoryStore
 from resources.desktops import DesktopsResource
 from resources.engine import EngineResource
 from resources.launcher import Launcher

@@ -8,10 +8,10 @@ from assets.upkeep import compacted_trajectories
 from jobs.compaction import compaction_schedule
 from jobs.upkeep import collect_garbage
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.part_files import MANIFEST
+from osworld_pipeline.store import TrajectoryStore
+from osworld_pipeline.store.part_files import MANIFEST
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.query import run_query
-from osworld_pipeline.trajectories import TrajectoryStore
 from resources.state import StateResource
 
 

@@ -8,9 +8,9 @@ from benchmarks.grown_state import STEPS
 from benchmarks.growth import TARGET, Growth, _guess, grow
 from benchmarks.spread import Spread
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.part_files import take_snapshot
+from osworld_pipeline.store import TrajectoryStore
+from osworld_pipeline.store.part_files import take_snapshot
 from osworld_pipeline.tables.query import run_query
-from osworld_pipeline.trajectories import TrajectoryStore
 
 COUNTS = """
 SELECT count(*), count(DISTINCT episode_id), (SELECT count(*) FROM steps),

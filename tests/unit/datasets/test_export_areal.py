@@ -21,7 +21,7 @@ from osworld_pipeline.datasets.exporters.selection import Selection
 from osworld_pipeline.domain.episode import ContextMode, Outcome, Reward, TokenSequence
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import DatasetError
-from osworld_pipeline.trajectories import TrajectoryStore
+from osworld_pipeline.store import TrajectoryStore
 
 SIZE = (64, 64)
 

@@ -22,10 +22,10 @@ from osworld_pipeline.domain.replay import TrainedRow
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import DatasetError, DependencyError, StoreError
 from osworld_pipeline.runs.upkeep.upkeep import compact_store
+from osworld_pipeline.store import TrajectoryStore
 from osworld_pipeline.tables.catalog import fresh_views
 from osworld_pipeline.tables.checkpoints import read_checkpoint_row, upsert_checkpoint
 from osworld_pipeline.tables.views import DERIVED
-from osworld_pipeline.trajectories import TrajectoryStore
 
 FORMS: tuple[LakeFormat, ...] = ("parquet", "lance")
 

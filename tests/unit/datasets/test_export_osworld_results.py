@@ -17,8 +17,8 @@ from osworld_pipeline.datasets.importers.osworld_results import import_osworld_r
 from osworld_pipeline.domain.episode import Outcome
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.evaluation.scores import read_scores
+from osworld_pipeline.store import TrajectoryStore
 from osworld_pipeline.tables.owned import write_table
-from osworld_pipeline.trajectories import TrajectoryStore
 
 
 @pytest.fixture(scope="module")

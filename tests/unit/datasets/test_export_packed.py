@@ -10,8 +10,8 @@ from osworld_pipeline.datasets.exporters.huggingface import export_huggingface
 from osworld_pipeline.datasets.exporters.osworld_results import export_osworld_results
 from osworld_pipeline.datasets.exporters.slime import export_slime
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.trajectories import BlobStore
-from osworld_pipeline.trajectories.packing import pack_cold_images
+from osworld_pipeline.store import BlobStore
+from osworld_pipeline.store.packing import pack_cold_images
 
 
 def slime(state: StateDir, folder: Path) -> None:

@@ -20,7 +20,7 @@ from osworld_pipeline.domain.episode import Episode, Outcome, Reward
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.evaluation.leaderboard import build_leaderboard
 from osworld_pipeline.evaluation.scores import EvalRow, read_evals, read_scores
-from osworld_pipeline.trajectories import TrajectoryStore
+from osworld_pipeline.store import TrajectoryStore
 
 CLICK = "pyautogui.click(3, 4)"
 KEY = "00112233aabb"

@@ -14,7 +14,7 @@ from osworld_pipeline.domain.digest import digest_bytes
 from osworld_pipeline.domain.episode import Episode, EpisodePurpose, Outcome
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import DatasetError
-from osworld_pipeline.trajectories import TrajectoryStore
+from osworld_pipeline.store import TrajectoryStore
 
 CLICK = "pyautogui.click(3, 4)"
 

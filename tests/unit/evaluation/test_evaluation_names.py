@@ -24,7 +24,7 @@ from osworld_pipeline.evaluation.evaluation_names import (
 )
 from osworld_pipeline.evaluation.suite_files import HELDOUT
 from osworld_pipeline.evaluation.suites.suite import build_suite
-from osworld_pipeline.trajectories import TrajectoryStore
+from osworld_pipeline.store import TrajectoryStore
 
 SUITE = build_suite(seed=7, num_train=4, num_heldout=2, screen=(640, 400))
 HELDOUT_IDS = [item.task.task_id for item in SUITE.heldout]

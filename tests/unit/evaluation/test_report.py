@@ -18,8 +18,8 @@ from osworld_pipeline.evaluation.curves import HEIGHT, LEFT, MARGIN_Y, RIGHT, WI
 from osworld_pipeline.evaluation.filmstrips import THUMBNAIL_WIDTH, thumbnail
 from osworld_pipeline.evaluation.report import write_report
 from osworld_pipeline.evaluation.scores import read_scores, summarise
+from osworld_pipeline.store import TrajectoryStore
 from osworld_pipeline.tables.checkpoints import upsert_checkpoint
-from osworld_pipeline.trajectories import TrajectoryStore
 
 EVIL = '<script>alert("x")</script><img src=x onerror=alert(1)>'
 

@@ -24,7 +24,7 @@ from osworld_pipeline.evaluation.suite_page import (
     suite_file,
     write_suite_page,
 )
-from osworld_pipeline.trajectories import TrajectoryStore
+from osworld_pipeline.store import TrajectoryStore
 
 EVIL = '<img src=x onerror="alert(1)">'
 CHECKPOINTS = [

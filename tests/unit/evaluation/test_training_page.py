@@ -22,8 +22,8 @@ from osworld_pipeline.evaluation.training_charts import training_sections
 from osworld_pipeline.evaluation.training_metrics import REPORTED_METRICS, UNITS, WORDS
 from osworld_pipeline.evaluation.training_page import task_halves, write_training_page
 from osworld_pipeline.evaluation.training_record import TrainingRecord, read_training, stage_of, stages_at_work
+from osworld_pipeline.store import TrajectoryStore
 from osworld_pipeline.tables.checkpoints import upsert_checkpoint
-from osworld_pipeline.trajectories import TrajectoryStore
 
 KEY = "gspo_phase1-0123456789ab"
 EVIL = '<script>alert("x")</script>'

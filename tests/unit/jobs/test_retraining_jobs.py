@@ -19,8 +19,8 @@ from osworld_pipeline.definitions import defs
 from osworld_pipeline.domain.checkpoint import Stage
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.runs.checkpoints.ids import CARD, gspo_data_digest, stage_checkpoint_id
+from osworld_pipeline.store import TrajectoryStore
 from osworld_pipeline.tables.owned import write_table
-from osworld_pipeline.trajectories import TrajectoryStore
 from resources.state import RecipeResource, StateResource
 
 FEW = {"recipe": {"config": {"name": "smoke", "settings": ["retraining.min_new_successes=2"]}}}

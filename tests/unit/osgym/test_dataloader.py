@@ -15,10 +15,10 @@ from desktop_server import TASKS, DesktopServer, listening
 from osgym_envs import CountingEnv, picture
 
 from osworld_pipeline.errors import EnvServerError
-from osworld_pipeline.osgym.batches import Batch
-from osworld_pipeline.osgym.dataloader import MultiTurnDataloader
-from osworld_pipeline.osgym.dataset import MultiTurnDataset
-from osworld_pipeline.osgym.environment import OsgymEnv
+from osworld_pipeline.integrations.osgym.batches import Batch
+from osworld_pipeline.integrations.osgym.dataloader import MultiTurnDataloader
+from osworld_pipeline.integrations.osgym.dataset import MultiTurnDataset
+from osworld_pipeline.integrations.osgym.environment import OsgymEnv
 
 P, R = 96, 24
 

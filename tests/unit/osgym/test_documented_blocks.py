@@ -9,7 +9,7 @@ import pytest
 import torch
 from desktop_server import TASKS, DesktopServer, listening
 
-from osworld_pipeline.osgym.batches import Batch, model_inputs
+from osworld_pipeline.integrations.osgym.batches import Batch, model_inputs
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "osgym.md"
 DOCUMENTED = "http://127.0.0.1:8100"

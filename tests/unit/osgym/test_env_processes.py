@@ -11,7 +11,7 @@ HERE = Path(__file__).parent
 TRAINER = """
 import sys, time
 from osgym_envs import CountingEnv
-from osworld_pipeline.osgym.worker import EnvProcess, State
+from osworld_pipeline.integrations.osgym.worker import EnvProcess, State
 
 if __name__ == "__main__":
     processes = [EnvProcess(CountingEnv, {"notes": sys.argv[1]}, worker) for worker in range(2)]
@@ -56,9 +56,8 @@ def test_killed_trainer_leaves_no_environment_and_they_close_their_desktops(tmp_
 
 def test_importing_a_process_makes_no_folder_and_loads_no_torch(tmp_path: Path) -> None:
     """OSGym's data server makes a folder when it is imported."""
-    script = (
-        "import sys, osworld_pipeline.osgym.worker, osworld_pipeline.osgym.environment; print('torch' in sys.modules)"
-    )
+    room = "osworld_pipeline.integrations.osgym"
+    script = f"import sys, {room}.worker, {room}.environment; print('torch' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert run.stdout == "False\n"
     assert list(tmp_path.iterdir()) == []

@@ -13,7 +13,7 @@ from desktop_server import TASKS, DesktopServer
 from gymnasium.utils.env_checker import check_env
 
 from osworld_pipeline.errors import EvaluatorError, ReplicaError, TaskError
-from osworld_pipeline.osgym.gym_env import ENV_ID
+from osworld_pipeline.integrations.osgym.gym_env import ENV_ID
 
 FINISH = "<|think_start|>done<|think_end|><|action_start|>finish()<|action_end|>"
 

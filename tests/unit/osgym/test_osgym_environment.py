@@ -12,13 +12,13 @@ from osgym_envs import picture
 from osworld_pipeline.domain.episode import Outcome, Reward, SamplingParams
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import RecipeError, ReplicaError, TaskError
-from osworld_pipeline.osgym.batches import StepTokens, collate, model_inputs, step_row
-from osworld_pipeline.osgym.encoding import PromptEncoder
-from osworld_pipeline.osgym.environment import OsgymEnv
-from osworld_pipeline.osgym.prompts import Markup, write_prompt
-from osworld_pipeline.osgym.recording import EpisodeRecorder, fill_from_store
-from osworld_pipeline.osgym.replay_buffer import ReplayBuffer
-from osworld_pipeline.trajectories.store import TrajectoryStore
+from osworld_pipeline.integrations.osgym.batches import StepTokens, collate, model_inputs, step_row
+from osworld_pipeline.integrations.osgym.encoding import PromptEncoder
+from osworld_pipeline.integrations.osgym.environment import OsgymEnv
+from osworld_pipeline.integrations.osgym.prompts import Markup, write_prompt
+from osworld_pipeline.integrations.osgym.recording import EpisodeRecorder, fill_from_store
+from osworld_pipeline.integrations.osgym.replay_buffer import ReplayBuffer
+from osworld_pipeline.store.trajectories import TrajectoryStore
 
 FINISH = "<|think_start|>ok<|think_end|><|action_start|>finish()<|action_end|>"
 

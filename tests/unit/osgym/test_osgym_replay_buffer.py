@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from osworld_pipeline.osgym.replay_buffer import MAX_OPEN_EPISODES, Item, ReplayBuffer
+from osworld_pipeline.integrations.osgym.replay_buffer import MAX_OPEN_EPISODES, Item, ReplayBuffer
 
 
 def step(uid: str, reward: float, *, done: bool = False, **more: Any) -> Item:

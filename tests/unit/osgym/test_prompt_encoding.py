@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from osgym_envs import picture
 
 from osworld_pipeline.agent.model_inputs import check_placeholders
-from osworld_pipeline.osgym.batches import StepTokens, collate, model_inputs, prompt_row, step_row
-from osworld_pipeline.osgym.encoding import PromptEncoder
-from osworld_pipeline.osgym.prompts import Markup, read_prompt, without_oldest, write_prompt
+from osworld_pipeline.integrations.osgym.batches import StepTokens, collate, model_inputs, prompt_row, step_row
+from osworld_pipeline.integrations.osgym.encoding import PromptEncoder
+from osworld_pipeline.integrations.osgym.prompts import Markup, read_prompt, without_oldest, write_prompt
 
 TAG = "<|vision_start|>{}<|vision_end|>"
 

@@ -21,9 +21,9 @@ from osworld_pipeline.publishing.checkpoint import plan_checkpoint
 from osworld_pipeline.publishing.dataset import plan_dataset
 from osworld_pipeline.publishing.publication import Publication
 from osworld_pipeline.publishing.results import plan_results
+from osworld_pipeline.store import TrajectoryStore
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.checkpoints import find_checkpoint, upsert_checkpoint
-from osworld_pipeline.trajectories import TrajectoryStore
 
 pytestmark = pytest.mark.filterwarnings("ignore:'click:DeprecationWarning")
 """Typer uses, while it is imported, what a later click will not have."""

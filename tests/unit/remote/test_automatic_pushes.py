@@ -16,8 +16,8 @@ from osworld_pipeline.remote.manifest import KEY, read_remote
 from osworld_pipeline.remote.pull import pull
 from osworld_pipeline.remote.push import push
 from osworld_pipeline.runs.upkeep.upkeep import compact_store
+from osworld_pipeline.store import TrajectoryStore
 from osworld_pipeline.tables.catalog import rebuild_catalog
-from osworld_pipeline.trajectories import TrajectoryStore
 from resources.state import StateResource
 
 pytestmark = pytest.mark.filterwarnings("ignore:'click:DeprecationWarning")

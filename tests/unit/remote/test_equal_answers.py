@@ -17,10 +17,10 @@ from viewer_samples import GSPO, KEY, SFT, TASKS, write_sample_store
 from osworld_pipeline.columns import OWNED_TABLES, PART_TABLES
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.runs.upkeep.upkeep import compact_store
+from osworld_pipeline.store import BlobStore
+from osworld_pipeline.store.packing import pack_cold_images
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.views import DERIVED
-from osworld_pipeline.trajectories import BlobStore
-from osworld_pipeline.trajectories.packing import pack_cold_images
 from osworld_pipeline.viewer.app import create_app
 from osworld_pipeline.viewer.settings import ViewerSettings
 

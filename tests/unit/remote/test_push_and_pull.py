@@ -22,10 +22,10 @@ from osworld_pipeline.remote.pull import fetch_checkpoints, pull
 from osworld_pipeline.remote.push import push
 from osworld_pipeline.remote.status import push_after, refresh, remote_status
 from osworld_pipeline.runs.upkeep.upkeep import compact_store
+from osworld_pipeline.store import BlobStore, TrajectoryStore
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.query import open_catalog, run_query
 from osworld_pipeline.tables.views import DERIVED
-from osworld_pipeline.trajectories import BlobStore, TrajectoryStore
 
 pytestmark = pytest.mark.filterwarnings("ignore:'click:DeprecationWarning")
 """Typer imports what a later click will not have."""

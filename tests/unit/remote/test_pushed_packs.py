@@ -14,9 +14,9 @@ from osworld_pipeline.remote.manifest import read_base
 from osworld_pipeline.remote.pull import pull
 from osworld_pipeline.remote.push import push
 from osworld_pipeline.runs.upkeep.upkeep import collect_garbage, missing_blobs
+from osworld_pipeline.store import BlobStore, TrajectoryStore
+from osworld_pipeline.store.packing import pack_cold_images
 from osworld_pipeline.tables.catalog import rebuild_catalog
-from osworld_pipeline.trajectories import BlobStore, TrajectoryStore
-from osworld_pipeline.trajectories.packing import pack_cold_images
 
 
 @pytest.fixture(scope="module")

@@ -18,9 +18,9 @@ from osworld_pipeline.remote.garbage import RemoteGarbage, collect_remote_garbag
 from osworld_pipeline.remote.manifest import KEY, read_base, read_remote
 from osworld_pipeline.remote.pull import pull
 from osworld_pipeline.remote.push import push
+from osworld_pipeline.store import BlobStore, TrajectoryStore
+from osworld_pipeline.store.packing import pack_cold_images
 from osworld_pipeline.tables.catalog import rebuild_catalog
-from osworld_pipeline.trajectories import BlobStore, TrajectoryStore
-from osworld_pipeline.trajectories.packing import pack_cold_images
 
 ALL = -10.0
 """A grace under which everything is old."""

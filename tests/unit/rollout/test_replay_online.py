@@ -21,8 +21,8 @@ from osworld_pipeline.rollout.batch import GspoBatch
 from osworld_pipeline.rollout.replay import ReplayBuffer
 from osworld_pipeline.runs.gspo.batch import RowRenderer, build_batch
 from osworld_pipeline.runs.upkeep.upkeep import compact_store
+from osworld_pipeline.store import TrajectoryStore
 from osworld_pipeline.tables.catalog import fresh_views
-from osworld_pipeline.trajectories import TrajectoryStore
 
 ONLINE = ReplaySection(include_online=True)
 PROVENANCE = """

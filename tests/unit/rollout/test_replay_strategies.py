@@ -23,8 +23,8 @@ from osworld_pipeline.rollout.replay_strategies import (
     row_weights,
     weighted_order,
 )
+from osworld_pipeline.store import TrajectoryStore
 from osworld_pipeline.tables.replay_candidates import RecentGroups, ReplayCandidate
-from osworld_pipeline.trajectories import TrajectoryStore
 
 NUM_DRAWS = 3000
 CRITICAL = {1: 15.1, 2: 18.4, 3: 21.1, 5: 25.7}

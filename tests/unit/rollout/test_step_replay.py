@@ -11,7 +11,7 @@ from osworld_pipeline.domain.episode import Outcome
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import TableError
 from osworld_pipeline.rollout.step_replay import ReplayStep, SampledStep, StepReplayBuffer
-from osworld_pipeline.trajectories import TrajectoryStore
+from osworld_pipeline.store import TrajectoryStore
 
 
 def step(episode_id: str, index: int) -> ReplayStep:

@@ -34,10 +34,10 @@ from osworld_pipeline.runs.gspo.job import GspoJob, resume_point
 from osworld_pipeline.runs.gspo.train_gspo import train_phase
 from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
 from osworld_pipeline.runs.stage_log import stage_log
+from osworld_pipeline.store import TrajectoryStore
 from osworld_pipeline.tables.catalog import fresh_views
 from osworld_pipeline.tables.owned import write_table
 from osworld_pipeline.training.checkpoint import write_documents, writing_folder
-from osworld_pipeline.trajectories import TrajectoryStore
 
 NUM_UPDATES = 4
 TASKS_PER_UPDATE = 2

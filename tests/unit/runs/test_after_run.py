@@ -8,9 +8,9 @@ import pytest
 from episode_samples import make_episode
 
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.part_files import take_snapshot
 from osworld_pipeline.runs.__main__ import run_program
-from osworld_pipeline.trajectories import TrajectoryStore
+from osworld_pipeline.store import TrajectoryStore
+from osworld_pipeline.store.part_files import take_snapshot
 
 PROGRAM = """
 def main(job, report):

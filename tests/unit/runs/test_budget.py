@@ -10,7 +10,7 @@ from replay_samples import rollout
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.recipes import load_recipe
 from osworld_pipeline.runs.gspo.budget import UNLIMITED, Budget, Spent, read_spent, spent_by, whole_budget
-from osworld_pipeline.trajectories import TrajectoryStore
+from osworld_pipeline.store import TrajectoryStore
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from osworld_pipeline.recipes import load_recipe
 from osworld_pipeline.runs.checkpoints.registry import all_checkpoints, register_checkpoint
 from osworld_pipeline.runs.evaluate.champion import choose_champion
 from osworld_pipeline.runs.evaluate.plan import plan_evaluation
+from osworld_pipeline.store import TrajectoryStore
 from osworld_pipeline.tables.checkpoints import read_checkpoints, upsert_checkpoint
-from osworld_pipeline.trajectories import TrajectoryStore
 
 RECIPE = load_recipe("smoke", settings=["suite.num_heldout=10"])
 """20 held-out tasks."""

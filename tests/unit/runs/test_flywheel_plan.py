@@ -22,7 +22,7 @@ from osworld_pipeline.runs.flywheel.plan import (
     stop_reason,
     walk_flywheel,
 )
-from osworld_pipeline.trajectories import TrajectoryStore
+from osworld_pipeline.store import TrajectoryStore
 
 SFT = Checkpoint(
     checkpoint_id="sft-1",

@@ -24,7 +24,7 @@ from osworld_pipeline.runs.flywheel.flywheel import (
 )
 from osworld_pipeline.runs.flywheel.plan import Measurement
 from osworld_pipeline.runs.gspo.metrics import reward_lines
-from osworld_pipeline.trajectories import TrajectoryStore
+from osworld_pipeline.store import TrajectoryStore
 
 TASKS = [
     Task.from_config({"id": f"t{index}", "instruction": "Do it.", "evaluator": {"func": "exact_match"}})

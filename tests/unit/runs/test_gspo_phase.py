@@ -29,7 +29,7 @@ from osworld_pipeline.errors import EngineError, EnvServerError
 from osworld_pipeline.runs.checkpoints.ids import read_checkpoint
 from osworld_pipeline.runs.gspo.budget import Budget
 from osworld_pipeline.runs.gspo.superseding import supersede
-from osworld_pipeline.trajectories import TrajectoryStore
+from osworld_pipeline.store import TrajectoryStore
 
 PLACES = [("episode", 1), ("episode", 13), ("write", 2), ("written", 3), ("update", 3), ("save", 2), ("saved", 3)]
 

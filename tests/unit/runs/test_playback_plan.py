@@ -15,8 +15,8 @@ from osworld_pipeline.recipes import Recipe, load_recipe
 from osworld_pipeline.runs.verify_replay.playback import command_on_screen
 from osworld_pipeline.runs.verify_replay.playback_plan import PlaybackPlan, chosen_playbacks, plan_playbacks
 from osworld_pipeline.runs.verify_replay.verify_replay import playback_plan
+from osworld_pipeline.store.blobs import BlobStore
 from osworld_pipeline.tables.owned import write_table
-from osworld_pipeline.trajectories.blobs import BlobStore
 
 CLICK = {"action": "left_click", "coordinate": [16, 8]}
 DONE = {"action": "terminate", "status": "success"}

@@ -22,8 +22,8 @@ from osworld_pipeline.runs.evaluate.report import (
     reported_checkpoints,
     training_stages,
 )
+from osworld_pipeline.store import TrajectoryStore
 from osworld_pipeline.tables.checkpoints import upsert_checkpoint
-from osworld_pipeline.trajectories import TrajectoryStore
 
 RECIPE = load_recipe("smoke")
 SFT, AT_WORK = "sft-0123456789ab", "gspo_phase1-00aa00aa00aa"

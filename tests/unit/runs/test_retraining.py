@@ -12,7 +12,7 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.recipes import load_recipe
 from osworld_pipeline.runs.checkpoints.ids import CARD
 from osworld_pipeline.runs.flywheel.retraining import Decision, NewData, Retraining, decide, last_look, new_data_since
-from osworld_pipeline.trajectories import TrajectoryStore
+from osworld_pipeline.store import TrajectoryStore
 
 SECTION = load_recipe("smoke", settings=["retraining.min_new_successes=10", "retraining.patience=2"]).retraining
 MADE_AT = 1000.0

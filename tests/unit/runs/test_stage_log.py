@@ -10,9 +10,9 @@ from osworld_pipeline.domain.stage_record import TrainingStage
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError, TrainingError
 from osworld_pipeline.runs.stage_log import StageLog, stage_log
+from osworld_pipeline.store import TrajectoryStore
+from osworld_pipeline.store.compaction import compact_parts
 from osworld_pipeline.tables.catalog import fresh_views
-from osworld_pipeline.trajectories import TrajectoryStore
-from osworld_pipeline.trajectories.compaction import compact_parts
 
 STAGE = TrainingStage(stage_key="sft-1", stage="sft", parent_id="base-1", num_planned=30, run_ids={"mlflow": "m"})
 

@@ -10,8 +10,8 @@ from osworld_pipeline.domain.checkpoint import Stage
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.recipes import load_recipe
 from osworld_pipeline.runs.training_plan import MIN_EPISODES, plan_training
+from osworld_pipeline.store import TrajectoryStore
 from osworld_pipeline.tables.catalog import rebuild_catalog
-from osworld_pipeline.trajectories import TrajectoryStore
 
 STAGES = (Stage.BASE, Stage.SFT, Stage.FLYWHEEL, Stage.GSPO_PHASE1, Stage.GSPO_PHASE2)
 

@@ -11,8 +11,8 @@ from osworld_pipeline.doctor.machine import check_file_system
 from osworld_pipeline.domain.finding import Status
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.file_system import local_locks, need_file_system
+from osworld_pipeline.store import TrajectoryStore
 from osworld_pipeline.tables.catalog import rebuild_catalog
-from osworld_pipeline.trajectories import TrajectoryStore
 
 NO_FLOCK = """
 import ctypes, errno, platform, struct, sys
@@ -34,7 +34,7 @@ from osworld_pipeline.errors import PipelineError
 from osworld_pipeline.doctor.machine import check_file_system
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.query import run_query
-from osworld_pipeline.trajectories import TrajectoryStore
+from osworld_pipeline.store import TrajectoryStore
 state = StateDir(Path(sys.argv[1]))
 def attempt(name, act):
     try:

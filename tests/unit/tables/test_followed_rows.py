@@ -10,10 +10,10 @@ from episode_samples import make_episode
 from osworld_pipeline.domain.episode import Reward
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.runs.upkeep.upkeep import compact_store
+from osworld_pipeline.store import TrajectoryStore
 from osworld_pipeline.tables.followed_rows import FollowedRows
 from osworld_pipeline.tables.part_views import seed_tables
 from osworld_pipeline.tables.replay import part_views
-from osworld_pipeline.trajectories import TrajectoryStore
 
 
 def follow(connection: duckdb.DuckDBPyConnection, state: StateDir) -> FollowedRows:

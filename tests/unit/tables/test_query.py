@@ -27,11 +27,11 @@ from rich.cells import cell_len
 
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import TableError
+from osworld_pipeline.store import TrajectoryStore
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.format import answer, render
 from osworld_pipeline.tables.query import QueryResult, explain_slow, open_catalog, run_query
 from osworld_pipeline.tables.slow_query import slow_reasons
-from osworld_pipeline.trajectories import TrajectoryStore
 
 
 @pytest.fixture

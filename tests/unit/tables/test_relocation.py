@@ -13,10 +13,10 @@ from episode_samples import make_episode
 from osworld_pipeline.columns import PART_TABLES
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.runs.upkeep.upkeep import compact_store
+from osworld_pipeline.store import TrajectoryStore
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.query import run_query
 from osworld_pipeline.tables.views import DERIVED
-from osworld_pipeline.trajectories import TrajectoryStore
 
 COUNT = "SELECT count(*), count(DISTINCT episode_id) FROM episodes"
 

@@ -11,9 +11,9 @@ from osworld_pipeline.agent import model_inputs
 from osworld_pipeline.domain.digest import digest_bytes
 from osworld_pipeline.domain.trajectory import LazyImages, Trajectory
 from osworld_pipeline.errors import StoreError
+from osworld_pipeline.store.blobs import BlobStore
 from osworld_pipeline.training.policy_trainer import open_sft_trainer
 from osworld_pipeline.training.process_group import ProcessGroup
-from osworld_pipeline.trajectories.blobs import BlobStore
 
 
 def stored(trajectories: list[Trajectory], blobs: BlobStore) -> list[Trajectory]:

@@ -19,7 +19,7 @@ from osworld_pipeline.domain.episode import EpisodePurpose, SamplingParams
 from osworld_pipeline.domain.observation import Observation
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.domain.task import Task
-from osworld_pipeline.trajectories import TrajectoryStore
+from osworld_pipeline.store import TrajectoryStore
 from osworld_pipeline.viewer.app import create_app
 from osworld_pipeline.viewer.episode import told_task
 from osworld_pipeline.viewer.settings import ViewerSettings

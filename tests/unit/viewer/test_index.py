@@ -12,9 +12,9 @@ from viewer_samples import BASE, GSPO, SFT, TASKS, checkpoint_row, write_suite
 
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
+from osworld_pipeline.store import TrajectoryStore
+from osworld_pipeline.store.compaction import compact_parts
 from osworld_pipeline.tables.owned import table_path, write_table
-from osworld_pipeline.trajectories import TrajectoryStore
-from osworld_pipeline.trajectories.compaction import compact_parts
 from osworld_pipeline.viewer.index import EpisodeIndex
 
 

@@ -12,7 +12,7 @@ from viewer_samples import CLICK, GSPO, HOSTILE, KEY, SFT, SIZE, SOLVING, TASKS,
 from osworld_pipeline.domain.digest import digest_bytes
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.evaluation.report_index import INDEX_FILE
-from osworld_pipeline.trajectories import BlobStore
+from osworld_pipeline.store import BlobStore
 from osworld_pipeline.viewer.app import create_app
 from osworld_pipeline.viewer.settings import ViewerSettings
 

@@ -8,8 +8,8 @@ import pytest
 from episode_samples import make_episode
 
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.trajectories import TrajectoryStore
-from osworld_pipeline.trajectories.compaction import compact_parts
+from osworld_pipeline.store import TrajectoryStore
+from osworld_pipeline.store.compaction import compact_parts
 from osworld_pipeline.viewer.filters import EpisodeFilter
 from osworld_pipeline.viewer.index import EpisodeIndex
 from osworld_pipeline.viewer.questions import MAX_KEPT, Questions

@@ -1,0 +1,1 @@
+"""Interfaces of other systems, over our desktops and our store."""

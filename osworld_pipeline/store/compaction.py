@@ -1,0 +1,343 @@
+"""Compaction: many small parts become few large files, sorted by id, beside writers and readers.
+
+A manifest with the next generation is committed first, then new files are written with it in their names; the second
+commit of the manifest names them and retires what they replace. A retired file stays for
+a grace period, for the queries that have listed it. A kill leaves files that no manifest names, for garbage collection.
+"""
+
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from osworld_pipeline.atomic_io import locked, remove_stale_temps, replacing, write_file
+from osworld_pipeline.columns import is_newer, marked, stored
+from osworld_pipeline.errors import StoreBusyError, StoreError
+from osworld_pipeline.store.compaction_plan import Choice, Unit, batches, choose_all, choose_some
+from osworld_pipeline.store.footers import read_footer
+from osworld_pipeline.store.part_files import (
+    COMPACTED,
+    DETAIL_OF,
+    INCOMING,
+    KEY_OF,
+    MANIFEST,
+    VERSION_SHIFT,
+    HeadFiles,
+    Manifest,
+    PartFile,
+    take_snapshot,
+)
+from osworld_pipeline.store.reading import compute, details_path, read_part_table, read_rows
+
+LOCK_TIMEOUT_S = 2.0
+TARGET_BYTES = 64 << 20
+MAX_PARTS = 2_000
+"""Small parts that a compaction with a budget takes in of a table."""
+RETIRED_GRACE_S = 600.0
+HEAD_ROWS, DETAIL_ROWS = 1_000, 10_000
+"""Rows of a row group: what a look-up of one episode reads, against what a scan of all gains by larger ones."""
+_GENERATIONS = (1 << VERSION_SHIFT) - 1
+_Choose = Callable[[Sequence[Unit], Sequence[Unit], Mapping[str, Set[str]]], Choice]
+"""Of small parts, compacted files, and the compacted files that a part replaces rows of."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompactionSummary:
+    num_parts: int = 0
+    """Small parts that were taken in."""
+    num_merged: int = 0
+    """Compacted files that were too small, or held rows written again since, and were taken in too."""
+    num_written: int = 0
+    """Compacted files made, details not counted."""
+    num_rows: int = 0
+    """Of the head tables."""
+    num_newer: int = 0
+    """Parts left alone because a newer program wrote them, or wrote the compacted file that they replace rows of."""
+    num_removed: int = 0
+    """Files deleted that an earlier compaction had retired."""
+    num_images: int = 0
+    """Images that went from files of their own into packs."""
+    num_packs: int = 0
+    """Packs written."""
+
+
+def compact_parts(
+    root: Path,
+    *,
+    min_parts: int = 8,
+    target_bytes: int = TARGET_BYTES,
+    budget_bytes: int | None = None,
+    retired_grace_s: float = RETIRED_GRACE_S,
+    timeout_s: float = LOCK_TIMEOUT_S,
+    on_progress: Callable[[str, int, int], None] | None = None,
+) -> CompactionSummary:
+    """Takes in the small parts of each head table that has at least `min_parts` of them; files grow to `target_bytes`
+    (compressed, head and details). `on_progress`: table, parts done, parts in all.
+
+    `budget_bytes`: so much is read of a table, of 2,000 small parts at most, and what is left waits for the next time;
+    None: all of it. `timeout_s`: for other upkeep to end.
+
+    Raises:
+        StoreBusyError: another compaction or collection runs.
+        StoreError: a file is damaged, or the file system refused.
+    """
+    with exclusive(root, timeout_s=timeout_s):
+        remove_stale_temps(root / INCOMING)
+        Manifest.checked(root)
+        summary = CompactionSummary(num_removed=remove_retired(root, grace_s=retired_grace_s))
+        for head in DETAIL_OF:
+            choose = _chooser(min_parts=min_parts, target_bytes=target_bytes, budget_bytes=budget_bytes)
+            max_parts = None if budget_bytes is None else MAX_PARTS
+            summary = _plus(summary, _compact_table(root, head, choose, target_bytes, max_parts, on_progress))
+        return summary
+
+
+def exclusive(root: Path, *, timeout_s: float = LOCK_TIMEOUT_S) -> AbstractContextManager[None]:
+    """Held by what changes the manifest or deletes files. Raises StoreBusyError."""
+    return locked(
+        root / "upkeep.lock", timeout_s=timeout_s, error=StoreBusyError, what="the upkeep of the trajectories"
+    )
+
+
+def remove_retired(root: Path, *, grace_s: float) -> int:
+    """Deletes what was retired longer than `grace_s` ago; the caller holds `exclusive`."""
+    manifest = Manifest.checked(root)
+    due = [name for name, when in manifest.retired.items() if when <= time.time() - grace_s]
+    for name in due:
+        path = root / name
+        head = name.partition("/")[0]
+        for detail in _detail_files(root, head, path):
+            detail.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
+    # Only after the files: a name that is forgotten while its file is there would count again.
+    if due:
+        kept = {name: when for name, when in manifest.retired.items() if name not in set(due)}
+        commit_manifest(root, replace(manifest, retired=kept))
+    return len(due)
+
+
+def _detail_files(root: Path, head: str, path: Path) -> Iterator[Path]:
+    detail = DETAIL_OF[head]
+    if detail is None:
+        return
+    if path.parent.name == COMPACTED:
+        yield root / detail / COMPACTED / path.name
+        return
+    file = PartFile.parse(path.name)
+    if file and file.version:
+        yield root / detail / file.name
+    elif file and path.is_file():
+        found = details_path(root, head, file, read_part_table(path, head, columns=["part_digest"]))
+        if found is not None:
+            yield found
+
+
+def _chooser(*, min_parts: int, target_bytes: int, budget_bytes: int | None) -> _Choose:
+    def choose(small: Sequence[Unit], compacted: Sequence[Unit], replaces: Mapping[str, Set[str]]) -> Choice:
+        if budget_bytes is None:
+            stale = frozenset[str]().union(*replaces.values())
+            return choose_all(small, compacted, stale, min_parts=min_parts, target_bytes=target_bytes)
+        return choose_some(
+            small,
+            compacted,
+            replaces,
+            min_parts=min_parts,
+            target_bytes=target_bytes,
+            budget_bytes=budget_bytes,
+        )
+
+    return choose
+
+
+def _compact_table(
+    root: Path,
+    head: str,
+    choose: _Choose,
+    target_bytes: int,
+    max_parts: int | None,
+    on_progress: Callable[[str, int, int], None] | None,
+) -> CompactionSummary:
+    manifest = Manifest.read(root)
+    files = take_snapshot(root, head)
+    replaces = _replaced(root, head, files)
+    compacted = [_compacted_unit(root, head, name) for name in files.compacted]
+    touched = frozenset[str]().union(*replaces.values())
+    growing = {unit.head.name for unit in compacted if unit.num_bytes < target_bytes // 2}
+    newer = {name for name in touched | growing if _is_newer_file(root, head, root / head / COMPACTED / name)}
+    kept = {part for part, names in replaces.items() if names & newer}
+    small, num_newer = _small_units(root, head, files, kept, max_parts)
+    replaces = {unit.part.part: replaces.get(unit.part.part, frozenset()) for unit in small if unit.part}
+    choice = choose(small, [unit for unit in compacted if unit.head.name not in newer], replaces)
+    if not choice.small and not choice.merged:
+        return CompactionSummary(num_newer=num_newer)
+    generation = 1 + manifest.generation
+    # A reader that finds files of a generation which the manifest has not reached knows that it is not the latest.
+    commit_manifest(root, replace(manifest, generation=generation))
+    taken = {unit.part.part for unit in choice.small if unit.part}
+    hidden = files.rewritten
+    written: list[str] = []
+    num_done = num_rows = 0
+    units = sorted((*choice.merged, *choice.small), key=lambda unit: _first_key(head, unit))
+    for number, batch in enumerate(batches(units, target_bytes)):
+        name = f"g{generation:06d}-{number:04d}-{secrets.token_hex(3)}.parquet"
+        num_rows += _write_compacted(root, head, batch, name, generation, hidden)
+        written.append(name)
+        num_done += sum(unit.part is not None for unit in batch)
+        if on_progress:
+            on_progress(head, num_done, len(choice.small))
+    now = time.time()
+    gone = [unit.retires for unit in units]
+    gone += [f"{head}/{file.name}" for file in files.superseded if file.part in taken]
+    merged = {unit.head.name for unit in choice.merged}
+    commit_manifest(
+        root,
+        Manifest(
+            generation=generation,
+            files={**manifest.files, head: (*(name for name in files.compacted if name not in merged), *written)},
+            retired={**manifest.retired, **dict.fromkeys(gone, now)},
+            retired_in={**manifest.retired_in, **dict.fromkeys(gone, generation)},
+        ),
+    )
+    return CompactionSummary(
+        num_parts=len(choice.small),
+        num_merged=len(merged),
+        num_written=len(written),
+        num_rows=num_rows,
+        num_newer=num_newer,
+    )
+
+
+def _first_key(head: str, unit: Unit) -> str:
+    """Files are filled in this order, so that an id is in the range of few of them."""
+    if unit.part is not None:
+        return unit.part.part
+    return read_footer(unit.head).smallest(KEY_OF[head]) or ""
+
+
+def _small_units(
+    root: Path, head: str, files: HeadFiles, kept: Set[str], max_parts: int | None
+) -> tuple[list[Unit], int]:
+    """The small parts in the order of their names, which is nearly that of their rows' ids; and how many are left
+    alone: those of a newer program, and `kept`, whose files hide older rows in compacted files that cannot change."""
+    units: list[Unit] = []
+    num_newer = 0
+    for file in files.small:
+        if len(units) == max_parts:
+            break
+        path = root / head / file.name
+        detail = None
+        if not file.version:
+            detail = details_path(root, head, file, read_part_table(path, head, columns=["part_digest"]))
+        elif (table := DETAIL_OF[head]) is not None:
+            detail = root / table / file.name
+        if file.part in kept or any(_is_newer(*found) for found in ((path, head), (detail, DETAIL_OF[head]))):
+            num_newer += 1
+            continue
+        num_bytes = path.stat().st_size + (detail.stat().st_size if detail else 0)
+        units.append(Unit(head=path, detail=detail, part=file, num_bytes=num_bytes))
+    return units, num_newer
+
+
+def _is_newer_file(root: Path, head: str, path: Path) -> bool:
+    """Of a compacted head and its details."""
+    detail = next(_detail_files(root, head, path), None)
+    return any(_is_newer(*found) for found in ((path, head), (detail, DETAIL_OF[head])))
+
+
+def _is_newer(path: Path | None, table: str | None) -> bool:
+    """Whether to rewrite a file would lose what this program does not know: it names a newer schema, or has columns
+    that ours has not."""
+    if path is None or table is None:
+        return False
+    try:
+        found = pq.read_schema(path)
+        return is_newer(found.metadata) or not set(found.names) <= set(stored(table).names)
+    except FileNotFoundError as error:
+        raise StoreError(f"{path} is gone: restore it from a copy, or run its stage again") from error
+    except (pa.ArrowException, OSError) as error:
+        raise StoreError(f"{path} is damaged ({error}): remove it and run its stage again") from error
+
+
+def _compacted_unit(root: Path, head: str, name: str) -> Unit:
+    path = root / head / COMPACTED / name
+    detail = next(_detail_files(root, head, path), None)
+    num_bytes = sum(found.stat().st_size for found in (path, detail) if found is not None)
+    return Unit(head=path, detail=detail, part=None, num_bytes=num_bytes)
+
+
+def _replaced(root: Path, head: str, files: HeadFiles) -> Mapping[str, Set[str]]:
+    """The compacted files that hold older rows of a small part, by part."""
+    parts = sorted(files.rewritten)
+    found: dict[str, set[str]] = {}
+    for name in files.compacted if parts else ():
+        rows = read_rows(root / head / COMPACTED / name, head, "part", parts, columns=["part"])
+        for part in rows["part"].unique().to_pylist():
+            found.setdefault(part, set()).add(name)
+    return found
+
+
+def _write_compacted(
+    root: Path, head: str, batch: Sequence[Unit], name: str, generation: int, hidden: Iterable[str]
+) -> int:
+    detail = DETAIL_OF[head]
+    gone = pa.array(sorted(hidden), pa.string())
+    key = KEY_OF[head]
+    if detail is not None:
+        tables = [_taken(unit.detail, detail, unit.part, generation, gone) for unit in batch if unit.detail]
+        order = [(key, "ascending"), ("step_index" if detail == "steps" else "injection_id", "ascending")]
+        table = pa.concat_tables([stored(detail).empty_table(), *tables]).sort_by(order)
+        _write_sorted(root / detail / COMPACTED / name, table, root / INCOMING, DETAIL_ROWS, key)
+    tables = [_taken(unit.head, head, unit.part, generation, gone) for unit in batch]
+    table = pa.concat_tables(tables).sort_by([(key, "ascending")])
+    _write_sorted(root / head / COMPACTED / name, table, root / INCOMING, HEAD_ROWS, key)
+    return table.num_rows
+
+
+def _taken(path: Path, table: str, part: PartFile | None, generation: int, hidden: pa.Array) -> pa.Table:
+    """The rows of a file as they are to be stored: of an earlier compacted file those not written again since."""
+    rows = read_part_table(path, table)
+    schema = stored(table)
+    if part is None:
+        rows = rows.filter(compute.invert(compute.is_in(rows["part"], hidden)))
+    elif not part.version:
+        for column, value in (("part", part.part), ("part_version", 0), ("part_digest", None)):
+            index = schema.get_field_index(column)
+            field = schema.field(index)
+            rows = rows.set_column(index, field, pa.array([value] * rows.num_rows, field.type))
+    # The copy counts as newer than what it was made from, and as older than the part's next writing.
+    index = schema.get_field_index("part_version")
+    base = compute.bit_wise_and(rows["part_version"], ~_GENERATIONS)
+    return rows.set_column(index, schema.field(index), compute.add(base, generation & _GENERATIONS))
+
+
+def _write_sorted(path: Path, table: pa.Table, temp_folder: Path, num_rows: int, key: str) -> None:
+    table = marked(table)
+    with replacing(path, temp_folder=temp_folder) as temp:
+        pq.write_table(
+            table,
+            temp,
+            compression="zstd",
+            row_group_size=num_rows,
+            write_statistics=[key, "part", *_narrow(table.schema)],  # pyright: ignore[reportArgumentType]
+            write_page_index=True,
+        )
+
+
+def _narrow(schema: pa.Schema) -> list[str]:
+    """Columns whose smallest and largest value say something; long text would only swell the footer."""
+    return [field.name for field in schema if not pa.types.is_nested(field.type) and not pa.types.is_string(field.type)]
+
+
+def commit_manifest(root: Path, manifest: Manifest) -> None:
+    write_file(root / MANIFEST, manifest.to_bytes(), temp_folder=root / INCOMING)
+
+
+def _plus(one: CompactionSummary, other: CompactionSummary) -> CompactionSummary:
+    return CompactionSummary(
+        **{name: getattr(one, name) + getattr(other, name) for name in CompactionSummary.__dataclass_fields__}
+    )

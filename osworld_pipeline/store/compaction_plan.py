@@ -1,0 +1,117 @@
+"""What a compaction takes in: small parts, and compacted files that are merged like the levels of a log-structured
+tree, so that all files together stay few and each row is rewritten a few times in its life, not at every compaction."""
+
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from math import floor, log
+from pathlib import Path
+
+from osworld_pipeline.store.part_files import COMPACTED, PartFile
+
+FAN_IN = 8
+"""So many files of a level become one of a higher level."""
+LEVEL_BYTES = 1 << 20
+"""What is smaller is of level 0; each further level is FAN_IN times as large."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unit:
+    """What compaction takes in as a whole: a small part, or an earlier compacted file."""
+
+    head: Path
+    detail: Path | None
+    part: PartFile | None
+    num_bytes: int
+
+    @property
+    def retires(self) -> str:
+        table = self.head.parent
+        return (
+            f"{table.parent.name}/{COMPACTED}/{self.head.name}"
+            if self.part is None
+            else f"{table.name}/{self.head.name}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    small: tuple[Unit, ...] = ()
+    merged: tuple[Unit, ...] = ()
+    """Compacted files that are read and written again."""
+
+
+def choose_all(
+    small: Sequence[Unit], compacted: Sequence[Unit], stale: Set[str], *, min_parts: int, target_bytes: int
+) -> Choice:
+    """Everything that is smaller than it could be; nothing for a few small parts alone. `stale`: names of compacted
+    files with rows that small parts replace."""
+    if len(small) < max(1, min_parts) and not stale:
+        return Choice()
+    merged = (unit for unit in compacted if unit.head.name in stale or unit.num_bytes < target_bytes // 2)
+    return Choice(small=tuple(small), merged=tuple(merged))
+
+
+def choose_some(
+    small: Sequence[Unit],
+    compacted: Sequence[Unit],
+    replaces: Mapping[str, Set[str]],
+    *,
+    min_parts: int,
+    target_bytes: int,
+    budget_bytes: int,
+) -> Choice:
+    """As many small parts as fit, and full levels of compacted files. `replaces`: the compacted files with older rows
+    of a part, by part: who takes in the part must take in those too."""
+    by_name = {unit.head.name: unit for unit in compacted}
+    taken: list[Unit] = []
+    merged: dict[str, Unit] = {}
+    num_bytes = 0
+    # Parts that replace nothing first: they cost their own bytes alone.
+    for unit in sorted(small, key=lambda unit: bool(unit.part and replaces.get(unit.part.part))):
+        needed = replaces.get(unit.part.part, frozenset[str]()) - merged.keys() if unit.part else ()
+        cost = unit.num_bytes + sum(by_name[name].num_bytes for name in needed)
+        if taken and num_bytes + cost > budget_bytes:
+            continue
+        taken.append(unit)
+        merged |= {name: by_name[name] for name in needed}
+        num_bytes += cost
+    if len(taken) < max(1, min_parts):
+        taken, merged, num_bytes = [], {}, 0
+    for level, files in sorted(_levels(compacted, target_bytes).items()):
+        left = [unit for unit in files if unit.head.name not in merged]
+        has_more = bool(taken or merged) and level_of(num_bytes) <= level
+        if len(left) + has_more < FAN_IN:
+            continue
+        for unit in left:
+            if num_bytes + unit.num_bytes <= budget_bytes:
+                merged[unit.head.name] = unit
+                num_bytes += unit.num_bytes
+    if not taken and len(merged) < 2:
+        return Choice()
+    return Choice(small=tuple(taken), merged=tuple(merged.values()))
+
+
+def level_of(num_bytes: int) -> int:
+    return 0 if num_bytes < LEVEL_BYTES else 1 + floor(log(num_bytes / LEVEL_BYTES, FAN_IN))
+
+
+def _levels(compacted: Sequence[Unit], target_bytes: int) -> Mapping[int, list[Unit]]:
+    """Those that still grow, by level."""
+    levels: dict[int, list[Unit]] = {}
+    for unit in compacted:
+        if unit.num_bytes < target_bytes // 2:
+            levels.setdefault(level_of(unit.num_bytes), []).append(unit)
+    return levels
+
+
+def batches(units: Sequence[Unit], target_bytes: int) -> Iterator[list[Unit]]:
+    batch: list[Unit] = []
+    num_bytes = 0
+    for unit in units:
+        if batch and num_bytes + unit.num_bytes > target_bytes:
+            yield batch
+            batch, num_bytes = [], 0
+        batch.append(unit)
+        num_bytes += unit.num_bytes
+    if batch:
+        yield batch

@@ -1,0 +1,172 @@
+"""Which parts the files of a head table hold, read from their rows: how a manifest is made again, and why no compacted
+file is deleted that holds the only copy of a part."""
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from osworld_pipeline.errors import StoreError
+from osworld_pipeline.store.compaction import commit_manifest, exclusive
+from osworld_pipeline.store.part_files import (
+    COMPACTED,
+    DETAIL_OF,
+    SEED,
+    VERSION_SHIFT,
+    Manifest,
+    PartFile,
+    last_generation,
+    list_names,
+    repair_of,
+)
+from osworld_pipeline.store.reading import compute, read_part_table
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepairSummary:
+    is_changed: bool
+    """Whether the manifest named other files before, or could not be read."""
+    num_files: int
+    """Compacted files that the manifest names now, details not counted."""
+    num_retired: int
+    """Files that hold nothing but what newer ones hold."""
+    num_lost: int
+    """Files that the manifest named and that are not there."""
+
+
+def rebuild_manifest(root: Path) -> RepairSummary:
+    """Makes the compaction's manifest again from the rows of the parts; a whole one stays as it is.
+
+    Raises:
+        StoreError: other upkeep runs, a file is damaged, or files contradict each other.
+    """
+    with exclusive(root):
+        before = _read_or_none(root)
+        old = before or Manifest()
+        generation, now = old.generation, time.time()
+        files: dict[str, tuple[str, ...]] = {}
+        retired: dict[str, float] = {}
+        num_lost = 0
+        for head in DETAIL_OF:
+            held = _compacted_holdings(root, head)
+            small = _newest_small(root, head)
+            chosen = _choose(root, head, held, small)
+            if chosen:
+                files[head] = chosen
+            generation = max(generation, last_generation(held))
+            num_lost += len(set(old.files.get(head, ())) - held.keys())
+            gone = [f"{head}/{COMPACTED}/{name}" for name in held if name not in chosen]
+            gone += [f"{head}/{name}" for name in _covered_small(root, head, [held[name] for name in chosen])]
+            retired |= {name: old.retired.get(name, now) for name in gone}
+        manifest = Manifest(generation=generation, files=files, retired=retired)
+        is_changed = before is None or _contents(before) != _contents(manifest)
+        if is_changed:
+            commit_manifest(root, manifest)
+        return RepairSummary(
+            is_changed=is_changed,
+            num_files=sum(map(len, files.values())),
+            num_retired=len(retired),
+            num_lost=num_lost,
+        )
+
+
+def need_other_copies(root: Path, head: str, manifest: Manifest, names: Sequence[str]) -> None:
+    """Raises StoreError where one of the compacted files `names` holds a part that no file which counts holds."""
+    if not names:
+        return
+    small = _newest_small(root, head).values()
+    counted = {file.part: file.version for file in small if f"{head}/{file.name}" not in manifest.retired}
+    for name in manifest.files.get(head, ()):
+        _raise_to(counted, _holding(root, head, name))
+    for name in names:
+        only = sorted(part for part, version in _holding(root, head, name).items() if counted.get(part, -1) < version)
+        if only:
+            raise StoreError(
+                f"{root / head / COMPACTED / name} is in no manifest, but part '{only[0]}' ({len(only)} in all) is "
+                f"nowhere else: the manifest is not the latest; {repair_of(root)} makes it again from the parts"
+            )
+
+
+def _read_or_none(root: Path) -> Manifest | None:
+    """None where it is damaged: it is made again."""
+    try:
+        return Manifest.read(root)
+    except StoreError:
+        return None
+
+
+def _contents(manifest: Manifest) -> tuple:
+    files = {head: set(names) for head, names in manifest.files.items() if names}
+    return manifest.generation, files, set(manifest.retired)
+
+
+def _compacted_holdings(root: Path, head: str) -> dict[str, Mapping[str, int]]:
+    """By compacted file, the parts and their versions. A file without its details counts as damage."""
+    detail = DETAIL_OF[head]
+    names = sorted(name for name in list_names(root / head / COMPACTED) if name != SEED)
+    for name in names:
+        if detail is not None and not (root / detail / COMPACTED / name).is_file():
+            raise StoreError(
+                f"{root / detail / COMPACTED / name} is gone, and {head} has its other half: restore it from a copy, "
+                f"or remove {root / head / COMPACTED / name} and run its stages again"
+            )
+    return {name: _holding(root, head, name) for name in names}
+
+
+def _holding(root: Path, head: str, name: str) -> Mapping[str, int]:
+    """Part -> the version that was compacted, without the generation."""
+    rows = read_part_table(root / head / COMPACTED / name, head, columns=["part", "part_version"])
+    newest = rows.group_by("part").aggregate([("part_version", "max")])
+    versions = compute.shift_left(compute.shift_right(newest["part_version_max"], VERSION_SHIFT), VERSION_SHIFT)
+    return dict(zip(newest["part"].to_pylist(), versions.to_pylist(), strict=True))
+
+
+def _newest_small(root: Path, head: str) -> dict[str, PartFile]:
+    newest: dict[str, PartFile] = {}
+    for file in _small(root, head):
+        newest[file.part] = max(newest.get(file.part, file), file)
+    return newest
+
+
+def _small(root: Path, head: str) -> Iterable[PartFile]:
+    return filter(None, map(PartFile.parse, list_names(root / head)))
+
+
+def _covered_small(root: Path, head: str, holdings: Iterable[Mapping[str, int]]) -> list[str]:
+    """Names of the small files that compacted files hold, or hold in a newer writing."""
+    counted: dict[str, int] = {}
+    for holding in holdings:
+        _raise_to(counted, holding)
+    return sorted(file.name for file in _small(root, head) if counted.get(file.part, -1) >= file.version)
+
+
+def _raise_to(versions: dict[str, int], other: Mapping[str, int]) -> None:
+    for part, version in other.items():
+        versions[part] = max(version, versions.get(part, -1))
+
+
+def _choose(
+    root: Path, head: str, held: Mapping[str, Mapping[str, int]], small: Mapping[str, PartFile]
+) -> tuple[str, ...]:
+    """The compacted files that count: together they hold the newest writing of each part once.
+
+    A killed compaction's files hold the same rows as those that they were made from, so either may be taken.
+    """
+    newest: dict[str, int] = {}
+    for holding in held.values():
+        _raise_to(newest, holding)
+    needed = {part for part, version in newest.items() if part not in small or small[part].version <= version}
+    chosen: list[str] = []
+    taken: set[str] = set()
+    for name in sorted(held, key=lambda name: (last_generation([name]), name), reverse=True):
+        parts = held[name].keys() & needed
+        if parts and not parts & taken and all(held[name][part] == newest[part] for part in parts):
+            chosen.append(name)
+            taken |= parts
+    missing = sorted(needed - taken)
+    if missing:
+        raise StoreError(
+            f"the compacted files of {root / head} hold part '{missing[0]}' ({len(missing)} in all) in ways that "
+            "contradict each other: restore the trajectories from a copy"
+        )
+    return tuple(sorted(chosen))

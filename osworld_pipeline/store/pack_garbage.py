@@ -1,0 +1,115 @@
+"""Images in packs that nothing refers to: a pack of which enough is dead is written again without them."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from osworld_pipeline.atomic_io import write_file
+from osworld_pipeline.store.blobs import INCOMING, BlobStore
+from osworld_pipeline.store.image_sets import absent, absent_keys, gather
+from osworld_pipeline.store.pack_files import Member, read_image, read_members
+from osworld_pipeline.store.pack_index import image_keys
+from osworld_pipeline.store.packs import index_path, write_pack
+from osworld_pipeline.store.touches import TouchReader, remove_old_journals
+
+MAX_DEAD_SHARE = 0.25
+"""Of a pack's bytes; with more it is written again."""
+REWRITE_BYTES = 8 << 30
+"""So much is read and written again by one collection; the packs with the largest dead shares come first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeadShare:
+    """Of one pack."""
+
+    pack: str
+    num_dead: int
+    dead_bytes: int
+    num_bytes: int
+
+    @property
+    def share(self) -> float:
+        return self.dead_bytes / max(1, self.num_bytes)
+
+
+def dead_shares(blobs: BlobStore, used: np.ndarray, *, before: float) -> list[DeadShare]:
+    """The packs of which more than MAX_DEAD_SHARE is dead, the deadest first: images whose keys are not among `used`
+    and that were not stored or touched since `before` (Unix time). Raises StoreError."""
+    here = blobs.packs.here()
+    blobs.packs.check()
+    totals: dict[str, np.ndarray] = {}
+    for index in blobs.packs.indexes():
+        counts = np.zeros((3, len(index.packs)), np.int64)
+        for records in index.chunks():
+            sizes = records["num_bytes"].astype(np.int64)
+            is_dead = absent_keys(image_keys(records), used) & (records["modified"] < before)
+            np.add.at(counts[0], records["pack"], is_dead)
+            np.add.at(counts[1], records["pack"], sizes * is_dead)
+            np.add.at(counts[2], records["pack"], sizes)
+        # Two indexes that know the same pack say the same of it.
+        totals |= {name: counts[:, place] for place, name in enumerate(index.packs) if name in here}
+    found = [
+        DeadShare(pack=name, num_dead=int(count[0]), dead_bytes=int(count[1]), num_bytes=int(count[2]))
+        for name, count in totals.items()
+    ]
+    return sorted((one for one in found if one.share > MAX_DEAD_SHARE), key=lambda one: (-one.share, one.pack))
+
+
+def collect_packs(
+    blobs: BlobStore, used: np.ndarray, *, before: float, is_dry_run: bool, budget_bytes: int = REWRITE_BYTES
+) -> tuple[int, int]:
+    """Removes dead images from packs, or says what it would remove: how many, and their bytes. The rows that `used` was
+    read from were read before this call; the caller keeps other upkeep out.
+
+    Raises:
+        StoreError: an index or a pack is damaged, or the file system refused.
+    """
+    touched = TouchReader(blobs.root, since=before)
+    recent = gather(touched.news())
+    used = np.union1d(used, recent) if len(recent) else used
+    num_images = num_bytes = num_rewritten = 0
+    for dead in dead_shares(blobs, used, before=before):
+        num_live = dead.num_bytes - dead.dead_bytes
+        if num_live and num_rewritten and num_rewritten + num_live > budget_bytes:
+            continue
+        num_rewritten += num_live
+        if not is_dry_run:
+            _rewrite(blobs, dead.pack, used, touched, before)
+        num_images, num_bytes = num_images + dead.num_dead, num_bytes + dead.dead_bytes
+    if not is_dry_run:
+        remove_old_journals(blobs.root, before=before)
+    return num_images, num_bytes
+
+
+def _rewrite(blobs: BlobStore, pack: str, used: np.ndarray, touched: TouchReader, before: float) -> None:
+    """Raises StoreError, and leaves the pack as it is, where an image that is needed cannot be read from it."""
+    path = blobs.packs.path(pack)
+    members = read_members(path)
+    dead = {place for place in absent([member.sha256 for member in members], used) if members[place].modified < before}
+    # A collection that was killed between the new pack and the removal of the old one has left both.
+    live = [m for place, m in enumerate(members) if place not in dead and not _is_elsewhere(blobs, m.sha256, pack)]
+    if live:
+        write_pack(blobs.packs.root, _images(path, live), temp_folder=blobs.root / INCOMING)
+    kept = {member.sha256: member for member in (members[place] for place in dead)}
+    with blobs.locked(is_shared=False):
+        for sha256 in {name for names in touched.news() for name in names} & kept.keys():
+            member = kept[sha256]
+            data = read_image(path, sha256, offset=member.offset, num_bytes=member.num_bytes)
+            write_file(blobs.root / sha256[:2] / member.name, data, temp_folder=blobs.root / INCOMING)
+        path.unlink(missing_ok=True)
+    with suppress(FileNotFoundError):
+        index_path(blobs.packs.root, pack).unlink()
+
+
+def _is_elsewhere(blobs: BlobStore, sha256: str, pack: str) -> bool:
+    entries = (entry for entry in blobs.packs.entries(sha256) if entry.pack != pack)
+    return any(blobs.packs.path(entry.pack).is_file() for entry in entries)
+
+
+def _images(path: Path, members: Sequence[Member]) -> Iterator[tuple[str, bytes, float]]:
+    for member in members:
+        data = read_image(path, member.sha256, offset=member.offset, num_bytes=member.num_bytes)
+        yield member.name, data, member.modified

@@ -1,0 +1,96 @@
+"""Files of parts as Arrow tables of today's columns, whichever version wrote them."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute
+import pyarrow.parquet as pq
+
+from osworld_pipeline.columns import conform, stored
+from osworld_pipeline.errors import StoreError
+from osworld_pipeline.store.footers import read_footer
+from osworld_pipeline.store.part_files import DETAIL_OF, PartFile
+
+compute: Any = pyarrow.compute
+"""Its functions are made when it is imported, so that a type checker knows none of them."""
+
+
+def read_part_table(
+    path: Path, table: str, *, columns: Sequence[str] = (), row_groups: Sequence[int] | None = None
+) -> pa.Table:
+    """A file of `table` (or of it `columns`, where any are named), or some of its row groups.
+
+    Raises:
+        StoreError: it is not there, or damaged.
+    """
+    schema = stored(table)
+    if columns:
+        schema = pa.schema([schema.field(name) for name in columns])
+    if row_groups is not None and not row_groups:
+        return schema.empty_table()
+    try:
+        with pq.ParquetFile(path) as file:
+            present = set(file.schema_arrow.names)
+            known = [name for name in schema.names if name in present]
+            found = file.read(columns=known) if row_groups is None else file.read_row_groups(row_groups, columns=known)
+            return conform(found, schema)
+    except FileNotFoundError as error:
+        raise StoreError(f"{path} is gone: restore it from a copy, or run its stage again") from error
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise StoreError(f"{path} is damaged ({error}): remove it and run its stage again") from error
+
+
+def read_rows(path: Path, table: str, column: str, values: Iterable[str], *, columns: Sequence[str] = ()) -> pa.Table:
+    """The rows whose `column` is one of `values`; row groups that cannot hold one are not read. As read_part_table."""
+    wanted = sorted(set(values))
+    groups = row_groups_with(path, column, wanted)
+    # One column first: most of a row group that may hold a value often does not.
+    places = {number: _places(path, table, column, number, wanted) for number in groups}
+    found = [
+        read_part_table(path, table, columns=columns, row_groups=[number]).take(place)
+        for number, place in places.items()
+        if len(place)
+    ]
+    return pa.concat_tables(found) if found else read_part_table(path, table, columns=columns, row_groups=())
+
+
+def row_groups_with(path: Path, column: str, values: Sequence[str]) -> list[int]:
+    """The row groups that may hold one of `values`, which are sorted. Raises StoreError."""
+    try:
+        return read_footer(path).row_groups(column, values)
+    except FileNotFoundError as error:
+        raise StoreError(f"{path} is gone: restore it from a copy, or run its stage again") from error
+
+
+def row_groups_from(path: Path, column: str, prefix: str) -> list[int]:
+    """The row groups that may hold text that begins so. Raises StoreError."""
+    try:
+        footer = read_footer(path)
+    except FileNotFoundError as error:
+        raise StoreError(f"{path} is gone: restore it from a copy, or run its stage again") from error
+    ranges = footer.ranges.get(column, (None,) * footer.num_row_groups)
+    return [
+        number
+        for number, found in enumerate(ranges)
+        if found is None or (found[0][: len(prefix)] <= prefix <= found[1])
+    ]
+
+
+def _places(path: Path, table: str, column: str, number: int, values: Sequence[str]) -> pa.Array:
+    rows = read_part_table(path, table, columns=[column], row_groups=[number])
+    if rows.num_rows == 0:
+        return pa.array([], pa.uint64())  # Arrow 25 crashes on a column without chunks
+    return compute.indices_nonzero(compute.is_in(rows[column], pa.array(values, pa.string())))
+
+
+def details_path(root: Path, head: str, file: PartFile, rows: pa.Table) -> Path | None:
+    """The file with the details of a small head; None where it has none."""
+    detail = DETAIL_OF[head]
+    if detail is None:
+        return None
+    if file.version:
+        return root / detail / file.name
+    digest = rows["part_digest"][0].as_py() if rows.num_rows else None
+    return None if digest is None else root / detail / f"{file.part}.{digest}.parquet"

@@ -1,0 +1,230 @@
+"""The trajectory store: finished episodes and groups as Parquet parts, screenshots as blobs; many writers, no lock.
+
+A part is two files of one name, and the head's rename is the commit of both: `episodes/` with `steps/`, and
+`rollout_groups/` with `injections/`. No file is ever changed: a part written again is a new file, and the newest counts
+(see part_files.py). So a reader sees a part whole, or as it was before, or not at all.
+"""
+
+import re
+import secrets
+from collections.abc import Collection, Iterator, Sequence
+
+import pyarrow as pa
+
+from osworld_pipeline.atomic_io import remove_stale_temps, write_parquet
+from osworld_pipeline.columns import BOOKKEEPING, marked, stored
+from osworld_pipeline.domain.episode import Episode
+from osworld_pipeline.domain.group import RolloutGroup
+from osworld_pipeline.domain.replay import Injection, ReplayVerification
+from osworld_pipeline.domain.stage_record import StageAttempt, UpdateRecord
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.errors import StoreError
+from osworld_pipeline.store.blobs import BlobStore
+from osworld_pipeline.store.merging import MERGE_PARTS, PartMerger
+from osworld_pipeline.store.part_files import (
+    COMPACTED,
+    DETAIL_OF,
+    HEAD_OF,
+    INCOMING,
+    KEY_OF,
+    PartFile,
+    take_snapshot,
+)
+from osworld_pipeline.store.reading import details_path, read_part_table, read_rows, row_groups_from
+from osworld_pipeline.store.rows import (
+    Row,
+    episode_from,
+    episode_row,
+    group_row,
+    injection_row,
+    step_rows,
+    verification_row,
+)
+from osworld_pipeline.store.stage_rows import attempt_row, update_row
+from osworld_pipeline.store.versions import next_version
+
+_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,180}")
+
+
+class TrajectoryStore:
+    """Implements protocols.EpisodeSink over a state folder."""
+
+    def __init__(self, state: StateDir, *, merge_parts: int = MERGE_PARTS) -> None:
+        """`merge_parts`: so many small parts of a table become one file while this writer goes on."""
+        self.root = state.trajectories
+        self._merger = PartMerger(self.root, merge_parts=merge_parts)
+        self.blobs = BlobStore(state.blobs)
+        # The first list that Arrow is given makes it import pandas: now, and not in the middle of the first append.
+        pa.array([0])
+        self.blobs.remove_stale_temps()
+        remove_stale_temps(self.root / INCOMING)
+
+    def write_blob(self, data: bytes, *, suffix: str) -> str:
+        """Stores an image once; returns its SHA-256. Raises StoreError."""
+        return self.blobs.write(data, suffix=suffix)
+
+    def read_blob(self, sha256: str) -> bytes:
+        """Raises StoreError where there is no such image."""
+        return self.blobs.read(sha256)
+
+    def write_episodes(self, part: str, episodes: Sequence[Episode]) -> None:
+        """One atomic part of `episodes` and `steps`; a part of that name is replaced.
+
+        Raises:
+            StoreError: a bad part name, the same episode twice, or the file system refused.
+        """
+        _need_distinct(part, "episode", [episode.episode_id for episode in episodes])
+        steps = [row for episode in episodes for row in step_rows(episode)]
+        self._write_part("episodes", part, [episode_row(episode) for episode in episodes], steps)
+
+    def write_groups(self, part: str, groups: Sequence[RolloutGroup], injections: Sequence[Injection]) -> None:
+        """One atomic part of `rollout_groups` and `injections`; a part of that name is replaced. Raises StoreError."""
+        _need_distinct(part, "group", [group.group_id for group in groups])
+        _need_distinct(part, "injection", [injection.injection_id for injection in injections])
+        by_id = {group.group_id: group for group in groups}
+        rows = [injection_row(injection, by_id.get(injection.group_id)) for injection in injections]
+        self._write_part("rollout_groups", part, [group_row(group) for group in groups], rows)
+
+    def read_group_rows(self, part: str) -> list[Row]:
+        """The rows of `rollout_groups` of a part; none where there is no such part. Raises StoreError."""
+        head, files = "rollout_groups", take_snapshot(self.root, "rollout_groups")
+        small = [self.root / head / file.name for file in files.small if file.part == part]
+        compacted = [] if small else [self.root / head / COMPACTED / name for name in files.compacted]
+        tables = [read_part_table(path, head) for path in small]
+        tables += [read_rows(path, head, "part", [part]) for path in compacted]
+        return [row for table in tables for row in table.drop_columns(BOOKKEEPING.names).to_pylist()]
+
+    def write_group_rows(self, part: str, rows: Sequence[Row]) -> None:
+        """As write_groups, of rows of `rollout_groups` as they were read. Raises StoreError."""
+        self._write_part("rollout_groups", part, list(rows), [])
+
+    def write_verifications(self, part: str, verifications: Sequence[ReplayVerification]) -> None:
+        """One atomic part of `replay_verifications`; a part of that name is replaced. Raises StoreError."""
+        _need_distinct(part, "verification", [verification.verification_id for verification in verifications])
+        self._write_part("replay_verifications", part, [verification_row(row) for row in verifications], [])
+
+    def write_updates(self, part: str, updates: Sequence[UpdateRecord]) -> None:
+        """One atomic part of `updates`; a part of that name is replaced. Raises StoreError."""
+        self._write_part("updates", part, [update_row(update) for update in updates], [])
+
+    def write_attempt(self, attempt: StageAttempt) -> None:
+        """A part of its own of `stage_attempts`, in place of what was written of this attempt before. Raises
+        StoreError."""
+        self._write_part("stage_attempts", attempt.attempt_id, [attempt_row(attempt)], [])
+
+    def existing_parts(self, table: str = "episodes", prefix: str = "") -> list[str]:
+        """Names of the committed parts of a table; the details of a head table have its parts."""
+        head = HEAD_OF.get(table, table)
+        files = take_snapshot(self.root, head)
+        parts = set(files.rewritten)
+        for name in files.compacted:
+            path = self.root / head / COMPACTED / name
+            groups = row_groups_from(path, "part", prefix)
+            found = read_part_table(path, head, columns=["part"], row_groups=groups)
+            parts.update(found["part"].unique().to_pylist())
+        return sorted(part for part in parts if part.startswith(prefix))
+
+    def read_episodes(self, part: str) -> tuple[Episode, ...]:
+        """The episodes of a part, as they were written.
+
+        Raises:
+            StoreError: no such part.
+        """
+        found = self.read_parts([part])
+        if part not in found:
+            raise StoreError(f"there is no part '{part}' of episodes in {self.root}")
+        return found[part]
+
+    def read_parts(self, parts: Collection[str]) -> dict[str, tuple[Episode, ...]]:
+        """The episodes of those of `parts` that exist, by part; quicker than one after the other. Raises StoreError."""
+        wanted = set(parts)
+        files = take_snapshot(self.root, "episodes")
+        found: dict[str, tuple[Episode, ...]] = {}
+        for file in files.small:
+            if file.part in wanted:
+                head = read_part_table(self.root / "episodes" / file.name, "episodes")
+                found[file.part] = _episodes(head, self._small_steps(file, head))
+        missing = wanted - found.keys()
+        for name in files.compacted if missing else ():
+            for part, episodes in self._compacted_episodes(name, "part", missing):
+                found[part] = (*found.get(part, ()), *episodes)
+        return found
+
+    def find_episode(self, episode_id: str) -> Episode:
+        """The episode of that id, as it was written.
+
+        Raises:
+            StoreError: there is none.
+        """
+        files = take_snapshot(self.root, "episodes")
+        for name in files.compacted:
+            for part, episodes in self._compacted_episodes(name, "episode_id", [episode_id]):
+                if part not in files.rewritten:
+                    return episodes[0]
+        # An episode's part is mostly named after it, or after what its name begins with.
+        for file in sorted(files.small, key=lambda file: not episode_id.startswith(file.part)):
+            head = read_rows(self.root / "episodes" / file.name, "episodes", "episode_id", [episode_id])
+            if head.num_rows:
+                return _episodes(head, self._small_steps(file, head))[0]
+        raise StoreError(
+            f"there is no episode '{episode_id}' in {self.root}: it was never stored, or its part replaced"
+        )
+
+    def _small_steps(self, file: PartFile, head: pa.Table) -> pa.Table:
+        path = details_path(self.root, "episodes", file, head)
+        return stored("steps").empty_table() if path is None else read_part_table(path, "steps")
+
+    def _compacted_episodes(
+        self, name: str, column: str, values: Collection[str]
+    ) -> Iterator[tuple[str, tuple[Episode, ...]]]:
+        """By part, those of a compacted file whose `column` is one of `values`."""
+        head = read_rows(self.root / "episodes" / COMPACTED / name, "episodes", column, values)
+        if head.num_rows == 0:
+            return
+        ids = head["episode_id"].to_pylist()
+        steps = read_rows(self.root / "steps" / COMPACTED / name, "steps", "episode_id", ids)
+        order = head.column("part").to_pylist()
+        by_part: dict[str, list[Episode]] = {}
+        for part, episode in zip(order, _episodes(head, steps), strict=True):
+            by_part.setdefault(part, []).append(episode)
+        yield from ((part, tuple(episodes)) for part, episodes in by_part.items())
+
+    def _write_part(self, head: str, part: str, rows: list[Row], details: list[Row]) -> None:
+        if not _PART.fullmatch(part):
+            raise StoreError(f"'{part}' cannot name a part of {head}: use letters, digits, '.', '_' and '-'")
+        version = next_version(self.root, head)
+        name = f"{part}~{version:016x}-{secrets.token_hex(3)}.parquet"
+        detail = DETAIL_OF[head]
+        try:
+            tables = [(head, _table(rows, head, part, version))]
+            if detail is not None:
+                tables.insert(0, (detail, _table(details, detail, part, version)))
+        except (pa.ArrowException, OverflowError, TypeError) as error:
+            raise StoreError(f"part {part} of {head} holds a value that its columns cannot: {error}") from error
+        # A query reads the footer of every small part: it tells of the id alone, not of all 40 columns.
+        for table, data in tables:
+            path, ids = self.root / table / name, (KEY_OF[head],)
+            write_parquet(path, marked(data), temp_folder=self.root / INCOMING, statistics=ids)
+        self._merger.written(head)
+
+
+def _table(rows: list[Row], table: str, part: str, version: int) -> pa.Table:
+    book = {"part": part, "part_version": version}
+    return pa.Table.from_pylist([row | book for row in rows], schema=stored(table))
+
+
+def _episodes(head: pa.Table, steps: pa.Table) -> tuple[Episode, ...]:
+    """Raises StoreError: a value that no episode has."""
+    of_episode: dict[str, list[Row]] = {}
+    try:
+        for row in steps.to_pylist():
+            of_episode.setdefault(row["episode_id"], []).append(row)
+        return tuple(episode_from(row, of_episode.get(row["episode_id"], [])) for row in head.to_pylist())
+    except (ValueError, TypeError, IndexError, pa.ArrowException) as error:
+        raise StoreError(f"a part of episodes is damaged ({error}): remove it and run its stage again") from error
+
+
+def _need_distinct(part: str, kind: str, ids: Sequence[str]) -> None:
+    if len(set(ids)) != len(ids):
+        twice = next(name for name in ids if ids.count(name) > 1)
+        raise StoreError(f"part {part} holds {kind} {twice} twice: the ids of a part must differ")

@@ -1,0 +1,41 @@
+"""Versions of parts: milliseconds since 1970, and always later than every version that the store holds, so that the
+newest writing counts although hosts' clocks differ."""
+
+import threading
+import time
+from pathlib import Path
+
+from osworld_pipeline.store.footers import read_footer
+from osworld_pipeline.store.part_files import COMPACTED, SEED, VERSION_SHIFT, PartFile, list_names
+
+_lock = threading.Lock()
+_last_ms = 0
+
+
+def next_version(root: Path, head: str) -> int:
+    """A version that no writing of `head` has had.
+
+    Raises:
+        StoreError: a compacted file is damaged.
+    """
+    global _last_ms
+    seen = _newest_ms(root, head)
+    with _lock:
+        _last_ms = max(time.time_ns() // 1_000_000, _last_ms + 1, seen + 1)
+        return _last_ms << VERSION_SHIFT
+
+
+def _newest_ms(root: Path, head: str) -> int:
+    # Compacted files first: what a compaction takes in meanwhile is still listed after that.
+    folder = root / head / COMPACTED
+    versions = [_newest_of(folder / name) for name in list_names(folder) if name != SEED]
+    versions += [file.version for file in map(PartFile.parse, list_names(root / head)) if file]
+    return max(versions, default=0) >> VERSION_SHIFT
+
+
+def _newest_of(path: Path) -> int:
+    """The newest version in a compacted file, from its footer."""
+    try:
+        return read_footer(path).largest("part_version") or 0
+    except FileNotFoundError:
+        return 0  # removed since it was listed: what replaced it is as new
