@@ -52,6 +52,7 @@ def main() -> None:
     parser.add_argument("--height", type=int, required=True)
     parser.add_argument("--memory-bytes", type=int, required=True, help="what files and programs may take together")
     parser.add_argument("--max-processes", type=int, required=True)
+    parser.add_argument("--nice", type=int, default=0, help="of the desktop's programs, in their control group")
     arguments = parser.parse_args()
     os.umask(0o022)
     make_root(arguments.image, memory_bytes=arguments.memory_bytes)
@@ -60,7 +61,7 @@ def main() -> None:
     Path("/proc/sys/user/max_user_namespaces").write_text("1")  # the user's own, made next; no other can be made
     install_filter()
     namespace = make_user_namespace()
-    start_root_helper(arguments.listener_fd)
+    start_root_helper(arguments.listener_fd, nice=arguments.nice)
     keep_one_capability()
     os.environ.clear()
     os.environ.update(USER_ENVIRONMENT)
@@ -68,7 +69,7 @@ def main() -> None:
     find_packages()
     from .agent import run_agent
 
-    use_namespace(namespace)
+    use_namespace(namespace, nice=arguments.nice)
     supervise()
     run_agent(arguments.listener_fd, width=arguments.width, height=arguments.height, runtime=Path(RUNTIME))
 
@@ -157,7 +158,7 @@ def make_user_namespace() -> int:
     return namespace
 
 
-def start_root_helper(agent_listener_fd: int) -> None:
+def start_root_helper(agent_listener_fd: int, *, nice: int) -> None:
     """Runs the sudo helper in its own process. Without it only sudo fails."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(SUDO_SOCKET)
@@ -167,6 +168,7 @@ def start_root_helper(agent_listener_fd: int) -> None:
         try:
             os.setsid()
             os.close(agent_listener_fd)
+            os.nice(nice)
             RootHelper(listener).serve()
         finally:
             os._exit(1)

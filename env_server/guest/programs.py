@@ -23,21 +23,27 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _lock = threading.Lock()
 _started: dict[int, subprocess.Popen[bytes]] = {}
 _namespace: int | None = None
+_nice = 0
 
 
-def use_namespace(namespace: int) -> None:
-    """Programs started later enter this user namespace (a file descriptor)."""
-    global _namespace
-    _namespace = namespace
+def use_namespace(namespace: int, *, nice: int) -> None:
+    """Programs started later enter this user namespace (a file descriptor). `nice`: of those that serve no call of
+    the agent's; they cannot lower it again."""
+    global _namespace, _nice
+    _namespace, _nice = namespace, nice
 
 
-def start_program(command: str | Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
-    """As subprocess.Popen, in a session of its own."""
+def start_program(
+    command: str | Sequence[str], *, serves_calls: bool = False, **options: Any
+) -> subprocess.Popen[bytes]:
+    """As subprocess.Popen, in a session of its own. `serves_calls`: it keeps the agent's priority."""
     options |= {"start_new_session": True}
     if _namespace is None:
         return subprocess.Popen[bytes](command, **options)
     with _lock:  # `reap_children` must not take its exit status before it is registered
-        process = subprocess.Popen[bytes](command, preexec_fn=_become_user, **options)
+        process = subprocess.Popen[bytes](
+            command, preexec_fn=_become_user if serves_calls else _become_nice_user, **options
+        )
         _started[process.pid] = process
     return process
 
@@ -52,6 +58,12 @@ def reap_children() -> None:
             if pid not in _started:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)
+
+
+def _become_nice_user() -> None:
+    if _libc.setpriority(os.PRIO_PROCESS, 0, _nice):
+        raise OSError(ctypes.get_errno(), "setpriority")
+    _become_user()
 
 
 def _become_user() -> None:

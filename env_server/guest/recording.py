@@ -51,6 +51,7 @@ class Recorder:
             self.file.unlink(missing_ok=True)
             self._process = start_program(
                 [program, *_arguments(self._display, self._size, self.file)],
+                serves_calls=True,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,

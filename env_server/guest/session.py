@@ -150,4 +150,5 @@ def _start(*argv: Sequence[str], pass_fds: Sequence[int] = ()) -> subprocess.Pop
         stdout=subprocess.DEVNULL,
         stderr=error,
         pass_fds=pass_fds,
+        serves_calls=bool(pass_fds),
     )

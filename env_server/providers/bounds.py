@@ -85,6 +85,12 @@ class Group:
                 counts["oom"] = int(most > limit - MEMORY_SLACK_BYTES)
         return "own" if counts.get("oom", 1) else "host"
 
+    @property
+    def shares_cpu(self) -> bool:
+        """Whether its CPU time is scheduled apart from that of other groups."""
+        names = itertools.product(self.folders, DEFAULT_CPU_WEIGHTS)
+        return any((folder / name).exists() for folder, name in names)
+
     def cpu_time_s(self) -> float | None:
         """What its processes have used; None where the kernel does not count it, or the group is gone."""
         for folder in self.folders:

@@ -23,6 +23,9 @@ ALIVE_INTERVAL_S = 0.1
 END_LIMIT_S, DYING_LIMIT_S, DYING_INTERVAL_S = 1.0, 20.0, 0.02
 """From a broken connection to the end of the desktop. A desktop of many processes takes long on a busy machine."""
 PROBE_LIMIT_S = 20.0
+PROGRAM_NICE = 10
+"""Of a desktop's programs, next to the guest agent and the X server in the same control group: programs that take all
+of the group's CPU time do not keep the agent from answering. Other groups are not affected."""
 _IMAGE_MOUNT = "/mnt"
 _AS_ROOT = (
     'set -e; mount --bind "$1" /mnt; image_uid="$2"; shift 2; '
@@ -149,8 +152,8 @@ class Sandbox:
         listener, handle = nameless_listener()
         held.descriptors.append(handle)
         try:
-            command = self._command(listener.fileno())
             held.group = self._bounds.make_group()
+            command = self._command(listener.fileno())
             with held.stderr_tail.capture() as stderr:
                 held.process = subprocess.Popen(
                     command if held.group is None else held.group.entering(command),
@@ -171,12 +174,14 @@ class Sandbox:
 
     def _command(self, listener_fd: int) -> list[str]:
         if self._spec.is_sandboxed:
-            return bubblewrap_command(self._spec, listener_fd=listener_fd, uid=self._held.uid)
+            group = self._held.group
+            nice = PROGRAM_NICE if group is not None and group.shares_cpu else 0
+            return bubblewrap_command(self._spec, listener_fd=listener_fd, uid=self._held.uid, nice=nice)
         image, width, height = self._spec.image, self._spec.width, self._spec.height
         return plain_command(image, width=width, height=height, listener_fd=listener_fd)
 
 
-def bubblewrap_command(spec: DesktopSpec, *, listener_fd: int, uid: int | None) -> list[str]:
+def bubblewrap_command(spec: DesktopSpec, *, listener_fd: int, uid: int | None, nice: int = 0) -> list[str]:
     """The whole command line. Process 1 is the guest agent (guest/init.py), in a user namespace above the desktop's
     user."""
     # Only the image's own folder is on the path at first: most of the work before the agent's needs no other package.
@@ -185,6 +190,7 @@ def bubblewrap_command(spec: DesktopSpec, *, listener_fd: int, uid: int | None) 
     init = [SYSTEM_PYTHON, "-ISc", start, "--image", "/image", "--listener-fd", str(listener_fd)]
     init += ["--width", str(spec.width), "--height", str(spec.height)]
     init += ["--memory-bytes", str(spec.limits.memory_bytes), "--max-processes", str(spec.limits.num_processes)]
+    init += ["--nice", str(nice)]
     source = str(spec.image) if uid is None else _IMAGE_MOUNT
     return [*_outer_command(spec.image, uid), *_WALLS, "--ro-bind", source, "/image", "--", *init]
 

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from env_server.providers import local
-from env_server.providers.bounds import Bounds, DesktopLimits
-from env_server.providers.cpu_shares import share_cpus
+from env_server.providers.bounds import DEFAULT_CPU_WEIGHTS, Bounds, DesktopLimits
+from env_server.providers.cpu_shares import SMALL_WEIGHT, share_cpus
 from env_server.providers.host_users import HostUsers
 from env_server.providers.local import LocalDesktop, LocalProvider
+from env_server.providers.sandbox import PROGRAM_NICE
 from osworld_pipeline.errors import DependencyError, ReplicaError
 
 pytestmark = pytest.mark.desktop
@@ -147,9 +148,20 @@ async def test_a_desktop_that_spins_next_to_idle_ones_gets_what_others_leave(pro
 
 def has_small_weight(folder: Path) -> bool:
     return any(
-        (folder / name).exists() and (folder / name).read_text() == f"{weight}\n"
-        for name, weight in (("cpu.weight", 3), ("cpu.shares", 32))
+        (folder / name).exists() and int((folder / name).read_text()) == round(weight * SMALL_WEIGHT)
+        for name, weight in DEFAULT_CPU_WEIGHTS.items()
     )
+
+
+async def test_the_agent_goes_before_the_programs_of_its_desktop_and_root_cannot_change_that(
+    provider: LocalProvider,
+) -> None:
+    desktop = await bounded(provider)
+    as_root = "echo password | sudo -S sh -c"
+    changed = await desktop.guest.execute(f"{as_root} 'renice -n -5 $$; nice'; renice -n 0 $$; nice", shell=True)
+    assert changed.output.split() == [str(PROGRAM_NICE)] * 2
+    of_agent = "cut -d ' ' -f 19 /proc/1/stat; ps -C Xvfb -o nice="
+    assert (await desktop.guest.execute(of_agent, shell=True)).output.split() == ["0", "0"]
 
 
 async def test_a_quota_of_cpu_time_holds_on_an_idle_machine(tmp_path: Path) -> None:
