@@ -8,8 +8,8 @@ import dagster as dg
 from assets.metadata import check_result
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.runs.evaluate.leaderboard import worse_than_their_parents
+from osworld_pipeline.runs.upkeep import invariants
 from osworld_pipeline.runs.upkeep.invariants import Violations
-from osworld_pipeline.runs.upkeep.upkeep import invariants
 from osworld_pipeline.tables.query import run_query
 from resources.state import StateResource
 

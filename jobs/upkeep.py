@@ -6,7 +6,7 @@ import dagster as dg
 
 from osworld_pipeline.object_store import read_note
 from osworld_pipeline.remote.garbage import collect_remote_garbage
-from osworld_pipeline.runs.upkeep.upkeep import upkeep
+from osworld_pipeline.runs.upkeep import upkeep
 from resources.state import StateResource
 
 

@@ -50,7 +50,7 @@ def report(
     if checkpoints and (training or suite):
         raise typer.BadParameter("--checkpoints chooses what stands in the report of evaluations, and in --all")
     from osworld_pipeline.runs.checkpoints.registry import all_checkpoints
-    from osworld_pipeline.runs.evaluate.evaluate import report as made
+    from osworld_pipeline.runs.evaluate import report as made
     from resources.tracking import TrackingResource
 
     folder = fresh_state(state, state_remote, as_json=as_json)
@@ -81,7 +81,7 @@ def _make_all(
     folder: "StateDir", recipe: "Recipe", ids: list[str], stages: list[str], *, tracking_uri: str, as_json: bool
 ) -> list[Path]:
     """Every page and, last, their index; a line on standard error for each as soon as it is there."""
-    from osworld_pipeline.runs.evaluate.evaluate import report as made
+    from osworld_pipeline.runs.evaluate import report as made
 
     begun_s = time.monotonic()
     say(f"pages of evaluations, of suites, and of {counted(len(stages), 'training run')}", as_json=as_json)

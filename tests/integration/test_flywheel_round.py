@@ -19,7 +19,7 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.recipes import Recipe, load_recipe
 from osworld_pipeline.runs.base import make_base
 from osworld_pipeline.runs.checkpoints.ids import read_checkpoint
-from osworld_pipeline.runs.flywheel.flywheel import flywheel
+from osworld_pipeline.runs.flywheel import flywheel
 from osworld_pipeline.runs.flywheel.plan import read_measurement
 from osworld_pipeline.store import TrajectoryStore
 from osworld_pipeline.tables.owned import write_table

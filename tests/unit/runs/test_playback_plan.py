@@ -12,9 +12,9 @@ from osworld_pipeline.columns import OWNED_TABLES
 from osworld_pipeline.domain.digest import canonical_json
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.recipes import Recipe, load_recipe
+from osworld_pipeline.runs.verify_replay import playback_plan
 from osworld_pipeline.runs.verify_replay.playback import command_on_screen
 from osworld_pipeline.runs.verify_replay.playback_plan import PlaybackPlan, chosen_playbacks, plan_playbacks
-from osworld_pipeline.runs.verify_replay.verify_replay import playback_plan
 from osworld_pipeline.store.blobs import BlobStore
 from osworld_pipeline.tables.owned import write_table
 
