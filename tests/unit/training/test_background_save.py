@@ -20,7 +20,7 @@ from training_samples import conversation
 
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
-from osworld_pipeline.training import manifest, ranked
+from osworld_pipeline.training import distributed_trainer, manifest
 from osworld_pipeline.training.background import Background
 from osworld_pipeline.training.checkpoint import (
     keep_milestone,
@@ -43,7 +43,7 @@ class Gate:
     def __init__(self) -> None:
         self.reached, self.opened = threading.Event(), threading.Event()
         self.error: OSError | None = None
-        self._write = ranked.save_optimizer
+        self._write = distributed_trainer.save_optimizer
 
     def __call__(self, *arguments: Any) -> None:
         self.reached.set()
@@ -56,7 +56,7 @@ class Gate:
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     found = Gate()
-    monkeypatch.setattr(ranked, "save_optimizer", found)
+    monkeypatch.setattr(distributed_trainer, "save_optimizer", found)
     yield found
     found.opened.set()
 
@@ -145,10 +145,10 @@ def test_a_trainer_killed_while_it_writes_leaves_the_checkpoint_before(tmp_path:
     program = (
         "import sys, threading, time; from pathlib import Path\n"
         "from test_checkpoint import StateDir, make_trainer, save, save_partial, trainer_state\n"
-        "from osworld_pipeline.training import ranked\n"
+        "from osworld_pipeline.training import distributed_trainer\n"
         "trainer, state = make_trainer(Path(sys.argv[1])), StateDir(Path(sys.argv[2]))\n"
         "save(state, trainer, 1)\n"
-        "ranked.write_documents = lambda *_: (print('writing', flush=True), time.sleep(60))\n"
+        "distributed_trainer.write_documents = lambda *_: (print('writing', flush=True), time.sleep(60))\n"
         "save_partial(state, trainer, trainer_state(2))\n"
         "time.sleep(60)\n"
     )
