@@ -3,13 +3,14 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 BIN := .venv/bin
 export PYTHONUNBUFFERED := 1
-# Without kept bytecode every program compiles torch and transformers anew, which takes longer than all else it imports.
+# Without cached bytecode every program compiles torch and transformers again, which takes longer than all other
+# imports.
 export PYTHONDONTWRITEBYTECODE :=
 export DAGSTER_HOME := $(CURDIR)
 
 .PHONY: help setup setup-test setup-python setup-tokenizer demo test test-fast test-sglang test-gpu test-docs test-faults test-hostile test-windows fuzz bench-env bench-settling bench-data bench-rollout bench-training bench-demo bench-learning bench-scale bench-viewer check format dev mlflow constraints clean
 
-help: ## what can be made
+help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
 
 setup: ## Debian packages and .venv
@@ -29,33 +30,33 @@ demo: setup ## the whole pipeline on this machine, then a table of success rates
 
 test: setup-test ## every test that can run here; JOBS=1 runs them one after the other
 	@$(BIN)/pytest -n $(or $(JOBS),4) --dist loadfile --no-loadscope-reorder --durations=20 || \
-	{ [ $$? -eq 1 ] && echo "Again, one at a time; a test that passes now is unstable and is a defect:" && \
+	{ [ $$? -eq 1 ] && echo "Running failed tests again, one at a time. A test that passes now is unstable, which is a defect:" && \
 	$(BIN)/pytest --last-failed --last-failed-no-failures none --maxfail 3; }
 
 test-fast: setup-tokenizer ## unit tests only
 	@$(BIN)/pytest tests/unit -m "not slow"
 
-test-sglang: setup-test ## the tests against real sglang servers on a CPU; makes their environment (2.5 GB) first
+test-sglang: setup-test ## the tests against real sglang servers on a CPU; creates their environment (2.5 GB) first
 	@scripts/setup-sglang var/sglang
 	@OSWORLD_SGLANG=var/sglang $(BIN)/pytest -m sglang tests/integration
 
 test-gpu: setup-tokenizer ## the published 4B shape on a CUDA GPU, in under 8 minutes; the page is var/gpu.md (docs/gpu.md)
 	@$(BIN)/pytest -s -m gpu tests/gpu
 
-test-faults: setup-test ## training, a backfill and the demo while what they rest on fails at random; KILLS=40 for long
+test-faults: setup-test ## training, a backfill and the demo with random faults of what they depend on; KILLS=40 for a long run
 	@OSWORLD_CHAOS_KILLS=$(or $(KILLS),12) $(BIN)/pytest -s tests/integration/test_training_faults.py tests/integration/test_backfill_kills.py tests/integration/test_demo_kills.py
 
 test-docs: setup-test ## the commands of README.md and docs/, run against a small state that is made first
 	@OSWORLD_TEST_DOCS=1 $(BIN)/pytest tests/unit/docs/test_block_marks.py tests/pages
 
-test-hostile: setup-test ## honest episodes beside hostile ones on one env server, with nothing else running; MINUTES=5 DESKTOPS=32
+test-hostile: setup-test ## honest and hostile episodes on one env server; run it alone; MINUTES=5 DESKTOPS=32
 	@OSWORLD_HOSTILE_MINUTES=$(or $(MINUTES),5) OSWORLD_HOSTILE_DESKTOPS=$(or $(DESKTOPS),32) $(BIN)/pytest -s tests/integration/test_hostile_load.py
 
 fuzz: setup-python ## search every parser of foreign bytes for inputs that break it; SECONDS=600 for each, two at once
 	@$(BIN)/uv pip install --quiet --only-binary :all: --require-hashes -r scripts/fuzz.txt
 	@PYTHONPATH=tests $(BIN)/python -m fuzz --seconds $(or $(SECONDS),60)
 
-test-windows: setup-test ## a machine brought up as a Windows image is, and Windows programs by Wine (100 MB to download)
+test-windows: setup-test ## a machine started the way a Windows image is, and Windows programs in Wine (100 MB to download)
 	@scripts/setup wine
 	@OSWORLD_WINDOWS_GUEST=1 $(BIN)/pytest tests/integration/test_windows_state_machine.py tests/integration/test_wine_tasks.py
 
@@ -65,29 +66,29 @@ bench-env: setup-test ## the env server's speed, in ratios with spread; SLIME=PA
 bench-settling: setup-test ## how often the adaptive pause ends too early, and what it saves, on local desktops; PAUSE=2 for another
 	@$(BIN)/python -m benchmarks.bench_settling $(if $(PAUSE),--pause $(PAUSE))
 
-bench-data: setup-python ## the union build's and the store's speed; SLIME=PATH measures beside Slime-OSWorld's script, SCALE=100000 a growing state alone
+bench-data: setup-python ## the union build's and the store's speed; SLIME=PATH compares with Slime-OSWorld's script, SCALE=100000 measures only a growing state
 	@$(BIN)/python -m benchmarks.bench_data $(if $(SLIME),--slime-checkout $(SLIME)) $(if $(SCALE),growth --scale $(SCALE))
 
-bench-rollout: setup ## how busy the loop keeps desktops and trainer, beside a batch-synchronous one; where the time of an episode goes
+bench-rollout: setup ## how busy the loop keeps desktops and trainer, compared with a batch-synchronous one; where the time of an episode goes
 	@$(BIN)/python -m benchmarks.bench_rollout
 
 bench-training: setup-python ## clipping by rounding, importance forms, updates a second next to TRL's trainer
 	@$(BIN)/python -m benchmarks.bench_training
 
-bench-demo: setup ## the demo over ten seeds: its time, and what reinforcement gained in each; two hours
+bench-demo: setup ## the demo over ten seeds: its time, and the gain of reinforcement learning in each; two hours
 	@$(BIN)/python -m benchmarks.bench_learning demo --folder var/bench-demo --picture var/bench-demo/demo.png
 
-bench-learning: setup ## does it learn? three seeds of the whole road on real desktops, with a picture; hours
+bench-learning: setup ## does it learn? three seeds of the whole pipeline on real desktops, with a picture; hours
 	@$(BIN)/python -m benchmarks.bench_learning
 
-bench-scale: setup-test ## what a replica takes, its cost a day, and 1,024 of them over 16 hosts simulated; QUICK=1 for a short run
+bench-scale: setup-test ## the resources of a replica, its cost a day, and a simulation of 1,024 over 16 hosts; QUICK=1 for a short run
 	@$(BIN)/python -m benchmarks.bench_scale $(if $(QUICK),--quick)
 
 bench-viewer: setup-test ## the trajectory viewer in Chromium over 100,000 episodes: opening, filtering, stepping
 	@$(BIN)/python -m benchmarks.bench_viewer
 
-check: setup-python ## format, lint, types, import layers, links
-	@$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/lint-imports && $(BIN)/pyright && $(BIN)/python docs/check_links.py
+check: setup-python ## format, lint, types, import layers, links, words
+	@$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/lint-imports && $(BIN)/pyright && $(BIN)/python docs/check_links.py && $(BIN)/python docs/check_words.py
 
 format: setup-python ## rewrite what ruff can
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
@@ -98,7 +99,7 @@ dev: setup ## Dagster's UI on http://127.0.0.1:3000; STATE=FOLDER for another st
 mlflow: setup-python ## MLflow's UI on http://127.0.0.1:5000; STATE=FOLDER for another state than var, PORT=5001
 	@$(BIN)/mlflow ui --backend-store-uri "sqlite:///$(or $(STATE),var)/mlflow/mlflow.db" --port $(or $(PORT),5000)
 
-constraints: setup-python ## resolve every list of pinned packages anew
+constraints: setup-python ## resolve every list of pinned packages again
 	@scripts/pin --upgrade
 
 clean: ## remove the state of this machine: var/ and caches, not .venv

@@ -1,1 +1,1 @@
-"""Nouns: what the pipeline makes, as Dagster assets. Each reads ids, calls one library function, returns counts."""
+"""The Dagster assets of the pipeline. Each reads ids, calls one library function and returns counts."""

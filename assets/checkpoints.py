@@ -26,7 +26,7 @@ GROUP = "checkpoints"
 
 
 def parent_of(context: dg.AssetExecutionContext, asset: str, state: StateResource) -> Checkpoint:
-    """The checkpoint that `asset` materialized in this run, where it did; else the last one."""
+    """The checkpoint that `asset` materialized in this run, if any; else the last one."""
     return read_checkpoint_row(state.dir(), checkpoint_id_of(context, asset))
 
 
@@ -38,15 +38,15 @@ def start_or_parent(
     state: StateResource,
     tracking: TrackingResource,
 ) -> Checkpoint:
-    """The checkpoint that `stage` trains: that of the resource `start` where training starts with this stage, else that
-    of the asset upstream. Raises as `StartResource.resolve` and `parent_of`."""
+    """The checkpoint that `stage` trains: that of the resource `start` if training starts with this stage, else that of
+    the asset upstream. Raises as `StartResource.resolve` and `parent_of`."""
     if start.is_start_of(stage):
         return start.resolve(state.dir(), tracking)
     return parent_of(context, asset, state)
 
 
 def checkpoint_id_of(context: dg.AssetExecutionContext, asset: str) -> str:
-    """As `parent_of`, of whichever state folder the instance knows it."""
+    """Like `parent_of`, for any state folder of the instance."""
     found = _made_in(context.run.run_id, asset, context.instance)
     if found is None:
         event = context.instance.get_latest_materialization_event(dg.AssetKey(asset))
@@ -57,7 +57,7 @@ def checkpoint_id_of(context: dg.AssetExecutionContext, asset: str) -> str:
 
 
 def _made_in(run_id: str, asset: str, instance: dg.DagsterInstance) -> dg.AssetMaterialization | None:
-    """A run that trains beside this one may have materialized the asset since."""
+    """The materialization of `asset` in this run: a concurrent training run may have made a later one."""
     records = instance.get_records_for_run(run_id, of_type=dg.DagsterEventType.ASSET_MATERIALIZATION).records
     made = [record.asset_materialization for record in records]
     return next((one for one in reversed(made) if one is not None and one.asset_key == dg.AssetKey(asset)), None)
@@ -123,9 +123,9 @@ def flywheel_checkpoint(
     progress: ProgressResource,
     start: StartResource,
 ) -> dg.MaterializeResult:
-    """Rollouts, those with enough raw task reward kept, SFT on them, and again while success rises. Each round is a
-    checkpoint of its own; without a round, or where none was better, this stands for the checkpoint it began with:
-    the SFT checkpoint, or what the resource `start` says."""
+    """Rollouts, selection by raw task reward, and SFT on the selected ones, repeated while success rises. Each round
+    makes a checkpoint. Without a round, or if none was better, this asset is the checkpoint it started from: the SFT
+    checkpoint, or that of the resource `start`."""
     settings, folder = recipe.load(), state.dir()
     services = StageServices(launcher=launcher, tracking=tracking, progress=progress, remote=state.remote)
     parent = start_or_parent(context, Stage.FLYWHEEL, "sft_checkpoint", start, state, tracking)
@@ -152,7 +152,7 @@ def flywheel_checkpoint(
 
 
 def flywheel_result(result: FlywheelResult, state: StateDir, *, num_run: int) -> dg.MaterializeResult:
-    """`num_run`: rounds that were not found done."""
+    """`num_run`: rounds that were run now."""
     shown = checkpoint_result(result.checkpoint, state)
     rows = [
         (one.number, one.parent.checkpoint_id, f"{one.measured.success_rate:.1%}", one.measured.num_kept,
@@ -205,16 +205,16 @@ def build_gspo_asset(stage: Stage, parent_asset: str, description: str) -> dg.As
 gspo_phase1_checkpoint = build_gspo_asset(
     Stage.GSPO_PHASE1,
     "flywheel_checkpoint",
-    "GSPO at a higher temperature: explore, replay joining groups that all fail.",
+    "GSPO at a higher temperature to explore; replay joins groups in which all fail.",
 )
 gspo_phase2_checkpoint = build_gspo_asset(
-    Stage.GSPO_PHASE2, "gspo_phase1_checkpoint", "GSPO at a lower temperature: stabilise."
+    Stage.GSPO_PHASE2, "gspo_phase1_checkpoint", "GSPO at a lower temperature to stabilise."
 )
 
 ASSETS = [base_checkpoint, sft_checkpoint, flywheel_checkpoint, gspo_phase1_checkpoint, gspo_phase2_checkpoint]
 
 
-@dg.asset_check(asset="gspo_phase2_checkpoint", description="Every checkpoint but the base has a parent that is there.")
+@dg.asset_check(asset="gspo_phase2_checkpoint", description="Every checkpoint except the base has an existing parent.")
 def no_orphan_checkpoint(state: StateResource) -> dg.AssetCheckResult:
     checkpoints = {checkpoint.checkpoint_id: checkpoint for checkpoint in read_checkpoints(state.dir())}
     orphans = [c.checkpoint_id for c in checkpoints.values() if c.parent_id and c.parent_id not in checkpoints]

@@ -1,5 +1,5 @@
-"""What must hold before anything is trained on, and what is worth a look: each check is one question to the library. A
-blocking one keeps the assets below it from running."""
+"""Checks before training, and warnings: each check calls one library function. A failed blocking check stops the assets
+downstream."""
 
 from collections.abc import Callable
 
@@ -25,7 +25,7 @@ def build_check(
     otherwise: str,
     warns: bool = False,
 ) -> dg.AssetChecksDefinition:
-    """A check that passes where `find` finds nothing. `otherwise`: what to do. One that only `warns` blocks nothing."""
+    """A check that passes if `find` returns nothing. `otherwise`: the remedy. With `warns` it does not block."""
 
     @dg.asset_check(name=name, asset=asset, description=holds, blocking=not warns)
     def check(state: StateResource) -> dg.AssetCheckResult:
@@ -36,13 +36,13 @@ def build_check(
 
 
 def build_query_check(name: str, asset: str, sql: str, *, holds: str, otherwise: str, warns: bool = False):
-    """The same with a query for the offenders."""
+    """The same with a query for the violations."""
     return build_check(
         name, asset, lambda state: invariants.find_violations(state, sql), holds=holds, otherwise=otherwise, warns=warns
     )
 
 
-@dg.asset_check(asset="train_tasks", description="There is something to train on.", blocking=True)
+@dg.asset_check(asset="train_tasks", description="There is a task to train on.", blocking=True)
 def there_are_training_tasks(state: StateResource) -> dg.AssetCheckResult:
     count = run_query(state.dir(), "SELECT count(*) FROM train_tasks").rows[0][0]
     return dg.AssetCheckResult(passed=count > 0, metadata={"rows": count})
@@ -53,7 +53,7 @@ CHECKS = [
         "task_ids_are_unique",
         "union_tasks",
         invariants.task_ids_twice,
-        holds="A task id names one task, and is no id of a chunk.",
+        holds="A task id names one task, and is not the id of a chunk.",
         otherwise="remove union_tasks.parquet and materialize union_tasks again",
     ),
     there_are_training_tasks,
@@ -61,7 +61,7 @@ CHECKS = [
         "training_tasks_can_be_run",
         "train_tasks",
         invariants.UNFIT_TRAIN_TASKS,
-        holds="Every training task has a config and a demonstration, and is a Windows task only of a Windows suite.",
+        holds="Every training task has a config and a demonstration, and is a Windows task only in a Windows suite.",
         otherwise="remove train_tasks.parquet and materialize train_tasks again",
     ),
     build_check(
@@ -69,7 +69,7 @@ CHECKS = [
         "replay_buffer",
         invariants.unreadable_replay_rows,
         holds="Every turn of every demonstration is an action in the row's dialect.",
-        otherwise="materialize replay_buffer again: what cannot be read becomes a reject",
+        otherwise="materialize replay_buffer again: unparsable rows become rejects",
     ),
     build_check(
         "no_blob_is_missing",
@@ -90,8 +90,8 @@ CHECKS = [
         "demonstrations_earn_their_reward",
         "verified_replay",
         invariants.false_demonstrations,
-        holds=f"At most {invariants.MAX_FAILED_SHARE:.0%} of the demonstrations that were carried out again failed.",
-        otherwise="set replay.require_verified, or drop the source that they come from",
+        holds=f"At most {invariants.MAX_FAILED_SHARE:.0%} of the demonstrations that were executed again failed.",
+        otherwise="set replay.require_verified, or remove their source",
         warns=True,
     ),
     *(
@@ -101,8 +101,8 @@ CHECKS = [
             invariants.UNSOUND_TRAINING,
             holds=f"Loss and gradients are finite, KL is at most {invariants.MAX_KL:g}, and sampler and trainer agree "
             f"on log-probabilities within {invariants.MAX_SAMPLER_DIFF:g}.",
-            otherwise="lower the learning rate or raise gspo.kl_coef; where sampler and trainer differ, see the "
-            "engine's part of docs/training.md",
+            otherwise="lower the learning rate or raise gspo.kl_coef; if sampler and trainer differ, see the "
+            "section on engines in docs/training.md",
         )
         for asset in ("sft_checkpoint", "gspo_phase1_checkpoint", "gspo_phase2_checkpoint")
     ),
@@ -118,8 +118,8 @@ CHECKS = [
         "no_orphan_injection",
         "gspo_phase2_checkpoint",
         invariants.ORPHAN_INJECTIONS,
-        holds="The group and the replay row of every injection are there.",
-        otherwise="rows of the replay buffer that were injected once are gone: keep the sources they came from",
+        holds="The group and the replay row of every injection exist.",
+        otherwise="injected rows of the replay buffer are missing: keep their sources",
         warns=True,
     ),
     build_query_check(

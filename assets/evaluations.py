@@ -1,5 +1,5 @@
-"""Evaluations: every checkpoint on every suite that is asked for, one partition each; then a leaderboard, the champion,
-and a report people can read."""
+"""Evaluations: every checkpoint on every requested suite, one partition each; then a leaderboard, the champion, and a
+report."""
 
 from dataclasses import asdict
 from typing import Any
@@ -39,9 +39,9 @@ CHECKPOINT_ASSETS = [
     "gspo_phase2_checkpoint",
 ]
 CHECKPOINTS = dg.DynamicPartitionsDefinition(name="checkpoints")
-"""Their ids; a sensor adds them as they come."""
+"""Checkpoint ids; a sensor adds new ones."""
 SUITES = dg.StaticPartitionsDefinition(list(suite_names(StateResource(path=configured_state()).dir().suites)))
-"""Names of suites; those of the user's own are read when the code location is loaded."""
+"""Names of suites; the user's suites are read when the code location is loaded."""
 PARTITIONS = dg.MultiPartitionsDefinition({"checkpoint": CHECKPOINTS, "suite": SUITES})
 
 
@@ -56,7 +56,7 @@ def evaluations(
     tracking: TrackingResource,
     progress: ProgressResource,
 ) -> dg.MaterializeResult:
-    """Success of one checkpoint on one suite; a rerun runs only what is missing or ended in a fault."""
+    """Success of one checkpoint on one suite; a rerun runs only missing episodes and faults."""
     settings, folder = recipe.load(), state.dir()
     checkpoint_id, suite_name = partition_of(context)
     checkpoint = register_checkpoint(folder, checkpoint_id)
@@ -75,7 +75,7 @@ def evaluations(
                     job = evaluation_job(checkpoint, settings, folder, servers, suite=suite.name, run_ids=run_ids)
                     job["engine_token"] = engine.token
                     launcher.launch(context, "evaluate", job, progress.listener(context, "evaluate"), state=folder)
-            # A milestone, or what was made elsewhere, has no run of its own that told MLflow of it.
+            # A milestone or an external checkpoint was not reported to MLflow by a run of its own.
             where = checkpoint.path if is_address(checkpoint.path) else folder.root / checkpoint.path
             run.log_checkpoint(checkpoint, folder=where)
             run.log_evaluation(checkpoint_id, mlflow_figures(_score(folder, plan, settings)))
@@ -100,7 +100,7 @@ def evaluation_job(
     suite: str,
     run_ids: dict[str, str],
 ) -> dict[str, Any]:
-    """What the program `evaluate` is told."""
+    """The job of the program `evaluate`."""
     return {
         "recipe": recipe.model_dump(mode="json"),
         "state_root": str(state.root),
@@ -111,7 +111,7 @@ def evaluation_job(
 
 
 def policy_entry(checkpoint: Checkpoint) -> dict[str, Any]:
-    """What programs that sample are told of a checkpoint."""
+    """The description of a checkpoint for sampling programs."""
     return {"checkpoint_id": checkpoint.checkpoint_id, "stage": str(checkpoint.stage), "path": checkpoint.path}
 
 
@@ -136,8 +136,8 @@ def evaluation_result(
 
 @dg.asset(group_name=GROUP, kinds={"duckdb"}, pool="catalog", deps=[evaluations])
 def leaderboard(state: StateResource, recipe: RecipeResource) -> dg.MaterializeResult:
-    """Checkpoints by success, a table for each way of evaluating: intervals, both denominators, what changed against
-    the parent and the best, and what a success cost."""
+    """Checkpoints by success, one table for each kind of evaluation: intervals, both denominators, changes against the
+    parent and the best, and the cost of a success."""
     folder, settings = state.dir(), recipe.load()
     board = read_leaderboard(folder, confidence=settings.evaluation.confidence)
     return dg.MaterializeResult(
@@ -153,8 +153,8 @@ def leaderboard(state: StateResource, recipe: RecipeResource) -> dg.MaterializeR
 def champion(
     context: dg.AssetExecutionContext, state: StateResource, recipe: RecipeResource, tracking: TrackingResource
 ) -> dg.MaterializeResult:
-    """The best checkpoint on the recipe's held-out tasks, as MLflow's alias `champion`: it moves only where a paired
-    test says that another is better."""
+    """The best checkpoint on the recipe's held-out tasks, as MLflow's alias `champion`: it changes only if a paired
+    test shows that another is better."""
     folder = state.dir()
     choice = choose_champion(folder, recipe.load(), current=tracking.champion(folder))
     if choice.checkpoint_id is not None and choice.is_new:
@@ -175,7 +175,7 @@ def evaluation_report(
 ) -> dg.MaterializeResult:
     """Self-contained HTML pages: scores with intervals, each training run, each suite, and an index of them."""
     from osworld_pipeline.runs.evaluate.report import (
-        make_all_reports,  # templates and pictures: not when definitions are loaded
+        make_all_reports,  # templates and images: not when definitions are loaded
     )
 
     folder = state.dir()
@@ -194,13 +194,13 @@ def evaluation_report(
 
 
 def latest_checkpoints(context: dg.AssetExecutionContext, state: StateResource) -> list[Checkpoint]:
-    """What the checkpoint assets stand for now, the base first. A flywheel without a round stands for the SFT
-    checkpoint, which is there once. Of another state folder, which the instance may know too, none."""
+    """The current checkpoints of the checkpoint assets, the base first. A flywheel without a round has the SFT
+    checkpoint, which is listed once. Checkpoints of another state folder of the instance are left out."""
     latest = context.instance.get_latest_materialization_event
     ids = dict.fromkeys(checkpoint_id_of(context, asset) for asset in CHECKPOINT_ASSETS if latest(dg.AssetKey(asset)))
     known = {checkpoint.checkpoint_id: checkpoint for checkpoint in read_checkpoints(state.dir())}
     if elsewhere := [checkpoint_id for checkpoint_id in ids if checkpoint_id not in known]:
-        context.log.warning(f"left out, for they are not in {state.dir().root}: {', '.join(elsewhere)}")
+        context.log.warning(f"left out, because they are not in {state.dir().root}: {', '.join(elsewhere)}")
     return [known[checkpoint_id] for checkpoint_id in ids if checkpoint_id in known]
 
 

@@ -1,4 +1,4 @@
-"""Where to look on while an asset works: shown in Dagster as an observation of the asset as soon as it has begun."""
+"""Links to the progress of a running asset, shown in Dagster as an observation of the asset when it starts."""
 
 from urllib.parse import urlencode
 
@@ -9,17 +9,17 @@ from osworld_pipeline.tracking.runs import StageRun
 from resources.tracking import TrackingResource
 
 STATUS_PAGE = "/status"
-"""Of an env server: its desktops, with their pictures."""
+"""Page of an env server with screenshots of its desktops."""
 VIEWER_VARIABLE = "OSWORLD_VIEWER_URL"
 VIEWER_URL = "http://127.0.0.1:8765"
-"""Of `osworld-pipeline view`, where the variable does not say another one."""
+"""Default address of `osworld-pipeline view`."""
 
 
 def tell_where_to_look(
     context: dg.AssetExecutionContext, tracking: TrackingResource, run: StageRun, servers: EnvServers | None
 ) -> None:
-    """The stage's curves in MLflow, what it plays in the trajectory viewer, and the desktops of remote env servers. The
-    embedded one ends with the asset, and only the asset has its token."""
+    """Reports links to the stage's curves in MLflow, its episodes in the trajectory viewer, and the desktops of remote
+    env servers. The embedded env server ends with the asset, and only the asset has its token."""
     links = {"mlflow": dg.MetadataValue.url(tracking.run_url_of(run))}
     if servers is not None:
         address = dg.EnvVar(VIEWER_VARIABLE).get_value() or VIEWER_URL
@@ -32,7 +32,7 @@ def tell_where_to_look(
 
 
 def viewer_links(viewer_url: str, mlflow_run_id: str) -> dict[str, str]:
-    """Where the trajectory viewer shows what a stage plays: its episodes, and the groups that it trains on. MLflow's
-    run is the stage's own, whichever attempt at it is told of."""
+    """Pages of the trajectory viewer for the episodes of a stage and the groups that it trains on. `mlflow_run_id` is
+    the stage's run, not that of an attempt."""
     query = urlencode({"mlflow": mlflow_run_id})
     return {name: f"{viewer_url.rstrip('/')}/{name}?{query}" for name in ("episodes", "groups")}

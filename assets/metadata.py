@@ -1,4 +1,4 @@
-"""What Dagster shows of a table: rows, columns with what they mean, the first rows, and what was left out."""
+"""Dagster metadata of a table: row count, columns with their meaning, the first rows, and rejects."""
 
 from collections import Counter
 from typing import Any
@@ -30,7 +30,7 @@ def column_schema(schema: pa.Schema) -> dg.TableSchema:
 
 
 def table_metadata(state: StateDir, name: str) -> dict[str, Any]:
-    """Of a table that an asset owns."""
+    """Metadata of a table that an asset owns."""
     path = table_path(state, name)
     return {
         "dagster/row_count": pq.read_metadata(path).num_rows if path.is_file() else 0,
@@ -51,7 +51,7 @@ def reject_metadata(rejects: list[tuple[str, int, str, str]], num_rejects: int) 
 
 
 def rejects_table_metadata(state: StateDir) -> dict[str, Any]:
-    """Of the table of rejects: how many by kind and source, and the first ones."""
+    """Metadata of the table of rejects: counts by kind and source, and the first ones."""
     path = table_path(state, "rejects")
     if not path.is_file():
         return {"rejects": 0}
@@ -68,7 +68,7 @@ def rejects_table_metadata(state: StateDir) -> dict[str, Any]:
 def check_result(
     violations: Violations, *, severity: dg.AssetCheckSeverity = dg.AssetCheckSeverity.ERROR, what_to_do: str = ""
 ) -> dg.AssetCheckResult:
-    """Passed where nothing was found; else the offenders, and what to do about them."""
+    """Passed if nothing was found; else the violations and the remedy."""
     metadata: dict[str, Any] = {"found": violations.num_found}
     if not violations.is_sound:
         metadata["offenders"] = dg.MetadataValue.md(markdown_table(violations.columns, violations.rows))

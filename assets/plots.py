@@ -1,4 +1,4 @@
-"""Pictures in what Dagster shows of an asset."""
+"""Plots in the Dagster metadata of an asset."""
 
 import base64
 
@@ -26,8 +26,8 @@ SHOWN = (
 def training_curves(
     context: dg.AssetExecutionContext, tracking: TrackingResource, state: StateDir, checkpoint: Checkpoint
 ) -> dict[str, dg.MetadataValue]:
-    """How the stage that made a checkpoint went, over all its attempts; nothing where MLflow was told nothing. An
-    MLflow that does not answer costs the picture, not the asset."""
+    """The training curves of the stage that made a checkpoint, over all its attempts; empty if MLflow has none. If
+    MLflow does not respond, the plot is omitted and the asset still succeeds."""
     stage = Ancestor.parse(checkpoint.checkpoint_id).stage_key
     try:
         history = tracking.history_of(state, stage, SHOWN)
@@ -43,5 +43,5 @@ def training_curves(
 
 
 def inline_picture(name: str, svg: str) -> str:
-    """As Markdown that carries the picture itself."""
+    """Markdown with the image inline."""
     return f"![{name}](data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()})"

@@ -1,4 +1,4 @@
-"""Who answers for an asset, and how long what it last said is taken for current."""
+"""Owners and freshness policies of the assets."""
 
 from collections.abc import Sequence
 from datetime import timedelta
@@ -13,14 +13,14 @@ OWNERS = {
     "evaluation": "team:evaluation",
     "upkeep": "team:data",
 }
-"""By group; a lab gives these teams its people, in Dagster's UI or here."""
+"""Owners by group; assign people to these teams in Dagster's UI or here."""
 
 STALE_AFTER = {
     "upkeep": dg.FreshnessPolicy.time_window(warn_window=timedelta(days=7), fail_window=timedelta(days=30)),
     "evaluation": dg.FreshnessPolicy.time_window(warn_window=timedelta(days=14), fail_window=timedelta(days=60)),
 }
-"""By group. Data and checkpoints do not age: they change when what they are made of changes, which their data versions
-tell. A store that is never compacted gets slow, and a leaderboard that is not renewed misses what was trained."""
+"""Freshness policies by group. Data and checkpoints have none: they change only when their inputs change, which their
+data versions show. A store without compaction becomes slow, and an old leaderboard lacks new checkpoints."""
 
 
 def under_policies(assets: Sequence[dg.AssetsDefinition]) -> list[dg.AssetsDefinition]:
@@ -31,7 +31,7 @@ def _under_policies(spec: dg.AssetSpec) -> dg.AssetSpec:
     group = spec.group_name
     assert group in OWNERS, f"{spec.key.to_user_string()} of the group {group} has no owner"
     changed: dict[str, Any] = {"owners": [OWNERS[group]]}
-    # Of many partitions only the newest would be looked at.
+    # For a partitioned asset only the newest partition would be checked.
     if group in STALE_AFTER and spec.partitions_def is None:
         changed["freshness_policy"] = STALE_AFTER[group]
     return spec.replace_attributes(**changed)

@@ -20,14 +20,14 @@ RECORD = dg.TableSchema(
         dg.TableColumn("task_id", "string", "Also at id, metadata.task_id or metadata.id."),
         dg.TableColumn("messages", "list", "Chat turns, also at conversations: role, and content as text or parts."),
         dg.TableColumn("images", "list<string>", "Base64, data URIs or paths, in the order of the placeholders."),
-        dg.TableColumn("reward", "double", "Where the record knows it."),
+        dg.TableColumn("reward", "double", "If the record has one."),
     ]
 )
 TASK = dg.TableSchema(
     columns=[
         dg.TableColumn("task_id", "string", "Also at id."),
-        dg.TableColumn("instruction", "string", "What the agent is asked to do."),
-        dg.TableColumn("task_config", "json", "The whole OSWorld task, where the source has it."),
+        dg.TableColumn("instruction", "string", "Instruction for the agent."),
+        dg.TableColumn("task_config", "json", "The whole OSWorld task, if the source has it."),
     ]
 )
 
@@ -41,7 +41,7 @@ def demonstrations(
     launcher: Launcher,
     progress: ProgressResource,
 ) -> dg.MaterializeResult:
-    """Oracles solve the training tasks on real desktops; what they saw and said becomes the raw sources."""
+    """Oracles solve the training tasks on real desktops; their observations and responses become the raw sources."""
     settings, folder = recipe.load(), state.dir()
     recording = read_recording(folder)
     if recording is None or recording.key != recording_key(settings):
@@ -53,7 +53,7 @@ def demonstrations(
             }
             launcher.launch(context, "record_sources", job, progress.listener(context, "demonstrations"), state=folder)
         recording = read_recording(folder)
-        assert recording is not None, "the recording ended well and left no marker"
+        assert recording is not None, "the recording succeeded without a marker"
     return dg.MaterializeResult(
         metadata={"dagster/row_count": recording.num_demonstrations, **recording.metadata()},
         data_version=dg.DataVersion(recording.key),
@@ -90,8 +90,8 @@ def build_raw_asset(source: Source) -> dg.AssetsDefinition:
 
 @dg.asset(group_name=GROUP, kinds={"json"})
 def imports(context: dg.AssetExecutionContext, state: StateResource, recipe: RecipeResource) -> dg.MaterializeResult:
-    """Demonstrations of others, brought in by `osworld-pipeline import` or the recipe's replay.import_file; each with
-    its licence and revision."""
+    """External demonstrations, imported by `osworld-pipeline import` or the recipe's replay.import_file; each with its
+    licence and revision."""
     sync_replay_import(state.dir(), recipe.load().replay.import_file)
     found = look_at_imports(state.dir())
     columns = ("name", "importer", "demonstrations", "tasks", "rejects", "licence", "revision", "origin")

@@ -1,4 +1,4 @@
-"""Verified replay: what the demonstrations of the replay buffer really earn when they are carried out again."""
+"""Verified replay: the rewards of the demonstrations of the replay buffer when they are executed again."""
 
 from typing import Any
 
@@ -38,10 +38,10 @@ def verified_replay(
     launcher: Launcher,
     progress: ProgressResource,
 ) -> dg.MaterializeResult:
-    """Demonstrations are carried out again on real desktops and graded; what is known already is not done twice."""
+    """Demonstrations are executed again on real desktops and graded; known results are not repeated."""
     settings, folder = recipe.load(), state.dir()
     if settings.replay.verify == "none":
-        return dg.MaterializeResult(metadata={"skipped": 'the recipe says replay.verify = "none"'})
+        return dg.MaterializeResult(metadata={"skipped": 'the recipe has replay.verify = "none"'})
     key = verification_key(folder, settings, desktops=desktops.identity(settings))
     summary = settled_summary(folder, key)
     if summary is None:
@@ -54,7 +54,7 @@ def verified_replay(
             }
             launcher.launch(context, "verify_replay", job, progress.listener(context, "verified replay"), state=folder)
         summary = read_summary(folder)
-    assert summary is not None, "the verification ended well and left no summary"
+    assert summary is not None, "the verification succeeded without a summary"
     return dg.MaterializeResult(metadata=summary_metadata(summary), data_version=dg.DataVersion(summary.digest))
 
 

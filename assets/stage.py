@@ -1,4 +1,5 @@
-"""How an asset runs a training stage: find it done, or launch its program with MLflow and progress attached."""
+"""Runs a training stage for an asset: finds its checkpoint, or launches its program with MLflow and progress
+attached."""
 
 import time
 from collections.abc import Mapping
@@ -28,26 +29,26 @@ from resources.tracking import TrackingResource
 
 @dataclass(frozen=True, kw_only=True)
 class StageServices:
-    """What every training asset needs of Dagster's resources."""
+    """The resources that every training asset needs."""
 
     launcher: Launcher
     tracking: TrackingResource
     progress: ProgressResource
     remote: str = ""
-    """The object store that the state is pushed to; empty for none."""
+    """The object store to which the state is pushed; empty for none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageEnd:
-    """What became of a stage."""
+    """The result of a stage."""
 
     checkpoint: Checkpoint | None
-    """Its own; where it was stopped, the milestone it had come to, or its parent where it did not run. None where it
-    had nothing to train on."""
+    """Its own checkpoint; if it was stopped, its last milestone, or its parent if it did not run. None if there was no
+    data to train on."""
     stopped: str = ""
-    """Why it is not finished."""
+    """Why it did not finish; empty if it did."""
     is_found: bool = False
-    """Its checkpoint was there before: nothing was trained."""
+    """Its checkpoint existed already; no training was done."""
 
 
 def run_stage(
@@ -64,13 +65,13 @@ def run_stage(
     engine: EngineResource | None = None,
     budget: Budget = UNLIMITED,
 ) -> dg.MaterializeResult:
-    """Makes the checkpoint of `stage`, or finds it: its id says whether anything that matters has changed. What Dagster
-    shows of it, and how it came to stand for the stage."""
+    """Makes the checkpoint of `stage`, or finds it by its id, which depends on all relevant inputs. Returns the Dagster
+    metadata of the checkpoint and how it was obtained."""
     end = try_stage(
         context, services, stage=stage, program=program, recipe=recipe, state=state, parent=parent,
         data_digest=data_digest, desktops=desktops, engine=engine, budget=budget,
     )  # fmt: skip
-    assert end.checkpoint is not None, f"{program} ended well and left no checkpoint"
+    assert end.checkpoint is not None, f"{program} succeeded without a checkpoint"
     shown = checkpoint_result(end.checkpoint, state)
     about: dict[str, Any] = {"was there already": end.is_found}
     if end.stopped:
@@ -95,8 +96,8 @@ def try_stage(
     budget: Budget = UNLIMITED,
     more: Mapping[str, Any] | None = None,
 ) -> StageEnd:
-    """As run_stage, of a program that may find that there is nothing to train on, or that its budget ends; `more` joins
-    its job."""
+    """Like run_stage, for a program that may have no data to train on, or exhaust its budget; `more` is added to its
+    job."""
     parent_id = parent.checkpoint_id if parent else None
     checkpoint_id = stage_checkpoint_id(stage, recipe, parent_id=parent_id, data_digest=data_digest)
     params = stage_params(stage, recipe)
@@ -116,7 +117,7 @@ def try_stage(
     checkpoint, stopped = read_checkpoint(state, checkpoint_id), ""
     is_found = checkpoint is not None
     if is_found:
-        context.log.info(f"nothing to train: {checkpoint_id} was made before of the same recipe, parent and data")
+        context.log.info(f"nothing to train: {checkpoint_id} exists for the same recipe, parent and data")
     if checkpoint is None and (ended := budget.end_reason(now=time.time())):
         return StageEnd(checkpoint=parent, stopped=f"it did not run: {ended}")
     if checkpoint is None or services.tracking.run_id_of(state, checkpoint_id) is None:
@@ -149,12 +150,12 @@ def try_stage(
 
 
 def _num_processes(stage: Stage, recipe: Recipe) -> int:
-    """The base is made, not trained."""
+    """Ranks of a stage; the base is created, not trained, by one process."""
     return 1 if stage is Stage.BASE else recipe.trainer.num_processes
 
 
 def checkpoint_result(checkpoint: Checkpoint, state: StateDir) -> dg.MaterializeResult:
-    """What Dagster shows of a checkpoint: ids, path, figures; its data version is the digest of its weights."""
+    """The Dagster result of a checkpoint: ids, path, metrics; its data version is the digest of its weights."""
     figures = {name: dg.MetadataValue.float(float(value)) for name, value in checkpoint.metrics.items()}
     return dg.MaterializeResult(
         metadata={

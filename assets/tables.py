@@ -1,4 +1,4 @@
-"""The union tables: every task seen anywhere, the replay buffer, and the tasks that can be trained on."""
+"""The union tables: all tasks of all sources, the replay buffer, and the tasks that can be trained on."""
 
 import dagster as dg
 
@@ -12,7 +12,7 @@ from resources.state import RecipeResource, StateResource
 
 GROUP = "tables"
 DESCRIPTIONS = {
-    "union_tasks": "One row for each task id seen in any source, with its config where one is known.",
+    "union_tasks": "One row for each task id of any source, with its config if known.",
     "replay_buffer": "Every demonstration whose turns all parse, deduplicated, with the line it came from.",
     "train_tasks": "The tasks that have a config, are no Windows tasks and have a demonstration.",
 }
@@ -38,7 +38,7 @@ def union_tables(
     """One pass over all raw sources makes the three tables; unchanged sources make none."""
     folder = state.dir()
     built = ensure_union(folder, recipe.load(), on_progress=progress.byte_counter(context, "union tables"))
-    context.log.info("nothing has changed: the tables stand" if built.is_reused else "the tables are built")
+    context.log.info("nothing has changed: the tables are reused" if built.is_reused else "the tables are built")
     rebuild_catalog(folder)
     for name in DESCRIPTIONS:
         yield dg.MaterializeResult(

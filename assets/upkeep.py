@@ -21,8 +21,8 @@ GROUP = "upkeep"
     code_version=code_version("osworld_pipeline.runs.upkeep.upkeep", "osworld_pipeline.store"),
 )
 def compacted_trajectories(context: dg.AssetExecutionContext, state: StateResource) -> dg.MaterializeResult:
-    """Small parts of episodes, steps and groups become few large files; readers and writers need not stop. The work of
-    one materialization is bounded: what is left is done by the next."""
+    """Small parts of episodes, steps and groups become few large files; concurrent readers and writers are safe. The
+    work of one materialization is bounded; the next one does the rest."""
     folder = state.dir()
     done = compact_store(folder, budget_bytes=RUN_BUDGET_BYTES)
     push_after(folder, state.remote, context.log.warning)

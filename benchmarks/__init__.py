@@ -1,1 +1,1 @@
-"""What the env server costs and how fast it is, measured against a named baseline. `make bench-env` runs them all."""
+"""Benchmarks of speed and cost, measured against named baselines. The `bench-*` targets of the Makefile run them."""

@@ -1,6 +1,6 @@
-"""`python -m benchmarks.bench_data [union|store|blobs|packs|growth|all]`: the union build beside Slime-OSWorld's
-script, and the store's writers, readers and images, as ratios with spread, several rounds each, with what limits each
-figure; what packing images gains; and what a state costs as it grows."""
+"""`python -m benchmarks.bench_data [union|store|blobs|packs|growth|all]`: the union build compared with Slime-OSWorld's
+script, and the store's writers, readers and images, as ratios with spread over several rounds, with the bottleneck of
+each figure; the gain of packing images; and the cost of a growing state."""
 
 import argparse
 import json
@@ -71,12 +71,12 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("bench", nargs="?", choices=(*BENCHES, "all"), default="all")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--sizes", type=int, nargs="+", metavar="MB", default=[100, 500, 2000])
-    parser.add_argument("--num-steps", type=int, default=1_000_000, help="steps of the store that is asked")
+    parser.add_argument("--num-steps", type=int, default=1_000_000, help="steps of the queried store")
     parser.add_argument("--num-blobs", type=int, default=1_000_000, help="images of the blob stores")
     parser.add_argument("--scale", type=int, default=100_000, help="episodes of the state that grows")
     parser.add_argument("--slime-checkout", type=Path, metavar="PATH", help="Slime-OSWorld, to measure against")
-    parser.add_argument("--folder", type=Path, default=Path("var/bench-data"), help="inputs and stores lie here")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="gets every figure")
+    parser.add_argument("--folder", type=Path, default=Path("var/bench-data"), help="folder of inputs and stores")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure to FILE")
     return parser.parse_args(argv)
 
 

@@ -1,5 +1,5 @@
-"""`python -m benchmarks.bench_env [throughput|local|qemu|all]`: the env server's speed as ratios with spread, several
-rounds each, against a baseline that is named, with what limits each figure."""
+"""`python -m benchmarks.bench_env [throughput|local|qemu|all]`: the env server's speed as ratios with spread over
+several rounds, against a named baseline, with the bottleneck of each figure."""
 
 import argparse
 import json
@@ -60,9 +60,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=4.0, help="one window of the throughput (default 4)")
     parser.add_argument("--episodes", type=int, nargs="+", metavar="N", help=f"levels of the throughput {LEVELS}")
     parser.add_argument("--slime-checkout", type=Path, metavar="PATH", help="Slime-OSWorld, to measure against")
-    parser.add_argument("--state-dir", type=Path, default=Path("var/desktops"), help="where the local image lies")
-    parser.add_argument("--qemu-state-dir", type=Path, default=Path("var/desktops"), help="where qemu's image lies")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="gets every figure")
+    parser.add_argument("--state-dir", type=Path, default=Path("var/desktops"), help="folder of the local image")
+    parser.add_argument("--qemu-state-dir", type=Path, default=Path("var/desktops"), help="folder of qemu's image")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure to FILE")
     return parser.parse_args(argv)
 
 

@@ -1,5 +1,5 @@
 """`python -m benchmarks.bench_gpu [PART]... [--smoke] [--markdown FILE]`: the published 4B shape with random weights on
-one GPU, each part in a process of its own with a limit, so that one that fails or hangs costs no other its figures."""
+one GPU, each part in a separate process with a time limit, so that a failing part does not affect others."""
 
 import argparse
 import os
@@ -24,15 +24,15 @@ LIMITS_S: Mapping[str, float] = {
     "exactness": 90, "lora": 75, "packing": 75, "speed": 90, "speed_lora": 75, "context": 90, "context_lora": 90,
     "sglang": 200,
 }  # fmt: skip
-"""The longest that each part may take."""
+"""Time limit of each part."""
 BUDGET_S = 470.0
-"""Of all parts; one that would begin later is not run."""
+"""Time limit of all parts; a part that would begin later is not run."""
 LEAST_S = 20.0
-"""A part with less time left is not begun."""
+"""A part with less remaining time is not started."""
 KILL_S = 20.0
 
 Command = Callable[[str, Path], Sequence[str]]
-"""For a part and the file that its result goes to: what runs it."""
+"""The command that runs a part, given its name and the file of its result."""
 
 
 def run_parts(
@@ -43,7 +43,7 @@ def run_parts(
     budget_s: float = BUDGET_S,
     on_done: Callable[[PartResult], None] = lambda _: None,
 ) -> list[PartResult]:
-    """One after the other; every part has a result, whatever became of it."""
+    """Run the parts one after the other; every part has a result, even if it fails."""
     deadline = time.monotonic() + budget_s
     results: list[PartResult] = []
     with tempfile.TemporaryDirectory(prefix="bench-gpu-") as folder:
@@ -51,7 +51,7 @@ def run_parts(
             left_s = deadline - time.monotonic()
             if left_s < min(LEAST_S, limits_s[name]):
                 result = PartResult(
-                    name=name, error=f"the {budget_s:.0f} s of all parts were spent; name this part alone"
+                    name=name, error=f"the {budget_s:.0f} s of all parts are used up; run this part alone"
                 )
             else:
                 result = _run_part(name, command, Path(folder), limit_s=min(limits_s[name], left_s))
@@ -73,7 +73,7 @@ def _run_part(name: str, command: Command, folder: Path, *, limit_s: float) -> P
         except subprocess.TimeoutExpired:
             is_late = True
         finally:
-            # The part and whatever it started; a GPU's memory is free when they are gone.
+            # The part and its child processes; the GPU's memory is free when they have ended.
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait(KILL_S)
@@ -82,8 +82,8 @@ def _run_part(name: str, command: Command, folder: Path, *, limit_s: float) -> P
     if is_late:
         result.status, result.error = "timed out", f"it took longer than its {limit_s:.0f} s"
     elif result.status in ("not run", "timed out") and not result.error:
-        # It left no word of an end: killed from outside, or gone before it began.
-        last = log.read_text(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
+        # The file has no final status: the part was killed from outside, or died before it began.
+        last = log.read_text(errors="replace").strip().splitlines()[-1:] or ["no output"]
         result.status, result.error = "failed", f"ended with status {process.returncode}: {last[0]}"
     return result
 
@@ -117,15 +117,15 @@ def measure(names: Sequence[str], *, size: Size, on_done: Callable[[PartResult],
 
 
 def tell(result: PartResult) -> None:
-    told = f": {result.error}" if result.error else ""
-    print(f"{result.name}: {result.status} in {result.seconds:.0f} s{told}", file=sys.stderr, flush=True)
+    reason = f": {result.error}" if result.error else ""
+    print(f"{result.name}: {result.status} in {result.seconds:.0f} s{reason}", file=sys.stderr, flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="bench-gpu", description=__doc__)
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(LIMITS_S)}; all without a name")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"one of {', '.join(LIMITS_S)}; all by default")
     parser.add_argument("--smoke", action="store_true", help="a thin model with the real vocabulary, for any machine")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="gets the page, too")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the page to FILE")
     arguments = parser.parse_args(argv)
     unknown = set(arguments.parts) - set(LIMITS_S)
     if unknown:

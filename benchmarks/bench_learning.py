@@ -1,9 +1,9 @@
-"""`python -m benchmarks.bench_learning [demo|dense|sparse|all]`: does it learn? The whole road on real desktops over
+"""`python -m benchmarks.bench_learning [demo|dense|sparse|all]`: does it learn? The pipeline on real desktops over
 several seeds: held-out success of SFT and of both GSPO phases, paired, with a picture; and replay against no replay.
 
-`demo` runs the recipe of `make demo` and judges each seed by itself, as one who runs it sees it. `dense` runs the
+`demo` runs the recipe of `make demo` and evaluates each seed separately, as its user does. `dense` runs the
 recipe `learning`; `sparse` runs `learning_sparse`, whose SFT solves few tasks, with and without replay; `all` runs
-these two. A run that was stopped goes on where it ended.
+these two. A stopped run resumes.
 """
 
 import argparse
@@ -49,12 +49,12 @@ Rewards = Mapping[str, list[float]]
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """One way of training, over all seeds."""
+    """One training configuration, over all seeds."""
 
     name: str
     recipe: str
     settings: tuple[str, ...] = ()
-    """What differs from the recipe, as `--set` takes it."""
+    """Differences from the recipe, as for `--set`."""
 
 
 DEMO = Arm(name="demo", recipe="demo")
@@ -66,25 +66,25 @@ SEEDED = ("model.seed", "sft.seed", "gspo.phase1.seed", "gspo.phase2.seed")
 NUM_SEEDS, NUM_DEMO_SEEDS = 3, 10
 MAX_DEMO_MINUTES = 10
 MIN_SHARE_SHOWN = 0.9
-"""Of the demo's seeds, so many must gain MIN_GAIN with an interval above 0."""
+"""Share of the demo's seeds that must gain MIN_GAIN with an interval above 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SeedRun:
-    """What one arm made of one seed."""
+    """Results of one arm with one seed."""
 
     arm: Arm
     seed: int
     minutes: float
-    """From nothing to the sampled evaluation; what an arm before it in the same folder has made is not in it."""
+    """From the start to the sampled evaluation; stages shared with an earlier arm in the same folder do not count."""
     sampled: Mapping[Stage, Rewards]
     greedy: Mapping[Stage, Rewards]
-    """Empty for the demo, which is evaluated as it stands."""
+    """Empty for the demo, which has no greedy evaluation."""
     num_faults: int
     num_injections: int
     """Groups of both GSPO phases that a demonstration joined."""
     spreads: Mapping[Stage, SeedSpread | None]
-    """Of the sampled evaluations, from one seed of theirs to another."""
+    """Of the sampled evaluations, between their seeds."""
     curve: RewardCurve
 
 
@@ -134,7 +134,7 @@ def _demo(console: Console, arguments: argparse.Namespace) -> dict[str, Any]:
         f"seeds that gain {MIN_GAIN:.0%} or more with an interval above 0: {num_shown} of {len(gains)}; "
         f"bar {MIN_SHARE_SHOWN:.0%}: {verdict(num_shown >= MIN_SHARE_SHOWN * len(gains))}"
     )
-    console.print(f"seeds that would have shown nothing: {num_silent} of {len(gains)}")
+    console.print(f"seeds without a significant gain: {num_silent} of {len(gains)}")
     minutes = Spread.of(run.minutes for run in runs)
     console.print(
         f"minutes a seed: {minutes.range_text()}; bar {MAX_DEMO_MINUTES}: "
@@ -202,8 +202,8 @@ def _sparse(console: Console, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def run_seed(arm: Arm, seed: int, folder: Path, console: Console) -> SeedRun:
-    """Runs the road twice over one state: with the recipe's evaluation, then, adding to it, a greedy one. The demo runs
-    once, on tasks of its own for each seed."""
+    """Run the pipeline twice over one state: with the recipe's evaluation, then with an additional greedy one. The demo
+    runs once, with different tasks for each seed."""
     state = StateDir((folder / f"{arm.recipe}-{seed}" / "state").resolve())
     state.root.mkdir(parents=True, exist_ok=True)
     keys = SEEDED if arm is not DEMO else (*SEEDED, "suite.seed")
@@ -230,13 +230,13 @@ def run_seed(arm: Arm, seed: int, folder: Path, console: Console) -> SeedRun:
 
 
 def _timed_demo(state: StateDir, name: str, recipe: str, settings: Sequence[str], console: Console) -> float:
-    """Minutes it took, summed over the runs it needed; a finished one is not run again."""
+    """Run the demo, unless it has finished before; returns its minutes, summed over interrupted runs."""
     timings_path = state.root / TIMINGS
     timings: dict[str, Any] = json.loads(timings_path.read_text()) if timings_path.is_file() else {}
     asked = digest_json(load_recipe(recipe, settings=settings).model_dump(mode="json"))
     if timings.get(f"{name} finished") == asked:
         return timings[name]
-    # A Dagster instance of its own: a demo in the same one would take this run for a dead one's.
+    # A separate Dagster instance: another demo in the same instance would treat this run as dead.
     shutil.copyfile(REPOSITORY / "dagster.yaml", state.root.parent / "dagster.yaml")
     command = [str(Path(sys.executable).parent / "osworld-pipeline"), "demo", "--recipe", recipe, "--state", "state"]
     command += [word for setting in settings for word in ("--set", setting)]
@@ -258,12 +258,12 @@ def _timed_demo(state: StateDir, name: str, recipe: str, settings: Sequence[str]
 
 
 def _checkpoints(state: StateDir, recipe: Recipe) -> dict[Stage, Checkpoint]:
-    """Those of the three stages that this recipe made, newest parent chain first found."""
+    """The checkpoints of the three stages of this recipe, found along the parents of the last one."""
     made = {checkpoint.checkpoint_id: checkpoint for checkpoint in read_checkpoints(state)}
     digest = stage_recipe_digest(Stage.GSPO_PHASE2, recipe)
     last = [one for one in made.values() if one.stage is Stage.GSPO_PHASE2 and one.recipe_digest == digest]
     if len(last) != 1:
-        raise BenchmarkError(f"{state.root} holds {len(last)} phase 2 checkpoints of this recipe, not one: remove it")
+        raise BenchmarkError(f"{state.root} has {len(last)} phase 2 checkpoints of this recipe, not one: remove it")
     found: dict[Stage, Checkpoint] = {}
     current: Checkpoint | None = last[0]
     while current is not None:
@@ -286,7 +286,7 @@ def _rewards(
             else:
                 num_faults += 1
         if not rewards:
-            raise BenchmarkError(f"{state.root} holds no evaluation of {checkpoints[stage].checkpoint_id}")
+            raise BenchmarkError(f"{state.root} has no evaluation of {checkpoints[stage].checkpoint_id}")
         found[stage] = rewards
     return found, num_faults
 
@@ -321,7 +321,7 @@ def _num_injections(state: StateDir, checkpoints: Mapping[Stage, Checkpoint]) ->
 
 
 def judge_runs(before: Sequence[SeedRun], after: Sequence[SeedRun], start: Stage, end: Stage) -> Effect:
-    """Stage `end` of `after` against stage `start` of `before`, paired by seed, each seed a run."""
+    """Stage `end` of `after` against stage `start` of `before`, paired by seed; each seed is a run."""
     return judge_effect(
         compare_paired(_merged(before, start), _merged(after, end)),
         spread=SeedSpread.widest([run.spreads[start] for run in before]),
@@ -374,7 +374,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, nargs="+", help="0 to 2 by default, the demo's 0 to 9")
     parser.add_argument("--folder", type=Path, default=Path("var/bench-learning"), help="a state folder for each seed")
     parser.add_argument("--picture", type=Path, default=Path("var/bench-learning/learning.png"))
-    parser.add_argument("--json", type=Path, metavar="FILE", help="gets every figure")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure to FILE")
     return parser.parse_args(argv)
 
 

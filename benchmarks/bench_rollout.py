@@ -1,6 +1,6 @@
-"""`python -m benchmarks.bench_rollout [loops|turns|engine|episode|all]`: how busy environments are beside a
-batch-synchronous loop, what a turn takes beside desktop and model, the transformers engine, and where the time of an
-episode on real desktops goes; several rounds each, with spread."""
+"""`python -m benchmarks.bench_rollout [loops|turns|engine|episode|all]`: how busy environments are compared with a
+batch-synchronous loop, the overhead of a turn in addition to desktop and model, the transformers engine, and the parts
+of an episode's time on real desktops; several rounds each, with spread."""
 
 import argparse
 import json
@@ -43,7 +43,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench-rollout", description=__doc__)
     parser.add_argument("bench", nargs="?", choices=(*BENCHES, "all"), default="all")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="gets every figure")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure to FILE")
     return parser.parse_args(argv)
 
 

@@ -1,7 +1,7 @@
-"""`python -m benchmarks.bench_scale [--quick]`: OSGym's scaling story (arXiv 2511.11672) measured on this machine, and
-from that a model of cost and a simulation of 1,024 replicas over 16 hosts.
+"""`python -m benchmarks.bench_scale [--quick]`: OSGym's scaling figures (arXiv 2511.11672) measured on this machine,
+and from them a model of cost and a simulation of 1,024 replicas over 16 hosts.
 
-What is measured, what is assumed and what is simulated is said with every figure."""
+Every figure is marked as measured, assumed or simulated."""
 
 import argparse
 import json
@@ -81,8 +81,8 @@ def _print_provisioning(console: Console, local: Provisioning, machines: Machine
         rows.append(("qemu, cold boot", machines.boot_s.quartile_text(2), "", "", ""))
     rows.append(("OSGym's paper", f"{THEIRS['start']} (full copy: {THEIRS['boot']})", "", "", THEIRS["disk"]))
     title = (
-        f"Provisioning; reset of local: {local.reset_s.quartile_text(2)} s; local's image lies over the host's own "
-        "programs, so its saving is not to be compared with a machine's"
+        f"Provisioning; reset of local: {local.reset_s.quartile_text(2)} s; local uses the host's own "
+        "programs, so its saving cannot be compared with a machine's"
     )
     columns = ("provider", "provisioning, s", "image once, MB", "each replica, MB", "disk saved at 64")
     print_table(console, title, columns, rows)
@@ -99,7 +99,7 @@ def _print_cost(
     busiest = levels[-1]
     needs = {"local": Need(memory_mb=busiest.memory_mb.median, cores=busiest.cores_at(step_s))}
     if machines is not None:
-        # Its CPU is the guest's own, which an emulated one does not tell; what is acted through the server is.
+        # The guest's own CPU time cannot be measured when it is emulated; the time of actions through the server can.
         needs["qemu (CPU as local)"] = Need(memory_mb=machines.memory_mb.median, cores=busiest.cores_at(step_s))
     rows = []
     for name, need in needs.items():
@@ -116,7 +116,7 @@ def _print_cost(
 
 
 def _simulate(levels: Sequence[Level], provisioning: Provisioning, arguments: argparse.Namespace) -> Report:
-    # One at a time, because the simulated host's cores bound how many there are at once.
+    # Times of a single desktop, because the simulated host's cores bound the number of concurrent ones.
     thinking_s = arguments.step_s * STEPS_A_TRAJECTORY
     times = Times(
         start_s=provisioning.start_s.values,
@@ -129,7 +129,7 @@ def _simulate(levels: Sequence[Level], provisioning: Provisioning, arguments: ar
         num_policies=arguments.hosts * arguments.replicas_per_host,
         simulated_s=arguments.simulated_s,
     )
-    # Thousands of simulated deaths are no news of this machine.
+    # Do not log thousands of simulated failures.
     logger = logging.getLogger("env_server")
     level, logger.level = logger.level, logging.CRITICAL
     try:
@@ -151,7 +151,7 @@ def _print_report(console: Console, report: Report, arguments: argparse.Namespac
         ("the same, p95 and longest, s", _ends(report.lease_wait_s), ""),
         ("from a fault to the next desktop, p95 and longest, s", _ends(report.recovery_s), "faults that were survived"),
         ("episodes lost", str(report.faults["desktop died"] + report.faults["host died"]), _causes(report)),
-        ("hosts that went down", str(report.num_host_failures), "and came back"),
+        ("hosts that failed", str(report.num_host_failures), "and restarted"),
         ("fairness, fewest and most of a client", f"{min(counts)} / {max(counts)}", "episodes"),
     ]
     failures = _failures(arguments)
@@ -159,7 +159,7 @@ def _print_report(console: Console, report: Report, arguments: argparse.Namespac
         f"Simulated: {report.num_replicas} replicas on {arguments.hosts} hosts for {report.simulated_s:g} s (took "
         f"{report.took_s:.1f} s), the real pool's queueing and recovery; measured starts, resets and steps; assumed: "
         f"a step every {arguments.step_s:g} s, a desktop dies every {failures.desktop_mtbf_s / 3600:g} h, "
-        f"{failures.failed_start_share:.0%} of starts fail, a host goes down every {failures.host_mtbf_s / 3600:g} h "
+        f"{failures.failed_start_share:.0%} of starts fail, a host fails every {failures.host_mtbf_s / 3600:g} h "
         f"for {failures.host_down_s:g} s"
     )
     print_table(console, title, ("figure", "value", ""), rows)
@@ -180,11 +180,11 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench-scale", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one small level, no qemu, 16 simulated replicas")
     parser.add_argument("--replicas", type=int, nargs="+", metavar="N", help="levels to measure (default 1 4 8)")
-    parser.add_argument("--seconds", type=float, help="of each level (default 30)")
+    parser.add_argument("--seconds", type=float, help="time of each level (default 30)")
     parser.add_argument("--no-qemu", dest="qemu", action="store_false", help="leave the virtual machines out")
-    parser.add_argument("--state-dir", type=Path, default=Path("var/desktops"), help="where the local image lies")
-    parser.add_argument("--qemu-state-dir", type=Path, default=Path("var/desktops"), help="where qemu's image lies")
-    parser.add_argument("--step-s", type=float, default=8.0, help="of a policy with a model behind it (default 8)")
+    parser.add_argument("--state-dir", type=Path, default=Path("var/desktops"), help="folder of the local image")
+    parser.add_argument("--qemu-state-dir", type=Path, default=Path("var/desktops"), help="folder of qemu's image")
+    parser.add_argument("--step-s", type=float, default=8.0, help="time of a policy's step, model included (default 8)")
     parser.add_argument("--host-cores", type=float, default=64.0)
     parser.add_argument("--host-gb", type=float, default=512.0)
     parser.add_argument("--host-usd-per-hour", type=float, default=4.0)
@@ -194,7 +194,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--desktop-mtbf-h", type=float, default=1.0)
     parser.add_argument("--host-mtbf-h", type=float, default=3.0)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="gets every figure")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure to FILE")
     arguments = parser.parse_args(argv)
     quick: dict[str, Any] = {"replicas": [1], "seconds": 1.0, "hosts": 2, "replicas_per_host": 8, "simulated_s": 120.0}
     full: dict[str, Any] = {

@@ -1,8 +1,8 @@
-"""`python -m benchmarks.bench_settling`: how often the guest calls a screen settled that is not, and what it saves, on
-real local desktops: with a program that answers 50 to 400 ms late, and with the desktop's own programs.
+"""`python -m benchmarks.bench_settling`: how often the guest's verdict that a screen has settled is wrong, and the time
+that it saves, on real local desktops: with a program that answers 50 to 400 ms late, and with the desktop's programs.
 
 Every action is followed by the adaptive pause and a screenshot, then by the rest of the fixed pause and another. The
-verdict was wrong where it came early and the two differ."""
+verdict is wrong if it came early and the two screenshots differ."""
 
 import argparse
 import asyncio
@@ -27,14 +27,14 @@ from osworld_pipeline.errors import PipelineError
 MAX_WRONG_SHARE = 0.005
 SLOW_WINDOW = Path(__file__).with_name("slow_window.py")
 SHORTEST_S, LONGEST_S = 0.05, 0.4
-"""Of the delays of its answers."""
+"""Range of the delays of its answers."""
 STRIP = 24
-"""Pixels at its bottom that answer nothing."""
+"""Height in pixels of the strip at its bottom, which does not react."""
 SLOW = {"late": "l", "echo": "e", "stages": "s", "busy": "b", "mark": "m", "nothing": "n", "click": ""}
 """Answers of the slow window, by key; a click has none."""
 SILENT = {"silent": "f"}
-"""Half of its answer at once, and the other half after a silence in which it does not compute: no look at the screen
-can tell this from an answer that is over. It is reported by itself."""
+"""Half of its answer at once, and the other half after a pause without computing: from the screen this cannot be
+distinguished from a complete answer. It is reported separately."""
 LINE = ("write", "ls -la /usr/share/doc | head -40\n")
 PROGRAMS: dict[str, Sequence[tuple[str, ...]]] = {
     "xterm": (LINE, ("write", "clear\n"), ("write", "seq 2000\n"), ("write", "date; python3 -c 'print(1)'\n")),
@@ -45,7 +45,7 @@ PROGRAMS: dict[str, Sequence[tuple[str, ...]]] = {
     ),
     "pcmanfm": (("hotkey", "alt", "up"), ("press", "f5"), ("hotkey", "alt", "left"), ("hotkey", "ctrl", "a")),
 }  # fmt: skip
-"""What the desktop's own programs are made to do, in turn."""
+"""Actions in the desktop's own programs, in turn."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,12 +69,12 @@ async def try_action(
     await asyncio.sleep(pause_s - step_s)
     is_early = acted_s < pause_s
     is_wrong = is_early and differ(early, await guest.screenshot())
-    await asyncio.sleep(LONGEST_S)  # what comes late is no effect of the next action
+    await asyncio.sleep(LONGEST_S)  # a late answer must not count as an effect of the next action
     return Trial(kind=kind, step_s=step_s, fixed_s=max(acted_s, pause_s) + step_s - acted_s, is_wrong=is_wrong)
 
 
 def differ_above_strip(first: bytes, second: bytes) -> bool:
-    """Any pixel, but for the slow window's caret and clock."""
+    """Any pixel except the slow window's caret and clock."""
     images = [Image.open(io.BytesIO(data)).convert("RGB") for data in (first, second)]
     width, height = images[0].size
     above = [image.crop((0, 0, width, height - STRIP)).tobytes() for image in images]
@@ -126,7 +126,7 @@ async def drive_programs(guest: GuestClient, count: int, pause_s: float) -> list
 
 
 async def measure(arguments: argparse.Namespace) -> list[Trial]:
-    """The actions are spread over the desktops; each does a quarter of its own with the desktop's own programs."""
+    """The actions are spread over the desktops; a quarter of them use the desktop's own programs."""
     provider = LocalProvider(images=arguments.state_dir, screen_size=arguments.screen)
     share = arguments.actions // arguments.desktops
 
@@ -190,8 +190,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--screen", type=_size, default=(512, 320), metavar="WxH", help="of a desktop (default 512x320)"
     )
     parser.add_argument("--desktops", type=int, default=2, help="at once (default 2)")
-    parser.add_argument("--state-dir", type=Path, default=Path("var/desktops"), help="where the local image lies")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="gets every figure")
+    parser.add_argument("--state-dir", type=Path, default=Path("var/desktops"), help="folder of the local image")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure to FILE")
     return parser.parse_args(argv)
 
 

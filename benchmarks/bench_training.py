@@ -1,6 +1,6 @@
 """`python -m benchmarks.bench_training [exactness|importance|trainers|all]`: the share of sequences that rounding clips
-in the first on-policy update, what each importance form makes of stale samples, and updates per second of our trainer
-against TRL's, as a ratio with spread. The published 4B shape on a GPU is measured by `make test-gpu`."""
+in the first on-policy update, the effect of each importance form on stale samples, and updates per second of our
+trainer against TRL's, as a ratio with spread. `make test-gpu` measures the published 4B shape on a GPU."""
 
 import argparse
 import json
@@ -47,9 +47,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench-training", description=__doc__)
     parser.add_argument("bench", nargs="?", choices=(*BENCHES, "all"), default="all")
-    parser.add_argument("--rounds", type=int, default=5, help="of each trainer, in turns")
-    parser.add_argument("--updates", type=int, default=3, help="timed in a round, after one to warm up")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="gets every figure")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of each trainer, in turns")
+    parser.add_argument("--updates", type=int, default=3, help="timed updates in a round, after a warm-up")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure to FILE")
     return parser.parse_args(argv)
 
 

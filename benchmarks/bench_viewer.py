@@ -1,4 +1,4 @@
-"""`python -m benchmarks.bench_viewer`: the trajectory viewer in a real Chromium, from a click or a key to the frame
+"""`python -m benchmarks.bench_viewer`: the trajectory viewer in Chromium, from a click or a key to the frame
 that shows its effect: opening a demo's store, stepping through an episode, filtering 100,000 episodes."""
 
 import argparse
@@ -130,13 +130,13 @@ def _using(browser: Browser, state: StateDir, arguments: argparse.Namespace) -> 
         f"{arguments.episodes:,} episodes from nothing: start, read, list": (Spread.of([first]), None),
         "a facet is clicked, to the list painted": (Spread.of(filters), FILTER_MS),
         "a key is pressed, to the step painted": (Spread.of(steps), STEP_MS),
-        "text is searched in what models said": (Spread.of(searches), None),
+        "a search in the models' text": (Spread.of(searches), None),
         "a condition in SQL": (Spread.of(asked), None),
     }
 
 
 def _first_paint(page: Page) -> float:
-    """Of the page that has just been opened, in milliseconds since its address was given."""
+    """First paint of the opened page, in milliseconds since the navigation began."""
     return page.wait_for_function(_OPENED, timeout=START_LIMIT_S * 1e3).json_value()
 
 
@@ -148,7 +148,7 @@ def _timed(page: Page, address: str) -> float:
 
 @contextmanager
 def viewer(state: StateDir) -> Iterator[str]:
-    """The program over a state folder; its address. Raises BenchmarkError where it does not start."""
+    """Run the viewer over a state folder; yields its address. Raises BenchmarkError if it does not start."""
     command = [sys.executable, "-m", "osworld_pipeline.cli", "view", "--state", str(state.root), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:
@@ -156,7 +156,7 @@ def viewer(state: StateDir) -> Iterator[str]:
             line = process.stdout.readline()
             found = re.search(r"http://\S+?(?=/ |/$|\s)", line)
             if found is None:
-                raise BenchmarkError(f"the viewer did not start: {line.strip() or 'it said nothing'}")
+                raise BenchmarkError(f"the viewer did not start: {line.strip() or 'no output'}")
             yield found[0]
         finally:
             process.terminate()
@@ -190,9 +190,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--clicks", type=int, default=40, help="how often a facet is clicked and a key pressed")
     parser.add_argument("--rounds", type=int, default=5, help="how often the viewer is started")
     parser.add_argument("--state", type=Path, help="a real state folder, for the figures of opening")
-    parser.add_argument("--folder", type=Path, default=Path("var/bench-viewer"), help="synthetic stores lie here")
-    parser.add_argument("--keep", action="store_true", help="leave the stores there, for a next time")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="gets every figure")
+    parser.add_argument("--folder", type=Path, default=Path("var/bench-viewer"), help="folder of the synthetic stores")
+    parser.add_argument("--keep", action="store_true", help="keep the stores for the next run")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure to FILE")
     return parser.parse_args(argv)
 
 

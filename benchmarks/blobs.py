@@ -1,5 +1,5 @@
-"""Where images lie: folder trees (256 folders, 256x256) against pack files with an index, at up to a million images:
-writing, reading at random, looking for what is not there, listing, overhead and backup."""
+"""Storage of images: folder trees (256 folders, 256x256) against pack files with an index, at up to a million images:
+writing, reading at random, looking up missing ones, listing, overhead and backup."""
 
 import ctypes
 import hashlib
@@ -100,7 +100,7 @@ class Tree:
 
 
 class Packs:
-    """Images one after the other in large files; SQLite says where."""
+    """Images one after the other in large files, with an SQLite index."""
 
     name = "packs with an SQLite index"
 
@@ -182,7 +182,7 @@ def run_blobs(console: Console, *, rounds: int, folder: Path, num_blobs: int = 1
 def measure(layout: Layout, root: Path, num_images: int, rounds: int) -> list[dict[str, Any]]:
     results: list[dict[str, Any]] = []
 
-    def tell(figure: str, unit: str, values: Iterable[float]) -> None:
+    def add(figure: str, unit: str, values: Iterable[float]) -> None:
         spread = Spread.of(values)
         results.append({"bench": "blobs", "layout": layout.name, "figure": figure, "unit": unit, **spread.fields()})
 
@@ -196,16 +196,16 @@ def measure(layout: Layout, root: Path, num_images: int, rounds: int) -> list[di
         total_s += batch_s[-1]
         names += [sha256 for sha256, _ in images]
         num_bytes += sum(len(data) for _, data in images)
-    tell(f"write, synced once a batch of {BATCH}", "images/s", [num_images / total_s])
-    tell(f"the slowest batch of {BATCH}", "s", [max(batch_s)])
+    add(f"write, synced once a batch of {BATCH}", "images/s", [num_images / total_s])
+    add(f"the slowest batch of {BATCH}", "s", [max(batch_s)])
     extra = make_images(num_images, NUM_SYNCED)
-    tell("write, each synced, one writer", "images/s", [timed_rate(layout.write_synced, extra)])
+    add("write, each synced, one writer", "images/s", [timed_rate(layout.write_synced, extra)])
     if isinstance(layout, Tree):
         extra = make_images(num_images + NUM_SYNCED, NUM_SYNCED)
         with ThreadPoolExecutor(16) as pool:
             began = time.perf_counter()
             list(pool.map(layout.write_synced, extra))
-        tell("write, each synced, 16 threads", "images/s", [len(extra) / (time.perf_counter() - began)])
+        add("write, each synced, 16 threads", "images/s", [len(extra) / (time.perf_counter() - began)])
     for kind in ("cold", "warm"):
         if kind == "cold" and not drop_caches():
             continue
@@ -214,17 +214,17 @@ def measure(layout: Layout, root: Path, num_images: int, rounds: int) -> list[di
             for name in chosen:
                 layout.read(name)
         times = [read_ms(layout, name) for _ in range(rounds if kind == "warm" else 1) for name in chosen]
-        tell(f"read at random, {kind}, p50", "ms", [Spread.of(times).median])
-        tell(f"read at random, {kind}, p95", "ms", [Spread.of(times).quantile(0.95)])
+        add(f"read at random, {kind}, p50", "ms", [Spread.of(times).median])
+        add(f"read at random, {kind}, p95", "ms", [Spread.of(times).quantile(0.95)])
     absent = [hashlib.sha256(str(index).encode()).hexdigest() for index in range(NUM_READS)]
-    tell("look for one that is not there", "ms", [read_ms(layout, name) for name in absent])
+    add("look for one that is not there", "ms", [read_ms(layout, name) for name in absent])
     drop_caches()
     began = time.perf_counter()
     assert sum(1 for _ in layout.list()) >= len(names)
-    tell("list all, cold where that is allowed", "s", [time.perf_counter() - began])
+    add("list all, cold where that is allowed", "s", [time.perf_counter() - began])
     blocks, inodes = (after - was for after, was in zip(usage(root), before, strict=True))
-    tell("disk beyond the images' own bytes", "%", [100 * (blocks / num_bytes - 1)])
-    tell("inodes", "", [float(inodes)])
+    add("disk beyond the images' own bytes", "%", [100 * (blocks / num_bytes - 1)])
+    add("inodes", "", [float(inodes)])
     drop_caches()
     chosen = layout.backup(names[:NUM_BACKED_UP])
     listing = root.with_name("backup.txt")
@@ -235,7 +235,7 @@ def measure(layout: Layout, root: Path, num_images: int, rounds: int) -> list[di
         assert copied is not None
         size = sum(map(len, iter(lambda: copied.read(1 << 20), b"")))
     listing.unlink()
-    tell("backup with tar, cold where that is allowed", "MB/s", [size / 1e6 / (time.perf_counter() - began)])
+    add("backup with tar, cold where that is allowed", "MB/s", [size / 1e6 / (time.perf_counter() - began)])
     return results
 
 
@@ -253,13 +253,13 @@ def read_ms(layout: Layout, name: str) -> float:
 
 
 def usage(root: Path) -> tuple[int, int]:
-    """Bytes and inodes taken on the file system (others may use it at the same time)."""
+    """Used bytes and inodes of the file system (other programs may use it at the same time)."""
     found = os.statvfs(root)
     return (found.f_blocks - found.f_bfree) * found.f_frsize, found.f_files - found.f_ffree
 
 
 def drop_caches() -> bool:
-    """Empties the page cache, where we may; tells whether."""
+    """Empty the page cache if permitted; returns whether it was."""
     os.sync()
     try:
         Path("/proc/sys/vm/drop_caches").write_text("3")

@@ -1,4 +1,4 @@
-"""What each kind of program used of the CPU while a block ran."""
+"""CPU time of each kind of program while a block runs."""
 
 import os
 import threading
@@ -11,14 +11,14 @@ from benchmarks.processes import cpu_s, processes_below
 
 POLL_S = 0.1
 UNSEEN = "unseen: short programs, the kernel"
-"""What the machine was busy with and no look at the processes saw: so this also holds whatever else runs there."""
+"""Busy time of the machine that no sample of the processes shows; it includes all other programs of the machine."""
 NAMES = {"env_server.main": "env server", "-ISc": "guest agent"}
-"""Of Python programs, by a word of their command line."""
+"""Names of Python programs, by a word of their command line."""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class CpuClock:
-    """Looks at this process and all below it ten times a second."""
+    """Samples this process and all its descendants ten times a second."""
 
     def __init__(self) -> None:
         self._seconds: dict[tuple[int, str], float] = {}
@@ -73,7 +73,7 @@ def _name(pid: int) -> str:
 
 
 def _busy_s() -> float:
-    """Of all cores since the start of the machine: neither idle nor waiting for a disk."""
+    """Busy seconds of all cores since the machine started: neither idle nor waiting for a disk."""
     fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:]
     user, nice, system, _idle, _wait, *interrupts = map(int, fields[:7])
     return (user + nice + system + sum(interrupts)) / _TICKS_PER_S

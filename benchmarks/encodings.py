@@ -1,5 +1,5 @@
-"""What a picture of a real desktop costs in each format: in the guest, grabbing and sending included, and for formats
-that the guest does not offer, with Pillow on the very same pixels."""
+"""Cost of a picture of a real desktop in each format: in the guest, grabbing and sending included, and for formats
+that the guest does not offer, with Pillow on the same pixels."""
 
 import asyncio
 import io

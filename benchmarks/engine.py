@@ -1,4 +1,4 @@
-"""The transformers engine: episodes that ask for their turns side by side, against transformers' own `generate` on the
+"""The transformers engine: episodes that request their turns concurrently, against transformers' own `generate` on the
 same prompts in plain batches, which reads every prompt from its beginning."""
 
 import asyncio
@@ -53,7 +53,7 @@ class Talk:
             episode_id=f"e{self.index}",
         )
 
-    def hear(self, token_ids: tuple[int, ...]) -> None:
+    def add_response(self, token_ids: tuple[int, ...]) -> None:
         self.token_ids += [*token_ids, self.renderer.im_end_id, *self.renderer.newline_ids]
 
 
@@ -86,7 +86,7 @@ def _compare(console: Console, model: Any, processor: Any, *, rounds: int) -> li
         "the engine, keys and values kept": lambda: asyncio.run(_run_engine(model, processor, reuse=True)),
     }
     for way in ways.values():
-        way()  # the first run of each pays for what torch sets up
+        way()  # the first run of each includes torch's set-up
     passes: dict[str, list[Pass]] = {name: [] for name in ways}
     for _ in range(rounds):
         for name, way in ways.items():
@@ -117,7 +117,7 @@ async def _run_engine(model: Any, processor: Any, *, reuse: bool) -> Pass:
             started = time.perf_counter()
             result = await engine.generate(request)
             turns_s.append(time.perf_counter() - started)
-            talk.hear(result.token_ids)
+            talk.add_response(result.token_ids)
             num_tokens += len(result.token_ids)
         return num_tokens
 
@@ -154,7 +154,7 @@ def _generate_plainly(model: Any, processor: Any) -> Pass:
             while row and row[-1] == processor.tokenizer.pad_token_id:
                 row.pop()
             num_tokens += len(row)
-            talk.hear(tuple(row))
+            talk.add_response(tuple(row))
     return Pass(num_tokens=num_tokens, seconds=time.perf_counter() - begun, turns_s=turns_s)
 
 

@@ -1,5 +1,5 @@
-"""Where the time of an episode goes: the demo's tasks, solved by their scripts on real local desktops, while the demo's
-model samples as many tokens as the script's words have."""
+"""Parts of an episode's time: the demo's tasks, solved by their scripts on real local desktops, while the demo's
+model samples as many tokens as the script's text has."""
 
 import asyncio
 import tempfile
@@ -36,7 +36,7 @@ from osworld_pipeline.runs.rollouts.session import RolloutSession, episode_setti
 
 RECIPE = "demo"
 EPISODES_PER_S = 3.0
-"""Bar, on two cores."""
+"""Required rate on two cores."""
 NUM_EPISODES = 80
 BASE = "base-bench"
 SERVER_PARTS = {
@@ -47,16 +47,16 @@ SERVER_PARTS = {
     "its encoding": ("env_server_step_seconds", {"part": "encode"}),
     "grading": ("env_server_evaluate_seconds", {}),
 }
-"""What the env server itself times, as its /metrics name it."""
+"""Times measured by the env server, with their names in its /metrics."""
 
 
 class ScriptedEngine:
-    """The model does its work, and the script's words are taken instead of its own."""
+    """The model samples, but the script's text replaces its response."""
 
     uses_chat_api = False
 
     def __init__(self, engine: PolicyEngine, scripts: Mapping[str, Sequence[tuple[str, tuple[int, ...]]]]) -> None:
-        """`scripts`: of each episode, its turns as words and their tokens."""
+        """`scripts`: the turns of each episode as text and tokens."""
         self.name = engine.name
         self._engine = engine
         self._left = {episode_id: iter(script) for episode_id, script in scripts.items()}
@@ -76,13 +76,13 @@ class Round:
     episodes: tuple[Episode, ...]
     wall_s: float
     server_s: Mapping[str, float]
-    """Of all episodes together, by part."""
+    """Sum over all episodes, by part."""
     cpu_s: Mapping[str, float]
-    """Core-seconds of all episodes together, by program."""
+    """Core-seconds of all episodes, by program."""
 
 
 def run_episode_parts(console: Console, *, rounds: int) -> list[dict[str, Any]]:
-    """Prints where wall and CPU time of an episode go; returns the figures."""
+    """Print the parts of an episode's wall and CPU time; returns the figures."""
     recipe = load_recipe(RECIPE, settings=["model.copying_updates=0"])
     with tempfile.TemporaryDirectory(prefix="bench-episodes-") as scratch:
         state = StateDir(Path(scratch))
@@ -147,8 +147,8 @@ def _planned(episode_id: str, task: Task, recipe: Recipe) -> tuple[Task, Episode
 
 
 def _script(item: SuiteTask, recipe: Recipe, session: RolloutSession) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """What a policy that solves the task says, turn by turn."""
-    assert session.renderer is not None, "the demo's engine deals in tokens"
+    """The responses of a policy that solves the task, turn by turn."""
+    assert session.renderer is not None, "the demo's engine uses tokens"
     dialect = load_dialect(recipe.agent.dialect, recipe.agent.coordinate_space)
     screen = (recipe.desktop.screen_width, recipe.desktop.screen_height)
     image = fit_size(*screen, recipe.agent.max_pixels)

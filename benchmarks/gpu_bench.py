@@ -1,5 +1,5 @@
-"""What the parts of the GPU measurement share: a model under a trainer, an engine on the same weights, clocks that wait
-for the device, and its memory."""
+"""Shared code of the parts of the GPU measurement: a model with a trainer, an engine on the same weights, clocks that
+wait for the device, and its memory."""
 
 import asyncio
 import time
@@ -26,13 +26,13 @@ from osworld_pipeline.training.sft import SftTrainer
 from osworld_pipeline.training.update import GspoTrainer
 
 MAX_LOGPROB_DIFF = 0.05
-"""Above this an update is refused; what is claimed is stricter."""
+"""Above this an update is refused; the checks are stricter."""
 PIXEL_CACHE_BYTES = 8 << 30
 ENGINE_TIMEOUT_S = 120.0
 
 
 class Bench:
-    """One model on the device in bfloat16, whole or with adapters."""
+    """One model on the device in bfloat16, with all weights trained or with adapters."""
 
     def __init__(self, size: Size, processor_folder: Path, *, has_lora: bool = False, is_packed: bool = False) -> None:
         self.size = size
@@ -60,7 +60,7 @@ class Bench:
         )
 
     def open_trainer(self, kind: UpdateKind, *, max_tokens: int, learning_rate: float | None = None) -> Any:
-        """One sequence a pass for gspo; as many as fit into `max_tokens` for sft."""
+        """A trainer with one sequence a pass for gspo, and as many as fit into `max_tokens` for sft."""
         section = self.section(max_tokens=max_tokens)
         if learning_rate is None:
             learning_rate = 1e-5 if self.has_lora else 1e-6
@@ -77,7 +77,7 @@ class Bench:
         return GspoTrainer(self.model, self.processor, gspo, section=section, cache=self.cache)
 
     def sequences(self, context: int, num_sequences: int) -> list[Trajectory]:
-        """Of exactly `context` tokens, full of screens, no two of which are alike."""
+        """Sequences of exactly `context` tokens, filled with screens that are all different."""
         return [
             demonstration_of(
                 self.renderer, f"s{index}", context, size=self.size.screen, advantage=1.0 - 2.0 * (index % 2)
@@ -86,7 +86,7 @@ class Bench:
         ]
 
     def sample(self, engine: PolicyEngine, name: str, *, keeps_turns: bool = True) -> list[Trajectory]:
-        """Episodes side by side, each with screens and a seed of its own."""
+        """Sample concurrent episodes, each with its own screens and seed."""
         assert self._runner is not None, "an engine is used within `engine` or `looped`"
         return self._runner.run(self._sample(engine, name, keeps_turns=keeps_turns))
 
@@ -107,7 +107,7 @@ class Bench:
 
     @contextmanager
     def engine(self) -> Iterator[TransformersEngine]:
-        """On the trainer's own model, as a run in one process has it."""
+        """An engine on the trainer's own model, as in a run in one process."""
         engine = TransformersEngine(
             self.model, self.processor, device=self.device, timeout_s=ENGINE_TIMEOUT_S, cache=self.cache
         )
@@ -116,7 +116,7 @@ class Bench:
 
     @contextmanager
     def looped(self, engine: PolicyEngine) -> Iterator[None]:
-        """One event loop for all that `sample` asks of the engine, which is closed at the end."""
+        """One event loop for all requests of `sample` to the engine, which is closed at the end."""
         with asyncio.Runner() as self._runner:
             try:
                 yield
@@ -131,7 +131,7 @@ def synchronise() -> None:
 
 @contextmanager
 def stopwatch() -> Iterator[list[float]]:
-    """The list gets the seconds when the device is done, not when it has been told what to do."""
+    """The list gets the seconds until the device has finished its work, not only until the work is queued."""
     seconds: list[float] = []
     synchronise()
     started = time.perf_counter()
@@ -147,7 +147,7 @@ def forget_peak() -> None:
 
 
 def peak_bytes() -> int | None:
-    """Held by torch's allocator at most since `forget_peak`, unused blocks included; None on a CPU."""
+    """Peak memory of torch's allocator since `forget_peak`, unused blocks included; None on a CPU."""
     return torch.cuda.max_memory_reserved() if torch.cuda.is_available() else None
 
 

@@ -1,4 +1,4 @@
-"""The parts of the GPU measurement, each run in a process of its own by benchmarks/bench_gpu.py:
+"""The parts of the GPU measurement, each run in a separate process by benchmarks/bench_gpu.py:
 `python -m benchmarks.gpu_parts NAME --size full|smoke --processor FOLDER --out FILE`."""
 
 import argparse
@@ -28,27 +28,27 @@ from osworld_pipeline.training.packing import use_packed_attention
 from osworld_pipeline.training.score import score_trajectories
 
 MAX_MEAN_DIFF = 0.02
-"""Of the mean |trainer - sampler| of a token in bfloat16; the default of gspo.max_logprob_diff."""
+"""Limit of the mean |trainer - sampler| of a token in bfloat16; the default of gspo.max_logprob_diff."""
 EXACT_LEARNING_RATE = 1e-4
-"""Steps that bfloat16 weights can show."""
+"""Large enough to change bfloat16 weights."""
 ENGINE_BYTES = 5 << 30
-"""Left for the engine's keys and values beside a trainer of all weights."""
+"""Reserved for the engine's keys and values next to a trainer of all weights."""
 CONTEXT_BUDGET_S = 40.0
-"""The search for the longest context begins no further try after this."""
+"""The search for the longest context starts no further try after this."""
 
 
 def exactness(size: Size, processor_folder: Path, sheet: Sheet) -> None:
-    """All weights trained, the engine on the same weights: sample, compare, update, and again."""
+    """All weights are trained, and the engine uses the same weights: sample, compare, update, repeatedly."""
     num_bytes = device_bytes()
     for_trainer = None if num_bytes is None else num_bytes - ENGINE_BYTES
     size = fitted(size, "gspo", context=size.context, num_bytes=for_trainer)
-    _tell_layers(size, sheet)
+    _report_layers(size, sheet)
     bench = Bench(size, processor_folder)
     _check_updates(bench, "gspo", sheet)
 
 
 def lora(size: Size, processor_folder: Path, sheet: Sheet) -> None:
-    """Adapters trained, and sampled from unmerged: the same comparison."""
+    """Adapters are trained, and sampled unmerged: the same comparison."""
     bench = Bench(size, processor_folder, has_lora=True)
     _check_updates(bench, "gspo_lora", sheet)
 
@@ -80,7 +80,7 @@ def _check_updates(bench: Bench, kind: UpdateKind, sheet: Sheet) -> None:
             sheet.claim(
                 f"update {update}: loss and gradient are finite", math.isfinite(metrics["loss"] + metrics["grad_norm"])
             )
-    # An adapter's first factors take no step while the second ones are zero.
+    # An adapter's first factors do not change while the second ones are zero.
     moved = sum(_sums(bench.model)[name] != value for name, value in before.items())
     sheet.claim(f"trained tensors that moved: {moved} of {len(before)}", moved >= 0.4 * len(before))
 
@@ -162,7 +162,7 @@ def packing(size: Size, processor_folder: Path, sheet: Sheet) -> None:
 def speed(size: Size, processor_folder: Path, sheet: Sheet) -> None:
     """Updates of all weights."""
     size = fitted(size, "gspo", context=size.context, num_bytes=device_bytes())
-    _tell_layers(size, sheet)
+    _report_layers(size, sheet)
     _time_updates(size, processor_folder, ("gspo", "sft"), sheet)
 
 
@@ -194,20 +194,20 @@ def _time_updates(size: Size, processor_folder: Path, kinds: Sequence[UpdateKind
             f"{name}: {size.num_sequences} sequences of {size.context:,} tokens, {len(patches)} screens",
             f"{second:.2f} s, {num_tokens(trajectories) / second:,.0f} tokens/s, {rate:.1f} TFLOP/s (MFU {share})",
         )
-        held, told = peak_bytes(), estimated_bytes(size, kind, context=size.context)
-        # The context of CUDA is in the estimate and not in what torch counts.
+        held, estimated = peak_bytes(), estimated_bytes(size, kind, context=size.context)
+        # The CUDA context is in the estimate, but not in torch's count.
         sheet.figure(
-            f"{name}: memory that torch held at most, and the estimate",
-            f"{'not counted on a CPU' if held is None else shown_gb(held)}, {shown_gb(told)}",
+            f"{name}: peak memory of torch, and the estimate",
+            f"{'not counted on a CPU' if held is None else shown_gb(held)}, {shown_gb(estimated)}",
         )
         if held is not None:
-            sheet.claim(f"{name}: no more memory than estimated", held <= told)
+            sheet.claim(f"{name}: no more memory than estimated", held <= estimated)
         del trainer
         gc.collect()
 
 
 def _as_sampled(bench: Bench, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-    """With the log-probabilities that a sampler of these weights reports: an update without any is refused."""
+    """Add the log-probabilities that a sampler of these weights reports; without them an update is refused."""
     scores = score_trajectories(bench.model, bench.processor, trajectories, cache=bench.cache)
     return [
         replace(one, sampled_logprobs=tuple(logprobs.tolist()))
@@ -218,16 +218,16 @@ def _as_sampled(bench: Bench, trajectories: Sequence[Trajectory]) -> list[Trajec
 def context(size: Size, processor_folder: Path, sheet: Sheet) -> None:
     """The longest sequence whose SFT update fits, all weights trained."""
     size = fitted(size, "sft", context=size.context, num_bytes=device_bytes())
-    _tell_layers(size, sheet)
-    _tell_longest(size, processor_folder, "sft", sheet)
+    _report_layers(size, sheet)
+    _report_longest(size, processor_folder, "sft", sheet)
 
 
 def context_lora(size: Size, processor_folder: Path, sheet: Sheet) -> None:
     """The longest sequence whose SFT update fits, adapters trained."""
-    _tell_longest(size, processor_folder, "sft_lora", sheet)
+    _report_longest(size, processor_folder, "sft_lora", sheet)
 
 
-def _tell_longest(size: Size, processor_folder: Path, kind: UpdateKind, sheet: Sheet) -> None:
+def _report_longest(size: Size, processor_folder: Path, kind: UpdateKind, sheet: Sheet) -> None:
     bench = Bench(size, processor_folder, has_lora=kind.endswith("lora"))
     trainer = bench.open_trainer(kind, max_tokens=size.largest_context)
 
@@ -255,7 +255,7 @@ def _tell_longest(size: Size, processor_folder: Path, kind: UpdateKind, sheet: S
 def longest_fitting(
     is_fitting: Callable[[int], bool], *, first: int, limit: int, step: int, budget_s: float
 ) -> tuple[int, bool]:
-    """The longest of at most `limit` to within `step`, and whether a longer one was seen to fail; 0 where none fits."""
+    """The longest length up to `limit`, to within `step`, and whether a longer one failed; 0 if none fits."""
     deadline = time.monotonic() + budget_s
     fits, fails, tried = 0, 0, min(first, limit)
     while time.monotonic() < deadline:
@@ -269,8 +269,8 @@ def longest_fitting(
     return fits, bool(fails) and fails - fits <= step
 
 
-def _tell_layers(size: Size, sheet: Sheet) -> None:
-    """How many layers are trained, where the device holds fewer than the published shape has."""
+def _report_layers(size: Size, sheet: Sheet) -> None:
+    """Report the number of trained layers, which may be lower than in the published shape."""
     full, fitting = SIZES[size.name].architecture.num_layers, size.architecture.num_layers
     text = f"all {full}" if fitting == full else f"{fitting} of {full}: more do not fit when all weights are trained"
     sheet.figure("layers of the language model", text)
@@ -286,21 +286,21 @@ PARTS: dict[str, Callable[[Size, Path, Sheet], None]] = {
     "context_lora": context_lora,
     "sglang": sglang,
 }
-"""In the order in which they run: what a reader wants first comes first."""
+"""In the order in which they run, the most important first."""
 
 
 def run_part(name: str, size: Size, processor_folder: Path, sheet: Sheet) -> None:
-    """Whatever happens stands on the sheet."""
+    """Run a part; its status or error is always written to the sheet."""
     started = time.monotonic()
     sheet.result.device = device_name()
-    sheet.result.status = "timed out"  # what it stays if the process is killed
+    sheet.result.status = "timed out"  # remains if the process is killed
     sheet.write()
     try:
         PARTS[name](size, processor_folder, sheet)
         sheet.result.status = "ok"
     except NotMeasured as reason:
         sheet.result.status, sheet.result.error = "not run", str(reason)
-    except Exception as error:  # noqa: BLE001 - a part that fails must not lose what it found, nor the other parts
+    except Exception as error:  # noqa: BLE001 - a part that fails must keep its figures and not stop other parts
         sheet.result.status = "failed"
         sheet.result.error = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
         traceback.print_exc()

@@ -1,4 +1,4 @@
-"""The GPU measurement as a page of Markdown, fit for docs/."""
+"""The GPU measurement as a page of Markdown for docs/."""
 
 from collections.abc import Iterable, Sequence
 from datetime import date
@@ -36,7 +36,7 @@ def markdown(results: Sequence[PartResult], *, size: str, versions: str, seconds
 
 def _status(result: PartResult) -> str:
     if result.status == "ok" and not result.is_ok:
-        return "a claim is not met"
+        return "a check failed"
     return result.status
 
 
@@ -46,7 +46,7 @@ def _part(result: PartResult) -> Iterable[str]:
         yield f"{result.status.capitalize()}: {_cell(result.error)}"
     elif result.status == "timed out":
         yield ""
-        yield "Timed out; what it had found is below."
+        yield "Timed out; its figures so far are below."
     if result.figures:
         yield from ("", "| figure | value |", "|---|---|")
         yield from (f"| {_cell(figure.name)} | {_cell(figure.value)} |" for figure in result.figures)

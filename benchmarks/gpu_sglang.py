@@ -1,5 +1,5 @@
 """The part of the GPU measurement that samples from an sglang server: the trainer's log-probabilities against those of
-a server that loaded the same weights. sglang has an environment of its own, which this does not make."""
+a server that loaded the same weights. sglang needs a separate environment, which this module does not create."""
 
 import os
 import socket
@@ -24,19 +24,19 @@ PYTHON_VARIABLE = "OSWORLD_SGLANG_PYTHON"
 """Names the interpreter of an environment in which sglang is installed with CUDA."""
 START_TIMEOUT_S = 150.0
 MAX_MEAN_DIFF = 0.03
-"""Another program's kernels round otherwise."""
+"""Other kernels round differently."""
 MEMORY_SHARE = 0.4
-"""Of the device for the server's weights, keys and values; the trainer's model stands beside it."""
+"""Share of the device for the server's weights, keys and values; the trainer's model uses the rest."""
 
 
 def sglang(size: Size, processor_folder: Path, sheet: Sheet) -> None:
     named = os.environ.get(PYTHON_VARIABLE)
     if not named or not Path(named).exists():
         raise NotMeasured(
-            f"no sglang here: install it into an environment of its own and name its python in {PYTHON_VARIABLE}"
+            f"no sglang here: install it into a separate environment and name its python in {PYTHON_VARIABLE}"
         )
     if not torch.cuda.is_available():
-        raise NotMeasured("a server on a CPU is make test-sglang")
+        raise NotMeasured("for a server on a CPU run make test-sglang")
     bench = Bench(size, processor_folder)
     with tempfile.TemporaryDirectory(prefix="bench-gpu-") as place:
         folder = Path(place) / "checkpoint"
@@ -77,7 +77,7 @@ def running_server(python: str, checkpoint: Path) -> Iterator[str]:
         deadline = time.monotonic() + START_TIMEOUT_S
         while not _is_up(url):
             if server.process.poll() is not None or time.monotonic() > deadline:
-                raise BenchmarkError(f"sglang did not come up: {server.stderr_tail()}")
+                raise BenchmarkError(f"sglang did not start: {server.stderr_tail()}")
             time.sleep(0.5)
         yield url
 

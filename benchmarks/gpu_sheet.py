@@ -1,5 +1,5 @@
-"""What a part of the GPU measurement has found so far: figures, and claims that are met or not. It is written to a
-file after each of them, so that a part that fails or is killed loses nothing that it had."""
+"""Results of a part of the GPU measurement so far: figures, and checks that are met or not. They are written to a
+file after each of them, so that a part that fails or is killed keeps its results."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -32,7 +32,7 @@ class PartResult:
     figures: list[Figure] = field(default_factory=list)
     claims: list[Claim] = field(default_factory=list)
     error: str = ""
-    """Of a part that failed; why one was not run."""
+    """Error of a part that failed, or the reason why it was not run."""
 
     @property
     def is_ok(self) -> bool:
@@ -40,18 +40,18 @@ class PartResult:
 
     @classmethod
     def read(cls, file: Path, name: str) -> "PartResult":
-        """An empty one where the part wrote nothing."""
+        """The result in the file, or an empty one if the part wrote none."""
         try:
-            told: dict[str, Any] = json.loads(file.read_text())
+            stored: dict[str, Any] = json.loads(file.read_text())
         except (OSError, ValueError):
             return cls(name=name)
-        told["figures"] = [Figure(**each) for each in told["figures"]]
-        told["claims"] = [Claim(**each) for each in told["claims"]]
-        return cls(**told)
+        stored["figures"] = [Figure(**each) for each in stored["figures"]]
+        stored["claims"] = [Claim(**each) for each in stored["claims"]]
+        return cls(**stored)
 
 
 class Sheet:
-    """`file` None keeps the result in memory alone."""
+    """With `file` None the result is kept only in memory."""
 
     def __init__(self, name: str, *, file: Path | None = None) -> None:
         self.result = PartResult(name=name)
@@ -74,4 +74,4 @@ class Sheet:
 
 
 class NotMeasured(BenchmarkError):
-    """What the part measures is not installed here; the sentence says what is missing."""
+    """The software that the part measures is not installed; the message says what is missing."""

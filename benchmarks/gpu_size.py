@@ -1,5 +1,5 @@
-"""How large the GPU measurement is: the published shape on a GPU, adapted to its memory, or a thin one that a CPU runs
-in a minute; and what the estimate of memory says of either."""
+"""Sizes of the GPU measurement: the published shape on a GPU, adapted to its memory, or a thin one that a CPU runs
+in a minute; and the memory estimate of both."""
 
 from dataclasses import dataclass, field, replace
 
@@ -15,7 +15,7 @@ PEAK_TFLOPS = {
     "H100 PCIe": 756.5, "H100 NVL": 835.5, "H100": 989.4, "H200": 989.4, "B200": 2250.0, "A100": 312.0, "L40S": 362.0,
     "L4": 121.0, "A10": 125.0,
 }  # fmt: skip
-"""Dense bfloat16 by part of the device's name, the first that matches (NVIDIA's data sheets); H100 alone is the SXM."""
+"""Dense bfloat16 by part of the device's name, first match (NVIDIA's data sheets); plain H100 is the SXM version."""
 USABLE = 0.96
 """Share of a device's memory that an estimate may fill."""
 
@@ -27,16 +27,16 @@ class Size:
     context: int = 8192
     """Tokens of a sequence whose update is timed."""
     num_sequences: int = 4
-    """Of such an update."""
+    """Sequences of such an update."""
     limit_factor: float = 1.0
-    """Of the time that each part may take."""
+    """Factor of the time limit of each part."""
     num_updates: int = 2
-    """Timed, after one to warm up."""
+    """Timed updates, after a warm-up."""
     screen: tuple[int, int] = (1280, 720)
     num_episodes: int = 4
-    """Sampled at a time for exactness."""
+    """Concurrent episodes for exactness."""
     num_exact_updates: int = 3
-    """Between which the trainer is compared with the sampler."""
+    """Updates between comparisons of trainer and sampler."""
     num_turns: int = 3
     max_new_tokens: int = 48
     largest_context: int = 65_536
@@ -82,7 +82,7 @@ def peak_tflops(name: str) -> float | None:
 
 
 def estimated_bytes(size: Size, kind: UpdateKind, *, context: int) -> int:
-    """What training/memory.py says of an update of one sequence a pass, without an engine."""
+    """The estimate of training/memory.py for an update with one sequence a pass, without an engine."""
     settings = [
         "engine.kind=sglang", 'engine.urls=["http://127.0.0.1"]', "trainer.num_processes=1",
         "trainer.cpu_offload=false", "gspo.kl_coef=0", "gspo.micro_batch_size=1", "agent.context_mode=append",
@@ -97,7 +97,7 @@ def estimated_bytes(size: Size, kind: UpdateKind, *, context: int) -> int:
 
 
 def fitted(size: Size, kind: UpdateKind, *, context: int, num_bytes: int | None) -> Size:
-    """With as many layers as the estimate lets a device of `num_bytes` train; None is a CPU, which takes all."""
+    """The size with as many layers as fit on a device of `num_bytes` by the estimate; all layers for None, a CPU."""
     if num_bytes is None:
         return size
     for num_layers in range(size.architecture.num_layers, 1, -1):

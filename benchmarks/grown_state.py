@@ -1,5 +1,5 @@
-"""A state folder as a laboratory's grows: phases of training with their groups, evaluations between them, the tables
-beside. The real columns in real parts, made column by column, so that any size takes minutes and not days."""
+"""A state folder that grows as in a laboratory: phases of training with their groups, evaluations between them, and the
+tables. It has the real columns in real parts, made column by column, so that any size takes minutes and not days."""
 
 import secrets
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from osworld_pipeline.tables.owned import read_table, write_table
 NUM_TASKS, GROUP, UPDATE, PHASE = 369, 8, 64, 6_400
 """Tasks of an evaluation; episodes of a group, of an update and of a phase of training."""
 STEPS, TOKENS = 20, 1_000
-"""Of an episode. A real one has several thousand tokens; most of them are a prompt that compresses well."""
+"""Steps and tokens of an episode. A real one has several thousand tokens, mostly a prompt that compresses well."""
 FIRST_MS = 1_700_000_000_000
 WORDS = np.array(
     ["open", "folder", "click", "save", "type", "rename", "window", "button", "list", "scroll", "wait", "menu"]
@@ -28,7 +28,7 @@ WORDS = np.array(
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """Episodes that belong together: a phase of training, or an evaluation of what it made."""
+    """Episodes that belong together: a phase of training, or an evaluation of its checkpoint."""
 
     stage_key: str
     checkpoint_id: str
@@ -43,10 +43,10 @@ class Run:
 
 
 def write_state(state: StateDir, num_episodes: int, *, first: int = 0, is_batched: bool = True) -> "list[Run]":
-    """Episodes number `first` to `first + num_episodes`, added to what is there; returns what they belong to.
+    """Add the episodes number `first` to `first + num_episodes`; returns their runs.
 
-    `is_batched`: training as one part an update, evaluations as one large part; else one part an episode, as a program
-    leaves them that has not merged them yet.
+    `is_batched`: training as one part an update, evaluations as one large part; else one part an episode, as before a
+    merge.
     """
     runs = list(_runs(first, num_episodes))
     for run in runs:
@@ -175,7 +175,7 @@ def _groups(run: Run, places: range, rewards: np.ndarray) -> dict[str, Any]:
 
 
 def _write(state: StateDir, table: str, file: str, columns: Mapping[str, Any]) -> None:
-    """With one value for all rows where one is given, and NULL where none is. Synthetic data: not synced."""
+    """A scalar applies to all rows, and a missing column is NULL. Synthetic data are not synced."""
     schema = stored(table)
     key = KEY_OF.get(table, "episode_id" if table == "steps" else "group_id")
     count = len(columns[key])

@@ -1,5 +1,5 @@
-"""What questions, look-ups, replay and garbage collection cost as a state grows, and what they would at a million
-episodes. `python -m benchmarks.growth FOLDER` collects garbage there (a dry run); it prints time and peak memory."""
+"""Cost of questions, look-ups, replay and garbage collection as a state grows, and an extrapolation to a million
+episodes. `python -m benchmarks.growth FOLDER` collects garbage there (a dry run) and prints time and peak memory."""
 
 import json
 import math
@@ -45,14 +45,14 @@ GARBAGE_MB = "garbage collection, peak MB"
 class Growth:
     sizes: list[int] = field(default_factory=list)
     figures: dict[str, list[Spread]] = field(default_factory=dict)
-    """By name, one for each size."""
+    """By name, one spread for each size."""
 
     def add(self, name: str, spread: Spread) -> None:
         self.figures.setdefault(name, []).append(spread)
 
 
 def run_growth(console: Console, *, rounds: int, folder: Path, num_episodes: int) -> list[dict[str, Any]]:
-    """`folder` is made, and removed at the end."""
+    """`folder` is created, and removed at the end."""
     state, growth, runs = StateDir(folder), Growth(), list[Run]()
     try:
         for share in SHARES:
@@ -65,11 +65,11 @@ def run_growth(console: Console, *, rounds: int, folder: Path, num_episodes: int
     rows = [(name, *(one.quartile_text(1) for one in found), _guess(growth, found)) for name, found in
             growth.figures.items()]  # fmt: skip
     columns = (
-        "ms where nothing else is said",
+        "ms unless another unit is given",
         *(f"{size:,} episodes" for size in growth.sizes),
-        f"{TARGET:,}, guessed",
+        f"{TARGET:,}, extrapolated",
     )
-    title = "20 steps and 1,000 tokens an episode; the guess goes on as from the second size to the third"
+    title = "20 steps and 1,000 tokens an episode; extrapolated from the growth between the last two sizes"
     print_table(console, title, columns, rows)
     return [
         {"bench": "growth", "figure": name, "episodes": size, **spread.fields()}
@@ -79,8 +79,8 @@ def run_growth(console: Console, *, rounds: int, folder: Path, num_episodes: int
 
 
 def grow(state: StateDir, before: int, size: int) -> list[Run]:
-    """To `size` episodes: the last ones as parts of their own, too few for a merge; the rest as compaction by itself
-    leaves it."""
+    """Grow to `size` episodes: the last ones as separate parts, too few for a merge; the rest as left by automatic
+    compaction."""
     num_fresh = min(MERGE_PARTS - 1, (size - before) // 2)
     runs = write_state(state, size - before - num_fresh, first=before)
     while (done := merge_parts(state.trajectories)) is not None and done.num_written:
@@ -104,13 +104,13 @@ def measure(state: StateDir, runs: Sequence[Run], growth: Growth, *, rounds: int
         growth.add(name, spread)
     command = [sys.executable, "-m", "benchmarks.growth", str(state.root)]
     root = Path(__file__).resolve().parents[1]
-    told = json.loads(subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout)
-    growth.add("garbage collection, s", Spread.of([told["s"]]))
-    growth.add(GARBAGE_MB, Spread.of([told["mb"]]))
+    used = json.loads(subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout)
+    growth.add("garbage collection, s", Spread.of([used["s"]]))
+    growth.add(GARBAGE_MB, Spread.of([used["mb"]]))
 
 
 def time_replay(state: StateDir, runs: Sequence[Run]) -> Mapping[str, Spread]:
-    """The first look of a stage that descends from all others, and the look after one more update."""
+    """The first query of a stage that descends from all others, and the query after one more update."""
     stages = [run.stage_key for run in runs if run.is_training]
     lineage = [Ancestor(name, None) for name in stages[:-1]]
     section = ReplaySection(include_online=True)
@@ -124,7 +124,7 @@ def time_replay(state: StateDir, runs: Sequence[Run]) -> Mapping[str, Spread]:
 
 
 def _guess(growth: Growth, found: Sequence[Spread]) -> str:
-    """By the power of the size that leads from the last size but one to the last; never less than no growth."""
+    """Extrapolated by the power law through the last two sizes, with an exponent of at least 0."""
     before, last = (max(one.median, 1e-6) for one in found[-2:])
     power = max(0.0, math.log(last / before) / math.log(growth.sizes[-1] / growth.sizes[-2]))
     return f"{last * (TARGET / growth.sizes[-1]) ** power:,.0f}"
@@ -134,7 +134,7 @@ def main(folder: Path) -> None:
     start = time.perf_counter()
     collect_garbage(StateDir(folder), is_dry_run=True)
     took_s = time.perf_counter() - start
-    # Not getrusage: its peak is that of the process before it became this program, where that is larger.
+    # Not getrusage: its peak includes the process before it executed this program.
     peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
     print(json.dumps({"s": took_s, "mb": int(peak.split()[1]) * 1024 / 1e6}))
 

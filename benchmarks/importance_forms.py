@@ -1,9 +1,10 @@
-"""What each importance form makes of stale samples: bias and noise of the update, and the effective share of the batch.
+"""The effect of each importance form on stale samples: bias and noise of the update, and the effective share of the
+batch.
 
-The policy samples each token from a categorical distribution of its own, which depends on the token before it or does
-not. The reward is a sum over pairs of neighbours, so that the on-policy gradient is known exactly (by dynamic
-programming), and many sampled sequences show the rest. The sampler's logits differ from the trainer's by normal
-noise, which stands for rounding or for older weights.
+The policy samples each token from a separate categorical distribution, which may depend on the token before it. The
+reward is a sum over pairs of neighbours, so the on-policy gradient is computed exactly by dynamic programming; the
+other quantities are estimated from many sampled sequences. The sampler's logits differ from the trainer's by normal
+noise, which represents rounding or older weights.
 """
 
 import itertools
@@ -20,7 +21,7 @@ from osworld_pipeline.training.importance import importance_weights
 
 BATCH, VOCAB = 64, 8
 NUM_SEQUENCES = {20: 400_000, 200: 200_000, 1000: 40_000}
-"""By their length in tokens."""
+"""Number of sequences by their length in tokens."""
 DRIFTS = (0.0002, 0.01, 0.05, 0.2)
 """Mean |log ratio| of a token: bfloat16's rounding, and one to many updates between sampler and trainer."""
 FORMS: tuple[tuple[str, ImportanceForm, float, float], ...] = (
@@ -38,7 +39,7 @@ class Outcome:
     bias: float
     """Of the mean update: norm of its difference to the on-policy gradient, over that gradient's norm."""
     resolution: float
-    """A bias that is smaller cannot be told from 0: one standard deviation of its square, as a bias."""
+    """A smaller bias cannot be distinguished from 0: one standard deviation of its square, as a bias."""
     noise: float
     """Standard deviation of the update of a batch of 64 sequences, over the same norm."""
     effective_share: float
@@ -64,7 +65,7 @@ def run_forms(console: Console, *, seed: int = 0) -> list[dict[str, Any]]:
                 )
                 key = {"dependent": is_dependent, "length": length, "drift": drift, "form": name}
                 results.append({"bench": "importance", **key, **vars(one)})
-        which = "that depend on the one before" if is_dependent else "that depend on none before"
+        which = "that depend on the previous one" if is_dependent else "that are independent"
         print_table(
             console,
             f"Sequences of {length} tokens {which}, {NUM_SEQUENCES[length]:,} of them",
@@ -76,11 +77,11 @@ def run_forms(console: Console, *, seed: int = 0) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Samples:
-    """Sequences (B, L) of one chain's sampler, which every form is measured on."""
+    """Sequences (B, L) of one chain's sampler, used to measure every form."""
 
     chain: "Chain"
     cells_BL: torch.Tensor
-    """Of each token: its index in the flattened tables of the chain."""
+    """Index of each token in the flattened tables of the chain."""
     log_ratio_BL: torch.Tensor
     advantages_B: torch.Tensor
 
@@ -109,7 +110,7 @@ class Samples:
         variance = (second - mean.square()).clamp(min=0)
         exact = self.chain.exact_gradient()
         norm = float(exact.norm())
-        # Of the squared distance to the exact gradient, what the sampling of the mean itself adds is taken away.
+        # Subtract the variance of the sampled mean from the squared distance to the exact gradient.
         distance = float((mean - exact).square().sum() - variance.sum() / count)
         return Outcome(
             bias=math.sqrt(max(0.0, distance)) / norm,
@@ -127,15 +128,15 @@ class Samples:
 
 @dataclass(frozen=True, kw_only=True)
 class Chain:
-    """Tables (L, before, V): by place, the token before (0 at the first place), and the token. Where tokens depend on
-    none before, `before` has one row, 0."""
+    """Tables (L, before, V): by position, the previous token (0 at the first position), and the token. For independent
+    tokens `before` has one row, 0."""
 
     trainer: torch.Tensor
     """Log-probabilities."""
     sampler: torch.Tensor
     rewards: torch.Tensor
     values: torch.Tensor
-    """(L + 1, before): the reward to be expected from a place on, by the token before it, under the trainer."""
+    """(L + 1, before): the expected reward from a position on, by the previous token, under the trainer."""
     generator: torch.Generator
 
     @property
@@ -151,7 +152,7 @@ class Chain:
             return torch.randn(length, rows, VOCAB, generator=generator)
 
         logits, rewards = table(), table() / math.sqrt(length)
-        # A log ratio is the difference of two log-softmaxes: the noise of one logit less that of their mean.
+        # A log ratio is the difference of two log-softmaxes: the noise of one logit minus the mean noise.
         noise = table() * drift * math.sqrt(math.pi / 2)
         trainer = torch.log_softmax(logits, -1)
         values = torch.zeros(length + 1, rows)
@@ -161,7 +162,7 @@ class Chain:
         return cls(trainer=trainer, sampler=sampler, rewards=rewards, values=values, generator=generator)
 
     def sample(self, count: int) -> torch.Tensor:
-        """By the sampler: the cells (count, L) of `count` sequences in the flattened tables."""
+        """Sample `count` sequences from the sampler; returns their cells (count, L) in the flattened tables."""
         before, cells = torch.zeros(count, dtype=torch.long), []
         for place, probs in enumerate(self.sampler.exp()):
             tokens = torch.multinomial(probs[before], 1, generator=self.generator)[:, 0]
@@ -170,8 +171,8 @@ class Chain:
         return torch.stack(cells, 1)
 
     def exact_gradient(self) -> torch.Tensor:
-        """(L, before, V): how likely the token before is, times p, times how much better the token is than its
-        place's value. (Policy gradient theorem, Sutton et al. 1999.)"""
+        """(L, before, V): the probability of the previous token, times p, times the advantage of the token over the
+        value of its position. (Policy gradient theorem, Sutton et al. 1999.)"""
         reached = torch.zeros(self.trainer.shape[1])
         reached[0] = 1.0
         gradient = torch.zeros_like(self.trainer)

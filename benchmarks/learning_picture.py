@@ -1,11 +1,11 @@
-"""Learning curves as a picture: success of the rollouts by update, and held-out success where a phase ends."""
+"""Learning curves as a picture: success of the rollouts by update, and held-out success at the end of each phase."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 WINDOW = 5
-"""Updates that a line is the mean of."""
+"""Updates that a line averages over."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,11 +14,11 @@ class RewardCurve:
     rollouts: Sequence[float]
     """Share of successful episodes, by update of both phases."""
     heldout: Sequence[tuple[int, float]]
-    """(updates behind it, success) of SFT, phase 1 and phase 2."""
+    """(number of updates, success) of SFT, phase 1 and phase 2."""
 
 
 def draw_learning(path: Path, arms: Mapping[str, Sequence[RewardCurve]], *, title: str) -> None:
-    """One panel for each arm: thin lines are seeds, the thick one is their mean."""
+    """Draw one panel for each arm: thin lines are seeds, the thick one is their mean."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -52,7 +52,7 @@ def draw_learning(path: Path, arms: Mapping[str, Sequence[RewardCurve]], *, titl
 
 
 def _smooth(values: Sequence[float]) -> tuple[list[int], list[float]]:
-    """Means over the last WINDOW updates, against the number of updates behind them."""
+    """Means over the last WINDOW updates, by the number of updates."""
     means = [
         sum(part) / len(part) for part in (values[max(0, end - WINDOW) : end] for end in range(1, len(values) + 1))
     ]

@@ -1,5 +1,5 @@
-"""A load of concurrent episodes over raw keep-alive connections, in a process of its own and cheap enough (a tenth of
-a millisecond a step) that the server is what is measured. Prints one JSON object."""
+"""A load of concurrent episodes over raw keep-alive connections, in a separate process and cheap enough (a tenth of
+a millisecond a step) to measure the server. Prints one JSON object."""
 
 import argparse
 import asyncio
@@ -20,7 +20,7 @@ NUM_OPENING = 4
 
 
 class Connection(asyncio.Protocol):
-    """One request at a time; opened again where the server closes it after each answer."""
+    """One request at a time; reopened if the server closes it after each answer."""
 
     def __init__(self, host: str, port: int) -> None:
         self._host, self._port = host, port
@@ -44,7 +44,7 @@ class Connection(asyncio.Protocol):
         return await self._answer
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are not of asyncio's classes.
+        # uvloop's transports are not instances of asyncio's classes.
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
@@ -101,7 +101,7 @@ class Load:
         opening = asyncio.Semaphore(NUM_OPENING)
         episode_ids = await asyncio.gather(*(self._open(connection, opening) for connection in self._connections))
         steppers = [
-            asyncio.create_task(self._step_for_ever(connection, episode_id, index * STEP_S / len(episode_ids)))
+            asyncio.create_task(self._keep_stepping(connection, episode_id, index * STEP_S / len(episode_ids)))
             for index, (connection, episode_id) in enumerate(zip(self._connections, episode_ids, strict=True))
         ]
         try:
@@ -124,8 +124,8 @@ class Load:
             answer = await connection.post("/reset", json.dumps({"task_config": TASK, "env_config": {}}).encode())
         return str(json.loads(answer)["episode_id"])
 
-    async def _step_for_ever(self, connection: Connection, episode_id: str, delay_s: float) -> None:
-        await asyncio.sleep(delay_s)  # episodes do not march in step
+    async def _keep_stepping(self, connection: Connection, episode_id: str, delay_s: float) -> None:
+        await asyncio.sleep(delay_s)  # spread the steps of the episodes
         number, now = 0, time.perf_counter
         start = f'{{"episode_id": "{episode_id}", "action": "pyautogui.click(10, 20)", "pause": 0, "step": '
         while True:
@@ -137,7 +137,7 @@ class Load:
 
 
 async def _first_failure(tasks: list[asyncio.Task[None]], seconds: float) -> None:
-    """Returns after `seconds`, and raises what a task raises before that."""
+    """Returns after `seconds`, or raises the first error of a task."""
     done, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
     for task in done:
         task.result()

@@ -1,5 +1,5 @@
 """The `local` provider on real 1920x1080 desktops with windows on them: reset, steps by picture format, eight desktops
-at once, and what each encoding costs."""
+at once, and the cost of each encoding."""
 
 import asyncio
 import base64
@@ -39,13 +39,13 @@ FORMATS: tuple[tuple[str, int | None], ...] = (("png", None), ("jpeg", 85), ("jp
 
 @dataclass(frozen=True, kw_only=True)
 class Opened:
-    """An episode and the connection it is driven over."""
+    """An episode and its connection."""
 
     connection: Connection
     episode_id: str
 
     async def step(self, number: int, *, is_binary: bool = False) -> bytes:
-        """Moves the mouse and looks at once; the answer's body, in which the picture is base64 or bytes."""
+        """Move the mouse and observe at once; returns the answer's body, in which the picture is base64 or bytes."""
         action = f"pyautogui.moveTo({200 + number * 37 % 1200}, {150 + number * 53 % 700})"
         body: dict[str, Any] = {"action": action, "pause": 0, "step": number}
         if is_binary:
@@ -82,7 +82,7 @@ async def open_episode(url: str, image_format: str, quality: int | None, *, with
 def run_local(console: Console, *, rounds: int, state_dir: Path) -> list[dict[str, Any]]:
     results: list[dict[str, Any]] = []
     alone = asyncio.run(_with_desktop(state_dir, lambda desktop: time_resets(desktop, rounds * RESETS_A_ROUND)))
-    results.append(_told("reset of one desktop", "s", alone))
+    results.append(_figure("reset of one desktop", "s", alone))
     with env_server(state_dir, 1) as (url, _):
         steps = {
             (image_format, quality): asyncio.run(time_steps(url, image_format, quality, rounds * STEPS_A_ROUND))
@@ -90,8 +90,8 @@ def run_local(console: Console, *, rounds: int, state_dir: Path) -> list[dict[st
         }
     for (image_format, quality), timed in steps.items():
         name = f"step, {named(image_format, quality)}"
-        results.append({**_told(name, "ms", timed.step_ms), "bytes": timed.num_bytes})
-        results.append(_told(f"{name}, binary", "ms", timed.binary_ms))
+        results.append({**_figure(name, "ms", timed.step_ms), "bytes": timed.num_bytes})
+        results.append(_figure(f"{name}, binary", "ms", timed.binary_ms))
     crowd = measure_crowd(state_dir, rounds)
     results += crowd.results()
     _print_local(console, alone, steps, crowd, rounds)
@@ -108,7 +108,7 @@ async def _with_desktop(state_dir: Path, use: Callable[[ProvidedDesktop], Awaita
 
 
 async def time_resets(desktop: ProvidedDesktop, count: int) -> Spread:
-    """Seconds from throwing a desktop away to the first screenshot of the next."""
+    """Seconds from discarding a desktop to the first screenshot of the next."""
     times_s = []
     for _ in range(count):
         start = time.perf_counter()
@@ -124,9 +124,9 @@ class Steps:
     binary_ms: Spread
     """The same with the picture as bytes (multipart), in turns with the above."""
     base64_ms: Spread
-    """What a client of the first pays to read the JSON and the base64."""
+    """Time of a client to parse the JSON and the base64 of the first."""
     num_bytes: int
-    """Of the picture."""
+    """Size of the picture."""
 
 
 async def time_steps(url: str, image_format: str, quality: int | None, count: int) -> Steps:
@@ -162,9 +162,9 @@ class Crowd:
 
     def results(self) -> list[dict[str, Any]]:
         return [
-            _told(f"memory of each of {NUM_CROWD} desktops (PSS)", "MB", self.desktop_mb),
-            _told(f"step, jpeg q85, {NUM_CROWD} episodes at once", "ms", self.step_ms),
-            _told(f"close and reset, {NUM_CROWD} episodes at once", "s", self.reopen_s),
+            _figure(f"memory of each of {NUM_CROWD} desktops (PSS)", "MB", self.desktop_mb),
+            _figure(f"step, jpeg q85, {NUM_CROWD} episodes at once", "ms", self.step_ms),
+            _figure(f"close and reset, {NUM_CROWD} episodes at once", "s", self.reopen_s),
         ]
 
 
@@ -199,17 +199,17 @@ async def _drive_crowd(url: str, server_pid: int, rounds: int) -> Crowd:
 
 
 def memories_mb(server_pid: int) -> list[float]:
-    """PSS of each desktop with all that runs in it, for every one below a server."""
+    """PSS of each desktop of a server, with all its processes."""
     children = Path(f"/proc/{server_pid}/task/{server_pid}/children").read_text().split()
     sizes = [memory_mb({int(child), *processes_below(int(child))})["pss"] for child in children]
-    return [size for size in sizes if size > 20]  # a helper of the server's is no desktop
+    return [size for size in sizes if size > 20]  # smaller ones are helpers of the server
 
 
 def named(image_format: str, quality: int | None) -> str:
     return image_format if quality is None else f"{image_format} q{quality}"
 
 
-def _told(name: str, unit: str, spread: Spread) -> dict[str, Any]:
+def _figure(name: str, unit: str, spread: Spread) -> dict[str, Any]:
     return {"bench": "local", "figure": name, "unit": unit, **spread.fields()}
 
 

@@ -1,4 +1,4 @@
-"""What packs of cold images gain: a copy of a whole folder, garbage collection, listing and reading, before and after,
+"""Gain of packing cold images: a copy of a whole folder, garbage collection, listing and reading, before and after,
 as ratios. Rows name three quarters of the images."""
 
 import shutil
@@ -54,7 +54,7 @@ def run_packs(console: Console, *, rounds: int, folder: Path, num_blobs: int) ->
 
 
 def _write(state: StateDir, num_images: int) -> tuple[list[str], int]:
-    """Without the sync of each file, which would be most of the time."""
+    """Write images without syncing each file, which would take most of the time."""
     names: list[str] = []
     num_bytes = 0
     for start in range(0, num_images, BATCH):

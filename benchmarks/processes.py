@@ -1,4 +1,4 @@
-"""Programs that a benchmark starts, and what the kernel says of their CPU time and memory."""
+"""Programs that a benchmark starts, and their CPU time and memory as reported by the kernel."""
 
 import json
 import os
@@ -18,7 +18,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class BenchmarkError(Exception):
-    """A benchmark cannot be run here, or what it measured is broken; the sentence says why."""
+    """A benchmark cannot be run here, or the measured program failed; the message says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class Started:
 
 @contextmanager
 def started(command: Sequence[str], *, environment: Mapping[str, str] | None = None) -> Iterator[Started]:
-    """The program while the block lasts; TERM at its end, KILL if it does not go."""
+    """Run a program during the block; TERM at its end, KILL if it does not exit."""
     folder = Path(tempfile.mkdtemp(prefix="bench-"))
     log = folder / "log"
     with log.open("wb") as output:
@@ -64,13 +64,13 @@ def wait_for_ready_file(ready: Path, program: Started) -> str:
 
 
 def cpu_s(pid: int) -> float:
-    """User and system seconds that a process has used, its living children not among them."""
+    """User and system seconds of a process, without its running children."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
 
 
 def processes_below(pid: int) -> set[int]:
-    """Every process that descends from `pid`, itself not among them."""
+    """Every descendant of process `pid`."""
     parents: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -86,7 +86,7 @@ def processes_below(pid: int) -> set[int]:
 
 
 def memory_mb(pids: set[int]) -> dict[str, float]:
-    """`pss` (shared pages divided among their users) and `anonymous` (their own) of some processes together, in MB of
+    """Total `pss` (shared pages divided among their users) and `anonymous` (private) memory of processes, in MB of
     10**6 bytes."""
     totals = {"pss": 0, "anonymous": 0}
     for pid in pids:

@@ -1,5 +1,5 @@
-"""The `qemu` provider: how soon a restored desktop shows its first screenshot, against a cold boot of the same image,
-and what each further replica takes of memory and disk. The accelerator is named with every figure."""
+"""The `qemu` provider: time from a restore to the first screenshot, against a cold boot of the same image, and the
+memory and disk of each further replica. The accelerator is named with every figure."""
 
 import asyncio
 import tempfile
@@ -25,7 +25,7 @@ NUM_REPLICAS = 3
 RESTORES_A_ROUND = 6
 BOOT_LIMIT_S = 300.0
 USE_S = 10.0
-"""For programs to come up under emulation."""
+"""Time for programs to start under emulation."""
 MAX_RESTORE_S, MAX_MEMORY_MB, MAX_DISK_MB = 1.2, 300.0, 30.0
 
 
@@ -70,7 +70,7 @@ async def _measure(console: Console, rounds: int, state_dir: Path) -> list[dict[
 
 
 async def _time_restores(desktop: QemuDesktop, count: int) -> list[float]:
-    """Seconds from throwing the machine away to the first screenshot of the next."""
+    """Seconds from discarding the machine to the first screenshot of the next."""
     times_s = []
     for _ in range(count):
         start = time.perf_counter()
@@ -80,11 +80,11 @@ async def _time_restores(desktop: QemuDesktop, count: int) -> list[float]:
 
 
 class _Booted(Exception):
-    """The baseline's machine has shown itself and is not needed any more."""
+    """The baseline's machine has shown its screen and is no longer needed."""
 
 
 async def cold_boot_s(state_dir: Path) -> float:
-    """Seconds from starting a machine without a saved state to its first screenshot, as the provider boots it once."""
+    """Seconds from starting a machine without a saved state to its first screenshot, as in the provider's own boot."""
     digest, spec = await OwnImage().prepare(state_dir, accelerator="auto", screen_size=SCREEN)
     start = time.perf_counter()
 
@@ -97,11 +97,11 @@ async def cold_boot_s(state_dir: Path) -> float:
         await _boot(state_dir, digest, spec, shows_itself)
     except _Booted:
         return time.perf_counter() - start
-    raise AssertionError("ensure_state tells its machine that it is ready before it answers")
+    raise AssertionError("ensure_state calls is_ready before it returns")
 
 
 async def _boot(state_dir: Path, digest: str, spec: MachineSpec, is_ready: Any) -> None:
-    # Beside the images, because a disk refers to the image below it; the folder goes with the machine.
+    # Next to the images, because a disk refers to its base image; the folder is removed with the machine.
     walls = await asyncio.to_thread(Walls.open, memory_mb=spec.memory_mb)
     try:
         with tempfile.TemporaryDirectory(prefix=".bench-", dir=state_dir) as folder:
@@ -124,7 +124,7 @@ async def _first_screenshot(machine: Machine) -> None:
 
 
 async def _use(desktop: QemuDesktop) -> None:
-    """Two windows, so that its memory is that of a desktop in use."""
+    """Open two windows, so that memory is measured for a desktop in use."""
     await desktop.guest.launch(["xterm"])
     await desktop.guest.launch(["mousepad"])
     await asyncio.sleep(USE_S)

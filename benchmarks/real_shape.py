@@ -13,8 +13,8 @@ from osworld_pipeline.domain.trajectory import Trajectory
 from osworld_pipeline.training.model import MatmulPatchEmbed
 
 SHARPNESS = 3.0
-"""Random weights choose among all tokens with about equal chances, which would hide most errors. The last norm's weight
-is set to this, which makes a few hundred tokens likely in place of a hundred thousand."""
+"""Random weights give all tokens about equal probabilities, which would hide most errors. The last norm's weight
+is set to this, which makes a few hundred tokens likely instead of a hundred thousand."""
 
 UpdateKind = Literal["sft", "gspo", "sft_lora", "gspo_lora"]
 TEXT_PASSES: dict[UpdateKind, int] = {"sft": 3, "gspo": 4, "sft_lora": 2, "gspo_lora": 3}
@@ -87,26 +87,26 @@ class Architecture:
 
     @property
     def layer_weights(self) -> int:
-        """Of the matrices of one layer of the language model."""
+        """Number of matrix weights of one layer of the language model."""
         attention = 2 * self.hidden_size * (self.num_heads + self.num_kv_heads) * self.head_dim
         return attention + 3 * self.hidden_size * self.intermediate_size
 
     @property
     def trained_weights(self) -> int:
-        """Of a full update with a frozen tower; norms left out."""
+        """Trained weights of a full update with a frozen tower, without norms."""
         return self.num_layers * self.layer_weights + self.vocab_size * self.hidden_size
 
     def text_flops(self, num_tokens: int, num_response_tokens: int) -> float:
-        """Of one forward pass of the language model over one sequence: two for each weight and token (6ND's 2ND), and
-        the products of attention (PaLM, arXiv 2204.02311, appendix B), of which a causal mask leaves half. Logits are
-        made at response tokens alone."""
+        """FLOPs of one forward pass of the language model over one sequence: two for each weight and token (6ND's 2ND),
+        and the products of attention (PaLM, arXiv 2204.02311, appendix B), of which a causal mask leaves half. Only
+        response tokens have logits."""
         weights = 2.0 * self.num_layers * self.layer_weights * num_tokens
         attention = 2.0 * self.num_layers * self.num_heads * self.head_dim * num_tokens**2
         return weights + attention + 2.0 * self.hidden_size * self.vocab_size * num_response_tokens
 
     def vision_flops(self, num_patches: int) -> float:
-        """Of one forward pass of the tower over one image: its layers, the attention of all patches to all, and the
-        mergers, of which each layer of deepstack has its own. The patch embedding is left out (under 1%)."""
+        """FLOPs of one forward pass of the tower over one image: its layers, the attention of all patches to all, and
+        the mergers, one more for each layer of deepstack. The patch embedding is left out (under 1%)."""
         width = self.vision_hidden_size
         per_patch = self.vision_depth * (4 * width**2 + 2 * width * self.vision_intermediate_size)
         attention = 4.0 * self.vision_depth * width * num_patches**2
@@ -115,9 +115,9 @@ class Architecture:
         return 2.0 * per_patch * num_patches + attention + 2.0 * num_mergers * merger * num_patches / 4
 
     def update_flops(self, kind: UpdateKind, trajectories: Sequence[Trajectory], image_patches: Sequence[int]) -> float:
-        """The numerator of model FLOP utilisation: of one update with one epoch and no reference model. What is
-        computed again to save memory does not count, nor do padding and the factors of adapters (under 2%).
-        `image_patches`: patches of each image that the tower encodes."""
+        """The numerator of model FLOP utilisation, for one update with one epoch and no reference model. Recomputation,
+        padding and the factors of adapters (under 2%) do not count. `image_patches`: patches of each image that the
+        tower encodes."""
         text = sum(self.text_flops(len(one.token_ids), sum(one.response_mask)) for one in trajectories)
         vision = sum(map(self.vision_flops, image_patches))
         return TEXT_PASSES[kind] * text + VISION_PASSES[kind] * vision
@@ -131,14 +131,14 @@ def build_model(
     seed: int = 0,
     sharpness: float = SHARPNESS,
 ) -> Any:
-    """As `load_policy` gives it: random weights made on the device itself, and ready to sample or train."""
+    """A model as returned by `load_policy`, with random weights created on the device, ready to sample or train."""
     torch.manual_seed(seed)
     model_class: Any = Qwen3VLForConditionalGeneration
     with torch.device(device), no_init_weights():
         model = model_class._from_config(architecture.config(), dtype=dtype, attn_implementation="sdpa")
     model.tie_weights()
     with torch.no_grad():
-        # Each once: the stock way draws the embedding, which is most of a thin model, three times.
+        # Initialise each module once: the default initialises the embedding, most of a thin model, three times.
         for module in model.modules():
             if module is not model.lm_head:
                 model._init_weights(module)

@@ -1,8 +1,8 @@
-"""The published Qwen3-VL tokenizer and processor, made from Qwen's published ranks: real token counts and real ids
+"""The published Qwen3-VL tokenizer and processor, built from Qwen's published ranks: real token counts and real ids
 without the model's own files.
 
 The ranks (151,643 byte sequences, one a line with its id) are part of the wheel `qwen-agent`; `scripts/setup tokenizer`
-puts it into var/real-tokenizer. Nothing of that package is imported.
+puts it into var/real-tokenizer. That package is not imported.
 """
 
 import base64
@@ -32,7 +32,7 @@ ADDED_TOKENS = (*SPECIAL_TOKENS, *PLAIN_TOKENS[:2], *FIM_TOKENS, *PLAIN_TOKENS[2
 VOCAB_SIZE = 151_936
 """Rows of the published embedding; the tokenizer has 151,669 ids."""
 MAX_POSITIONS = 262_144
-# Qwen2's pattern. It equals the tiny tokenizer's, which the tests of real ids hold too.
+# Qwen2's pattern. It equals the tiny tokenizer's, which the tests of real ids check.
 WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -42,7 +42,7 @@ WORDS = (
 def read_ranks(file: Path = RANKS_FILE) -> dict[bytes, int]:
     """
     Raises:
-        BenchmarkError: the file is not there, or is not the published one.
+        BenchmarkError: the file is missing, or is not the published one.
     """
     if not file.is_file():
         raise BenchmarkError(f"no ranks of Qwen's tokenizer at {file}: run scripts/setup tokenizer")
@@ -57,7 +57,7 @@ def read_ranks(file: Path = RANKS_FILE) -> dict[bytes, int]:
 
 
 def recover_merges(ranks: Mapping[bytes, int]) -> list[tuple[bytes, bytes]]:
-    """The merge that made each token, in the order of the ids: the last two parts when its bytes are merged by all
+    """The merge that made each token, in the order of the ids: the last two parts after its bytes are merged with all
     lower ranks."""
     by_rank = sorted((rank, token) for token, rank in ranks.items() if len(token) > 1)
     return [_last_merge(ranks, token, rank) for rank, token in by_rank]
@@ -97,7 +97,7 @@ def tokenizer_json() -> str:
 
 
 def build_real_processor(folder: Path) -> Any:
-    """Writes the published processor's files to `folder` and returns the processor. Raises BenchmarkError."""
+    """Write the published processor's files to `folder`; returns the processor. Raises BenchmarkError."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tokenizer.json").write_text(tokenizer_json())
     (folder / "tokenizer_config.json").write_text(json.dumps(_tokenizer_config(), indent=1))

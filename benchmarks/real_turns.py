@@ -1,4 +1,4 @@
-"""Conversations of a desktop in the layout of training: demonstrations that are written down, and episodes that an
+"""Conversations of a desktop in the layout of training: fixed demonstrations, and episodes that an
 engine samples turn by turn."""
 
 import functools
@@ -27,7 +27,7 @@ WORDS = "Click the button that saves the file, because the dialog is still open 
 
 @functools.lru_cache(maxsize=512)
 def screen(seed: int, size: tuple[int, int] = SCREEN) -> bytes:
-    """A picture of windows with text, no two alike, as a model is shown it."""
+    """A picture of windows with text, different for each seed, as shown to a model."""
     rng = random.Random(seed)
     image = Image.new("RGB", size, (40, 70 + seed % 100, 110))
     draw = ImageDraw.Draw(image)
@@ -56,7 +56,7 @@ def demonstration(
     advantage: float = 1.0,
     prompt: str = "full",
 ) -> Trajectory:
-    """One turn for each image. `num_words`: of what the response says before its action. `prompt`: full or short."""
+    """One turn for each image. `num_words`: words of the response before its action. `prompt`: full or short."""
     rng = random.Random(name)
     messages = [system_message(system_prompt(prompt))]
     for turn in range(len(images)):
@@ -78,10 +78,10 @@ def demonstration(
 def demonstration_of(
     renderer: Renderer, name: str, num_tokens: int, *, size: tuple[int, int] = SCREEN, advantage: float = 1.0
 ) -> Trajectory:
-    """As many turns as fit into `num_tokens`, with a picture of its own in each; text fills the rest.
+    """As many turns as fit into `num_tokens`, with a different picture in each; text fills the rest.
 
     Raises:
-        ValueError: not even one turn fits.
+        ValueError: one turn does not fit.
     """
     first = demonstration(renderer, name, [screen(0, size)])
     later = len(demonstration(renderer, name, [screen(0, size)] * 2).token_ids) - len(first.token_ids)
@@ -96,7 +96,7 @@ def demonstration_of(
         raise ValueError(f"a turn of {len(first.token_ids)} tokens does not fit into {num_tokens}")
     rng = random.Random(name)
     filler = tuple(rng.choices(renderer.encode(WORDS), k=num_missing))
-    # Behind the system turn's opening, so that the prompt grows and the responses stay.
+    # After the start of the system turn, so that the prompt grows and the responses do not change.
     return Trajectory(
         trajectory_id=name,
         task_id=name,
@@ -160,7 +160,7 @@ async def sampled_episode(
 
 
 def image_patches(processor: Any, trajectories: Sequence[Trajectory]) -> list[int]:
-    """Of each image of the trajectories, for `Architecture.update_flops`."""
+    """Number of patches of each image of the trajectories, for `Architecture.update_flops`."""
     return [
         int(processor.image_processor.get_number_of_image_patches(height, width, {}))
         for trajectory in trajectories

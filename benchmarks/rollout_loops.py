@@ -1,5 +1,5 @@
-"""How busy environments are under the asynchronous collector, beside a batch-synchronous loop of the same episodes: all
-of a batch end before the trainer begins, and it ends before the next batch begins."""
+"""How busy environments are with the asynchronous collector, compared with a batch-synchronous loop of the same
+episodes, in which a batch ends before the trainer begins, and the trainer ends before the next batch begins."""
 
 import asyncio
 import time
@@ -25,7 +25,7 @@ GROUP_SIZE = 8
 GROUPS_PER_UPDATE = 8
 NUM_UPDATES = 20
 NUM_SYNCHRONOUS_UPDATES = 8
-"""Nothing begins or ends in the loop that waits for everything: fewer tell as much."""
+"""The batch-synchronous loop has no warm-up phase, so fewer updates suffice."""
 BAR = 2.5
 STALENESSES = (1, 2, 4)
 
@@ -35,12 +35,12 @@ class LoopFigures:
     environments_busy: float
     trainer_busy: float
     episodes_per_s: float
-    """Trained on, in seconds before scaling."""
+    """Trained episodes, in seconds before scaling."""
     num_stale: int
 
 
 def run_loops(console: Console, *, rounds: int) -> list[dict[str, Any]]:
-    """Prints the comparison; returns its figures."""
+    """Print the comparison; returns its figures."""
     latencies = Latencies()
     found: dict[int | None, list[LoopFigures]] = {None: [], **{bound: [] for bound in STALENESSES}}
     for number in range(rounds):

@@ -1,4 +1,4 @@
-"""Stubs for rollouts: episodes that take realistic random times and nothing else, a trainer that takes a fixed one, and
+"""Stubs for rollouts: episodes that only wait for realistic random times, a trainer with a fixed time, and
 desktops with real screenshots."""
 
 import asyncio
@@ -46,7 +46,7 @@ class Latencies:
     """Fewest and most; their logarithm is uniform."""
     train_s: float = 75.0
     scale: float = 0.01
-    """Everything lasts this share of its time, so that a benchmark takes seconds."""
+    """Factor of all times, so that a benchmark takes seconds."""
 
     def describe(self) -> str:
         return (
@@ -77,7 +77,7 @@ class Latencies:
 
 
 class StubEpisodes:
-    """A RunEpisode of nothing but waits; an episode's times depend on its seed alone, in every loop the same."""
+    """A RunEpisode that only waits; an episode's times depend only on its seed, so they are the same in every loop."""
 
     def __init__(self, latencies: Latencies) -> None:
         self.version = 0
@@ -110,7 +110,7 @@ class TrainAll:
     """A batch builder that trains on every group."""
 
     def __call__(self, groups: Sequence[RolloutGroup], *, update: int) -> GspoBatch:
-        """Every group is trained on, whatever it earned."""
+        """Every group is trained on, with any reward."""
         trajectories = [
             Trajectory(trajectory_id=one.episode_id, task_id=one.task_id, token_ids=(), response_mask=(), images=())
             for group in groups
@@ -119,7 +119,7 @@ class TrainAll:
         return GspoBatch(groups=tuple(groups), trajectories=tuple(trajectories))
 
     def give_back(self, num_injections: int, *, update: int) -> None:
-        """No replay row joins here."""
+        """There are no replay rows here."""
 
 
 def stub_step(index: int, version: int) -> Step:
@@ -152,7 +152,7 @@ STUB_SAMPLING = SamplingParams(temperature=1.0, max_new_tokens=64)
 
 
 def draw_screens(width: int, height: int, count: int) -> list[bytes]:
-    """Screens full of windows and words, each another one, as PNG."""
+    """Different screens filled with windows and words, as PNG."""
     screens: list[bytes] = []
     for seed in range(count):
         rng = random.Random(seed)
@@ -172,7 +172,7 @@ def draw_screens(width: int, height: int, count: int) -> list[bytes]:
 
 
 class TimedDesktop:
-    """Answers at once with the next of its screens."""
+    """Returns the next of its screens at once."""
 
     def __init__(self, screens: Sequence[bytes], *, screen_size: tuple[int, int] | None = None) -> None:
         """`screen_size`: the (width, height) that the screens were resized from."""
@@ -200,7 +200,7 @@ class TimedDesktop:
 
 
 class TimedEngine:
-    """Answers after a fixed time with the same words."""
+    """Returns the same text after a fixed time."""
 
     name = "stub"
     uses_chat_api = False

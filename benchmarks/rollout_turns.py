@@ -1,4 +1,4 @@
-"""What a turn takes beside desktop and model: preparing the screenshot, the prompt, parsing, signals, storing."""
+"""Overhead of a turn in addition to desktop and model: the screenshot, the prompt, parsing, signals, storing."""
 
 import asyncio
 import itertools
@@ -25,14 +25,14 @@ from osworld_pipeline.store import TrajectoryStore
 
 BAR_MS = 10.0
 MODEL_S = 0.25
-"""A turn's own work beside the model's is hidden behind it where it can be, so the model takes its time here."""
+"""Time of the model; part of a turn's other work runs during it."""
 NUM_TURNS = 20
 SIZES = ((1280, 720), (1920, 1080))
 """The model sees 1280x704 and 1312x736 of them."""
 
 
 def run_turns(console: Console, *, rounds: int) -> list[dict[str, Any]]:
-    """Prints the overhead of a turn; returns its figures."""
+    """Print the overhead of a turn; returns its figures."""
     rows: list[list[str]] = []
     results: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="bench-rollout-") as scratch:
@@ -51,19 +51,19 @@ def run_turns(console: Console, *, rounds: int) -> list[dict[str, Any]]:
             p95 = spread.quantile(0.95)
             met = verdict(spread.median <= BAR_MS)
             kilobytes = sum(map(len, screens)) / len(screens) / 1000
-            sender = "ours: of the model's size" if is_resized else "a foreign one: of the screen's size"
+            sender = "ours: of the model's size" if is_resized else "another: of the screen's size"
             size = f"{width}x{height}"
             rows.append([size, f"{sender}, {kilobytes:.0f} KB", spread.quartile_text(), f"{p95:.1f}", met])
             results.append({"bench": "turns", "screen": size, "sent": sender, "overhead_ms": spread.fields()})
     title = f"Overhead of a turn, ms: all but desktop and model ({NUM_TURNS} turns, append context)"
     columns = ("screen", "env server, its PNG", "p50 [p25..p75]", "p95", f"bar p50 <= {BAR_MS:g} ms")
     print_table(console, title, columns, rows)
-    console.print("What a foreign env server sends is decoded, resized and encoded before the model sees it.")
+    console.print("Screenshots of other env servers are decoded, resized and encoded before the model sees them.")
     return results
 
 
 class _StampedEngine(TimedEngine):
-    """Notes when each turn's model began and ended."""
+    """Records the start and end of each turn's model call."""
 
     def __init__(self, text: str, token_ids: Sequence[int]) -> None:
         super().__init__(text, token_ids, latency_s=MODEL_S)
@@ -80,7 +80,7 @@ class _StampedEngine(TimedEngine):
 async def _episode(
     state: StateDir, renderer: Renderer, desktop: Callable[[], TimedDesktop], number: int
 ) -> list[float]:
-    """Seconds between the end of one turn's model and the beginning of the next one's; the desktop takes none."""
+    """Seconds between the end of one turn's model call and the start of the next; the desktop takes no time."""
     text = load_dialect("slime").format("Wait", {"action": "wait", "time": 1})
     engine = _StampedEngine(text, renderer.encode(text))
     tools = EpisodeTools(desktop_factory=desktop, engine=engine, renderer=renderer, sink=TrajectoryStore(state))

@@ -1,6 +1,6 @@
-"""An event loop whose time is simulated: where real code would wait, the clock jumps to when it would go on.
+"""An event loop with simulated time: where real code would wait, the clock jumps to the end of the wait.
 
-Code that asks `time.monotonic` is shown the loop's clock by `virtual_time`; nothing else of it changes.
+`virtual_time` replaces `time.monotonic` in given modules by the loop's clock.
 """
 
 import asyncio
@@ -14,11 +14,11 @@ Result = TypeVar("Result")
 
 
 class NothingWillHappenError(Exception):
-    """Everything waits, and for nothing that has a time."""
+    """All tasks wait, and no timer is pending."""
 
 
 class _JumpingSelector:
-    """Never waits: it hands the waiting time to the clock."""
+    """Never waits: it passes the waiting time to the clock."""
 
     def __init__(self, selector: selectors.BaseSelector, jump: Callable[[float], None]) -> None:
         self._selector, self._jump = selector, jump
@@ -28,14 +28,14 @@ class _JumpingSelector:
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None:
-            raise NothingWillHappenError("the simulation waits, and nothing is going to happen")
+            raise NothingWillHappenError("all tasks of the simulation wait, and no timer is pending")
         if timeout > 0:
             self._jump(timeout)
         return []
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Begins at 0 s. For code without threads, sockets and processes."""
+    """Its time starts at 0 s. For code without threads, sockets and processes."""
 
     def __init__(self) -> None:
         self._now_s = 0.0
@@ -51,7 +51,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 @contextmanager
 def virtual_time(loop: asyncio.AbstractEventLoop, *modules: ModuleType) -> Iterator[None]:
-    """While the block lasts, `time.monotonic()` in these modules is the loop's clock."""
+    """During the block, `time.monotonic()` in these modules is the loop's clock."""
     real = [module.time for module in modules]
     for module in modules:
         module.time = SimpleNamespace(monotonic=loop.time)  # pyright: ignore[reportAttributeAccessIssue]
@@ -63,6 +63,6 @@ def virtual_time(loop: asyncio.AbstractEventLoop, *modules: ModuleType) -> Itera
 
 
 def run_in_virtual_time(main: Callable[[], Coroutine[Any, Any, Result]], *modules: ModuleType) -> Result:
-    """What `main` returns. Raises NothingWillHappenError where it can never end."""
+    """Run `main` and return its result. Raises NothingWillHappenError if it can never end."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner, virtual_time(runner.get_loop(), *modules):
         return runner.run(main())

@@ -1,16 +1,16 @@
-"""What a replica costs a day on a rented host: as many fit as its memory and its cores allow, and share the rent."""
+"""Cost of a replica a day on a rented host: memory and cores limit the number of replicas, which share the rent."""
 
 import math
 from dataclasses import dataclass
 
 MEMORY_SHARE = 0.9
-"""Of a host's memory that replicas may have."""
+"""Share of a host's memory for replicas."""
 CORE_SHARE = 0.8
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostKind:
-    """Assumed: what is rented, and for how much."""
+    """Assumed: size and rent of a host."""
 
     cores: float = 64.0
     memory_gb: float = 512.0
@@ -19,11 +19,11 @@ class HostKind:
 
 @dataclass(frozen=True, kw_only=True)
 class Need:
-    """Of one replica, measured."""
+    """Needs of one replica, measured."""
 
     memory_mb: float
     cores: float
-    """Used on average at the pace at which a policy acts."""
+    """Average use at the pace of a policy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class Cost:
 def cost_of(need: Need, host: HostKind, *, num_replicas: int = 1024) -> Cost:
     """
     Raises:
-        ValueError: not even one replica fits, or the need is not positive.
+        ValueError: one replica does not fit, or the need is not positive.
     """
     if need.memory_mb <= 0 or need.cores <= 0:
         raise ValueError(f"a replica needs memory and CPU, not {need.memory_mb:g} MB and {need.cores:g} cores")
@@ -60,6 +60,6 @@ def cost_of(need: Need, host: HostKind, *, num_replicas: int = 1024) -> Cost:
 
 
 def disk_saved_share(*, shared_mb: float, own_mb: float, num_replicas: int) -> float:
-    """Of the disk that full copies would take, what one shared image with an overlay each saves."""
+    """Share of the disk of full copies that one shared image with overlays saves."""
     full = num_replicas * (shared_mb + own_mb)
     return 1.0 - (shared_mb + num_replicas * own_mb) / full

@@ -1,5 +1,5 @@
-"""What a replica takes here, measured: time to provision, memory, disk, CPU at rest and at work, and trajectories a
-minute of a policy that answers at once."""
+"""Measured resources of a replica on this machine: time to provision, memory, disk, CPU when idle and in use, and
+trajectories a minute with a policy that answers at once."""
 
 import asyncio
 import json
@@ -31,20 +31,20 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, kw_only=True)
 class Provisioning:
-    """Of one desktop after the other."""
+    """Figures of desktops that start one after the other."""
 
     start_s: Spread
-    """From nothing, the image being there."""
+    """Start time, with an existing image."""
     reset_s: Spread
     image_mb: float
     """On disk, once for all replicas."""
     own_disk_mb: float
-    """Of each replica beside it."""
+    """Additional disk of each replica."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Level:
-    """So many replicas at once, all in use by a policy that answers at once."""
+    """A number of replicas, all in use by a policy that answers at once."""
 
     num_replicas: int
     ready_s: float
@@ -52,7 +52,7 @@ class Level:
     memory_mb: Spread
     """PSS of each with its windows."""
     idle_cores: float
-    """Of each."""
+    """Cores of each when idle."""
     cpu_s_per_trajectory: float
     episode_s: Spread
     trajectories_per_min: float
@@ -62,7 +62,7 @@ class Level:
         return self.cpu_s_per_trajectory / STEPS_A_TRAJECTORY
 
     def cores_at(self, step_period_s: float) -> float:
-        """Cores of a replica whose policy acts so often; its reset counts in with the steps."""
+        """Cores of a replica whose policy acts with this period; the reset is included in the steps."""
         return self.idle_cores + self.cpu_s_per_step / step_period_s
 
 
@@ -76,7 +76,7 @@ async def _provision(state_dir: Path, count: int) -> Provisioning:
     provider = LocalProvider(images=state_dir, screen_size=SCREEN)
     with _own_temporary_folder() as folder:
         try:
-            await provider.start("scale-first")  # finds out what this machine allows
+            await provider.start("scale-first")  # probes the machine's capabilities
             before_mb = tree_mb(folder)
             desktops = []
             for number in range(count):
@@ -97,8 +97,8 @@ async def _provision(state_dir: Path, count: int) -> Provisioning:
 
 @contextmanager
 def _own_temporary_folder() -> Iterator[Path]:
-    """What desktops lay down while the block lasts lies in it, and nothing else does. Its name is short, as a socket's
-    must be."""
+    """A temporary folder that contains only the files that desktops write during the block. Its name is short, as
+    sockets require."""
     with tempfile.TemporaryDirectory(prefix="s-") as folder:
         earlier, tempfile.tempdir = tempfile.tempdir, folder
         try:
@@ -144,7 +144,7 @@ async def _drive(url: str, pid: int, num_replicas: int, ready_s: float, seconds:
 
 
 async def _act_until(url: str, end: float, episode_s: list[float]) -> None:
-    """Whole trajectories, reset and grade among them; at least one."""
+    """Run whole trajectories, reset and grading included; at least one."""
     while True:
         started = time.perf_counter()
         episode = await open_episode(url, "jpeg", 85, with_windows=False)
@@ -163,16 +163,16 @@ async def _grade(episode: Opened) -> None:
 
 
 class TreeCpu:
-    """CPU of a process and everything below it. A desktop that is thrown away takes what it used with it, so this
-    looks often: at most `LOOK_S` of each process that ended is missed."""
+    """CPU time of a process and its descendants. The CPU time of an ended process is lost, so this samples often: at
+    most `LOOK_S` of each ended process is missed."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self._ticks: dict[tuple[int, str], int] = {}
-        """By process and when it began, because numbers are used again."""
+        """By process id and start time, because ids are reused."""
 
     def look(self) -> float:
-        """User and system seconds so far, of processes that have ended too."""
+        """User and system seconds so far, including ended processes."""
         for each in (self._pid, *processes_below(self._pid)):
             try:
                 fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
@@ -182,7 +182,7 @@ class TreeCpu:
         return sum(self._ticks.values()) / _TICKS_PER_S
 
     async def watch(self) -> None:
-        """Until it is cancelled."""
+        """Sample until cancelled."""
         while True:
             self.look()
             await asyncio.sleep(LOOK_S)
@@ -202,7 +202,7 @@ def tree_mb(folder: Path) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Machines:
-    """Of the qemu provider."""
+    """Figures of the qemu provider."""
 
     start_s: Spread
     """First screenshot after a restore."""
@@ -213,7 +213,7 @@ class Machines:
 
 
 def measure_qemu(console: Console, state_dir: Path, *, rounds: int) -> Machines | None:
-    """By `make bench-env`'s own measurement; None (and why, printed) where no machine runs."""
+    """Measure as `make bench-env` does; None if no machine runs, with a printed reason."""
     results = run_qemu(console, rounds=rounds, state_dir=state_dir)
     if "skipped" in results[0]:
         return None
@@ -225,7 +225,7 @@ def measure_qemu(console: Console, state_dir: Path, *, rounds: int) -> Machines 
     try:
         _, spec = asyncio.run(OwnImage().prepare(state_dir.absolute(), accelerator="auto", screen_size=QEMU_SCREEN))
     except DependencyError as error:
-        raise BenchmarkError(f"the image that was just measured is gone: {error}") from error
+        raise BenchmarkError(f"the measured image is missing: {error}") from error
     return Machines(
         start_s=spread("first screenshot after a restore, s"),
         boot_s=spread("first screenshot after a cold boot, s (baseline)"),

@@ -1,6 +1,6 @@
-"""A thousand replicas over many hosts, as discrete events: desktops start, serve, die and are replaced, and hosts go
-down. Queueing, refusal and recovery are the pool's own code (env_server/replicas/) under a virtual clock; how long
-things take is drawn from what was measured, and how often they fail is assumed."""
+"""A discrete-event simulation of a thousand replicas over many hosts: desktops start, serve, die and are replaced, and
+hosts fail. Queueing, refusal and recovery are the pool's own code (env_server/replicas/) under a
+virtual clock; durations are drawn from measurements, and failure rates are assumed."""
 
 import asyncio
 import itertools
@@ -20,16 +20,16 @@ from env_server.replicas.pool import Pool
 from osworld_pipeline.errors import DependencyError, NoCapacityError, ReplicaError
 
 NUM_STEPS = 10
-"""Of an episode; between them its holder finds out whether its desktop is still there."""
+"""Steps of an episode; between them the policy checks that its desktop is alive."""
 NUM_CLIENTS = 8
 MAX_BACKOFF_S = 5.0
 MAX_START_S = 24 * 3600.0
-"""Simulated; until every host has been up once."""
+"""Simulated time limit until every host has been up once."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Times:
-    """Measured, in seconds; one of them is drawn each time."""
+    """Measured values in seconds, from which one is drawn each time."""
 
     start_s: Sequence[float]
     reset_s: Sequence[float]
@@ -41,20 +41,20 @@ class Fleet:
     num_hosts: int = 16
     replicas_per_host: int = 64
     num_policies: int = 1024
-    """Episodes that are wanted at any time."""
+    """Concurrent requests for episodes."""
     cores_per_host: int = 16
-    """So many desktops of a host start or reset at once; the others wait."""
+    """Number of desktops of a host that can start or reset at once; the others wait."""
     queue_timeout_s: float = 60.0
     simulated_s: float = 600.0
-    """After the hosts are up."""
+    """Time after the hosts are up."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failures:
-    """Assumed."""
+    """Assumed failure rates."""
 
     desktop_mtbf_s: float = 3600.0
-    """Mean life of a desktop."""
+    """Mean lifetime of a desktop."""
     failed_start_share: float = 0.01
     host_mtbf_s: float = 3 * 3600.0
     host_down_s: float = 60.0
@@ -64,18 +64,18 @@ class Failures:
 class Report:
     num_episodes: int = 0
     lease_wait_s: list[float] = field(default_factory=list)
-    """From wanting a desktop to having one, refusals and other hosts included."""
+    """From requesting a desktop to its lease, refusals and other hosts included."""
     recovery_s: list[float] = field(default_factory=list)
-    """From a fault under an episode to the next desktop for it."""
+    """From a fault during an episode to the next desktop for it."""
     faults: Counter[str] = field(default_factory=Counter)
-    """Episodes lost, by what died; and refusals."""
+    """Lost episodes by cause, and refusals."""
     episodes_by_client: Counter[str] = field(default_factory=Counter)
     leased_s: float = 0.0
     num_replicas: int = 0
     num_host_failures: int = 0
     simulated_s: float = 0.0
     took_s: float = 0.0
-    """Of real time."""
+    """Real time."""
 
     @property
     def episodes_per_min(self) -> float:
@@ -83,7 +83,7 @@ class Report:
 
     @property
     def busy_share(self) -> float:
-        """Of the replicas' time that episodes had them."""
+        """Share of the replicas' time in which episodes leased them."""
         return self.leased_s / (self.num_replicas * self.simulated_s)
 
     def fields(self) -> dict[str, Any]:
@@ -108,7 +108,7 @@ class Desktop:
 
     @property
     def guest(self) -> GuestClient:
-        raise AssertionError("nobody talks to a simulated desktop")
+        raise AssertionError("a simulated desktop has no guest")
 
     async def reset(self) -> None:
         await self._host.work(self._host.times.reset_s)
@@ -122,7 +122,7 @@ class Desktop:
 
 
 class Host:
-    """Is also its pool's provider."""
+    """A host, which is also its pool's provider."""
 
     name = "simulated"
     image_digest = "0" * 64
@@ -134,7 +134,7 @@ class Host:
         self.chance = random.Random(f"{seed}:{index}")
         self.is_up = True
         self.pool: Pool | None = None
-        """None while no server answers there."""
+        """None while its server is down."""
         self._fleet, self._report = fleet, report
         self._cores = asyncio.Semaphore(fleet.cores_per_host)
 
@@ -154,7 +154,7 @@ class Host:
     async def close(self) -> None: ...
 
     async def run(self, is_ready: asyncio.Event) -> None:
-        """A server, which comes back after each failure of its host."""
+        """Run a server, which restarts after each failure of its host."""
         while True:
             self.is_up = True
             pool = Pool(self, num_replicas=self._fleet.replicas_per_host, queue_timeout_s=self._fleet.queue_timeout_s)
@@ -173,8 +173,8 @@ class Host:
 
 
 class Policy:
-    """Wants one episode after the other. The policies of a client take the hosts in turn, as those of an env client
-    do, which does not know how full they are."""
+    """Requests one episode after the other. The policies of a client use the hosts in turn, like an env client, which
+    does not know their load."""
 
     def __init__(self, index: int, client: str, turns: Iterator[Host], times: Times, report: Report, seed: int) -> None:
         self._client, self._next = client, turns
@@ -221,7 +221,7 @@ class Policy:
 
 
 def simulate(fleet: Fleet, times: Times, failures: Failures, *, seed: int = 0) -> Report:
-    """The same report for the same arguments, but for `took_s`."""
+    """Deterministic: equal arguments give equal reports, except for `took_s`."""
     started = time.perf_counter()
     report = run_in_virtual_time(lambda: _simulate(fleet, times, failures, seed), pool_module, replica_module)
     report.took_s = time.perf_counter() - started
@@ -234,7 +234,7 @@ async def _simulate(fleet: Fleet, times: Times, failures: Failures, seed: int) -
     up = [asyncio.Event() for _ in hosts]
     begins = asyncio.Event()
     tasks = [asyncio.create_task(host.run(is_up)) for host, is_up in zip(hosts, up, strict=True)]
-    # Each client begins with another host.
+    # Each client begins with a different host.
     turns = [itertools.islice(itertools.cycle(hosts), index % len(hosts), None) for index in range(NUM_CLIENTS)]
     for index in range(fleet.num_policies):
         of = index % NUM_CLIENTS

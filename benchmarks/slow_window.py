@@ -1,6 +1,6 @@
-"""A program that answers keys and clicks late, for a desktop's own Python: how late, and what it shows meanwhile, is
-what `bench_settling` measures. `slow_window.py SEED SHORTEST_S LONGEST_S STRIP`: answers come after a delay between the
-two; in a strip of so many pixels at the bottom a caret blinks and a clock goes on, which are no answers."""
+"""A program for a desktop's own Python that answers keys and clicks with a delay, used by `bench_settling`.
+`slow_window.py SEED SHORTEST_S LONGEST_S STRIP`: answers are drawn after a delay between the two; in a strip of STRIP
+pixels at the bottom a caret blinks and a clock runs, which are not answers."""
 
 # pyright: reportMissingImports=false, reportMissingModuleSource=false
 import heapq
@@ -19,7 +19,7 @@ NUM_PIECES = 4
 
 
 class SlowWindow:
-    """Fills the screen. A key's letter says how it is answered; a click is answered as `late`."""
+    """Fills the screen. A key's letter selects the kind of answer; a click is answered as `late`."""
 
     def __init__(self, seed: int, *, delays_s: tuple[float, float], strip: int) -> None:
         self.delays_s, self.strip = delays_s, strip
@@ -72,21 +72,21 @@ class SlowWindow:
     # Answers
 
     def late(self, delay_s: float) -> None:
-        """Nothing, then all of it."""
+        """Nothing at first, then the whole answer."""
         self.after(delay_s, self.content)
 
     def echo(self, delay_s: float) -> None:
-        """A letter's worth at once, then all of it."""
+        """A letter-sized change at once, then the whole answer."""
         self.fill(16, 16, 8, 12)
         self.after(delay_s, self.content)
 
     def frame(self, delay_s: float) -> None:
-        """A large part at once, then silence, then all of it."""
+        """A large part at once, then a pause, then the whole answer."""
         self.fill(0, 0, self.width, self.height // 4)
         self.after(delay_s, self.content)
 
     def busy(self, delay_s: float) -> None:
-        """The same, computing meanwhile."""
+        """Like `frame`, but computing during the pause."""
         self.fill(0, 0, self.width, self.height // 4)
         self.display.flush()
         until = time.monotonic() + delay_s
@@ -95,13 +95,13 @@ class SlowWindow:
         self.content()
 
     def stages(self, delay_s: float) -> None:
-        """Piece by piece, the last when the delay is over."""
+        """Piece by piece, the last at the end of the delay."""
         step = (self.height - self.strip) // NUM_PIECES
         for piece in range(NUM_PIECES):
             self.after(delay_s * (piece + 1) / NUM_PIECES, lambda top=piece * step: self.fill(0, top, self.width, step))
 
     def mark(self, delay_s: float) -> None:
-        """A tick in a box, and no more, late."""
+        """Only a small mark, after the delay."""
         self.after(delay_s, lambda: self.fill(self.random.randrange(self.width - 8), 64, 8, 8))
 
     def content(self) -> None:

@@ -1,4 +1,4 @@
-"""Figures with their spread, the tables they are printed in, and the machine they were made on."""
+"""Figures with their spread, the printing of tables, and the description of the machine."""
 
 import os
 import platform
@@ -13,7 +13,7 @@ from rich.table import Table
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """Several values of one figure, in order of size."""
+    """Several sorted values of one figure."""
 
     values: tuple[float, ...]
 
@@ -25,7 +25,7 @@ class Spread:
         return cls(values=found)
 
     def quantile(self, share: float) -> float:
-        """Between the two nearest values, in proportion."""
+        """Linear interpolation between the two nearest values."""
         place = share * (len(self.values) - 1)
         low = int(place)
         high = min(low + 1, len(self.values) - 1)
@@ -75,7 +75,7 @@ def print_table(console: Console, title: str, columns: Sequence[str], rows: Iter
 
 
 def machine() -> dict[str, str | int | float]:
-    """What the figures depend on."""
+    """Facts of this machine that the figures depend on."""
     model = "unknown"
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
@@ -91,7 +91,7 @@ def machine() -> dict[str, str | int | float]:
 
 
 def show_machine(console: Console) -> dict[str, str | int | float]:
-    """Prints what the figures depend on, and returns it."""
+    """Print the facts of this machine, and return them."""
     about = machine()
     console.print("  ".join(f"{name}: {value}" for name, value in about.items()))
     return about

@@ -1,4 +1,4 @@
-"""The trajectory store: ten processes that append while a reader asks, and questions over a million steps."""
+"""The trajectory store: ten processes that append while a reader queries, and questions over a million steps."""
 
 import os
 import shutil
@@ -35,13 +35,13 @@ QUESTIONS: dict[str, tuple[str, float]] = {
         300.0,
     ),
 }
-"""With the most that the median may take, in milliseconds."""
+"""SQL, and the limit of the median in milliseconds."""
 
 
 def run_store(
     console: Console, *, rounds: int, folder: Path, num_steps: int = 1_000_000, seconds: float = 60.0
 ) -> list[dict[str, Any]]:
-    """`folder` is made, and removed at the end; `rounds` times five is how often each question is asked."""
+    """`folder` is created, and removed at the end; each question is run `rounds` times five times."""
     results: list[dict[str, Any]] = []
     try:
         results += bench_questions(console, rounds=rounds, folder=folder / "steps", num_steps=num_steps)
@@ -74,7 +74,7 @@ def bench_storm(console: Console, *, folder: Path, seconds: float) -> list[dict[
 
 
 def time_syncs(folder: Path) -> Spread:
-    """Milliseconds that a file of 10 kB takes to be safe: what no append can go below."""
+    """Milliseconds to sync a file of 10 kB: the lower bound of an append."""
     times = []
     for _ in range(30):
         start = time.perf_counter()
@@ -114,13 +114,13 @@ def bench_questions(console: Console, *, rounds: int, folder: Path, num_steps: i
             is_met = verdict(inside.median <= limit)
             figure = f"{name}, {num_fresh} fresh parts, ms"
             rows.append((figure, inside.quartile_text(0), whole.quartile_text(0), f"p50 {limit:g}: {is_met}"))
-    title = f"{num_steps:,} steps compacted, and fresh parts beside; limited by the CPU (footers, decoding)"
+    title = f"{num_steps:,} compacted steps and fresh parts; limited by the CPU (footers, decoding)"
     print_table(console, title, ("p50 [p25..p75]", "connection open", "opening it too", "at most"), rows)
     return results
 
 
 def write_parts(state: StateDir, first: int, num_parts: int, num_episodes: int) -> None:
-    """Parts as the store writes them, made column by column."""
+    """Write parts in the store's format, made column by column."""
     rng = np.random.default_rng(first)
     for part in range(first, first + num_parts):
         name = f"gspo_phase1-0123456789ab-u{part:05d}"
@@ -172,7 +172,7 @@ def _step_columns(ids: list[str], part: int, rng: np.random.Generator) -> dict[s
 
 
 def _filled(table: str, columns: dict[str, Any]) -> pa.Table:
-    """With one value for all rows where one is given, and NULL where none is."""
+    """A scalar applies to all rows, and a missing column is NULL."""
     count = len(columns["episode_id"])
     arrays = []
     for field in stored(table):

@@ -1,5 +1,5 @@
-"""Many processes append to a trajectory store, write parts again, compact and collect, while a reader asks whether
-every row is there once. `python -m benchmarks.store_storm FOLDER NUMBER SECONDS PACE_S IS_REWRITING` is one writer."""
+"""Many processes append to a trajectory store, write parts again, compact and collect, while a reader checks that
+every row exists once. `python -m benchmarks.store_storm FOLDER NUMBER SECONDS PACE_S IS_REWRITING` is one writer."""
 
 import json
 import mmap
@@ -30,7 +30,7 @@ from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.query import run_query
 
 EPISODES_A_PART, ACKS, MAX_WRITERS = 3, "acks", 64
-# One query over both views: an episode without exactly its steps, or a step without its episode, is counted.
+# One query over both views, which counts episodes without exactly their steps and steps without their episode.
 QUESTION = """
 WITH s AS (SELECT episode_id, count(*) AS n, count(DISTINCT step_index) AS d FROM steps GROUP BY 1)
 SELECT count(e.episode_id), count(DISTINCT e.episode_id),
@@ -65,7 +65,7 @@ def storm_episode(episode_id: str, num_steps: int) -> Episode:
 
 
 def write_for(folder: Path, number: int, seconds: float, pace_s: float, *, is_rewriting: bool) -> dict[str, float]:
-    """Appends parts, at times writes an old one again (with other steps); after each tells others how many it has."""
+    """Append parts, sometimes write an old one again with other steps; publishes the number of parts after each."""
     store = TrajectoryStore(StateDir(folder))
     rng = random.Random(number)
     worst_s, num_parts, num_appends = 0.0, 0, 0
@@ -88,7 +88,7 @@ def write_for(folder: Path, number: int, seconds: float, pace_s: float, *, is_re
 
 @dataclass
 class Storm:
-    """What came of it; grows while it lasts."""
+    """Results, updated while it runs."""
 
     num_reads: int = 0
     failures: list[str] = field(default_factory=list)
@@ -112,7 +112,7 @@ def run_storm(
     retired_grace_s: float = 5.0,
     read_every_s: float = 0.1,
 ) -> Storm:
-    """Runs the writers, the reader and the upkeep in `folder`, which is a state folder of its own."""
+    """Run the writers, the reader and the upkeep in `folder`, which is a separate state folder."""
     state = StateDir(folder)
     rebuild_catalog(state)
     (folder / ACKS).write_bytes(bytes(MAX_WRITERS * 8))
@@ -135,10 +135,10 @@ def run_storm(
             thread.start()
         for writer in writers:
             out, _ = writer.communicate(timeout=seconds + 120)
-            told = json.loads(out)
-            storm.worst_append_s = max(storm.worst_append_s, told["worst_s"])
-            storm.num_appends += told["num_appends"]
-            storm.num_parts += told["num_parts"]
+            written = json.loads(out)
+            storm.worst_append_s = max(storm.worst_append_s, written["worst_s"])
+            storm.num_appends += written["num_appends"]
+            storm.num_parts += written["num_parts"]
     finally:
         ended.set()
         for writer in writers:
@@ -187,10 +187,10 @@ def _keep_up(state: StateDir, storm: Storm, ended: threading.Event, every_s: flo
             storm.upkeep_failures.append(str(error))
 
 
-def main(arguments: Sequence[str], tell: Callable[[str], None] = print) -> None:
+def main(arguments: Sequence[str], write: Callable[[str], None] = print) -> None:
     folder, number, seconds, pace_s, is_rewriting = arguments
     done = write_for(Path(folder), int(number), float(seconds), float(pace_s), is_rewriting=is_rewriting == "1")
-    tell(json.dumps(done))
+    write(json.dumps(done))
 
 
 if __name__ == "__main__":

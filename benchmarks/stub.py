@@ -1,5 +1,5 @@
-"""A desktop that costs nothing: a step waits and answers the same picture, so that what is measured beyond the wait is
-the server. `python -m benchmarks.stub` serves it with the env server's own program."""
+"""A stub desktop: a step waits and returns the same picture, so that all time beyond the wait is the server's.
+`python -m benchmarks.stub` serves it with the env server's own program."""
 
 import argparse
 import asyncio

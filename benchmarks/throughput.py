@@ -1,5 +1,5 @@
 """Steps per second of our server and of Slime-OSWorld's, each over the same stub (50 ms a step, a 20 KB picture) on
-one port, side by side in alternating order, and what limits ours."""
+one port, in alternating order, and the bottleneck of ours."""
 
 import json
 import socket
@@ -21,9 +21,9 @@ from benchmarks.stub_step import STEP_S
 
 PEER_SERVER = Path("tools") / "osworld_env_server.py"
 FULL = 0.92
-"""A core that is busy for this share of the time is full."""
+"""A core that is busy for this share of the time counts as full."""
 QUEUEING_SHARE = 0.1
-"""An overhead beyond this share of the step is a queue."""
+"""An overhead above this share of the step counts as queueing."""
 LIMIT_MARGIN_S = 180.0
 MIN_RATIO, MAX_OVERHEAD_MS, MIN_IDEAL_SHARE = 25.0, 4.0, 0.75
 JUDGED_EPISODES, IDEAL_EPISODES = 32, 64
@@ -36,11 +36,11 @@ class Run:
     num_episodes: int
     steps_per_s: float
     overhead_ms: Spread
-    """Of each step, beyond the stub's 50 ms; the client's own share is in it."""
+    """Time of each step beyond the stub's 50 ms, the client's share included."""
     server_cores: float
     client_cores: float
     other_cores: float
-    """What the rest of the machine was doing meanwhile."""
+    """Cores used by the rest of the machine."""
     num_cores: int
 
     @property
@@ -53,7 +53,7 @@ class Run:
 
     @property
     def limit(self) -> str:
-        """What kept the steps per second from being more."""
+        """The bottleneck of the steps per second."""
         if self.server_cores >= FULL:
             return "CPU: the server's one core"
         if self.client_cores >= FULL:
@@ -79,10 +79,10 @@ def our_server(num_episodes: int) -> Iterator[tuple[str, int]]:
 
 
 def peer_server(checkout: Path) -> Server:
-    """Slime-OSWorld's, run as it is from a checkout, over a stub of the package it needs."""
+    """Slime-OSWorld's server, run unchanged from a checkout, over a stub of the package that it needs."""
     script = checkout / PEER_SERVER
     if not script.is_file():
-        raise BenchmarkError(f"{checkout} is no checkout of Slime-OSWorld: it has no {PEER_SERVER}")
+        raise BenchmarkError(f"{checkout} is not a checkout of Slime-OSWorld: it has no {PEER_SERVER}")
 
     @contextmanager
     def serve(num_episodes: int) -> Iterator[tuple[str, int]]:
@@ -207,7 +207,7 @@ def _print_runs(
 
 
 def _ratio(ours: list[Run], theirs: list[Run]) -> Spread:
-    """Round by round, because a round's two sides ran under the same conditions."""
+    """Ratio round by round, because both sides of a round ran under the same conditions."""
     return Spread.of(mine.steps_per_s / peer.steps_per_s for mine, peer in zip(ours, theirs, strict=True))
 
 
@@ -228,5 +228,5 @@ def _print_verdicts(console: Console, ours: dict[int, list[Run]], theirs: dict[i
     for run in ours.get(IDEAL_EPISODES, [])[:1]:
         share = Spread.of(other.steps_per_s for other in ours[IDEAL_EPISODES]).median / run.ideal_per_s
         is_met = share >= MIN_IDEAL_SHARE
-        note = verdict(True) if is_met else f"as far as the CPU goes, limited by {run.limit}"
+        note = verdict(True) if is_met else f"limited by {run.limit}"
         console.print(f"  {IDEAL_EPISODES} episodes: {share:.0%} of the ideal (at least {MIN_IDEAL_SHARE:.0%}): {note}")

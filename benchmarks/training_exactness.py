@@ -1,5 +1,5 @@
-"""The first on-policy update, with a real sampler: how far its log-probabilities lie from the trainer's, and what share
-of the sequences a clip of 3.5e-4 takes for a change of the policy, in float32 and bfloat16."""
+"""The first on-policy update, with a real sampler: the difference of its log-probabilities from the trainer's, and the
+share of sequences that a clip of 3.5e-4 cuts because of rounding, in float32 and bfloat16."""
 
 import asyncio
 import random
@@ -81,7 +81,7 @@ def _measure(folder: Path, dtype: str, seed: int) -> dict[str, Any]:
 
 def _model(folder: Path, dtype: str) -> Any:
     model = load_model(folder, dtype=dtype)
-    # Fresh weights give nearly equal logits; larger ones have choices to make.
+    # Fresh weights give nearly equal logits; larger weights give more distinct ones.
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim > 1:
@@ -90,7 +90,7 @@ def _model(folder: Path, dtype: str) -> Any:
 
 
 async def _sample(folder: Path, dtype: str, seed: int) -> list[Trajectory]:
-    """By the in-process engine: batched, token by token, over kept keys and values."""
+    """Sample with the in-process engine: batched, token by token, with a key-value cache."""
     processor, rng = load_processor(folder), random.Random(seed)
     renderer = Renderer(processor)
     engine = TransformersEngine(_model(folder, dtype), processor, timeout_s=600, num_threads=torch.get_num_threads())

@@ -1,5 +1,5 @@
-"""Updates per second of our GSPO trainer beside TRL's, on the same tiny model and the same tokens, and what the machine
-itself would allow: bare forward and backward passes and optimiser steps."""
+"""Updates per second of our GSPO trainer compared with TRL's, on the same tiny model and the same tokens, and an upper
+bound of the machine: bare forward and backward passes and optimiser steps."""
 
 import random
 import shutil
@@ -40,7 +40,7 @@ SECTION = TrainerSection(activation_checkpointing=False)
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What every trainer is given at every update."""
+    """Input of every trainer at every update."""
 
     folder: Path
     """The tiny checkpoint."""
@@ -67,7 +67,7 @@ def run_trainers(console: Console, *, rounds: int, num_updates: int) -> list[dic
         }
         updates_per_s: dict[str, list[float]] = {name: [] for name in trainers}
         for number in range(rounds):
-            # The order turns in each round, so that a machine that slows down favours no trainer.
+            # The order is reversed in each round, so that a machine that slows down favours no trainer.
             for name in list(trainers) if number % 2 == 0 else reversed(trainers):
                 updates_per_s[name].append(1 / statistics.median(trainers[name](work, num_updates)))
         return [_report(console, work, updates_per_s)]
@@ -96,9 +96,9 @@ def _report(console: Console, work: Work, updates_per_s: dict[str, list[float]])
         rows,
     )
     is_met = ratio.median >= MIN_RATIO
-    console.print(f"ours / TRL: {ratio.range_text(2)}x, wanted {MIN_RATIO:.1f}x: {verdict(is_met)}")
-    console.print(f"ours / bare: {limit.range_text(2)}x; scoring and reference are two forward passes more")
-    console.print("Text tokens alone: TRL takes pictures in prompts or from its own tools, not between recorded turns.")
+    console.print(f"ours / TRL: {ratio.range_text(2)}x, required {MIN_RATIO:.1f}x: {verdict(is_met)}")
+    console.print(f"ours / bare: {limit.range_text(2)}x; scoring and reference are two more forward passes")
+    console.print("Only text tokens: TRL accepts pictures in prompts or from its tools, not between recorded turns.")
     return {
         "bench": "trainers",
         "num_tokens": work.num_tokens,
@@ -110,8 +110,8 @@ def _report(console: Console, work: Work, updates_per_s: dict[str, list[float]])
 
 
 def make_work(folder: Path, *, seed: int = 0) -> Work:
-    """Episodes of unequal length: a prompt, and turns of a response and an observation, with what sampling it would
-    have left. In each group the first half earned 1."""
+    """Episodes of different lengths: a prompt, and turns of a response and an observation, with the sampler's
+    log-probabilities. In each group the first half has an advantage of 1."""
     rng = random.Random(seed)
     words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(2, 8))) for _ in range(1500)]
     build_tiny_checkpoint(folder, TINY, (" ".join(rng.choices(words, k=20)) for _ in range(500)))
@@ -121,7 +121,7 @@ def make_work(folder: Path, *, seed: int = 0) -> Work:
     trajectories = []
     for index in range(NUM_EPISODES):
         task, member = divmod(index, SETTINGS.group_size)
-        # One prompt a group, as siblings have it.
+        # One prompt for each group, as for siblings.
         prompt_rng = random.Random(f"{seed}:{task}")
         ids = prompt_rng.choices(ordinary, k=prompt_rng.randint(120, 320))
         mask = [0] * len(ids)
@@ -155,7 +155,7 @@ def _load(work: Work) -> Any:
 
 
 def time_ours(work: Work, num_updates: int) -> list[float]:
-    """Seconds of each update; the first is for warming up and left out, as with the others."""
+    """Seconds of each update; the first is a warm-up and left out, as with the other trainers."""
     trainer = GspoTrainer(
         _load(work), load_processor(work.folder), SETTINGS, reference=load_model(work.folder, is_frozen=True),
         section=SECTION,
@@ -172,8 +172,8 @@ def time_ours(work: Work, num_updates: int) -> list[float]:
 
 
 def _sampled_now(trainer: GspoTrainer, work: Work, update: int) -> tuple[Trajectory, ...]:
-    """The same tokens as the present weights would have sampled them: an update of older tokens alone needs a canary,
-    which only an engine can give."""
+    """The same tokens with the log-probabilities of the current weights: an update with only older tokens needs a
+    canary, which only an engine can sample."""
     logprobs = score_trajectories(trainer.model, trainer.processor, work.trajectories)
     return tuple(
         replace(
@@ -186,7 +186,7 @@ def _sampled_now(trainer: GspoTrainer, work: Work, update: int) -> tuple[Traject
 
 
 def time_bare(work: Work, num_updates: int) -> list[float]:
-    """Nothing but the passes with gradients and the steps; batches are built beforehand."""
+    """Only the passes with gradients and the optimiser steps; batches are built beforehand."""
     model, processor = _load(work), load_processor(work.folder)
     optimizer = torch.optim.AdamW((param for param in model.parameters() if param.requires_grad), fused=True)
     half = NUM_EPISODES // 2
@@ -215,7 +215,7 @@ def time_bare(work: Work, num_updates: int) -> list[float]:
 
 
 def time_trl(work: Work, num_updates: int, folder: Path) -> list[float]:
-    """TRL's own training loop, whose sampler hands out the recorded episodes."""
+    """TRL's own training loop, whose sampler returns the recorded episodes."""
     try:
         from datasets import Dataset
         from transformers import PrinterCallback, TrainerCallback
@@ -252,12 +252,12 @@ def time_trl(work: Work, num_updates: int, folder: Path) -> list[float]:
     )  # fmt: skip
     trainer.remove_callback(PrinterCallback)
     with warnings.catch_warnings():
-        # TRL calls transformers by names that are on their way out.
+        # TRL uses deprecated names of transformers.
         warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
         trainer.train()
     ends = clock.ends[num_steps - 1 :: num_steps]
     if len(ends) != num_updates + 1:
-        raise BenchmarkError(f"TRL made {len(clock.ends)} optimiser steps, {(num_updates + 1) * num_steps} were asked")
+        raise BenchmarkError(f"TRL made {len(clock.ends)} optimiser steps instead of {(num_updates + 1) * num_steps}")
     return [end - before for before, end in pairwise(ends)]
 
 

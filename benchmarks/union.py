@@ -1,5 +1,5 @@
-"""The union build beside Slime-OSWorld's script on the same generated input: wall time, peak memory, equal artefacts,
-and what the machine itself would allow."""
+"""The union build compared with Slime-OSWorld's script on the same generated input: wall time, peak memory, equal
+artefacts, and lower bounds of the machine."""
 
 import ast
 import json
@@ -26,11 +26,11 @@ from osworld_pipeline.datasets.sources import REPLAY_SOURCES
 
 KINDS: tuple[InputKind, ...] = ("text", "images")
 MIN_RATIO = {"text": 5.0, "images": 2.0}
-"""At the judged size."""
+"""Required ratio at the size JUDGED_BYTES."""
 JUDGED_BYTES = 500_000_000
 MAX_PEAK_MB = 600.0
 SAMPLE_S = 0.1
-"""Looking at the memory of all processes takes time from a core that a build of several processes could use."""
+"""Sampling the memory of all processes uses CPU time of a core that the build could use."""
 RUN_TIMEOUT_S = 3_600.0
 ARTEFACTS = ("osworld_tasks_all.parquet", "osworld_tasks_train.parquet")
 _REFERENCE = Path(__file__).with_name("union_reference.py")
@@ -47,13 +47,13 @@ build_union_tables(StateDir(Path(sys.argv[1])), system_prompt="You operate a com
 class Measured:
     wall_s: float
     peak_mb: float
-    """Of all its processes together, PSS, MB of 10**6 bytes."""
+    """PSS of all its processes, MB of 10**6 bytes."""
 
 
 def run_union(
     console: Console, *, sizes: Sequence[int], rounds: int, checkout: Path | None, folder: Path
 ) -> list[dict[str, Any]]:
-    """Measures each size (bytes) of both kinds, reference and ours in turns. Without a checkout ours alone.
+    """Measure each size (bytes) of both kinds, reference and ours in turns. Without a checkout only ours.
 
     Raises:
         BenchmarkError: a build failed, or the artefacts differ.
@@ -65,7 +65,7 @@ def run_union(
             made = generate_input(folder, kind=kind, num_bytes=size)
             found = _measure(made, rounds=rounds, checkout=checkout)
             limits = _limits(made)
-            results += _told(kind, size, found, limits)
+            results += _figures(kind, size, found, limits)
             rows += _rows(kind, size, made, found, limits)
     title = f"union build, {rounds} rounds, {len(os.sched_getaffinity(0))} cores, reference and ours in turns"
     columns = ("input", "who", "wall, s", "MB/s", "peak, MB (PSS)", "ratio and bounds")
@@ -95,7 +95,7 @@ def _measure(made: GeneratedInput, *, rounds: int, checkout: Path | None) -> dic
 
 
 def run_reference(checkout: Path, hf_root: Path, osworld_repo: Path, output_dir: Path) -> Measured:
-    """Slime-OSWorld's script as it stands in the checkout. Raises BenchmarkError."""
+    """Run Slime-OSWorld's script unchanged from the checkout. Raises BenchmarkError."""
     return _run([str(_REFERENCE), str(checkout), *_options(hf_root, osworld_repo, output_dir)])
 
 
@@ -105,7 +105,7 @@ def reference_prompt(checkout: Path) -> str:
     try:
         tree = ast.parse(path.read_text())
     except OSError as error:
-        raise BenchmarkError(f"{checkout} is no checkout of Slime-OSWorld: {error.strerror} ({path})") from error
+        raise BenchmarkError(f"{checkout} is not a checkout of Slime-OSWorld: {error.strerror} ({path})") from error
     for node in tree.body:
         if isinstance(node, ast.Assign) and any(
             isinstance(target, ast.Name) and target.id == "OSWORLD_SYSTEM_PROMPT" for target in node.targets
@@ -115,7 +115,7 @@ def reference_prompt(checkout: Path) -> str:
 
 
 def assert_equal_artefacts(ours: Path, theirs: Path) -> None:
-    """Value by value; rows are compared as they stream by. Raises BenchmarkError."""
+    """Compare value by value, streaming the rows. Raises BenchmarkError."""
     for name in ARTEFACTS:
         tables = [pq.read_table(folder / name) for folder in (ours, theirs)]
         if tables[0].column_names != tables[1].column_names or tables[0].to_pylist() != tables[1].to_pylist():
@@ -146,7 +146,7 @@ def _options(hf_root: Path, osworld_repo: Path, output_dir: Path) -> list[str]:
 
 
 def _run(arguments: Sequence[str]) -> Measured:
-    """A Python program to its end, the memory of it and all below it sampled meanwhile."""
+    """Run a Python program to its end and sample the memory of its process tree."""
     start, peak = time.perf_counter(), 0.0
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
@@ -171,12 +171,12 @@ def _run(arguments: Sequence[str]) -> Measured:
 
 
 def _environment() -> dict[str, str]:
-    """As where the packages are installed for good: their compiled modules are kept."""
+    """The environment of a normal installation, with cached bytecode."""
     return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 def _limits(made: GeneratedInput) -> dict[str, float]:
-    """Seconds that no build can do without: its input read and copied to the disk, and read by orjson."""
+    """Lower bounds in seconds: reading the input and copying it to the disk, and parsing it with orjson."""
     files = [made.hf_root / source.path for source in REPLAY_SOURCES]
 
     def copy() -> None:
@@ -201,7 +201,7 @@ def _seconds(work: Callable[[], None]) -> float:
     return time.perf_counter() - start
 
 
-def _told(kind: str, size: int, found: dict[str, list[Measured]], limits: dict[str, float]) -> list[dict[str, Any]]:
+def _figures(kind: str, size: int, found: dict[str, list[Measured]], limits: dict[str, float]) -> list[dict[str, Any]]:
     results: list[dict[str, Any]] = []
     for who, runs in found.items():
         if runs:

@@ -20,7 +20,7 @@ from osworld_pipeline.datasets.sources import REPLAY_SOURCES, TASK_SOURCES
 InputKind = Literal["text", "images"]
 SHARES = {"sft_curated_final": 5, "sft_curated_v3": 4, "sft_hybrid": 4, "combined_sft": 3, "sft_clean": 2, "bc_sft": 2}
 DUPLICATE_SHARE = 0.25
-"""Of records that stood in a better source before."""
+"""Share of records that are duplicates of a better source."""
 CHUNK_SHARE = 0.2
 NUM_RECENT = 400
 MAX_TURNS = 12
@@ -39,12 +39,12 @@ class GeneratedInput:
     hf_root: Path
     osworld_repo: Path
     num_bytes: int
-    """Of the demonstrations."""
+    """Size of the demonstrations."""
     num_records: int
 
 
 def generate_input(folder: Path, *, kind: InputKind, num_bytes: int, seed: int = 0) -> GeneratedInput:
-    """Makes the input under `folder`, or takes what an earlier call has made there."""
+    """Make the input under `folder`, or use that of an earlier call."""
     root = folder / f"{kind}-{num_bytes}-{seed}"
     ready = root / "ready.json"
     if not ready.is_file():
@@ -190,7 +190,7 @@ def _config(task_id: str, rng: random.Random) -> dict[str, Any]:
 
 
 def _screenshot(seed: int) -> str:
-    """A PNG that looks like a desktop to a compressor: flat areas, text, and a photograph."""
+    """A PNG that compresses like a desktop: flat areas, text, and a photograph."""
     rng = np.random.default_rng(seed)
     image = Image.new("RGB", SCREEN, tuple(int(value) for value in rng.integers(0, 256, 3)))
     draw = ImageDraw.Draw(image)

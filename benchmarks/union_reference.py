@@ -1,6 +1,6 @@
-"""Runs Slime-OSWorld's union script from a checkout, unchanged: `python union_reference.py CHECKOUT SCRIPT-OPTIONS...`.
+"""Run Slime-OSWorld's union script unchanged from a checkout: `python union_reference.py CHECKOUT SCRIPT-OPTIONS...`.
 
-The script asks for two things of packages that need a GPU; both are plain names here.
+The script imports two names from packages that need a GPU; they are stubs here.
 """
 
 import runpy
@@ -11,7 +11,7 @@ from pathlib import Path
 
 def main(checkout: Path, options: list[str]) -> None:
     package = types.ModuleType("slime_osworld")
-    package.__path__ = [str(checkout / "slime_osworld")]  # its __init__ imports the whole training
+    package.__path__ = [str(checkout / "slime_osworld")]  # its __init__ imports the training code
     sys.modules["slime_osworld"] = package
     for name in ("slime", "slime.utils", "slime.utils.types"):
         sys.modules[name] = types.ModuleType(name)

@@ -1,5 +1,5 @@
 """A large synthetic store for the viewer's benchmark: the real columns in real parts, compacted by the real compaction,
-with fresh parts beside. Screenshots are shared by many steps."""
+and fresh parts. Many steps share a screenshot."""
 
 import io
 import random
@@ -33,7 +33,7 @@ WORDS = (
 def write_store(
     folder: Path, *, num_episodes: int, is_compacted: bool = True, num_images: int = NUM_IMAGES
 ) -> StateDir:
-    """`num_episodes`, the last of them in small fresh parts where there are many."""
+    """Write `num_episodes` episodes, the last of them in small fresh parts."""
     state = StateDir(folder)
     rng = random.Random(0)
     blobs = BlobStore(state.blobs)
@@ -67,7 +67,7 @@ def write_store(
 def write_part(
     state: StateDir, first: int, count: int, tasks: list[str], checkpoints: list[str], images: list[str]
 ) -> None:
-    """Episodes number `first` and on as one part, as a writer makes it."""
+    """Write the episodes from number `first` on as one part, like a writer."""
     part = f"bench-{first:07d}"
     version = (1_790_000_000_000 + first) << VERSION_SHIFT
     name = f"{part}~{version:016x}-{secrets.token_hex(3)}.parquet"

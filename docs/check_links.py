@@ -1,5 +1,5 @@
-"""Checks that every link and picture of the documentation leads somewhere: `python docs/check_links.py`, part of `make
-check`. Links to other sites are not followed."""
+"""Check that all links and pictures of the documentation exist: `python docs/check_links.py`, part of `make check`.
+Links to other sites are not followed."""
 
 import re
 import sys
@@ -13,7 +13,7 @@ from markdown_it.token import Token
 
 ROOT = Path(__file__).resolve().parents[1]
 START = ("README.md", "docs/README.md")
-"""From one of these every page can be reached."""
+"""Every page must be reachable from one of these."""
 MARKDOWN = MarkdownIt("gfm-like", {"linkify": False})
 COMMENT = re.compile(r"<!--\s*(.*?)\s*-->", re.DOTALL)
 
@@ -30,13 +30,13 @@ class Link:
 
 @dataclass(frozen=True)
 class Block:
-    """A piece of code that stands apart: fenced, or indented."""
+    """A block of code, fenced or indented."""
 
     line: int
     language: str
     text: str
     marks: tuple[str, ...] = ()
-    """Comments right before it, which no reader sees: what the tests do with it."""
+    """Comments right before it. They are not rendered; the tests read them."""
 
 
 class Page:
@@ -76,7 +76,7 @@ class Page:
 
     @property
     def anchors(self) -> set[str]:
-        """Of its headings, as forges name them."""
+        """Anchors of its headings, as GitHub makes them."""
         found: set[str] = set()
         for opening, inline in zip(self.tokens, self.tokens[1:], strict=False):
             if opening.type == "heading_open":
@@ -97,13 +97,13 @@ class Page:
 
 
 def documentation(root: Path = ROOT) -> dict[str, Page]:
-    """By path from the root: every page that a user reads."""
+    """Every page for users, by its path from the root."""
     paths = [*root.glob("*.md"), root / "env_server/README.md", *(root / "docs").rglob("*.md")]
     return {path.relative_to(root).as_posix(): Page(path) for path in sorted(paths) if path.is_file()}
 
 
 def broken_links(pages: dict[str, Page], root: Path = ROOT) -> list[str]:
-    """One sentence each: what leads nowhere, a picture without words, a page that no other leads to."""
+    """One sentence for each broken link, picture without alternative text and page without a link to it."""
     found: list[str] = []
     leads_to: dict[str, set[str]] = {name: set() for name in pages}
     for name, page in pages.items():
@@ -113,26 +113,26 @@ def broken_links(pages: dict[str, Page], root: Path = ROOT) -> list[str]:
             fault, target = _follow(page, link, pages, root)
             if fault:
                 found.append(f"{name}:{link.line}: {link.target} {fault}")
-            # A forge lists what a folder holds.
+            # GitHub lists the files of a folder.
             leads_to[name] |= {one for one in pages if target and target in (one, one.rpartition("/")[0])}
     reached = _reach(leads_to)
     lost = [name for name in pages if name.startswith("docs/") and name not in reached]
-    return found + [f"{name}: no page leads to it from {' or '.join(START)}" for name in lost]
+    return found + [f"{name}: it cannot be reached from {' or '.join(START)}" for name in lost]
 
 
 def _follow(page: Page, link: Link, pages: dict[str, Page], root: Path) -> tuple[str, str]:
-    """(what is wrong, the page it leads to); both may be empty."""
+    """(error, target page); both may be empty."""
     parts = urlsplit(link.target)
     if parts.scheme or parts.netloc:
-        return ("", "") if parts.scheme in ("http", "https", "mailto") else ("is no link for a browser", "")
+        return ("", "") if parts.scheme in ("http", "https", "mailto") else ("is not a link for browsers", "")
     path = (page.path.parent / unquote(parts.path)).resolve() if parts.path else page.path.resolve()
     if not path.is_relative_to(root):
-        return "leads out of the project", ""
+        return "is outside the project", ""
     if not path.exists():
-        return "leads nowhere", ""
+        return "does not exist", ""
     name = path.relative_to(root).as_posix()
     if parts.fragment and name in pages and parts.fragment not in pages[name].anchors:
-        return f"names no heading of {name}", name
+        return f"is not a heading of {name}", name
     return "", name
 
 
@@ -153,7 +153,7 @@ def main() -> int:
     for sentence in found:
         print(sentence, file=sys.stderr)
     if not found:
-        print(f"{len(pages)} pages, {sum(1 for page in pages.values() for _ in page.links)} links: all lead somewhere")
+        print(f"{len(pages)} pages, {sum(1 for page in pages.values() for _ in page.links)} links: all targets exist")
     return 1 if found else 0
 
 

@@ -38,7 +38,7 @@ TURNS = (
     Turn(r"hears?|heard|hearing", "receives, handles"),
     Turn(r"lest|aught|ought|upon|shall", "plain modern words"),
 )
-ALLOWED: dict[str, tuple[str, ...]] = {}
+ALLOWED: dict[str, tuple[str, ...]] = {"env_server/providers/base_image.py": ("nobody:x:65534",)}
 """By file: parts of lines in which a turn is right."""
 _ANY = re.compile(r"\b(?:" + "|".join(f"({turn.pattern})" for turn in TURNS) + r")\b", re.IGNORECASE)
 _REPLACED = re.compile(r"\{[^{}]*\}")

@@ -1,10 +1,10 @@
-"""Takes the pictures of the documentation in Chromium, from a state folder that holds a finished run:
+"""Take the pictures of the documentation in Chromium, from a state folder with a finished run:
 
     python docs/make_screenshots.py --state var --dagster http://127.0.0.1:3000 --env-server http://127.0.0.1:8100
 
-The report is written anew and the viewer is started here, on a free port; Dagster (`make dev`) and an env server must
-run already, and a picture whose address is not given is left as it is. Needs the extra `dev` and Chromium
-(`scripts/setup extras`). Each picture stays below 250 kB.
+This program writes the report and starts the viewer on a free port; Dagster (`make dev`) and an env server must
+run already. A picture whose address is not given is not changed. It needs the extra `dev` and Chromium
+(`scripts/setup extras`). Each picture is at most 250 kB.
 """
 
 import argparse
@@ -42,7 +42,7 @@ GRAPH = "asset-groups/"
 
 
 class ScreenshotError(Exception):
-    """A picture could not be taken; says which, and why."""
+    """A picture could not be taken. The message names it and the cause."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -65,15 +65,15 @@ def main(argv: list[str] | None = None) -> int:
 def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--state", type=Path, default=Path("var"), help="with a finished run (default var)")
-    parser.add_argument("--training", default="gspo_phase1", help="whose page is shown (default gspo_phase1)")
-    parser.add_argument("--dagster", default="", metavar="URL", help="of a Dagster that runs: takes asset-graph.png")
-    parser.add_argument("--env-server", default="", metavar="URL", help="that runs: takes env-server-status.png")
+    parser.add_argument("--training", default="gspo_phase1", help="stage whose page is shown (default gspo_phase1)")
+    parser.add_argument("--dagster", default="", metavar="URL", help="of a running Dagster, for asset-graph.png")
+    parser.add_argument("--env-server", default="", metavar="URL", help="of an env server: takes env-server-status.png")
     parser.add_argument("--output", type=Path, default=DOCS, help="folder of the pictures (default docs)")
     return parser.parse_args(argv)
 
 
 def _take(pictures: Mapping[str, "Callable[[Browser], bytes]"], folder: Path) -> int:
-    """Each picture by itself: one that cannot be taken costs no other. The exit status."""
+    """Take each picture; a failure does not stop the others. Returns the exit status."""
     from playwright.sync_api import Error, sync_playwright
 
     program = shutil.which("chromium")
@@ -96,7 +96,7 @@ def _take(pictures: Mapping[str, "Callable[[Browser], bytes]"], folder: Path) ->
 
 
 def shrink(png: bytes, *, max_bytes: int = MAX_BYTES) -> bytes:
-    """The same picture with as many colours as fit into `max_bytes`; ScreenshotError where even few do not."""
+    """The picture with as many colours as fit into `max_bytes`; ScreenshotError if even the fewest do not fit."""
     with Image.open(io.BytesIO(png)) as image:
         whole = image.convert("RGB")
     for num_colours in (256, 128, 64, 32):
@@ -122,8 +122,8 @@ def _shoot(browser: "Browser", *, url: str, settle: "Callable[[Page], FloatRect]
 
 
 def _graph(page: "Page") -> "FloatRect":
-    """Dagster draws the graph some time after the page is there, its groups folded and what is beside it open; the
-    wheel moves it. Where the graph is, once it is all to be seen."""
+    """The area of the graph, once all of it is visible. Dagster draws the graph some time after the page has loaded,
+    with its groups folded and the side panels open; the wheel moves it."""
     page.set_viewport_size({"width": 1700, "height": 1150})
     page.reload()  # its size when it loads decides how large it draws
     page.wait_for_selector("foreignObject >> text=upkeep", timeout=PAGE_LIMIT_MS)
@@ -149,12 +149,12 @@ def _to_the_plots(page: "Page") -> None:
 
 
 def _report(state: Path, options: list[str]) -> Path:
-    """Writes a report; its path."""
+    """Write a report and return its path."""
     return Path(_pipeline("report", "--state", str(state), *options).strip().splitlines()[-1])
 
 
 def _episode(state: Path) -> str:
-    """The end of an address: of the longest episode of an evaluation in which a click helped, and the click's step."""
+    """The end of the URL of a click's step: in the longest successful evaluation episode with a click."""
     found = json.loads(_pipeline("query", CLICKED, "--format", "json", "--state", str(state)))
     if not found:
         raise ScreenshotError("viewer-episode.png was not taken: no evaluated episode succeeded by a click")
@@ -162,18 +162,18 @@ def _episode(state: Path) -> str:
 
 
 def _pipeline(*words: str) -> str:
-    """What the command prints."""
+    """Run a command and return its output."""
     command = [sys.executable, "-m", "osworld_pipeline.cli", *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     if done.returncode != 0:
-        told = done.stderr.strip().splitlines()
-        raise ScreenshotError(told[-1] if told else f"{words[0]} failed")
+        errors = done.stderr.strip().splitlines()
+        raise ScreenshotError(errors[-1] if errors else f"{words[0]} failed")
     return done.stdout
 
 
 @contextmanager
 def _viewer(state: Path) -> Iterator[str]:
-    """The address of a viewer for as long as it is needed; empty where it did not start."""
+    """Run a viewer and yield its address; empty if it did not start."""
     command = [sys.executable, "-m", "osworld_pipeline.cli", "view", "--state", str(state), "--port", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
@@ -187,21 +187,21 @@ def _viewer(state: Path) -> Iterator[str]:
 
 
 def _address(process: "subprocess.Popen[str]") -> str:
-    """What it prints when it listens."""
+    """The address that it prints when it listens."""
     found: list[str] = []
-    heard = threading.Event()
+    read = threading.Event()
 
     def listen() -> None:
         for line in process.stdout or ():
             if match := re.search(r"http://\S+", line):
                 found.append(match[0].rstrip(".,"))
-                heard.set()
-        heard.set()
+                read.set()
+        read.set()
 
     threading.Thread(target=listen, daemon=True).start()
-    heard.wait(START_LIMIT_S)
+    read.wait(START_LIMIT_S)
     if not found:
-        print("the viewer's pictures were not taken: the viewer did not say where it listens", file=sys.stderr)
+        print("the viewer's pictures were not taken: the viewer printed no address", file=sys.stderr)
     return found[0].rstrip("/") if found else ""
 
 

@@ -1,4 +1,4 @@
-"""The FastAPI application over a pool that runs already: routes, guard, error answers and the idle reaper."""
+"""The FastAPI application over a running pool: routes, guard, error answers and the idle reaper."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -22,12 +22,12 @@ from env_server.settings import Settings
 from osworld_pipeline.wire.bodies import BodyLimits
 
 DESCRIPTION = """Desktops for OSWorld tasks, as episodes: open, step, evaluate, close. A failure is a 4xx or 5xx with a
-sentence and its `fault`; a fault is never a reward."""
+message and its `fault`; a fault is never a reward."""
 
 
 def create_app(pool: Pool, settings: Settings, drivers: Drivers) -> FastAPI:
-    """The pool is the caller's to start and to close; the drivers are closed with the application. Its state holds the
-    table of `episodes` and the `metrics`, for whoever serves more ports over them."""
+    """The caller starts and closes the pool; the drivers are closed with the application. The application's state holds
+    the table of `episodes` and the `metrics`, for callers that serve more ports over them."""
     metrics = Metrics()
     episodes = EpisodeTable(pool, settings, drivers, on_end=metrics.ended, on_timing=metrics.timed)
     pool.on_wait = lambda seconds: metrics.timed("queue", seconds)

@@ -1,5 +1,5 @@
-"""The configuration file (TOML): the fields of Settings by their own names, tables for what belongs together. The
-command line is laid over it."""
+"""The configuration file (TOML): the fields of Settings by their own names, in tables for each group. Command line
+options take precedence."""
 
 import tomllib
 from collections.abc import Mapping
@@ -23,20 +23,20 @@ FROM_ENVIRONMENT = {
     "windows_password": WINDOWS_PASSWORD_VARIABLE,
     "osgym_allowed_ips": OSGYM_VARIABLE,
 }
-"""Fields that come from the environment alone."""
+"""Fields that are read only from the environment."""
 
 
 def read_config(path: Path) -> dict[str, Any]:
     """
     Raises:
-        SettingsError: it cannot be read, is no TOML, or names what no setting is called.
+        SettingsError: the file cannot be read, is not valid TOML, or has an unknown key.
     """
     try:
         fields = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise SettingsError(f"cannot read the configuration {path}: {error.strerror}; check --config") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SettingsError(f"the configuration {path} is no TOML: {error}") from error
+        raise SettingsError(f"the configuration {path} is not valid TOML: {error}") from error
     for name, variable in FROM_ENVIRONMENT.items():
         if name in fields:
             raise SettingsError(f"the configuration {path} has {name!r}; set it in the environment: {variable}")
@@ -45,7 +45,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def overlay(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """`above` wins, table by table and key by key."""
+    """Merges two mappings table by table and key by key; `above` takes precedence."""
     merged = dict(below)
     for name, value in above.items():
         held = merged.get(name)
@@ -56,7 +56,7 @@ def overlay(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
 def make_settings(options: Mapping[str, Any], environment: Mapping[str, str] | None = None) -> Settings:
     """
     Raises:
-        SettingsError: names the setting that is wrong, or contradicts another.
+        SettingsError: names the setting that is invalid or contradicts another.
     """
     try:
         return Settings.from_environment(environment, **options)
@@ -70,9 +70,9 @@ def _check_names(fields: Mapping[str, Any], model: type[BaseModel], path: Path, 
         where = ".".join((*table, name))
         if name not in model.model_fields:
             known = ", ".join(sorted(set(model.model_fields) - set(FROM_ENVIRONMENT)))
-            raise SettingsError(f"the configuration {path} has the unknown key {where!r}; there are: {known}")
+            raise SettingsError(f"the configuration {path} has the unknown key {where!r}; known keys: {known}")
         kind = model.model_fields[name].annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             if not isinstance(value, Mapping):
-                raise SettingsError(f"the configuration {path} has {where!r} as a value; it is a table: [{where}]")
+                raise SettingsError(f"the configuration {path} has {where!r} as a value; it must be a table: [{where}]")
             _check_names(value, kind, path, (*table, name))

@@ -1,5 +1,5 @@
-"""`env-server doctor`: what this host has and lacks for each kind of desktop, found out by trying. Each check ends
-within limits of its own; nothing is left behind."""
+"""`env-server doctor`: tests what this host has and lacks for each kind of desktop. Each check has its own time limits
+and removes what it created."""
 
 import argparse
 import asyncio
@@ -33,7 +33,7 @@ from osworld_pipeline.errors import DependencyError, PipelineError
 
 DESKTOP_LIMIT_S = 20.0
 BOOT_LIMIT_S = 6.0
-"""A kernel under KVM is at its first program within two seconds; under one that hangs it never is."""
+"""A kernel under KVM reaches its first program within two seconds; with a broken KVM it hangs."""
 DOCKER_LIMIT_S = 5.0
 SCRATCH = "env-server-doctor-"
 EXTRAS: Mapping[str, str] = {"chromium": "Chrome tasks", "ffmpeg": "recordings"}
@@ -42,17 +42,17 @@ Check = Callable[[], Finding]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0 where no check found something missing."""
+    """Returns 0 if no check found something missing."""
     defaults = Settings()
     parser = argparse.ArgumentParser(prog="env-server doctor", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="one object a line, as each check ends")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per line, as each check ends")
     parser.add_argument("--state-dir", type=Path, default=defaults.state_dir, help="images (default var/desktops)")
     parser.add_argument("--desktop-env-python", type=Path, default=defaults.desktop_env.python, metavar="PYTHON")
-    parser.add_argument("--config", type=Path, metavar="FILE", help="the server's, for its [gateway]")
-    parser.add_argument("--gateway-url", metavar="URL", help="looks at this gateway too, and starts a sandbox there")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="the server's file, for its [gateway] table")
+    parser.add_argument("--gateway-url", metavar="URL", help="check this gateway too, and start a sandbox there")
     parser.add_argument("--gateway-client", metavar="NAME", help="a sandbox client's name, or module:attribute (https)")
     parser.add_argument("--gateway-ca-file", type=Path, metavar="FILE", help="certificates to trust, PEM")
-    parser.add_argument("checks", nargs="*", metavar="CHECK", help="only these; all without one")
+    parser.add_argument("checks", nargs="*", metavar="CHECK", help="run only these checks; default: all")
     arguments = parser.parse_args(argv)
     try:
         gateway = _gateway_settings(arguments)
@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     checks["gateway"] = partial(check_gateway, gateway)
     unknown = sorted(set(wanted) - set(checks))
     if unknown:
-        parser.error(f"no check named {unknown[0]}; there are: {', '.join(checks)}")
+        parser.error(f"no check named {unknown[0]}; known checks: {', '.join(checks)}")
     is_fine = True
     for finding in find_all({name: checks[name] for name in wanted}):
         is_fine &= finding.status in (Status.OK, Status.WARN)
@@ -86,7 +86,7 @@ def make_checks(state_dir: Path, desktop_env_python: Path) -> dict[str, Check]:
 
 
 def find_all(checks: Mapping[str, Check]) -> Iterator[Finding]:
-    """Side by side; findings in the order in which the checks end."""
+    """Runs the checks in parallel; yields findings in the order in which the checks end."""
     with ThreadPoolExecutor(len(checks), thread_name_prefix="check") as pool:
         for done in as_completed([pool.submit(_find, name, check) for name, check in checks.items()]):
             yield done.result()
@@ -99,7 +99,7 @@ def _find(name: str, check: Check) -> Finding:
         return Finding.of_error(name, error)
     except PipelineError as error:
         return Finding.of_error(name, error, Status.BROKEN)
-    except Exception as error:  # noqa: BLE001 - a check that fails is a finding, and the others go on
+    except Exception as error:  # noqa: BLE001 - a check that fails is a finding, and the other checks continue
         text = f"the check failed: {type(error).__name__}: {error}"
         return Finding(name=name, status=Status.BROKEN, message=text)
 
@@ -112,7 +112,7 @@ def check_local_packages() -> Finding:
 
 
 def check_local_desktop(state_dir: Path) -> Finding:
-    """Starts one, and takes it away again: namespaces, mounts, X and the guest agent, proven at once."""
+    """Starts and removes one desktop, which tests namespaces, mounts, X and the guest agent together."""
     _remove_leftovers(Path(tempfile.gettempdir()))
     with tempfile.TemporaryDirectory(prefix=f"{SCRATCH}{os.getpid()}-") as scratch:
         check_programs()
@@ -125,7 +125,7 @@ def check_local_desktop(state_dir: Path) -> Finding:
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Of doctors that were killed."""
+    """Removes the folders of doctors that were killed."""
     for path in folder.glob(f"{SCRATCH}*"):
         owner = path.name.removeprefix(SCRATCH).partition("-")[0]
         if owner.isdigit() and not Path(f"/proc/{owner}").exists():
@@ -141,7 +141,7 @@ async def _start_and_stop(provider: LocalProvider) -> float:
     except TimeoutError as error:
         raise DependencyError(
             f"a local desktop was not up within {DESKTOP_LIMIT_S:g} s; try `{shell_line(ENV_SERVER, '--replicas', 1)}` "
-            "when this machine is less busy, and read what it logs"
+            "when this machine is less busy, and read its log"
         ) from error
     finally:
         await provider.close()
@@ -151,11 +151,11 @@ def check_local_bounds() -> Finding:
     bounds = Bounds.open(DesktopLimits())
     bounds.close()
     if bounds.has_groups:
-        return Finding(name="local-bounds", status=Status.OK, message=f"desktops are bounded by {bounds.description}")
+        return Finding(name="local-bounds", status=Status.OK, message=f"each desktop has {bounds.description}")
     return Finding(
         name="local-bounds",
         status=Status.WARN,
-        message=f"desktops are bounded as {bounds.description}",
+        message=f"each desktop has {bounds.description}",
         remedy="start the env server as root, or as a systemd service with Delegate=yes",
     )
 
@@ -176,7 +176,7 @@ def check_local_extras() -> Finding:
 def check_qemu_packages() -> Finding:
     check_qemu()
     check_builder()
-    return Finding(name="qemu-packages", status=Status.OK, message=f"{qemu_version()} and what builds its image")
+    return Finding(name="qemu-packages", status=Status.OK, message=f"{qemu_version()} and the image build tools")
 
 
 def check_qemu_image(state_dir: Path) -> Finding:
@@ -192,7 +192,7 @@ def check_qemu_image(state_dir: Path) -> Finding:
 
 
 def check_kvm(state_dir: Path) -> Finding:
-    """Proven by a kernel that boots under it."""
+    """Tested by booting a kernel under KVM."""
     slower = "virtual machines are emulated (TCG), about 20 times slower"
     refusal = kvm_refusal()
     if refusal is not None:
@@ -202,7 +202,7 @@ def check_kvm(state_dir: Path) -> Finding:
         return Finding(
             name="kvm",
             status=Status.WARN,
-            message="/dev/kvm can be opened, which proves nothing before there is a guest to boot under it",
+            message="/dev/kvm can be opened, but KVM is not tested: there is no guest yet to boot under it",
             remedy=" && ".join(
                 shell_line(ENV_SERVER, *words, "--state-dir", state_dir)
                 for words in (["build-image"], ["doctor", "kvm"])
@@ -232,7 +232,7 @@ def check_desktop_env(python: Path) -> Finding:
 def check_docker() -> Finding:
     """Only DesktopEnv's provider of that name needs it."""
     lack = partial(Finding, name="docker", status=Status.WARN)
-    remedy = "install Docker, or take another of DesktopEnv's providers with --desktop-env-provider"
+    remedy = "install Docker, or select another of DesktopEnv's providers with --desktop-env-provider"
     if shutil.which("docker") is None:
         return lack(message="there is no Docker, which DesktopEnv's default provider uses", remedy=remedy)
     command = ["docker", "version", "--format", "{{.Server.Version}}"]
@@ -252,9 +252,9 @@ def check_docker() -> Finding:
 
 
 def check_gateway(settings: GatewaySettings) -> Finding:
-    """Starts a sandbox there, and stops it: address, token, client and a guest, proven at once."""
+    """Starts and stops a sandbox there, which tests address, token, client and guest together."""
     if not settings.url:
-        raise DependencyError("no gateway is named; give --gateway-url https://HOST, or --config FILE")
+        raise DependencyError("no gateway is configured; give --gateway-url https://HOST, or --config FILE")
     secret = gateway_token()
     options = ClientOptions(
         url=settings.url,
@@ -277,13 +277,13 @@ def check_gateway(settings: GatewaySettings) -> Finding:
     return Finding(
         name="gateway",
         status=Status.WARN,
-        message=f"{said}, and wanted no token",
-        remedy=f"start the gateway with one, and export {GATEWAY_TOKEN_VARIABLE}",
+        message=f"{said}, and required no token",
+        remedy=f"start the gateway with a token, and export {GATEWAY_TOKEN_VARIABLE}",
     )
 
 
 def _gateway_settings(arguments: argparse.Namespace) -> GatewaySettings:
-    """SettingsError where a setting is wrong, or the file is."""
+    """Raises SettingsError if a setting or the file is invalid."""
     held = read_config(arguments.config).get("gateway", {}) if arguments.config is not None else {}
     given = {"url": arguments.gateway_url, "client": arguments.gateway_client, "ca_file": arguments.gateway_ca_file}
     merged = overlay(held, {name: value for name, value in given.items() if value is not None})

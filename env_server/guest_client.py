@@ -1,6 +1,6 @@
 """An async client of OSWorld's guest protocol, over a Unix socket or TCP. Every call has a limit in seconds and every
-answer one in bytes. A guest that is silent, gone, confused or talks without end is a ReplicaError; a set-up verb that
-it refuses is a SetupError."""
+answer one in bytes. A guest that does not answer, is gone, or sends invalid or endless answers is a ReplicaError; a
+set-up verb that it refuses is a SetupError."""
 
 import asyncio
 import signal
@@ -20,15 +20,15 @@ from osworld_pipeline.wire import ImageFormat
 
 DEFAULT_TIMEOUT_S = 30.0
 WINDOW_TIMEOUT_S = 60.0
-"""The guest itself waits for a window, in an emulated machine for most of this."""
+"""The guest itself waits for a window, in an emulated machine for most of this time."""
 _NO_CERTIFICATES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-"""For connections without TLS: httpx would load every certificate of the machine for each client, at 50 ms and more."""
+"""For connections without TLS: httpx would load every certificate of the machine for each client, in 50 ms or more."""
 TRANSFER_MARGIN_S = 10.0
-"""What a command's answer may take beyond the command's own limit."""
+"""Time for a command's answer beyond the command's own limit."""
 TAMPERED: Mapping[int, str] = {
-    409: "override what is run by",
-    410: "have disabled what answers",
-    507: "have left no room for",
+    409: "override files that are run by",
+    410: "have disabled the services behind",
+    507: "have left no space or processes for",
 }
 """Statuses by which our guest agent reports interference; OSWorld's guest server does not use them."""
 _MIB = 1 << 20
@@ -45,16 +45,16 @@ MAX_BYTES_OF: Mapping[str, int] = {
     "/setup/execute": 100 * _MIB,
     "/wallpaper": 260 * _MIB,
 }
-"""Of answers that may be longer: above what our own guest agent gives, and a command's 16 MiB as JSON writes them."""
+"""For longer answers: above the limits of our own guest agent, and of a command's 16 MiB encoded as JSON."""
 
 
 class FileTooLargeError(EvaluatorError):
-    """There is a file, and it is more than one wants to read."""
+    """The file exists but is larger than the caller's limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GuestCall:
-    """One pyautogui-named call with literal arguments: `GuestCall(name="click", args=(10, 20))`."""
+    """One call with a pyautogui name and literal arguments: `GuestCall(name="click", args=(10, 20))`."""
 
     name: str
     args: tuple[Any, ...] = ()
@@ -72,16 +72,16 @@ class CommandResult:
 
     @property
     def was_killed(self) -> bool:
-        """By SIGKILL, as a desktop's end or want of memory does it: what it had said by then proves nothing. A command
-        tells it by a negative number, a shell of its command by 128 and more."""
+        """By SIGKILL, for example at a desktop's end or out of memory; its output then proves nothing. A command
+        reports it as a negative status, a shell as 128 or more for its command."""
         return self.status == "success" and self.returncode in (-signal.SIGKILL, 128 + signal.SIGKILL)
 
 
 class GuestClient:
-    """Speaks to one guest agent. `name` is the replica's, for messages."""
+    """The client of one guest agent. `name` is the replica's, for messages."""
 
     def __init__(self, http: httpx.AsyncClient, *, name: str, address: str = "") -> None:
-        """`address` is where others find the guest: `unix:PATH`, `http://...`, or nothing where they cannot."""
+        """`address` is where other processes reach the guest: `unix:PATH`, `http://...`, or empty if they cannot."""
         self._http, self.address = http, address
         self._name = name
         self._lacks_act = False
@@ -105,7 +105,7 @@ class GuestClient:
     ) -> None:
         await self.close()
 
-    # What the desktop shows
+    # Observation
 
     async def screenshot(
         self,
@@ -115,9 +115,9 @@ class GuestClient:
         size: tuple[int, int] | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> bytes:
-        """The encoded screen, mouse cursor included; `quality` (1..100) is for the lossy formats, `size` is
-        (width, height) where it is not the screen's. Foreign guests know PNG of the whole screen only, whatever is
-        asked."""
+        """The encoded screen, including the mouse cursor; `quality` (1..100) applies to the lossy formats, `size` is
+        the (width, height) of the result if it differs from the screen's. Foreign guests return a PNG of the whole
+        screen for every request."""
         params = {} if image_format == "png" else {"format": image_format}
         if quality is not None:
             params["quality"] = str(quality)
@@ -125,7 +125,7 @@ class GuestClient:
             params |= {"width": str(size[0]), "height": str(size[1])}
         answer = await self._request("GET", "/screenshot", params=params, timeout_s=timeout_s)
         if not answer.headers.get("content-type", "").startswith("image/"):
-            raise ReplicaError(f"the guest of {self._name} answered /screenshot with no image; replace the replica")
+            raise ReplicaError(f"the guest of {self._name} answered /screenshot without an image; replace the replica")
         return answer.content
 
     async def accessibility(self, *, timeout_s: float = 60.0) -> str:
@@ -134,7 +134,7 @@ class GuestClient:
         return str(self._json(answer).get("AT") or "")
 
     async def terminal(self) -> str | None:
-        """Text of the focused terminal, else of the last used one; None where none shows text."""
+        """Text of the focused terminal, else of the last used one; None if none shows text."""
         output = self._json(await self._request("GET", "/terminal")).get("output")
         return None if output is None else str(output)
 
@@ -153,7 +153,7 @@ class GuestClient:
             return int(size["width"]), int(size["height"])
 
     async def window_size(self, app_class_name: str) -> tuple[int, int] | None:
-        """(width, height) of the first window of an application class; None where there is none."""
+        """(width, height) of the first window of an application class; None if there is none."""
         answer = await self._request("POST", "/window_size", form={"app_class_name": app_class_name}, allow=(404,))
         if answer.status_code == 404:
             return None
@@ -161,14 +161,15 @@ class GuestClient:
         with self._understood("/window_size"):
             return int(size["width"]), int(size["height"])
 
-    # What happens to it
+    # Input and programs
 
     async def act(self, calls: Sequence[GuestCall], *, settle_s: float | None = None, timeout_s: float = 60.0) -> bool:
-        """Our extension: input through XTest, no code involved. A call the guest refuses is an ActionParseError and
-        nothing of the list has happened. A foreign guest, which does not know it, runs a pyautogui program instead.
+        """Our extension: input through XTest, without running code. If the guest refuses a call, ActionParseError is
+        raised and no call of the list was executed. A foreign guest without this route runs a pyautogui program
+        instead.
 
-        With `settle_s` the guest then waits until its screen has settled, at most so long and beyond `timeout_s`; False
-        where it cannot, and has not waited."""
+        With `settle_s` the guest then waits until its screen has settled, at most this long and in addition to
+        `timeout_s`; False if the guest cannot do that and has not waited."""
         if self._lacks_act:
             return await self._act_by_program(calls, timeout_s)
         body: dict[str, Any] = {
@@ -180,13 +181,13 @@ class GuestClient:
         answer = await self._request("POST", "/act", body=body, timeout_s=limit_s, allow=(400, 404, 405))
         if answer.status_code == 400:
             raise ActionParseError(_message(answer))
-        if answer.status_code != 200:  # no such route, so nothing has happened
+        if answer.status_code != 200:  # the guest lacks the route, so nothing was executed
             self._lacks_act = True
             return await self._act_by_program(calls, timeout_s)
         return settle_s is not None and "settled_s" in self._json(answer)
 
     async def _act_by_program(self, calls: Sequence[GuestCall], timeout_s: float) -> bool:
-        """Once only: an input that may have happened is not repeated."""
+        """Sends the input once: input that may have been executed is not repeated."""
         if not calls:
             return False
         result = await self.execute(["python", "-c", pyautogui_program(calls)], timeout_s=timeout_s)
@@ -203,7 +204,7 @@ class GuestClient:
         setup: bool = False,
         is_graders: bool = False,
     ) -> CommandResult:
-        """Runs a command in the guest as its user; a program it leaves in the background does not hold the answer.
+        """Runs a command in the guest as its user; a program that it leaves in the background does not delay it.
 
         Raises:
             TamperingError: it is a grader's, and files override the system's programs.
@@ -224,7 +225,7 @@ class GuestClient:
         return await self._command("/run_bash_script", body, timeout_s)
 
     async def launch(self, command: str | Sequence[str], *, shell: bool = False) -> None:
-        """Starts a program and does not wait for it. SetupError names a program that is not there."""
+        """Starts a program and does not wait for it. SetupError names a missing program."""
         await self._request("POST", "/setup/launch", body={"command": _argv(command), "shell": shell})
 
     async def open_file(self, path: str) -> None:
@@ -244,38 +245,38 @@ class GuestClient:
     # Files
 
     async def upload(self, path: str, data: bytes, *, timeout_s: float = 120.0) -> None:
-        """Writes `data` to `path` in the guest, folders made where missing."""
+        """Writes `data` to `path` in the guest and creates missing folders."""
         files = {"file_path": (None, path), "file_data": ("file", data, "application/octet-stream")}
         await self._request("POST", "/setup/upload", files=files, timeout_s=timeout_s)
 
     async def download_file(self, url: str, path: str, *, timeout_s: float = 300.0) -> None:
-        """Lets the guest fetch an address itself, which needs a network inside. SetupError where it cannot."""
+        """Lets the guest download a URL itself, which needs a network inside. SetupError if it cannot."""
         await self._request("POST", "/setup/download_file", body={"url": url, "path": path}, timeout_s=timeout_s)
 
     async def file(
         self, path: str, *, max_bytes: int = MAX_BYTES_OF["/file"], timeout_s: float = 120.0
     ) -> bytes | None:
-        """The bytes of a file; None where it is not there, or not readable for the desktop's user.
+        """The bytes of a file; None if it does not exist, or the desktop's user cannot read it.
 
         Raises:
-            FileTooLargeError: it is larger than `max_bytes`, or than a guest gives away.
+            FileTooLargeError: it is larger than `max_bytes`, or than the guest's own limit.
         """
         allow = (400, 403, 404, 413)
         answer = await self._request(
             "POST", "/file", form={"file_path": path}, timeout_s=timeout_s, allow=allow, max_bytes=max_bytes
         )
         if answer.status_code == 413:
-            raise FileTooLargeError(f"the guest of {self._name} refuses to hand out {path}: {_message(answer)}")
+            raise FileTooLargeError(f"the guest of {self._name} refuses to send {path}: {_message(answer)}")
         return answer.content if answer.status_code == 200 else None
 
     async def list_directory(self, path: str) -> dict[str, Any] | None:
-        """OSWorld's tree `{type, name, children}`; None where the folder is not there, or not readable."""
+        """OSWorld's tree `{type, name, children}`; None if the folder does not exist or is not readable."""
         answer = await self._request("POST", "/list_directory", body={"path": path}, allow=(400, 403, 404))
         if answer.status_code != 200:
             return None
         tree = self._json(answer).get("directory_tree")
         if not isinstance(tree, dict | None):
-            raise ReplicaError(f"the guest of {self._name} answered /list_directory with no tree; replace the replica")
+            raise ReplicaError(f"the guest of {self._name} sent no tree for /list_directory; replace the replica")
         return tree
 
     async def desktop_path(self) -> str:
@@ -284,7 +285,7 @@ class GuestClient:
             return str(answer["desktop_path"])
 
     async def wallpaper(self, *, max_bytes: int = MAX_BYTES_OF["/wallpaper"]) -> bytes | None:
-        """The bytes of its file; None where there is none. FileTooLargeError as for `file`."""
+        """The bytes of the wallpaper's file; None if there is none. FileTooLargeError as for `file`."""
         allow = (403, 404, 413)
         answer = await self._request("POST", "/wallpaper", allow=allow, max_bytes=max_bytes)
         return answer.content if answer.status_code == 200 else None
@@ -292,21 +293,21 @@ class GuestClient:
     # Recording
 
     async def start_recording(self) -> None:
-        """SetupError where the desktop cannot record (it has no ffmpeg), or does so already."""
+        """SetupError if the desktop cannot record (it has no ffmpeg), or already records."""
         self._recorded(await self._request("POST", "/start_recording", allow=(400, 500, 501)))
 
     async def end_recording(self, *, timeout_s: float = 120.0) -> bytes:
-        """The video since `start_recording`, an MP4. SetupError where there is none."""
+        """The video since `start_recording`, an MP4. SetupError if there is none."""
         return self._recorded(
             await self._request("POST", "/end_recording", timeout_s=timeout_s, allow=(400, 413, 500))
         ).content
 
     def _recorded(self, answer: httpx.Response) -> httpx.Response:
         if answer.status_code != 200:
-            raise SetupError(f"the guest of {self._name} does not record: {_message(answer)}")
+            raise SetupError(f"the guest of {self._name} cannot record: {_message(answer)}")
         return answer
 
-    # The wire
+    # Transport
 
     async def _command(self, path: str, body: Mapping[str, Json], timeout_s: float) -> CommandResult:
         limit_s = timeout_s + TRANSFER_MARGIN_S
@@ -334,9 +335,9 @@ class GuestClient:
         allow: tuple[int, ...] = (),
         max_bytes: int | None = None,
     ) -> httpx.Response:
-        """`max_bytes`: FileTooLargeError for a longer answer; without it what the route allows, and ReplicaError."""
+        """`max_bytes`: FileTooLargeError for a longer answer; without it the route's limit, and ReplicaError."""
         if self._http.is_closed:
-            raise ReplicaError(f"the desktop {self._name} is stopped and cannot be asked for {path}; start another")
+            raise ReplicaError(f"the desktop {self._name} is stopped and cannot serve {path}; start another")
         try:
             async with (
                 asyncio.timeout(timeout_s),
@@ -362,10 +363,10 @@ class GuestClient:
         return answer
 
     async def _read(self, stream: httpx.Response, path: str, max_bytes: int | None) -> httpx.Response:
-        """The whole answer, which is what the guest sent: nothing is unpacked."""
+        """The whole answer as the guest sent it, without decompression."""
         limit = MAX_BYTES_OF.get(path, MAX_ANSWER_BYTES) if max_bytes is None else max_bytes
         if stream.headers.get("content-encoding", "identity").lower() != "identity":
-            raise ReplicaError(f"the guest of {self._name} answered {path} packed, unasked; replace the replica")
+            raise ReplicaError(f"the guest of {self._name} compressed its answer to {path}; replace the replica")
         parts, num_bytes = list[bytes](), 0
         async for part in stream.aiter_bytes():
             num_bytes += len(part)
@@ -386,12 +387,12 @@ class GuestClient:
 
     @contextmanager
     def _understood(self, path: str) -> Iterator[None]:
-        """An answer that is something else than the route's is the guest's fault."""
+        """An answer of another shape than the route's is the guest's fault."""
         try:
             yield
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             raise ReplicaError(
-                f"the guest of {self._name} answered {path} with something else than it should "
+                f"the guest of {self._name} sent an invalid answer to {path} "
                 f"({type(error).__name__}); replace the replica"
             ) from error
 

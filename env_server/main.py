@@ -1,6 +1,6 @@
-"""`env-server`: starts warm desktops and serves them until it is told to stop; then it leaves nothing behind.
+"""`env-server`: starts warm desktops and serves them until it is stopped; then it removes everything it created.
 
-`env-server COMMAND ...` is one of the table below; without one it serves."""
+`env-server COMMAND ...` runs a command of the table below; without one it serves."""
 
 import argparse
 import importlib
@@ -31,7 +31,7 @@ COMMANDS = {
     "doctor": "env_server.doctor:main",
     "osgym": "env_server.api.osgym.workers:main",
 }
-"""Each takes the arguments after its name and answers the exit status; imported only when it is called."""
+"""Each is called with the arguments after its name and returns the exit status; imported only when it is called."""
 MAX_OPEN_FILES = 65_536
 
 
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def prepare_process(arguments: argparse.Namespace) -> None:
-    """Logging, room for open files, and the end of the process that started this one, for every command that serves."""
+    """Logging, the limit of open files, and exit with the parent process, for every command that serves."""
     logging.basicConfig(level=arguments.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     _raise_file_limit()
@@ -65,7 +65,7 @@ def prepare_process(arguments: argparse.Namespace) -> None:
 def make_provider(settings: Settings) -> Provider:
     """
     Raises:
-        SettingsError, DependencyError: this provider cannot work as it is asked to, or not on this machine.
+        SettingsError, DependencyError: this provider does not work with these settings, or not on this machine.
     """
     try:
         if settings.provider == "qemu":
@@ -96,7 +96,7 @@ def make_provider(settings: Settings) -> Provider:
 
 
 def make_drivers(settings: Settings) -> Drivers:
-    """What carries episodes out on that provider's desktops."""
+    """The drivers that run episodes on that provider's desktops."""
     if settings.provider == "desktop_env":
         from env_server.providers.desktop_env import DesktopEnvDrivers
 
@@ -126,7 +126,7 @@ def _command(target: str) -> Callable[[Sequence[str]], int]:
 
 
 def _raise_file_limit() -> None:
-    """Hundreds of desktops and their clients are more open files than a login shell allows."""
+    """Hundreds of desktops and their clients need more open files than the default soft limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -134,13 +134,13 @@ def _raise_file_limit() -> None:
 
 
 def _die_with_parent(parent_pid: int) -> None:
-    """By TERM, so that a killed run leaves no desktops."""
+    """By SIGTERM, so that a killed run leaves no desktops."""
     try:
         has_parent = dies_with_parent(signal.SIGTERM, parent_pid=parent_pid)
     except OSError as error:
         raise SettingsError(f"the kernel refused --die-with-parent ({error})") from error
     if not has_parent:
-        raise SettingsError(f"the parent, process {parent_pid}, ended before the env server began")
+        raise SettingsError(f"the parent, process {parent_pid}, ended before the env server started")
 
 
 def _parse(words: Sequence[str]) -> argparse.Namespace:

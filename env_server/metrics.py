@@ -1,5 +1,5 @@
-"""What the server tells Prometheus: counts of everything that ends, times of everything that takes some, and the state
-of pool and table at the moment of asking. Labels come from short lists only, never from a request."""
+"""The Prometheus metrics: counts of everything that ends, durations, and the state of pool and table at scrape time.
+Label values come only from short lists, never from a request."""
 
 from collections.abc import Iterator
 
@@ -20,16 +20,16 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Metrics:
-    """A registry of its own: two applications in one process do not mix."""
+    """Has its own registry: two applications in one process do not mix."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._ended = Counter(
-            "env_server_episodes_ended", "Episodes that are over, by how.", ("outcome",), registry=self.registry
+            "env_server_episodes_ended", "Episodes that are over, by outcome.", ("outcome",), registry=self.registry
         )
         for outcome in OUTCOMES:
             self._ended.labels(outcome)
-        self._steps = Counter("env_server_steps", "Steps done.", registry=self.registry)
+        self._steps = Counter("env_server_steps", "Steps executed.", registry=self.registry)
         self._faults = Counter(
             "env_server_failed_answers", "Answers that name a fault.", ("fault",), registry=self.registry
         )
@@ -46,12 +46,12 @@ class Metrics:
             for name, help_text in (
                 ("reset", "A task's set-up on a fresh desktop."),
                 ("evaluate", "Grading."),
-                ("queue", "Waiting for a free replica, where one was got."),
+                ("queue", "Waiting for a free replica, for requests that got one."),
             )
         }
 
     def watch(self, episodes: EpisodeTable) -> None:
-        """From now on the state of this table and of its pool is told too."""
+        """From now on the state of this table and of its pool is also exported."""
         self.registry.register(_State(episodes))
 
     def ended(self, end: EpisodeEnd) -> None:
@@ -71,7 +71,7 @@ class Metrics:
         self._bytes.inc(passed.num_bytes)
 
     def text(self) -> bytes:
-        """In Prometheus' own format."""
+        """In Prometheus' text format."""
         return generate_latest(self.registry)
 
 
@@ -80,7 +80,7 @@ class _State(Collector):
         self._episodes = episodes
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing: what it would say depends on the pool, which need not have started."""
+        """Empty: the families depend on the pool, which may not have started."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
@@ -100,6 +100,6 @@ class _State(Collector):
         for name, text, value in (
             ("starts", "Desktops started.", sum(replica.num_starts for replica in replicas)),
             ("failures", "Desktops that failed to start or to reset, or died.", sum(r.num_failures for r in replicas)),
-            ("leases", "Leases that were taken and are over.", sum(replica.num_served for replica in replicas)),
+            ("leases", "Leases that are over.", sum(replica.num_served for replica in replicas)),
         ):
             yield CounterMetricFamily(f"env_server_replica_{name}", text, value=value)

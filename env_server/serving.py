@@ -1,5 +1,5 @@
-"""Runs the server: one pool, one table of episodes, one port or several; drains when it is told to stop, and leaves
-nothing behind."""
+"""Runs the server: one pool, one table of episodes, one port or several; on a signal it drains and removes everything
+it created."""
 
 import asyncio
 import logging
@@ -25,20 +25,20 @@ from osworld_pipeline.wire.listening import listen_on, url_of, write_ready_file
 log = logging.getLogger("env_server")
 
 SHUTDOWN_GRACE_S = 3
-"""How long answers may still take to be sent when every episode has been ended."""
+"""How long answers may still take to be sent after every episode has been closed."""
 DRAIN_POLL_S = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExtraListener:
-    """One more port, with a surface of its own over the same episodes. Its application brings its own guard."""
+    """One more port, with its own API over the same episodes. Its application has its own guard."""
 
     listener: socket.socket
     make_app: Callable[[EpisodeTable], ASGIApp]
 
 
 class _Stop:
-    """What TERM and INT ask for: the first one to drain, the next one to hurry."""
+    """The effect of SIGTERM and SIGINT: the first one drains, the next one ends at once."""
 
     def __init__(self) -> None:
         self.asked, self.hurried = asyncio.Event(), asyncio.Event()
@@ -54,7 +54,7 @@ def run_server(
     listener: socket.socket,
     extra_listeners: Sequence[ExtraListener] = (),
 ) -> None:
-    """`serve` on the fastest event loop there is."""
+    """Runs `serve` on uvloop if it is installed, else on asyncio's event loop."""
     try:
         from uvloop import new_event_loop
     except ImportError:
@@ -70,13 +70,13 @@ async def serve(
     listener: socket.socket,
     extra_listeners: Sequence[ExtraListener] = (),
 ) -> None:
-    """Until TERM or INT; then calls in progress get `drain_timeout_s`, and every replica is stopped.
+    """Serves until SIGTERM or SIGINT; then calls in progress get `drain_timeout_s`, and every replica is stopped.
 
     Raises:
-        DependencyError, ReplicaError: the desktops cannot be started; nothing is left of them.
+        DependencyError, ReplicaError: the desktops cannot be started; they have been removed.
     """
     loop, stop = asyncio.get_running_loop(), _Stop()
-    # Blocking work of every replica at once, and of as many answers; the default would cap it at a few threads.
+    # Enough threads for blocking work of every replica and as many answers; the default allows only a few.
     loop.set_default_executor(ThreadPoolExecutor(2 * settings.num_replicas + 16, thread_name_prefix="env-server"))
     signals = (signal.SIGTERM, signal.SIGINT)
     for number in signals:
@@ -111,7 +111,7 @@ async def _serve_pool(
     servers |= {_server(extra.make_app(episodes), limits): extra.listener for extra in extra_listeners}
     serving = [asyncio.create_task(server.serve(sockets=[bound])) for server, bound in servers.items()]
     try:
-        # uvicorn tells that it has started by a flag alone.
+        # uvicorn reports that it has started only by a flag.
         while not all(server.started for server in servers) and not any(task.done() for task in serving):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         url = url_of(settings.host, listener)
@@ -119,8 +119,8 @@ async def _serve_pool(
             write_ready_file(settings.ready_file, url)
         states, wanted = pool.count_states(), settings.num_replicas
         up = wanted - states["starting"] - states["failed"]
-        told = f"{wanted} replicas" if up == wanted else f"{up} of {wanted} replicas"
-        print(f"env-server ready: {url} ({told}, provider {settings.provider})", flush=True)
+        counts = f"{wanted} replicas" if up == wanted else f"{up} of {wanted} replicas"
+        print(f"env-server ready: {url} ({counts}, provider {settings.provider})", flush=True)
         await _finishes_before(stop.asked, _first_of(serving))
         await _drain(settings, episodes, stop)
     finally:
@@ -133,12 +133,12 @@ async def _serve_pool(
 
 
 async def _drain(settings: Settings, episodes: EpisodeTable, stop: _Stop) -> None:
-    """New episodes are refused; calls in progress may finish; then every episode that is still there ends."""
+    """New episodes are refused; calls in progress may finish; then every remaining episode is closed."""
     episodes.pool.drain()
     log.info("draining: %d episodes, %d calls in progress", len(episodes), episodes.num_calls)
 
     async def quiet() -> None:
-        while episodes.num_calls:  # noqa: ASYNC110 - asked seldom, and for a short time
+        while episodes.num_calls:  # noqa: ASYNC110 - polled rarely, and for a short time
             await asyncio.sleep(DRAIN_POLL_S)
 
     try:
@@ -170,14 +170,14 @@ class _Server(uvicorn.Server):
 
 
 async def _first_of(tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Raises what the first one to end raised; cancels none."""
+    """Raises the error of the first one to end; cancels none."""
     done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in done:
         task.result()
 
 
 async def _finishes_before(stop: asyncio.Event, work: Awaitable[None]) -> bool:
-    """False when `stop` came first; the work is cancelled then. Raises what the work raises."""
+    """False if `stop` came first; the work is cancelled then. Raises the error of the work."""
     working, stopping = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
     try:
         await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -192,10 +192,10 @@ async def _finishes_before(stop: asyncio.Event, work: Awaitable[None]) -> bool:
 
 
 def bind(settings: Settings, port: int | None = None) -> socket.socket:
-    """Bound before the desktops start, so that a taken port is found out at once; it listens only when all are warm.
+    """Bound before the desktops start, so that a used port is detected at once; it listens only when all are warm.
 
     Raises:
-        SettingsError: the port is taken, or not for us.
+        SettingsError: the port is in use, or may not be bound.
     """
     port = settings.port if port is None else port
     try:

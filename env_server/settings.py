@@ -1,4 +1,4 @@
-"""What an env server is told, from its command line and from the environment; the one place that reads os.environ."""
+"""The configuration of an env server, from command line and environment; only this module reads os.environ."""
 
 import ipaddress
 import os
@@ -22,15 +22,15 @@ DEFAULT_DOWNLOAD_HOSTS = (
     "raw.githubusercontent.com",
     "codeload.github.com",
 )
-"""Where OSWorld's task files download from."""
+"""The hosts that OSWorld's task files download from."""
 
 
 class SettingsError(PipelineError):
-    """What was asked for contradicts itself, or is not safe."""
+    """The settings contradict each other, or are not safe."""
 
 
 class TaskLimits(BaseModel):
-    """What a task may take of the server and of the network."""
+    """Limits of a task on the server and the network."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -46,16 +46,17 @@ class TaskLimits(BaseModel):
 
 
 class LocalSettings(BaseModel):
-    """What one `local` desktop may take of this machine."""
+    """Limits and options of one `local` desktop on this machine."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     memory_mb: int = Field(default=1024, ge=256)
     max_processes: int = Field(default=512, ge=64)
     max_cpus: float | None = Field(default=None, ge=0.1)
-    """CPU time a second; None shares it equally between desktops, and leaves one what others do not take."""
+    """Most CPU time per second; None shares it equally between desktops, and gives a desktop what others do not use."""
     allow_unsandboxed: bool = False
-    """Desktops as plain processes of this user, where namespaces are impossible; a model's input reaches his files."""
+    """If namespaces are unavailable, run desktops as plain processes of this user; a model can then reach the user's
+    files."""
     wine: bool = False
     """Windows programs on every desktop (Debian's Wine), for tasks on a drive C:."""
 
@@ -66,17 +67,17 @@ class QemuSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     image: Path | None = None
-    """A qcow2 image with OSWorld's guest server; None takes our own, built by `env-server build-image`."""
+    """A qcow2 image with OSWorld's guest server; None means our own, built by `env-server build-image`."""
     os_type: Literal["linux", "windows"] = "linux"
-    """`windows`: the image is a Windows without a guest server; it is logged in at and saved before its first use."""
+    """`windows`: the image is a Windows without a guest server; it is logged in and saved before its first use."""
     login_mark: Path | None = None
-    """A picture cut from a screenshot of that Windows' password prompt, to know the prompt by."""
+    """An image cut from a screenshot of that Windows' password prompt, to recognise the prompt."""
     memory_mb: int | None = Field(default=None, ge=128)
-    """None takes what the image needs."""
+    """None means the default of the image."""
     accelerator: Literal["auto", "kvm", "tcg"] = "auto"
     open_network: bool = False
     uefi: bool = False
-    """An `image` that boots by UEFI."""
+    """Whether `image` boots by UEFI."""
 
 
 class DesktopEnvSettings(BaseModel):
@@ -85,16 +86,16 @@ class DesktopEnvSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     python: Path = Path("var/desktop-env/bin/python")
-    """The interpreter of that environment; graders of the kind `osworld` run in it too."""
+    """The interpreter of that environment; graders of the kind `osworld` also run in it."""
     provider_name: str = "docker"
     path_to_vm: str | None = None
     region: str | None = None
     snapshot_name: str = "init_state"
     os_type: str = "Ubuntu"
-    client_password: str = "password"  # noqa: S105 - the published images' own
+    client_password: str = "password"  # noqa: S105 - of the published images
     headless: bool = True
     plugin: str | None = None
-    """module:function that gives DesktopEnv a provider of the user's own."""
+    """module:function with your own provider for DesktopEnv."""
 
 
 class GatewaySettings(BaseModel):
@@ -112,20 +113,20 @@ class GatewaySettings(BaseModel):
     ca_file: Path | None = None
     """Certificates (PEM) to trust instead of the system's."""
     options: dict[str, str] = Field(default_factory=dict)
-    """A client's own; no secrets."""
+    """Options of the client; no secrets."""
 
 
 class OsgymSettings(BaseModel):
-    """OSGym's worker ports, beside the main one; its surface is under /osgym of the main port in any case."""
+    """OSGym's worker ports, in addition to the main port, which has the same API under /osgym."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     ports: tuple[Annotated[int, Field(ge=1, le=65535)], ...] = ()
     host: str = "127.0.0.1"
     replicas_per_port: int = Field(default=2, ge=1)
-    """The most desktops that the clients of one port have at a time."""
+    """Most desktops of one port's clients at a time."""
     pause_s: float = Field(default=2.0, ge=0, le=60)
-    """How long the screen settles after a step, unless the step says otherwise."""
+    """How long the screen settles after a step, unless the step sets it."""
 
 
 class Settings(BaseModel):
@@ -133,9 +134,9 @@ class Settings(BaseModel):
 
     provider: Literal["local", "qemu", "desktop_env", "gateway"] = "local"
     grader: Literal["own", "osworld"] = "own"
-    """Whose metrics score an episode; `osworld` needs desktop-env in an environment of its own."""
+    """Which metrics score an episode; `osworld` needs desktop-env in a separate environment."""
     allow_unsandboxed_graders: bool = False
-    """OSWorld's graders with the server's rights and network, where namespaces are impossible."""
+    """If namespaces are unavailable, run OSWorld's graders with the server's permissions and network."""
     num_replicas: int = Field(default=1, ge=1)
     host: str = "127.0.0.1"
     port: int = Field(default=8100, ge=0, le=65535)
@@ -148,20 +149,20 @@ class Settings(BaseModel):
     queue_timeout_s: float = Field(default=60.0, gt=0)
     """How long /reset waits for a free replica before 503."""
     idle_ttl_s: float = Field(default=900.0, gt=0)
-    """An episode that was not used for so long is closed."""
+    """An episode that is not used for this time is closed."""
     start_timeout_s: float = Field(default=600.0, gt=0)
-    """For the first warm replica; the first start of all may build the image."""
+    """For the first warm replica; the very first start may build the image."""
     drain_timeout_s: float = Field(default=30.0, ge=0)
-    """How long calls in progress may still take after TERM, before every episode is ended."""
+    """How long calls in progress may take after SIGTERM, before every episode is closed."""
     max_body_bytes: int = Field(default=8 * 1024 * 1024, gt=0)
     max_connections: int = Field(default=2048, gt=0)
-    """One more is answered 503 at once."""
+    """Further connections are answered 503 at once."""
     slow_client_s: float = Field(default=10.0, gt=0)
-    """How long a request's head may take to arrive, and its body without keeping a pace of 64 KiB a second."""
+    """Time limit for a request's head, and how long its body may stay below 64 KiB per second."""
     keep_alive_s: float = Field(default=75.0, gt=0)
     """How long a connection may stay open without a request; longer than clients keep theirs, so that they close."""
     access_log: bool = False
-    """One line a request: method, path, status, bytes, milliseconds; never a token, a query or a body."""
+    """One line per request: method, path, status, bytes, milliseconds; never a token, a query or a body."""
     open_metrics: bool = False
     """/metrics answers without the token."""
     limits: TaskLimits = TaskLimits()
@@ -169,13 +170,14 @@ class Settings(BaseModel):
     qemu: QemuSettings = QemuSettings()
     desktop_env: DesktopEnvSettings = DesktopEnvSettings()
     windows_password: SecretStr | None = None
-    """Of a Windows image's administrator; from the environment alone."""
+    """The administrator password of a Windows image; only from the environment."""
     gateway: GatewaySettings = GatewaySettings()
     gateway_token: SecretStr | None = None
-    """What the gateway wants to see; never logged, never an argument."""
+    """The token for the gateway; never logged, never an argument."""
     osgym: OsgymSettings = OsgymSettings()
     osgym_allowed_ips: tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...] = ()
-    """Whose requests OSGym's surface answers; required for its worker ports. The environment goes before a file."""
+    """The addresses whose requests OSGym's API answers; required for its worker ports. The environment overrides a
+    file."""
 
     @property
     def screen(self) -> tuple[int, int]:
@@ -184,8 +186,8 @@ class Settings(BaseModel):
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None, **options: object) -> Self:
-        """`options` come from the command line and a configuration file; the token comes from the environment alone,
-        for an argument shows in every process list.
+        """`options` come from the command line and a configuration file; the token comes only from the environment,
+        because arguments are visible in every process list.
 
         Raises:
             SettingsError: it would serve a network without a token.
@@ -208,7 +210,7 @@ class Settings(BaseModel):
             )
         if settings.osgym.ports and not settings.osgym_allowed_ips:
             raise SettingsError(
-                f"refusing to serve OSGym's ports to everybody: set {OSGYM_VARIABLE} to the addresses of the clients, "
+                f"refusing to serve OSGym's ports to all addresses: set {OSGYM_VARIABLE} to those of the clients, "
                 "separated by commas, for example 127.0.0.1,10.0.0.0/24"
             )
         return settings
@@ -219,7 +221,7 @@ def _secret(text: str) -> SecretStr | None:
 
 
 def osgym_networks(environment: Mapping[str, str]) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:
-    """Who may use OSGym's ports. SettingsError names what is neither an address nor a network."""
+    """The networks that may use OSGym's ports. SettingsError names an entry that is no address or network."""
     text = environment.get(OSGYM_VARIABLE, "")
     try:
         return tuple(ipaddress.ip_network(part.strip(), strict=False) for part in text.split(",") if part.strip())
@@ -228,12 +230,12 @@ def osgym_networks(environment: Mapping[str, str]) -> tuple[ipaddress.IPv4Networ
 
 
 def gateway_token(environment: Mapping[str, str] | None = None) -> SecretStr | None:
-    """What a gateway's clients send, and what the reference gateway wants to see; None where none is set."""
+    """The token that a gateway's clients send and the reference gateway requires; None if none is set."""
     token = (os.environ if environment is None else environment).get(GATEWAY_TOKEN_VARIABLE, "").strip()
     return SecretStr(token) if token else None
 
 
 def environment_for_programs() -> dict[str, str]:
-    """For programs that are not ours: what this process was given, without our tokens and passwords."""
+    """For programs that are not ours: the environment of this process without our tokens and passwords."""
     secrets = (TOKEN_VARIABLE, GATEWAY_TOKEN_VARIABLE, WINDOWS_PASSWORD_VARIABLE)
     return {name: value for name, value in os.environ.items() if name not in secrets}

@@ -1,5 +1,5 @@
-"""Lends a guest's protocol to programs that speak TCP only, OSWorld's own among them: a port of this machine's
-loopback, for as long as it is needed and for processes of the same user alone; or a socket of a sandbox."""
+"""Forwards a guest's protocol to programs that use only TCP, such as OSWorld's: to a port of this machine's loopback,
+only for the duration of a block and for processes of the same user; or to a socket of a sandbox."""
 
 import asyncio
 import os
@@ -20,7 +20,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 @asynccontextmanager
 async def tcp_forward(guest: GuestClient) -> AsyncIterator[tuple[str, int]]:
-    """(host, port) at which the guest answers until the block ends; a guest on TCP has one already.
+    """(host, port) at which the guest answers until the block ends; a guest on TCP already has one.
 
     Raises:
         ReplicaError: it answers neither on a Unix socket nor on plain TCP.
@@ -30,7 +30,7 @@ async def tcp_forward(guest: GuestClient) -> AsyncIterator[tuple[str, int]]:
         yield address.hostname, address.port or 80
         return
     bridge = _Bridge(_connector(guest), is_private=False)
-    # The protocol is named because asyncio turns Nagle's delay off only for sockets that name it.
+    # The protocol is named because asyncio disables Nagle's algorithm only for sockets that name it.
     server = await asyncio.start_server(bridge.serve, _LOOPBACK, 0)
     try:
         yield _LOOPBACK, server.sockets[0].getsockname()[1]
@@ -63,11 +63,11 @@ def _connector(guest: GuestClient) -> Callable[[], Awaitable[Streams]]:
     if address.scheme == "http" and address.hostname is not None:
         host, port = address.hostname, address.port or 80
         return lambda: asyncio.open_connection(host, port)
-    raise ReplicaError("this desktop's guest answers neither on a Unix socket nor on plain TCP; it cannot be lent")
+    raise ReplicaError("this desktop's guest answers neither on a Unix socket nor on TCP and cannot be forwarded")
 
 
 class _Bridge:
-    """`is_private`: only the process that it is for can connect, so no user is checked."""
+    """`is_private`: only the intended process can connect, so no user is checked."""
 
     def __init__(self, connect: Callable[[], Awaitable[Streams]], *, is_private: bool) -> None:
         self._connect, self._is_private = connect, is_private
@@ -75,19 +75,19 @@ class _Bridge:
         self._is_closed = False
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._is_closed:  # accepted in the last moment
+        if self._is_closed:  # accepted at the last moment
             writer.close()
             return
         task = asyncio.current_task()
-        assert task is not None, "start_server makes one"
+        assert task is not None, "created by start_server"
         self._serving.add(task)
         try:
             if self._is_private or await asyncio.to_thread(_is_of_this_user, writer.get_extra_info("peername"), writer):
                 await self._join(reader, writer)
         except (OSError, TimeoutError):
-            pass  # the caller sees its connection closed, as from a guest that is gone
+            pass  # the caller sees its connection closed, as if the guest were gone
         except asyncio.CancelledError:
-            pass  # by `close` alone; asyncio would complain of a connection whose task was cancelled
+            pass  # only by `close`; asyncio would log a connection whose task was cancelled
         finally:
             writer.close()
             self._serving.discard(task)
@@ -110,9 +110,9 @@ class _Bridge:
             await asyncio.wait(directions, return_when=asyncio.FIRST_COMPLETED)
             if directions[1].done():
                 return
-            await directions[1]  # the caller has said all it has to say; the answer may still come
+            await directions[1]  # the caller has sent everything; the answer may still come
         finally:
-            guest_writer.close()  # first, for what follows may be cancelled
+            guest_writer.close()  # first, because the rest may be cancelled
             for direction in directions:
                 direction.cancel()
             await asyncio.gather(*directions, return_exceptions=True)
@@ -127,7 +127,7 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 def _is_of_this_user(peer: tuple[str, int], writer: asyncio.StreamWriter) -> bool:
-    """By the kernel's table of connections; a guest runs whatever it is told, so not everybody may talk to it."""
+    """By the kernel's table of connections; a guest runs every command it gets, so other users must not reach it."""
     local = writer.get_extra_info("sockname")
     wanted = (f":{peer[1]:04X}", f":{local[1]:04X}")
     for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]:

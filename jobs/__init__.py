@@ -1,1 +1,1 @@
-"""Verbs: the jobs, and the demo that runs one of them on this machine."""
+"""The Dagster jobs, and the commands that run them on this machine."""

@@ -1,5 +1,5 @@
-"""Backfill from the command line: any checkpoints on any suites, in this process; one that was stopped goes on episode
-by episode."""
+"""Backfill from the command line: any checkpoints on any suites, in this process; a stopped one continues episode by
+episode."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -32,12 +32,12 @@ def run_backfill(
     console: Console,
     on_start: Callable[[Sequence[str], Sequence[EvalSuite]], None] = lambda checkpoint_ids, suites: None,
 ) -> list[dict[str, Any]]:
-    """`checkpoint_ids`: none for all there are. Returns their rows of the leaderboard (`leaderboard_rows`), with the
-    name of the suite, in the order asked for. `on_start` gets what is evaluated, once everything is checked.
+    """`checkpoint_ids`: empty for all. Returns their rows of the leaderboard (`leaderboard_rows`), with the name of the
+    suite, in the requested order. `on_start` is called with the evaluations after all checks.
 
     Raises:
         PipelineError: before anything starts: no such checkpoint, suite or recipe, or as open_in_process.
-        JobStoppedError: an evaluation failed; what is finished is kept.
+        JobStoppedError: an evaluation failed; finished ones are kept.
     """
     state, recipe = StateDir(state_root.resolve()), source.load()
     known = [checkpoint.checkpoint_id for checkpoint in all_checkpoints(state)]
@@ -50,7 +50,7 @@ def run_backfill(
     loaded = [load_suite(state, recipe, name) for name in dict.fromkeys(suites)]
     if strange := [suite.name for suite in loaded if suite.name not in SUITES.get_partition_keys()]:
         raise DatasetError(
-            f"suite '{strange[0]}' is no partition here: Dagster knows those of {StateResource().dir().suites} alone"
+            f"suite '{strange[0]}' is not a partition here: Dagster has only those of {StateResource().dir().suites}"
         )
     starts_warm = len(chosen) * len(loaded) > 1
     with open_in_process(defs, source=source, state_root=state_root, console=console, starts_warm=starts_warm) as here:

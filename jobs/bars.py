@@ -1,5 +1,5 @@
-"""Bars for runs that happen in this process: they read back what assets tell Dagster's log, and show how fast it goes
-and how long it will take."""
+"""Progress bars for runs in this process: they read the progress lines in Dagster's log, and show rate and remaining
+time."""
 
 import time
 from collections.abc import Iterator
@@ -27,11 +27,11 @@ from resources.progress import ProgressLine
 
 LINE_EVERY_S = 15.0
 SPEED_WINDOW_S = 300.0
-"""Over which a rate is measured: an episode may take a minute."""
+"""Time window for a rate: an episode may take a minute."""
 
 
 class RateColumn(ProgressColumn):
-    """How many are done in a second, a minute or an hour, whichever tells most."""
+    """The rate per second, minute or hour, in the most readable unit."""
 
     def render(self, task: Task) -> Text:
         speed = task.finished_speed or task.speed
@@ -39,7 +39,7 @@ class RateColumn(ProgressColumn):
 
 
 class Bars:
-    """Hears the events of runs: one bar for the assets, one for each stage that tells its progress."""
+    """Handles the events of runs: one bar for the assets, and one for each stage that reports progress."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -49,12 +49,12 @@ class Bars:
         self._last_line_s = time.monotonic()
 
     def expect(self, num_assets: int) -> None:
-        """So many more are to be materialized."""
+        """Adds this number of assets to materialize."""
         self._num_assets += num_assets
         self._progress.update(self._assets, total=self._num_assets, visible=True)
 
     def tell_wait(self, sentence: str) -> None:
-        """For what is waited before a run begins; empty when the wait is over."""
+        """Shows why a run waits to start; empty when the wait is over."""
         self._progress.update(self._assets, note=escape(sentence))
         if sentence:
             self._progress.console.print(sentence, highlight=False, markup=False, soft_wrap=True)
@@ -78,7 +78,7 @@ class Bars:
         stage = self._stages[line.stage]
         self._progress.update(stage, completed=line.done, total=line.total, note=escape(line.note))
         if not self._progress.console.is_terminal and self._is_time_for_a_line(line):
-            # Bars are drawn on terminals only; a log gets a line now and then.
+            # Bars are drawn on terminals only; a log gets periodic lines.
             self._progress.console.print(log_line(line, self._task(stage)), highlight=False, soft_wrap=True)
 
     def _task(self, task_id: TaskID) -> Task:
@@ -93,7 +93,7 @@ class Bars:
 
 
 def log_line(line: ProgressLine, task: Task) -> str:
-    """`sft: 40/500, 3.1/s, 0:02:28 to go: loss 0.4`; what is not known yet is left out."""
+    """`sft: 40/500, 3.1/s, 0:02:28 to go: loss 0.4`; unknown parts are omitted."""
     parts = [f"{line.stage}: {line.done}/{line.total}"]
     if task.speed:
         parts.append(shown_rate(task.speed))
@@ -103,7 +103,7 @@ def log_line(line: ProgressLine, task: Task) -> str:
 
 
 def shown_rate(per_s: float) -> str:
-    """With two or three figures, however slow it is."""
+    """The rate with two or three digits, also if it is slow."""
     value, unit = (per_s, "s") if per_s >= 1 else (per_s * 60, "min") if per_s * 60 >= 1 else (per_s * 3600, "h")
     return f"{value:.0f}/{unit}" if value >= 10 else f"{value:.1f}/{unit}"
 
@@ -115,8 +115,8 @@ def shown_bars(console: Console) -> Iterator[Bars]:
 
 
 def make_progress(console: Console) -> Progress:
-    """Made for 80 columns: the figures are never cut, the note has what is left. The time is what remains, and in the
-    end what it took."""
+    """Designed for 80 columns: figures are not truncated, and the note gets the remaining width. The time is the
+    remaining time, and at the end the elapsed time."""
 
     def whole(width: int) -> Column:
         return Column(no_wrap=True, min_width=width, justify="right")

@@ -1,4 +1,4 @@
-"""Collect rollouts from the command line, so many episodes of each task, by the job `collect_rollouts`."""
+"""Collects rollouts from the command line, a number of episodes of each task, with the job `collect_rollouts`."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -24,7 +24,7 @@ from resources.state import RecipeResource
 class Collected:
     checkpoint_id: str
     stage_key: str
-    """Of the episodes; `osworld-pipeline query` finds them by it."""
+    """Key of the episodes, for `osworld-pipeline query`."""
     num_tasks: int
     num_episodes: int
     num_valid: int
@@ -33,7 +33,7 @@ class Collected:
     outcomes: dict[str, int]
     num_solved_tasks: int
     num_heldout_tasks: int
-    """Tasks among them that the recipe holds out."""
+    """Number of these tasks that the recipe holds out."""
 
 
 def run_collect(
@@ -48,12 +48,12 @@ def run_collect(
     console: Console,
     on_start: Callable[[str, EvalSuite], None] = lambda checkpoint_id, suite: None,
 ) -> Collected:
-    """`checkpoint`: as run_evaluate's, or `oracle`. `on_start` gets what is rolled out, once everything is checked.
+    """`checkpoint`: as in run_evaluate, or `oracle`. `on_start` is called with the rollouts after all checks.
 
     Raises:
         PipelineError: before anything starts: no such checkpoint, tasks or recipe, no oracle for a task, or as
             open_in_process.
-        JobStoppedError: the collection failed; what is finished is kept.
+        JobStoppedError: the collection failed; finished episodes are kept.
     """
     state, recipe = StateDir(state_root.resolve()), source.load()
     suite = load_collected(state, recipe, choice)

@@ -1,5 +1,5 @@
-"""Compaction by itself: a schedule that looks for small parts and cold images every hour. Runs do it at their end
-too."""
+"""Automatic compaction: a schedule that checks for small parts and cold images every hour. Runs also compact at their
+end."""
 
 import dagster as dg
 
@@ -16,10 +16,10 @@ from resources.state import StateResource
     default_status=dg.DefaultScheduleStatus.RUNNING,
 )
 def compaction_schedule(context: dg.ScheduleEvaluationContext, state: StateResource) -> dg.RunRequest | dg.SkipReason:
-    """Merges the small parts of the trajectory store where there are enough, and packs cold images; the work of a run
-    is bounded."""
+    """Merges the small parts of the trajectory store if there are enough, and packs cold images; the work of a run is
+    bounded."""
     try:
         is_due = is_compaction_due(state.dir())
     except StoreError as error:
         return dg.SkipReason(str(error))
-    return dg.RunRequest() if is_due else dg.SkipReason("there are hardly any small parts, and no images to pack")
+    return dg.RunRequest() if is_due else dg.SkipReason("there are few small parts, and no images to pack")

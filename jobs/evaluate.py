@@ -1,6 +1,6 @@
-"""Evaluate one checkpoint from the command line: on a suite that is a partition through the asset `evaluations`, as a
-backfill does, so that MLflow hears of it; on other tasks through the job `evaluate_tasks`. Both record every episode,
-go on where they were stopped, and rank."""
+"""Evaluate one checkpoint from the command line: on a suite that is a partition through the asset `evaluations`, like a
+backfill, so that it is reported to MLflow; on other tasks through the job `evaluate_tasks`. Both record every episode,
+continue after a stop, and rank."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -39,13 +39,12 @@ def run_evaluate(
     console: Console,
     on_start: Callable[[Checkpoint, EvalSuite], None] = lambda checkpoint, suite: None,
 ) -> dict[str, Any]:
-    """`checkpoint`: as runs.external.find_or_add takes it; empty for the champion, or the newest where there is none.
-    `on_start` gets what is evaluated, once everything is checked. Returns the result document
-    (evaluation/result_file.py).
+    """`checkpoint`: as for runs.external.find_or_add; empty for the champion, or the newest if there is none.
+    `on_start` is called with the evaluation after all checks. Returns the result document (evaluation/result_file.py).
 
     Raises:
         PipelineError: before anything starts: no such checkpoint, tasks or recipe, or as open_in_process.
-        JobStoppedError: the evaluation failed; what is finished is kept.
+        JobStoppedError: the evaluation failed; finished episodes are kept.
     """
     state, recipe = StateDir(state_root.resolve()), source.load()
     suite = load_tasks(state, recipe, choice)
@@ -75,9 +74,9 @@ def run_evaluate(
 
 
 def default_checkpoint(state: StateDir, source: RecipeResource) -> Checkpoint:
-    """The champion, where there is one; else the newest. Raises TableError where there is none at all; it advises how
-    `source` trains one."""
-    # Asking MLflow makes its database; where there is none, no champion is set.
+    """The champion if there is one; else the newest checkpoint. Raises TableError if there is none, with the command
+    that trains one with `source`."""
+    # A query to MLflow creates its database; without a database, no champion is set.
     champion = TrackingResource().champion(state) if state.mlflow_db.is_file() else None
     found = find_or_add(state, champion) if champion else newest_checkpoint(state)
     if found is None:
@@ -90,7 +89,7 @@ def default_checkpoint(state: StateDir, source: RecipeResource) -> Checkpoint:
 
 
 def request_of(choice: TaskChoice) -> dict[str, Any]:
-    """For an op; a path must hold wherever the program runs."""
+    """The configuration for an op; paths are absolute, because the program may run elsewhere."""
     file = str(Path(choice.tasks_file).resolve()) if choice.tasks_file else ""
     limit = {} if choice.max_tasks is None else {"max_tasks": choice.max_tasks}
     return {"suite": choice.suite, "tasks_file": file, **limit}

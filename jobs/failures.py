@@ -1,4 +1,4 @@
-"""Runs that failed: their first reason, in one sentence, and a sensor that sends it to a webhook."""
+"""Failed runs: their first reason in one sentence, and a sensor that sends it to a webhook."""
 
 import os
 from collections.abc import Mapping
@@ -15,13 +15,13 @@ OWN_ERRORS = "osworld_pipeline.errors."
 
 
 def reason_of(event: dg.DagsterEvent) -> str:
-    """Of a step's failure: which step, and what the error at the bottom says."""
+    """The reason of a step's failure: the step and the message of its root error."""
     data = event.step_failure_data
     error = data.error
     while error is not None and error.cause is not None:
         error = error.cause
     described = data.user_failure_data.description if data.user_failure_data else None
-    # Dagster puts the class before the sentence; of our own errors the sentence says it all.
+    # Dagster puts the class before the message; for our own errors the message is enough.
     message = error.message.strip().removeprefix(f"{OWN_ERRORS}{error.cls_name}: ") if error else ""
     return f"{event.step_key}: {described or message or 'no reason given'}"
 
@@ -29,15 +29,15 @@ def reason_of(event: dg.DagsterEvent) -> str:
 @dg.run_failure_sensor(default_status=dg.DefaultSensorStatus.RUNNING)
 def failed_runs(context: dg.RunFailureSensorContext, tracking: TrackingResource) -> dg.SkipReason | None:
     """Posts each failed run as JSON ({"text", "job", "run_id", "url", "reasons"}) to the address in the environment
-    variable OSWORLD_FAILURE_WEBHOOK; runs whose process was killed are failed ones, too. Chat programs show `text`."""
+    variable OSWORLD_FAILURE_WEBHOOK; this includes runs whose process was killed. Chat programs show `text`."""
     address = os.environ.get(WEBHOOK)
     if not address:
         return dg.SkipReason(f"no webhook: {WEBHOOK} is not set")
     letter = letter_of(context, base_url=tracking.dagster_url)
     problem = post(address, letter)
     if problem is not None:
-        # The address may hold a secret: its host alone is named.
-        context.log.error(f"{urlsplit(address).hostname} was not told of run {letter['run_id']}: {problem}")
+        # The address may contain a secret: log only its host.
+        context.log.error(f"{urlsplit(address).hostname} did not receive run {letter['run_id']}: {problem}")
     return None
 
 
@@ -51,11 +51,11 @@ def letter_of(context: dg.RunFailureSensorContext, *, base_url: str) -> dict[str
 
 
 def post(address: str, letter: Mapping[str, Any]) -> str | None:
-    """Why it did not arrive; it is not sent again, for it may have."""
+    """The reason of a failure; there is no retry, because the request may have arrived."""
     import httpx
 
     try:
         response = httpx.post(address, json=letter, timeout=TIMEOUT_S)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         return type(error).__name__
-    return None if response.is_success else f"it answered {response.status_code}"
+    return None if response.is_success else f"it responded with status {response.status_code}"

@@ -1,5 +1,5 @@
-"""Jobs run in this process, one after the other, without Dagster's daemon: what `demo`,
-`backfill`, `evaluate` and `collect` are made of."""
+"""Runs jobs in this process, one after the other, without Dagster's daemon, for `demo`, `backfill`, `evaluate` and
+`collect`."""
 
 import fcntl
 import os
@@ -51,9 +51,9 @@ class InProcess:
         assets: Sequence[dg.AssetKey] | None = None,
         resources: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        """Waits for what runs of Dagster hold. `request`: configuration of the job's ops, by name. `assets`: those of
-        the job that are materialized; None for all. `resources`: configuration of resources, by name. Raises
-        JobStoppedError with the sentence of the first failed step."""
+        """Runs a job, after waiting for pools that other Dagster runs hold. `request`: configuration of the job's ops,
+        by name. `assets`: those of the job to materialize; None for all. `resources`: configuration of resources, by
+        name. Raises JobStoppedError with the sentence of the first failed step."""
         run_id = str(uuid4())
         definition = self.defs.resolve_job_def(job)
         self.instance.add_event_listener(run_id, self.bars)
@@ -88,12 +88,13 @@ class InProcess:
             raise JobStoppedError(_first_failure(result))
 
     def expect(self, job: str, *, times: int = 1, assets: Sequence[dg.AssetKey] | None = None) -> None:
-        """The bars are to count the assets of this job; `assets` as in `run`."""
+        """Makes the bars count the assets of this job; `assets` as in `run`."""
         keys = self.defs.resolve_job_def(job).asset_layer.selected_asset_keys if assets is None else assets
         self.bars.expect(times * len(list(keys)))
 
     def evaluate(self, checkpoint_ids: Sequence[str], suites: Sequence[str]) -> None:
-        """Each checkpoint on each suite, one run each; what is finished is not run again. Raises JobStoppedError."""
+        """Each checkpoint on each suite, one run each; finished evaluations are not repeated. Raises
+        JobStoppedError."""
         self.instance.add_dynamic_partitions(str(CHECKPOINTS.name), list(checkpoint_ids))
         self.expect(EVALUATE, times=len(checkpoint_ids) * len(suites))
         for suite in suites:
@@ -105,10 +106,10 @@ class InProcess:
 def open_in_process(
     defs: dg.Definitions, *, source: RecipeResource, state_root: Path, console: Console, starts_warm: bool = False
 ) -> Iterator[InProcess]:
-    """`starts_warm`: several programs are to be started, and share what they import.
+    """`starts_warm`: several programs will be started and share their imports.
 
     Raises:
-        PipelineError: no disk space, another such program at work in this state, or no dagster.yaml here.
+        PipelineError: no disk space, another such program runs on this state, or no dagster.yaml here.
     """
     state = StateDir(state_root.resolve())
     _need_disk(state)
@@ -130,7 +131,7 @@ def _first_failure(result: dg.ExecuteInProcessResult) -> str:
 
 
 def _end_stale_runs(instance: dg.DagsterInstance) -> None:
-    """A killed program leaves its run STARTED for ever; only one is at work at a time, so any such run is dead."""
+    """A killed program leaves its run STARTED. Only one program runs at a time, so any such run is dead."""
     unfinished = [dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.NOT_STARTED]
     for run in instance.get_runs(dg.RunsFilter(statuses=unfinished)):
         if WATCHED_TAG in run.tags:
@@ -143,8 +144,8 @@ def _need_disk(state: StateDir) -> None:
     free = shutil.disk_usage(state.root).free
     if free < MIN_FREE_BYTES:
         raise StoreError(
-            f"only {free / 1e9:.1f} GB are free where {state.root} lies, and a run needs "
-            f"{MIN_FREE_BYTES / 1e9:.0f} GB: free some, or give --state a folder on another disk"
+            f"only {free / 1e9:.1f} GB are free on the disk of {state.root}, and a run needs "
+            f"{MIN_FREE_BYTES / 1e9:.0f} GB: free some space, or give --state a folder on another disk"
         )
 
 
@@ -159,7 +160,7 @@ def _only_one(state: StateDir) -> Iterator[None]:
         holder = lock.read().strip() or "unknown"
         lock.close()
         raise PipelineError(
-            f"another demo, backfill, evaluate or collect (process {holder}) works in {state.root}: wait for it or "
+            f"another demo, backfill, evaluate or collect (process {holder}) runs on {state.root}: wait for it or "
             "stop it"
         ) from error
     try:

@@ -1,8 +1,10 @@
-"""The Dagster instance of a state: one instance for each, so that runs and sensors of one state never see another's.
+"""The Dagster instance of a state: one instance for each, so that runs and sensors of one state do not see those of
+another.
 
-The default state (`var`) has the instance that dagster.yaml in this folder describes. Any other state keeps its runs
-below itself, in `<state>/dagster`, by a copy of that file; `python -m jobs.instance STATE` prints that folder, which is
-the DAGSTER_HOME of its pages and daemon. They are started in it, for the .env of this folder names this one's.
+The default state (`var`) uses the instance of dagster.yaml in this folder. Any other state keeps its runs in
+`<state>/dagster`, with a copy of that file; `python -m jobs.instance STATE` prints that folder, which is the
+DAGSTER_HOME of its webserver and daemon. They are started in that folder, because the .env here names the default
+instance.
 """
 
 import sys
@@ -16,20 +18,20 @@ from osworld_pipeline.errors import DependencyError
 
 CONFIG = "dagster.yaml"
 FOLDER = "dagster"
-"""Below a state."""
+"""Folder below a state."""
 
 
 def open_instance(state: StateDir) -> dg.DagsterInstance:
-    """Raises DependencyError where this folder has no dagster.yaml."""
+    """Raises DependencyError if this folder has no dagster.yaml."""
     return dg.DagsterInstance.from_config(str(instance_home(state)))
 
 
 def instance_home(state: StateDir) -> Path:
-    """The folder of the state's dagster.yaml, which is written where it is not this folder's.
+    """The folder of the state's dagster.yaml, which is written unless it is this folder.
 
     Raises:
         DependencyError: this folder has no dagster.yaml.
-        StoreError: the state's cannot be written.
+        StoreError: the state's dagster.yaml cannot be written.
     """
     config = Path(CONFIG)
     if not config.is_file():

@@ -1,5 +1,4 @@
-"""What is done once because somebody asks, and makes no asset: an evaluation on chosen tasks, a collection of
-rollouts."""
+"""Jobs on request that make no asset: an evaluation on chosen tasks, a collection of rollouts."""
 
 import dagster as dg
 from pydantic import Field
@@ -21,20 +20,20 @@ EVALUATE_TASKS, COLLECT_ROLLOUTS = "evaluate_tasks", "collect_rollouts"
 
 
 class TaskRequest(dg.Config):
-    tasks_file: str = Field(default="", description="Path of a suite file anywhere; wins over `suite`.")
-    max_tasks: int | None = Field(default=None, ge=1, description="Only the first so many tasks; None for all.")
+    tasks_file: str = Field(default="", description="Path of a suite file; overrides `suite`.")
+    max_tasks: int | None = Field(default=None, ge=1, description="Use only this many of the first tasks; None: all.")
 
 
 class EvaluationRequest(TaskRequest):
-    checkpoint_id: str = Field(description="Which checkpoint.")
+    checkpoint_id: str = Field(description="Id of the checkpoint.")
     suite: str = Field(default=HELDOUT, description="Name of a suite.")
 
 
 class CollectionRequest(TaskRequest):
-    checkpoint_id: str = Field(description=f"Which checkpoint, or `{ORACLE}` for the scripts that solve the tasks.")
+    checkpoint_id: str = Field(description=f"Id of a checkpoint, or `{ORACLE}` for the scripts that solve the tasks.")
     suite: str = Field(default=TRAIN, description=f"Name of a suite, or `{TRAIN}` for the recipe's training tasks.")
     num_samples: int = Field(default=1, ge=1, description="Episodes of each task.")
-    temperature: float = Field(default=1.0, ge=0, description="Of the sampling; 0 is greedy.")
+    temperature: float = Field(default=1.0, ge=0, description="Sampling temperature; 0 is greedy.")
 
 
 @dg.op(pool="trainer")
@@ -48,13 +47,13 @@ def evaluate_on_tasks(
     launcher: Launcher,
     progress: ProgressResource,
 ) -> None:
-    """Runs the episodes that are missing, and stores each as it ends."""
+    """Runs the missing episodes, and stores each as it ends."""
     folder, settings = state.dir(), recipe.load()
     checkpoint = register_checkpoint(folder, config.checkpoint_id)
     plan = plan_evaluation(settings, checkpoint.checkpoint_id, suite=load_tasks(folder, settings, choice_of(config)))
     if len(plan.finished(folder)) < len(plan.episodes):
         run_ids = {"dagster": context.run_id}
-        as_asset = dg.AssetExecutionContext(context)  # what launcher and progress call a context
+        as_asset = dg.AssetExecutionContext(context)  # the context type that launcher and progress expect
         with desktops.serve(folder, settings) as servers:
             job = evaluation_job(checkpoint, settings, folder, servers, suite=config.suite, run_ids=run_ids)
             job |= {**choice_of(config).as_job(), "engine_token": engine.token}
@@ -74,7 +73,7 @@ def collect_on_tasks(
     launcher: Launcher,
     progress: ProgressResource,
 ) -> None:
-    """Runs the episodes that are missing, and stores each as it ends; the log says how they ended."""
+    """Runs the missing episodes, and stores each as it ends; the log lists their outcomes."""
     folder, settings = state.dir(), recipe.load()
     is_oracle = config.checkpoint_id == ORACLE
     checkpoint = None if is_oracle else register_checkpoint(folder, config.checkpoint_id)

@@ -1,4 +1,4 @@
-"""The jobs. All run in process: a trainer is a process of its own already, and dies with the run."""
+"""The jobs. All run in process: a trainer is already a separate process, and ends with the run."""
 
 import dagster as dg
 
@@ -11,8 +11,8 @@ TRAIN, EVALUATE, RANK = "train", "evaluate", "rank"
 train = dg.define_asset_job(
     TRAIN,
     selection=dg.AssetSelection.groups("raw", "tables", "checkpoints"),
-    description="The whole road: raw datasets, union tables, verified replay, SFT, flywheel, GSPO phases 1 and 2. The "
-    "sensor new_checkpoints has what it makes evaluated.",
+    description="The whole pipeline: raw datasets, union tables, verified replay, SFT, flywheel, GSPO phases 1 and 2. "
+    "The sensor new_checkpoints evaluates its checkpoints.",
     tags={"dagster/max_retries": "0"},
 )
 
@@ -26,7 +26,7 @@ build_tables = dg.define_asset_job(
 run_flywheel = dg.define_asset_job(
     "run_flywheel",
     selection=dg.AssetSelection.assets("flywheel_checkpoint"),
-    description="Rounds of rollouts and SFT on those that succeeded, from the SFT checkpoint there is; resumes episode "
+    description="Rounds of rollouts and SFT on the successful ones, from the current SFT checkpoint; resumes episode "
     "by episode.",
     tags={"dagster/max_retries": "0"},
 )
@@ -34,8 +34,8 @@ run_flywheel = dg.define_asset_job(
 retrain = dg.define_asset_job(
     "retrain",
     selection=dg.AssetSelection.assets("flywheel_checkpoint", "gspo_phase1_checkpoint", "gspo_phase2_checkpoint"),
-    description="Flywheel and GSPO phases from the champion, within the recipe's budget ([retraining]); what a budget "
-    "cut short goes on another time. The schedule retraining_schedule and the sensor retraining_is_due start it.",
+    description="Flywheel and GSPO phases from the champion, within the recipe's budget ([retraining]); a run stopped "
+    "by its budget continues in the next one. Started by retraining_schedule and the sensor retraining_is_due.",
     config={"resources": {"start": {"config": {"checkpoint": CHAMPION}}}},
     tags={"dagster/max_retries": "0"},
 )
@@ -50,21 +50,21 @@ evaluate = dg.define_asset_job(
 rank = dg.define_asset_job(
     RANK,
     selection=dg.AssetSelection.groups("evaluation") - dg.AssetSelection.assets("evaluations"),
-    description="Leaderboard, champion and report from the evaluations there are.",
+    description="Leaderboard, champion and report from the existing evaluations.",
     tags={"dagster/max_retries": "0"},
 )
 
 verify_replay = dg.define_asset_job(
     "verify_replay",
     selection=dg.AssetSelection.assets("verified_replay"),
-    description="Carries out the demonstrations of the replay buffer again; what is known is not done twice.",
+    description="Executes the demonstrations of the replay buffer again; known results are not repeated.",
     tags={"dagster/max_retries": "0"},
 )
 
 compact_trajectories = dg.define_asset_job(
     "compact_trajectories",
     selection=dg.AssetSelection.assets("compacted_trajectories"),
-    description="Merges the small parts of the trajectory store into large sorted files; beside a training run, too.",
+    description="Merges the small parts of the trajectory store into large sorted files, also during training.",
     tags={"dagster/max_retries": "0"},
 )
 

@@ -1,5 +1,5 @@
-"""Waiting for places in Dagster's pools. Dagster waits inside a run: without a word on the terminal, and deaf to
-Ctrl-C. So a run in this process waits before it begins, and says for whom."""
+"""Waiting for slots in Dagster's pools. Dagster waits inside a run, without output on the terminal, and ignores SIGINT.
+So a run in this process waits before it starts, and reports which run holds the slot."""
 
 import ctypes
 import threading
@@ -17,10 +17,10 @@ from osworld_pipeline.errors import PipelineError
 WAIT_LIMIT_S = 24 * 3600.0
 POLL_S = 2.0
 ENDED_S = 15.0
-"""A run that was cancelled may still be ending its programs; after so long its place is free, as in dagster.yaml
+"""A cancelled run may still be stopping its programs; its slot is free after this time, as in dagster.yaml
 (free_slots_after_run_end_seconds)."""
 DEAF_S = 3.0
-"""A step hears Ctrl-C at once; only Dagster's own waiting leaves it unheard for longer."""
+"""A step handles SIGINT at once; only Dagster's own waiting leaves it pending for longer."""
 
 
 def pools_of(job: dg.JobDefinition) -> set[str]:
@@ -36,18 +36,18 @@ def wait_for_pools(
     limit_s: float = WAIT_LIMIT_S,
     poll_s: float = POLL_S,
 ) -> None:
-    """Returns when none of `pools` is full. `state`: whose instance it is. `say` hears for whom is waited, each time
-    that changes, and nothing when the wait is over.
+    """Returns when none of `pools` is full. `state`: that of the instance. `say` is called with the reason of the wait
+    each time it changes, and with an empty text at the end.
 
     Raises:
         PipelineError: one is still full after `limit_s`.
     """
-    names, told = sorted(pools), ""
+    names, reported = sorted(pools), ""
     until = time.monotonic() + limit_s
     while reason := _why_to_wait(instance, names):
-        if reason != told:
-            say(f"waiting until {reason}; Ctrl-C ends the waiting")
-            told = reason
+        if reason != reported:
+            say(f"waiting until {reason}; Ctrl-C ends the wait")
+            reported = reason
         if time.monotonic() >= until:
             dagster = shell_line("make", "dev", f"STATE={state.root}")
             raise PipelineError(
@@ -55,17 +55,18 @@ def wait_for_pools(
                 f"({dagster}), which ends runs whose process is dead"
             )
         time.sleep(poll_s)
-    if told:
+    if reported:
         say("")
 
 
 def _why_to_wait(instance: dg.DagsterInstance, pools: Iterable[str]) -> str:
-    """Empty where every pool has a place. What an ended run holds is freed: without a daemon nothing else does it."""
+    """Why to wait; empty if every pool has a free slot. Frees the slots of ended runs, because without a daemon nothing
+    else does."""
     storage = instance.event_log_storage
     known = {pool.name for pool in storage.get_pool_limits()}
     for pool in pools:
         if pool not in known:
-            continue  # no run has ever asked for it
+            continue  # no run has used it yet
         info = storage.get_concurrency_info(pool)
         if info.limit is None or info.active_slot_count < info.limit:
             continue
@@ -77,7 +78,7 @@ def _why_to_wait(instance: dg.DagsterInstance, pools: Iterable[str]) -> str:
             named = ", ".join(
                 f"run {run_id[:8]} ({one.dagster_run.job_name})" for run_id, one in records.items() if one
             )
-            return f"the pool '{pool}' has a place, which {named} holds"
+            return f"a slot of the pool '{pool}' is free; {named} holds it"
     return ""
 
 
@@ -90,8 +91,8 @@ def _has_ended(record: dg.RunRecord | None) -> bool:
 
 @contextmanager
 def heard_interrupts() -> Iterator[None]:
-    """In here Ctrl-C ends Dagster's own waiting for a pool, too: it is raised in the thread that entered, and the run
-    is cancelled."""
+    """In this block, SIGINT also ends Dagster's own waiting for a pool: it is raised in the entering thread, and the
+    run is cancelled."""
     thread_id, is_over = threading.get_ident(), threading.Event()
 
     def watch() -> None:
@@ -102,7 +103,7 @@ def heard_interrupts() -> Iterator[None]:
             elif unheard_since is None:
                 unheard_since = time.monotonic()
             elif time.monotonic() - unheard_since >= DEAF_S:
-                pop_captured_interrupt()  # heard now: cleaning up is not to be interrupted as well
+                pop_captured_interrupt()  # handled: it must not interrupt the clean-up as well
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(
                     ctypes.c_ulong(thread_id), ctypes.py_object(KeyboardInterrupt)
                 )

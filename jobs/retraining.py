@@ -1,5 +1,4 @@
-"""Training the champion further: a schedule, and a sensor that waits for new successes or new data. Both are off until
-somebody turns them on."""
+"""Re-training of the champion: a schedule, and a sensor for new successes or new data. Both are off by default."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -29,7 +28,7 @@ CRON_VARIABLE = "OSWORLD_RETRAINING_CRON"
 DEFAULT_CRON = "0 3 * * *"
 EVERY_S = 300
 NUM_REMEMBERED = 100
-"""Re-trainings that are looked back upon."""
+"""Number of past re-trainings to consider."""
 DATA = ("replay_buffer", "train_tasks")
 
 
@@ -40,8 +39,8 @@ def build_retraining_schedule(cron: str) -> dg.ScheduleDefinition:
     def retraining_schedule(
         context: dg.ScheduleEvaluationContext, state: StateResource, recipe: RecipeResource
     ) -> dg.RunRequest | dg.SkipReason:
-        """Trains the champion further, whatever is new; not while it is at work, nor where it was in vain too often
-        (retraining.patience)."""
+        """Re-trains the champion, even without new data; not while a re-training runs, nor after too many without a new
+        champion (retraining.patience)."""
         return ask(context.instance, state, recipe, is_scheduled=True)
 
     return retraining_schedule
@@ -51,18 +50,18 @@ def build_retraining_schedule(cron: str) -> dg.ScheduleDefinition:
 def retraining_is_due(
     context: dg.SensorEvaluationContext, state: StateResource, recipe: RecipeResource
 ) -> dg.RunRequest | dg.SkipReason:
-    """Trains the champion further when there are enough new successes (retraining.min_new_successes), or new data."""
+    """Re-trains the champion when there are enough new successes (retraining.min_new_successes), or new data."""
     return ask(context.instance, state, recipe, is_scheduled=False)
 
 
 def ask(
     instance: dg.DagsterInstance, state: StateResource, recipe: RecipeResource, *, is_scheduled: bool
 ) -> dg.RunRequest | dg.SkipReason:
-    """A re-training of the champion by the recipe that made it, or why there is none now."""
+    """Requests a re-training of the champion with its own recipe, or returns the reason not to."""
     folder = state.dir()
     champion_id = _champion_id(instance)
     if champion_id is None:
-        return dg.SkipReason("there is no champion yet: it is chosen when a trained checkpoint has been evaluated")
+        return dg.SkipReason("there is no champion yet: it is set when a trained checkpoint has been evaluated")
     champion = read_checkpoint(folder, champion_id)
     if champion is None:
         return dg.SkipReason(f"the champion {champion_id} is not in {folder.root}: restore it, or run the job {RANK}")
@@ -75,7 +74,7 @@ def ask(
     try:
         settings = source.load()
     except RecipeError as error:
-        return dg.SkipReason(f"the recipe of the champion {champion_id} is gone: {error}")
+        return dg.SkipReason(f"the recipe of the champion {champion_id} is missing: {error}")
     new_data = new_data_since(
         folder,
         champion_id,
@@ -88,14 +87,15 @@ def ask(
         return dg.SkipReason(decision.reason)
     if end := _end_that_is_there(folder, settings, champion):
         return dg.SkipReason(
-            f"{champion_id} was trained further by this recipe and these data before, to {end}: nothing is left to "
-            "train until the data change; launch it with other settings (another seed, more updates) for more"
+            f"{champion_id} was already re-trained with this recipe and data, to {end}: no training is left "
+            "until the data change; launch it with other settings (another seed, more updates)"
         )
     return _request(champion, resources, state, history, reason=decision.reason)
 
 
 def _end_that_is_there(state: StateDir, recipe: Recipe, champion: Checkpoint) -> str:
-    """Empty where something is to be trained, or where tables are missing: the run says which."""
+    """The id of the existing final checkpoint; empty if there is something to train, or tables are missing, which the
+    run reports."""
     try:
         end = end_that_is_there(state, recipe, champion)
     except TableError:
@@ -104,7 +104,7 @@ def _end_that_is_there(state: StateDir, recipe: Recipe, champion: Checkpoint) ->
 
 
 def past_retrainings(instance: dg.DagsterInstance) -> list[Retraining]:
-    """Those that Dagster remembers, the newest first; one that failed is one, too."""
+    """The re-trainings in Dagster's history, the newest first, including failed ones."""
     records = instance.get_run_records(dg.RunsFilter(job_name=retrain.name), limit=NUM_REMEMBERED)
     found = [
         Retraining(
@@ -126,7 +126,7 @@ def _request(
     *,
     reason: str,
 ) -> dg.RunRequest:
-    """Its key makes a sensor that asks again before the run is there begin it once."""
+    """The run request; its key prevents a second run if the sensor ticks again before the run exists."""
     configured = {
         **resources,
         "state": {"config": state.as_config()},
@@ -148,16 +148,14 @@ def _champion_id(instance: dg.DagsterInstance) -> str | None:
 
 
 def _waits_for(instance: dg.DagsterInstance, checkpoints: Sequence[Checkpoint], history: Sequence[Retraining]) -> str:
-    """Work that decides which checkpoint is to be trained further, or that trains now; empty where there is none."""
+    """Running work that trains, or that may change the champion; empty if there is none."""
     if running := num_training(instance):
-        return f"{running} trainings are still to end"
+        return f"{running} trainings have not ended"
     if running := num_evaluating(instance):
-        return f"{running} evaluations are still to end"
+        return f"{running} evaluations have not ended"
     unjudged = _unjudged(instance, checkpoints, history)
     if unjudged:
-        return (
-            f"{unjudged[0]}, which the last re-training made, is not evaluated yet: the sensor new_checkpoints does it"
-        )
+        return f"{unjudged[0]}, made by the last re-training, is not evaluated yet: the sensor new_checkpoints does it"
     evaluated = instance.get_latest_materialization_event(EVALUATIONS)
     ranked = instance.get_latest_materialization_event(dg.AssetKey("champion"))
     if evaluated is not None and ranked is not None and evaluated.timestamp > ranked.timestamp:
@@ -168,7 +166,7 @@ def _waits_for(instance: dg.DagsterInstance, checkpoints: Sequence[Checkpoint], 
 def _unjudged(
     instance: dg.DagsterInstance, checkpoints: Sequence[Checkpoint], history: Sequence[Retraining]
 ) -> list[str]:
-    """What the last re-training made and is not evaluated; an evaluation that failed is for people."""
+    """Checkpoints of the last re-training without an evaluation; a failed evaluation needs manual action."""
     made = [one.checkpoint_id for one in checkpoints if history and one.run_ids.get("dagster") == history[0].run_id]
     judged = {key.split("|")[0] for key in instance.get_materialized_partitions(EVALUATIONS)} if made else set()
     return [
@@ -182,7 +180,7 @@ def _unjudged(
 
 
 def _is_data_new(instance: dg.DagsterInstance, *, since: float) -> bool:
-    """Whether a table has another data version than at that time; of one that was not there then nothing is known."""
+    """Whether a table's data version has changed since then; a table that did not exist then is ignored."""
     for table in DATA:
         latest = _data_version(instance, dg.AssetRecordsFilter(asset_key=dg.AssetKey(table)))
         before = _data_version(instance, dg.AssetRecordsFilter(asset_key=dg.AssetKey(table), before_timestamp=since))

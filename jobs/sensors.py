@@ -1,5 +1,5 @@
-"""What starts by itself: evaluations of every new checkpoint, milestones of a training that still runs among them, and
-the leaderboard after them."""
+"""Sensors: they start evaluations of every new checkpoint, including milestones of a running training, and then the
+leaderboard."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -22,8 +22,8 @@ PASSED_ON = ("state", "recipe", "desktops", "engine", "launcher", "tracking")
 def new_checkpoints(
     context: dg.SensorEvaluationContext, state: StateResource, recipe: RecipeResource
 ) -> dg.SensorResult | dg.SkipReason:
-    """Adds each checkpoint as a partition and has it evaluated on the suites of its recipe (evaluation.suites), by the
-    recipe that it was trained with. What is evaluated already, however it came to be, is not begun again."""
+    """Adds each checkpoint as a partition and requests its evaluation on the suites of its training recipe
+    (evaluation.suites). Existing evaluations, however they were started, are not repeated."""
     folder = state.dir()
     checkpoints = all_checkpoints(folder)
     registered = set(context.instance.get_dynamic_partitions(str(CHECKPOINTS.name)))
@@ -33,7 +33,9 @@ def new_checkpoints(
         try:
             wanted = list(requests_of(checkpoint, context.instance, state=state, recipe=recipe))
         except RecipeError as error:
-            context.log.warning(f"{checkpoint.checkpoint_id} is not evaluated by itself: its recipe is gone ({error})")
+            context.log.warning(
+                f"{checkpoint.checkpoint_id} is not evaluated automatically: its recipe is missing ({error})"
+            )
         else:
             requests += [request for request in wanted if request.partition_key not in done]
     unknown = [one.checkpoint_id for one in checkpoints if one.checkpoint_id not in registered]
@@ -48,7 +50,7 @@ def new_checkpoints(
 def requests_of(
     checkpoint: Checkpoint, instance: dg.DagsterInstance, *, state: StateResource, recipe: RecipeResource
 ) -> Iterator[dg.RunRequest]:
-    """One for each suite. Its key makes Dagster begin it once, whatever becomes of it: a failed one is for people."""
+    """One request for each suite. Its key makes Dagster start it only once: a failed one needs manual action."""
     resources = resources_of(checkpoint.run_ids.get("dagster", ""), instance)
     source = RecipeResource(**resources["recipe"]["config"]) if "recipe" in resources else recipe
     for suite in source.load().evaluation.suites:
@@ -61,7 +63,7 @@ def requests_of(
 
 
 def resources_of(run_id: str, instance: dg.DagsterInstance) -> dict[str, Any]:
-    """How a run's resources were configured; none where Dagster has forgotten it."""
+    """The configuration of a run's resources; empty if Dagster no longer has the run."""
     run = instance.get_run_by_id(run_id)
     configured: Any = run.run_config.get("resources", {}) if run is not None else {}
     return {name: configured[name] for name in PASSED_ON if name in configured}
@@ -69,7 +71,7 @@ def resources_of(run_id: str, instance: dg.DagsterInstance) -> dict[str, Any]:
 
 @dg.sensor(job=rank, minimum_interval_seconds=EVERY_S, default_status=dg.DefaultSensorStatus.RUNNING)
 def new_evaluations(context: dg.SensorEvaluationContext) -> dg.RunRequest | dg.SkipReason:
-    """Ranks again when an evaluation has ended and no other is running or waiting, with the recipe of the last one."""
+    """Updates the ranking with the recipe of the last evaluation, when no other is running or queued."""
     found: Sequence[dg.EventLogRecord] = context.instance.fetch_materializations(EVALUATIONS, limit=1).records
     if not found:
         return dg.SkipReason("nothing has been evaluated yet")
@@ -78,7 +80,7 @@ def new_evaluations(context: dg.SensorEvaluationContext) -> dg.RunRequest | dg.S
         return dg.SkipReason("nothing has been evaluated since the last time")
     running = num_evaluating(context.instance)
     if running:
-        return dg.SkipReason(f"{running} evaluations are still to end")
+        return dg.SkipReason(f"{running} evaluations have not ended")
     context.update_cursor(latest)
     resources = resources_of(found[0].run_id, context.instance)
     of_rank = {name: resources[name] for name in ("state", "recipe", "tracking") if name in resources}

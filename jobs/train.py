@@ -1,5 +1,5 @@
 """Training from the command line: trains the chosen stages, evaluates every checkpoint and ranks them, in this process
-with bars; ends with a table of success rates and what changed between them. The demo is this with its recipe."""
+with progress bars; ends with a table of success rates and their changes. The demo is this with its own recipe."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,10 +39,10 @@ EXAMPLE_QUERY = "SELECT checkpoint_id, count(*) AS tasks, avg(success::INT) AS s
 
 @dataclass(frozen=True, kw_only=True)
 class TrainRequest:
-    """Which stages train, and from what."""
+    """The stages to train, and the checkpoint to start from."""
 
     stages: tuple[Stage, ...] = ()
-    """Stages in a row, in their order; empty for all of them, or with `start` for the flywheel and those after it."""
+    """Consecutive stages in order; empty for all, or with `start` for the flywheel and later ones."""
     start: str = ""
     """A checkpoint id, `champion`, a folder or hub:OWNER/NAME, which the first stage trains; empty for the asset
     upstream."""
@@ -59,10 +59,11 @@ class TrainRequest:
 
     @classmethod
     def parse(cls, stages: str, start: str) -> "TrainRequest":
-        """`stages`: names with commas.
+        """`stages`: comma-separated names.
 
         Raises:
-            RecipeError: one is no stage, they are not in a row, or the first of them trains no checkpoint.
+            RecipeError: a name is unknown, the stages are not consecutive, or the first one does not train a
+                checkpoint.
         """
         names = [name.strip() for name in stages.split(",") if name.strip()]
         for name in names:
@@ -72,11 +73,11 @@ class TrainRequest:
         chosen = tuple(stage for stage in STAGES if stage in names)
         if chosen and chosen != STAGES[STAGES.index(chosen[0]) : STAGES.index(chosen[-1]) + 1]:
             raise RecipeError(
-                f"the stages {', '.join(chosen)} are not in a row: each trains the checkpoint of the one before "
+                f"the stages {', '.join(chosen)} are not consecutive: each trains the checkpoint of the one before "
                 f"({', '.join(STAGES)})"
             )
         if start and Stage.BASE in chosen:
-            raise RecipeError("the stage base makes a model, and --from names one: leave base out of --stages")
+            raise RecipeError("the stage base creates a model, and --from names one: remove base from --stages")
         return cls(stages=chosen, start=start)
 
 
@@ -85,11 +86,11 @@ class TrainEnd:
     """The result of a training."""
 
     status: int
-    """To exit with."""
+    """Exit status."""
     changes: tuple[Change, ...] = ()
-    """Those that were compared: each checkpoint against those before it, on held-out tasks."""
+    """Comparisons of each checkpoint with earlier ones, on held-out tasks."""
     replay: ReplayShare | None = None
-    """None where it did not end."""
+    """None if training did not finish."""
 
 
 def run_train(
@@ -101,10 +102,10 @@ def run_train(
     state_root: Path,
     console: Console,
 ) -> TrainEnd:
-    """Runs the stages by the recipe of `source`; a second run continues where the first ended.
+    """Runs the stages with the recipe of `source`; a second run continues where the first ended.
 
     Raises:
-        PipelineError: before anything starts: a bad recipe, no disk space, another training at work, no checkpoint to
+        PipelineError: before anything starts: a bad recipe, no disk space, another training runs, no checkpoint to
             start from.
     """
     recipe = source.load()
@@ -120,7 +121,7 @@ def run_train(
         ended = _run_all(here, request, start)
     if isinstance(ended, JobStoppedError):
         console.print(f"\n[bold red]Training stopped:[/] {escape(str(ended))}", highlight=False)
-        console.print("What is finished is kept: run the command again to continue.")
+        console.print("Finished work is kept: run the command again to continue.")
         return TrainEnd(status=1)
     rows = read_evals(state, stage_keys=[plan_evaluation(recipe, checkpoint_id).stage_key for checkpoint_id in ended])
     training = Training(all_checkpoints(state))
@@ -133,10 +134,10 @@ def run_train(
 
 
 def find_start(instance: dg.DagsterInstance, state: StateDir, request: TrainRequest) -> Checkpoint | None:
-    """The checkpoint that the first stage trains, with a row in the table from now on; None where it makes the base.
+    """The checkpoint that the first stage trains, added to the table if needed; None if the stage creates the base.
 
     Raises:
-        PipelineError: there is no such checkpoint, or it has no weights that could be trained.
+        PipelineError: there is no such checkpoint, or it has no trainable weights.
     """
     first = request.chosen[0]
     if request.start == CHAMPION:
@@ -148,7 +149,7 @@ def find_start(instance: dg.DagsterInstance, state: StateDir, request: TrainRequ
         found = find_or_add(state, request.start)
         if is_address(found.path):
             raise StoreError(
-                f"{found.checkpoint_id} is an endpoint ({found.path}) and has no weights that could be trained: name "
+                f"{found.checkpoint_id} is an endpoint ({found.path}) and has no weights to train: name "
                 "a checkpoint with weights"
             )
         return found
@@ -158,15 +159,15 @@ def find_start(instance: dg.DagsterInstance, state: StateDir, request: TrainRequ
     checkpoint_id = _checkpoint_of(instance, upstream)
     if checkpoint_id is None:
         raise TableError(
-            f"the stage {first} trains the checkpoint of {upstream}, which is not there yet: add the stages before it "
-            "to --stages, or name a checkpoint (--from)"
+            f"the stage {first} trains the checkpoint of {upstream}, which does not exist yet: add the stages before "
+            "it to --stages, or name a checkpoint (--from)"
         )
     return register_checkpoint(state, checkpoint_id)
 
 
 def _run_all(here: InProcess, request: TrainRequest, start: Checkpoint | None) -> list[str] | JobStoppedError:
-    """The checkpoints in the order in which they were made, the one that training started from first; or what stopped
-    it."""
+    """The checkpoints in the order in which they were made, beginning with the starting one; or the error that stopped
+    training."""
     stages = request.chosen
     assets = None if request.is_whole else assets_to_train(here.defs, stages)
     resources: dict[str, dict[str, Any]] = {}
@@ -178,7 +179,7 @@ def _run_all(here: InProcess, request: TrainRequest, start: Checkpoint | None) -
         here.run(TRAIN, assets=assets, resources=resources)
         made = [_checkpoint_of(here.instance, f"{stage}_checkpoint") for stage in stages]
         found = [start.checkpoint_id if start else None, *made]
-        # A flywheel without a round stands for the checkpoint that it starts from.
+        # A flywheel without a round has the checkpoint that it starts from.
         checkpoint_ids = list(dict.fromkeys(one for one in found if one is not None))
         here.evaluate(checkpoint_ids, [HELDOUT])
         here.run(RANK)
@@ -188,7 +189,7 @@ def _run_all(here: InProcess, request: TrainRequest, start: Checkpoint | None) -
 
 
 def assets_to_train(defs: dg.Definitions, stages: Sequence[Stage]) -> list[dg.AssetKey]:
-    """The job's data assets, which cost nothing while their input is the same, and the checkpoints of `stages`."""
+    """The job's data assets, which are cheap if their inputs are unchanged, and the checkpoints of `stages`."""
     layer = defs.resolve_job_def(TRAIN).asset_layer
     wanted = {dg.AssetKey(f"{stage}_checkpoint") for stage in stages}
     every = {dg.AssetKey(f"{stage}_checkpoint") for stage in STAGES}
@@ -196,7 +197,7 @@ def assets_to_train(defs: dg.Definitions, stages: Sequence[Stage]) -> list[dg.As
 
 
 def _checkpoint_of(instance: dg.DagsterInstance, asset: str) -> str | None:
-    """The checkpoint that the asset stands for now."""
+    """The current checkpoint of the asset."""
     event = instance.get_latest_materialization_event(dg.AssetKey(asset))
     if event is None or event.asset_materialization is None:
         return None
@@ -221,7 +222,7 @@ def _show_scores(rows: Sequence[EvalRow], recipe: Recipe, checkpoint_ids: list[s
         )
     console.print()
     console.print(table)
-    console.print("Raw success by the graders; Wilson intervals; faults stand outside the n.")
+    console.print("Raw success by the graders; Wilson intervals; n excludes faults.")
     for sentence in not_ranked_together(found):
         console.print(f"[bold]{sentence[:1].upper()}{sentence[1:]}.[/]")
 

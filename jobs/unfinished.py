@@ -1,5 +1,5 @@
-"""Runs that wait or are at work, however they were started: what people materialize or backfill in the UI runs under no
-job of ours."""
+"""Queued and running runs, however they were started: a materialization or backfill from the UI does not use our
+jobs."""
 
 import dagster as dg
 
@@ -19,12 +19,12 @@ EVALUATING, TRAINING = ("evaluate",), ("retrain", "train", "run_flywheel")
 
 
 def num_evaluating(instance: dg.DagsterInstance) -> int:
-    """Runs that evaluate checkpoints, or are going to."""
+    """Queued and running runs that evaluate checkpoints."""
     return _count(instance, EVALUATING, frozenset({EVALUATIONS}))
 
 
 def num_training(instance: dg.DagsterInstance) -> int:
-    """Runs that make checkpoints, or are going to."""
+    """Queued and running runs that make checkpoints."""
     return _count(instance, TRAINING, CHECKPOINTS)
 
 

@@ -1,4 +1,4 @@
-"""Work on the store that makes no asset: removing what nothing refers to any more."""
+"""Maintenance of the store that makes no asset: removal of unreferenced files."""
 
 from dataclasses import asdict
 
@@ -12,8 +12,8 @@ from resources.state import StateResource
 
 @dg.op(pool="upkeep")
 def remove_garbage(context: dg.OpExecutionContext, state: StateResource) -> None:
-    """Removes images and superseded files that no row refers to, after a grace, here and on the object store that the
-    state is pushed to; safe beside writers."""
+    """Removes images and superseded files that no row refers to, after a grace period, here and on the object store of
+    the state; safe with concurrent writers."""
     folder = state.dir()
     context.log.info("removed: %s", asdict(upkeep.collect_garbage(folder)))
     note = read_note(folder.root)

@@ -1,5 +1,5 @@
-"""What a training changed, for people: each checkpoint against those before it, the families of tasks that moved, and
-what replay contributed."""
+"""Shows what a training changed: each checkpoint compared with earlier ones, the task families that changed, and the
+contribution of replay."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ from osworld_pipeline.evaluation.replay_share import ReplayShare
 
 
 def show_changes(changes: Sequence[Change], replay: ReplayShare, console: Console) -> None:
-    """Nothing of what was not compared."""
+    """Prints the comparisons; parts that were not compared are omitted."""
     compared = [change for change in changes if change.effect is not None]
     if compared:
         console.print()
@@ -29,7 +29,8 @@ def show_changes(changes: Sequence[Change], replay: ReplayShare, console: Consol
 
 
 def _table(changes: Sequence[Change]) -> Table:
-    """How many tasks and evaluation seeds stand above it where every line has the same: a narrow terminal holds it."""
+    """The table of changes. If all lines have the same number of tasks and seeds, it is in the title, so that a narrow
+    terminal suffices."""
     effects = [change.effect for change in changes if change.effect is not None]
     sizes = [(effect.comparison.num_tasks, change.num_seeds) for change, effect in zip(changes, effects, strict=True)]
     is_same = len(set(sizes)) == 1
@@ -63,7 +64,7 @@ def _counted(number: int, what: str) -> str:
 
 
 def _family_lines(change: Change) -> list[str]:
-    """A line for each family that moved, and one for the others."""
+    """One line for each family that changed, and one for the others."""
     moved = [one for one in change.families if one.difference]
     same = [one.family.replace("_", " ") for one in change.families if not one.difference]
     width = max((len(one.family) for one in moved), default=0)

@@ -1,1 +1,1 @@
-"""What happens: the library behind the Dagster assets. It knows nothing of Dagster, save definitions.py."""
+"""The library used by the Dagster assets. Only definitions.py imports Dagster."""

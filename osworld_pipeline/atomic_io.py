@@ -1,5 +1,5 @@
-"""Files that are whole or absent: written beside their place, synced, renamed over it; and locks that are waited for
-within a limit. A killed writer leaves at most a hidden temporary file, which the next writer in that folder removes."""
+"""Atomic file writes (temporary file, sync, rename), and locks with a timeout. A killed writer leaves at most a hidden
+temporary file, which the next writer in that folder removes."""
 
 import errno
 import fcntl
@@ -21,12 +21,12 @@ from osworld_pipeline.temp_names import is_stale, temp_name
 
 @contextmanager
 def replacing(path: Path, *, temp_folder: Path | None = None) -> Iterator[Path]:
-    """Yields a temporary path to fill; at the end it is synced and renamed to `path`, or removed where that failed.
+    """Yields a temporary path to fill; at the end it is synced and renamed to `path`, or removed after a failure.
 
-    `temp_folder` is on the same file system; None takes the folder of `path`.
+    `temp_folder` is on the same file system; None: the folder of `path`.
 
     Raises:
-        StoreError: the file system refused (no space, no permission); names the path and the way out.
+        StoreError: the file system refused (no space, no permission); the message names the path and the remedy.
     """
     temp = (temp_folder or path.parent) / temp_name()
     try:
@@ -45,15 +45,16 @@ def replacing(path: Path, *, temp_folder: Path | None = None) -> Iterator[Path]:
 
 
 def write_file(path: Path, data: bytes, *, temp_folder: Path | None = None) -> None:
-    """Writes `data` to `path` as a whole. Raises StoreError."""
+    """Writes `data` to `path` atomically. Raises StoreError."""
     with replacing(path, temp_folder=temp_folder) as temp:
         temp.write_bytes(data)
 
 
 def parquet_bytes(table: pa.Table, *, statistics: Sequence[str] | None = None) -> bytes:
-    """Without Arrow's copy of the schema, which is most of a small file; the schema's own metadata stays.
+    """A Parquet file without Arrow's copy of the schema, which is most of a small file; the schema's own metadata is
+    kept.
 
-    `statistics` names the columns whose smallest and largest values the footer tells; None: all.
+    `statistics` names the columns whose minimum and maximum are in the footer; None: all.
     """
     sink = pa.BufferOutputStream()
     wanted: Any = True if statistics is None else list(statistics)
@@ -69,19 +70,19 @@ def parquet_bytes(table: pa.Table, *, statistics: Sequence[str] | None = None) -
 def write_parquet(
     path: Path, table: pa.Table, *, temp_folder: Path | None = None, statistics: Sequence[str] | None = None
 ) -> None:
-    """One table as one Parquet file, whole or absent. Raises StoreError.
+    """Writes one table as one Parquet file, atomically. Raises StoreError.
 
-    It goes through memory, so that Python's own write reports a full disk with its errno.
+    The file is built in memory, so that Python's own write reports a full disk with its errno.
     """
     write_file(path, parquet_bytes(table, statistics=statistics), temp_folder=temp_folder)
 
 
 def remove_stale_temps(folder: Path) -> int:
-    """Removes what killed writers left in `folder`; never what a living one is writing."""
+    """Removes the temporary files of killed writers in `folder`, not those of running ones."""
     removed = 0
     for path in folder.glob(".*.tmp*"):
         if is_stale(path):
-            with suppress(OSError):  # read-only, or in use on NFS: it is left for a later writer
+            with suppress(OSError):  # read-only, or in use on NFS: a later writer removes it
                 if path.is_dir():
                     shutil.rmtree(path)
                 else:
@@ -94,10 +95,11 @@ def remove_stale_temps(folder: Path) -> int:
 def locked(
     path: Path, *, timeout_s: float, error: type[PipelineError], what: str, is_shared: bool = False
 ) -> Iterator[None]:
-    """Holds a lock on `path` (released by the kernel if we die): alone, or with all that share it.
+    """Holds an exclusive or a shared lock on `path`; the kernel releases it if this process dies.
 
     Raises:
-        PipelineError: of class `error`, when another process holds it for longer than `timeout_s`; names its pid.
+        PipelineError: of class `error`, when another process holds it for longer than `timeout_s`; the message has its
+            pid.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -137,11 +139,11 @@ def sync_path(path: Path) -> None:
 
 
 def explain_refusal(path: Path, error: OSError) -> str:
-    """One sentence: what could not be written, and the way out."""
+    """One sentence: what could not be written, and the remedy."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"no disk space left to write {path}: free some space there and run again; nothing half-written is left"
+        return f"no disk space left to write {path}: free some space there and run again; no partial file remains"
     if error.errno == errno.EROFS:
         return f"the file system of {path} is read-only: choose a state folder that can be written"
     if error.errno in (errno.EACCES, errno.EPERM):
         return f"no permission to write {path}: make the folder writable for this user, or choose another state folder"
-    return f"cannot write {path}: {error.strerror or error}; mend that and run again, nothing half-written is left"
+    return f"cannot write {path}: {error.strerror or error}; fix that and run again; no partial file remains"

@@ -1,4 +1,4 @@
-"""Puts assets, jobs and resources together: the one code location. Imports neither torch nor transformers."""
+"""Combines assets, jobs and resources into the one code location. Imports neither torch nor transformers."""
 
 import os
 
@@ -22,11 +22,11 @@ from resources.state import RecipeResource, StateResource, configured_state
 from resources.tracking import TrackingResource
 
 environment = own_variables(os.environ)
-"""Read once, here; the library is given it."""
+"""Read once, here, and passed to the library."""
 
 
 def secret(variable: str) -> dg.EnvVar | None:
-    """The name travels, and the value is read where it is used; None where it is not set."""
+    """Dagster stores the name of the variable and reads its value on use; None if it is not set."""
     return dg.EnvVar(variable) if os.environ.get(variable) else None
 
 

@@ -1,4 +1,4 @@
-"""One error class per boundary; each message names what failed, where, and the way out.
+"""One error class per boundary; each message names what failed, where, and the remedy.
 
 PipelineError
 ├── DependencyError      a program, package, kernel feature or disk space is missing
@@ -7,17 +7,17 @@ PipelineError
 ├── DatasetError         a raw source that cannot be read at all
 ├── TableError           the DuckDB catalog: locked, absent, or a bad query
 ├── StoreError           trajectory parts, image blobs, checkpoints: cannot be written or read
-│   └── StoreBusyError   another process does what one process may do at a time
-├── ActionParseError     text that is no action
-├── EnvServerError       the env server is unreachable or answered nonsense
-│   └── NoCapacityError  it is there, but has no free replica within the bounded wait
-├── ReplicaError         a desktop died, or its guest agent fell silent     -> env_fault
-│   └── TamperingError   the policy disabled it, or interfered with grading -> tampering
-├── SetupError           a task's config could not be carried out           -> env_fault
-├── EngineError          the policy engine failed or timed out              -> policy_fault
-├── EvaluatorError       a grader crashed; never a reward of zero           -> grader_fault
-├── TrainingError        a run that must not go on (loss not finite, log-probabilities differ)
-└── TrackingError        MLflow is unreachable, refused, or does not know what it is asked for
+│   └── StoreBusyError   another process holds an exclusive operation
+├── ActionParseError     text that is not an action
+├── EnvServerError       the env server is unreachable or sent an invalid response
+│   └── NoCapacityError  it had no free replica within the time limit
+├── ReplicaError         a desktop died, or its guest agent stopped responding -> env_fault
+│   └── TamperingError   the policy disabled it, or interfered with grading    -> tampering
+├── SetupError           a task's config could not be executed                 -> env_fault
+├── EngineError          the policy engine failed or timed out                 -> policy_fault
+├── EvaluatorError       a grader crashed; not a reward of zero                -> grader_fault
+├── TrainingError        a run that must stop (loss not finite, log-probabilities differ)
+└── TrackingError        MLflow is unreachable, refused, or lacks the requested object
 """
 
 

@@ -1,5 +1,5 @@
-"""Whether the file system of a state folder keeps the rules that the store rests on: whole writes by rename, and locks
-that keep other processes out."""
+"""Checks that the file system of a state folder supports what the store needs: atomic renames, and locks that exclude
+other processes."""
 
 import errno
 import fcntl
@@ -11,13 +11,13 @@ from osworld_pipeline.errors import StoreError
 from osworld_pipeline.temp_names import temp_name
 
 NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
-"""What `flock` says where there are no locks."""
+"""Errors of `flock` on a file system without locks."""
 _OCTAL = {"\\040": " ", "\\011": "\t", "\\012": "\n", "\\134": "\\"}
 
 
 @lru_cache(maxsize=64)
 def need_file_system(folder: Path) -> None:
-    """Returns where a state can be written in `folder`; asked once a process.
+    """Returns if a state can be written in `folder`; checked once per process.
 
     Raises:
         StoreError: it is read-only, or has no locks or no rename over a file.
@@ -36,7 +36,7 @@ def need_file_system(folder: Path) -> None:
 
 
 def local_locks(folder: Path, mounts: Path = Path("/proc/self/mounts")) -> str:
-    """The mount's option by which locks on `folder` hold on this host alone; empty where there is none."""
+    """The mount option that limits locks on `folder` to this host; empty if there is none."""
     try:
         rows = [line.split() for line in mounts.read_text().splitlines()]
     except OSError:
@@ -47,18 +47,18 @@ def local_locks(folder: Path, mounts: Path = Path("/proc/self/mounts")) -> str:
     if not of_folder:
         return ""
     _, kind, options = max(reversed(of_folder), key=lambda entry: len(entry[0].parts))
-    told = ("nolock", "local_lock=all", "local_lock=flock", "localflocks", "nobrl")
-    return next((name for name in told if name in options), "") if kind not in ("ext4", "xfs", "tmpfs") else ""
+    local_options = ("nolock", "local_lock=all", "local_lock=flock", "localflocks", "nobrl")
+    return next((name for name in local_options if name in options), "") if kind not in ("ext4", "xfs", "tmpfs") else ""
 
 
 def explain_lock(path: Path, error: OSError) -> str:
-    """One sentence on a lock that failed for another reason than its holder."""
+    """One sentence about a lock that failed for a reason other than another holder."""
     if error.errno in NO_LOCKS:
         return (
             f"the file system of {path} has no locks (flock: {error.strerror}): keep the state on a local disk, or on "
             "NFS 4 without the options nolock and local_lock"
         )
-    return f"cannot lock {path}: {error.strerror or error}; mend that and run again"
+    return f"cannot lock {path}: {error.strerror or error}; fix that and run again"
 
 
 def _need_lock(folder: Path, first: int, second: int) -> None:
@@ -71,13 +71,13 @@ def _need_lock(folder: Path, first: int, second: int) -> None:
     except OSError:
         return
     raise StoreError(
-        f"the file system of {folder} gives one lock to two at once: keep the state on a local disk, or on NFS 4"
+        f"the file system of {folder} grants one lock to two holders: keep the state on a local disk, or on NFS 4"
     )
 
 
 def _explain(folder: Path, error: OSError) -> str:
     if error.errno == errno.EROFS:
-        return f"the file system of {folder} is read-only: query it there, and run the pipeline on a folder of your own"
+        return f"the file system of {folder} is read-only: query it there, and run the pipeline in another folder"
     if isinstance(error, PermissionError):
         return f"{folder} cannot be written by this user: make it writable, or choose another state folder"
     return f"{folder} cannot hold a state ({error.strerror or error}): choose a folder on another file system"
@@ -87,7 +87,7 @@ def _remove(path: Path) -> None:
     try:
         path.unlink(missing_ok=True)
     except OSError:
-        return  # it could not be made, or goes as a stale temporary file
+        return  # it could not be created, or is removed later as a stale temporary file
 
 
 def _plain(name: str) -> str:

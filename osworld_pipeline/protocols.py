@@ -1,4 +1,4 @@
-"""The seams: what a rollout needs of a desktop, a policy engine and a store. Fakes for unit tests live in tests/."""
+"""The interfaces of desktops, policy engines and stores for rollouts. Fakes for unit tests are in tests/."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from osworld_pipeline.domain.trajectory import Trajectory
 
 @dataclass(frozen=True, kw_only=True)
 class DesktopInfo:
-    """Provenance of the replica behind an episode."""
+    """Provenance of the replica of an episode."""
 
     replica_id: str
     provider: str
@@ -30,7 +30,8 @@ class Desktop(Protocol):
     async def reset(self, task: Task) -> tuple[Observation, DesktopInfo]: ...
 
     async def act(self, command: str, *, pause_s: float) -> Observation:
-        """`command`: a pyautogui call, or WAIT, DONE, FAIL. A call the desktop refuses is ActionParseError."""
+        """`command`: a pyautogui call, or WAIT, DONE, FAIL. Raises ActionParseError for a call that the desktop
+        refuses."""
         ...
 
     async def score(self) -> float:
@@ -38,60 +39,61 @@ class Desktop(Protocol):
         ...
 
     async def close(self) -> None:
-        """Idempotent; gives the replica back. Never raises."""
+        """Releases the replica. Idempotent; does not raise."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChatTurn:
-    """One turn of a conversation, for engines that take words instead of token ids."""
+    """One turn of a conversation, for engines that use text instead of token ids."""
 
     role: Literal["system", "user", "assistant"]
     text: str
     images: tuple[bytes, ...] = ()
-    """Encoded images, shown before the text."""
+    """Encoded images, placed before the text."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateRequest:
     sampling: SamplingParams
     token_ids: tuple[int, ...] = ()
-    """The whole prompt, image placeholders expanded; empty for an engine that takes turns."""
+    """The whole prompt, with image placeholders expanded; empty for a chat engine."""
     images: tuple[bytes, ...] = ()
     """Encoded images in placeholder order."""
     turns: tuple[ChatTurn, ...] = ()
-    """The same prompt as a conversation; filled for an engine that takes turns."""
+    """The same prompt as a conversation; only for a chat engine."""
     episode_id: str = ""
-    """Requests of one episode in `append` mode extend each other: an engine may keep what it computed for the last.
-    Empty: nothing is kept."""
+    """In `append` mode each request of an episode extends the previous one, so an engine may cache its state by this
+    id. Empty: no cache."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateResult:
     text: str
     policy_version: int
-    """Of the weights that sampled the first token."""
+    """Version of the weights that sampled the first token."""
     finish_reason: str
     """stop | length | content_filter."""
     token_ids: tuple[int, ...] = ()
-    """Sampled ids only, the end-of-turn token included where it was sampled; empty from an engine of words."""
+    """Sampled ids only, including a sampled end-of-turn token; empty from a chat engine."""
     logprobs: tuple[float, ...] = ()
     """log p of each sampled token under the distribution that sampled it: softmax of logits / temperature without the
     banned ids (`Renderer.banned_ids`); at temperature 0 as at 1. Top-p is not in it: training samples at top-p 1."""
     policy_versions: tuple[int, ...] = ()
-    """Of each sampled token; empty where all are `policy_version`."""
+    """Version of each sampled token; empty if all are `policy_version`."""
     prompt_num_tokens: int = 0
-    """As an engine of words was billed for; 0 where it does not say, and from an engine of ids."""
+    """Prompt tokens that a chat engine reports; 0 if unknown, and from a token engine."""
     response_num_tokens: int = 0
-    """Likewise."""
+    """Likewise for the response."""
 
 
 class PolicyEngine(Protocol):
-    """Raises EngineError on failure or timeout, after the retries that its own budget allows."""
+    """An engine raises EngineError on failure or timeout, after the retries of its own budget."""
 
     name: str
     uses_chat_api: bool
-    """It wants `GenerateRequest.turns` and answers words alone: no ids, no log-probabilities, so no training."""
+    """A chat engine: it needs `GenerateRequest.turns` and returns only text, without ids and log-probabilities, so it
+    cannot be used in training."""
 
     @property
     def policy_version(self) -> int: ...
@@ -99,32 +101,32 @@ class PolicyEngine(Protocol):
     async def generate(self, request: GenerateRequest) -> GenerateResult: ...
 
     async def load_weights(self, path: Path, *, policy_version: int) -> None:
-        """Weights of a checkpoint folder; requests that wait or run meanwhile survive it."""
+        """Loads weights from a checkpoint folder; waiting and running requests continue."""
         ...
 
     async def forget(self, episode_id: str) -> None:
-        """The episode is over: whatever was kept for it may go. Never raises."""
+        """Drops the cached state of a finished episode. Does not raise."""
         ...
 
     async def health(self) -> None:
-        """Raises EngineError, which says what to do, where the engine cannot answer."""
+        """Raises EngineError, with a remedy, if the engine does not respond."""
         ...
 
     async def close(self) -> None: ...
 
 
 Documents = Mapping[str, Any] | Callable[[Path], Mapping[str, Any]]
-"""JSON files to lay beside the weights, by name; a function gets the folder with the weights already in it."""
+"""JSON files to write next to the weights, by name; a function receives the folder with the weights already in it."""
 
 
 class PolicyTrainer(Protocol):
-    """Optimises a policy on what was rolled out. Every method blocks: call it in a thread."""
+    """Optimises a policy on rollouts. Every method blocks: call it in a thread."""
 
     num_updates: int
     """Number of updates that produced these weights."""
 
     def update(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
-        """One update; returns its metrics. The weights do not change where nothing can be learned.
+        """One update; returns its metrics. The weights do not change without a training signal.
 
         Raises:
             TrainingError: trainer and sampler disagree, a loss is not finite, a trajectory is malformed.
@@ -132,8 +134,8 @@ class PolicyTrainer(Protocol):
         ...
 
     def save(self, folder: Path, documents: Documents, *, then: Callable[[Path], object] | None = None) -> None:
-        """Begins a checkpoint to `folder`, whole or not at all, which is written while training goes on; `then` is
-        called with the folder once it is whole. One at a time: waits for the one before it.
+        """Starts to save a checkpoint to `folder`, atomically and in the background; `then` is called with the folder
+        when it is complete. One at a time: waits for the previous one.
 
         Raises:
             StoreError: the file system refused, this time or the last.
@@ -141,14 +143,14 @@ class PolicyTrainer(Protocol):
         ...
 
     def wait_saved(self) -> None:
-        """Until what was begun is whole. Raises StoreError."""
+        """Waits until the started checkpoint is complete. Raises StoreError."""
         ...
 
     def close(self) -> None: ...
 
 
 class EpisodeSink(Protocol):
-    """Where finished episodes go: each call is one atomic part; the same `part` name replaces, never duplicates."""
+    """The sink for finished episodes: each call writes one atomic part, which replaces a part with the same name."""
 
     def write_blob(self, data: bytes, *, suffix: str) -> str:
         """Stores an image once; returns its SHA-256."""

@@ -1,8 +1,8 @@
-"""Names of temporary files, which say who writes them, and whether that writer is surely dead.
+"""Names of temporary files, which identify the writer, so that a dead one can be detected.
 
-A process id means something in one PID namespace of one running kernel. Containers of one host have the same process
-ids, and may have the same host name; so a name holds the kernel's boot and the namespace too. A writer elsewhere is
-given up only when its file has not changed for a long time.
+A process id is only valid in one PID namespace of one running kernel. Containers of one host have the same process ids,
+and may have the same host name; so a name also has the kernel's boot id and the namespace. A writer elsewhere is
+considered dead only if its file has not changed for a long time.
 """
 
 import hashlib
@@ -14,10 +14,10 @@ from pathlib import Path
 from uuid import uuid4
 
 OLD_S = 2 * 86_400.0
-"""A file of a writer elsewhere goes after so long without a change."""
+"""A file of a writer elsewhere is removed after this time without a change."""
 _HOST = re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname())[:64] or "host"
 _NAME = re.compile(r"\.(?P<place>[A-Za-z0-9-]+)\.(?P<pid>\d+)\.[0-9a-f]{32}\.(tmp(\.wal|-journal|-wal|-shm)?|export)")
-"""With what DuckDB and SQLite keep next to a database."""
+"""Including the files that DuckDB and SQLite keep next to a database."""
 
 
 def temp_name(suffix: str = "tmp") -> str:
@@ -26,7 +26,7 @@ def temp_name(suffix: str = "tmp") -> str:
 
 
 def is_stale(path: Path) -> bool:
-    """Whether `path` is a temporary file of a writer that is dead, or that is elsewhere and long silent."""
+    """Whether `path` is a temporary file of a dead writer, or of one elsewhere that has been inactive for long."""
     found = _NAME.fullmatch(path.name)
     if found is None:
         return False
@@ -40,11 +40,11 @@ def is_stale(path: Path) -> bool:
 
 
 def _namespace() -> str:
-    """The PID namespace of this process as a short digest; empty where the system does not say. Read each time: a child
-    may live in another one."""
+    """The PID namespace of this process as a short digest; empty if unknown. Read each time, because a child may be in
+    another one."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text()
-        # A /proc of another namespace would say that one's: NSpid's last number must be our own process id.
+        # A /proc of another namespace would report that one: the last number of NSpid must be our own process id.
         (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("NSpid:")]
         if int(line.split()[-1]) != os.getpid():
             return ""

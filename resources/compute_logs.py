@@ -1,7 +1,7 @@
-"""Where Dagster keeps what steps print: as its own manager of local files does, but nothing outlives a killed run.
+"""The output of steps: like Dagster's own manager of local files, but no process outlives a killed run.
 
-Dagster mirrors a file to the terminal by `tail`, and has a second process end that when the step's is killed; a kill
-between the two starts leaves a `tail` that does not end.
+Dagster mirrors a file to the terminal with `tail`, and uses a second process to end it when the step is killed. A kill
+between the two starts leaves a `tail` that does not exit.
 """
 
 import subprocess
@@ -21,7 +21,7 @@ END_TIMEOUT_S = 30.0
 
 
 class LocalLogs(LocalComputeLogManager):
-    """Takes Dagster's own settings."""
+    """Has the settings of Dagster's manager."""
 
     @classmethod
     def from_config_value(cls, inst_data: ConfigurableClassData | None, config_value: Mapping[str, Any]) -> "LocalLogs":
@@ -29,7 +29,7 @@ class LocalLogs(LocalComputeLogManager):
 
     @contextmanager
     def capture_logs(self, log_key: Sequence[str]) -> Generator[CapturedLogContext, None, None]:
-        if not sys.platform.startswith("linux"):  # another `tail`
+        if not sys.platform.startswith("linux"):  # `tail` differs
             with super().capture_logs(log_key) as captured:
                 yield captured
             return
@@ -47,7 +47,7 @@ def _mirrored(stream: TextIO, path: str) -> Generator[None, None, None]:
     ensure_file(path)
     try:
         shown = stream.fileno()
-    except OSError:  # a test's, which is no file
+    except OSError:  # in tests the stream is not a file
         shown = subprocess.DEVNULL
     tail = subprocess.Popen(["tail", "-F", "-c", "+0", f"--pid={getpid()}", path], stdout=shown)
     try:

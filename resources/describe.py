@@ -1,5 +1,5 @@
-"""docs/configuration.md, written from the resources: every key that a run of Dagster can be given, with type, default
-and meaning, and the environment variables. `python -m resources.describe > docs/configuration.md`"""
+"""Generates docs/configuration.md from the resources: every configuration key of a Dagster run, with type, default and
+meaning, and the environment variables. `python -m resources.describe > docs/configuration.md`"""
 
 import types
 from collections.abc import Iterator
@@ -18,15 +18,15 @@ from resources.state import RecipeResource, StateResource
 from resources.tracking import TrackingResource
 
 HEAD = """# Configuration
-What a run can be told, and by whom. This page is written from the code (`python -m resources.describe >
-docs/configuration.md`); three more stand beside it:
+The configuration of a run. This page is generated from the code (`python -m resources.describe >
+docs/configuration.md`). Other pages describe the rest:
 
 | what | where |
 |---|---|
-| what a run does: model, agent, rewards, training, evaluation | a recipe: every key in [recipes.md](recipes.md) |
-| where it does it: desktops, engine, launcher, MLflow | Dagster's resources: below |
-| what an env server serves | options and a [file](../env_server/example.toml), [explained](../env_server/README.md) |
-| where Dagster keeps what it knows | `dagster.yaml`, or [Postgres](instances.md) |
+| the content of a run: model, agent, rewards, training, evaluation | a recipe: every key in [recipes.md](recipes.md) |
+| the resources of a run: desktops, engine, launcher, MLflow | Dagster's resources: below |
+| an env server | options and a [file](../env_server/example.toml), [explained](../env_server/README.md) |
+| Dagster's storage | `dagster.yaml`, or [Postgres](instances.md) |
 
 The commands of `osworld-pipeline` take the recipe (`--recipe`, `--set`, `--smoke`) and the state folder (`--state`);
 env servers elsewhere come from `desktop.server_urls` (or `OSWORLD_SERVER_URL`), tokens from the environment.
@@ -52,26 +52,26 @@ RESOURCES: tuple[tuple[str, type[BaseModel]], ...] = (
 )
 LAUNCHERS: tuple[tuple[str, type[BaseModel]], ...] = (("local", LocalLauncher), ("ray", RayLauncher))
 OWN_VARIABLES: tuple[tuple[str, str, str], ...] = (
-    ("ENV_SERVER_TOKEN", "env server, pipeline", "the bearer token that the server wants and its clients send"),
-    ("OSWORLD_VIEWER_TOKEN", "viewer", "the token that the viewer asks a browser for, beyond loopback"),
+    ("ENV_SERVER_TOKEN", "env server, pipeline", "the bearer token that the server requires and its clients send"),
+    ("OSWORLD_VIEWER_TOKEN", "viewer", "the token that the viewer requires beyond loopback"),
     ("ENGINE_TOKEN", "pipeline", "the bearer token of sglang servers, or of an OpenAI-compatible endpoint"),
     (
         "OSWORLD_RETRAINING_CRON",
         "Dagster",
-        "when `retraining_schedule` ticks (UTC; five fields); 03:00 every day without it",
+        "cron expression of `retraining_schedule` (UTC; five fields); default: 03:00 every day",
     ),
-    ("OSWORLD_FAILURE_WEBHOOK", "Dagster", "an address that each failed run is posted to as JSON"),
+    ("OSWORLD_FAILURE_WEBHOOK", "Dagster", "the URL to which each failed run is posted as JSON"),
     ("OSWORLD_SANDBOX_TOKEN", "env server", "the token of a gateway of remote sandboxes"),
-    ("WINDOWS_ADMIN_PASSWORD", "env server", "what is typed at a Windows image's login"),
-    ("OSGYM_ALLOWED_IPS", "env server", "addresses and networks that OSGym's worker ports answer, comma-separated"),
-    ("OSWORLD_STATE", "pipeline, Dagster", "the state folder, where `--state` or the resource `state` names no other"),
+    ("WINDOWS_ADMIN_PASSWORD", "env server", "the password for the login of a Windows image"),
+    ("OSGYM_ALLOWED_IPS", "env server", "addresses and networks that may use OSGym's worker ports, comma-separated"),
+    ("OSWORLD_STATE", "pipeline, Dagster", "the state folder, unless set by `--state` or the resource `state`"),
     (
         "DAGSTER_HOME",
         "Dagster",
         "the folder with `dagster.yaml`: the checkout, or `STATE/dagster`",
     ),
-    ("HF_TOKEN", "`publish`, hub client", "the token of the hub; `publish` needs one that may write"),
-    ("HF_ENDPOINT", "hub client", "another hub than huggingface.co"),
+    ("HF_TOKEN", "`publish`, hub client", "the token of the hub; `publish` needs write access"),
+    ("HF_ENDPOINT", "hub client", "the address of a hub other than huggingface.co"),
     (
         "OSWORLD_STATE_REMOTE",
         "pipeline",
@@ -80,11 +80,11 @@ OWN_VARIABLES: tuple[tuple[str, str, str], ...] = (
     (
         "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL, AWS_REGION",
         "pipeline",
-        "credentials and place of that object store; they are read from here alone",
+        "credentials and location of that object store; only read from the environment",
     ),
-    ("SGLANG_ENV", "doctor", "the environment that has sglang"),
+    ("SGLANG_ENV", "doctor", "the Python environment with sglang"),
 )
-"""(name, who reads it, what it holds). Slime-OSWorld's names are in docs/recipes.md, with the keys they fill."""
+"""(name, readers, meaning). Slime-OSWorld's names are in docs/recipes.md, with the keys that they set."""
 
 
 def describe() -> str:
@@ -92,7 +92,7 @@ def describe() -> str:
     parts = [HEAD, "## Resources", *(_table(name, model, level=3) for name, model in RESOURCES)]
     parts += [
         "## Where programs run\n"
-        "`launcher: {config: {runs_on: ...}}` has one of these; [launchers](launchers.md) tells more."
+        "`launcher: {config: {runs_on: ...}}` has one of these; [launchers](launchers.md) has details."
     ]
     parts += [_table(f"runs_on: {name}", model, level=3) for name, model in LAUNCHERS]
     return "\n\n".join([*parts, _variables()]) + "\n"
@@ -153,14 +153,14 @@ def _default(field: FieldInfo) -> str:
 def _variables() -> str:
     lines = [
         "## Environment variables",
-        "Slime-OSWorld's names, and the keys they fill, are in [recipes.md](recipes.md#environment).",
+        "Slime-OSWorld's names, and the keys that they set, are in [recipes.md](recipes.md#environment).",
         "",
     ]
-    lines += ["| variable | read by | holds |", "|---|---|---|"]
+    lines += ["| variable | read by | meaning |", "|---|---|---|"]
     lines += [f"| `{name}` | {who} | {what} |" for name, who, what in OWN_VARIABLES]
     lines.append(
-        "\nSecrets come from the environment alone: in a run's configuration a token is named "
-        "(`{env: ENV_SERVER_TOKEN}`), never given, and no command takes one as an argument."
+        "\nSecrets come only from the environment: a run's configuration names a token "
+        "(`{env: ENV_SERVER_TOKEN}`) without its value, and no command has one as an argument."
     )
     return "\n".join(lines)
 

@@ -18,16 +18,16 @@ from osworld_pipeline.runs.rollouts.embedded_server import (
 
 
 class DesktopsResource(dg.ConfigurableResource):
-    """Env servers that give desktops. Without URLs, here or in the recipe (desktop.server_urls), one with local
-    desktops runs as long as an asset needs it."""
+    """Env servers that provide desktops. Without URLs, here or in the recipe (desktop.server_urls), one with local
+    desktops runs while an asset needs it."""
 
     urls: list[str] = Field(
-        default_factory=list, description="Base URLs of env servers; they win over the recipe's desktop.server_urls."
+        default_factory=list, description="Base URLs of env servers; they override the recipe's desktop.server_urls."
     )
     token: str | None = Field(default=None, description="Bearer token of the remote servers; give it as an EnvVar.")
 
     def identity(self, recipe: Recipe) -> str | None:
-        """What the embedded desktops and graders are made from; None of remote ones, which must be asked."""
+        """Digest of the embedded desktops and graders; None for remote ones, which must be queried."""
         return None if self.urls or recipe.desktop.server_urls else embedded_identity()
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""What opens a policy engine elsewhere; where it is, the recipe says."""
+"""Access to a remote policy engine, whose address is in the recipe."""
 
 import dagster as dg
 from pydantic import Field

@@ -1,5 +1,5 @@
-"""`python -m resources.instance_report FOLDER`: what a Dagster instance is, as one JSON object, for a doctor that does
-not know Dagster. It looks, and makes nothing: no folder, no table."""
+"""`python -m resources.instance_report FOLDER`: describes a Dagster instance as one JSON object, for a doctor that does
+not import Dagster. It is read-only: it creates no folder and no table."""
 
 import json
 import logging
@@ -21,28 +21,28 @@ _UNSET = re.compile(r'environment variable "(\w+)" which is not set')
 
 
 def report(home: Path) -> Report:
-    """`error` where its dagster.yaml is refused, or its storage cannot be opened; `is_new` where nothing is stored."""
+    """Has `error` if its dagster.yaml is refused, or its storage cannot be opened; `is_new` if nothing is stored."""
     try:
         ref = InstanceRef.from_dir(str(home))
-    except Exception as error:  # noqa: BLE001 - whatever Dagster says of the file is what is asked for
+    except Exception as error:  # noqa: BLE001 - any error of Dagster about the file is reported
         return {"error": f"{home / 'dagster.yaml'} is refused: {_one_line(error)}"}
     if ref.storage_data is None:
-        return {"error": f"{home / 'dagster.yaml'} names run_storage and its kin one by one; name them in `storage`"}
+        return {"error": f"{home / 'dagster.yaml'} configures run_storage and related keys separately; use `storage`"}
     folders = _folders(ref)
-    told: Report = {
+    found: Report = {
         "relative": any(not folder.is_absolute() for folder in folders),
         "storage": ref.storage_data.class_name,
         "pools": _pools(ref.settings),
         "monitoring": ref.settings.get("run_monitoring") or {},
     }
-    if told["storage"] == "DagsterSqliteStorage" and not (folders[0] / "history").is_dir():
-        return {**told, "is_new": True}
+    if found["storage"] == "DagsterSqliteStorage" and not (folders[0] / "history").is_dir():
+        return {**found, "is_new": True}
     try:
-        return {**told, **_stored(_read_only(ref))}
+        return {**found, **_stored(_read_only(ref))}
     except Exception as error:  # noqa: BLE001 - a database may fail in any way of its driver
         if "UndefinedTable" in repr(error) or "no such table" in str(error):
-            return {**told, "is_new": True}
-        return {**told, "error": f"its storage cannot be opened: {_one_line(error)}"}
+            return {**found, "is_new": True}
+        return {**found, "error": f"its storage cannot be opened: {_one_line(error)}"}
 
 
 def _stored(instance: dg.DagsterInstance) -> Report:
@@ -63,7 +63,7 @@ def _stored(instance: dg.DagsterInstance) -> Report:
 
 
 def _read_only(ref: InstanceRef) -> dg.DagsterInstance:
-    """Postgres' storages would make their tables."""
+    """Opens the instance read-only: Postgres storages would create their tables."""
     data = ref.storage_data
     if data is not None and data.class_name == "DagsterPostgresStorage":
         config = {**data.config_dict, "should_autocreate_tables": False}
@@ -72,7 +72,7 @@ def _read_only(ref: InstanceRef) -> dg.DagsterInstance:
 
 
 def _folders(ref: InstanceRef) -> list[Path]:
-    """Where files go, the database's first, as far as they are named in the file itself."""
+    """The folders of files, the database's first, as far as the file names them."""
     parts = (ref.storage_data, ref.local_artifact_storage_data, ref.compute_logs_data)
     named = (part.config_dict.get("base_dir") for part in parts if part is not None)
     return [Path(folder) for folder in named if isinstance(folder, str)]
@@ -83,7 +83,7 @@ def _pools(settings: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _one_line(error: BaseException) -> str:
-    """Of what Dagster wraps in pages of its own, the sentence that says why."""
+    """The root message of an error that Dagster wraps in long ones."""
     unset = _UNSET.search(str(error))
     if unset is not None:
         return f"the environment variable {unset[1]} is not set"

@@ -1,4 +1,4 @@
-"""Where the programs of `osworld_pipeline.runs` run: on this machine, or on a Ray cluster; chosen by configuration."""
+"""Runs the programs of `osworld_pipeline.runs` on this machine or on a Ray cluster, as configured."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,7 +14,8 @@ Message = Mapping[str, Any]
 
 
 class Launcher(dg.ConfigurableResource):
-    """Starts programs and listens to them. In a run's configuration: `launcher: {config: {runs_on: {ray: {...}}}}`."""
+    """Starts programs and receives their messages. In a run's configuration: `launcher: {config: {runs_on: {ray:
+    {...}}}}`."""
 
     runs_on: LocalLauncher | RayLauncher = Field(
         default=LocalLauncher(), discriminator="kind", description="`local`: this machine; `ray`: a Ray cluster."
@@ -30,10 +31,10 @@ class Launcher(dg.ConfigurableResource):
         state: StateDir,
         num_processes: int = 1,
     ) -> dict[str, Any]:
-        """Runs `program` to its end, as `num_processes` ranks; `on_message` gets all but the last message, its output
-        goes to a log file.
+        """Runs `program` to its end, as `num_processes` ranks; `on_message` receives all messages except the last; the
+        output goes to a log file.
 
-        Returns the program's result. Raises dg.Failure with the program's own sentence when it fails, and without a
-        retry when the step is cancelled: by then nothing of the program is left.
+        Returns the program's result. Raises dg.Failure with the program's own error when it fails, and without a retry
+        when the step is cancelled, after the program has ended.
         """
         return self.runs_on.launch(context, program, job, on_message, state=state, num_processes=num_processes)

@@ -1,8 +1,8 @@
-"""Runs a program of `osworld_pipeline.runs` in a process group of its own and listens to it through Dagster Pipes.
+"""Runs a program of `osworld_pipeline.runs` in its own process group and receives its messages through Dagster Pipes.
 
-The group gets TERM and, after a grace, KILL whenever the step ends early; the child also asks the kernel to be told
-when its parent dies. A cancelled step is not retried. Several ranks are started by torchrun, which hands TERM on to
-them; when it is killed, the kernel kills them.
+If the step ends early, the group gets SIGTERM and, after a grace period, SIGKILL; the child also sets the kernel's
+parent-death signal. A cancelled step is not retried. Several ranks are started by torchrun, which forwards SIGTERM; if
+it is killed, the kernel kills them.
 """
 
 import contextlib
@@ -33,10 +33,10 @@ Message = Mapping[str, Any]
 Process = subprocess.Popen[bytes] | ForkedProgram
 POLL_S = 0.2
 PROGRAM_ENV = {
-    "TQDM_DISABLE": "1",  # bars of libraries would only fill the log
+    "TQDM_DISABLE": "1",  # progress bars of libraries would fill the log
     "TRANSFORMERS_VERBOSITY": "error",
     "TOKENIZERS_PARALLELISM": "false",
-    "OMP_WAIT_POLICY": "PASSIVE",  # OpenMP threads that spin while they wait starve the desktops of a busy machine
+    "OMP_WAIT_POLICY": "PASSIVE",  # spinning OpenMP threads starve the desktops of a busy machine
 }
 
 
@@ -56,7 +56,7 @@ class LocalLauncher(dg.Config):
         state: StateDir,
         num_processes: int = 1,
     ) -> dict[str, Any]:
-        """As Launcher.launch."""
+        """See Launcher.launch."""
         state.logs.mkdir(parents=True, exist_ok=True)
         log_path = state.logs / f"{program}.log"
         with (
@@ -84,7 +84,7 @@ class LocalLauncher(dg.Config):
             failure = Path(scratch, FAILURE)
             if (
                 num_processes > 1 and failure.exists()
-            ):  # the word of the rank that failed first; rank 0 knows only that it was told to stop
+            ):  # the error of the rank that failed first; rank 0 only received a request to stop
                 final = json.loads(failure.read_text())
         if process.returncode == 0 and final.get("kind") == "result":
             return dict(final["result"])
@@ -103,13 +103,13 @@ class LocalLauncher(dg.Config):
         while True:
             has_ended = process.poll() is not None
             messages.read_new()
-            heard = list(session.get_custom_messages())
-            for message in heard[num_seen:]:
+            received = list(session.get_custom_messages())
+            for message in received[num_seen:]:
                 if message.get("kind") in ("result", "error"):
                     final.update(message)
                 else:
                     on_message(message)
-            num_seen = len(heard)
+            num_seen = len(received)
             if has_ended:
                 return
             time.sleep(POLL_S)
@@ -153,7 +153,7 @@ def _start(
 
 @contextmanager
 def _job_file(job: Mapping[str, Any], parent_pid: int) -> Iterator[int]:
-    """A file without a name: jobs hold secrets, and every rank reads its own from the start."""
+    """An anonymous file, because jobs contain secrets; every rank reads its copy from the start."""
     with tempfile.TemporaryFile() as file:
         file.write(json.dumps({**job, "parent_pid": parent_pid}).encode())
         file.flush()
@@ -163,7 +163,7 @@ def _job_file(job: Mapping[str, Any], parent_pid: int) -> Iterator[int]:
 @contextmanager
 def _open_session(context: dg.AssetExecutionContext, messages: MessageFile) -> Iterator[dg.PipesSession]:
     with warnings.catch_warnings():
-        # Dagster warns of a preview feature that is not used here.
+        # Dagster warns about a preview feature that is not used here.
         warnings.simplefilter("ignore", dg.PreviewWarning)
         session = dg.open_pipes_session(
             context=context,

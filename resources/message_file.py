@@ -1,4 +1,4 @@
-"""The file through which a program tells its launcher how it goes, a line of JSON for each message."""
+"""The file through which a program sends messages to its launcher, one JSON line per message."""
 
 import json
 import tempfile
@@ -11,13 +11,13 @@ from dagster_pipes import PipesDefaultMessageWriter, PipesParams
 
 
 class MessageFile(dg.PipesMessageReader):
-    """Read by the process that waits for the program, each line once its end is there: Dagster's own reader takes what
-    it finds, and where the kernel shows it half of what was written, every later message is lost with that half."""
+    """Read by the process that waits for the program, one complete line at a time. Dagster's own reader also reads
+    incomplete lines: if the kernel shows only half of a write, it loses that message and all later ones."""
 
     def __init__(self) -> None:
         self._opened: tuple[Path, dg.PipesMessageHandler] | None = None
         self._num_read = 0
-        """Bytes of whole lines."""
+        """Bytes of the complete lines read so far."""
 
     @contextmanager
     def read_messages(self, handler: dg.PipesMessageHandler) -> Iterator[PipesParams]:
@@ -34,8 +34,8 @@ class MessageFile(dg.PipesMessageReader):
                 self.read_new()
 
     def read_new(self) -> None:
-        """Hands on what was said since the last call. After the program's end it is all that was ever said, but for a
-        line in which it was killed."""
+        """Forwards the messages since the last call. After the program's end all messages have been forwarded, except a
+        line that a kill cut off."""
         assert self._opened is not None, "the session is not open"
         path, handler = self._opened
         with path.open("rb") as file:

@@ -10,9 +10,9 @@ import dagster as dg
 from pydantic import Field, PrivateAttr
 
 WATCHED_TAG = "osworld/demo_pid"
-"""Of a run whose progress somebody watches as bars: the process that runs it."""
+"""Tag of a run whose progress is shown as bars: the id of its process."""
 MIN_COUNTED_BYTES = 32 * 2**20
-"""Less is read before anyone has looked at a bar."""
+"""Smaller inputs get no progress lines."""
 _LINE = re.compile(r"^progress of (?P<stage>[\w ]+): (?P<done>\d+)/(?P<total>\d+)(?: (?P<note>.*))?$", re.DOTALL)
 
 
@@ -35,18 +35,20 @@ class ProgressLine:
 
 
 class ProgressResource(dg.ConfigurableResource):
-    """Tells how far a stage is, now and then."""
+    """Reports the progress of a stage periodically."""
 
-    every_s: float = Field(default=20.0, description="Seconds between two lines of one stage; the last is always told.")
-    watched_every_s: float = Field(default=2.0, description="The same where a terminal shows bars of them.")
+    every_s: float = Field(
+        default=20.0, description="Seconds between two lines of one stage; the last is always logged."
+    )
+    watched_every_s: float = Field(default=2.0, description="The same if a terminal shows them as bars.")
     _last: dict[str, float] = PrivateAttr(default_factory=dict)
 
     def listener(self, context: dg.AssetExecutionContext, stage: str) -> Callable[[Mapping[str, Any]], None]:
-        """`hear` bound to one stage."""
+        """A callback for the messages of one stage."""
         return lambda message: self.hear(context, stage, message)
 
     def byte_counter(self, context: dg.AssetExecutionContext, stage: str) -> Callable[[str, int, int], None]:
-        """For library code in this process: told what it is at, and how many bytes are done of how many."""
+        """A callback for library code in this process: its note, the bytes done, and the total."""
 
         def count(note: str, done: int, total: int) -> None:
             if total >= MIN_COUNTED_BYTES:

@@ -1,7 +1,8 @@
-"""Runs a program of `osworld_pipeline.runs` as a Ray job and listens to it through a mailbox in the state folder.
+"""Runs a program of `osworld_pipeline.runs` as a Ray job and receives its messages through a mailbox in the state
+folder.
 
-The job is asked to stop and, after a grace, stopped whenever the step ends early; it also ends by itself when it has
-not heard of its launcher for a while. A cancelled step is not retried; a job that was lost may be.
+If the step ends early, the job receives a request to stop and is stopped after a grace period. It also exits if its
+launcher sends no heartbeat for a while. A cancelled step is not retried; a lost job may be.
 """
 
 import contextlib
@@ -37,12 +38,13 @@ if TYPE_CHECKING:
 
 Message = Mapping[str, Any]
 JOB_ENV = {**PROGRAM_ENV, "RAY_TRAIN_V2_ENABLED": "1", "RAY_CHDIR_TO_TRIAL_DIR": "0"}
-"""A Ray started here gives it to all; on a cluster it goes with the job, whose workers then start a little slower."""
+"""A Ray cluster started here has these variables for all; on an existing cluster they are sent with the job, whose
+workers then start slightly slower."""
 POLL_S = 0.2
 STATUS_EVERY_S = 2.0
 STOP_TIMEOUT_S = 30.0
 LAST_WORDS_S = 2.0
-"""A shared file system may show the last message a moment after Ray knows of the end."""
+"""A shared file system may show the last message only after Ray reports the end of the job."""
 
 
 class RayLauncher(dg.Config):
@@ -51,25 +53,27 @@ class RayLauncher(dg.Config):
     kind: Literal["ray"] = "ray"
     address: str | None = Field(
         default=None,
-        description="The dashboard's URL, such as http://head:8265; none starts a Ray here for each program.",
+        description="The dashboard's URL, such as http://head:8265; without one, each program starts a local Ray.",
     )
     token: str | None = Field(default=None, description="The cluster's authentication token; give it as an EnvVar.")
     python: str | None = Field(
-        default=None, description="Python on the cluster; none for `python`, or this one where Ray is started here."
+        default=None, description="Python on the cluster; default: `python`, or this interpreter for a local Ray."
     )
-    cpus_per_rank: float = Field(default=1.0, gt=0, description="Of a training rank, as Ray counts them.")
-    gpus_per_rank: float = Field(default=0.0, ge=0, description="Of a training rank; 0 trains on CPUs over gloo.")
+    cpus_per_rank: float = Field(default=1.0, gt=0, description="CPUs of a training rank, as counted by Ray.")
+    gpus_per_rank: float = Field(default=0.0, ge=0, description="GPUs of a training rank; 0 trains on CPUs over gloo.")
     num_rollout_actors: int = Field(
         default=0, ge=0, description="Ray actors that run the episodes of GSPO; 0 runs them in the trainer's program."
     )
-    cpus_per_rollout_actor: float = Field(default=1.0, gt=0, description="Of one actor.")
-    gpus_per_rollout_actor: float = Field(default=0.0, ge=0, description="Of one actor.")
-    grace_s: float = Field(default=20.0, description="Seconds between asking and stopping; longer than a checkpoint.")
+    cpus_per_rollout_actor: float = Field(default=1.0, gt=0, description="CPUs of one actor.")
+    gpus_per_rollout_actor: float = Field(default=0.0, ge=0, description="GPUs of one actor.")
+    grace_s: float = Field(
+        default=20.0, description="Seconds between the request to stop and the stop; longer than saving a checkpoint."
+    )
     start_timeout_s: float = Field(
-        default=600.0, description="Seconds a program may wait for machines, CPUs and GPUs before it is given up."
+        default=600.0, description="Seconds a program may wait for machines, CPUs and GPUs before it fails."
     )
     lost_after_s: float = Field(
-        default=60.0, description="Seconds of silence after which job and launcher take each other for dead."
+        default=60.0, description="Seconds without a heartbeat after which job and launcher consider each other dead."
     )
 
     def launch(
@@ -82,8 +86,8 @@ class RayLauncher(dg.Config):
         state: StateDir,
         num_processes: int = 1,
     ) -> dict[str, Any]:
-        """As Launcher.launch."""
-        from osworld_pipeline.runs.launch.ray_jobs import RayJobs  # a client of HTTP: not when definitions are loaded
+        """See Launcher.launch."""
+        from osworld_pipeline.runs.launch.ray_jobs import RayJobs  # an HTTP client: not when definitions are loaded
 
         state.logs.mkdir(parents=True, exist_ok=True)
         log_path = state.logs / f"{program}.log"
@@ -127,7 +131,7 @@ class RayLauncher(dg.Config):
         if self.address is not None:
             yield RayCluster(url=self.address, token=self.token)
             return
-        # Ray's CPUs are a count, not a claim: what is asked for must fit, however few this machine has.
+        # Ray's CPUs are only a count: the requested number must fit, even if this machine has fewer.
         wanted = num_processes * self.cpus_per_rank + self.num_rollout_actors * self.cpus_per_rollout_actor
         num_cpus = max(len(os.sched_getaffinity(0)), int(wanted) + 1)
         log_path, mailbox = state.logs / "ray.log", mailbox_folder(state, name)
@@ -166,8 +170,8 @@ class _Run:
         self.reader = MessageReader(mailbox=self.mailbox)
 
     def listen(self) -> str:
-        """Until the job has ended; how it ended, in Ray's words. Raises EnvServerError where it does not start, or the
-        cluster is lost."""
+        """Receives messages until the job has ended; returns Ray's description of the end. Raises EnvServerError if it
+        does not start, or the cluster is lost."""
         started, last_answer, next_status = time.monotonic(), time.monotonic(), 0.0
         while True:
             self._hear()
@@ -185,13 +189,14 @@ class _Run:
                         raise
             if not self.has_started and now - started > self.settings.start_timeout_s:
                 raise EnvServerError(
-                    f"{self.program} did not start within {self.settings.start_timeout_s:g} s: see at {self.jobs.url} "
-                    "that the cluster has the CPUs and GPUs it asks for"
+                    f"{self.program} did not start within {self.settings.start_timeout_s:g} s: check at "
+                    f"{self.jobs.url} that the cluster has the requested CPUs and GPUs"
                 )
             time.sleep(POLL_S)
 
     def stop(self, why: str) -> None:
-        """Asks, waits for the grace, stops; says so where the job may still be there. Never raises PipelineError."""
+        """Requests a stop, waits for the grace period, then stops the job; logs if the job may still run. Does not
+        raise PipelineError."""
         name = self.mailbox.name
         try:
             if self.jobs.status(name).has_ended:
@@ -200,14 +205,14 @@ class _Run:
             self.mailbox.ask_to_stop()
             if self.jobs.wait(name, timeout_s=self.settings.grace_s):
                 return
-            self.context.log.warning(f"Ray job {name} did not stop in {self.settings.grace_s:.0f} s: ending it")
+            self.context.log.warning(f"Ray job {name} did not stop in {self.settings.grace_s:.0f} s: killing it")
             if self.jobs.stop(name, timeout_s=STOP_TIMEOUT_S):
                 return
             reason = f"it still ran {STOP_TIMEOUT_S:.0f} s later"
         except PipelineError as error:
             reason = str(error)
         self.context.log.error(
-            f"Ray job {name} could not be seen to end ({reason}); without its launcher it ends by itself within "
+            f"Ray job {name} was not confirmed to end ({reason}); without its launcher it exits within "
             f"{self.settings.lost_after_s:.0f} s"
         )
 
@@ -230,9 +235,9 @@ class _Run:
 
 
 def _stop_orphans(context: dg.AssetExecutionContext, state: StateDir, jobs: "RayJobs") -> None:
-    """Jobs whose launcher was killed would hold what the next one needs."""
+    """Stops jobs whose launcher was killed, because they would hold resources of the next one."""
     for mailbox in orphaned_mailboxes(state):
-        context.log.warning(f"Ray job {mailbox.name} has lost its launcher: ending it")
-        with contextlib.suppress(EnvServerError):  # then it ends by itself
+        context.log.warning(f"Ray job {mailbox.name} has lost its launcher: stopping it")
+        with contextlib.suppress(EnvServerError):  # then it exits without its launcher
             jobs.stop(mailbox.name, timeout_s=STOP_TIMEOUT_S)
         remove_orphan(mailbox)

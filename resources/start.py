@@ -1,5 +1,5 @@
-"""Where the training assets begin: at the asset upstream, or at a checkpoint that exists already, as re-training and
-`osworld-pipeline train --from` do."""
+"""The start of training: the asset upstream, or an existing checkpoint, as in re-training and `osworld-pipeline train
+--from`."""
 
 import dagster as dg
 from pydantic import Field, field_validator
@@ -19,12 +19,12 @@ TRAINED_STAGES = tuple(map(str, (Stage.SFT, Stage.FLYWHEEL, Stage.GSPO_PHASE1, S
 
 
 class StartResource(dg.ConfigurableResource):
-    """The checkpoint that training starts from, where that is not the asset upstream."""
+    """The checkpoint that training starts from, if not the asset upstream."""
 
     checkpoint: str = Field(
         default="",
         description="Empty: each stage trains the checkpoint of the asset upstream. `champion`, or the id of a "
-        "checkpoint: `stage` and the stages after it train that further.",
+        "checkpoint: `stage` and the stages after it train it.",
     )
     stage: str = Field(
         default=str(Stage.FLYWHEEL),
@@ -32,7 +32,7 @@ class StartResource(dg.ConfigurableResource):
     )
     has_budget: bool = Field(
         default=True,
-        description="Whether training from `checkpoint` has the recipe's budget (retraining.max_wall_s and its kin).",
+        description="Whether training from `checkpoint` has the recipe's budget (retraining.max_wall_s etc.).",
     )
 
     @field_validator("stage")
@@ -56,8 +56,8 @@ class StartResource(dg.ConfigurableResource):
         Raises:
             dg.Failure: there is no champion, or it has no weights here.
             TableError: there is no checkpoint of that id.
-            StoreError: it was made elsewhere, and its folder has changed since it was added.
-            TrackingError: MLflow cannot be asked for the champion.
+            StoreError: it is external, and its folder has changed since it was added.
+            TrackingError: MLflow cannot return the champion.
         """
         assert self.is_given, "without a checkpoint, training starts from the asset upstream"
         checkpoint_id = tracking.champion(state) if self.checkpoint == CHAMPION else self.checkpoint
@@ -70,8 +70,8 @@ class StartResource(dg.ConfigurableResource):
         checkpoint = register_checkpoint(state, checkpoint_id)
         if is_address(checkpoint.path):
             raise dg.Failure(
-                f"{checkpoint_id} is an endpoint ({checkpoint.path}) and has no weights that could be trained: name a "
-                "checkpoint with weights in the resource start",
+                f"{checkpoint_id} is an endpoint ({checkpoint.path}) and has no weights to train: name a checkpoint "
+                "with weights in the resource start",
                 allow_retries=False,
             )
         if checkpoint.stage is Stage.EXTERNAL:
@@ -79,10 +79,10 @@ class StartResource(dg.ConfigurableResource):
         return checkpoint
 
     def budget_left(self, context: dg.AssetExecutionContext, recipe: Recipe, state: StateDir) -> Budget:
-        """Of this Dagster run; without limits where it has none. Raises TableError."""
+        """The remaining budget of this Dagster run; unlimited if it has none. Raises TableError."""
         if not self.is_given or not self.has_budget:
             return UNLIMITED
         record = context.instance.get_run_record_by_id(context.run.run_id)
-        assert record is not None, "a run that is executed has a record"
+        assert record is not None, "a running run has a record"
         began_at = record.start_time or record.create_timestamp.timestamp()
         return whole_budget(recipe.retraining, began_at=began_at).less(read_spent(state, context.run.run_id))

@@ -1,4 +1,4 @@
-"""Where the state lies and which recipe runs: the two settings every asset shares."""
+"""The state folder and the recipe: the two settings that every asset shares."""
 
 import os
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from osworld_pipeline.recipes import Recipe, load_recipe
 
 
 def configured_state(environment: Mapping[str, str] | None = None) -> str:
-    """The state that this code location serves."""
+    """The state of this code location."""
     return (os.environ if environment is None else environment).get(STATE_VARIABLE) or DEFAULT_STATE
 
 
@@ -27,15 +27,15 @@ class StateResource(dg.ConfigurableResource):
     remote: str = Field(
         default="",
         description="s3://BUCKET/PREFIX: an object store that the state is pushed to after each stage and compaction. "
-        f"{REMOTE_VARIABLE} fills it.",
+        f"{REMOTE_VARIABLE} sets it.",
     )
 
     def as_config(self) -> dict[str, str]:
-        """For a run that this one asks for."""
+        """The configuration for a run that this one requests."""
         return {"path": self.path, **({"remote": self.remote} if self.remote else {})}
 
     def dir(self) -> StateDir:
-        """Raises StoreError where the folder is there and its file system cannot hold a state."""
+        """Raises StoreError if the folder exists and its file system cannot store a state."""
         state = StateDir(Path(self.path).resolve())
         if state.root.is_dir():
             need_file_system(state.root)
@@ -43,20 +43,21 @@ class StateResource(dg.ConfigurableResource):
 
 
 class RecipeResource(dg.ConfigurableResource):
-    """The recipe of a run, by name or by path of a TOML file, and what goes before or after it (docs/recipes.md)."""
+    """The recipe of a run, by name or by path of a TOML file, and the settings that override it or that it overrides
+    (docs/recipes.md)."""
 
     name: str = Field(default="demo", description="Name of a shipped recipe, or the path of a .toml file.")
     settings: list[str] = Field(
-        default_factory=list, description="key=value each, as agent.max_turns=4; they win over the recipe's file."
+        default_factory=list, description="key=value each, e.g. agent.max_turns=4; they override the recipe's file."
     )
     smoke: bool = Field(default=False, description="Run the recipe at smoke size: a tiny model, two updates.")
     environment: dict[str, str] = Field(
-        default_factory=dict, description="Slime-OSWorld's variables; the recipe's file wins over them."
+        default_factory=dict, description="Slime-OSWorld's variables; the recipe's file overrides them."
     )
 
     @property
     def options(self) -> list[str]:
-        """Words of a command line that choose this recipe, for a command that is advised."""
+        """Command-line options that select this recipe, for suggested commands."""
         path = Path(self.name)
         name = str(path.resolve()) if path.suffix == ".toml" else self.name
         settings = [word for setting in self.settings for word in ("--set", setting)]

@@ -1,4 +1,5 @@
-"""MLflow for assets: the runs of each stage carry Dagster's ids and a link to its run, and Dagster gets one back."""
+"""MLflow for assets: the runs of each stage have Dagster's ids and a link to its run, and Dagster has a link to
+MLflow."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,11 +21,11 @@ DAGSTER_URL = "http://127.0.0.1:3000"
 class TrackingResource(dg.ConfigurableResource):
     """An MLflow tracking store."""
 
-    uri: str = Field(default="", description="Tracking URI; empty is the sqlite file in the state folder.")
+    uri: str = Field(default="", description="Tracking URI; empty: the SQLite file in the state folder.")
     ui_url: str = Field(
-        default="", description=f"Where people see MLflow; empty is `uri` where that is a server, else {MLFLOW_URL}."
+        default="", description=f"URL of MLflow's UI; empty: `uri` if that is a server, else {MLFLOW_URL}."
     )
-    dagster_url: str = Field(default=DAGSTER_URL, description="Where people see Dagster.")
+    dagster_url: str = Field(default=DAGSTER_URL, description="URL of Dagster's UI.")
 
     def resolve(self, state: StateDir) -> str:
         return self.uri or f"sqlite:///{state.mlflow_db}"
@@ -39,7 +40,7 @@ class TrackingResource(dg.ConfigurableResource):
         stage_key: str,
         params: Mapping[str, Any],
     ) -> Iterator[StageRun]:
-        """Raises TrackingError where MLflow cannot be reached before anything has begun."""
+        """Raises TrackingError if MLflow cannot be reached at the start."""
         with stage_run(
             self.resolve(state),
             stage=stage,
@@ -52,7 +53,7 @@ class TrackingResource(dg.ConfigurableResource):
             yield run
 
     def tags(self, context: dg.AssetExecutionContext) -> dict[str, str]:
-        """What a run in MLflow says of Dagster, and of the code."""
+        """Tags of an MLflow run about Dagster and the code."""
         run_id, code = context.run.run_id, code_origin()
         link = f"{self.dagster_url.rstrip('/')}/runs/{run_id}"
         tags = {
@@ -73,7 +74,7 @@ class TrackingResource(dg.ConfigurableResource):
         return find_run(self.resolve(state), stage_key)
 
     def url_of(self, state: StateDir, stage_key: str) -> str | None:
-        """Where MLflow's UI shows a stage; None where it was never begun. Raises TrackingError."""
+        """The page of a stage in MLflow's UI; None if it was not started. Raises TrackingError."""
         uri = self.resolve(state)
         run_id = find_run(uri, stage_key)
         if run_id is None:
@@ -82,11 +83,11 @@ class TrackingResource(dg.ConfigurableResource):
             return run_url(self._base_url(), open_client(uri).get_run(run_id).info.experiment_id, run_id)
 
     def run_url_of(self, run: StageRun) -> str:
-        """Where MLflow's UI shows a stage that is at work; sends no request."""
+        """The page of a running stage in MLflow's UI; sends no request."""
         return run.url(self._base_url())
 
     def model_url_of(self, state: StateDir, checkpoint_id: str) -> str | None:
-        """Where MLflow's UI shows a checkpoint; None where it was not told of it. Raises TrackingError."""
+        """The page of a checkpoint in MLflow's UI; None if it was not reported. Raises TrackingError."""
         uri = self.resolve(state)
         with told_clearly(uri, f"cannot look up the model of {checkpoint_id}"):
             model_id = find_logged_model(uri, checkpoint_id)

@@ -1,1 +1,1 @@
-"""The surfaces of the env server over HTTP; each speaks one client's language over the same episodes."""
+"""The HTTP APIs of the env server; each implements one client's protocol over the same episodes."""

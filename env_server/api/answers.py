@@ -1,4 +1,4 @@
-"""How answers are written: JSON in one go, off the event loop where a large screenshot is in them."""
+"""Writes answers: JSON in one piece, off the event loop if it contains a large screenshot."""
 
 import asyncio
 import base64
@@ -20,7 +20,7 @@ INLINE_BYTES = 256 * 1024
 
 
 class ObservationWriter:
-    """Writes answers with an observation in them, and tells how long each took."""
+    """Writes answers that contain an observation, and reports how long each took."""
 
     def __init__(self, on_timing: OnTiming) -> None:
         self._on_timing = on_timing
@@ -32,8 +32,8 @@ class ObservationWriter:
     async def nested(
         self, observation: Observation, fields: Mapping[str, Any], *, accept: str = "", status: int = 200
     ) -> Response:
-        """`fields` with the observation under its name; where the client accepts multipart/mixed, the image is a part
-        of its own and not in the JSON."""
+        """`fields` with the observation under its name; where the client accepts multipart/mixed, the image is a
+        separate part and not in the JSON."""
         if "multipart/mixed" in accept:
             return self._multipart(observation, fields, status)
         return await self._write(
@@ -49,9 +49,9 @@ class ObservationWriter:
     def _multipart(self, observation: Observation, fields: Mapping[str, Any], status: int) -> Response:
         start = time.perf_counter()
         boundary = secrets.token_hex(16)
-        told = to_json({**fields, "observation": text_fields(observation)})
+        text_part = to_json({**fields, "observation": text_fields(observation)})
         body = b"".join((
-            f"--{boundary}\r\nContent-Type: application/json\r\n\r\n".encode(), told,
+            f"--{boundary}\r\nContent-Type: application/json\r\n\r\n".encode(), text_part,
             f"\r\n--{boundary}\r\nContent-Type: image/{observation.image_format}\r\n\r\n".encode(),
             observation.screenshot, f"\r\n--{boundary}--\r\n".encode(),
         ))  # fmt: skip
@@ -88,12 +88,12 @@ def to_json(fields: Mapping[str, Any]) -> bytes:
     try:
         return orjson.dumps(fields)
     except orjson.JSONEncodeError:
-        # A guest's text may hold half a surrogate pair, which only an escape can say.
+        # A guest's text may contain a lone surrogate, which JSON can only hold as an escape.
         return json.dumps(fields).encode()
 
 
 async def screenshot_answer(screenshot: bytes, make_fields: Callable[[str], Mapping[str, Any]]) -> Response:
-    """For surfaces with names of their own: `make_fields` gets the screenshot in base64."""
+    """For APIs with their own field names: `make_fields` gets the screenshot in base64."""
 
     def write() -> bytes:
         return to_json(make_fields(base64.b64encode(screenshot).decode("ascii")))

@@ -1,8 +1,8 @@
 """The endpoints of AReaL's OSWorld bridge, /envs ..., as its RemoteDesktopEnv calls them.
 
-A session costs nothing: the desktop is taken at its reset, with the server's bounded wait, and given back at the next
-one, at its close, or when it is not used. The client takes every answer from 400 on for the end of its trajectory,
-closes the session and drops what it had: a fault is never a reward there either, and a refused snippet ends it too."""
+A session needs no desktop: its reset leases one, with the server's bounded wait; the next reset, the close or the idle
+limit returns it. The client treats every answer from 400 on as the end of its trajectory, closes the session and drops
+its data. A fault is therefore never a reward there either, and a refused snippet also ends the trajectory."""
 
 import asyncio
 import time
@@ -30,23 +30,23 @@ INFO: dict[str, dict[str, Any]] = {"DONE": {"done": True}, "FAIL": {"fail": True
 
 
 class UnknownSessionError(UnknownEpisodeError):
-    """No session of that id."""
+    """There is no session with that id."""
 
 
 class SessionOrderError(StepOrderError):
-    """It has no desktop yet."""
+    """The session has no desktop yet."""
 
 
 class ArealCreate(Message):
-    """What DesktopEnv is made with. `provider_name`, `path_to_vm`, `cache_dir` and `headless` are this server's own
-    affair and ignored."""
+    """The arguments of DesktopEnv. `provider_name`, `path_to_vm`, `cache_dir` and `headless` are ignored: the server
+    has its own settings for them."""
 
     provider_name: str | None = None
     path_to_vm: str | None = None
     action_space: str = "pyautogui"
     cache_dir: str | None = None
     screen_size: tuple[int, int] | None = None
-    """(width, height); None takes the server's. A server with other desktops refuses with 409."""
+    """(width, height); None means the server's size. A server with another size refuses with 409."""
     headless: bool = True
     os_type: str = "Ubuntu"
     require_a11y_tree: bool = False
@@ -65,7 +65,7 @@ class ArealStep(Message):
     """`pyautogui.f(...)` calls with literal arguments, or WAIT, DONE, FAIL."""
     pause: float = Field(default=0.0, ge=0.0, le=60.0)
     step: int | None = Field(default=None, ge=1)
-    """Not AReaL's: the number this step is to have, counted from 1; with it a step may be sent again."""
+    """Not in AReaL's protocol: the number of this step, counted from 1; a step with a number may be sent again."""
 
 
 class ArealObservation(Message):
@@ -104,7 +104,7 @@ class _Session:
 
 
 class ArealSessions:
-    """Sessions over the server's episodes; one that was not used for `idle_ttl_s` is removed."""
+    """Sessions over the server's episodes; a session that is not used for `idle_ttl_s` is removed."""
 
     def __init__(self, episodes: EpisodeTable, *, idle_ttl_s: float) -> None:
         self._episodes, self._idle_ttl_s = episodes, idle_ttl_s
@@ -158,7 +158,7 @@ class ArealSessions:
     def episode(self, session_id: str) -> Iterator[Episode]:
         """
         Raises:
-            UnknownSessionError, SessionOrderError: it is not there, or has not been reset yet.
+            UnknownSessionError, SessionOrderError: the session does not exist, or has not been reset yet.
             UnknownEpisodeError: its desktop is gone, with the reason; reset again.
         """
         with self._using(session_id) as session:
@@ -167,7 +167,7 @@ class ArealSessions:
             yield self._episodes.find(session.episode_id)
 
     async def close(self, session_id: str) -> None:
-        """Closing twice, or what never was, is no error."""
+        """Closing a session twice, or one that never existed, is no error."""
         session = self._sessions.pop(session_id, None)
         if session is not None:
             await self._give_back(session, "its session was closed")
@@ -210,7 +210,7 @@ def areal_router(episodes: EpisodeTable, *, idle_ttl_s: float) -> APIRouter:
 
     @router.post("", summary="Open a session")
     async def create(message: ArealCreate) -> ArealSession:
-        """Checks what is asked for and takes no desktop."""
+        """Checks the request; leases no desktop."""
         config = EnvConfig(
             os_type=message.os_type,
             action_space=message.action_space,
@@ -223,7 +223,7 @@ def areal_router(episodes: EpisodeTable, *, idle_ttl_s: float) -> APIRouter:
         "/{session_id}/reset", summary="Take a desktop and set a task up", response_model=ArealObservationAnswer
     )
     async def reset(session_id: str, message: ArealReset, request: Request) -> Response:
-        """Gives the session's former desktop back first."""
+        """Returns the session's previous desktop first."""
         opened = await sessions.reset(session_id, message, request)
         if opened is None:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
@@ -244,11 +244,11 @@ def areal_router(episodes: EpisodeTable, *, idle_ttl_s: float) -> APIRouter:
 
     @router.post("/{session_id}/evaluate", summary="Grade the episode")
     async def evaluate(session_id: str) -> ArealReward:
-        """Graded once for the same last step; asked again, it answers the same."""
+        """Graded once for the same last step; a repeated request gets the same answer."""
         with sessions.episode(session_id) as episode:
             return ArealReward(reward=await episode.evaluate())
 
-    @router.post("/{session_id}/close", summary="Give the desktop back")
+    @router.post("/{session_id}/close", summary="Close the session")
     async def close(session_id: str) -> ArealOk:
         """Closing twice is no error."""
         await sessions.close(session_id)
@@ -259,12 +259,12 @@ def areal_router(episodes: EpisodeTable, *, idle_ttl_s: float) -> APIRouter:
 
 async def _answer(observation: Observation, **fields: Any) -> Response:
     def with_image(image: str) -> dict[str, Any]:
-        told = {
+        obs = {
             "screenshot_b64": image,
             "accessibility_tree": observation.accessibility_tree,
             "terminal": observation.terminal,
             "instruction": observation.instruction,
         }
-        return {"obs": told, **fields}
+        return {"obs": obs, **fields}
 
     return await screenshot_answer(observation.screenshot, with_image)

@@ -1,5 +1,5 @@
-"""docs/env-server-api.md: the text of docs_page/head.md, and what the OpenAPI of the application that is served says.
-`python -m env_server.api.describe > docs/env-server-api.md` writes it."""
+"""docs/env-server-api.md: the text of docs_page/head.md, and the OpenAPI document of the application that is served.
+Written by `python -m env_server.api.describe > docs/env-server-api.md`."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,7 @@ Schema = Mapping[str, Any]
 
 HEAD = Path(__file__).with_name("docs_page") / "head.md"
 SURFACES = {
-    "/v1": ("Our own API", "Episodes with steps by number, replicas, and what the server is."),
+    "/v1": ("Our own API", "Episodes with numbered steps, replicas, and information about the server."),
     "/envs": ("AReaL's bridge", "For its remote environment, unchanged."),
     "/osgym": ("OSGym", "On the main port under `/osgym`; a worker port has the same without `/osgym`."),
     "/healthz": ("Probes", ""),
@@ -24,7 +24,7 @@ SURFACES = {
     "/metrics": ("Probes", ""),
     "": ("Slime-OSWorld", "For its HTTP client, unchanged."),
 }
-"""(title, about) by the path's beginning."""
+"""(title, description) by the beginning of the path."""
 
 
 def describe() -> str:
@@ -77,10 +77,10 @@ def _operation(name: str, operation: Schema) -> Iterator[str]:
     answers = {number: answer for number, answer in operation["responses"].items() if int(number) < 300}
     for number, answer in answers.items():
         kinds = answer.get("content", {})
-        told = [
+        body_types = [
             _linked(found["schema"]) if kind == "application/json" else f"`{kind}`" for kind, found in kinds.items()
         ]
-        yield f"Answer: {number}{', ' if told else ''}{' or '.join(told)}."
+        yield f"Answer: {number}{', ' if body_types else ''}{' or '.join(body_types)}."
 
 
 def _message(name: str, schema: Schema) -> Iterator[str]:

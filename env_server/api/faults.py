@@ -1,4 +1,4 @@
-"""Which HTTP status and which fault each error is answered with. A fault is said, and never becomes a reward."""
+"""The HTTP status and the fault of the answer for each error. A fault is reported and never becomes a reward."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -30,7 +30,7 @@ ANSWERS: Mapping[type[PipelineError], tuple[int, Fault]] = {
     EvaluatorError: (500, "grader_fault"),
     TamperingError: (500, "tampering"),
     NoCapacityError: (503, "no_capacity"),
-    # ReplicaError, SetupError and whatever else is ours:
+    # ReplicaError, SetupError and every other error of ours:
     PipelineError: (500, "env_fault"),
 }
 
@@ -38,7 +38,7 @@ ANSWERS: Mapping[type[PipelineError], tuple[int, Fault]] = {
 def add_fault_answers(
     app: FastAPI, *, retry_after_s: Callable[[], int], on_fault: Callable[[Fault], None] = lambda _: None
 ) -> None:
-    """`on_fault` is called with every answer that names one."""
+    """`on_fault` is called for every answer that names a fault."""
 
     def answer_with(sentence: str, fault: Fault, status: int, headers: Mapping[str, str] | None = None) -> Response:
         on_fault(fault)
@@ -75,21 +75,21 @@ def add_fault_answers(
 
 _TOLD: dict[str, Any] = {"model": ErrorMessage}
 _TOLD_TOO: dict[str, Any] = {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorMessage"}}}}
-"""By name: a model for each status of each route would be most of the time that the application takes to start."""
+"""By name: a model for each status of each route would take most of the application's start-up time."""
 ERROR_ANSWERS: dict[int | str, dict[str, Any]] = {
     status: {"description": description, **(_TOLD if status == 500 else _TOLD_TOO)}
     for status, description in {
-        400: "The action is refused; nothing has happened.",
+        400: "The action is refused; nothing was executed.",
         401: "The token is missing or wrong.",
-        404: "There is no such live episode or replica; the sentence says why it is gone.",
+        404: "There is no such live episode or replica; the message says why it is gone.",
         408: "The request did not arrive in time.",
-        409: "It contradicts what the server has: a step number out of order, another screen size.",
+        409: "It contradicts the server's state: a step number out of order, another screen size.",
         413: "The body is too large.",
-        415: "The body is not said to be JSON.",
-        422: "The body, or the task in it, cannot be read.",
+        415: "The Content-Type of the body is not JSON.",
+        422: "The body, or the task in it, is not valid.",
         500: "A fault of the desktop (env_fault) or of the grader (grader_fault), never a reward; or the policy made "
         "its desktop unusable (tampering), which is a failure.",
-        503: "No desktop became free in time, or the server is draining; Retry-After says when to come back.",
+        503: "No desktop became free in time, or the server is draining; Retry-After says when to retry.",
     }.items()
 }
 """For the documentation of routes."""

@@ -1,5 +1,5 @@
-"""What every request passes first: the bearer token, compared in constant time; without one, that no page of another
-site sent it; and the size and pace of its body. What leaves is counted on the way."""
+"""The checks that every request passes first: the bearer token, compared in constant time; without a token, that no
+page of another site sent it; and the size and rate of its body. Bytes sent are counted."""
 
 import logging
 import time
@@ -17,31 +17,32 @@ from osworld_pipeline.wire.cross_site import is_from_here
 access_log = logging.getLogger("env_server.access")
 
 OPEN_PATHS = ("/health", "/healthz", "/readyz", "/", "/status", "/docs")
-"""Counts without secrets: a load balancer asks them and knows no token. The pages for a browser hold nothing, and must
-be there for its user to type the token into."""
+"""Paths without secrets: a load balancer requests them and has no token. The pages for a browser contain no data, and
+must be reachable for their user to enter the token."""
 _FOREIGN = (
-    "this server has no token, so it answers programs of this machine at an address of this machine, and no page of "
+    "this server has no token, so it answers only programs on this machine that use a loopback address, and no page of "
     "another site; start it with a token to reach it by other names"
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Passed:
-    """One request that has been answered, or whose client went before."""
+    """One request that has been answered, or whose client disconnected before."""
 
     method: str
     route: str
-    """The route's own template, so that ids do not multiply it; empty where no route matched."""
+    """The route's template, so that ids do not create new values; empty where no route matched."""
     path: str
     status: int
-    """499 where nothing was answered."""
+    """499 where no answer was sent."""
     num_bytes: int
     seconds: float
 
 
 class Guard:
-    """`on_pass` hears of every request. `open_paths` need no token. A server without one answers what comes from here
-    alone (wire/cross_site.py); a token needs no such check, because no browser adds one by itself."""
+    """`on_pass` is called for every request. `open_paths` need no token. A server without a token answers only requests
+    from this machine (wire/cross_site.py); with a token that check is not needed, because no browser adds one by
+    itself."""
 
     def __init__(
         self,
@@ -103,7 +104,7 @@ class Guard:
 
 
 def _route_of(scope: Scope) -> str:
-    """The path with the names of its parameters in their places; a router knows its own part of it only."""
+    """The path with its parameters replaced by their names; a mounted router reports only its own part of the path."""
     if "route" not in scope:
         return ""
     names = {str(value): f"{{{name}}}" for name, value in scope.get("path_params", {}).items()}
@@ -112,7 +113,7 @@ def _route_of(scope: Scope) -> str:
 
 
 def log_access(passed: Passed) -> None:
-    """Neither a query, which may name files, nor a header nor a body."""
+    """Logs no query, which may name files, and neither headers nor bodies."""
     access_log.info(
         "%s %s %d %d bytes %.1f ms",
         passed.method, passed.path.encode("unicode_escape").decode()[:200], passed.status, passed.num_bytes,

@@ -1,4 +1,4 @@
-"""Encodes a screenshot anew where its client wants another format or size than the desktop gave."""
+"""Encodes a screenshot again if its client wants another format or size than the desktop returned."""
 
 import asyncio
 import io
@@ -16,13 +16,13 @@ DEFAULT_QUALITY = 85
 
 
 async def to_format(image: bytes, image_format: ImageFormat, quality: int | None = None) -> bytes:
-    """Off the event loop. ReplicaError: what the desktop gave is no image."""
+    """Off the event loop. ReplicaError: the desktop returned no valid image."""
     return await asyncio.to_thread(_encode, image, image_format, quality, None)
 
 
 async def in_size(seen: Observation, view: View, *, screen: tuple[int, int] | None) -> Observation:
-    """The observation with a screenshot of the view's size, which our guests have made and foreign ones do not know of.
-    `screen` is the desktop's (width, height); None takes it from the screenshot, which is the whole screen then."""
+    """The observation with a screenshot of the view's size. Our guests scale it themselves; foreign guests cannot.
+    `screen` is the desktop's (width, height); None means the screenshot's own size, which is the whole screen then."""
     if view.image_size is None:
         return seen
     size = size_of(seen.screenshot)
@@ -33,12 +33,12 @@ async def in_size(seen: Observation, view: View, *, screen: tuple[int, int] | No
 
 
 def size_of(image: bytes) -> tuple[int, int]:
-    """(width, height), from the header alone. ReplicaError: it is no image."""
+    """(width, height), read only from the header. ReplicaError: it is not an image."""
     try:
         with open_picture(image) as picture:
             return picture.size
     except NO_PICTURE as error:
-        raise ReplicaError("the desktop's screenshot is no image; replace the replica") from error
+        raise ReplicaError("the desktop's screenshot is not an image; replace the replica") from error
 
 
 def _encode(image: bytes, image_format: ImageFormat, quality: int | None, size: tuple[int, int] | None) -> bytes:
@@ -47,7 +47,7 @@ def _encode(image: bytes, image_format: ImageFormat, quality: int | None, size: 
         with open_picture(image) as picture:
             pixels = picture.convert("RGB")
     except NO_PICTURE as error:
-        raise ReplicaError("the desktop's screenshot is no image; replace the replica") from error
+        raise ReplicaError("the desktop's screenshot is not an image; replace the replica") from error
     if size is not None:
         pixels = pixels.resize(size, Image.Resampling.BICUBIC)
     if image_format == "png":

@@ -1,4 +1,4 @@
-"""Opens an episode for an HTTP client, who may hang up meanwhile: then no desktop is held for it."""
+"""Opens an episode for an HTTP client. If the client disconnects meanwhile, no desktop is held for it."""
 
 import time
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ class Asked(Protocol):
 
 
 def client_of(request: Request) -> str:
-    """Whose fair share of the queue a request without a name of its own takes: its address's."""
+    """The client id for the queue of a request that names none: its address."""
     return request.client.host if request.client else ""
 
 
@@ -44,7 +44,7 @@ async def open_unless_gone(
     request_id: str,
     request: Request,
 ) -> Opened | None:
-    """None when its client hung up; a named request keeps what was opened for a few seconds, to be asked for again.
+    """None if the client disconnected; for a named request the opened episode is kept for a few seconds for a retry.
 
     Raises:
         PipelineError: as EpisodeTable.open.
@@ -63,7 +63,7 @@ async def open_unless_gone(
 async def open_and_tell(
     episodes: EpisodeTable, message: Asked, request: Request
 ) -> tuple[Observation, dict[str, Any]] | None:
-    """What the desktop shows, and what its client is told of the episode. None and errors as open_unless_gone."""
+    """The first observation, and the fields about the episode for its client. None and errors as open_unless_gone."""
     start = time.monotonic()
     opened = await open_unless_gone(
         episodes,

@@ -1,5 +1,5 @@
-"""Small pictures of the replicas' screens. An episode's is the one that its client saw last, so that its desktop is not
-asked for another; only a desktop whose episode has none yet is."""
+"""Thumbnails of the replicas' screens. An episode's thumbnail is the screen that its client saw last, so its desktop is
+not asked for another; only a desktop without an observation yet is."""
 
 import asyncio
 import io
@@ -14,15 +14,15 @@ from osworld_pipeline.domain.pictures import open_picture
 from osworld_pipeline.errors import ReplicaError
 
 ASK_INTERVAL_S = 3
-"""How often a desktop without an episode's picture may be asked for one."""
+"""Least interval between two screenshots of a desktop without an observation."""
 ASK_TIMEOUT_S = 3.0
-"""A desktop that takes longer is busy, and soon has another picture to show; the page asks again."""
+"""A desktop that takes longer is busy and has another screen soon; the page asks again."""
 JPEG_QUALITY = 75
 MAX_CACHED = 512
 
 
 def picture_version(replica: Replica, episode: Episode | None) -> str | None:
-    """Another text when there is another picture to fetch; None while there is none."""
+    """A text that changes when the picture changes; None while there is no picture."""
     if replica.desktop is None:
         return None
     if episode is not None and episode.last_seen is not None:
@@ -33,7 +33,7 @@ def picture_version(replica: Replica, episode: Episode | None) -> str | None:
 
 
 class Pictures:
-    """Made small one at a time, so that a crowd of onlookers takes one thread and no more."""
+    """Reduces pictures one at a time, so that many viewers use no more than one thread."""
 
     def __init__(self) -> None:
         self._made: dict[tuple[str, int], tuple[str, bytes]] = {}
@@ -41,7 +41,7 @@ class Pictures:
         self._looking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def of(self, replica: Replica, episode: Episode | None, width: int) -> bytes | None:
-        """JPEG, at most `width` wide; None where there is no screen to see just now."""
+        """JPEG, at most `width` wide; None if there is no screen now."""
         async with self._looking[replica.replica_id]:
             version = picture_version(replica, episode)
             if version is None:
@@ -71,7 +71,7 @@ async def _original(replica: Replica, episode: Episode | None) -> bytes | None:
     try:
         return await desktop.guest.screenshot("jpeg", timeout_s=ASK_TIMEOUT_S)
     except ReplicaError:
-        # It is being reset, or it has no guest agent; whether it is dead is its watcher's business.
+        # It is being reset, or it has no guest agent; its watcher detects whether it is dead.
         return None
 
 
@@ -80,7 +80,7 @@ def _reduce(original: bytes, width: int) -> bytes | None:
     try:
         with open_picture(original) as image:
             height = max(1, round(image.height * width / image.width))
-            # A JPEG is read at a fraction of its size, which is most of the work saved.
+            # The decoder reads a JPEG at a fraction of its size, which saves most of the work.
             image.draft("RGB", (width, height))
             small = image.convert("RGB")
             small.thumbnail((width, height), Image.Resampling.BILINEAR)

@@ -19,7 +19,7 @@ class AliveAnswer(Message):
 class ReadyAnswer(Message):
     status: Literal["ready", "draining", "no_replica"]
     replicas: dict[str, int] = Field(examples=[{"warm": 3, "leased": 1}])
-    """How many there are in each state."""
+    """Number of replicas in each state."""
     waiting: int
     """Resets in the queue."""
     episodes: int
@@ -31,7 +31,7 @@ def probes_router(episodes: EpisodeTable, metrics: Metrics) -> APIRouter:
 
     @router.get("/healthz", summary="Alive")
     async def healthz() -> AliveAnswer:
-        """200 as long as the event loop turns. Needs no token."""
+        """200 while the event loop runs. Needs no token."""
         return AliveAnswer()
 
     @router.get(
@@ -51,7 +51,7 @@ def probes_router(episodes: EpisodeTable, metrics: Metrics) -> APIRouter:
 
     @router.get("/metrics", summary="Metrics", response_class=Response)
     async def prometheus() -> Response:
-        """Prometheus' text format. Needs the token where there is one, unless the server runs with --open-metrics."""
+        """Prometheus' text format. Needs the token if one is set, unless the server runs with --open-metrics."""
         return Response(metrics.text(), headers={"Content-Type": CONTENT_TYPE})
 
     return router

@@ -1,5 +1,5 @@
-"""A route of FastAPI that is documented by its signature as any other, and answered without FastAPI's machinery: on the
-way of every step that would cost more than everything else the server does."""
+"""A FastAPI route that is documented by its signature as any other, and answered without FastAPI's dependency handling,
+which would take more time in every step than the rest of the server."""
 
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar, get_type_hints
@@ -17,7 +17,7 @@ Kind = TypeVar("Kind", bound=Message)
 
 
 class QuickRoute(APIRoute):
-    """For endpoints that take path parameters (as text), `message` (the JSON body) and `request`, and nothing else."""
+    """For endpoints whose only parameters are path parameters (as text), `message` (the JSON body) and `request`."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         endpoint = self.endpoint
@@ -25,7 +25,7 @@ class QuickRoute(APIRoute):
         kind: type[Message] | None = hints.pop("message", None)
         hints.pop("return", None)
         takes_request = hints.pop("request", None) is not None
-        assert set(hints) == set(self.param_convertors), f"{self.path} takes what a quick route does not know: {hints}"
+        assert set(hints) == set(self.param_convertors), f"{self.path} has parameters that a quick route lacks: {hints}"
 
         async def answer_to(request: Request) -> Response:
             arguments: dict[str, Any] = dict(request.path_params)
@@ -40,7 +40,7 @@ class QuickRoute(APIRoute):
         return answer_to
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """What the endpoint raises is answered by the application's own handlers, one layer further out."""
+        """Errors of the endpoint are answered by the handlers of the application, one layer further out."""
         if scope["method"] not in (self.methods or ()):
             await super().handle(scope, receive, send)
             return
@@ -51,16 +51,19 @@ class QuickRoute(APIRoute):
 async def read_message(request: Request, kind: type[Kind]) -> Kind:
     """
     Raises:
-        HTTPException: 415, the body is not said to be JSON. A web page elsewhere may send anything else to a server on
-            this machine without being asked.
-        RequestValidationError: the body is no such message.
+        HTTPException: 415, the Content-Type is not JSON. A web page of another site can send any other type to a server
+            on this machine without a preflight request.
+        RequestValidationError: the body is not a valid message.
     """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json" and not media_type.endswith("+json"):
-        raise HTTPException(415, "the body is to be JSON; send Content-Type: application/json")
+        raise HTTPException(415, "the body must be JSON; send Content-Type: application/json")
     try:
         return kind.model_validate_json(await request.body())
     except ValidationError as error:
         raise RequestValidationError(
-            [{**told, "loc": ("body", *told["loc"])} for told in error.errors(include_url=False, include_context=False)]
+            [
+                {**found, "loc": ("body", *found["loc"])}
+                for found in error.errors(include_url=False, include_context=False)
+            ]
         ) from error

@@ -44,7 +44,7 @@ def slime_router(episodes: EpisodeTable) -> APIRouter:
 
     @router.post("/reset", summary="Open an episode", response_model=ResetAnswer)
     async def reset(message: ResetRequest, request: Request) -> Response:
-        """Waits for a free desktop, sets the task up and answers what the desktop shows."""
+        """Waits for a free desktop, sets the task up and returns the first observation."""
         opened = await open_and_tell(episodes, message, request)
         if opened is None:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
@@ -53,7 +53,7 @@ def slime_router(episodes: EpisodeTable) -> APIRouter:
 
     @router.post("/step", summary="Act once", response_model=StepAnswer)
     async def step(message: StepRequest) -> Response:
-        """Does one action and answers what the desktop shows then. With `step` it may be sent again."""
+        """Executes one action and returns the observation. With `step` it may be sent again."""
         episode = episodes.find(message.episode_id)
         result = await episode.step(message.action, pause_s=message.pause, settle=message.settle, number=message.step)
         info = INFO.get(result.action, {})
@@ -67,12 +67,12 @@ def slime_router(episodes: EpisodeTable) -> APIRouter:
 
     @router.post("/evaluate", summary="Grade the episode")
     async def evaluate(message: EpisodeRequest) -> EvaluateAnswer:
-        """Graded once for the same last step, so it may be sent again."""
+        """Graded once for the same last step, so the request may be repeated."""
         start = time.monotonic()
         reward = await episodes.find(message.episode_id).evaluate()
         return EvaluateAnswer(reward=reward, evaluate_s=time.monotonic() - start)
 
-    @router.post("/close", summary="Give the desktop back")
+    @router.post("/close", summary="Close the episode")
     async def close(message: EpisodeRequest) -> CloseAnswer:
         """Closing twice is no error."""
         await episodes.close(message.episode_id)

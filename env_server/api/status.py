@@ -1,5 +1,5 @@
-"""Pages for a person with a browser: what each replica is doing and what its screen shows, and the API. The pages
-hold nothing; what they show they ask for with the token, and only looking at them costs a desktop nothing."""
+"""Pages for a browser: the state and the screen of each replica, and the API. The pages contain no data; they request
+it with the token. Viewing them needs no work of a desktop with an episode."""
 
 import base64
 import hashlib
@@ -68,7 +68,7 @@ def status_router(episodes: EpisodeTable, settings: Settings) -> APIRouter:
 
 
 def make_page(folder: Path, *, needs_token: bool) -> tuple[bytes, dict[str, str]]:
-    """The page of that folder in one piece, and headers that let it load nothing and run nothing but itself."""
+    """The page of that folder as one document, and headers that allow no other script, style or source."""
     style, script = (folder / "page.css").read_text(), (folder / "page.js").read_text()
     html = (folder / "page.html").read_text()
     html = html.replace("{{style}}", style).replace("{{script}}", script)

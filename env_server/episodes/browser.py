@@ -1,5 +1,5 @@
-"""Tabs of the browser inside a desktop. Its debugging port is reached from within, by a small program run in the guest,
-because a desktop need not have a network that leads to its host."""
+"""Tabs of the browser inside a desktop. Its debugging port is reached from inside, by a small program run in the guest,
+because a desktop need not have a network to its host."""
 
 import json
 from collections.abc import Sequence
@@ -9,11 +9,11 @@ from env_server.guest_client import GuestClient
 from osworld_pipeline.errors import ReplicaError, SetupError
 
 DEBUGGING_PORTS = (1337, 9222)
-"""What OSWorld's tasks start the browser with, and what they forward it to."""
+"""The port that OSWorld's tasks start the browser with, and the port that they forward it to."""
 BROWSER_LIMIT_S = 30.0
-"""For a browser that has just been started to answer."""
+"""Time for a browser that has just been started to answer."""
 SETTLE_S = 5.0
-"""For a new tab to have its address, and for a closed one to be gone."""
+"""Time for a new tab to have its address, and for a closed one to be gone."""
 CALL_LIMIT_S = 20.0
 
 _PROGRAM = """
@@ -69,12 +69,12 @@ async def list_tabs(guest: GuestClient) -> list[dict[str, str]]:
 
 
 async def open_tabs(guest: GuestClient, urls: Sequence[str]) -> list[dict[str, str]]:
-    """Opens one tab each and closes the one that the browser started with, as OSWorld does; the tabs afterwards."""
+    """Opens one tab per URL and closes the tab that the browser started with, as OSWorld does. Returns all tabs."""
     return await _order(guest, urls=urls) if urls else []
 
 
 async def close_tabs(guest: GuestClient, urls: Sequence[str]) -> list[dict[str, str]]:
-    """Closes one tab for each address that is open; the tabs afterwards."""
+    """Closes one tab for each of the URLs that is open. Returns the remaining tabs."""
     tabs = await list_tabs(guest)
     closing: list[str] = []
     for url in urls:
@@ -86,8 +86,7 @@ async def close_tabs(guest: GuestClient, urls: Sequence[str]) -> list[dict[str, 
 
 
 def same_address(first: str, second: str) -> bool:
-    """Whether two addresses lead to one page, as a person would say: without regard to `www.`, a missing http:// or the
-    slash after the host."""
+    """Whether two addresses lead to the same page, ignoring `www.`, a missing http:// and the slash after the host."""
     return _plain(first) == _plain(second)
 
 
@@ -104,7 +103,7 @@ async def _order(guest: GuestClient, *, urls: Sequence[str] = (), ids: Sequence[
     timeout_s = limit_s + SETTLE_S + CALL_LIMIT_S
     result = await guest.execute(["python", "-c", _PROGRAM, json.dumps(order)], timeout_s=timeout_s)
     if result.status != "success" or result.returncode != 0:
-        last = (result.error.strip().splitlines() or ["it said nothing"])[-1]
+        last = (result.error.strip().splitlines() or ["no message"])[-1]
         raise SetupError(f"the browser's tabs cannot be reached: {last[:200]}")
     try:
         return [dict(tab) for tab in json.loads(result.output)]

@@ -1,5 +1,5 @@
-"""Fetches what a task's set-up downloads: from allowed hosts only, every redirect included, within size and time, onto
-disk, and once however many ask for it."""
+"""Downloads files for a task's set-up: only from allowed hosts (redirects included), within limits of size and time, to
+disk, and once for all concurrent requests."""
 
 import asyncio
 import shutil
@@ -18,7 +18,7 @@ MAX_REDIRECTS = 5
 _REDIRECTS = (301, 302, 303, 307, 308)
 _PIECE_BYTES = 1024 * 1024
 _MAX_ROUNDS = 3
-"""A file that another server evicts before it is read is fetched again, a few times."""
+"""A file that another server evicts before it is read is fetched again, at most this often."""
 
 
 class Downloader:
@@ -30,20 +30,20 @@ class Downloader:
         cache_max_bytes: int = DEFAULT_MAX_BYTES,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        """Files are kept in `folder`; without one in a temporary folder, until `close`. `transport` replaces the
+        """Files are kept in `folder`, or if it is None in a temporary folder until `close`. `transport` replaces the
         network in tests."""
         self.limits = limits
         self._folder, self._cache_max_bytes = folder, cache_max_bytes
         self._temporary: Path | None = None
         self._cache: DownloadCache | None = None
         self._fetching: dict[str, asyncio.Task[None]] = {}
-        # A proxy from the environment is how a closed site reaches the world, so the environment is trusted here.
+        # A site without direct internet access configures a proxy in the environment, so httpx reads it from there.
         self._http = httpx.AsyncClient(transport=transport, timeout=limits.download_timeout_s)
 
     async def fetch(self, url: str) -> bytes:
         """
         Raises:
-            SetupError: the host is not allowed, or the file could not be had within the limits.
+            SetupError: the host is not allowed, or the file could not be downloaded within the limits.
         """
         check_address(url, self.limits)
         try:
@@ -55,7 +55,7 @@ class Downloader:
                 await self._fetch_once(url, cache)
         except OSError as error:
             raise SetupError(f"{url} cannot be kept on this server: {error.strerror}") from error
-        raise SetupError(f"{url} was thrown out before it could be read; give the downloads more room")
+        raise SetupError(f"{url} was evicted before it could be read; increase the size of the download cache")
 
     async def close(self) -> None:
         fetching = list(self._fetching.values())
@@ -76,7 +76,7 @@ class Downloader:
         return self._cache
 
     async def _fetch_once(self, url: str, cache: DownloadCache) -> None:
-        """Joins a fetch of the same address that is under way. It goes on when one who waits for it gives up."""
+        """Joins a running fetch of the same URL. The fetch continues when one of its waiters is cancelled."""
         task = self._fetching.get(url)
         if task is None:
             task = self._fetching[url] = asyncio.create_task(self._fetch_to_cache(url, cache))
@@ -86,7 +86,7 @@ class Downloader:
     def _forget(self, url: str, task: asyncio.Task[None]) -> None:
         self._fetching.pop(url, None)
         if not task.cancelled():
-            task.exception()  # read, even where no caller waits any more
+            task.exception()  # marks the exception as retrieved if no caller waits any more
 
     async def _fetch_to_cache(self, url: str, cache: DownloadCache) -> None:
         part = await asyncio.to_thread(cache.begin)
@@ -125,17 +125,17 @@ class Downloader:
 def check_address(url: object, limits: TaskLimits) -> None:
     """
     Raises:
-        SetupError: it is no web address, or its host is not allowed.
+        SetupError: the URL is not a web address, or its host is not allowed.
     """
     try:
         parts = urlsplit(str(url))
     except ValueError as error:
-        raise SetupError(f"{url!r} is no web address") from error
+        raise SetupError(f"{url!r} is not a web address") from error
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise SetupError(f"{url!r} is no web address")
+        raise SetupError(f"{url!r} is not a web address")
     if not any(_matches_host(parts.hostname, host) for host in limits.download_hosts):
         raise SetupError(
-            f"downloads from {parts.hostname} are not allowed; add it with --download-host if it is to be trusted"
+            f"downloads from {parts.hostname} are not allowed; add --download-host {parts.hostname} to allow them"
         )
 
 

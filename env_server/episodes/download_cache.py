@@ -1,5 +1,6 @@
-"""Downloaded files on disk, by the digest of their address: bounded in total, the least recently used go first. Several
-servers may share a folder, for a file appears whole, by a rename, and a reader that lost one just fetches it again."""
+"""Downloaded files on disk, named by the digest of their URL, limited in total; the least recently used are evicted.
+Several servers may share a folder: a file appears by an atomic rename, and a reader whose file was evicted fetches it
+again."""
 
 import contextlib
 import hashlib
@@ -17,27 +18,27 @@ _PART = ".part-"
 
 @dataclass(frozen=True)
 class Part:
-    """A download under way."""
+    """A download in progress."""
 
     path: Path
     file: BinaryIO
 
     def discard(self) -> None:
-        """Idempotent, and without effect once it is kept."""
-        with contextlib.suppress(OSError):  # what could not be written cannot be written at the end either
+        """Idempotent; has no effect after `keep`."""
+        with contextlib.suppress(OSError):  # buffered data of a failed write fails again at close
             self.file.close()
         self.path.unlink(missing_ok=True)
 
 
 class DownloadCache:
-    """Its methods touch the disk: call them in a thread."""
+    """Its methods do blocking file I/O: call them in a thread."""
 
     def __init__(self, folder: Path, *, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
         self._folder, self._max_bytes = folder, max_bytes
         self._is_ready = False
 
     def read(self, url: str) -> bytes | None:
-        """What was kept for an address, which counts as a use of it; None where nothing was."""
+        """The cached file of a URL, or None. Marks it as used."""
         path = self._path(url)
         try:
             data = path.read_bytes()
@@ -47,13 +48,13 @@ class DownloadCache:
         return data
 
     def begin(self) -> "Part":
-        """A file to write a download into. OSError: it cannot be made."""
+        """Creates a file for a download. OSError: it cannot be created."""
         self._prepare()
         descriptor, path = tempfile.mkstemp(dir=self._folder, prefix=_PART)
         return Part(Path(path), os.fdopen(descriptor, "wb"))
 
     def keep(self, part: "Part", url: str) -> None:
-        """What was written is the address's from now on; others may have to go for it."""
+        """Makes the download the cached file of the URL; may evict other files."""
         part.file.close()
         os.replace(part.path, self._path(url))
         self._evict()

@@ -1,6 +1,6 @@
-"""The seam between an episode and whatever carries it out: our own guest protocol, or OSWorld's DesktopEnv whole.
+"""The interface between an episode and its implementation: our own guest protocol, or OSWorld's whole DesktopEnv.
 
-An Episode counts steps, keeps order and remembers answers; its driver touches the desktop."""
+An Episode counts steps, enforces order and stores answers; its driver operates the desktop."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ from osworld_pipeline.wire import EnvConfig, ImageFormat
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """What an observation is to hold, and how its screenshot is encoded."""
+    """What an observation contains, and how its screenshot is encoded."""
 
     image_format: ImageFormat = "png"
     image_quality: int | None = None
-    """1..100 for the lossy formats; None is the guest's own choice."""
+    """1..100 for the lossy formats; None means the guest's default."""
     image_size: tuple[int, int] | None = None
-    """(width, height); None is the screen's own."""
+    """(width, height); None means the screen's size."""
     with_accessibility_tree: bool = False
     with_terminal: bool = False
 
@@ -36,11 +36,11 @@ class View:
 
 
 class EpisodeDriver(Protocol):
-    """Carries one task out on one desktop; its calls come one at a time. A ReplicaError from any of them means that
-    the desktop is lost."""
+    """Runs one task on one desktop; calls are sequential. A ReplicaError from any of them means that the desktop is
+    lost."""
 
     async def prepare(self) -> None:
-        """The task's set-up on the fresh desktop; returns when it stands still.
+        """Runs the task's set-up on the fresh desktop; returns when the screen is still.
 
         Raises:
             SetupError: it could not be set up, or not in time.
@@ -49,11 +49,11 @@ class EpisodeDriver(Protocol):
         ...
 
     async def act(self, action: str, *, pause_s: float, settle: Settle) -> None:
-        """One stripped action, or WAIT, DONE or FAIL; then the screen gets `pause_s` seconds to settle, or fewer where
-        `settle` is adaptive and it has settled sooner. A WAIT itself takes `pause_s` either way.
+        """Executes one stripped action, or WAIT, DONE or FAIL. Then the screen gets `pause_s` seconds to settle, or
+        fewer if `settle` is adaptive and it has settled sooner. A WAIT itself takes `pause_s` in either case.
 
         Raises:
-            ActionParseError: the action was refused and nothing has happened.
+            ActionParseError: the action was refused and nothing was executed.
             ReplicaError: the desktop died.
         """
         ...
@@ -70,12 +70,12 @@ class EpisodeDriver(Protocol):
         ...
 
     async def close(self) -> None:
-        """Gives back what the driver itself took; the desktop is somebody else's. Idempotent."""
+        """Releases what the driver itself acquired, not the desktop. Idempotent."""
         ...
 
 
 class Plan(Protocol):
-    """A task as this server will carry it out; everything about it that can be refused has been."""
+    """A task as this server will run it, validated completely."""
 
     @property
     def task(self) -> Task: ...
@@ -88,7 +88,7 @@ class Drivers(Protocol):
 
     @property
     def grader_version(self) -> str:
-        """The name of what scores are made by."""
+        """The name and version of the grader."""
         ...
 
     def plan(self, task_config: Mapping[str, Any]) -> Plan:

@@ -1,5 +1,5 @@
-"""One episode on one leased desktop: its calls run one at a time, a step that is sent twice happens once, and a desktop
-that dies under a call ends the lease at once, so that its replacement does not wait for the client."""
+"""One episode on one leased desktop. Its calls run one at a time, a step that is sent twice is executed once, and a
+desktop that dies during a call ends the lease at once, so that its replacement does not wait for the client."""
 
 import asyncio
 import time
@@ -17,10 +17,10 @@ from osworld_pipeline.wire import EnvConfig, ImageFormat
 EpisodeOutcome = Literal[
     "evaluated", "closed", "idle", "client_gone", "shutdown", "env_fault", "grader_fault", "tampering"
 ]
-"""How an episode ended for the server; exactly one each. `closed` is a client's close without an evaluation."""
+"""How an episode ended for the server, exactly one per episode. `closed` is a client's close without an evaluation."""
 
 OnTiming = Callable[[str, float], None]
-"""Hears which part of a call took how many seconds: reset, act (its pause included), observe, evaluate, encode."""
+"""Called with a part of a call and its seconds: reset, act (including its pause), observe, evaluate, encode."""
 
 
 class RecordingError(EnvServerError):
@@ -35,10 +35,10 @@ class StepOrderError(EnvServerError):
 class StepResult:
     observation: Observation
     num_steps: int
-    """With this one; refused actions do not count."""
+    """Including this one; refused actions do not count."""
     action: str
     is_repeated: bool = False
-    """It had been done before, and its answer was lost: this is the same answer again."""
+    """The step had been executed before and its answer was lost: this is the same answer again."""
 
     @property
     def is_done(self) -> bool:
@@ -64,10 +64,10 @@ class Episode:
         self.num_steps = 0
         self.last_action: str | None = None
         self.reward: float | None = None
-        """The last evaluation's; None before one."""
+        """The reward of the last evaluation; None before one."""
         self.opened_at = self.last_used_at = self.prepared_at = time.monotonic()
         self.idle_ttl_s: float | None = None
-        """Its own idle limit, where its client asked for one."""
+        """The idle limit of this episode, if its client set one."""
         self._fault: Literal["env_fault", "grader_fault", "tampering"] | None = None
         self._has_acted = False
         """Before the policy's first action, only the task's set-up can have broken the desktop."""
@@ -83,28 +83,29 @@ class Episode:
 
     @property
     def observation(self) -> Observation:
-        """The last one, without asking the desktop."""
+        """The last observation, without a request to the desktop."""
         self.touch()
         assert self._observation is not None, "an episode is in the table only after prepare"
         return self._observation
 
     @property
     def last_seen(self) -> Observation | None:
-        """The last one, for an onlooker: looking at it is no use of the episode. None before its set-up is done."""
+        """The last observation, for a viewer: reading it does not count as use of the episode. None before the set-up
+        is done."""
         return self._observation
 
     def touch(self) -> None:
-        """Its client has shown itself."""
+        """Records that the client is active."""
         self.last_used_at = time.monotonic()
 
     def outcome(self, otherwise: EpisodeOutcome) -> EpisodeOutcome:
-        """A fault, or that it was evaluated, goes before the reason for which it was closed."""
+        """A fault or an evaluation takes precedence over the reason of the close."""
         if self.reward is not None:
             return "evaluated"
         return self._fault or ("env_fault" if self._lease.failure is not None else otherwise)
 
     async def prepare(self) -> Observation:
-        """Runs the task's set-up on the fresh desktop and looks at it when it stands still.
+        """Runs the task's set-up on the fresh desktop and observes it when the screen is still.
 
         Raises:
             SetupError: a verb failed, or all of them took too long.
@@ -126,12 +127,12 @@ class Episode:
         number: int | None = None,
         view: View | None = None,
     ) -> StepResult:
-        """`number`, counted from 1, makes a step safe to send again: the last one is answered as before and not done
-        a second time.
+        """`number`, counted from 1, makes a step safe to send again: the last step is answered as before and not
+        executed a second time.
 
         Raises:
-            StepOrderError: `number` is neither the next nor the last, or the last one was another action.
-            ActionParseError: the action was refused; nothing has happened, and it does not count as a step.
+            StepOrderError: `number` is neither the next nor the last, or the last step was another action.
+            ActionParseError: the action was refused; nothing was executed, and it does not count as a step.
             ReplicaError: the desktop died.
         """
         action = action.strip()
@@ -151,25 +152,25 @@ class Episode:
                 return self._last_step
 
     async def look(self, view: View | None = None) -> Observation:
-        """The desktop as it is now, which is the last observation from then on. ReplicaError: the desktop died."""
+        """Takes a new observation, which replaces the last one. ReplicaError: the desktop died."""
         async with self._using():
             return await self._look(view or self.view)
 
     async def screenshot(self, image_format: ImageFormat, quality: int | None) -> Observation:
-        """The screen alone, as it is now; the last observation stays what it was. ReplicaError: the desktop died."""
+        """Takes a new screenshot only; the last observation does not change. ReplicaError: the desktop died."""
         async with self._using():
             return await self._driver.observe(View(image_format=image_format, image_quality=quality))
 
     async def evaluate(self) -> float:
-        """The grader's reward in 0..1; graded once for the same last step, so that it may be asked again after a lost
-        answer.
+        """The grader's reward in 0..1; graded once for the same last step, so that the call may be repeated after a
+        lost answer.
 
         Raises:
             EvaluatorError: the grader crashed, or took too long.
             ReplicaError: the desktop died.
         """
         async with self._lock:
-            if self.reward is not None:  # even where the desktop has died since: this episode is evaluated
+            if self.reward is not None:  # also if the desktop died later: this episode is evaluated
                 self.touch()
                 return self.reward
             async with self._live():
@@ -178,7 +179,7 @@ class Episode:
             return self.reward
 
     async def start_recording(self) -> None:
-        """RecordingError: it cannot, or does already. ReplicaError: the desktop died."""
+        """RecordingError: the desktop cannot record, or already records. ReplicaError: the desktop died."""
         async with self._using():
             try:
                 await self._lease.desktop.guest.start_recording()
@@ -186,7 +187,7 @@ class Episode:
                 raise RecordingError(str(error)) from error
 
     async def end_recording(self) -> bytes:
-        """The video, an MP4. RecordingError: there is none. ReplicaError: the desktop died."""
+        """Returns the video, an MP4. RecordingError: there is none. ReplicaError: the desktop died."""
         async with self._using():
             try:
                 return await self._lease.desktop.guest.end_recording()
@@ -202,7 +203,7 @@ class Episode:
         last = self._last_step
         is_last = last is not None and number == last.num_steps == self.num_steps
         if not is_last and self._lease.is_over:
-            return None  # its desktop died before the step could be answered: that is what it is told
+            return None  # the desktop died before the step was answered; the caller gets that error
         if last is None or not is_last:
             raise StepOrderError(
                 f"episode {self.episode_id} has done {self.num_steps} steps, so the next is {self.num_steps + 1}, "
@@ -232,7 +233,7 @@ class Episode:
 
     @asynccontextmanager
     async def _live(self) -> AsyncIterator[None]:
-        """For a holder of the lock: the desktop is there, and what goes wrong with it is remembered."""
+        """For a holder of the lock: checks that the desktop is available, and records its errors."""
         self.last_used_at = time.monotonic()
         try:
             if self._lease.is_over:
@@ -255,19 +256,19 @@ class Episode:
     async def _cause_inside(self, error: ReplicaError) -> str | None:
         """How the policy's programs disabled the desktop; None if the cause is outside."""
         desktop = self._lease.desktop
-        find = getattr(desktop, "cause_inside", None)  # other providers cannot tell
+        find = getattr(desktop, "cause_inside", None)  # other providers cannot report a cause
         cause = None if find is None else await find()
-        is_told = isinstance(error, TamperingError) and desktop.is_alive()
-        is_told = is_told and not getattr(desktop, "host_lacked_memory", False)
-        return cause or (str(error) if is_told else None)
+        is_reported = isinstance(error, TamperingError) and desktop.is_alive()
+        is_reported = is_reported and not getattr(desktop, "host_lacked_memory", False)
+        return cause or (str(error) if is_reported else None)
 
 
 def check_env_config(env_config: EnvConfig) -> None:
     """
     Raises:
-        TaskError: it asks for a system or an action space that this server does not have.
+        TaskError: it requests an operating system or an action space that this server does not have.
     """
     if env_config.os_type.lower() not in ("ubuntu", "linux"):
         raise TaskError(f"this env server has Linux desktops, not {env_config.os_type!r}")
     if env_config.action_space != "pyautogui":
-        raise TaskError(f"this env server knows the action space pyautogui, not {env_config.action_space!r}")
+        raise TaskError(f"this env server supports the action space pyautogui, not {env_config.action_space!r}")

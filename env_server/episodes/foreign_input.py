@@ -1,5 +1,5 @@
-"""Input for guests that know OSWorld's protocol and no more: calls that have been checked, written out as the pyautogui
-program that such a guest runs."""
+"""Input for guests that only have OSWorld's protocol: checked calls, written as the pyautogui program that such a guest
+runs."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -24,7 +24,7 @@ class Call(Protocol):
 def pyautogui_program(calls: Sequence[Call]) -> str:
     """
     Raises:
-        ActionParseError: a call that is not one of those known, or whose arguments are no literals.
+        ActionParseError: a call is unknown, or its arguments are not literals.
     """
     lines = [_HEAD]
     for call in calls:
@@ -49,7 +49,7 @@ def _lines(name: str, bound: Mapping[str, Any]) -> list[str]:
 
 
 def _write(text: str, interval: float | None) -> list[str]:
-    """PyAutoGUI under X types `>` where it is asked for `<`; the key with Shift is the same character."""
+    """PyAutoGUI under X types `>` for `<`; the comma key with Shift gives the right character."""
     after = "" if interval is None else f", interval={_literal(interval)}"
     lines: list[str] = []
     for index, piece in enumerate(text.split("<")):
@@ -66,9 +66,9 @@ def _keywords(values: Mapping[str, Any], *, first: bool) -> str:
 
 
 def _literal(value: Any) -> str:
-    """Its repr, which is a literal for these types and could be anything for others."""
+    """The value's repr, which is a literal for these types but may be any expression for others."""
     if isinstance(value, list | tuple):
         return f"[{', '.join(_literal(item) for item in value)}]"
     if type(value) in (int, float, str, bool):
         return repr(value)
-    raise ActionParseError(f"{value!r} is no literal")
+    raise ActionParseError(f"{value!r} is not a literal")

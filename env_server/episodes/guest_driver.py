@@ -1,4 +1,4 @@
-"""Drives a desktop that speaks OSWorld's guest protocol: set-up verbs, input through the guest agent, and a grader."""
+"""Drives a desktop with OSWorld's guest protocol: set-up verbs, input through the guest agent, and a grader."""
 
 import asyncio
 from collections.abc import Mapping
@@ -28,21 +28,21 @@ ACT_MARGIN_S = 30.0
 
 
 class TaskGrader(Protocol):
-    """One task's grader, already checked."""
+    """One task's grader, already validated."""
 
     async def grade(self, guest: GuestClient, cache: EpisodeCache, *, last_action: str | None) -> float:
-        """The reward in 0..1. EvaluatorError where it crashed; ReplicaError where the desktop died."""
+        """The reward in 0..1. EvaluatorError if the grader crashed; ReplicaError if the desktop died."""
         ...
 
 
 class Graders(Protocol):
-    """Where graders come from: our own metrics, or OSWorld's."""
+    """The source of graders: our own metrics, or OSWorld's."""
 
     @property
     def version(self) -> str: ...
 
     def read(self, task: Task) -> TaskGrader:
-        """TaskError where the task's evaluator cannot be run."""
+        """TaskError if the task's evaluator cannot be run."""
         ...
 
     async def close(self) -> None: ...
@@ -171,17 +171,17 @@ class GuestDriver:
                 await run_verbs(self._plan.postconfig, self._context(guest), is_before_grading=True)
                 reward = await self._plan.grader.grade(guest, self._cache, last_action=last_action)
                 if reward < 1.0:
-                    # A desktop that died under its grader looks like one on which nothing was done: it has to prove
-                    # that it lives before its failure is believed.
+                    # A desktop that died during grading looks like one on which nothing was done, so a score below 1
+                    # counts only if the desktop is still alive.
                     await guest.platform()
                 return reward
         except TimeoutError as error:
             raise EvaluatorError(f"grading task {task_id} took more than {limit_s:g} s") from error
         except SetupError as error:
-            raise EvaluatorError(f"grading task {task_id} could not begin: {error}") from error
+            raise EvaluatorError(f"grading task {task_id} could not start: {error}") from error
 
     async def close(self) -> None:
-        """Nothing was taken."""
+        """The driver holds no resources."""
 
     def _context(self, guest: GuestClient) -> SetupContext:
         drivers = self._plan.drivers
@@ -195,7 +195,7 @@ async def _nothing() -> None:
 
 
 def format_of(image: bytes) -> str:
-    """By content: a foreign guest answers PNG whatever was asked. ReplicaError where it is no image."""
+    """By content: a foreign guest returns PNG for every requested format. ReplicaError if it is not an image."""
     if image.startswith(b"\xff\xd8"):
         return "jpeg"
     if image[:4] == b"RIFF" and image[8:12] == b"WEBP":

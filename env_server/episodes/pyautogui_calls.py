@@ -1,4 +1,5 @@
-"""From an action's text to calls of the guest: parsed, bound and limited here, so a refused action never reaches it."""
+"""Converts an action's text to calls of the guest. They are parsed, bound and limited here, so the guest never gets a
+refused action."""
 
 from typing import Any
 
@@ -14,7 +15,7 @@ MAX_ACTION_S = MAX_SLEEP_S
 def read_calls(text: str) -> tuple[GuestCall, ...]:
     """
     Raises:
-        ActionParseError: no known call, arguments that it does not take, or an action that would take too long.
+        ActionParseError: an unknown call, wrong arguments, or an action that would take too long.
     """
     calls, total_s = [], 0.0
     for call in parse_pyautogui(text):
@@ -25,7 +26,7 @@ def read_calls(text: str) -> tuple[GuestCall, ...]:
         total_s += _duration_s(bound)
         calls.append(GuestCall(name=name, args=call.args, kwargs=call.kwargs))
     if total_s > MAX_ACTION_S:
-        raise ActionParseError(f"the action would take {total_s:g} s; at most {MAX_ACTION_S:g} s are allowed")
+        raise ActionParseError(f"the action would take {total_s:g} s; the limit is {MAX_ACTION_S:g} s")
     return tuple(calls)
 
 

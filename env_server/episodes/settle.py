@@ -1,4 +1,4 @@
-"""Waits until a desktop's screen stands still, rather than for a fixed time: bounded, and cheap to ask."""
+"""Waits until a desktop's screen stands still instead of a fixed time; the wait is limited, and polling is cheap."""
 
 import asyncio
 import hashlib
@@ -14,11 +14,11 @@ from osworld_pipeline.errors import ReplicaError
 
 POLL_INTERVAL_S = 0.1
 LOOK_INTERVAL_S = 0.25
-"""Between screenshots after an action; they are not cheap where they are needed."""
+"""Between screenshots after an action; they are expensive for the guests that need them."""
 SETTLE_LIMIT_S = 3.0
 WINDOW_LIMIT_S = 5.0
 WINDOW_CALM_S = 0.3
-"""A window draws its frame before its content; only a longer calm means that it is there."""
+"""A window draws its frame before its content; only a longer calm means that it is complete."""
 
 
 async def screen_digest(guest: GuestClient) -> bytes:
@@ -28,7 +28,7 @@ async def screen_digest(guest: GuestClient) -> bytes:
 
 async def wait_until_calm(guest: GuestClient, *, before: bytes | None = None) -> None:
     """Returns when two looks 0.1 s apart are equal, at the latest after 3 s. With `before`, the screen must first
-    differ from it (a window is to appear) and then stay calm for 0.3 s, at the latest after 5 s."""
+    differ from it (a window is expected) and then stay calm for 0.3 s, at the latest after 5 s."""
     calm_s = POLL_INTERVAL_S if before is None else WINDOW_CALM_S
     deadline = time.monotonic() + (SETTLE_LIMIT_S if before is None else WINDOW_LIMIT_S)
     last, calm_since = await screen_digest(guest), time.monotonic()
@@ -42,8 +42,8 @@ async def wait_until_calm(guest: GuestClient, *, before: bytes | None = None) ->
 
 
 async def settle_by_looks(screenshot: Callable[[], Awaitable[bytes]], *, limit_s: float) -> None:
-    """After an action, where the guest cannot wait by itself: its decision over screenshots from outside. What changed
-    before the first of them is not seen, and then the wait is the longer one."""
+    """After an action, for a guest that cannot wait by itself: the same decision on screenshots from outside. A change
+    before the first screenshot is not seen, and then the wait is longer."""
     start = time.monotonic()
     stillness: Stillness | None = None
     while True:
@@ -64,6 +64,6 @@ def _look(stillness: Stillness | None, data: bytes, at_s: float, limit_s: float)
         with open_picture(data) as image:
             screen, width = image.convert("RGBX").tobytes(), image.width
     except (UnidentifiedImageError, OSError) as error:
-        raise ReplicaError(f"a screenshot of {len(data)} bytes is no image: {error}; replace the replica") from error
+        raise ReplicaError(f"a screenshot of {len(data)} bytes is invalid: {error}; replace the replica") from error
     stillness = stillness or Stillness(screen, width=width, limit_s=limit_s)
     return stillness, stillness.look(screen, at_s)

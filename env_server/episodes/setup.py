@@ -1,8 +1,8 @@
-"""OSWorld's set-up verbs: what a task's `config` does to a fresh desktop, and its `postconfig` before grading.
+"""OSWorld's set-up verbs: the steps of a task's `config` on a fresh desktop, and of its `postconfig` before grading.
 
-A verb that could not be carried out is a SetupError. Two exceptions follow OSWorld: a window that is not there by its
-title, for titles differ between desktops, and, before grading, a program that does not start: an agent that spoilt it
-has failed its task, and it is no fault.
+A verb that fails is a SetupError. Two exceptions follow OSWorld: a window that is not found by its title, because
+titles differ between desktops, and, before grading, a program that does not start: if the agent broke it, the agent
+has failed its task, and that is no fault.
 """
 
 import asyncio
@@ -31,12 +31,12 @@ CLIENT_PASSWORD = "password"  # noqa: S105 - OSWorld's public password of its gu
 _WINDOW_VERBS = ("activate_window", "close_window")
 _PROGRAM_VERBS = ("launch", "change_wallpaper", "chrome_open_tabs", "chrome_close_tabs")
 OPENING_VERBS = ("launch", "open", "chrome_open_tabs")
-"""Verbs after which a window is to be expected."""
+"""Verbs that usually open a window."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SetupContext:
-    """What verbs act on, and within which limits."""
+    """The desktop, files and limits of the verbs."""
 
     guest: GuestClient
     cache: EpisodeCache
@@ -51,10 +51,10 @@ Verb = Callable[..., Awaitable[None]]
 async def run_verbs(
     verbs: Sequence[Mapping[str, Any]], context: SetupContext, *, is_before_grading: bool = False
 ) -> None:
-    """Carries out verbs in order.
+    """Runs verbs in order.
 
     Raises:
-        SetupError: names the verb that could not be carried out.
+        SetupError: names the verb that failed.
         ReplicaError: the desktop died meanwhile.
     """
     for index, verb in enumerate(verbs, start=1):
@@ -66,7 +66,7 @@ async def run_verbs(
                 raise SetupError(f"set-up verb {index} ({name}) failed: {error}") from error
             log.warning("verb %d (%s) had no effect: %s", index, name, error)
         except (TypeError, AttributeError, KeyError) as error:
-            # A verb called with parameters that it does not take, or of another shape than OSWorld's.
+            # A verb with unknown parameters, or with values of another type than OSWorld's.
             raise SetupError(f"set-up verb {index} ({name}) has wrong parameters: {error}") from error
 
 
@@ -78,7 +78,7 @@ async def execute(
     shell: bool = False,
     until: Mapping[str, Any] | None = None,
 ) -> None:
-    """Runs a command to its end; its exit status does not matter, unless `until` names what to wait for. `stdout` and
+    """Runs a command to its end; its exit status is ignored, unless `until` names what to wait for. `stdout` and
     `stderr` name files of the episode's cache."""
     filled = _fill(command, context)
     deadline, num_failures = time.monotonic() + UNTIL_TIMEOUT_S, 0
@@ -124,7 +124,7 @@ async def download(context: SetupContext, files: Sequence[Mapping[str, str]]) ->
 
 async def upload_file(context: SetupContext, files: Sequence[Mapping[str, str]]) -> None:
     """Each file has a `path` and one of `local_path` (below the server's upload folder), `content` (text) or
-    `content_base64`; the last two are ours."""
+    `content_base64`; the last two are our extensions."""
     for file in files:
         path = file.get("path", "")
         _need(path, "path")
@@ -138,11 +138,11 @@ async def _content(file: Mapping[str, str], root: Path | None) -> bytes:
         try:
             return base64.b64decode(file["content_base64"], validate=True)
         except (binascii.Error, ValueError) as error:
-            raise SetupError(f"content_base64 of {file['path']} is no base64") from error
+            raise SetupError(f"content_base64 of {file['path']} is not valid base64") from error
     local_path = file.get("local_path", "")
     if root is None:
         raise SetupError(
-            f"{local_path!r} is a file of this server, and none may be uploaded; start it with --upload-root"
+            f"{local_path!r} is a file of this server, and uploads are not allowed; start it with --upload-root"
         )
     return await asyncio.to_thread(_read_below, root, local_path)
 
@@ -150,7 +150,7 @@ async def _content(file: Mapping[str, str], root: Path | None) -> bytes:
 def _read_below(root: Path, local_path: str) -> bytes:
     source = (root / local_path).resolve()
     if not source.is_relative_to(root.resolve()):
-        raise SetupError(f"{local_path!r} lies outside the server's upload folder")
+        raise SetupError(f"{local_path!r} is outside the server's upload folder")
     try:
         return source.read_bytes()
     except OSError as error:
@@ -186,7 +186,7 @@ async def chrome_close_tabs(context: SetupContext, urls_to_close: Sequence[str])
 
 async def sleep(context: SetupContext, seconds: float) -> None:
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= context.limits.sleep_s:
-        raise SetupError(f"a sleep is 0 to {context.limits.sleep_s:g} seconds, not {seconds!r}")
+        raise SetupError(f"a sleep must be 0 to {context.limits.sleep_s:g} seconds, not {seconds!r}")
     await asyncio.sleep(seconds)
 
 
@@ -227,7 +227,7 @@ def _fill(command: str | Sequence[str], context: SetupContext) -> str | list[str
     if isinstance(command, str):
         return fill(command)
     if not all(isinstance(part, str) for part in command):
-        raise SetupError(f"a command is a string or a list of strings, not {_brief(command)}")
+        raise SetupError(f"a command must be a string or a list of strings, not {_brief(command)}")
     return [fill(part) for part in command]
 
 

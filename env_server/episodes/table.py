@@ -1,5 +1,5 @@
-"""The live episodes of a server: opens them on leased replicas, finds them, and closes them, also those that were not
-used for long. Why an episode is gone is remembered for a while, so that a late call is answered with the reason."""
+"""The live episodes of a server. Opens them on leased replicas, finds them, closes them, and closes those that are idle
+too long. The reason why an episode is gone is kept for a while, so that a late call is answered with it."""
 
 import asyncio
 import logging
@@ -24,20 +24,20 @@ log = logging.getLogger(__name__)
 MAX_TOMBSTONES = 10_000
 CLOSE_GRACE_S = 1.0
 UNCLAIMED_S = 4.0
-"""How long an episode whose client hung up during reset is kept for that client to ask again, if it named its reset."""
+"""How long an episode whose client disconnected during a named reset is kept for a retry of that client."""
 
 
 class UnknownEpisodeError(EnvServerError):
-    """No live episode of that id here."""
+    """There is no live episode with that id."""
 
 
 class ScreenSizeError(EnvServerError):
-    """The client wants desktops of another size than this server has."""
+    """The client requests desktops of another size than this server has."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeEnd:
-    """What is told of an episode when it is over; one for each that got a desktop."""
+    """The record of an episode that is over; one for each episode that got a desktop."""
 
     episode_id: str
     client_id: str
@@ -52,7 +52,7 @@ class EpisodeEnd:
 class _Entry:
     episode: Episode
     stack: AsyncExitStack
-    """Gives back whatever the episode took."""
+    """Releases everything that the episode acquired."""
 
 
 Opened = tuple[Episode, Observation]
@@ -81,9 +81,9 @@ class EpisodeTable:
         self._tombstones: OrderedDict[str, str] = OrderedDict()
         self._num_opening = 0
         self.num_opened = 0
-        """Episodes that got a desktop, since the start."""
+        """Number of episodes that got a desktop, since the start."""
         self.outcomes: Counter[EpisodeOutcome] = Counter()
-        """Of the episodes that are over."""
+        """Counts of the episodes that are over."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -99,7 +99,7 @@ class EpisodeTable:
     def plan(self, task_config: Mapping[str, Any], env_config: EnvConfig) -> Plan:
         """
         Raises:
-            TaskError, ScreenSizeError: refused, before a desktop is taken.
+            TaskError, ScreenSizeError: refused, before a desktop is leased.
         """
         plan = self.drivers.plan(task_config)
         self.check(env_config)
@@ -122,13 +122,13 @@ class EpisodeTable:
     async def open(
         self, task_config: Mapping[str, Any], env_config: EnvConfig, *, client_id: str, request_id: str = ""
     ) -> Opened:
-        """A caller that is cancelled meanwhile leaves nothing; one that named its request may ask again within a few
-        seconds, and gets the episode that was being opened.
+        """A cancelled caller leaves no episode behind; one that named its request may retry within a few seconds and
+        gets the episode that was being opened.
 
         Raises:
-            TaskError, ScreenSizeError: refused before a desktop is taken.
+            TaskError, ScreenSizeError: refused before a desktop is leased.
             NoCapacityError: none became free in time.
-            SetupError, ReplicaError: the desktop could not be set up; it has been given back.
+            SetupError, ReplicaError: the desktop could not be set up; it has been returned to the pool.
         """
         if not request_id:
             return await self._open(self.plan(task_config, env_config), env_config, client_id)
@@ -138,7 +138,7 @@ class EpisodeTable:
             plan = self.plan(task_config, env_config)
             opening = asyncio.create_task(self._open(plan, env_config, client_id))
             self._openings[key] = opening
-            opening.add_done_callback(lambda task: task.cancelled() or task.exception())  # read, if no caller waits
+            opening.add_done_callback(lambda task: task.cancelled() or task.exception())  # avoids "never retrieved"
         self._num_waiting[opening] += 1
         try:
             episode, observation = await asyncio.shield(opening)
@@ -156,7 +156,7 @@ class EpisodeTable:
                 del self._num_waiting[opening]
 
     def hang_up(self, client_id: str, request_id: str) -> None:
-        """The client of a named reset is gone; unless it asks again within a few seconds, its desktop is given back."""
+        """The client of a named reset disconnected; unless it retries within a few seconds, its desktop is returned."""
         opening = self._openings.get((client_id, request_id))
         if opening is not None:
             asyncio.get_running_loop().call_later(self._unclaimed_s, self._abandon, opening, time.monotonic())
@@ -183,7 +183,7 @@ class EpisodeTable:
             self._num_opening -= 1
 
     async def _prepare(self, episode: Episode) -> Observation:
-        """The first observation. An episode that does not get so far has ended, however late it is cancelled."""
+        """The first observation. On any error or cancellation the episode is recorded as ended."""
         try:
             return await self._prepare_unless_closing(episode)
         except BaseException as error:
@@ -206,7 +206,7 @@ class EpisodeTable:
             await asyncio.gather(preparing, closing, return_exceptions=True)
 
     def _is_wanted(self, opening: asyncio.Task[Opened]) -> bool:
-        """It goes on, or its episode is alive and has done nothing yet."""
+        """Whether it is still running, or its episode is alive and has no step yet."""
         if not opening.done():
             return True
         if opening.cancelled() or opening.exception() is not None:
@@ -215,7 +215,7 @@ class EpisodeTable:
         return episode.episode_id in self._entries and episode.num_steps == 0
 
     def _abandon(self, opening: asyncio.Task[Opened], hung_up_at: float) -> None:
-        """Unless somebody has come for it since."""
+        """Closes it unless a client has claimed it since."""
         if not opening.done():
             if not self._num_waiting[opening]:
                 opening.cancel()
@@ -236,7 +236,7 @@ class EpisodeTable:
                 del self._openings[key]
 
     def find(self, episode_id: str) -> Episode:
-        """UnknownEpisodeError says why it is gone, where that is known."""
+        """Raises UnknownEpisodeError, which says why the episode is gone if that is known."""
         entry = self._entries.get(episode_id)
         if entry is None:
             reason = self._tombstones.get(episode_id, "this env server never had it")
@@ -246,7 +246,7 @@ class EpisodeTable:
     async def close(
         self, episode_id: str, reason: str = "it was closed", *, outcome: EpisodeOutcome = "closed"
     ) -> None:
-        """Closing twice is no error; an id that never was is one."""
+        """Closing twice is no error; an unknown id is one."""
         entry = self._entries.pop(episode_id, None)
         if entry is None:
             if episode_id not in self._tombstones:
@@ -272,7 +272,7 @@ class EpisodeTable:
             await self.close(episode_id, reason, outcome="shutdown")
 
     async def reap_idle(self) -> int:
-        """Closes what was not used for the idle limit; a call in progress is use. Returns how many."""
+        """Closes episodes that were not used for the idle limit; a call in progress is use. Returns how many."""
         now = time.monotonic()
         idle = {
             episode.episode_id: ttl_s
@@ -286,7 +286,7 @@ class EpisodeTable:
         return len(idle)
 
     async def run_reaper(self) -> None:
-        """For ever."""
+        """Runs until cancelled."""
         while True:
             await asyncio.sleep(min(5.0, self._settings.idle_ttl_s / 4))
             await self.reap_idle()

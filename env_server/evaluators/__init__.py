@@ -1,1 +1,1 @@
-"""OSWorld's graders: getters read a desktop's state, metrics compare it, `grading` joins them as OSWorld does."""
+"""OSWorld's graders: getters read a desktop's state, metrics compare it, `grading` combines them as OSWorld does."""

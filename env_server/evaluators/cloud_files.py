@@ -1,5 +1,5 @@
-"""Files that an evaluator's `cloud_file` getters name by their address. The env server fetches them before the grading,
-by its own checks: OSWorld's getter finds them in its folder, and has no network."""
+"""Files that an evaluator's `cloud_file` getters name by URL. The env server fetches them before grading, with its own
+checks: OSWorld's getter then finds them in its folder, and has no network."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -21,15 +21,15 @@ def check_cloud_files(task: Task, limits: TaskLimits) -> None:
             check_address(url, limits)
         except SetupError as error:
             raise TaskError(
-                f"the evaluator of task {task.task_id} needs a file that it cannot have: {error}"
+                f"the evaluator of task {task.task_id} needs a file that may not be downloaded: {error}"
             ) from error
 
 
 async def fetch_cloud_files(task: Task, downloader: Downloader, cache: EpisodeCache) -> None:
-    """Those that the cache does not hold yet, which OSWorld's getter does not fetch either.
+    """Fetches the files that are not in the cache, as OSWorld's getter does.
 
     Raises:
-        SetupError: one could not be had.
+        SetupError: a file could not be downloaded.
         EvaluatorError: together they are too large.
     """
     for url, name in _cloud_files(task):
@@ -52,10 +52,10 @@ def _pairs(task_id: str, config: Mapping[str, Any]) -> list[tuple[str, str]]:
     if not config.get("multi", False):
         urls, names = [urls], [names]
     if not isinstance(urls, list) or not isinstance(names, list) or len(urls) != len(names):
-        raise TaskError(f"task {task_id} has a cloud_file with not as many of 'path' and 'dest'")
+        raise TaskError(f"task {task_id} has a cloud_file with different numbers of 'path' and 'dest'")
     pairs = [
         (url, name) for url, name in zip(urls, names, strict=True) if isinstance(url, str) and isinstance(name, str)
     ]
     if len(pairs) != len(urls):
-        raise TaskError(f"task {task_id} has a cloud_file whose 'path' or 'dest' is no text")
+        raise TaskError(f"task {task_id} has a cloud_file whose 'path' or 'dest' is not a string")
     return pairs

@@ -1,5 +1,4 @@
-"""docs/evaluators.md, written from the words that there are: `python -m env_server.evaluators.describe >
-docs/evaluators.md`"""
+"""docs/evaluators.md, written from the task schema: `python -m env_server.evaluators.describe > docs/evaluators.md`"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -11,22 +10,22 @@ from osworld_pipeline.domain.task_schema.osworld import OSWORLD_GETTERS, OSWORLD
 from osworld_pipeline.domain.task_schema.spec import Getter, Key, Metric, State
 from osworld_pipeline.domain.task_schema.verbs import VERBS
 
-HEAD = """# What a task may say
-A task prepares its desktop by set-up verbs, and its evaluator looks by getters and compares by metrics, all by
-OSWorld's names and with its scores. This page lists what there is; it is written from the code (`python -m
+HEAD = """# Verbs, getters and metrics of a task
+A task prepares its desktop with set-up verbs. Its evaluator reads state with getters and compares it with metrics.
+All have OSWorld's names and scores. This page lists them; it is generated from the code (`python -m
 env_server.evaluators.describe > docs/evaluators.md`).
 
-A suite of yours is checked against these lists when it is loaded, and an env server checks each task again before it
-takes a desktop: an unknown verb, getter, metric, parameter, rule or option is refused by its name, with the names
-that there are, and so is a rule that every desktop would fulfil. What only OSWorld's own desktop-env has
-([below](#what-only-desktop-env-has)) passes in a suite with a warning, and runs on env servers with `--grader
+A task suite is checked against these lists when it is loaded, and an env server checks each task again before it
+leases a desktop. An unknown verb, getter, metric, parameter, rule or option is refused with a message that lists the
+known names; so is a rule that every desktop would satisfy. Names that only OSWorld's own desktop-env has
+([below](#only-in-desktop-env)) load in a suite with a warning, and run on env servers with `--grader
 osworld` or `--provider desktop_env`.
 
-An evaluator is an object with `func`, `result`, and for most metrics `expected`; `options` where the metric has some.
+An evaluator is an object with `func`, `result`, and for most metrics `expected`; `options` if the metric has options.
 Several metrics are lists of equal length (`func`, `result`, `expected`, `options`) joined by `conj`: `and` (the mean
-of the scores, 0 where one is 0) or `or` (the greatest). `postconfig` is a list of set-up verbs that are carried out
-before the evaluator looks. With the `func` `infeasible` the task cannot be done, and giving up (FAIL) is its success.
-What a getter does not find scores 0; a desktop or a grader that breaks is a fault, and never a score."""
+of the scores, 0 if one is 0) or `or` (the maximum). `postconfig` is a list of set-up verbs that run before the
+evaluator reads the desktop. The `func` `infeasible` marks a task that cannot be done; giving up (FAIL) is its success.
+State that a getter does not find scores 0; a desktop or a grader that fails is a fault, and never a score."""
 GIVES: Mapping[State, str] = {
     "text": "a text",
     "file": "a file",
@@ -48,12 +47,12 @@ def describe() -> str:
     parts += ["## Metrics", *_index(METRICS)]
     for metric in METRICS.values():
         parts += _metric(metric)
-    parts += ["## What only desktop-env has", *_osworlds()]
+    parts += ["## Only in desktop-env", *_osworlds()]
     return "\n\n".join(parts) + "\n"
 
 
 def _getter(getter: Getter) -> list[str]:
-    about = f"{getter.about} Gives {GIVES[getter.gives]}."
+    about = f"{getter.about} Returns {GIVES[getter.gives]}."
     return [f"### {getter.name}", about, *_table("parameter", getter.keys), _example(getter.example)]
 
 
@@ -62,7 +61,7 @@ def _metric(metric: Metric) -> list[str]:
     reads += f"; `expected`: {GIVES[metric.expected]}." if metric.expected else "; no `expected`."
     parts = [f"### {metric.name}", f"{metric.about} {reads}", *_table("rule", metric.rules)]
     if metric.needs_a_rule:
-        parts.append("One of the rules has to say something.")
+        parts.append("At least one of the rules is required.")
     return [*parts, *_table("option", metric.options), _example(metric.example)]
 
 
@@ -73,10 +72,8 @@ def _index(words: Mapping[str, Any]) -> list[str]:
 def _table(what: str, keys: Sequence[Key]) -> list[str]:
     if not keys:
         return []
-    rows = [
-        f"| `{key.name}` | {key.kind}{'' if key.is_required else ', may be left out'} | {key.about} |" for key in keys
-    ]
-    return ["\n".join([f"| {what} | holds | meaning |", "|---|---|---|", *rows])]
+    rows = [f"| `{key.name}` | {key.kind}{'' if key.is_required else ', optional'} | {key.about} |" for key in keys]
+    return ["\n".join([f"| {what} | type | meaning |", "|---|---|---|", *rows])]
 
 
 def _example(value: Mapping[str, Any]) -> str:
@@ -84,7 +81,7 @@ def _example(value: Mapping[str, Any]) -> str:
 
 
 def _laid_out(value: Mapping[str, Any]) -> str:
-    """One line where it fits, or else one for each key."""
+    """One line if it fits, else one line per key."""
     line = json.dumps(value)
     if len(line) <= 110:
         return line

@@ -1,5 +1,5 @@
-"""Metrics over fetched files. A file that is not there (None) scores 0, as OSWorld scores it; an expected file that
-is missing is the grader's fault and raises."""
+"""Metrics over fetched files. A file that does not exist (None) scores 0, as in OSWorld; a missing expected file is a
+fault of the grader and raises."""
 
 import csv
 import difflib
@@ -24,7 +24,7 @@ def compare_text_file(
     if actual is None:
         return 0.0
     texts = []
-    # The expected file first: where it is unreadable the grader is at fault whatever the agent wrote.
+    # The expected file first: if it is unreadable the grader is at fault, regardless of the agent's file.
     for text in (expected.text, _agent_text(actual)):
         if text is None:
             return 0.0
@@ -45,7 +45,7 @@ def diff_text_file(result: ResultFile | None, expected: ResultFile) -> float:
 
 
 def compare_result_files(result: ResultFile | None, expected: ResultFile | None) -> float:
-    """Equal contents; a numeric answer may also stand inside the result, or be equal within 1e-4."""
+    """Equal contents; a numeric answer may also be contained in the result, or be equal within 1e-4."""
     if result is None or expected is None:
         return 0.0
     expected_text, result_text = expected.text.strip(), (_agent_text(result) or "").strip()
@@ -96,7 +96,7 @@ def check_csv(result: ResultFile | None, rules: Rules) -> float:
         return 0.0
     try:
         records = list(csv.DictReader(io.StringIO(text)))
-    except csv.Error:  # a field longer than the reader takes
+    except csv.Error:  # a field longer than the reader's limit
         return 0.0
 
     def occurs(pattern: Mapping[str, str]) -> bool:
@@ -107,11 +107,11 @@ def check_csv(result: ResultFile | None, rules: Rules) -> float:
 
 
 def check_json(result: ResultFile | None, rules: Rules, *, is_yaml: bool = False) -> float:
-    """Values at key paths fulfil their rules (`method`, `ref`)."""
+    """Values at key paths satisfy their rules (`method`, `ref`)."""
     text = None if result is None else _agent_text(result)
     try:
         data = None if text is None else yaml.safe_load(text) if is_yaml else json.loads(text)
-    # A ValueError is no JSON, or a date in YAML that there is not.
+    # A ValueError is invalid JSON, or an impossible date in YAML.
     except (ValueError, RecursionError, yaml.YAMLError):
         return 0.0
     if data is None:
@@ -127,7 +127,7 @@ def check_json(result: ResultFile | None, rules: Rules, *, is_yaml: bool = False
 
 
 def _agent_text(file: ResultFile) -> str | None:
-    """None for bytes that are no text: what an agent wrote wrongly is its failure, not a crash of the grader."""
+    """None for bytes that are not text: an invalid file of the agent is its failure, not a crash of the grader."""
     try:
         return file.text
     except UnicodeDecodeError:
@@ -151,7 +151,7 @@ def _fulfils(value: Any, rule: Rules) -> bool:
     if method in ("eq", "ne"):
         return bool(getattr(operator, method)(value, ref))
     if not method.startswith("approx") and method not in ("le", "lt", "ge", "gt") and not method.startswith("range."):
-        raise ValueError(f"check_json knows no method {method!r}")
+        raise ValueError(f"check_json has no method {method!r}")
     try:
         if method.startswith("approx"):
             return abs(float(value) - ref) <= float(method.split(":")[1])

@@ -1,5 +1,5 @@
-"""Getters: each reads one piece of state from a desktop (or from the task) under OSWorld's name. None means that it is
-not there; a malformed config raises, and grading turns that into an EvaluatorError."""
+"""Getters: each reads one part of the state of a desktop (or of the task) under OSWorld's name. None means that it does
+not exist; a malformed config raises, and grading turns that into an EvaluatorError."""
 
 import logging
 import os.path
@@ -22,7 +22,7 @@ async def get_rule(guest: GuestClient, cache: EpisodeCache, config: Config) -> A
 
 
 async def get_vm_command_line(guest: GuestClient, cache: EpisodeCache, config: Config) -> str | None:
-    """Standard output; None where the command could not be started, or did not end in time."""
+    """Standard output; None if the command could not be started or did not end in time."""
     result = await _run(guest, config)
     return result.output if result.status == "success" else None
 
@@ -34,7 +34,7 @@ async def get_vm_command_error(guest: GuestClient, cache: EpisodeCache, config: 
 
 
 async def _run(guest: GuestClient, config: Config) -> CommandResult:
-    """TamperingError if it was killed: in a running desktop only the desktop's own programs can do that."""
+    """Raises TamperingError if it was killed: in a running desktop only the desktop's own programs can do that."""
     result = await guest.execute(
         config["command"], shell=config.get("shell", False), timeout_s=COMMAND_TIMEOUT_S, is_graders=True
     )
@@ -62,7 +62,7 @@ async def get_vm_window_size(guest: GuestClient, cache: EpisodeCache, config: Co
 
 
 async def get_vm_wallpaper(guest: GuestClient, cache: EpisodeCache, config: Config) -> ResultFile:
-    """An empty file where there is no wallpaper, as OSWorld makes one."""
+    """Returns an empty file if there is no wallpaper, as OSWorld does."""
     file = await _fetch(cache, config["dest"], lambda max_bytes: guest.wallpaper(max_bytes=max_bytes))
     return file or ResultFile(name=config["dest"], data=b"")
 
@@ -72,17 +72,17 @@ async def get_list_directory(guest: GuestClient, cache: EpisodeCache, config: Co
 
 
 async def get_cache_file(guest: GuestClient, cache: EpisodeCache, config: Config) -> ResultFile:
-    """What a set-up verb kept. KeyError where none did: the task file is wrong."""
+    """A file that a set-up verb stored. KeyError if none did: the task file is wrong."""
     file = cache.get(config["path"])
     if file is None:
-        raise KeyError(f"no set-up verb kept a file named {config['path']!r}")
+        raise KeyError(f"no set-up verb stored a file named {config['path']!r}")
     return file
 
 
 async def get_vm_file(
     guest: GuestClient, cache: EpisodeCache, config: Config
 ) -> ResultFile | list[ResultFile | None] | None:
-    """One file; with `multi` several, of which `gives` names the positions that the metric receives."""
+    """One file; with `multi` several, and `gives` lists the positions that the metric receives."""
     if not config.get("multi", False):
         dest = config["dest"]
         if config.get("time_suffix", False):
@@ -103,11 +103,11 @@ async def _fetch_path(guest: GuestClient, cache: EpisodeCache, path: str, dest: 
 
 
 async def _fetch(cache: EpisodeCache, dest: str, read: Callable[[int], Awaitable[bytes | None]]) -> ResultFile | None:
-    """None, too, for a file that is too large to be an answer: a policy must not cause a fault by writing one."""
+    """Also None for a file that is too large to be an answer: a policy must not cause a fault by writing one."""
     try:
         return await cache.fetch(dest, read)
     except FileTooLargeError as error:
-        log.warning("%s: graded as if it were not there", error)
+        log.warning("%s: graded as a missing file", error)
         return None
 
 

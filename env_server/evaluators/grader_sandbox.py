@@ -1,6 +1,6 @@
 """The sandbox in which OSWorld's graders run: bubblewrap without a network, with a read-only view of the system and of
-desktop-env's Python. One process in it has loaded desktop-env, and forks a grader for each grading. What a grader gets
-and where it connects to goes through the env server."""
+desktop-env's Python. One process in it has loaded desktop-env, and forks a grader for each grading. All input and all
+connections of a grader pass through the env server."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,8 @@ from env_server.providers.stderr_tail import StderrTail
 from osworld_pipeline.errors import DependencyError, EvaluatorError, PipelineError, ReplicaError
 
 DOORS = ("guest", "chromium", "vlc")
-"""What a grader connects to, as sandboxed.py names it: ports of its own loopback, at which the env server answers."""
+"""The endpoints that a grader connects to, as sandboxed.py names them: ports of its loopback, which the env server
+serves."""
 END_LIMIT_S = 10.0
 TRIAL_LIMIT_S = 30.0
 MAX_ANSWER_BYTES = 1 << 20
@@ -40,8 +41,7 @@ _AS_ROOT = (
     'mount --bind "$1" "/mnt/$number"; number=$((number + 1)); shift; done; shift; '
     'exec setpriv --reuid "$uid" --regid "$uid" --clear-groups "$@"'
 )
-"""In a mount namespace of its own: the folders are shown where the sandbox's user can reach them, then root is given
-up."""
+"""Run in a separate mount namespace: mounts the folders where the sandbox's user can reach them, then drops root."""
 _SHOWN_OF_ETC = ("ld.so.cache", "alternatives", "fonts", "mime.types", "localtime")
 _TMP = "/tmp"  # noqa: S108 - the sandbox's own
 _WALLS = (
@@ -54,18 +54,18 @@ _WALLS = (
 
 @dataclass(frozen=True, kw_only=True)
 class GraderLimits:
-    """Of one grading. What exceeds memory or CPU time scores 0, as with our own metrics."""
+    """Limits of one grading. A grading that exceeds memory or CPU time scores 0, as with our own metrics."""
 
     memory_bytes: int = 4 << 30
     cpu_s: int = 60
-    """Of one process. It must be less than a task's time for grading, whose end is a fault."""
+    """Per process. It must be less than a task's time limit for grading, which ends in a fault."""
     num_processes: int = 128
     disk_bytes: int = 1 << 30
-    """In memory; of each of its two file systems and of each file."""
+    """In memory; applies to each of its two file systems and to each file."""
 
 
 class ExcessError(PipelineError):
-    """A grader took more memory or CPU time than there is for it."""
+    """A grader exceeded its limit of memory or CPU time."""
 
 
 @dataclass(kw_only=True)
@@ -74,16 +74,16 @@ class _Launched:
     control: socket.socket
     stderr_tail: StderrTail
     has_loaded: bool = False
-    """It has forked a grader."""
+    """Whether it has forked a grader."""
 
 
 class GraderSandbox:
-    """Starts when the first grader is wanted, and again when it has died."""
+    """Starts with the first grader, and again after it has died."""
 
     def __init__(self, install: DesktopEnvInstall, limits: GraderLimits | None = None) -> None:
         """
         Raises:
-            DependencyError: this machine does not allow it.
+            DependencyError: this machine does not allow a sandbox.
         """
         self._install, self._limits = install, limits or GraderLimits()
         self._launched: _Launched | None = None
@@ -97,7 +97,7 @@ class GraderSandbox:
             raise
 
     def start(self) -> None:
-        """Begins to load desktop-env, where that has not begun; the first grader is there the sooner.
+        """Starts loading desktop-env if it is not started yet, so that the first grader is ready sooner.
 
         Raises:
             DependencyError: it cannot be started.
@@ -106,11 +106,11 @@ class GraderSandbox:
 
     @asynccontextmanager
     async def grader(self) -> AsyncIterator["SandboxedGrader"]:
-        """A process for one grading, which has ended with everything it started when the block is left.
+        """A process for one grading; it and all processes that it started have ended when the block is left.
 
         Raises:
             DependencyError: desktop-env cannot be loaded in the sandbox.
-            ReplicaError: the grader did not come up in time.
+            ReplicaError: the grader did not start in time.
         """
         launched = self._running()
         try:
@@ -118,7 +118,7 @@ class GraderSandbox:
         except OSError as error:
             if not launched.has_loaded:
                 raise self._unloadable(launched) from error
-            await self._end(launched)  # it has died since: another is made, once
+            await self._end(launched)  # it has died since; another is started, once
             launched = self._running()
             try:
                 ours, doors = await _open(launched)
@@ -135,7 +135,7 @@ class GraderSandbox:
                 door.close()
 
     async def close(self) -> None:
-        """Ends the sandbox and all that is in it. Idempotent."""
+        """Ends the sandbox and every process in it. Idempotent."""
         self._is_closed = True
         if self._launched is not None:
             await self._end(self._launched)
@@ -149,7 +149,7 @@ class GraderSandbox:
             if self._launched.process.poll() is None:
                 return self._launched
             self._launched.control.close()
-            self._launched.stderr_tail.kill_writers()  # a bubblewrap killed while it forked leaves a child
+            self._launched.stderr_tail.kill_writers()  # a bubblewrap killed during its fork leaves a child
         self._launched = self._launch()
         return self._launched
 
@@ -182,7 +182,7 @@ class GraderSandbox:
         await end_sandbox(launched.process, launched.stderr_tail, what="the graders' sandbox")
 
     def _check(self) -> None:
-        """Makes a sandbox and a grader that does nothing."""
+        """Starts a sandbox and a grader that does nothing."""
         try:
             done = subprocess.run(
                 self._command("try_out"),
@@ -196,7 +196,7 @@ class GraderSandbox:
         except OSError as error:
             raise DependencyError(f"cannot start bubblewrap ({error}); run `scripts/setup debian`") from error
         except subprocess.TimeoutExpired as error:
-            raise DependencyError(f"bubblewrap made no sandbox within {TRIAL_LIMIT_S:g} s; try it by hand") from error
+            raise DependencyError(f"bubblewrap made no sandbox within {TRIAL_LIMIT_S:g} s; run it by hand") from error
         if done.returncode:
             raise explain_namespaces(done.stderr.decode("utf-8", "replace"))
 
@@ -222,7 +222,7 @@ class GraderSandbox:
         return [*outer, *_WALLS, *variables, *binds, "--remount-ro", "/dev", "--remount-ro", "/", "--", *python]
 
     def _folders(self) -> list[Path]:
-        """Each once and none below another, without those of /usr."""
+        """Each folder once, none inside another, and none in /usr."""
         found: list[Path] = []
         for folder in sorted({*self._install.folders, *self._install.search_path, *_OWN_FOLDERS}):
             if not any(folder.is_relative_to(other) for other in (Path("/usr"), *found)):
@@ -231,12 +231,12 @@ class GraderSandbox:
 
     def _unloadable(self, launched: _Launched) -> DependencyError:
         complaint = launched.stderr_tail.lines
-        last = f"it said: {complaint[-1][:300]}" if complaint else "it said nothing"
+        last = f"its output: {complaint[-1][:300]}" if complaint else "it printed nothing"
         return DependencyError(f"the desktop-env of {self._install.python} does not load in a sandbox; {last}")
 
 
 class SandboxedGrader:
-    """`doors` are listening sockets of its loopback, for the env server to answer at."""
+    """`doors` are listening sockets of its loopback, on which the env server accepts connections."""
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, doors: dict[str, socket.socket]
@@ -248,9 +248,9 @@ class SandboxedGrader:
     async def call(self, call: str, /, *, limit_s: float, blob: bytes = b"", **arguments: Any) -> dict[str, Any]:
         """
         Raises:
-            ExcessError: it took more than its limits allow.
+            ExcessError: it exceeded its limits.
             EvaluatorError: it crashed, died, or did not answer in time.
-            ReplicaError: the guest did not answer it.
+            ReplicaError: the guest did not answer the grader.
         """
         number = next(self._numbers)
         try:
@@ -258,16 +258,16 @@ class SandboxedGrader:
                 self._writer.write(pack({"id": number, "call": call, "arguments": arguments}, blob))
                 await self._writer.drain()
         except TimeoutError as error:
-            raise EvaluatorError(f"the grader did not take {call!r} within {limit_s:g} s") from error
+            raise EvaluatorError(f"the grader did not read {call!r} within {limit_s:g} s") from error
         except OSError:
-            pass  # its end is read below
+            pass  # the answer that says how it ended is read below
         try:
             async with asyncio.timeout(limit_s):
                 answer = await _receive_answer(self._reader)
         except TimeoutError as error:
             raise EvaluatorError(f"the grader did not answer {call!r} within {limit_s:g} s") from error
         except (asyncio.IncompleteReadError, OSError, ValueError) as error:
-            raise EvaluatorError(f"the grading broke off: the grader died during {call!r}") from error
+            raise EvaluatorError(f"the grading was interrupted: the grader died during {call!r}") from error
         return _result_of(answer, number)
 
 
@@ -276,16 +276,16 @@ def _result_of(answer: dict[str, Any], number: int) -> dict[str, Any]:
     if end in ("memory", "cpu") or fault == "excess":
         raise ExcessError("memory" if end != "cpu" else "CPU time")
     if end is not None:
-        raise EvaluatorError(f"the grading broke off: the grader's process ended with {str(end)[:40]}")
+        raise EvaluatorError(f"the grading was interrupted: the grader's process ended with {str(end)[:40]}")
     if fault is not None:
         raise FAULTS.get(str(fault), ReplicaError)(f"desktop-env: {str(answer.get('error'))[:2000]}")
     if answer.get("id") != number or not isinstance(answer.get("ok"), dict):
-        raise EvaluatorError("the grader's process answered nonsense")
+        raise EvaluatorError("the grader's process sent an invalid answer")
     return answer["ok"]
 
 
 async def _open(launched: _Launched) -> tuple[socket.socket, dict[str, socket.socket]]:
-    """A connection to a new grader, and its doors. OSError where the sandbox is gone."""
+    """A connection to a new grader, and its doors. OSError if the sandbox is gone."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     try:
@@ -295,9 +295,9 @@ async def _open(launched: _Launched) -> tuple[socket.socket, dict[str, socket.so
             doors = await _receive_doors(ours)
     except TimeoutError as error:
         ours.close()
-        raise ReplicaError(f"no grader came up within {LOAD_LIMIT_S:g} s; see the machine's load") from error
+        raise ReplicaError(f"no grader started within {LOAD_LIMIT_S:g} s; check the load of the machine") from error
     except BaseException:
-        ours.close()  # which ends it
+        ours.close()  # ends the grader
         raise
     launched.has_loaded = True
     return ours, doors
@@ -312,7 +312,7 @@ async def _stream(connection: socket.socket) -> tuple[asyncio.StreamReader, asyn
 
 
 async def _receive_doors(connection: socket.socket) -> dict[str, socket.socket]:
-    """OSError where the other side is gone."""
+    """OSError if the other side is gone."""
     readable, loop = asyncio.Event(), asyncio.get_running_loop()
     loop.add_reader(connection, readable.set)
     try:
@@ -322,23 +322,23 @@ async def _receive_doors(connection: socket.socket) -> dict[str, socket.socket]:
     message, descriptors, _, _ = socket.recv_fds(connection, 1, len(DOORS))
     sockets = [socket.socket(fileno=descriptor) for descriptor in descriptors]
     if len(sockets) != len(DOORS):
-        raise ConnectionResetError(f"{len(sockets)} sockets and {len(message)} bytes came from the graders' sandbox")
+        raise ConnectionResetError(f"the graders' sandbox sent {len(sockets)} sockets and {len(message)} bytes")
     return dict(zip(DOORS, sockets, strict=True))
 
 
 async def _receive_answer(reader: asyncio.StreamReader) -> dict[str, Any]:
-    """ValueError where it is none: what answers has read what a policy wrote."""
+    """ValueError if it is invalid: the process that answers has read data of a policy."""
     lengths = unpack_header(await reader.readexactly(HEADER.size))
     if sum(lengths) > MAX_ANSWER_BYTES:
         raise ValueError(f"an answer of {sum(lengths)} bytes")
     answer = orjson.loads((await reader.readexactly(sum(lengths)))[: lengths[0]])
     if not isinstance(answer, dict):
-        raise ValueError("no object")
+        raise ValueError("not an object")
     return answer
 
 
 async def _end_grader(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """The supervisor sees our side closed and kills the grader; when all of it has ended we see theirs closed."""
+    """The supervisor sees our side closed and kills the grader; it closes its side when all of it has ended."""
     try:
         with contextlib.suppress(OSError):
             writer.write_eof()
@@ -346,7 +346,7 @@ async def _end_grader(reader: asyncio.StreamReader, writer: asyncio.StreamWriter
             while await reader.read(1 << 16):
                 pass
     except TimeoutError as error:
-        raise EvaluatorError(f"a grader outlived SIGKILL for {END_LIMIT_S:g} s") from error
+        raise EvaluatorError(f"a grader is still running {END_LIMIT_S:g} s after SIGKILL") from error
     except OSError:
         pass  # closed already
     finally:

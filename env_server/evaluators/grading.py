@@ -1,4 +1,4 @@
-"""Joins getters and metrics as OSWorld's env.evaluate does: infeasible tasks, single metrics, and lists under and/or.
+"""Combines getters and metrics as OSWorld's env.evaluate does: infeasible tasks, single metrics, and lists with and/or.
 A crash is an EvaluatorError and never a reward."""
 
 import math
@@ -12,16 +12,16 @@ from osworld_pipeline.domain.task_schema.reading import Check, Grader
 from osworld_pipeline.errors import EvaluatorError, PipelineError, ReplicaError
 
 RunMetric = Callable[[str, Sequence[Any], Mapping[str, Any]], Awaitable[float]]
-"""Computes a metric, by its name, of arguments and options. Raises EvaluatorError, or what the metric raises."""
+"""Computes the named metric from arguments and options. Raises EvaluatorError, or the metric's own error."""
 
 
 async def grade(
     grader: Grader, guest: GuestClient, cache: EpisodeCache, *, last_action: str | None, run_metric: RunMetric
 ) -> float:
-    """The reward in 0..1; `last_action` is the agent's last, so that FAIL counts only for what cannot be done.
+    """The reward in 0..1; `last_action` is the agent's last: FAIL succeeds only for an infeasible task.
 
     Raises:
-        EvaluatorError: a getter or a metric crashed, or the score is no number in 0..1.
+        EvaluatorError: a getter or a metric crashed, or the score is not a number in 0..1.
         ReplicaError: the desktop died meanwhile.
     """
     has_given_up = last_action == "FAIL"
@@ -54,5 +54,5 @@ async def _score(check: Check, guest: GuestClient, cache: EpisodeCache, run_metr
     except Exception as error:
         raise EvaluatorError(f"the evaluator {check.func} crashed: {type(error).__name__}: {error}") from error
     if not math.isfinite(score) or not 0.0 <= score <= 1.0:
-        raise EvaluatorError(f"the evaluator {check.func} answered {score}, which is no score in 0..1")
+        raise EvaluatorError(f"the evaluator {check.func} returned {score}, which is not a score in 0..1")
     return score

@@ -1,7 +1,8 @@
-"""The process that computes metrics, one after the other. A request is pickled by the server, which it trusts; an
-answer is JSON, because what a metric reads comes from a policy, and the server trusts nothing that has touched it.
+"""The process that computes metrics, one after the other. A request is pickled by the server, which this process
+trusts. An answer is JSON, because a metric reads data of a policy, and the server must not unpickle anything derived
+from it.
 
-Limits are the kernel's: a search by a pattern cannot be interrupted from within."""
+The kernel enforces the limits, because a regular expression search cannot be interrupted from within."""
 
 import json
 import math
@@ -18,12 +19,12 @@ from osworld_pipeline.domain.parent import dies_with_parent
 
 LENGTH = struct.Struct("!Q")
 MEMORY_LIMIT_BYTES = 2 << 30
-"""Of the process's addresses."""
+"""Limit of the process's address space."""
 MAX_ERROR = 300
 
 
 def main(parent_pid: int, cpu_limit_s: int) -> int:
-    """Beyond `cpu_limit_s` of one metric SIGXCPU ends the process."""
+    """If one metric exceeds `cpu_limit_s`, SIGXCPU ends the process."""
     if not dies_with_parent(signal.SIGKILL, parent_pid=parent_pid):
         return 1
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -39,13 +40,13 @@ def main(parent_pid: int, cpu_limit_s: int) -> int:
 
 
 def compute(request: bytes) -> dict[str, Any]:
-    """`score`, or `error`; or `is_too_much`, where memory did not suffice."""
+    """Returns `score`, or `error`, or `is_too_much` if memory did not suffice."""
     try:
         name, arguments, options = pickle.loads(request)  # noqa: S301 - the server's own
         return {"score": float(METRICS[name](*arguments, **options))}
     except MemoryError:
         return {"is_too_much": True}
-    except Exception as error:  # noqa: BLE001 - any error is reported to the server, and the process goes on
+    except Exception as error:  # noqa: BLE001 - any error is reported to the server, and the process continues
         return {"error": f"{type(error).__name__}: {error}"[:MAX_ERROR]}
 
 

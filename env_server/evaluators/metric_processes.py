@@ -1,8 +1,8 @@
-"""Metrics are computed in processes that can be ended. What a policy left behind, or a task's pattern, may take a
-metric any time and any memory: in the server it would hold up every other episode, and no time limit ends a thread.
+"""Metrics are computed in processes that can be killed. Data of a policy or a pattern of a task may make a metric use
+unlimited time and memory: in the server it would block every other episode, and a time limit cannot end a thread.
 
-A metric that takes too much of what the desktop holds scores 0 and is no fault: a fault is left out of training, and a
-policy would learn to cause one wherever it fails."""
+A metric that exceeds a limit because of the desktop's data scores 0 and is no fault: faults are left out of training,
+and a policy would learn to cause one wherever it fails."""
 
 import asyncio
 import contextlib
@@ -21,19 +21,19 @@ from osworld_pipeline.errors import EvaluatorError
 log = logging.getLogger("env_server")
 
 NUM_PROCESSES = 2
-"""At a time; a metric takes a millisecond."""
+"""Processes at a time; a metric takes a millisecond."""
 CPU_LIMIT_S = 10
-"""Of one metric."""
+"""CPU time of one metric."""
 MAX_RESULT_BYTES = 32 << 20
-"""Of what a desktop holds."""
+"""Most bytes of the desktop's data."""
 END_LIMIT_S = 0.5
-"""For an idle process to end by itself."""
+"""Time for an idle process to exit by itself."""
 WALL_LIMIT_S = 60.0
-"""Many times the CPU limit: then this machine is at fault."""
+"""Many times the CPU limit: a timeout means that this machine is at fault."""
 
 
 class MetricProcesses:
-    """Started when they are first needed, and again after one has ended."""
+    """Processes are started on demand, and again after one has ended."""
 
     def __init__(self, *, cpu_limit_s: int = CPU_LIMIT_S) -> None:
         self._cpu_limit_s = cpu_limit_s
@@ -41,13 +41,13 @@ class MetricProcesses:
         self._idle: list[asyncio.subprocess.Process] = []
 
     async def run(self, name: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> float:
-        """The score; 0 where the first argument, which a desktop holds, is too large or takes too much.
+        """The score; 0 if the first argument, the desktop's data, is too large or exceeds a limit.
 
         Raises:
-            EvaluatorError: the metric crashed, or took too long by the clock.
+            EvaluatorError: the metric crashed, or exceeded the wall-clock limit.
         """
         async with self._slots:
-            request = pickle.dumps((name, list(arguments), dict(options)), protocol=5)  # here: few copies at a time
+            request = pickle.dumps((name, list(arguments), dict(options)), protocol=5)  # here: limits concurrent copies
             if arguments and len(request) > MAX_RESULT_BYTES < len(pickle.dumps(arguments[0], protocol=5)):
                 return _too_much(name, f"{MAX_RESULT_BYTES >> 20} MiB to read")
             process = self._take_idle() or await self._start()
@@ -99,7 +99,7 @@ async def _ask(process: asyncio.subprocess.Process, request: bytes) -> dict[str,
 
 
 async def _end(process: asyncio.subprocess.Process) -> int:
-    """Its exit status; one that has closed its output is ending by itself, and keeps its own."""
+    """Returns its exit status; a process that has closed its output is exiting by itself and keeps its own status."""
     assert process.stdin is not None, "a pipe"
     process.stdin.close()
     try:
@@ -113,5 +113,5 @@ async def _end(process: asyncio.subprocess.Process) -> int:
 
 
 def _too_much(name: str, what: str) -> float:
-    log.warning("the metric %s takes more than %s of what the desktop holds: scored 0", name, what)
+    log.warning("the metric %s needs more than %s for the desktop's data: scored 0", name, what)
     return 0.0

@@ -1,4 +1,4 @@
-"""Every metric by its name in OSWorld."""
+"""Every metric by its OSWorld name."""
 
 from collections.abc import Callable, Mapping
 

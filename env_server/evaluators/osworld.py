@@ -1,5 +1,5 @@
-"""Grades by OSWorld itself: its evaluate, metrics and getters, in a process of desktop-env's Python. The process is in
-a sandbox, where it reaches the desktop's guest and nothing else."""
+"""Grades with OSWorld's own code: its evaluate, metrics and getters, in a process of desktop-env's Python. The process
+runs in a sandbox, where it reaches only the desktop's guest."""
 
 import asyncio
 import logging
@@ -29,7 +29,7 @@ from osworld_pipeline.errors import DependencyError, EvaluatorError, ReplicaErro
 log = logging.getLogger("env_server")
 
 MAX_AT_ONCE = 16
-"""Gradings; each is a process of its own, and shares most of its memory with the others."""
+"""Gradings at a time; each is a separate process, and shares most of its memory with the others."""
 GRADE_LIMIT_S = 3600.0
 """The task's own limit is shorter, and ends the grading by cancelling it."""
 PUT_LIMIT_S = 60.0
@@ -37,13 +37,13 @@ PING_LIMIT_S = 10.0
 
 Call = Callable[..., Awaitable[Mapping[str, Any]]]
 Process = tuple[Call, Mapping[str, Any]]
-"""What calls a grader's process, and where the process finds the guest."""
+"""The function that calls a grader's process, and the address where the process finds the guest."""
 
 
 class OSWorldGraders:
-    """`python` is the interpreter of the environment where desktop-env is installed; `with_ports` has the ports of a
-    desktop's browser and VLC lent to getters that reach into these. `downloader` fetches the files that evaluators name
-    by address; its owner closes it. `allow_unsandboxed` applies where this machine allows no sandbox."""
+    """`python` is the interpreter of the environment where desktop-env is installed; `with_ports` forwards the ports of
+    a desktop's browser and VLC to getters that need them. `downloader` fetches the files that evaluators name by URL;
+    its owner closes it. `allow_unsandboxed` applies if this machine allows no sandbox."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class OSWorldGraders:
     ) -> None:
         """
         Raises:
-            DependencyError: there is no desktop-env, or no sandbox is possible here.
+            DependencyError: desktop-env is not installed, or no sandbox is possible here.
         """
         self.with_ports = with_ports
         self.downloader = downloader or Downloader(TaskLimits())
@@ -73,7 +73,7 @@ class OSWorldGraders:
     def read(self, task: Task) -> TaskGrader:
         check_evaluator(task, self.install, has_ports=self.with_ports)
         check_cloud_files(task, self.downloader.limits)
-        self.processes.start()  # it loads while the episode goes on
+        self.processes.start()  # it loads while the episode runs
         return _OSWorldGrader(task=task, graders=self)
 
     async def close(self) -> None:
@@ -91,16 +91,16 @@ class _OSWorldGrader:
             try:
                 return await self._grade(guest, cache, last_action)
             except ExcessError as error:
-                log.warning("the grader of task %s takes too much %s: scored 0", self.task.task_id, error)
+                log.warning("the grader of task %s exceeds its limit of %s: scored 0", self.task.task_id, error)
                 return 0.0
             except DependencyError as error:
                 raise EvaluatorError(f"OSWorld's evaluators cannot be run: {error}") from error
             except WorkerSilentError as error:
                 raise EvaluatorError(str(error)) from error
             except ReplicaError as error:
-                # The grader's error for what may be the desktop's end or its own; only the guest can tell.
+                # The grader's error does not show whether the desktop or the grader failed; the guest is asked.
                 await guest.screenshot("jpeg", timeout_s=PING_LIMIT_S)
-                raise EvaluatorError(f"the grading of task {self.task.task_id} broke off: {error}") from error
+                raise EvaluatorError(f"the grading of task {self.task.task_id} was interrupted: {error}") from error
 
     async def _grade(self, guest: GuestClient, cache: EpisodeCache, last_action: str | None) -> float:
         graders = self.graders
@@ -125,7 +125,7 @@ class _Processes(Protocol):
     def process(
         self, guest: GuestClient, *, name: str, with_ports: bool
     ) -> AbstractAsyncContextManager[Process, bool | None]:
-        """It has ended with everything it started when the block is left, by a cancellation too."""
+        """It and all processes that it started have ended when the block is left, also by a cancellation."""
         ...
 
     async def close(self) -> None: ...
@@ -182,8 +182,8 @@ def _find_processes(
     except DependencyError as error:
         if not allow_unsandboxed:
             raise DependencyError(
-                f"OSWorld's graders cannot be sandboxed: {error}; or give them your rights and the network with "
+                f"OSWorld's graders cannot be sandboxed: {error}; or run them with your permissions and network with "
                 "--allow-unsandboxed-graders"
             ) from error
-        log.warning("OSWORLD'S GRADERS WITHOUT A SANDBOX: they run with your rights and the network (%s)", error)
+        log.warning("OSWORLD'S GRADERS WITHOUT A SANDBOX: they run with your permissions and the network (%s)", error)
         return _Unsandboxed(Launcher(install, folder=folder))

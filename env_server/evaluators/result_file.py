@@ -1,5 +1,5 @@
-"""A file as a getter fetched it: bytes with a name, never a path on this machine, so grading leaves nothing behind. How
-many bytes a policy can make the server hold has a bound for each check, and for the whole server."""
+"""A file as a getter fetched it: bytes with a name, never a path on this machine, so grading leaves no files behind.
+The bytes that a policy can make the server hold are limited for each check and for the whole server."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -10,13 +10,13 @@ from env_server.guest_client import FileTooLargeError
 from osworld_pipeline.errors import EvaluatorError
 
 SMALL_BYTES = 4 << 20
-"""Of all files of one check together; every check may hold so much at any time."""
+"""Of all files of one check together; every check may hold this much at any time."""
 MAX_FILE_BYTES = 32 << 20
-"""Of a file that is graded."""
+"""Of one graded file."""
 MAX_CHECK_BYTES = 64 << 20
 """Of all files of one check together."""
 NUM_LARGE_CHECKS = 8
-"""Checks of one server that hold more than SMALL_BYTES at a time."""
+"""Checks of one server that may hold more than SMALL_BYTES at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,20 +26,20 @@ class ResultFile:
 
     @property
     def text(self) -> str:
-        """UTF-8 with universal newlines, as OSWorld's open() reads it. UnicodeDecodeError where it is none."""
+        """UTF-8 with universal newlines, as OSWorld's open() reads it. Raises UnicodeDecodeError."""
         return self.data.decode().replace("\r\n", "\n").replace("\r", "\n")
 
 
 class LargeChecks(asyncio.Semaphore):
-    """Whose turn it is to hold large files; one for a whole server."""
+    """Limits how many checks hold large files; one for a whole server."""
 
     def __init__(self, num_checks: int = NUM_LARGE_CHECKS) -> None:
         super().__init__(num_checks)
 
 
 class EpisodeCache:
-    """OSWorld's cache folder of one episode, in memory: what set-up verbs kept for the grader, by name, and what the
-    check in progress has fetched. Small files are kept for the next check, too."""
+    """OSWorld's cache folder of one episode, in memory: files that set-up verbs stored for the grader, by name, and
+    files that the current check has fetched. Small files are also kept for the next check."""
 
     def __init__(self, large_checks: LargeChecks | None = None, *, max_bytes: int = 256 * 1024 * 1024) -> None:
         self._files: dict[str, ResultFile] = {}
@@ -58,7 +58,7 @@ class EpisodeCache:
 
     @asynccontextmanager
     async def check(self) -> AsyncIterator[None]:
-        """What is fetched within the block is let go at its end where it is large."""
+        """Large files that are fetched within the block are released at its end."""
         try:
             yield
         finally:
@@ -72,11 +72,11 @@ class EpisodeCache:
                 self._files |= fetched
 
     async def fetch(self, name: str, read: Callable[[int], Awaitable[bytes | None]]) -> ResultFile | None:
-        """What `read` gives, which is given the most bytes to read and answers None where there is no file. Waits for
-        its turn where this check comes to hold more than is small. To be called within `check`.
+        """The file that `read` returns. `read` is called with the most bytes to read and returns None if there is no
+        file. Waits for a free slot if this check would hold more than SMALL_BYTES. To be called within `check`.
 
         Raises:
-            FileTooLargeError: it is larger than a file, or together with the others of its check, may be.
+            FileTooLargeError: the file exceeds the limit of a file, or of all files of its check.
         """
         held = _num_bytes(self._fetched)
         data = None

@@ -37,7 +37,7 @@ def literal_match(result: Any, expected: Any, *, type: str = "str", ignore_case:
         if not isinstance(result, list | tuple) or not isinstance(expected, list | tuple):
             return 0.0
         return float([as_text(item) for item in result] == [as_text(item) for item in expected])
-    raise ValueError(f"literal_match knows the types str and list, not {type!r}")
+    raise ValueError(f"literal_match supports the types str and list, not {type!r}")
 
 
 def fuzzy_match(result: str | None, rules: Rules) -> float:
@@ -45,7 +45,7 @@ def fuzzy_match(result: str | None, rules: Rules) -> float:
 
 
 def is_in_vm_clickboard(config: Rules, terminal_output: str | None) -> float:
-    """OSWorld's spelling, and its order: the rule comes first."""
+    """The name and the order of arguments (rule first) are OSWorld's."""
     if terminal_output is None:
         return 0.0
     expected = config["expected"]
@@ -54,12 +54,12 @@ def is_in_vm_clickboard(config: Rules, terminal_output: str | None) -> float:
 
 
 def check_direct_json_object(result: Any, rules: Rules) -> float:
-    """Each expected key's value equals (or, with `expect_in_result`, lies in) the result's."""
+    """Each expected key's value equals the result's value (or, with `expect_in_result`, is contained in it)."""
     if isinstance(result, str):
         try:
             result = json.loads(result.strip().replace("'", '"'))
         except (ValueError, RecursionError):
-            return 0.0  # what an agent wrote wrongly is its failure, not a crash of the grader
+            return 0.0  # invalid output of an agent is its failure, not a crash of the grader
     expected = rules.get("expected", {})
     if result is None or "__EVALUATION_FAILED__" in expected.values():
         return 0.0
@@ -68,7 +68,7 @@ def check_direct_json_object(result: Any, rules: Rules) -> float:
     if rules.get("expect_in_result", False):
         return float(all(_lies_in(value, result.get(key)) for key, value in expected.items()))
     if expected.get("ignore_list_order", False):
-        # OSWorld compares every key then, this flag itself included, as a sorted list; a flag is no list, so it fails.
+        # Here OSWorld compares every key, including this flag, as a sorted list; a flag is no list, so it fails.
         return 0.0
     return float(all(result.get(key) == value for key, value in expected.items()))
 

@@ -1,4 +1,4 @@
-"""The name of what a score was made by: it changes exactly when a grader's source does."""
+"""The version of the grader: it changes exactly when the source of a grader does."""
 
 import hashlib
 from pathlib import Path
@@ -8,7 +8,7 @@ from osworld_pipeline.domain.task_schema import reading
 SEMANTICS = "osworld-1.0.2"
 """The desktop-env release whose getters and metrics these follow."""
 _SCORES_NOTHING = ("describe.py",)
-"""Of this package: the words of its page."""
+"""Of this package: only the text of its documentation page."""
 
 
 def _digest_sources() -> str:

@@ -1,7 +1,7 @@
-"""Metrics over files that Windows programs wrote: whatever encoding and line ends they have, with partial scores.
+"""Metrics over files that Windows programs wrote, in any encoding and with any line ends, with partial scores.
 
-The five checkers and their scores are the Windows example's: 1 for what was asked, 0.5 for most of it, 0.1 or 0.2 for a
-file that is there and holds something, 0 for none. A file that is missing scores 0.
+The five checkers and their scores are the Windows example's: 1 for the requested result, 0.5 for most of it, 0.1 or 0.2
+for a file that exists and is not empty, 0 for no result. A missing file scores 0.
 """
 
 import re
@@ -14,16 +14,16 @@ Rules = Mapping[str, Any]
 
 MOST = 0.5
 ANY_TEXT = 0.2
-"""Of a text that was to be another."""
+"""Score of a text that differs from the expected one."""
 ANY_CONTENT = 0.1
-"""Of a listing or an answer that was to be another."""
+"""Score of a listing or an answer that differs from the expected one."""
 _DATE = re.compile(r"(?<![0-9])[0-9]{4}-[0-9]{2}-[0-9]{2}(?![0-9])")
 _MARKS = ((b"\xef\xbb\xbf", "utf-8"), (b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be"))
 
 
 def windows_text(data: bytes) -> str:
-    """Text as Windows programs write it: UTF-8 or UTF-16 by its mark, UTF-16 without one by its zero bytes (`cmd /u`),
-    UTF-8, or else Windows-1252, which every file is. Line ends become line feeds. Never raises."""
+    """Text as Windows programs write it: UTF-8 or UTF-16 by its byte order mark, UTF-16 without one by its zero bytes
+    (`cmd /u`), UTF-8, or else Windows-1252, which accepts every file. Line ends become line feeds. Never raises."""
     return _with_line_feeds(_decoded(data))
 
 
@@ -36,7 +36,7 @@ def _decoded(data: bytes) -> str:
         if data.startswith(mark):
             return data[len(mark) :].decode(encoding, "replace")
     num_pairs = len(data) // 2
-    # Of Latin text in UTF-16 one byte of each two is zero; other text has no zero bytes at all.
+    # In UTF-16, one of every two bytes of Latin text is zero; other text has no zero bytes.
     high, low = data[1::2].count(0), data[0::2].count(0)
     if num_pairs and max(high, low) * 2 >= num_pairs:
         return data.decode("utf-16-le" if high >= low else "utf-16-be", "replace")
@@ -47,14 +47,14 @@ def _decoded(data: bytes) -> str:
 
 
 def windows_exact_match(result: ResultFile | None, rules: Rules) -> float:
-    """1 where the trimmed text is the target, 0.5 where it holds it in any letter case, 0.2 for any other text.
+    """1 if the trimmed text is the target, 0.5 if it contains it in any letter case, 0.2 for any other text.
 
     Raises:
-        ValueError: the target is blank, which every text would hold.
+        ValueError: the target is blank, which every text contains.
     """
     target = _trimmed(str(rules["expected"]))
     if not target:
-        raise ValueError("the expected text is blank: every file would hold it")
+        raise ValueError("the expected text is blank: every file contains it")
     text = _text_of(result)
     if text == target:
         return 1.0
@@ -64,7 +64,7 @@ def windows_exact_match(result: ResultFile | None, rules: Rules) -> float:
 
 
 def windows_date_format(result: ResultFile | None, rules: Rules) -> float:
-    """1 where the text is a date as 2026-11-22 and nothing else, 0.5 where it holds one, 0.1 for any other text."""
+    """1 if the text is a date such as 2026-11-22 and nothing else, 0.5 if it contains one, 0.1 for any other text."""
     text = _text_of(result)
     if _DATE.fullmatch(text):
         return 1.0
@@ -72,8 +72,8 @@ def windows_date_format(result: ResultFile | None, rules: Rules) -> float:
 
 
 def windows_names_listed(result: ResultFile | None, rules: Rules) -> float:
-    """1 where at least two of the `expected` names are in the text (in any letter case), 0.5 for one of them, 0.1 for
-    any other text."""
+    """1 if at least two of the `expected` names are in the text (in any letter case), 0.5 for one of them, 0.1 for any
+    other text."""
     text = _text_of(result)
     num_found = sum(name.casefold() in text.casefold() for name in _names(rules))
     return 1.0 if num_found >= 2 else MOST if num_found else ANY_CONTENT if text else 0.0
@@ -84,25 +84,25 @@ def windows_non_empty(result: ResultFile | None, rules: Rules) -> float:
 
 
 def windows_has_all(result: ResultFile | None, rules: Rules) -> float:
-    """1 where each of the `expected` words is in the text, 0.5 for some of them, 0.1 for any other text."""
+    """1 if each of the `expected` words is in the text, 0.5 for some of them, 0.1 for any other text."""
     text = _text_of(result)
     found = [name in text for name in _names(rules)]
     return 1.0 if all(found) else MOST if any(found) else ANY_CONTENT if text else 0.0
 
 
 def _text_of(result: ResultFile | None) -> str:
-    """Blank where the file is missing."""
+    """Empty if the file is missing."""
     return "" if result is None else _trimmed(windows_text(result.data))
 
 
 def _trimmed(text: str) -> str:
-    """Without white space around it and at the ends of its lines: `echo text > file` writes the space, too."""
+    """Strips white space around the text and at line ends: `echo text > file` writes the space, too."""
     return "\n".join(line.rstrip() for line in _with_line_feeds(text).strip().split("\n"))
 
 
 def _names(rules: Rules) -> list[str]:
-    """ValueError where there is none, or a blank one, which every text would hold."""
+    """ValueError if there is no name, or a blank one, which every text contains."""
     names = [str(name) for name in rules["expected"]]
     if not names or not all(name.strip() for name in names):
-        raise ValueError("the expected names are missing or blank: every file would hold them")
+        raise ValueError("the expected names are missing or blank: every file contains them")
     return names

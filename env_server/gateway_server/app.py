@@ -18,7 +18,7 @@ from osworld_pipeline.errors import DependencyError, ReplicaError
 from osworld_pipeline.wire.bodies import BodyLimits
 
 GUEST_LIMIT_S = 3600.0
-"""Of one call to a guest: its client has a limit of its own, and a command up to this."""
+"""Time limit of one call to a guest; the client has its own limit, and a command may set one up to this."""
 MAX_BODY_BYTES = 512 * 1024 * 1024
 
 Session = Annotated[str, Header(alias=SESSION_HEADER)]
@@ -32,7 +32,7 @@ def create_gateway(
     retry_after_s: float = 5.0,
     faults: Faults | None = None,
 ) -> FastAPI:
-    """The provider is the caller's to close; the sandboxes are stopped with the application."""
+    """The caller closes the provider; the sandboxes are stopped with the application."""
     faults = faults or Faults(FaultShares())
 
     @asynccontextmanager
@@ -50,19 +50,19 @@ def create_gateway(
     _add_error_answers(app, retry_after_s)
 
     async def carry_out(work: Callable[[], Awaitable[Response]]) -> Response:
-        """The call, or the fault that was drawn for it."""
+        """Executes the call, or the injected fault that was drawn for it."""
         fault = await faults.draw()
         if fault == "busy":
-            return _error(429, "the gateway is too busy (a fault on request)", _retry_after(retry_after_s))
+            return _error(429, "the gateway is too busy (an injected fault)", _retry_after(retry_after_s))
         if fault == "fail":
-            return _error(502, "the call was not passed on (a fault on request)")
+            return _error(502, "the call was not passed on (an injected fault)")
         answer = await work()
-        return _error(502, "the answer was lost (a fault on request)") if fault == "lose" else answer
+        return _error(502, "the answer was lost (an injected fault)") if fault == "lose" else answer
 
     @app.post("/v1/sandboxes")
     async def start(request_id: RequestId = "") -> Response:
         async def work() -> Response:
-            return JSONResponse(_told(await sandboxes.start(request_id), sandboxes), 201)
+            return JSONResponse(_sandbox_fields(await sandboxes.start(request_id), sandboxes), 201)
 
         return await carry_out(work)
 
@@ -71,7 +71,7 @@ def create_gateway(
         async def work() -> Response:
             held = sandboxes.find(sandbox_id, session)
             held.renew(session)
-            return JSONResponse(_told(held, sandboxes))
+            return JSONResponse(_sandbox_fields(held, sandboxes))
 
         return await carry_out(work)
 
@@ -120,7 +120,7 @@ def create_gateway(
     return app
 
 
-def _told(held: HeldSandbox, sandboxes: SandboxTable) -> dict[str, Any]:
+def _sandbox_fields(held: HeldSandbox, sandboxes: SandboxTable) -> dict[str, Any]:
     return {
         "sandbox_id": held.sandbox_id,
         "session_id": held.session_id,
@@ -153,7 +153,7 @@ def _add_error_answers(app: FastAPI, retry_after_s: float) -> None:
 
     @app.exception_handler(TimeoutError)
     async def too_long(_: Request, error: TimeoutError) -> Response:
-        return _error(504, "it took too long")
+        return _error(504, "the call timed out")
 
 
 def _error(status: int, sentence: str, headers: dict[str, str] | None = None) -> Response:
@@ -161,5 +161,5 @@ def _error(status: int, sentence: str, headers: dict[str, str] | None = None) ->
 
 
 def _retry_after(seconds: float) -> dict[str, str]:
-    """Whole seconds, as HTTP has it, and at least one."""
+    """Whole seconds, as HTTP requires, and at least one."""
     return {"Retry-After": str(max(1, math.ceil(seconds)))}

@@ -1,5 +1,5 @@
-"""Faults on request, for tests of clients: shares of the calls that fail before they
-happen, lose their answer after they happened, find the gateway busy, or are slow. Seeded."""
+"""Injected faults for tests of clients: shares of the calls that fail before they are executed, lose their answer
+after it, get a busy answer, or are slow. Seeded."""
 
 import asyncio
 import random
@@ -14,24 +14,24 @@ MAX_SLOW_S = 600.0
 
 @dataclass(frozen=True, kw_only=True)
 class FaultShares:
-    """Each in 0..1, of all calls."""
+    """Each is a share of all calls, in 0..1."""
 
     fail: float = 0.0
-    """502 before anything happened."""
+    """502 before the call is executed."""
     lose: float = 0.0
-    """502 after it happened: the answer is lost."""
+    """502 after the call is executed: the answer is lost."""
     busy: float = 0.0
     """429 with Retry-After."""
     slow: float = 0.0
     slow_s: float = 1.0
-    """How long a slow call waits before it happens."""
+    """How long a slow call waits before it is executed."""
 
     @classmethod
     def read(cls, text: str) -> Self:
         """`fail=0.1,lose=0.05,busy=0.1,slow=0.2:1.5`; the last number is seconds.
 
         Raises:
-            ValueError: another word, or a share outside 0..1.
+            ValueError: an unknown name, or a share outside 0..1.
         """
         values: dict[str, float] = {}
         for part in filter(None, (piece.strip() for piece in text.split(","))):
@@ -44,14 +44,14 @@ class FaultShares:
             except ValueError:
                 raise ValueError(f"a fault is NAME=SHARE, for example fail=0.1, not {part!r}") from None
             if name not in KINDS or (seconds and name != "slow"):
-                raise ValueError(f"there is no fault {part!r}; there are: fail, lose, busy, slow=SHARE:SECONDS")
+                raise ValueError(f"there is no fault {part!r}; known faults: fail, lose, busy, slow=SHARE:SECONDS")
             if not 0.0 <= values[name] <= 1.0:
-                raise ValueError(f"the share of {name} is 0 to 1, not {share}")
+                raise ValueError(f"the share of {name} must be 0 to 1, not {share}")
         shares = cls(**values)
         if not shares.fail + shares.lose + shares.busy <= 1.0:
-            raise ValueError("fail, lose and busy are shares of the same calls: together at most 1")
+            raise ValueError("fail, lose and busy are shares of the same calls: their sum must be at most 1")
         if not 0.0 <= shares.slow_s <= MAX_SLOW_S:
-            raise ValueError(f"a slow call waits 0 to {MAX_SLOW_S:g} seconds")
+            raise ValueError(f"a slow call must wait 0 to {MAX_SLOW_S:g} seconds")
         return shares
 
 
@@ -62,7 +62,7 @@ class Faults:
         self.num_made: Counter[str] = Counter()
 
     async def draw(self) -> Fault | None:
-        """What is to befall the next call, once it has been slow."""
+        """Waits if the next call is to be slow, then returns its fault."""
         shares = self._shares
         if self._random.random() < shares.slow:
             self.num_made["slow"] += 1

@@ -1,4 +1,4 @@
-"""`osworld-gateway`: serves sandboxes until it is told to stop; then it leaves nothing behind."""
+"""`osworld-gateway`: serves sandboxes until it is stopped; then it stops every sandbox."""
 
 import argparse
 import asyncio
@@ -49,23 +49,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="osworld-gateway",
-        description="Serves desktops of this machine as remote sandboxes, as the provider gateway asks for them.",
+        description="Serves desktops of this machine as remote sandboxes for the provider gateway.",
         epilog=f"The token that clients must send comes from the environment: {GATEWAY_TOKEN_VARIABLE}.",
     )
     add = parser.add_argument
     add("--version", action="version", version=version_line("osworld-gateway"))
     add("--provider", choices=("local", "qemu"), default="local", help="kind of desktop (default local)")
-    add("--quota", type=_at_least_one, default=4, help="sandboxes at a time; one more is 429 (default 4)")
-    add("--lifetime-s", type=_seconds, default=300.0, help="one unused and not refreshed for so long ends (300)")
-    add("--retry-after-s", type=_seconds, default=5.0, help="what a client over the quota is told (default 5)")
-    add("--host", default="127.0.0.1", help="beyond loopback a token is required")
-    add("--port", type=int, default=8200, help="0 takes a free one (default 8200)")
-    add("--tls-cert", type=Path, help="PEM; with --tls-key it serves HTTPS")
+    add("--quota", type=_at_least_one, default=4, help="sandboxes at a time; further ones get 429 (default 4)")
+    add("--lifetime-s", type=_seconds, default=300.0, help="one unused and not refreshed for this time ends (300)")
+    add("--retry-after-s", type=_seconds, default=5.0, help="Retry-After for a client over the quota (default 5)")
+    add("--host", default="127.0.0.1", help="any address but loopback requires a token")
+    add("--port", type=int, default=8200, help="0 selects a free port (default 8200)")
+    add("--tls-cert", type=Path, help="PEM; with --tls-key the gateway serves HTTPS")
     add("--tls-key", type=Path)
     add("--screen-size", default="1920x1080", metavar="WIDTHxHEIGHT")
     add("--desktop-memory-mb", type=int, default=1024, help="most memory of a local desktop (default 1024)")
     add("--state-dir", type=Path, default=Path("var/desktops"), help="images (default var/desktops)")
-    add("--ready-file", type=Path, help="gets {url, pid} when it serves")
+    add("--ready-file", type=Path, help="{url, pid} is written to it when the gateway is ready")
     add(
         "--faults",
         type=_faults,
@@ -75,12 +75,12 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add("--fault-seed", type=int, default=0)
     add("--log-level", choices=("debug", "info", "warning", "error"), default="info")
-    add("--die-with-parent", type=int, metavar="PID", help="end when the starting process, whose id this is, ends")
+    add("--die-with-parent", type=int, metavar="PID", help="exit when the parent process, whose id this is, exits")
     return parser
 
 
 async def serve_gateway(settings: Settings, arguments: argparse.Namespace, listener: socket.socket) -> None:
-    """Until TERM or INT; then every sandbox is stopped."""
+    """Serves until SIGTERM or SIGINT, then stops every sandbox."""
     provider = make_provider(settings)
     token = gateway_token()
     app = create_gateway(
@@ -98,7 +98,7 @@ async def serve_gateway(settings: Settings, arguments: argparse.Namespace, liste
         loop.add_signal_handler(number, server.stop)
     try:
         serving = asyncio.create_task(server.serve(sockets=[listener]))
-        while not server.started and not serving.done():  # noqa: ASYNC110 - uvicorn tells by a flag alone
+        while not server.started and not serving.done():  # noqa: ASYNC110 - uvicorn only has a flag to poll
             await asyncio.sleep(0.01)
         if not serving.done():
             url = url_of(settings.host, listener, scheme="https" if tls else "http")
@@ -113,7 +113,7 @@ async def serve_gateway(settings: Settings, arguments: argparse.Namespace, liste
 
 
 class _Server(uvicorn.Server):
-    """Our own signal handlers: uvicorn's would raise the signal again before the desktops are stopped."""
+    """Uses our own signal handlers: uvicorn's would raise the signal again before the desktops are stopped."""
 
     def stop(self) -> None:
         self.force_exit = self.should_exit
@@ -127,7 +127,7 @@ class _Server(uvicorn.Server):
 def _settings(arguments: argparse.Namespace) -> Settings:
     """
     Raises:
-        SettingsError: it would serve a network without a token, or with half of what TLS needs.
+        SettingsError: it would serve a network without a token, or only one of the TLS files is given.
     """
     if gateway_token() is None and not is_loopback(arguments.host):
         raise SettingsError(

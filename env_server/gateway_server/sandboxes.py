@@ -1,5 +1,5 @@
-"""The sandboxes of a gateway: within a quota, each with a lifetime that its client prolongs, and calls that happen once
-however often they are sent."""
+"""The sandboxes of a gateway: within a quota, each with a lifetime that its client extends, and calls that are executed
+once, however often they are sent."""
 
 import asyncio
 import hmac
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 START_LIMIT_S = 300.0
 STOP_LIMIT_S = 30.0
 MAX_KEPT_ANSWERS = 64
-"""Of one sandbox; its client's calls come one after the other."""
+"""Per sandbox; its client's calls are sequential."""
 MAX_KEPT_STARTS = 4096
 
 Connect = Callable[[GuestClient], httpx.AsyncClient]
@@ -30,11 +30,11 @@ T = TypeVar("T")
 
 
 class QuotaError(PipelineError):
-    """There are as many sandboxes as there may be."""
+    """The quota of sandboxes is used up."""
 
 
 class GoneError(PipelineError):
-    """There is no such sandbox, or it is another session's."""
+    """There is no such sandbox, or it belongs to another session."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,15 +45,14 @@ class GuestAnswer:
 
 
 class OnceOnly(Generic[T]):
-    """Work by name: done once, and answered alike when it is asked for again, even while it goes on. A failure is
-    forgotten."""
+    """Runs named work once; a repeated request, even during the work, gets the same result. A failure is not kept."""
 
     def __init__(self, max_kept: int) -> None:
         self._max_kept = max_kept
         self._work: OrderedDict[str, asyncio.Task[T]] = OrderedDict()
 
     async def do(self, name: str, work: Callable[[], Awaitable[T]]) -> T:
-        """A caller that goes away does not end the work. Without a name it is simply done."""
+        """Cancelling a caller does not cancel the work. Work without a name runs each time."""
         if not name:
             return await work()
         task = self._work.get(name)
@@ -79,27 +78,27 @@ async def _as_task(work: Callable[[], Awaitable[T]]) -> T:
 
 
 class HeldSandbox:
-    """A desktop while it is somebody's."""
+    """A desktop that a client holds."""
 
     def __init__(self, sandbox_id: str, desktop: ProvidedDesktop, http: httpx.AsyncClient) -> None:
         self.sandbox_id, self.desktop = sandbox_id, desktop
         self.session_id = secrets.token_urlsafe(16)
         self.used_at = time.monotonic()
         self.num_calls = 0
-        """In progress."""
+        """Calls in progress."""
         self._old_session_id = self.session_id
         self._http = http
         self._answers: OnceOnly[GuestAnswer] = OnceOnly(MAX_KEPT_ANSWERS)
 
     def check(self, session_id: str) -> None:
-        """GoneError: it is not this session's."""
+        """GoneError: it does not belong to this session."""
         known = (self.session_id, self._old_session_id)
         if not any(hmac.compare_digest(session_id.encode(), each.encode()) for each in known):
             raise GoneError(f"the sandbox {self.sandbox_id} is not of this session; refresh it, or start another")
 
     def renew(self, session_id: str) -> None:
-        """Another session id. The one it was asked with stays good: calls under way have it, and so has a client that
-        the new one never reached."""
+        """Issues another session id. The previous one stays valid, for calls in progress and for a client that did not
+        receive the new one."""
         self._old_session_id, self.session_id = session_id, secrets.token_urlsafe(16)
         self.used_at = time.monotonic()
 
@@ -134,7 +133,7 @@ class HeldSandbox:
 
 
 class SandboxTable:
-    """`connect` makes what speaks to a guest as it is, whatever it answers."""
+    """`connect` makes the HTTP client of a guest, which passes every status on."""
 
     def __init__(self, provider: Provider, *, quota: int, lifetime_s: float, connect: Connect | None = None) -> None:
         self.provider, self.quota, self.lifetime_s = provider, quota, lifetime_s
@@ -147,21 +146,21 @@ class SandboxTable:
 
     @property
     def num_taken(self) -> int:
-        """Of the quota: those that start and those that stop are taken."""
+        """Number of sandboxes that count towards the quota, including those that are starting or stopping."""
         return len(self._held) + self._num_starting + len(self._stops)
 
     async def start(self, request_id: str) -> HeldSandbox:
         """
         Raises:
-            QuotaError: there are enough.
-            ReplicaError, DependencyError: the desktop does not come up.
+            QuotaError: the quota is used up.
+            ReplicaError, DependencyError: the desktop does not start.
         """
         return await self._starts.do(request_id, self._start)
 
     async def _start(self) -> HeldSandbox:
         if self.num_taken >= self.quota:
             self.num_refused += 1
-            raise QuotaError(f"all {self.quota} sandboxes of the quota are taken; stop one, or come again later")
+            raise QuotaError(f"all {self.quota} sandboxes of the quota are in use; stop one, or retry later")
         sandbox_id = f"sb-{secrets.token_hex(8)}"
         self._num_starting += 1
         try:
@@ -175,7 +174,7 @@ class SandboxTable:
             self._num_starting -= 1
 
     def find(self, sandbox_id: str, session_id: str) -> HeldSandbox:
-        """GoneError: it is not there, it died, or it is not this session's."""
+        """GoneError: there is no such sandbox, it died, or it belongs to another session."""
         held = self._held.get(sandbox_id)
         if held is None:
             raise GoneError(f"there is no sandbox {sandbox_id[:64]!r}; start another")
@@ -185,15 +184,15 @@ class SandboxTable:
         return held
 
     async def stop(self, sandbox_id: str, session_id: str) -> None:
-        """GoneError where there is none, or it is not this session's."""
+        """GoneError: there is no such sandbox, or it belongs to another session."""
         held = self._held.get(sandbox_id)
         if held is None:
-            raise GoneError(f"there is no sandbox {sandbox_id[:64]!r}: it was stopped, or its life was over")
+            raise GoneError(f"there is no sandbox {sandbox_id[:64]!r}: it was stopped, or its lifetime ended")
         held.check(session_id)
         await asyncio.shield(self._let_go(sandbox_id))
 
     async def reap(self) -> int:
-        """Stops what was not refreshed or used for a lifetime, and what died; returns how many."""
+        """Stops sandboxes that were not refreshed or used for a lifetime, and those that died; returns how many."""
         now = time.monotonic()
         over = [
             held.sandbox_id
@@ -207,13 +206,13 @@ class SandboxTable:
         return len(over)
 
     async def run_reaper(self) -> None:
-        """For ever."""
+        """Runs until cancelled."""
         while True:
             await asyncio.sleep(min(5.0, self.lifetime_s / 4))
             await self.reap()
 
     async def close(self) -> None:
-        """Stops them all."""
+        """Stops all sandboxes."""
         await self._starts.close()
         await asyncio.gather(*(self._let_go(sandbox_id) for sandbox_id in list(self._held)))
         if self._stops:
@@ -228,7 +227,7 @@ class SandboxTable:
 
 
 def raw_client(guest: GuestClient) -> httpx.AsyncClient:
-    """Speaks to a guest at its address, Unix socket or plain HTTP."""
+    """Connects to a guest at its address, a Unix socket or plain HTTP."""
     if guest.address.startswith("unix:"):
         transport = httpx.AsyncHTTPTransport(uds=guest.address.removeprefix("unix:"), verify=False)
         return httpx.AsyncClient(base_url="http://guest", transport=transport, trust_env=False)

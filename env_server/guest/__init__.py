@@ -1,5 +1,5 @@
-"""The agent inside a desktop: OSWorld's guest protocol with the system's Python and Debian packages only.
+"""The agent inside a desktop: OSWorld's guest protocol, with only the system's Python and Debian packages.
 
-In the guest this folder is the package `osworld_guest`, so its modules import each other relatively and nothing else
+In the guest this folder is the package `osworld_guest`, so its modules import each other relatively and no other part
 of the project.
 """

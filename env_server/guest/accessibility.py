@@ -1,6 +1,6 @@
-"""The accessibility tree as OSWorld's XML: one element a node, named after its role, with states, attributes, place,
-value and actions in OSWorld's namespaces. A program of its own: each line that it reads is a question, each that it
-writes an answer as JSON."""
+"""The accessibility tree as OSWorld's XML: one element per node, named after its role, with states, attributes,
+position, value and actions in OSWorld's namespaces. A separate program: it reads one request per line and writes one
+JSON answer per line."""
 
 # pyright: reportMissingImports=false, reportMissingModuleSource=false
 import json
@@ -26,9 +26,9 @@ _T = TypeVar("_T")
 MAX_DEPTH = 50
 MAX_WIDTH = 1024
 READ_LIMIT_S = 10.0
-"""For one tree; what is not read by then is left out."""
+"""Time limit for one tree; nodes that are not read by then are left out."""
 SILENT_S, MAX_SILENT = 1.0, 2
-"""A question that fails after so long was not answered; the rest of a program that leaves so many open is left out."""
+"""A request that fails after this time counts as unanswered; after this many the rest of the program is skipped."""
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _NOT_IN_A_NAME = re.compile(r"[^\w.-]", re.ASCII)
 
@@ -43,7 +43,7 @@ def element_name(role: str) -> str:
 
 
 def plain_text(text: str) -> str:
-    """Text that XML can carry, without the marks that stand for embedded objects."""
+    """Text without the characters that XML cannot hold and the markers of embedded objects."""
     return _NOT_XML.sub("", text).replace("\ufffc", "").replace("\ufffd", "")
 
 
@@ -59,8 +59,8 @@ def build_element(
     actions: Iterable[tuple[str, str, str]] = (),
     interfaces: Iterable[str] = (),
 ) -> ElementTree.Element:
-    """One node. `place` is x, y, width, height on the screen; `value` is now, least, most, step; `actions` are name,
-    description, key binding."""
+    """One node. `place` is x, y, width, height on the screen; `value` is current, minimum, maximum, step; `actions` are
+    name, description, key binding."""
     found = {"name": plain_text(name)}
     for state in states:
         found[_qualified("st", state)] = "true"
@@ -96,7 +96,7 @@ class AccessibilityTree:
         self._glib: Any = None
         self._until = 0.0
         self._num_silent = 0
-        """Questions that the present program has left unanswered."""
+        """Requests that the current program has left unanswered."""
 
     def xml(self) -> str:
         desktop = self._desktop()
@@ -109,7 +109,7 @@ class AccessibilityTree:
         return ElementTree.tostring(root, encoding="unicode")
 
     def terminal_text(self) -> str | None:
-        """Text of the focused terminal widget, else of one that shows; None where no program exposes one."""
+        """Text of the focused terminal widget, else of a visible one; None if no program exposes one."""
         showing = None
         for application in self._children(self._desktop()):
             self._num_silent = 0
@@ -134,13 +134,13 @@ class AccessibilityTree:
             Atspi.set_timeout(1500, 5000)
             self._atspi, self._glib = Atspi, GLib
         context = self._glib.MainContext.default()
-        while context.iteration(False):  # what changed since the last question, else the cache answers with the past
+        while context.iteration(False):  # process pending changes, or the cache returns outdated state
             pass
         self._until, self._num_silent = time.monotonic() + READ_LIMIT_S, 0
         return self._atspi.get_desktop(0)
 
     def _ask(self, question: Callable[[], _T]) -> _T | None:
-        """None where the program behind the node is gone, hangs, or lacks the interface, or the time is over."""
+        """None if the program behind the node is gone, hangs or lacks the interface, or the time limit has passed."""
         began = time.monotonic()
         if began > self._until or self._num_silent >= MAX_SILENT:
             return None

@@ -1,5 +1,5 @@
-"""Asks for the accessibility tree in a program of its own: it speaks to the desktop's message bus as the desktop's
-user, and what the library makes of hostile programs is its own end and no other's."""
+"""Requests the accessibility tree from a separate program. It connects to the desktop's message bus as the desktop's
+user, and if a hostile program crashes the library, only that program ends."""
 
 import contextlib
 import json
@@ -17,12 +17,12 @@ from .programs import start_program
 ANSWER_LIMIT_S = 55.0
 WATCH_INTERVAL_S = 0.25
 END_LIMIT_S = 1.0
-"""From its last word to its end."""
+"""From the end of its output to its exit."""
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 
 
 class _EndedError(OSError):
-    """Instead of an answer."""
+    """The program ended instead of answering."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"the program that reads the accessibility tree ended with status {status}")
@@ -30,8 +30,8 @@ class _EndedError(OSError):
 
 
 class AccessibilityHelper:
-    """Started at the first question, as it costs a quarter of a second; again after it has ended. OSError where it does
-    not answer, DisabledError where programs of the desktop are the cause."""
+    """Started at the first request, which costs a quarter of a second, and again after it has ended. OSError if it does
+    not answer, DisabledError if programs of the desktop are the cause."""
 
     def __init__(self, buses: MessageBuses) -> None:
         self._buses = buses
@@ -42,7 +42,7 @@ class AccessibilityHelper:
         return self._ask("xml") or ""
 
     def terminal_text(self) -> str | None:
-        """Text of a terminal that exposes one; None where there is none."""
+        """Text of a terminal that exposes one; None if there is none."""
         return self._ask("terminal_text")
 
     def _ask(self, question: str) -> str | None:
@@ -61,7 +61,7 @@ class AccessibilityHelper:
         return None if text is None else str(text)
 
     def _answer_of_two(self, question: str) -> object:
-        with contextlib.suppress(_EndedError):  # maybe since the last question
+        with contextlib.suppress(_EndedError):  # it may have ended since the last request
             return self._answer(question)
         try:
             return self._answer(question)
@@ -100,9 +100,9 @@ class AccessibilityHelper:
         return self._process
 
     def _end(self, grace_s: float = 0.0) -> int:
-        """Its status."""
+        """Returns its exit status."""
         process, self._process = self._process, None
-        assert process is not None, "it was asked"
+        assert process is not None, "only called after a request"
         with process:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(grace_s)

@@ -1,5 +1,5 @@
-"""The guest agent: starts the desktop session, then answers the guest protocol until the X server ends. In a virtual
-machine and where there is no sandbox it is a program of the desktop's user; in a sandbox it is process 1."""
+"""The guest agent: starts the desktop session, then serves the guest protocol until the X server ends. In a virtual
+machine and without a sandbox it runs as the desktop's user; in a sandbox it is process 1."""
 
 # pyright: reportMissingImports=false, reportMissingModuleSource=false
 import argparse
@@ -26,16 +26,16 @@ WINDOW_MANAGER_LIMIT_S = 20.0
 MACHINE_LIMIT_S = 120.0
 """The same in an emulated machine, which may be twenty times slower."""
 MACHINE_WINDOW_WAIT_S = 45.0
-"""The longest wait for a window there."""
+"""The longest wait for a window in an emulated machine."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--width", type=int, required=True)
     parser.add_argument("--height", type=int, required=True)
-    parser.add_argument("--listener-fd", type=int, required=True, help="a socket that listens already")
-    parser.add_argument("--use-running-x-server", action="store_true", help="display :0 is there already")
-    parser.add_argument("--any-display", action="store_true", help="a free X display instead of :0")
+    parser.add_argument("--listener-fd", type=int, required=True, help="a listening socket")
+    parser.add_argument("--use-running-x-server", action="store_true", help="use the running display :0")
+    parser.add_argument("--any-display", action="store_true", help="use a free X display instead of :0")
     parser.add_argument("--runtime", type=Path, default=f"/run/user/{os.getuid()}", help="folder for sockets and state")
     parser.add_argument("--osworld-routes-only", action="store_true", help="leave out our extensions of the protocol")
     arguments = parser.parse_args()
@@ -60,7 +60,7 @@ def run_agent(
     is_any_display: bool = False,
     osworld_routes_only: bool = False,
 ) -> None:
-    """Does not return while the desktop lives."""
+    """Returns only when the desktop has ended."""
     listener = socket.socket(fileno=listener_fd)
     os.set_inheritable(listener_fd, False)
     session = Session(

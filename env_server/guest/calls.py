@@ -1,4 +1,4 @@
-"""The pyautogui-named calls that /act performs: checked as a whole first, so a refused list has touched nothing."""
+"""The calls with pyautogui's names that /act executes. All are checked first, so a refused list has no effect."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -44,15 +44,15 @@ _REQUIRED = {
     "sleep": ("seconds",),
 }  # fmt: skip
 _IGNORED = {"logScreenshot", "_pause", "tween"}
-"""Arguments of pyautogui's that change nothing here."""
+"""Arguments of pyautogui that have no effect here."""
 
 CALL_NAMES = (*_SIGNATURES, "hotkey")
 
 
 def bind_call(call: Any) -> tuple[str, dict[str, Any]]:
-    """A call as (name, arguments by name). ValueError says what is wrong with it."""
+    """A call as (name, arguments by name). ValueError if it is invalid."""
     if not isinstance(call, Mapping) or not isinstance(call.get("name"), str):
-        raise ValueError("a call is {name, args, kwargs}")
+        raise ValueError("a call must be {name, args, kwargs}")
     name, args, kwargs = call["name"], list(call.get("args") or ()), dict(call.get("kwargs") or {})
     if name not in CALL_NAMES:
         raise ValueError(f"there is no call {name!r}; known: {', '.join(sorted(CALL_NAMES))}")
@@ -116,7 +116,7 @@ def _check_message(name: str, message: Any) -> None:
     if isinstance(message, list | tuple):
         for item in message:
             if not isinstance(item, str):
-                raise ValueError(f"{name}: a list holds key names")
+                raise ValueError(f"{name}: a list must hold key names")
             keysym_of_key(item)
         return
     if not isinstance(message, str) or len(message) > MAX_TEXT:

@@ -1,5 +1,5 @@
-"""Commands run as the desktop's user. An answer waits for the command itself, never for what it left in the
-background, and output beyond a limit is cut, so no command can hold or fill the agent."""
+"""Runs commands as the desktop's user. An answer waits for the command itself, not for processes it left in the
+background, and output beyond a limit is cut, so a command can neither block the agent nor fill its memory."""
 
 import errno
 import os
@@ -23,15 +23,15 @@ _FAULTS_OF_A_COMMAND = (
 )  # fmt: skip
 
 Answer = tuple[int, dict[str, Any]]
-"""HTTP status and JSON body, as OSWorld's guest gives them."""
+"""HTTP status and JSON body, as OSWorld's guest returns them."""
 
 
 def arguments_of(command: Any, *, shell: bool) -> str | list[str]:
-    """The command as the operating system wants it. ValueError when it is none."""
+    """The command in the form that the operating system expects. ValueError if it is not a command."""
     if isinstance(command, str):
         command = command if shell else shlex.split(command)
     elif isinstance(command, Sequence) and all(isinstance(part, str) for part in command):
-        # With a shell a list is one command line; subprocess alone would make the rest arguments of the shell.
+        # With a shell a list is one command line; subprocess would pass the rest to the shell as its arguments.
         command = " ".join(command) if shell else list(command)
     else:
         raise ValueError("command must be a string or a list of strings")
@@ -52,15 +52,15 @@ def run_command(
     stdin: bytes = b"",
     environment: Mapping[str, str] | None = None,
 ) -> Answer:
-    """Runs to the end or to the limit; then the command and what shares its process group is killed. `environment` adds
-    to the desktop's own."""
+    """Runs to the end or to the limit, then kills the command and its process group. `environment` is added to the
+    desktop's own."""
     try:
         argv = arguments_of(command, shell=shell)
     except ValueError as error:
         return 400, {"status": "error", "message": str(error)}
     limit_s = min(max(timeout_s, 0.1), MAX_TIMEOUT_S)
     # Files, not pipes: a program left in the background keeps a pipe open and the answer waiting. In memory, so that
-    # a full disk can still be told of.
+    # the output is available even if the disk is full.
     with _memory_file("output") as output, _memory_file("error") as error_output:
         try:
             process = start_program(
@@ -73,8 +73,8 @@ def run_command(
                 env={**os.environ, **(environment or {})},
             )
         except OSError as error:
-            # Nothing is wrong with the command where this desktop can start no process at all: no memory, no room for
-            # one more, or a desktop that is just dying. Nobody may take that for what the command would have said.
+            # If this desktop can start no process at all (out of memory or processes, or dying), the command is not at
+            # fault, and the answer must not look like the command's own error.
             status = 500 if error.errno in _FAULTS_OF_A_COMMAND else failure_status(error)
             return status, {"status": "error", "message": str(error)}
         except ValueError as error:
@@ -95,7 +95,7 @@ def run_command(
 
 
 def launch(command: Any, *, shell: bool, home: str) -> Answer:
-    """Starts a program and lets it go."""
+    """Starts a program and does not wait for it."""
     try:
         argv = arguments_of(command, shell=shell)
         start_program(

@@ -1,12 +1,12 @@
-"""Windows paths on a desktop that runs Windows programs: `C:\\Users\\user\\a.txt` is a file below ~/.wine, in whatever
-letter case it is written."""
+"""Windows paths on a desktop that runs Windows programs: `C:\\Users\\user\\a.txt` is a file below ~/.wine, matched
+without regard to letter case."""
 
 import os
 import re
 from pathlib import Path
 
 DRIVES = ".wine/dosdevices"
-"""Below the home folder: a link for each drive, as Wine keeps them."""
+"""Below the home folder: a link for each drive, as Wine creates them."""
 _WINDOWS_PATH = re.compile(r"([A-Za-z]):[\\/](.*)", re.DOTALL)
 
 
@@ -15,14 +15,14 @@ def is_windows_path(text: str) -> bool:
 
 
 def unix_path(text: str, home: Path) -> Path:
-    """Where a Windows path leads. What is there is found in any letter case; the rest stands as it is written. A drive
-    that is not there leads to a folder that is not there. ValueError where the path is none, or climbs out by `..`."""
+    """The Unix path of a Windows path. Existing names match in any letter case; other names are kept as written. A
+    drive that does not exist gives a path that does not exist. ValueError if it is not a Windows path or has `..`."""
     found = _WINDOWS_PATH.fullmatch(text)
     if found is None:
-        raise ValueError(f"{text!r} is no Windows path")
+        raise ValueError(f"{text!r} is not a Windows path")
     parts = [part for part in re.split(r"[\\/]+", found[2]) if part not in ("", ".")]
     if ".." in parts:
-        raise ValueError(f"the Windows path {text!r} climbs out of its folder")
+        raise ValueError(f"the Windows path {text!r} must not contain '..'")
     path = Path(os.path.realpath(home / DRIVES / f"{found[1].lower()}:"))
     for part in parts:
         path /= _name_in(path, part)
@@ -30,7 +30,7 @@ def unix_path(text: str, home: Path) -> Path:
 
 
 def _name_in(folder: Path, name: str) -> str:
-    """The entry of that name, of several the one in just this letter case."""
+    """The entry with that name; of several, the one with exactly this letter case."""
     try:
         names = os.listdir(folder)
     except OSError:

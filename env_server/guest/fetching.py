@@ -1,4 +1,4 @@
-"""What /setup/download_file does: fetches an address into a file, where the desktop has a network."""
+"""Implements /setup/download_file: downloads a URL into a file, if the desktop has a network."""
 
 import http.client
 import os
@@ -9,14 +9,14 @@ from urllib.parse import urlsplit
 
 MAX_BYTES = 512 * 1024 * 1024
 TIMEOUT_S = 60.0
-"""For the connection and for every piece; the host bounds the whole."""
+"""For the connection and for every piece; the host limits the total time."""
 _PIECE_BYTES = 1024 * 1024
 
 
 def fetch(url: str, path: Path) -> str | None:
-    """Writes what `url` answers to `path`, whole or not at all; otherwise says why not."""
+    """Writes the content of `url` to `path`, completely or not at all; returns an error message or None."""
     if urlsplit(url).scheme not in ("http", "https"):
-        return f"{url!r} is no web address"
+        return f"{url!r} is not a web address"
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".download-")
     try:

@@ -1,5 +1,5 @@
-"""Process 1 of a desktop's sandbox: root over namespaces that hold nothing of the host's. It gives the desktop a root
-file system of its own, starts the sudo helper, drops its capabilities, and then runs the guest agent.
+"""Process 1 of a desktop's sandbox: root in namespaces that contain nothing of the host. It gives the desktop its own
+root file system, starts the sudo helper, drops its capabilities, and then runs the guest agent.
 
 The agent is process 1 so that no program of the desktop can stop it, kill it or replace it: the kernel does not deliver
 unhandled signals to process 1 from inside its namespace, and programs run in a child user namespace."""
@@ -32,14 +32,15 @@ NEW_ROOT = Path("/new")
 
 ROOT_SHARE, TMP_SHARE, SHM_SHARE, RUN_SHARE = 6, 5, 2, 1
 SHARES = 20
-"""Files are in memory here. Even where their folders are full, the programs keep six parts of twenty, and live."""
+"""Files are in memory here. Even with full folders, programs keep six twentieths of it and continue to run."""
 MAX_FILE_BYTES = 1024 * 1024 * 1024
 MAX_DATA_BYTES = 4 * 1024 * 1024 * 1024
 MAX_OPEN_FILES = 4096
 
 REAP_PAUSE_S = 0.02
 _LIFELINE = 2
-"""Standard error is a pipe to the host. Once the host no longer reads, it is dead, and so must the desktop be."""
+"""Standard error is a pipe to the host process. If its reading end is closed, the host process has died and the desktop
+must end."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -47,17 +48,17 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--image", type=Path, required=True)
-    parser.add_argument("--listener-fd", type=int, required=True, help="where the guest agent answers")
+    parser.add_argument("--listener-fd", type=int, required=True, help="the listening socket of the guest agent")
     parser.add_argument("--width", type=int, required=True)
     parser.add_argument("--height", type=int, required=True)
-    parser.add_argument("--memory-bytes", type=int, required=True, help="what files and programs may take together")
+    parser.add_argument("--memory-bytes", type=int, required=True, help="limit for files and programs together")
     parser.add_argument("--max-processes", type=int, required=True)
     parser.add_argument("--nice", type=int, default=0, help="of the desktop's programs, in their control group")
     arguments = parser.parse_args()
     os.umask(0o022)
     make_root(arguments.image, memory_bytes=arguments.memory_bytes)
     set_limits(max_processes=arguments.max_processes)
-    Path("/proc/self/oom_score_adj").write_text("800")  # when memory runs out, desktops go before the host's programs
+    Path("/proc/self/oom_score_adj").write_text("800")  # when memory runs out, desktops are killed before the host's
     Path("/proc/sys/user/max_user_namespaces").write_text("1")  # the user's own, made next; no other can be made
     install_filter()
     namespace = make_user_namespace()
@@ -75,9 +76,9 @@ def main() -> None:
 
 
 def make_root(image: Path, *, memory_bytes: int) -> None:
-    """A root in memory: the image copied, the host's /usr read-only, /proc, /dev, and folders of limited size. A copy
-    and no overlay: the image is a few hundred small files, and a plain file system lets a folder of the image be
-    renamed or deleted and made anew on every kernel."""
+    """A root in memory: a copy of the image, the host's /usr read-only, /proc, /dev, and folders of limited size. A
+    copy instead of an overlay: the image is a few hundred small files, and on a plain file system a folder of the
+    image can be renamed or deleted and created again with every kernel."""
     NEW_ROOT.mkdir()
     _mount("root", NEW_ROOT, "tmpfs", MS_NOSUID | MS_NODEV, f"size={memory_bytes * ROOT_SHARE // SHARES},mode=0555")
     subprocess.run(
@@ -103,8 +104,8 @@ def make_root(image: Path, *, memory_bytes: int) -> None:
 
 
 def _take_away_owner_writes(root: Path) -> None:
-    """The user and root are one and the same owner to the kernel here, so what is root's alone is made unwritable to
-    its owner; root, who has capabilities, writes it all the same."""
+    """To the kernel the user and root are the same owner here, so root's files are made unwritable to their owner; root
+    can still write them through its capabilities."""
     for top in ("etc", "var", "opt", "root", "srv", "mnt", "media"):
         for folder, _, files in os.walk(root / top):
             os.chmod(folder, 0 if top == "root" else 0o555)
@@ -132,8 +133,8 @@ def set_limits(*, max_processes: int) -> None:
 
 
 def make_user_namespace() -> int:
-    """A user namespace below this one, in which the desktop's user has uid 1000; as a file descriptor."""
-    told_read, told_write = os.pipe()
+    """Creates a child user namespace in which the desktop's user has uid 1000. Returns its file descriptor."""
+    mapped_read, mapped_write = os.pipe()
     seen_read, seen_write = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -143,23 +144,23 @@ def make_user_namespace() -> int:
             Path("/proc/self/setgroups").write_text("deny")
             Path("/proc/self/uid_map").write_text(f"{USER_ID} 0 1")
             Path("/proc/self/gid_map").write_text(f"{USER_ID} 0 1")
-            os.write(told_write, b"1")
+            os.write(mapped_write, b"1")
             os.close(seen_write)
             os.read(seen_read, 1)
         finally:
             os._exit(0)
-    os.close(told_write)
-    if os.read(told_read, 1) != b"1":
+    os.close(mapped_write)
+    if os.read(mapped_read, 1) != b"1":
         raise OSError("the desktop's user namespace could not be made")
     namespace = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
-    for end in (told_read, seen_read, seen_write):
+    for end in (mapped_read, seen_read, seen_write):
         os.close(end)
     os.waitpid(pid, 0)
     return namespace
 
 
 def start_root_helper(agent_listener_fd: int, *, nice: int) -> None:
-    """Runs the sudo helper in its own process. Without it only sudo fails."""
+    """Runs the sudo helper in a separate process. If it dies, only sudo fails."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(SUDO_SOCKET)
     os.chmod(SUDO_SOCKET, 0o666)  # noqa: S103 - requests need the password
@@ -177,11 +178,11 @@ def start_root_helper(agent_listener_fd: int, *, nice: int) -> None:
 
 def keep_one_capability() -> None:
     """Process 1 parses input from the policy, so it gets no more rights than the desktop's user. It keeps one permitted
-    capability that root of the desktop lacks: ptrace access checks then refuse root its memory (ptrace(2)).
+    capability that root of the desktop lacks, so ptrace access checks deny root access to its memory (ptrace(2)).
     """
     _libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
     for capability in range(CAP_LAST + 1):
-        _libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)  # what this kernel does not know cannot be had either
+        _libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)  # fails for a capability that this kernel does not have
     permitted = 1 << CAP_SYS_PTRACE
     # Effective, permitted, inheritable; each in two halves.
     data = struct.pack("=6I", 0, permitted, 0, 0, 0, 0)
@@ -190,7 +191,7 @@ def keep_one_capability() -> None:
 
 
 def find_packages() -> None:
-    """Points the import path at the new root, and adds the system's packages, which were left out so far."""
+    """Sets the import path for the new root, and adds the system's packages, which were left out before."""
     import site
 
     folder = "/usr/local/lib/python{}.{}/dist-packages".format(*sys.version_info)
@@ -205,7 +206,7 @@ def supervise() -> None:
     for end in (wake_read, wake_write):
         os.set_blocking(end, False)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-    # Handled, not ignored: what is ignored stays so in every program that is started.
+    # Handled, not ignored: an ignored signal stays ignored in every program that is started.
     for number in (signal.SIGCHLD, signal.SIGINT):
         signal.signal(number, lambda *_: None)
     threading.Thread(target=_supervise, args=(wake_read,), daemon=True).start()
@@ -218,7 +219,7 @@ def _supervise(wake_read: int) -> None:
     while all(file != _LIFELINE for file, _ in poll.poll()):
         os.read(wake_read, 65536)
         reap_children()
-        time.sleep(REAP_PAUSE_S)  # several usually end together
+        time.sleep(REAP_PAUSE_S)  # several processes usually end together
     os._exit(1)
 
 

@@ -1,4 +1,4 @@
-"""Which X keysym a pyautogui key name or a typed character stands for. Pure; needs no display."""
+"""Maps pyautogui key names and typed characters to X keysyms. Pure; needs no display."""
 
 SHIFT_L = 0xFFE1
 RETURN = 0xFF0D
@@ -50,5 +50,5 @@ def keysym_of_key(name: str) -> int:
 
 
 def key_names() -> tuple[str, ...]:
-    """Every name beside the single characters."""
+    """Every name except the single characters."""
     return tuple(sorted(_NAMED))

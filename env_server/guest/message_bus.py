@@ -1,5 +1,5 @@
-"""Whether programs of the desktop have disabled its message buses or the program that reads the accessibility tree.
-Nothing else ends or stops them, so that no tree can be read is then no fault of the machine."""
+"""Detects whether programs of the desktop have disabled its message buses or the program that reads the accessibility
+tree. Only programs of the desktop can end or stop them, so the machine is then not at fault for a missing tree."""
 
 import os
 import subprocess
@@ -9,37 +9,37 @@ from pathlib import Path
 from .processes import descendants
 
 STOPPED_LIMIT_S = 2.0
-"""In all, while one question is open: programs that stop and continue them in turn disable them as well."""
+"""In total, during one request: programs that stop and continue them in turn also disable them."""
 ENDED_LIMIT_S = 5.0
-"""A program may connect to what has taken a bus's place, and wait."""
+"""Time without an answer after which an ended or replaced bus counts as disabled: a replacement may never answer."""
 SERVICES = (b"dbus-daemon", b"at-spi-bus-laun", b"at-spi2-registr")
 """As the kernel names them, in 15 characters."""
 _STOPPED = b"Tt"
 
 
 class DisabledError(Exception):
-    """Programs of the desktop have disabled what answers."""
+    """Programs of the desktop have disabled a service that answers requests."""
 
 
 class MessageBuses:
-    """The session's bus, which the guest agent started, and AT-SPI's, which that one started in turn."""
+    """The session's bus, which the guest agent started, and AT-SPI's bus, which the session's bus started."""
 
     def __init__(self, session: subprocess.Popen[bytes], socket: Path) -> None:
         self._session, self._socket = session, socket
         self._inode: tuple[int, int] | None = None
         self._known: dict[int, bytes] = {}
-        """The services that answered: process -> when it was started."""
+        """The services that answered: process -> its start time."""
 
     def begin(self) -> None:
-        """Call it once the session's bus takes connections."""
+        """Call it once the session's bus accepts connections."""
         self._inode = _inode(self._socket)
 
     def remember(self) -> None:
-        """An answer came, so all that it takes is there."""
+        """Records the services after an answer, when all of them are running."""
         self._known = {pid: _stat(pid)[1] for pid in _services()}
 
     def ending(self) -> str | None:
-        """How one of them was ended or replaced; None where none was."""
+        """How one of them was ended or replaced; None if none was."""
         if self._session.poll() is not None:
             return "the message bus was ended"
         if _inode(self._socket) != self._inode:
@@ -49,12 +49,12 @@ class MessageBuses:
         return None
 
     def stopped(self) -> str | None:
-        """Which of them is stopped at this moment."""
+        """The name of a service that is stopped now, or None."""
         return next((_name(pid).decode() for pid in _services() if is_stopped(pid)), None)
 
 
 class StopWatch:
-    """Looks, while one question is open, whether one of the buses or `pid` is stopped or ended."""
+    """Checks, during one request, whether one of the buses or `pid` is stopped or has ended."""
 
     def __init__(self, buses: MessageBuses, pid: int) -> None:
         self._buses, self._pid = buses, pid
@@ -64,7 +64,7 @@ class StopWatch:
     def look(self) -> None:
         """
         Raises:
-            DisabledError: one was stopped for STOPPED_LIMIT_S in all, or has ended and nothing has been answered for
+            DisabledError: one was stopped for STOPPED_LIMIT_S in total, or has ended and there was no answer for
                 ENDED_LIMIT_S.
         """
         now, before = time.monotonic(), self._looked_at
@@ -84,7 +84,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def _services() -> list[int]:
-    """Programs of those names; where a policy has started some, it harms itself alone."""
+    """Processes with those names; a policy that starts others with these names harms only its own episode."""
     return [pid for pid in descendants(os.getppid() or os.getpid()) if _name(pid) in SERVICES]
 
 
@@ -97,7 +97,7 @@ def _inode(socket: Path) -> tuple[int, int] | None:
 
 
 def _stat(pid: int) -> tuple[bytes, bytes]:
-    """State (one letter) and start time, as proc(5) has them; of a process that is gone `X` and nothing."""
+    """State (one letter) and start time, as in proc(5); `X` and an empty string if the process is gone."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2].split()
     except OSError:

@@ -1,4 +1,4 @@
-"""Which program opens a file: the desktop's own associations, asked without a shell script in between."""
+"""Finds the program that opens a file, from the desktop's own associations, without a shell script in between."""
 
 # pyright: reportMissingImports=false, reportMissingModuleSource=false
 import shlex
@@ -8,7 +8,7 @@ _TEXT = "text/plain"
 
 
 def opening_command(path: Path) -> list[str]:
-    """The command line that opens `path`; a file of a kind that nothing opens is text."""
+    """The command line that opens `path`; a file of an unknown type is opened as text."""
     from gi.repository import Gio
 
     kind = "inode/directory" if path.is_dir() else Gio.content_type_guess(path.name, None)[0]

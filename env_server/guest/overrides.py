@@ -1,5 +1,5 @@
 """Detects files that override the system's programs and libraries when a grader's command runs. /usr is read-only, so
-only a few places come before it in a search path. Adding a new program is fine; shadowing a system one is not."""
+only a few places precede it in a search path. A new program is allowed; one that shadows a system program is not."""
 
 import os
 import stat
@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 BEFORE = ("/usr/local/sbin", "/usr/local/bin")
-"""Folders that come before the system's in PATH."""
+"""Folders that precede the system's in PATH."""
 SYSTEMS = ("/usr/sbin", "/usr/bin", "/usr/games")
 LOADED = ("/etc/ld.so.preload", "/etc/ld.so.cache")
-"""What the loader reads for every program."""
+"""Files that the loader reads for every program."""
 PACKAGES = "/usr/local/lib"
-"""Python's packages that are not the system's lie below."""
+"""Contains the Python packages that are not the system's."""
 RUN_BY_PYTHON = ("sitecustomize", "usercustomize")
 NO_USER_PACKAGES = {"PYTHONNOUSERSITE": "1"}
-"""The environment of a grader's command: the user's own packages are the policy's."""
+"""The environment of a grader's command: packages of the user may be the policy's."""
 
 _Stamp = tuple[int, tuple[int, int, int]]
 """Inode; and size, mtime and ctime, which are 0 for a folder."""

@@ -1,5 +1,5 @@
-"""What stands in for the sandbox's process 1 where there is no sandbox: keeps one desktop's processes below itself, and
-ends every one of them, and their folder, when the agent, the host or itself is told to end."""
+"""Replaces the sandbox's process 1 if there is no sandbox: keeps one desktop's processes below itself, and kills all of
+them and removes their folder when the agent or the host process ends, or on a signal."""
 
 import argparse
 import ctypes
@@ -18,10 +18,11 @@ from .seccomp import install_filter
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 36, 38
 MAX_DATA_BYTES = 4 * 1024 * 1024 * 1024
 GRACE_S = 1.0
-"""For programs to go by themselves; the X server takes its lock file with it then."""
+"""Time for programs to exit by themselves; the X server then removes its lock file."""
 END_LIMIT_S = 8.0
 _LIFELINE = 2
-"""Standard error is a pipe to the host. Once the host no longer reads, it is dead, and so must the desktop be."""
+"""Standard error is a pipe to the host process. If its reading end is closed, the host process has died and the desktop
+must end."""
 
 
 def main() -> None:
@@ -50,7 +51,7 @@ def main() -> None:
 
 
 def keep_together() -> None:
-    """Every process below stays below, none gains rights by running a program, and the host's end is this one's."""
+    """Descendants stay below this process, none gains rights by exec, and this process ends with the host process."""
     libc = ctypes.CDLL(None, use_errno=True)
     for option, value in (
         (PR_SET_PDEATHSIG, signal.SIGTERM),
@@ -65,7 +66,7 @@ def keep_together() -> None:
 
 
 def start_agent(argv: list[str], image: Path, folder: Path) -> int:
-    """The agent with a home and a runtime folder of its own, and nothing of the user's environment."""
+    """Starts the agent with its own home and runtime folder, without the user's environment."""
     home, runtime = folder / "home", folder / "run"
     shutil.copytree(image / "home/user", home)
     runtime.mkdir(mode=0o700)
@@ -98,7 +99,7 @@ def start_agent(argv: list[str], image: Path, folder: Path) -> int:
 
 
 def end_all() -> None:
-    """TERM to everything below, a moment later KILL, until nothing is left."""
+    """Sends TERM to all descendants, and after a moment KILL, until none is left."""
     started_at = time.monotonic()
     while True:
         pids = list(descendants(os.getpid()))
@@ -121,7 +122,7 @@ def _is_over(events: list[tuple[int, int]], wake_read: int, agent_pid: int) -> b
 
 
 def _reap() -> set[int]:
-    """The children that have ended since."""
+    """The children that have ended since the last call."""
     ended = set()
     while True:
         try:

@@ -7,20 +7,20 @@ X_SERVERS = (b"Xvfb", b"Xorg")
 
 
 def descendants(pid: int) -> Iterator[int]:
-    """Those that end meanwhile may be missing."""
+    """Processes that end meanwhile may be missing."""
     for child in children(pid):
         yield child
         yield from descendants(child)
 
 
 def children(pid: int) -> list[int]:
-    """Those that end meanwhile may be missing."""
+    """Processes that end meanwhile may be missing."""
     return [int(child) for thread in _threads(pid) for child in _read(f"{thread}/children").split()]
 
 
 def is_any_at_work(*, with_x_server: bool = False) -> bool:
-    """Whether a program of this desktop computes, or waits for a disk or a core, at this moment. The agent does not
-    count, nor does the X server unless asked for: a screen that is looked at keeps them busy."""
+    """Whether a program of this desktop is computing, or waits for a disk or a core, at this moment. The agent is not
+    counted, nor is the X server by default: screenshots keep them busy."""
     return any(
         is_at_work(pid)
         for pid in descendants(os.getppid() or os.getpid())
@@ -33,12 +33,12 @@ def _is_x_server(pid: int) -> bool:
 
 
 def is_at_work(pid: int) -> bool:
-    """Any of its threads: a program may load in one that its window does not wait for."""
+    """Checks every thread: a program may load in a thread that its window does not wait for."""
     return any(_read(f"{thread}/stat").rpartition(b") ")[2][:1] in (b"R", b"D") for thread in _threads(pid))
 
 
 def _threads(pid: int) -> list[str]:
-    """Their folders."""
+    """The /proc folders of its threads."""
     folder = f"/proc/{pid}/task"
     try:
         return [f"{folder}/{thread}" for thread in os.listdir(folder)]
@@ -47,7 +47,7 @@ def _threads(pid: int) -> list[str]:
 
 
 def _read(path: str) -> bytes:
-    """Nothing where its process has ended."""
+    """Empty if the process has ended."""
     try:
         with open(path, "rb", buffering=0) as file:
             return file.read()

@@ -36,11 +36,11 @@ def use_namespace(namespace: int, *, nice: int) -> None:
 def start_program(
     command: str | Sequence[str], *, serves_calls: bool = False, **options: Any
 ) -> subprocess.Popen[bytes]:
-    """As subprocess.Popen, in a session of its own. `serves_calls`: it keeps the agent's priority."""
+    """Like subprocess.Popen, in a new session. `serves_calls`: the program keeps the agent's priority."""
     options |= {"start_new_session": True}
     if _namespace is None:
         return subprocess.Popen[bytes](command, **options)
-    with _lock:  # `reap_children` must not take its exit status before it is registered
+    with _lock:  # `reap_children` must not reap it before it is registered
         process = subprocess.Popen[bytes](
             command, preexec_fn=_become_user if serves_calls else _become_nice_user, **options
         )

@@ -1,5 +1,5 @@
-"""What stands behind the desktop's sudo: checks the password, remembers it for a while, and runs the command as root
-of the sandbox with the caller's own folder, environment and open files. Any program of the desktop can connect: a
+"""The root side of the desktop's sudo: checks the password, caches the success for a while, and runs the command as
+root of the sandbox with the caller's folder, environment and open files. Any program of the desktop can connect: a
 malformed or incomplete request is dropped without blocking the others."""
 
 import contextlib
@@ -15,33 +15,33 @@ from typing import Any
 
 from .programs import CAPABILITY_VERSION
 
-PASSWORD = "password"  # noqa: S105 - OSWorld's tasks know it; it guards nothing outside the sandbox
+PASSWORD = "password"  # noqa: S105 - OSWorld's tasks know it; it protects nothing outside the sandbox
 GRACE_S = 15 * 60.0
 MAX_MESSAGE_BYTES = 1024 * 1024
 RECEIVE_LIMIT_S = 5.0
-"""For a whole request."""
+"""Time limit for receiving a whole request."""
 MAX_HALF_SENT = 64
-"""Requests of which a part is still to come."""
+"""Most requests that are received only in part."""
 NUM_FILES = 3
-"""That come with a command: its standard streams."""
+"""File descriptors that come with a command: its standard streams."""
 PR_CAPBSET_DROP, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 24, 47, 4
 _DROPPED = (12, 13, 16, 17, 19, 20, 21, 22, 23, 24, 27)
-"""NET_ADMIN and NET_RAW; SYS_MODULE, RAWIO, PTRACE, PACCT, ADMIN, BOOT, NICE and RESOURCE; MKNOD: root must
-neither lift its limits, hold up the guest agent, nor reach the parts of the kernel that only root reaches."""
+"""NET_ADMIN and NET_RAW; SYS_MODULE, RAWIO, PTRACE, PACCT, ADMIN, BOOT, NICE and RESOURCE; MKNOD: root must not be
+able to raise its limits, stop the guest agent, or use kernel interfaces that only root may use."""
 _LENGTH = struct.Struct("!I")
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class RootHelper:
-    """Serves for as long as the desktop lives. Single-threaded: it forks."""
+    """Serves until the desktop ends. Single-threaded, because it forks."""
 
     def __init__(self, listener: socket.socket) -> None:
         self._listener = listener
         self._selector = selectors.DefaultSelector()
         self._half_sent: dict[socket.socket, _Request] = {}
         self._callers: dict[int, socket.socket] = {}
-        """Running command -> its waiting sudo."""
+        """Running command -> the sudo that waits for it."""
         self._trusted_until = 0.0
 
     def serve(self) -> None:
@@ -61,13 +61,13 @@ class RootHelper:
                 elif key.fileobj is self._listener:
                     self._accept()
                 elif isinstance(key.data, _Request):
-                    self._hear_request(key.data)
+                    self._read_request(key.data)
                 else:
-                    self._hear_caller(key.data)
+                    self._read_caller(key.data)
             self._refuse_late_requests()
 
     def _reap(self) -> None:
-        """Collects the commands that have ended."""
+        """Reaps the commands that have ended."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -92,7 +92,7 @@ class RootHelper:
         self._half_sent[caller] = _Request(caller, time.monotonic() + RECEIVE_LIMIT_S)
         self._selector.register(caller, selectors.EVENT_READ, self._half_sent[caller])
 
-    def _hear_request(self, request: "_Request") -> None:
+    def _read_request(self, request: "_Request") -> None:
         try:
             message = request.receive()
         except BlockingIOError:
@@ -134,7 +134,7 @@ class RootHelper:
             return self._reply(caller, {"ok": False})
         try:
             pid = os.fork()
-        except OSError as error:  # as many processes as a desktop may have
+        except OSError as error:  # the desktop's limit of processes
             return self._reply(caller, {"exit": 1, "error": f"sudo: unable to fork: {error.strerror}"})
         if pid == 0:
             self._become_command(request, files)
@@ -148,8 +148,8 @@ class RootHelper:
     def _is_trusted(self) -> bool:
         return time.monotonic() < self._trusted_until
 
-    def _hear_caller(self, pid: int) -> None:
-        """The waiting sudo passes signals on, one byte each; its end means the command's."""
+    def _read_caller(self, pid: int) -> None:
+        """The waiting sudo forwards signals, one byte each; if it ends, the command is killed."""
         caller = self._callers.get(pid)
         if caller is None:
             return
@@ -197,7 +197,7 @@ class RootHelper:
 
 
 def _drop_capabilities() -> None:
-    """For this process and all that it will run: an inherited capability would outlive the bounding set."""
+    """For this process and all its children: an inherited capability would outlast the bounding set."""
     header = struct.pack("=Ii", CAPABILITY_VERSION, 0)
     data = ctypes.create_string_buffer(24)
     if _libc.capget(header, data):
@@ -212,7 +212,7 @@ def _drop_capabilities() -> None:
 
 
 class _Request:
-    """What a caller has sent so far: a length, and that many bytes of JSON, with descriptors beside the first."""
+    """The received part of a request: a length, and that many bytes of JSON, with descriptors on the first part."""
 
     def __init__(self, caller: socket.socket, until: float) -> None:
         self.caller = caller
@@ -225,18 +225,18 @@ class _Request:
             os.close(file)
 
     def receive(self) -> "dict[str, Any] | None":
-        """The request once it is whole, None before. ValueError: it is none, or will never be whole."""
+        """The request once it is complete, None before. ValueError: it is invalid, or cannot become complete."""
         piece, files, _, _ = socket.recv_fds(self.caller, self._num_missing(), NUM_FILES)
         self.files += files
         self._data += piece
         if not piece:
-            raise ValueError("the request ends early")
+            raise ValueError("the request is incomplete")
         if len(self.files) > NUM_FILES:
             raise ValueError("too many descriptors")
         return None if self._num_missing() else _parse(self._data[_LENGTH.size :])
 
     def _num_missing(self) -> int:
-        """Bytes; what comes after the request is not ours to read yet."""
+        """In bytes; data after the request must not be read yet."""
         if len(self._data) < _LENGTH.size:
             return _LENGTH.size - len(self._data)
         length = _LENGTH.unpack_from(self._data)[0]
@@ -251,5 +251,5 @@ def _parse(data: bytes) -> dict[str, Any]:
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
     if not isinstance(request, dict):
-        raise ValueError("no object")
+        raise ValueError("not an object")
     return request

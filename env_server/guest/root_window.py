@@ -1,4 +1,4 @@
-"""The screen of an X server that draws elsewhere than into a file: asked of the server, the mouse cursor put on top."""
+"""The screen of an X server without a framebuffer file: read through X requests, with the mouse cursor drawn in."""
 
 # pyright: reportMissingImports=false, reportMissingModuleSource=false
 import struct
@@ -12,7 +12,7 @@ from .screen import Screen
 
 
 class RootWindowScreen(Screen):
-    """Slower than a framebuffer file, but true of every X server."""
+    """Slower than a framebuffer file, but works with every X server."""
 
     def __init__(self, display: Display) -> None:
         self._display, self._lock = display, threading.Lock()
@@ -52,7 +52,7 @@ def _put_cursor(image: Image.Image, cursor: object) -> None:
         getattr(cursor, "y", 0) - getattr(cursor, "yhot", 0),
     )
     below = image.crop((left, top, left + width, top + height))
-    # Its colours are multiplied by its opacity already, so they are added to what shines through.
+    # The cursor's colours are premultiplied by alpha, so they are added to the darkened background.
     shade = ImageChops.invert(drawn.getchannel("A"))
     through = ImageChops.multiply(below, Image.merge("RGB", (shade, shade, shade)))
     red, green, blue, _ = drawn.split()

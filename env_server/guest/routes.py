@@ -1,4 +1,4 @@
-"""What each route of the guest protocol does on this desktop."""
+"""The routes of the guest protocol on this desktop."""
 
 import os
 import shutil
@@ -26,10 +26,10 @@ from .xinput import Input
 WINDOW_WAIT_S = 5.0
 DEFAULT_TIMEOUT_S = 120.0
 MAX_FILE_BYTES = 256 * 1024 * 1024
-"""Of a file that is read whole; an agent's own file must not fill the memory of the desktop that grades it."""
+"""Limit of a file that is read whole; an agent's file must not fill the memory of the desktop that grades it."""
 MAX_LISTED = 50_000
 MAX_DEPTH = 64
-"""Of a folder that is listed; deeper ones are shown without children."""
+"""Depth limit of a folder that is listed; deeper folders are shown without children."""
 
 
 class DesktopRoutes:
@@ -128,7 +128,7 @@ class DesktopRoutes:
         )
 
     def _execute_with_verification(self, request: Request) -> Reply:
-        """Runs a command, then asks until what it should bring about is there."""
+        """Runs a command, then polls until its expected effect is there."""
         reply = self._execute(request)
         verification: dict[str, Any] = request.fields.get("verification") or {}
         if reply.status != 200 or not verification:
@@ -239,7 +239,7 @@ class DesktopRoutes:
     def _list_directory(self, request: Request) -> Reply:
         path = self._path(request.text("path"))
         if not path.is_dir():
-            return Reply({"status": "error", "error": f"{path} is no folder"}, status=400)
+            return Reply({"status": "error", "error": f"{path} is not a folder"}, status=400)
         return Reply({"directory_tree": _Lister().tree(path)})
 
     def _file(self, request: Request) -> Reply:
@@ -259,7 +259,7 @@ class DesktopRoutes:
             return Reply({"status": "error", "message": str(error)}, status=error.status)
 
     def _path(self, text: str) -> Path:
-        """A path as a person would write it: `~` and variables expanded, relative to the home folder; or a Windows
+        """A path as a person writes it: `~` and variables are expanded, relative to the home folder; or a Windows
         path."""
         if is_windows_path(text):
             return unix_path(text, self._home)
@@ -267,7 +267,7 @@ class DesktopRoutes:
 
 
 class OsworldRoutes:
-    """The routes that OSWorld's own guest has, and none of our extensions: what a foreign desktop looks like."""
+    """Only the routes that OSWorld's own guest has, without our extensions: simulates a foreign desktop."""
 
     def __init__(self, routes: DesktopRoutes) -> None:
         self._routes = routes
@@ -276,7 +276,7 @@ class OsworldRoutes:
         route = self._routes.find(method, path)
         if path == "/act" or route is None:
             return None
-        return lambda request: route(Request({}, request.fields))  # it knows one kind of screenshot
+        return lambda request: route(Request({}, request.fields))  # OSWorld's guest has one kind of screenshot
 
 
 def _file_reply(path: Path) -> Reply:
@@ -288,13 +288,13 @@ def _file_reply(path: Path) -> Reply:
 
 
 class _Lister:
-    """Counts what it lists: a folder may hold the whole file system, or be as deep as somebody cared to make it."""
+    """Counts the entries it lists: a folder may contain the whole file system, or be arbitrarily deep."""
 
     def __init__(self) -> None:
         self._num_listed = 0
 
     def tree(self, path: Path, *, depth: int = 0) -> dict[str, Any]:
-        """OSWorld's tree. A folder below that may not be read has no children; ValueError where there is too much."""
+        """OSWorld's tree. An unreadable subfolder has no children; ValueError if there are too many entries."""
         self._num_listed += 1
         if self._num_listed > MAX_LISTED:
             raise ValueError(f"the folder holds more than {MAX_LISTED} files")

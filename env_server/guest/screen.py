@@ -1,5 +1,5 @@
-"""The screen as an encoded picture, read from the file that Xvfb draws into: about a millisecond a grab, and the mouse
-cursor is in it."""
+"""The screen as an encoded image, read from the file that Xvfb draws into, including the mouse cursor. A grab takes
+about a millisecond."""
 
 # pyright: reportMissingImports=false, reportMissingModuleSource=false
 import io
@@ -12,12 +12,12 @@ from PIL import Image
 from Xlib.display import Display
 
 _HEADER = struct.Struct(">25I")
-"""An XWD file starts with 25 big-endian words: 0 header size, 4 width, 5 height, 12 bytes a line, 19 colours."""
+"""An XWD file starts with 25 big-endian words: 0 header size, 4 width, 5 height, 12 bytes per line, 19 colours."""
 _COLOUR_BYTES = 12
 JPEG_QUALITY = 90
 WEBP_QUALITY = 80
 FULL_COLOUR_QUALITY = 95
-"""From here on a JPEG keeps a colour for every pixel (4:4:4), for half as much time again."""
+"""From this quality a JPEG has full chroma resolution (4:4:4), which takes half as much time again."""
 PNG_LEVEL = 2
 MAX_SIDE = 16_384
 _PNG_LINES = 32
@@ -28,7 +28,7 @@ class Screen:
 
     def __init__(self, framebuffer: Path, display: Display) -> None:
         self._display = display
-        # Read, not mapped: it belongs to the desktop's user, and who maps a file dies of its being cut.
+        # Read, not mapped: the file belongs to the desktop's user; truncating a mapped file would kill this process.
         self._file = os.open(framebuffer, os.O_RDONLY | os.O_CLOEXEC)
         header = _HEADER.unpack(os.pread(self._file, _HEADER.size, 0))
         self.width, self.height, self.stride = header[4], header[5], header[12]
@@ -36,20 +36,20 @@ class Screen:
         self._bytes = self.stride * self.height
 
     def pixels(self) -> bytes:
-        """Four bytes a pixel, as the screen is once the X server has handled what it was sent so far."""
+        """Four bytes per pixel, after the X server has processed all requests sent so far."""
         self._display.sync()
         data = os.pread(self._file, self._bytes, self._start)
         if len(data) != self._bytes:
-            raise OSError("the X server's framebuffer has been cut")
+            raise OSError("the X server's framebuffer has been truncated")
         return data
 
     def grab(self) -> Image.Image:
-        """The same as a picture, with the mouse cursor in it."""
+        """The same as an image, including the mouse cursor."""
         return Image.frombuffer("RGB", (self.width, self.height), self.pixels(), "raw", "BGRX", self.stride, 1)
 
     def encode(self, image_format: str, quality: int | None = None, *, size: tuple[int, int] | None = None) -> bytes:
-        """`png`, `jpeg` or `webp`; `quality` 1..100 is for the last two; `size` (width, height) is another than the
-        screen's."""
+        """`png`, `jpeg` or `webp`; `quality` 1..100 applies to the last two; `size` is the (width, height) of the
+        result if it differs from the screen's."""
         if quality is not None and not 1 <= quality <= 100:
             raise ValueError(f"quality must be 1 to 100, not {quality}")
         if image_format not in ("png", "jpeg", "webp"):
@@ -71,17 +71,17 @@ class Screen:
 
 
 def encode_png(image: Image.Image) -> bytes:
-    """PNG with unfiltered lines: for what programs draw that is as small as the filters Pillow tries on every line, in
-    a quarter of the time (1920x1080: 12 to 15 ms instead of 45 to 60)."""
+    """PNG with unfiltered lines. On screen content it is as small as with the filters that Pillow tries on every line,
+    in a quarter of the time (1920x1080: 12 to 15 ms instead of 45 to 60)."""
     width, height = image.size
     packer = zlib.compressobj(PNG_LEVEL)
     packed = []
-    for top in range(0, height, _PNG_LINES):  # in bands, for large buffers cost more than the packing of small ones
+    for top in range(0, height, _PNG_LINES):  # in bands, because large buffers cost more than small ones
         band = image.crop((0, top, width, min(top + _PNG_LINES, height))).tobytes()
         lines = [band[start : start + width * 3] for start in range(0, len(band), width * 3)]
         packed.append(packer.compress(b"\0" + b"\0".join(lines)))
     data = b"".join(packed) + packer.flush()
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)  # 8 bits a channel, RGB
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)  # 8 bits per channel, RGB
     chunks = ((b"IHDR", header), (b"IDAT", data), (b"IEND", b""))
     return b"\x89PNG\r\n\x1a\n" + b"".join(
         struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)) for kind, body in chunks

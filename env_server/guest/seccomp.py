@@ -1,6 +1,6 @@
-"""A system-call filter for everything in a desktop: what no desktop needs fails with EPERM, for its root too, and
-sockets of families that no desktop needs with EAFNOSUPPORT. The walls hold without it; it keeps the parts of the kernel
-that have most often been broken out of reach, and other programs from the guest agent's memory and descriptors."""
+"""A system-call filter for every process of a desktop, including its root: calls that no desktop needs fail with EPERM,
+and sockets of other families with EAFNOSUPPORT. The sandbox does not depend on it; it blocks the kernel interfaces that
+are exploited most often, and access of other programs to the guest agent's memory and descriptors."""
 
 import ctypes
 import errno
@@ -54,20 +54,20 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
     "umount2": (166, 39),
     "userfaultfd": (323, 282),
 }
-"""System call -> its numbers on x86_64 and on aarch64; None where it does not exist."""
+"""System call -> its numbers on x86_64 and on aarch64; None if it does not exist there."""
 
 FAMILIES: dict[str, int] = {"UNIX": 1, "INET": 2, "INET6": 10, "NETLINK": 16}
-"""Of sockets that may be made. A vsock would lead to the host's hypervisor."""
+"""Families of sockets that may be created. A vsock would connect to the host's hypervisor."""
 MAKES_SOCKETS: dict[str, tuple[int, int]] = {"socket": (41, 198), "socketpair": (53, 199)}
 """Calls whose first argument is a family; numbers as above."""
 CHANGES_LIMITS: tuple[int, int] = (302, 261)
-"""prlimit64, whose first argument is a process; 0 is the caller, and no other's limits may be changed: the guest agent
-has the user's uid, and without descriptors it could answer nothing."""
+"""prlimit64, whose first argument is a process. Only 0, the caller, is allowed: the guest agent has the user's uid, and
+with a lowered limit of descriptors it could not answer."""
 
 _MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
-"""Machine -> its column above, and the number that the kernel calls it by (AUDIT_ARCH_*)."""
+"""Machine -> its column above, and its audit architecture (AUDIT_ARCH_*)."""
 _X32_BIT = 0x40000000
-"""x86_64 has every call a second time above this."""
+"""On x86_64, numbers from this bit on are the x32 variants of the same calls."""
 _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2
 _LOAD_WORD, _JUMP_IF_EQUAL, _JUMP_IF_NOT_BELOW, _RETURN = 0x20, 0x15, 0x35, 0x06
 _NUMBER_AT, _MACHINE_AT, _FIRST_ARGUMENT_AT = 0, 4, 16
@@ -76,14 +76,14 @@ _INSTRUCTION = struct.Struct("=HBBI")
 
 
 def build_filter(machine: str) -> bytes | None:
-    """The filter as a BPF program; None for a machine whose numbers are not known here."""
+    """The filter as a BPF program; None for a machine whose numbers are not listed here."""
     if machine not in _MACHINES:
         return None
     column, audit_number = _MACHINES[machine]
     program = [
         (_LOAD_WORD, 0, 0, _MACHINE_AT),
         (_JUMP_IF_EQUAL, 1, 0, audit_number),
-        (_RETURN, 0, 0, _FAIL),  # a call of another machine, as 32-bit ones, would slip past the numbers
+        (_RETURN, 0, 0, _FAIL),  # calls of another architecture, such as 32-bit ones, have other numbers
         (_LOAD_WORD, 0, 0, _NUMBER_AT),
     ]
     if machine == "x86_64":
@@ -92,7 +92,7 @@ def build_filter(machine: str) -> bytes | None:
         number = numbers[column]
         if number is not None:
             program += [(_JUMP_IF_EQUAL, 0, 1, number), (_RETURN, 0, 0, _FAIL)]
-    by_family = [(_LOAD_WORD, 0, 0, _FIRST_ARGUMENT_AT)]  # an int: the kernel looks at its low half alone
+    by_family = [(_LOAD_WORD, 0, 0, _FIRST_ARGUMENT_AT)]  # an int: the kernel reads only its low half
     for family in FAMILIES.values():
         by_family += [(_JUMP_IF_EQUAL, 0, 1, family), (_RETURN, 0, 0, _ALLOW)]
     by_family.append((_RETURN, 0, 0, _NO_FAMILY))
@@ -106,8 +106,8 @@ def build_filter(machine: str) -> bytes | None:
 
 
 def install_filter() -> bool:
-    """For this process and all that it will start, for good. False on an unknown machine. Needs no_new_privs, or root
-    of the user namespace. OSError where the kernel refuses."""
+    """Permanent, for this process and all its children. False on an unknown machine. Needs no_new_privs, or root of the
+    user namespace. OSError if the kernel refuses."""
     program = build_filter(os.uname().machine)
     if program is None:
         return False

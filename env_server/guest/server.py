@@ -1,4 +1,4 @@
-"""OSWorld's guest protocol over HTTP, with the standard library alone: routes to what the other modules do."""
+"""OSWorld's guest protocol over HTTP, with only the standard library: dispatches requests to the other modules."""
 
 import contextlib
 import errno
@@ -19,12 +19,12 @@ _NO_ROOM = b"HTTP/1.1 507 Insufficient Storage\r\nContent-Length: 0\r\nConnectio
 
 
 def failure_status(error: OSError) -> int:
-    """507 where there is no room for one more process, byte or file; 503 for any other failure."""
+    """507 if processes, memory or disk space are used up; 503 for any other failure."""
     return 507 if error.errno in (errno.EAGAIN, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT) else 503
 
 
 class Reply:
-    """What a route answers: a status and JSON, text or bytes."""
+    """The answer of a route: a status and JSON, text or bytes."""
 
     def __init__(self, body: Any, *, status: int = 200, content_type: str | None = None) -> None:
         if isinstance(body, bytes):
@@ -37,13 +37,13 @@ class Reply:
 
 
 class Request:
-    """A parsed request; `fields` are the JSON or form fields, bytes where a file was uploaded."""
+    """A parsed request; `fields` are the JSON or form fields, bytes if a file was uploaded."""
 
     def __init__(self, query: dict[str, str], fields: dict[str, Any]) -> None:
         self.query, self.fields = query, fields
 
     def text(self, name: str) -> str:
-        """A field that must be there. ValueError otherwise."""
+        """A required field. Raises ValueError if it is missing."""
         value = self.fields.get(name)
         if isinstance(value, bytes):
             value = value.decode()
@@ -60,7 +60,7 @@ class Routes(Protocol):
 
 
 class GuestServer(ThreadingHTTPServer):
-    """Serves on a socket that listens already, so a client may connect before the desktop is up and is answered as
+    """Serves on a socket that is already listening, so a client may connect before the desktop is up and is answered as
     soon as it is."""
 
     daemon_threads = True
@@ -73,15 +73,15 @@ class GuestServer(ThreadingHTTPServer):
     def process_request(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request(request, client_address)
-        except RuntimeError:  # there is no room for one more thread
+        except RuntimeError:  # no further thread can be started
             with contextlib.suppress(OSError):
                 request.settimeout(NO_ROOM_LIMIT_S)
-                request.recv(65536)  # or closing would take the answer back
+                request.recv(65536)  # or closing the socket would discard the answer
                 request.sendall(_NO_ROOM)
             self.shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that disconnects in the middle is no fault."""
+        """A client that disconnects early is no fault."""
         if not isinstance(sys.exc_info()[1], ConnectionError):
             super().handle_error(request, client_address)
 
@@ -102,11 +102,12 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer("POST")
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Silent: the host knows what it asked."""
+        """No log: the host knows its requests."""
 
     def _answer(self, method: str) -> None:
-        """400 to 404: the request is wrong. 410: programs of the desktop have disabled what answers. 500: the command
-        in it is wrong. 503: the desktop failed. 507: its programs have used up processes, memory or disk space."""
+        """400 to 404: the request is wrong. 410: programs of the desktop have disabled a service that answers. 500:
+        the command in it is wrong. 503: the desktop failed. 507: its programs have used up processes, memory or disk
+        space."""
         try:
             reply = self._reply(method)
         except DisabledError as error:
@@ -143,7 +144,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def parse_body(content_type: str, body: bytes) -> dict[str, Any]:
-    """The fields of a JSON, form or multipart body. ValueError where it is malformed."""
+    """The fields of a JSON, form or multipart body. ValueError if it is malformed."""
     if not body:
         return {}
     kind = content_type.partition(";")[0].strip().lower()

@@ -1,5 +1,5 @@
-"""The processes of one desktop session: X server, message bus, window manager; started side by side, waited for by
-what they say and never by sleeping."""
+"""The processes of one desktop session: X server, message bus, window manager. They start in parallel, and each signals
+when it is ready; no fixed sleeps."""
 
 # pyright: reportMissingImports=false, reportMissingModuleSource=false
 import os
@@ -18,7 +18,7 @@ from .terminal import terminal_resources
 
 X_START_LIMIT_S = 20.0
 SMALL_SCREEN_WIDTH = 1024
-"""Below this, programs that open larger than the screen are told to fill it."""
+"""On smaller screens, programs whose windows open larger than the screen are maximized."""
 BACKGROUND = 0x2E4A62
 X_RESOURCES = """\
 XTerm*faceName: DejaVu Sans Mono
@@ -45,8 +45,8 @@ class Session:
         has_x_server: bool = False,
         is_any_display: bool = False,
     ) -> None:
-        """With `has_x_server` display :0 is there already, as in a virtual machine, and `x_server` stays None. With
-        `is_any_display` a free one is taken, and everything started from here on is told so."""
+        """With `has_x_server` display :0 is already running, as in a virtual machine, and `x_server` stays None. With
+        `is_any_display` a free display is used, and DISPLAY is set for every program started later."""
         self.runtime = runtime
         self.framebuffer = runtime / "framebuffer"
         self.x_server: subprocess.Popen[bytes] | None = None
@@ -69,13 +69,13 @@ class Session:
         self.display = Display(self.display_name)
         self._dress(width)
         self._ready = runtime / "window-manager-ready"
-        # The startup command runs last, when the keys are grabbed; the window manager shows itself well before that.
+        # The startup command runs last, when the keys are grabbed; the window manager is visible well before that.
         self.window_manager = _start(
             ["openbox", "--config-file", str(runtime / "openbox.xml"), "--startup", f"touch {self._ready}"]
         )
 
     def _start_x_server(self, width: int, height: int, *, is_any_display: bool) -> int:
-        """A file descriptor that tells when the X server takes connections."""
+        """Returns a file descriptor to which the X server writes once it accepts connections."""
         self.framebuffer.mkdir(mode=0o700)
         read_end, write_end = os.pipe()
         self.x_server = _start(
@@ -97,8 +97,8 @@ class Session:
         return read_end
 
     def wait_until_whole(self, limit_s: float) -> None:
-        """Returns when key bindings work and the bus takes connections. TimeoutError after `limit_s`, ConnectionError
-        where one of the programs has ended: half a desktop is none."""
+        """Returns when key bindings work and the bus accepts connections. TimeoutError after `limit_s`, ConnectionError
+        if one of the programs has ended: an incomplete desktop is not used."""
         until = time.monotonic() + limit_s
         while not (self._ready.exists() and self.bus_socket.exists()):
             self._check_programs()
@@ -113,11 +113,11 @@ class Session:
                 raise ConnectionError(f"{name} ended before the desktop was ready")
 
     def has_ended(self) -> bool:
-        """Whether the X server is gone, and with it the desktop."""
+        """Whether the X server, and with it the desktop, has ended."""
         return self.x_server is not None and self.x_server.poll() is not None
 
     def _dress(self, width: int) -> None:
-        """Background, terminal colours, and no key repeat (a held key would repeat by the machine's load)."""
+        """Background, terminal colours, and no key repeat (which would depend on the machine's load)."""
         root = self.display.screen().root
         resources = X_RESOURCES.format(font_size=8 if width < SMALL_SCREEN_WIDTH else 11)
         resources += terminal_resources(self.runtime)
@@ -129,7 +129,7 @@ class Session:
 
 
 def _await_line(read_end: int, limit_s: float) -> int:
-    """The X server's number. It writes that and the line's end apart, and dies where the second is not read."""
+    """The X server's number. It writes number and newline separately, and exits if it cannot write the second."""
     line, until = b"", time.monotonic() + limit_s
     while not line.endswith(b"\n"):
         if not select.select([read_end], [], [], max(0.0, until - time.monotonic()))[0]:
@@ -142,7 +142,7 @@ def _await_line(read_end: int, limit_s: float) -> int:
 
 
 def _start(*argv: Sequence[str], pass_fds: Sequence[int] = ()) -> subprocess.Popen[bytes]:
-    # Only the X server may complain to the host; what a window manager starts inherits its standard error.
+    # Only the X server may write to the host's standard error; programs of the window manager inherit its own.
     error = None if pass_fds else subprocess.DEVNULL
     return start_program(
         [word for part in argv for word in part],

@@ -1,30 +1,30 @@
-"""Whether a screen has settled after an action: a decision over looks at it, which knows no clock and no X server."""
+"""Decides from a series of looks whether a screen has settled after an action; uses neither a clock nor an X server."""
 
 # pyright: reportMissingImports=false, reportMissingModuleSource=false
 from PIL import Image, ImageChops
 
 CELL = 8
-"""Changes are counted in squares of so many pixels a side."""
+"""Changes are counted in squares of this many pixels per side."""
 MAX_STILL_CELLS = 64
-"""A difference of no more cells is no movement: a caret, a clock with seconds, or the mouse cursor."""
+"""Up to this many changed cells do not count as movement: a caret, a clock with seconds, or the mouse cursor."""
 CALM_SHARE = 1 / 3
-"""Of the limit: how long the screen must be without movement."""
+"""How long the screen must be without movement, as a share of the limit."""
 REACTION_S = 0.5
-"""A program may begin to draw so late. Where nothing has moved since the action, no verdict comes before."""
+"""Time in which a program may begin to draw. If nothing has moved since the action, the wait is at least this long."""
 REACTION_SHARE = 1 / 2
-"""The same as a share of the limit; the longer one counts."""
+"""The same as a share of the limit; the longer one applies."""
 PIXEL_BYTES = 4
 _IS_CHANGED = [0] + [255] * 255
 
 
 class Stillness:
-    """One wait after one action. A screen is a bytes object with four bytes a pixel, of which any may differ.
+    """One wait after one action. A screen is a bytes object with four bytes per pixel, of which any may differ.
 
-    Each look is compared with the screen as it was when it last moved, not with the look before: a caret goes between
-    two states that are both close to it, while letters that come one by one add up to a movement."""
+    Each look is compared with the screen at its last movement, not with the previous look: a caret alternates between
+    two states that are both close to it, while letters that appear one by one add up to a movement."""
 
     def __init__(self, before: bytes, *, width: int, limit_s: float) -> None:
-        """`before` is the screen before the action. Times of looks count from the action's end."""
+        """`before` is the screen before the action. Times of looks count from the end of the action."""
         self._reference = self._last = before
         self._width = width
         self._calm_s = limit_s * CALM_SHARE
@@ -33,7 +33,7 @@ class Stillness:
         self._has_moved = False
 
     def look(self, screen: bytes, at_s: float, *, is_busy: bool = False) -> bool:
-        """True once the screen has settled. `is_busy`: programs of the desktop are at work, so it may yet change."""
+        """True once the screen has settled. `is_busy`: programs of the desktop are at work, so it may still change."""
         if screen != self._last:
             self._last = screen
             if num_changed_cells(self._reference, screen, width=self._width) > MAX_STILL_CELLS:
@@ -44,7 +44,7 @@ class Stillness:
 
 
 def num_changed_cells(before: bytes, after: bytes, *, width: int) -> int:
-    """Squares of CELL pixels a side in which two screens differ; all of them where their sizes do."""
+    """Squares of CELL pixels per side in which two screens differ; all of them if their sizes differ."""
     stride = width * PIXEL_BYTES
     height = len(after) // stride
     if len(before) != len(after):

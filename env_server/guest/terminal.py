@@ -1,4 +1,4 @@
-"""The text an xterm shows. xterm speaks no AT-SPI, but prints its screen into a file when a message asks it to."""
+"""The text an xterm shows. xterm does not support AT-SPI, but prints its screen into a file on a client message."""
 
 # pyright: reportMissingImports=false, reportMissingModuleSource=false
 import errno
@@ -18,12 +18,12 @@ from .windows import WindowManager
 PRINT_LIMIT_S = 2.0
 MAX_BYTES = 256 * 1024
 NO_FILE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENXIO}
-"""How opening or removing a path fails that holds no file of ours."""
+"""Errors of opening or removing a path that does not hold a file of ours."""
 PRINT_MESSAGE = "DESKTOP_PRINT_TERMINAL"
 
 
 def terminal_resources(runtime: Path) -> str:
-    """The X resources by which every xterm obeys `PRINT_MESSAGE`. The text appears at once and whole, by a rename."""
+    """The X resources that make every xterm handle `PRINT_MESSAGE`. The text appears at once, by a rename."""
     folder = str(runtime)
     return (
         "XTerm*printAttributes: 0\n"
@@ -40,7 +40,7 @@ class TerminalReader:
         self._lock = threading.Lock()
 
     def text(self) -> str | None:
-        """Text of the active xterm, else of the topmost one; None where there is none or it does not answer."""
+        """Text of the active xterm, else of the topmost one; None if there is none or it does not answer."""
         with self._lock:
             return self._text()
 
@@ -53,7 +53,7 @@ class TerminalReader:
         try:
             self._ask(active if active in terminals else terminals[-1])
         except XError:
-            return None  # it closed in between
+            return None  # the window was closed meanwhile
         until = time.monotonic() + PRINT_LIMIT_S
         while time.monotonic() < until:
             printed = _read(self._file)
@@ -80,7 +80,7 @@ def _remove(path: Path) -> None:
 
 
 def _read(path: Path) -> bytes | None:
-    """None where there is no file. Any program of the desktop may put something else in its place, at any moment."""
+    """None if there is no file. Any program of the desktop may replace it with something else at any moment."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What the desktop's user finds in the environment, in a sandbox as in a virtual machine."""
+"""The environment of the desktop's user, the same in a sandbox and in a virtual machine."""
 
 USER_ID = 1000
 HOME = "/home/user"

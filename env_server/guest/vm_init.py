@@ -1,5 +1,6 @@
 """Process 1 of a desktop in a virtual machine: mounts, network, the X server on the emulated display, then the guest
-agent as the desktop's user. The host speaks to it over a serial line; when the desktop ends, so does the machine."""
+agent as the desktop's user. The host sends commands over a serial line; when the desktop ends, the machine powers
+off."""
 
 # pyright: reportMissingImports=false
 import ctypes
@@ -25,7 +26,7 @@ PORT = 5000
 X_START_LIMIT_S = 120.0
 HOST_LINE = "/dev/ttyS1"
 ADDRESS, GATEWAY, NAME_SERVER = "10.0.2.15/24", "10.0.2.2", "10.0.2.3"
-"""What QEMU's user-mode network gives every machine."""
+"""Addresses of QEMU's user-mode network, the same in every machine."""
 MS_NOSUID, MS_NODEV = 2, 4
 RB_POWER_OFF = 0x4321FEDC
 RNDADDENTROPY, RNDRESEEDCRNG = 0x40085203, 0x5207
@@ -69,7 +70,7 @@ def main() -> None:
         x_server = start_x_server()
         agent = start_agent(options)
         print("desktop-init: the desktop is started", flush=True)
-        bury_until({x_server.pid, agent})
+        reap_until({x_server.pid, agent})
         print("desktop-init: the desktop ended", flush=True)
     except Exception as error:  # noqa: BLE001 - process 1 must end the machine, not panic the kernel
         print(f"desktop-init: {type(error).__name__}: {error}", flush=True)
@@ -77,13 +78,13 @@ def main() -> None:
 
 
 def kernel_options(command_line: str) -> dict[str, str]:
-    """`desktop.size=1280x720` and the like."""
+    """Options such as `desktop.size=1280x720`."""
     pairs = (word.partition("=") for word in command_line.split())
     return {key: value for key, _, value in pairs if key.startswith("desktop.")}
 
 
 def mount_all() -> None:
-    """What the initial RAM disk has not mounted already."""
+    """Mounts what the initial RAM disk has not mounted."""
     for kind, target, flags, data in (
         ("proc", "/proc", MS_NOSUID | MS_NODEV, ""),
         ("sysfs", "/sys", MS_NOSUID | MS_NODEV, ""),
@@ -100,12 +101,12 @@ def mount_all() -> None:
             raise OSError(ctypes.get_errno(), f"mount {target}")
     os.makedirs(RUNTIME, mode=0o700)
     os.chown(RUNTIME, USER_ID, USER_ID)
-    os.makedirs("/tmp/.X11-unix", mode=0o1777)  # noqa: S108 - X11 has no other place
-    os.chmod("/tmp/.X11-unix", 0o1777)  # noqa: S103, S108 - as X11 wants it
+    os.makedirs("/tmp/.X11-unix", mode=0o1777)  # noqa: S108 - X11's fixed path
+    os.chmod("/tmp/.X11-unix", 0o1777)  # noqa: S103, S108 - the mode that X11 requires
 
 
 def start_network() -> None:
-    """With an address and no way out: what cannot be reached fails at once, as on a machine without network."""
+    """An address without a default route: connections fail at once, as on a machine without network."""
     socket.sethostname(Path("/etc/hostname").read_text().strip())
     _run("ip", "link", "set", "lo", "up")
     card = next((name for name in sorted(os.listdir("/sys/class/net")) if name != "lo"), None)
@@ -116,7 +117,7 @@ def start_network() -> None:
 
 
 def start_x_server() -> subprocess.Popen[bytes]:
-    """Returns once it takes connections."""
+    """Returns once it accepts connections."""
     config = Path("/run/xorg.conf")
     config.write_text(XORG_CONFIG + _input_sections())
     process = subprocess.Popen(
@@ -130,7 +131,7 @@ def start_x_server() -> subprocess.Popen[bytes]:
         start_new_session=True,
     )
     until = time.monotonic() + X_START_LIMIT_S
-    while not os.path.exists("/tmp/.X11-unix/X0"):  # noqa: S108 - X11 has no other place
+    while not os.path.exists("/tmp/.X11-unix/X0"):  # noqa: S108 - X11's fixed path
         if process.poll() is not None or time.monotonic() > until:
             log = Path("/run/xorg.log")
             print(log.read_text()[-3000:] if log.exists() else "Xorg left no log", flush=True)
@@ -140,7 +141,7 @@ def start_x_server() -> subprocess.Popen[bytes]:
 
 
 def _input_sections() -> str:
-    """The emulated keyboard and tablet by their device files; there is no udev that would tell the X server."""
+    """The emulated keyboard and tablet by their device files; there is no udev to announce them to the X server."""
     sections, layout = "", ""
     for event in sorted(Path("/sys/class/input").glob("event*")):
         name = (event / "device/name").read_text().strip()
@@ -155,9 +156,9 @@ def _input_sections() -> str:
 
 
 def start_agent(options: Mapping[str, str]) -> int:
-    """Starts the guest agent as the desktop's user, its listening socket handed over. The process id."""
+    """Starts the guest agent as the desktop's user and passes it the listening socket. Returns the process id."""
     width, _, height = options.get("desktop.size", "1280x720").partition("x")
-    listener = socket.create_server(("0.0.0.0", PORT), backlog=128)  # noqa: S104 - the guest's network is its own
+    listener = socket.create_server(("0.0.0.0", PORT), backlog=128)  # noqa: S104 - the guest has its own network
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # inherited by every accepted connection
     argv = ["/usr/bin/python3", "-Im", "osworld_guest.agent", "--width", width, "--height", height]
     argv += ["--listener-fd", str(listener.fileno()), "--use-running-x-server"]
@@ -177,8 +178,8 @@ def start_agent(options: Mapping[str, str]) -> int:
 
 
 def listen_to_host() -> None:
-    """Each line is a JSON object `{time_s, seed, open_network}`: the machine woke up in another hour, maybe one of
-    many that were the same a moment ago. Answered by a line `{"ok": true}`."""
+    """Each line is a JSON object `{time_s, seed, open_network}`: the machine was restored at a later time, possibly as
+    one of many copies of one state. The answer is a line `{"ok": true}`."""
     with open(HOST_LINE, "r+b", buffering=0) as line:
         tty.setraw(line.fileno(), termios.TCSANOW)
         pending = b""
@@ -195,7 +196,7 @@ def listen_to_host() -> None:
 
 
 def wake_up(message: Mapping[str, object]) -> None:
-    """Sets the clock and makes the random numbers of this machine its own."""
+    """Sets the clock and reseeds the random number generator of this machine."""
     time.clock_settime(time.CLOCK_REALTIME, float(str(message["time_s"])))
     seed = bytes.fromhex(str(message["seed"]))
     with open("/dev/random", "wb", buffering=0) as pool:
@@ -206,8 +207,8 @@ def wake_up(message: Mapping[str, object]) -> None:
         Path("/etc/resolv.conf").write_text(f"nameserver {NAME_SERVER}\n")
 
 
-def bury_until(needed: set[int]) -> None:
-    """Collects every orphan; returns when one of `needed` ended."""
+def reap_until(needed: set[int]) -> None:
+    """Reaps every orphan; returns when one of `needed` has ended."""
     while True:
         try:
             pid, _ = os.wait()

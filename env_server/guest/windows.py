@@ -1,5 +1,5 @@
-"""Windows by name or class, through the window manager's own protocol (EWMH): what /setup/activate_window and
-/setup/close_window do, and the wallpaper."""
+"""Windows by name or class, through the window manager's protocol (EWMH): /setup/activate_window, /setup/close_window
+and the wallpaper."""
 
 # pyright: reportMissingImports=false, reportMissingModuleSource=false
 import threading
@@ -45,8 +45,8 @@ class WindowManager:
             return int(found[0]) if found is not None and len(found) and found[0] else None
 
     def find(self, name: str, *, strict: bool, by_class: bool) -> Window | None:
-        """The topmost window whose title (or class) holds `name`; with `strict`, equals it. As wmctrl does, letter
-        case counts only where strict."""
+        """The topmost window whose title (or class) contains `name`; with `strict`, equals it. Like wmctrl, letter case
+        matters only if strict."""
         for window in reversed(self.windows()):
             texts = (".".join(window.classes), *window.classes) if by_class else (window.title,)
             if any(text == name if strict else name.lower() in text.lower() for text in texts):
@@ -60,7 +60,7 @@ class WindowManager:
         self._tell(window.window_id, "_NET_CLOSE_WINDOW", [X.CurrentTime, _BY_A_PAGER])
 
     def size(self, window: Window) -> tuple[int, int] | None:
-        """None where it has closed meanwhile."""
+        """None if it has been closed meanwhile."""
         with self._lock:
             try:
                 geometry = self._display.create_resource_object("window", window.window_id).get_geometry()
@@ -69,7 +69,7 @@ class WindowManager:
             return geometry.width, geometry.height
 
     def set_wallpaper(self, path: Path) -> None:
-        """Draws the picture over the whole root window. OSError when it is no picture."""
+        """Draws the picture over the whole root window. OSError if it is not a picture."""
         screen = self._display.screen()
         size = (screen.width_in_pixels, screen.height_in_pixels)
         image = ImageOps.fit(Image.open(path).convert("RGB"), size)
@@ -93,7 +93,7 @@ class WindowManager:
             text = title.decode("utf-8", "replace") if isinstance(title, bytes) else (window.get_wm_name() or "")
             classes = window.get_wm_class() or ("", "")
         except XError:
-            return None  # it closed between the list and the question
+            return None  # closed between the list and this request
         return Window(window_id, text if isinstance(text, str) else "", (str(classes[0]), str(classes[1])))
 
     def _property(self, window: Any, name: str, kind: int) -> Any:

@@ -1,5 +1,5 @@
-"""Ends the desktop once its X server is gone or a program of the desktop holds it up: nothing could be seen or done any
-more. Left to time limits, that would look like a fault of the machine."""
+"""Ends the desktop once its X server is gone or blocked by a program of the desktop, because no screenshot or input is
+possible any more. A timeout would look like a fault of the machine."""
 
 # pyright: reportMissingImports=false, reportMissingModuleSource=false
 import os
@@ -23,10 +23,10 @@ _STOPPED, _IDLE = b"Tt", b"S"
 
 class XServerWatch:
     def __init__(self, x_server: subprocess.Popen[bytes], display: Display) -> None:
-        """`display` is a connection for this alone."""
+        """`display` is a connection used only by this watch."""
         self._x_server, self._display = x_server, display
         self._asked_at: float | None = None
-        """None while no question is open."""
+        """None while no request is open."""
 
     def start(self) -> None:
         for work in (self._wait, self._ask, self._judge):
@@ -42,7 +42,7 @@ class XServerWatch:
             try:
                 self._display.sync()
             except (DisplayError, OSError):
-                return  # it has ended
+                return  # the X server has ended
             self._asked_at = None
             time.sleep(INTERVAL_S)
 
@@ -61,7 +61,7 @@ class XServerWatch:
 
 
 def _state(pid: int) -> bytes:
-    """One letter, as proc(5) has them; `X` of a process that is gone."""
+    """One letter, as in proc(5); `X` for a process that is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2][:1]
     except OSError:

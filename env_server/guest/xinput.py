@@ -1,5 +1,5 @@
-"""Mouse and keyboard through the XTest extension, in process: a click costs a millisecond, and every character
-arrives as itself, because a character without a key gets a spare one."""
+"""Mouse and keyboard through the XTest extension, in process: a click costs a millisecond, and every character is typed
+exactly, because a character without a key gets a spare keycode."""
 
 # pyright: reportMissingImports=false, reportMissingModuleSource=false
 import threading
@@ -15,19 +15,19 @@ from .processes import is_any_at_work
 
 BUTTONS = {"left": 1, "middle": 2, "right": 3, "primary": 1, "secondary": 3, 1: 1, 2: 2, 3: 3}
 KEYMAP_SETTLE_S = 0.05
-"""Programs learn of a new keymap by an event and fetch it themselves; a key pressed sooner would be read wrongly."""
+"""Programs get an event for a new keymap and fetch it themselves; a key pressed before that would be misread."""
 READ_TIME_S = 0.02
-"""What a slow program takes to read one key: a terminal that looks for a font with a rare character."""
+"""Time of a slow program to read one key: a terminal that looks for a font with a rare character."""
 READ_LIMIT_S = 5.0
-"""A program on a busy machine takes longer: until none of the desktop computes, but no longer than this."""
+"""On a busy machine a program takes longer: wait until no program of the desktop computes, at most this long."""
 READ_LOOK_S = 0.02
 READ_LOOKS = 3
-"""So many looks in a row must find no program at work."""
+"""This many consecutive looks must find no program at work."""
 LINE_SETTLE_S = 0.03
-"""A shell must have started what a line asked for before the next line comes: what it types meanwhile would be read
-with the terminal in another mode, and an Enter would arrive as a carriage return."""
+"""A shell must have started the command of one line before the next line is typed: until then the terminal is in
+another mode, in which an Enter would arrive as a carriage return."""
 DRAG_EVENTS = 12
-"""A drag of one jump is no drag for most toolkits."""
+"""Most toolkits do not recognise a drag that consists of one jump."""
 
 
 class Input:
@@ -40,7 +40,7 @@ class Input:
         self._load_keymap()
 
     def _load_keymap(self) -> None:
-        """Reads what the keys type now: another program may have lent some, too."""
+        """Reads the current keymap: another program may have assigned spare keycodes, too."""
         first = self._display.display.info.min_keycode
         last = self._display.display.info.max_keycode
         rows = self._display.get_keyboard_mapping(first, last - first + 1)
@@ -49,7 +49,7 @@ class Input:
         self._keys: dict[int, tuple[int, bool]] = {}
         """keysym -> (keycode, whether Shift is needed)"""
         self._lent: dict[int, int] = {}
-        """keycode -> keysym it was given"""
+        """keycode -> the keysym assigned to it"""
         for level in (0, 1):
             for offset, row in enumerate(rows):
                 if level < len(row) and row[level] and row[level] not in self._keys:
@@ -135,8 +135,8 @@ class Input:
             self._display.sync()
 
     def hotkey(self, names: Sequence[str], *, interval_s: float = 0.0) -> None:
-        """Presses all in order and releases them in reverse. Ctrl with `A` is Ctrl with the key of `a`, as a person
-        who reads "Ctrl+A" would press it."""
+        """Presses all in order and releases them in reverse. Ctrl with `A` is Ctrl with the key of `a`, because
+        "Ctrl+A" usually means that."""
         chord = [name.lower() if len(name) == 1 and len(names) > 1 else name for name in names]
         with self._lock:
             for down, order in ((True, chord), (False, chord[::-1])):
@@ -163,7 +163,7 @@ class Input:
             self._display.sync()
 
     def release_all(self) -> None:
-        """Lets go of every key that `key` still holds down."""
+        """Releases every key that `key` still holds down."""
         with self._lock:
             for keycode in sorted(self._held):
                 self._send_key(keycode, down=False)
@@ -191,7 +191,7 @@ class Input:
             self._held.discard(keycode)
 
     def _chunks(self, keysyms: Sequence[int]) -> Iterable[tuple[int, int]]:
-        """Cuts a text so that no piece needs more lent keys than there are spare ones."""
+        """Splits a text so that no piece needs more assigned keycodes than there are spare ones."""
         room = len(self._spare) + len(self._lent)
         start, wanted = 0, set[int]()
         for index, keysym in enumerate(keysyms):
@@ -208,7 +208,7 @@ class Input:
             return
         if len(missing) > len(self._spare):
             self._display.sync()
-            # What was typed with the keys that are taken back must have been read by then; X does not report it.
+            # Text typed with the reassigned keycodes must have been read by then; X does not report it.
             time.sleep(KEYMAP_SETTLE_S + len(self._lent) * READ_TIME_S)
             _wait_until_read()
             for keycode in [code for code, keysym in self._lent.items() if keysym not in keysyms]:

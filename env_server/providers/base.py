@@ -1,4 +1,4 @@
-"""What the pool needs of a kind of desktop: start one, talk to it, make it fresh again, take it away."""
+"""The interface between the pool and a kind of desktop: start, use, reset and remove one."""
 
 from typing import Protocol
 
@@ -10,18 +10,18 @@ class ProvidedDesktop(Protocol):
 
     @property
     def guest(self) -> GuestClient:
-        """The client of this desktop's guest agent. `reset` may replace it: ask each time, never keep it."""
+        """The client of this desktop's guest agent. `reset` may replace it: read it before each use, never keep it."""
         ...
 
     async def reset(self) -> None:
-        """A fresh home and fresh processes; returns when the guest agent has answered a screenshot."""
+        """A fresh home and fresh processes; returns when the guest agent has answered with a screenshot."""
         ...
 
     def is_alive(self) -> bool: ...
 
     async def stop(self) -> None:
-        """Idempotent and safe under cancellation; leaves no process, mount or folder. What takes long to end may be
-        left to the provider, which ends it in the background."""
+        """Idempotent and safe under cancellation; leaves no process, mount or folder. Slow parts may be finished by the
+        provider in the background."""
         ...
 
 
@@ -33,12 +33,12 @@ class Provider(Protocol):
 
     @property
     def image_digest(self) -> str:
-        """Digest of everything a desktop is made of: equal digests mean equal desktops."""
+        """Digest of everything a desktop consists of: equal digests mean equal desktops."""
         ...
 
     @property
     def details(self) -> str:
-        """For people, what its desktops run under and within; may become known with the first desktop only."""
+        """Free text: accelerator and limits of its desktops; may be known only after the first desktop."""
         ...
 
     async def start(self, replica_id: str) -> ProvidedDesktop:
@@ -49,6 +49,6 @@ class Provider(Protocol):
         """Stops every desktop it started; idempotent.
 
         Raises:
-            ReplicaError: it names what could not be removed.
+            ReplicaError: names what could not be removed.
         """
         ...

@@ -1,5 +1,5 @@
 """The files a local desktop starts from: a small root without /usr, which is the host's. Built once under the state
-folder, named by the digest of all that goes into it."""
+folder, named by the digest of all its inputs."""
 
 import contextlib
 import hashlib
@@ -26,7 +26,7 @@ COPIED_FROM_ETC = (
     "mailcap", "mime.types", "protocols", "python3", "python3.*", "services", "terminfo", "X11/app-defaults",
     "X11/rgb.txt", "xdg/libfm", "xdg/pcmanfm", "xdg/menus", "xdg/mousepad",
 )  # fmt: skip
-"""Debian's own public configuration below /etc; nothing that an administrator fills in."""
+"""Debian's own public configuration below /etc, without files that an administrator edits."""
 
 _PASSWD = "root:x:0:0:root:/root:/bin/bash\nuser:x:1000:1000:user,,,:/home/user:/bin/bash\n" + (
     "messagebus:x:100:107::/nonexistent:/usr/sbin/nologin\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n"
@@ -47,12 +47,12 @@ export PATH="/usr/local/bin:/usr/bin:/bin:/usr/local/games:/usr/games"
 [ -n "$BASH_VERSION" ] && [ -f "$HOME/.bashrc" ] && . "$HOME/.bashrc"
 """
 _CHROMIUM_FLAGS = (
-    # The walls are around the whole desktop, and inside no program may make further ones.
+    # The sandbox is around the whole desktop, and programs inside cannot create further ones.
     "--no-sandbox --test-type --disable-dev-shm-usage --disable-gpu --no-first-run --no-default-browser-check "
     "--password-store=basic --disable-sync --disable-background-networking --disable-component-update "
     "--force-renderer-accessibility --user-data-dir=$HOME/.config/google-chrome"
 )
-"""A profile folder has to be named, or there is no remote debugging; this is where OSWorld's graders look."""
+"""Remote debugging needs a named profile folder; OSWorld's graders look in this one."""
 _CHROMIUM = f'export CHROMIUM_FLAGS="$CHROMIUM_FLAGS {_CHROMIUM_FLAGS}" GNOME_ACCESSIBILITY=1\n'
 _USER_DIRS = "".join(
     f'XDG_{key}_DIR="$HOME/{name}"\n'
@@ -109,8 +109,8 @@ def image_digest(*, wine: bool = False) -> str:
 
 
 def ensure_image(images: Path, digest: str, *, wine: bool = False) -> Path:
-    """The image's folder below `images`, built when it is not there, with Windows programs where `wine` says so. Safe
-    against parallel builders and kills: a build appears whole, by a rename, or not at all."""
+    """The image's folder below `images`, built if it does not exist, with Windows programs if `wine`. Safe against
+    parallel builders and kills: a finished build appears by an atomic rename."""
     image = images / digest[:24]
     if image.is_dir():
         return image
@@ -120,14 +120,18 @@ def ensure_image(images: Path, digest: str, *, wine: bool = False) -> Path:
         _remove_stale_builds(images)
         build = Path(tempfile.mkdtemp(prefix=".build-", dir=images))
     except OSError as error:
-        raise DependencyError(f"cannot make the desktop image below {images} ({error}); free or allow it") from error
+        raise DependencyError(
+            f"cannot make the desktop image below {images} ({error}); check space and access"
+        ) from error
     try:
         _build(build, wine_prefix=ensure_prefix(images) if wine else None)
         build.chmod(0o755)
         build.rename(image)
     except (OSError, subprocess.SubprocessError) as error:
-        if not image.is_dir():  # else another builder was first, and its image is as good
-            raise DependencyError(f"cannot make the desktop image in {image} ({error}); free or allow it") from error
+        if not image.is_dir():  # else another builder was first, and its image is equal
+            raise DependencyError(
+                f"cannot make the desktop image in {image} ({error}); check space and access"
+            ) from error
     finally:
         shutil.rmtree(build, ignore_errors=True)
     return image
@@ -191,7 +195,7 @@ def _install_guest(root: Path) -> None:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copies what may be read; an administrator's locked file is no part of a desktop."""
+    """Copies readable files; files that only the administrator can read are left out."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileNotFoundError, PermissionError, shutil.Error):
         if source.is_dir() and not source.is_symlink():

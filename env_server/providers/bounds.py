@@ -1,5 +1,5 @@
-"""Bounds for one whole desktop's memory, processes and CPU time: a control group each (version 1 or 2) where this
-process may make one, and the limits of single processes where it may not."""
+"""Limits for the memory, processes and CPU time of a whole desktop: a control group each (version 1 or 2) if this
+process may create one, else limits per process."""
 
 import asyncio
 import contextlib
@@ -18,29 +18,29 @@ SMALLEST_MEMORY_BYTES = 256 * 1024 * 1024
 DEFAULT_NUM_PROCESSES = 512
 SMALLEST_NUM_PROCESSES = 64
 MEMORY_SLACK_BYTES = 8 * 1024 * 1024
-"""What a group may be short of its limit when the kernel has no more memory for it: it takes several pages at once."""
+"""A group may be this far below its limit when the kernel refuses memory: it allocates several pages at once."""
 REMOVE_LIMIT_S = 5.0
 _PREFIX = "osworld-desktop-"
 _CONTROLLERS = ("memory", "pids")
 _CPU_CONTROLLERS = ("cpu", "cpuacct")
-"""In version 1; version 2 has one, `cpu`. A machine without them still bounds the rest."""
+"""In version 1; version 2 has only `cpu`. Without these controllers the other limits still apply."""
 SMALLEST_MAX_CPUS = 0.1
 CPU_PERIOD_US = 100_000
 DEFAULT_CPU_WEIGHTS = {"cpu.weight": 100, "cpu.shares": 1024}
-"""File of version 2, of version 1 -> what a new group has."""
+"""File of version 2, of version 1 -> its default in a new group."""
 _ENTER = 'while [ "$1" != -- ]; do echo 0 > "$1" || exit 125; shift; done; shift; exec "$@"'
-"""The shell puts itself into each group, and then becomes the command."""
+"""The shell enters each group, and then runs the command with exec."""
 _JANITOR = (
     'read -r _; prefix=$1; shift; n=0; while [ $n -lt 50 ]; do found=; for base in "$@"; do '
     'for group in "$base/$prefix"*; do [ -d "$group" ] && { rmdir "$group" 2>/dev/null || found=1; }; done; done; '
     '[ -z "$found" ] && exit; n=$((n+1)); sleep 0.1; done'
 )
-"""Waits for the end of its input, which is the server's end, however it ended, and takes away what groups it left."""
+"""Waits for the end of its input, which closes when the server ends in any way, and removes its groups."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DesktopLimits:
-    """What all processes and files of one desktop may take together."""
+    """Limits of all processes and files of one desktop together."""
 
     memory_bytes: int = DEFAULT_MEMORY_BYTES
     num_processes: int = DEFAULT_NUM_PROCESSES
@@ -57,7 +57,7 @@ class DesktopLimits:
 
 
 OutOfMemory = Literal["own", "host"]
-"""A desktop's processes had taken what there is for them; or the machine had none left, and they were not at fault."""
+"""`own`: the desktop reached its own limit. `host`: the machine had no memory left; the desktop is not at fault."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Group:
         return ["/bin/sh", "-c", _ENTER, "sh", *(f"{folder}/cgroup.procs" for folder in self.folders), "--", *command]
 
     def out_of_memory(self) -> OutOfMemory | None:
-        """Whose memory ran out when the kernel ended processes of the group; None where it did not, or does not say."""
+        """The cause if the kernel killed processes of the group for lack of memory; None if not, or if unknown."""
         counts: dict[str, int] = {}
         for folder, name in itertools.product(self.folders, ("memory.events", "memory.oom_control")):
             with contextlib.suppress(OSError):
@@ -80,7 +80,7 @@ class Group:
         if not counts.get("oom_kill"):
             return None
         for folder in self.folders:
-            with contextlib.suppress(OSError):  # version 1, where `oom_kill` counts what the whole machine lacked, too
+            with contextlib.suppress(OSError):  # version 1, where `oom_kill` also counts the machine's lack of memory
                 most, limit = (int((folder / f"memory.{name}_in_bytes").read_text()) for name in ("max_usage", "limit"))
                 counts["oom"] = int(most > limit - MEMORY_SLACK_BYTES)
         return "own" if counts.get("oom", 1) else "host"
@@ -92,7 +92,7 @@ class Group:
         return any((folder / name).exists() for folder, name in names)
 
     def cpu_time_s(self) -> float | None:
-        """What its processes have used; None where the kernel does not count it, or the group is gone."""
+        """CPU time used by its processes; None if the kernel does not count it, or the group is gone."""
         for folder in self.folders:
             with contextlib.suppress(OSError):
                 return int((folder / "cpuacct.usage").read_text()) / 1e9
@@ -103,15 +103,15 @@ class Group:
         return None
 
     def weigh_cpu(self, part: float) -> None:
-        """Its weight where processors are scarce, as a part of what other desktops have."""
+        """Sets its CPU weight as a fraction of the default of the other desktops."""
         for folder, (name, default) in itertools.product(self.folders, DEFAULT_CPU_WEIGHTS.items()):
             if (folder / name).exists():
                 with contextlib.suppress(FileNotFoundError):  # removed meanwhile
                     (folder / name).write_text(str(max(1, round(default * part))))
 
     async def remove(self, *, limit_s: float = REMOVE_LIMIT_S) -> tuple[Path, ...]:
-        """Once its processes are gone, which takes the kernel a moment to notice. Returns the folders that cannot be
-        removed within the limit. Idempotent."""
+        """Removes it once its processes are gone, which the kernel notices with a delay. Returns the folders that
+        cannot be removed within the limit. Idempotent."""
         until = time.monotonic() + limit_s
         left = tuple(folder for folder in self.folders if not _remove(folder))
         while left and time.monotonic() < until:
@@ -121,7 +121,7 @@ class Group:
 
 
 class Bounds:
-    """Makes groups, or none. `open` finds out which; `close` takes away what is left."""
+    """Makes groups if the machine allows it. `open` finds that out; `close` removes remaining groups."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class Bounds:
         why_not: str = "",
         prefix: str = "",
     ) -> None:
-        """`cpu_bases`: where CPU time is shared and counted; in version 2 that is the one of `bases`."""
+        """`cpu_bases`: folders where CPU time is shared and counted; in version 2 the same as `bases`."""
         self._limits, self._version, self._bases, self._why_not = limits, version, bases, why_not
         self._cpu_bases = cpu_bases
         self._prefix = prefix or f"{_PREFIX}{os.getpid()}-{os.urandom(3).hex()}-"
@@ -142,7 +142,7 @@ class Bounds:
 
     @classmethod
     def open(cls, limits: DesktopLimits, *, proc: Path = Path("/proc/self")) -> Self:
-        """Tries to make a group and removes it again; groups of servers that are dead are removed, too."""
+        """Makes a group and removes it again as a test; groups of dead servers are removed, too."""
         reasons = []
         for version, bases, cpu_bases in _candidates(proc):
             bounds = cls(limits, version=version, bases=bases, cpu_bases=cpu_bases)
@@ -164,25 +164,25 @@ class Bounds:
 
     @property
     def shares_cpu(self) -> bool:
-        """Whether CPU time is shared between desktops, and not between their programs."""
+        """Whether CPU time is shared between desktops instead of between their programs."""
         return bool(self._cpu_bases)
 
     @property
     def description(self) -> str:
-        """Which bound is in force, for people."""
+        """Which limits are in force, as text."""
         limits = self._limits
         if not self._bases:
-            return f"single processes only, no control group can be made ({self._why_not})"
+            return f"limits per process only, no control group can be made ({self._why_not})"
         memory = f"{limits.memory_bytes >> 20} MiB of memory"
         cpu = ", an equal share of CPU time" if self.shares_cpu else ""
         quota = f", at most {limits.max_cpus:g} CPUs" if self.shares_cpu and limits.max_cpus is not None else ""
         return f"control group v{self._version}: {memory}, {limits.num_processes} processes{cpu}{quota}"
 
     def make_group(self) -> Group | None:
-        """A group for one desktop; None where this machine has none.
+        """A group for one desktop; None if this machine has no control groups.
 
         Raises:
-            ReplicaError: none can be made now. A desktop without one would take what it likes.
+            ReplicaError: none can be made now. A desktop without one would have no limits.
         """
         if not self._bases:
             return None
@@ -219,12 +219,12 @@ class Bounds:
             raise
         for folder, (file, value) in zip(folders, self._swap_settings(), strict=False):
             if (folder / file).exists():
-                with contextlib.suppress(OSError):  # a kernel without swap accounting may show the file all the same
+                with contextlib.suppress(OSError):  # a kernel without swap accounting may still have the file
                     (folder / file).write_text(value)
         return Group(tuple(folders))
 
     def _settings(self) -> dict[Path, dict[str, str]]:
-        """For each hierarchy: file and what it is set to."""
+        """For each hierarchy: file and its value."""
         memory, num_processes = str(self._limits.memory_bytes), str(self._limits.num_processes)
         if self._version == 2:
             each = ({"memory.max": memory, "pids.max": num_processes},)
@@ -291,7 +291,7 @@ def _candidates(proc: Path) -> list[tuple[int, tuple[Path, ...], tuple[Path, ...
 
 
 def _find(mounts: list[list[str]], kind: str, path: str | None, controller: str | None) -> Path | None:
-    """Where the group `path` of a hierarchy is seen; None where it is not."""
+    """The folder of the group `path` of a hierarchy; None if it is not mounted."""
     for fields in mounts:
         separator = fields.index("-")
         options = fields[separator + 3].split(",")
@@ -302,14 +302,14 @@ def _find(mounts: list[list[str]], kind: str, path: str | None, controller: str 
             return mount / path.lstrip("/")
         if path == root or path.startswith(f"{root}/"):
             return mount / path[len(root) :].lstrip("/")
-        if path == "/":  # a namespace of control groups: what is mounted is our own
+        if path == "/":  # a cgroup namespace: the mounted hierarchy is ours
             return mount
     return None
 
 
 def _hands_down(folder: Path) -> bool:
-    """Whether groups below have the controllers. Version 2 allows it only in a group that holds no process, so a server
-    that is alone in its own (as under systemd with Delegate=yes) moves into a group below."""
+    """Whether child groups have the controllers. Version 2 allows that only in a group without processes, so a server
+    that is alone in its group (as under systemd with Delegate=yes) moves into a child group."""
     control = folder / "cgroup.subtree_control"
     try:
         if not set(_CONTROLLERS) <= _handed_down(folder):
@@ -322,7 +322,7 @@ def _hands_down(folder: Path) -> bool:
             control.write_text("+memory +pids")
     except OSError:
         return False
-    with contextlib.suppress(OSError):  # refused, for example, where there are real-time processes
+    with contextlib.suppress(OSError):  # refused, for example, if there are real-time processes
         if "cpu" in _controllers(folder) - _handed_down(folder):
             control.write_text("+cpu")
     return True

@@ -1,5 +1,5 @@
-"""What every bubblewrap sandbox of ours has in common: the system's folders in it, a socket without a name that leads
-into it, and an end that leaves nothing behind."""
+"""The common parts of all our bubblewrap sandboxes: the system's folders in them, an unnamed socket into them, and a
+clean end."""
 
 import asyncio
 import contextlib
@@ -23,8 +23,8 @@ SYSTEM_FOLDERS = (
 
 
 def nameless_listener() -> tuple[socket.socket, int]:
-    """A listening Unix socket whose name is gone at once, and a handle to reach it by (/proc/self/fd/N). So there is
-    no file to leave behind, no limit on the path's length, and nothing in the guest that could stand in for it."""
+    """A listening Unix socket whose name is removed at once, and a path to reach it (/proc/self/fd/N). So there is no
+    file to clean up, no limit on the path's length, and no file in the guest that could replace it."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with tempfile.TemporaryDirectory(prefix="desktop-") as folder:
@@ -46,10 +46,10 @@ async def end_sandbox(
     has_walls: bool = True,
     limit_s: float = STOP_LIMIT_S,
 ) -> None:
-    """Returns once every process that was started in it has ended. A program without `has_walls` is waited for alone.
+    """Returns once every process in the sandbox has ended. For a program without `has_walls` only that process.
 
     Raises:
-        ReplicaError: one outlives `limit_s`.
+        ReplicaError: a process is still alive after `limit_s`.
     """
     try:
         async with asyncio.timeout(limit_s):
@@ -59,12 +59,12 @@ async def end_sandbox(
             while process.poll() is None:  # noqa: ASYNC110 - a moment after its last descriptor
                 await asyncio.sleep(REAP_INTERVAL_S)
     except TimeoutError as error:
-        raise ReplicaError(f"{what} outlived SIGKILL for {limit_s:g} s") from error
+        raise ReplicaError(f"{what} is still running {limit_s:g} s after SIGKILL") from error
 
 
 async def _kill_until_silent(process: subprocess.Popen[bytes], stderr_tail: StderrTail) -> None:
-    """Again and again, until the last process has closed its standard error: what is killed while the sandbox is being
-    made may be a helper whose work was done already, and the making goes on."""
+    """Repeats until the last process has closed its standard error: a kill during the set-up of the sandbox may hit a
+    helper that has already finished, and the set-up continues."""
     while not stderr_tail.is_silent.is_set():
         if process.poll() is None:
             _kill_inside_first(process)
@@ -77,7 +77,7 @@ async def _kill_until_silent(process: subprocess.Popen[bytes], stderr_tail: Stde
 
 
 def children_of(pid: int) -> list[int]:
-    """Those of its main thread; none once it has ended."""
+    """Children of its main thread; none once it has ended."""
     try:
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:
@@ -85,8 +85,8 @@ def children_of(pid: int) -> list[int]:
 
 
 def _kill_inside_first(process: subprocess.Popen[bytes]) -> None:
-    """Kills the sandbox's process 1, whose death bubblewrap sees and then ends by itself. Were bubblewrap killed first,
-    its child would be left for the host's process 1 to reap, which a container's often does not."""
+    """Kills the sandbox's process 1, after which bubblewrap exits by itself. If bubblewrap were killed first, its child
+    would be left to the host's process 1, which often does not reap it in a container."""
     inside = children_of(process.pid)
     for pid in inside:
         with contextlib.suppress(OSError):

@@ -1,6 +1,6 @@
-"""Weighs down a desktop that uses far more CPU time than its neighbours. Equal weights give each desktop an equal part
-of the processors, but a desktop that spins takes all of its part, and the others wait for theirs at every step. With a
-small weight it gets what they leave over."""
+"""Reduces the CPU weight of a desktop that uses far more CPU time than the others. Equal weights give each desktop an
+equal part of the processors, but a desktop that spins uses all of its part, and the others wait for theirs at every
+step. With a small weight it gets only the CPU time that they leave."""
 
 import asyncio
 import logging
@@ -14,10 +14,10 @@ log = logging.getLogger(__name__)
 
 INTERVAL_S = 4.0
 MOST_TIMES_MEDIAN = 4.0
-"""Of its neighbours' CPU time."""
+"""Factor on the CPU time of the other desktops."""
 FLOOR_CPUS = 0.5
 FLOOR_EQUAL_PARTS = 2.0
-"""A desktop that uses less than so many processors, or so many equal parts of all of them, is never weighed down."""
+"""A desktop that uses fewer processors than this, or fewer equal parts of all, keeps its weight."""
 SMALL_WEIGHT = 1 / 8
 """With 1/32, the guest agent of such a desktop did not answer in time on a busy machine, which made a fault of the
 policy's failure."""
@@ -26,7 +26,7 @@ FIRST_S, LONGEST_S = 8.0, 256.0
 
 
 class CpuGroup(Protocol):
-    """One desktop's programs."""
+    """The control group of one desktop's programs."""
 
     def cpu_time_s(self) -> float | None: ...
 
@@ -44,7 +44,7 @@ class _Record:
 
 
 class CpuShares(Generic[K]):
-    """Judges the groups of one server; `now` is any clock that does not go back."""
+    """Decides on the weights of one server's groups; `now` is any monotonic clock."""
 
     def __init__(self, num_cpus: int | None = None) -> None:
         self._num_cpus = num_cpus or os.cpu_count() or 1
@@ -52,7 +52,7 @@ class CpuShares(Generic[K]):
         self._judged_at: float | None = None
 
     def judge(self, used_s: Mapping[K, float], now: float) -> dict[K, float]:
-        """New weights, by what each group has used since it was made. Groups that are no longer there are forgotten."""
+        """New weights, from the CPU time of each group since it was made. Groups that are gone are forgotten."""
         passed_s = 0.0 if self._judged_at is None else now - self._judged_at
         uses = {key: used_s[key] - record.used_s for key, record in self._records.items() if key in used_s}
         self._judged_at = now
@@ -78,14 +78,14 @@ class CpuShares(Generic[K]):
 
 
 async def share_cpus(groups: Callable[[], Iterable[CpuGroup]], *, interval_s: float = INTERVAL_S) -> None:
-    """Until cancelled."""
+    """Runs until cancelled."""
     shares, clock = CpuShares[CpuGroup](), asyncio.get_running_loop().time
     while True:
         await asyncio.sleep(interval_s)
         try:
             await asyncio.to_thread(_weigh, shares, list(groups()), clock())
         except OSError as error:
-            log.warning("the CPU time of desktops is not weighed this time: %s", error)
+            log.warning("the CPU weights of desktops cannot be set this time: %s", error)
 
 
 def _weigh(shares: CpuShares[CpuGroup], groups: list[CpuGroup], now: float) -> None:

@@ -1,4 +1,4 @@
-"""What is built once and used by many processes: locks, whole files, and the removal of what is not needed any more."""
+"""Files that are built once and used by many processes: locks, atomic writes, and removal of old ones."""
 
 import fcntl
 import os
@@ -16,7 +16,7 @@ _POLL_S = 0.2
 
 @contextmanager
 def locked(path: Path, *, limit_s: float) -> Generator[None, None, None]:
-    """One process at a time; the lock of a killed process is free."""
+    """A lock held by one process at a time; it is released when the process is killed."""
     with path.open("a") as file:
         until = time.monotonic() + limit_s
         while True:
@@ -26,35 +26,36 @@ def locked(path: Path, *, limit_s: float) -> Generator[None, None, None]:
             except BlockingIOError:
                 if time.monotonic() >= until:
                     raise DependencyError(
-                        f"another process has held {path} for {limit_s:g} s; end it, or wait for it"
+                        f"another process has held {path} for {limit_s:g} s; end that process, or wait for it"
                     ) from None
                 time.sleep(_POLL_S)
         yield
 
 
 def keep_newest(folder: Path, pattern: str, count: int) -> None:
-    """Removes the others: what an older recipe, agent or QEMU made. A machine that still runs on it keeps its files."""
+    """Removes all but the newest: files of older recipes, agents or QEMUs. A machine that is running keeps its open
+    files."""
     found = sorted(folder.glob(pattern), key=lambda path: path.stat().st_mtime, reverse=True)
     for path in found[count:]:
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def remove_leftovers(folder: Path, prefix: str) -> None:
-    """What a killed builder left; to be called with its lock held."""
+    """Removes the files of a killed builder; to be called with its lock held."""
     for path in folder.glob(f"{prefix}*"):
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
 
 
 def make_readable(folder: Path) -> None:
-    """For any user who may pass through the folders above, under any umask."""
+    """Makes it readable for every user who can reach the folder, under any umask."""
     folder.chmod(0o755)
     for path in folder.iterdir():
         path.chmod(0o644)
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Nobody ever reads half of it; a file that is there already is the same."""
+    """Atomic: a reader never sees a partial file. An existing file has the same content."""
     if path.exists():
         return
     path.parent.mkdir(parents=True, exist_ok=True)

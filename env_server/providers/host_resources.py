@@ -1,5 +1,5 @@
-"""What one sandbox holds of its host, and how it is given back: at once where that is possible, and else by a task of
-its provider, which tries again. Every step is done whatever the others do."""
+"""The host resources of one sandbox and their release: at once if possible, else in a background task of its provider,
+which retries. Every step runs even if others fail."""
 
 import asyncio
 import contextlib
@@ -20,19 +20,19 @@ log = logging.getLogger(__name__)
 
 RETRY_INTERVAL_S, SHORT_INTERVAL_S = 1.0, 0.1
 NUM_ATTEMPTS = 60
-"""Of one sandbox; one attempt takes up to 15 s."""
+"""Per sandbox; one attempt takes up to 15 s."""
 MAX_UNFINISHED = 8
-"""Sandboxes that may be on their way out at once. A machine on which more of them do not end gets no further ones."""
+"""Most sandboxes whose release is unfinished. A machine with more of them starts no further sandboxes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EndLimits:
-    """Seconds. What takes longer is done in the background, and at the very end named."""
+    """Seconds. Slower steps continue in the background; what is left at the end is named."""
 
     one_s: float = STOP_LIMIT_S
     """For the processes of one sandbox to end, and again for its control group to be empty, at each attempt."""
     all_s: float = 20.0
-    """Time limit for releasing what is left when the provider closes."""
+    """Time limit for the remaining releases when the provider closes."""
 
 
 class Part(Protocol):
@@ -40,7 +40,7 @@ class Part(Protocol):
 
 
 class HostResources:
-    """Filled while a sandbox is made."""
+    """Filled while a sandbox is created."""
 
     def __init__(
         self, what: str, users: HostUsers, *, stop_limit_s: float = STOP_LIMIT_S, has_walls: bool = True
@@ -58,11 +58,11 @@ class HostResources:
 
     @property
     def out_of_memory(self) -> OutOfMemory | None:
-        """Whose memory ran out, as its group counted it; known after the group is removed, too."""
+        """The cause of a lack of memory, as counted by its group; also known after the group is removed."""
         return self._out_of_memory or (None if self.group is None else self.group.out_of_memory())
 
     async def release(self) -> tuple[str, ...]:
-        """Gives back what can be given back by now. Returns what cannot, by name; call it again for that."""
+        """Releases everything that can be released now. Returns the names of the rest; call it again for them."""
         while self.descriptors:
             os.close(self.descriptors.pop())
         left = [name for part in tuple(self.parts) for name in await self._left_after(self._close(part))]
@@ -75,7 +75,7 @@ class HostResources:
     async def _left_after(self, step: Awaitable[tuple[str, ...]]) -> tuple[str, ...]:
         try:
             return await step
-        except Exception as error:  # noqa: BLE001 - the boundary: no step may keep the others from being done
+        except Exception as error:  # noqa: BLE001 - the boundary: a failed step must not prevent the others
             return (f"{self.what} ({type(error).__name__}: {error})",)
 
     async def _close(self, part: Part) -> tuple[str, ...]:
@@ -87,7 +87,7 @@ class HostResources:
         if self.process is not None:
             with contextlib.suppress(OSError):
                 if self.group is not None:
-                    self.group.weigh_cpu(1.0)  # to end takes CPU time
+                    self.group.weigh_cpu(1.0)  # ending takes CPU time
             try:
                 await end_sandbox(
                     self.process,
@@ -116,20 +116,20 @@ class Releasable(Protocol):
     def what(self) -> str: ...
 
     async def release(self) -> tuple[str, ...]:
-        """As HostResources.release."""
+        """Like HostResources.release."""
         ...
 
 
 @dataclass(eq=False)
 class _Release:
     left: tuple[str, ...]
-    """By name; after the first attempt, what that and each later one could not remove."""
+    """Names of what the last attempt could not remove."""
     was_tried: asyncio.Event
     task: asyncio.Task[None] | None = None
 
 
 class Releases:
-    """The sandboxes of a provider that are being taken away."""
+    """The sandboxes of a provider that are being removed."""
 
     def __init__(
         self,
@@ -149,20 +149,20 @@ class Releases:
             ReplicaError: too many sandboxes have not ended yet.
         """
         if sum(release.was_tried.is_set() for release in self._open.values()) >= MAX_UNFINISHED:
-            raise ReplicaError(f"no further desktop is started while these are left of others: {self._names()}")
+            raise ReplicaError(f"no further desktop is started while parts of others remain: {self._names()}")
 
     async def release(self, held: Releasable) -> None:
-        """Returns after the first attempt; what is left then is done in the background. Idempotent, and done even where
-        the caller is cancelled."""
+        """Returns after the first attempt; the rest is done in the background. Idempotent, and continues if the caller
+        is cancelled."""
         if held not in self._open:
             self._begin(held)
         await self._open[held].was_tried.wait()
 
     async def close(self) -> None:
-        """Tries immediately to release what is left. May be called again.
+        """Retries the remaining releases immediately. May be called again.
 
         Raises:
-            ReplicaError: it names what could not be removed within `limits.all_s`.
+            ReplicaError: names what could not be removed within `limits.all_s`.
         """
         self._hurry.set()
         for held, release in list(self._open.items()):
@@ -176,7 +176,7 @@ class Releases:
             await asyncio.gather(*late, return_exceptions=True)
         self._hurry.clear()
         if self._open:
-            raise ReplicaError(f"these could not be removed: {self._names()}; look for processes that do not end")
+            raise ReplicaError(f"these could not be removed: {self._names()}; look for processes that do not exit")
 
     def _begin(self, held: Releasable) -> None:
         release = self._open[held] = _Release(left=(held.what,), was_tried=asyncio.Event())
@@ -193,14 +193,14 @@ class Releases:
                     return
                 release.was_tried.set()
                 if attempt == 1:
-                    log.warning("not removed yet, and tried again in the background: %s", ", ".join(release.left))
+                    log.warning("not removed yet, retried in the background: %s", ", ".join(release.left))
                 await self._pause()
             log.error("not removed in %d attempts: %s", self._num_attempts, ", ".join(release.left))
         finally:
             release.was_tried.set()
 
     async def _pause(self) -> None:
-        """A short one once the provider closes."""
+        """Uses a short interval once the provider closes."""
         try:
             async with asyncio.timeout(self._interval_s):
                 await self._hurry.wait()

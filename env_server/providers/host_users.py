@@ -1,8 +1,8 @@
-"""A host user of its own for each local desktop, where the server is root. What the kernel counts for each user
-(descriptors in flight, processes, namespaces) is then counted for each desktop, and none can exhaust it for another.
+"""A separate host user for each local desktop if the server is root. The kernel then counts per-user resources
+(descriptors in flight, processes, namespaces) for each desktop, and none can exhaust them for another.
 
-An id is claimed by binding an abstract UNIX socket that is named after it. The kernel frees the name when the process
-ends, and two servers in one network namespace never claim the same id."""
+An id is claimed by binding an abstract UNIX socket with a name that contains it. The kernel frees the name when the
+process ends, and two servers in one network namespace never claim the same id."""
 
 import errno
 import os
@@ -15,22 +15,22 @@ from typing import Self
 from osworld_pipeline.errors import DependencyError
 
 RANGES = (range(1_500_000_000, 1_500_004_096), range(60_706, 61_184))
-"""Host users without account, in the order of preference; the second for a container that maps 65,536 ids."""
+"""User ids without an account, in order of preference; the second is for a container that maps 65,536 ids."""
 _NAME = "\0osworld-desktop-user-{uid}"
 
 
 class HostUsers:
-    """The ids that this machine has for desktops. `open` finds out which."""
+    """The user ids that this machine has for desktops; `open` determines them."""
 
     def __init__(self, uids: Sequence[int]) -> None:
-        """Without ids desktops run as the present user."""
+        """Without ids desktops run as the current user."""
         self._uids = uids
         self._claims: dict[int, socket.socket] = {}
         self._next = random.randrange(len(uids)) if uids else 0
 
     @classmethod
     def open(cls, *, uid_map: Path = Path("/proc/self/uid_map"), ranges: Iterable[range] = RANGES) -> Self:
-        """A desktop's root must not be the host's root, not even in a namespace: files under /proc/sys belong to it.
+        """A desktop's root must not be the host's root, not even in a namespace: it owns the files under /proc/sys.
 
         Raises:
             DependencyError: this is root, and there is no other user.
@@ -44,15 +44,15 @@ class HostUsers:
         if all(outside != 0 for _, outside, _ in extents):
             return cls(())  # root of a namespace with few ids: an ordinary user to the host
         raise DependencyError(
-            "root here has no second user id to run a desktop as; start the env server as another user"
+            "root has no second user id here to run a desktop as; start the env server as another user"
         )
 
     def claim(self) -> int | None:
-        """An id until it is released or this process ends; None where a desktop runs as the present user. An id is used
-        again only after all others: what the kernel has still to free of its last desktop does not count.
+        """An id until it is released or this process ends; None if desktops run as the current user. An id is reused
+        only after all others, so that resources of its last desktop, which the kernel frees later, do not count.
 
         Raises:
-            DependencyError: every id is taken.
+            DependencyError: every id is in use.
         """
         for _ in range(len(self._uids)):
             uid = self._uids[self._next]
@@ -64,7 +64,7 @@ class HostUsers:
         if not self._uids:
             return None
         raise DependencyError(
-            f"all {len(self._uids)} host users for local desktops ({self._uids[0]} to {self._uids[-1]}) are taken; end "
+            f"all {len(self._uids)} host users of local desktops ({self._uids[0]} to {self._uids[-1]}) are used; stop "
             "other env servers on this machine, or start this one with fewer --replicas"
         )
 

@@ -1,5 +1,5 @@
-"""The `local` provider: a real X11 desktop in bubblewrap namespaces, without KVM, Docker or network. A reset throws
-the whole sandbox away and starts another, so nothing of an episode can survive it."""
+"""The `local` provider: a real X11 desktop in bubblewrap namespaces, without KVM, Docker or network. A reset discards
+the whole sandbox and starts another, so no state of an episode survives it."""
 
 import asyncio
 import hashlib
@@ -24,7 +24,7 @@ SMALLEST_SCREEN = (320, 200)
 
 
 class LocalProvider:
-    """Makes local desktops. `images` is the folder that holds built images; it is made when missing."""
+    """Creates local desktops. `images` is the folder of built images; it is created if missing."""
 
     def __init__(
         self,
@@ -40,11 +40,11 @@ class LocalProvider:
     ) -> None:
         """
         Raises:
-            ValueError: a screen or a limit too small for a desktop.
-            DependencyError: a program is missing, or Wine where it is wanted.
+            ValueError: the screen or a limit is too small for a desktop.
+            DependencyError: a program is missing, or Wine if it is enabled.
         """
         if screen_size[0] < SMALLEST_SCREEN[0] or screen_size[1] < SMALLEST_SCREEN[1]:
-            raise ValueError(f"a screen of {screen_size[0]}x{screen_size[1]} is too small; take 320x200 or more")
+            raise ValueError(f"a screen of {screen_size[0]}x{screen_size[1]} is too small; the minimum is 320x200")
         check_programs()
         self._images, self._screen_size = images.absolute(), screen_size
         self._limits = DesktopLimits(memory_bytes=memory_mb << 20, num_processes=max_processes, max_cpus=max_cpus)
@@ -71,7 +71,7 @@ class LocalProvider:
 
     @property
     def details(self) -> str:
-        """What bounds a desktop's memory, processes and CPU time."""
+        """The limits of a desktop's memory, processes and CPU time."""
         return self._bounds.description if self._bounds else ""
 
     async def start(self, replica_id: str) -> "LocalDesktop":
@@ -82,7 +82,7 @@ class LocalProvider:
                 self._spec = await self._find_out(self._users)
             if self._bounds is None:
                 self._bounds = await asyncio.to_thread(self._open_bounds)
-                log.info("desktops are bounded by: %s", self.details)
+                log.info("each desktop has %s", self.details)
                 if self._bounds.shares_cpu:
                     self._sharing = asyncio.create_task(share_cpus(self._groups))
         desktop = LocalDesktop(self, replica_id, self._spec, self._bounds, self._users)
@@ -97,7 +97,7 @@ class LocalProvider:
     async def close(self) -> None:
         """
         Raises:
-            ReplicaError: it names what could not be removed.
+            ReplicaError: names what could not be removed.
         """
         desktops, self._desktops = self._desktops, set()
         await asyncio.gather(*(desktop.stop() for desktop in desktops))
@@ -117,8 +117,8 @@ class LocalProvider:
         if self._limits.max_cpus is not None and not bounds.shares_cpu:
             bounds.close()
             raise DependencyError(
-                f"local.max_cpus cannot be kept here ({bounds.description}); start the env server as root, or as a "
-                "systemd service with Delegate=yes, or leave it out"
+                f"local.max_cpus cannot be enforced here ({bounds.description}); start the env server as root, or as a "
+                "systemd service with Delegate=yes, or remove the setting"
             )
         return bounds
 
@@ -132,7 +132,7 @@ class LocalProvider:
                 raise
             check_ordinary_user()
             is_sandboxed = False
-            log.warning("DESKTOPS WITHOUT A SANDBOX: what a model does, it does with your rights (%s)", error)
+            log.warning("DESKTOPS WITHOUT A SANDBOX: the actions of a model run with your permissions (%s)", error)
         width, height = self._screen_size
         return DesktopSpec(image=image, width=width, height=height, limits=self._limits, is_sandboxed=is_sandboxed)
 
@@ -189,7 +189,7 @@ class LocalDesktop:
 
     @property
     def host_lacked_memory(self) -> bool:
-        """Whether the kernel ended processes of it for want of the host's memory, not of its own."""
+        """Whether the kernel killed its processes because the host, not the desktop, was out of memory."""
         return self.group is not None and self.group.out_of_memory() == "host"
 
     async def cause_inside(self) -> str | None:

@@ -1,5 +1,5 @@
-"""What the host must have for a local desktop, and how to say that it has not: every lack is a DependencyError that
-names the package or the setting and the way out."""
+"""The host's requirements for a local desktop: everything that is missing is a DependencyError that names the package
+or the setting and the command to fix it."""
 
 import shutil
 import subprocess
@@ -25,7 +25,7 @@ PROGRAMS: Mapping[str, str] = {
     "gsettings": "libglib2.0-bin",
     "ps": "procps",
 }
-"""Program on PATH -> the Debian package that brings it."""
+"""Program on PATH -> the Debian package that contains it."""
 
 MODULES: Mapping[str, str] = {"Xlib": "python3-xlib", "PIL": "python3-pil", "gi": "python3-gi"}
 """Module of the system's Python -> its Debian package."""
@@ -37,13 +37,13 @@ FILES: Mapping[str, str] = {
 }
 
 OPTIONAL_PACKAGES = ("chromium", "ffmpeg", "socat")
-"""What makes a desktop record, and browse as OSWorld's tasks want it; a desktop without them is a desktop."""
+"""For recordings, and for the browser of OSWorld's tasks; both are optional."""
 
 VERSIONED_PACKAGES = (
     *sorted({*PROGRAMS.values(), *MODULES.values(), *FILES.values()}),
     *("libgtk-3-0", *OPTIONAL_PACKAGES),
 )
-"""Whose versions make two desktops look or behave differently."""
+"""Packages whose versions affect how desktops look or behave."""
 
 SYSTEM_PYTHON = "/usr/bin/python3"
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -58,7 +58,7 @@ _NAMESPACE_SETTINGS = (
 
 
 def check_programs() -> None:
-    """DependencyError names every missing Debian package at once."""
+    """Raises a DependencyError that names every missing Debian package at once."""
     missing = {package for program, package in PROGRAMS.items() if shutil.which(program, path=SYSTEM_PATH) is None}
     missing |= {package for path, package in FILES.items() if not Path(path).exists()}
     if "python3" not in missing:
@@ -75,7 +75,7 @@ def _missing_modules() -> set[str]:
 
 
 def package_versions() -> dict[str, str]:
-    """Debian package -> version, of those that are installed."""
+    """Debian package -> version, for installed packages."""
     if shutil.which("dpkg-query", path=SYSTEM_PATH) is None:
         raise DependencyError("a local desktop needs Debian or Ubuntu (there is no dpkg-query); use another provider")
     listing = _query(["dpkg-query", "-W", "-f", "${binary:Package} ${Version}\n", *VERSIONED_PACKAGES], may_fail=True)
@@ -90,8 +90,8 @@ def explain_namespaces(complaint: str, *, settings: Path = Path("/proc/sys")) ->
         if path.exists() and path.read_text().strip() == forbidding:
             setting = name.replace("/", ".")
             return DependencyError(
-                f"this machine forbids unprivileged user namespaces ({setting}={forbidding}), without which no desktop "
-                f"can be walled off; allow them with `sudo {remedy}`"
+                f"this machine forbids unprivileged user namespaces ({setting}={forbidding}), which the sandbox "
+                f"needs; allow them with `sudo {remedy}`"
             )
     return DependencyError(
         f"bubblewrap cannot make a sandbox here ({complaint.strip()[-300:] or 'no message'}); in a container, allow "

@@ -1,5 +1,5 @@
-"""One bubblewrap sandbox with a desktop in it: started, watched and taken down. It owns nothing outside itself: its
-file systems live in its own memory and its guest answers on a socket that has no name."""
+"""One bubblewrap sandbox with a desktop in it: start, liveness and end. It owns nothing outside itself: its file
+systems are in its own memory and its guest answers on an unnamed socket."""
 
 import asyncio
 import subprocess
@@ -21,7 +21,7 @@ from osworld_pipeline.errors import DependencyError, ReplicaError
 BOOT_LIMIT_S = 60.0
 ALIVE_INTERVAL_S = 0.1
 END_LIMIT_S, DYING_LIMIT_S, DYING_INTERVAL_S = 1.0, 20.0, 0.02
-"""From a broken connection to the end of the desktop. A desktop of many processes takes long on a busy machine."""
+"""Time from a lost connection to the end of the desktop, which is long with many processes on a busy machine."""
 PROBE_LIMIT_S = 20.0
 PROGRAM_NICE = 10
 """Of a desktop's programs, next to the guest agent and the X server in the same control group: programs that take all
@@ -31,13 +31,13 @@ _AS_ROOT = (
     'set -e; mount --bind "$1" /mnt; image_uid="$2"; shift 2; '
     'exec setpriv --reuid "$image_uid" --regid "$image_uid" --clear-groups "$@"'
 )
-"""In a mount namespace of its own: the image is shown where the sandbox's user can reach it, be the state folder as
-private as it may, and then root is given up."""
+"""Run in a separate mount namespace: mounts the image where the sandbox's user can reach it, even if the state folder
+is private, and then drops root."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DesktopSpec:
-    """What one desktop is made of."""
+    """The parts and limits of a desktop."""
 
     image: Path
     width: int
@@ -66,11 +66,11 @@ class Sandbox:
 
     @property
     def group(self) -> Group | None:
-        """None where no control group holds it."""
+        """None if it is in no control group."""
         return self._held.group
 
     async def start(self) -> None:
-        """Returns when the guest agent has answered a screenshot; on any failure nothing is left behind."""
+        """Returns when the guest agent has answered with a screenshot; a failure leaves nothing behind."""
         try:
             self._spawn()
             await self._first_answer()
@@ -78,26 +78,26 @@ class Sandbox:
             await self.stop()
             raise ReplicaError(
                 f"this machine cannot start the desktop {self._name}: {error}; free file descriptors, memory or "
-                "room in the temporary folder"
+                "space in the temporary folder"
             ) from error
         except ReplicaError as error:
             await self.stop()
             complaint = self._held.stderr_tail.lines
-            last = f" It said: {complaint[-1][:300]}" if complaint else ""
-            raise ReplicaError(f"the desktop {self._name} did not come up: {error}.{last}") from error
+            last = f" Its output: {complaint[-1][:300]}" if complaint else ""
+            raise ReplicaError(f"the desktop {self._name} did not start: {error}.{last}") from error
         except BaseException:
             await self.stop()
             raise
 
     async def _first_answer(self) -> None:
-        """Not waited for once bubblewrap is gone: what it left half made keeps the socket and never answers."""
+        """Stops waiting once bubblewrap has exited: an incomplete sandbox keeps the socket and never answers."""
         asking = asyncio.ensure_future(self.guest.screenshot("jpeg", timeout_s=BOOT_LIMIT_S))
         try:
             while self.is_alive() and not asking.done():
                 await asyncio.wait({asking}, timeout=ALIVE_INTERVAL_S)
             await asyncio.wait({asking}, timeout=ALIVE_INTERVAL_S)
             if not asking.done():
-                raise ReplicaError(f"bubblewrap of {self._name} ended while it made the desktop; start another")
+                raise ReplicaError(f"bubblewrap of {self._name} ended while it created the desktop; start another")
             await asking
         finally:
             asking.cancel()
@@ -107,8 +107,8 @@ class Sandbox:
         return process is not None and process.poll() is None
 
     async def cause_inside(self) -> str | None:
-        """As LocalDesktop.cause_inside. The connection breaks before the desktop has ended: waits for that up to
-        END_LIMIT_S, and up to DYING_LIMIT_S once its process 1 is ending, which waits for all others."""
+        """Like LocalDesktop.cause_inside. The connection is lost before the desktop has ended: waits for that up to
+        END_LIMIT_S, and up to DYING_LIMIT_S once its process 1 is exiting, which waits for all others."""
         held = self._held
         began = time.monotonic()
         while self.is_alive() and (passed_s := time.monotonic() - began) < DYING_LIMIT_S:
@@ -124,11 +124,11 @@ class Sandbox:
             said = held.stderr_tail.lines
             return f"a program of the desktop {self._name} made it unusable: {said[-1][:200] if said else 'no reason'}"
         if out_of_memory == "own":
-            return f"the programs of the desktop {self._name} took more memory than there is for them"
+            return f"the programs of the desktop {self._name} exceeded its memory limit"
         return None
 
     def _is_dying(self) -> bool:
-        """Process 1 has given up its memory already, or is gone."""
+        """Whether process 1 has already released its memory, or is gone."""
         process = self._held.process
         try:
             return process is not None and all(
@@ -138,11 +138,11 @@ class Sandbox:
             return True
 
     async def stop(self) -> None:
-        """Idempotent. Killing bubblewrap ends the process namespace, and with it everything inside. What has not ended
-        within the limit is left to `releases`."""
+        """Idempotent. Killing bubblewrap ends the process namespace, and with it every process inside. What has not
+        ended within the limit is left to `releases`."""
         self._was_stopped_alive = self._was_stopped_alive or self.is_alive()
         if self._held.process is not None and not self._spec.is_sandboxed:
-            self._held.process.terminate()  # and it ends all that it started
+            self._held.process.terminate()  # it kills all its descendants
         self._guest = None
         await self._releases.release(self._held)
 
@@ -184,7 +184,7 @@ class Sandbox:
 def bubblewrap_command(spec: DesktopSpec, *, listener_fd: int, uid: int | None, nice: int = 0) -> list[str]:
     """The whole command line. Process 1 is the guest agent (guest/init.py), in a user namespace above the desktop's
     user."""
-    # Only the image's own folder is on the path at first: most of the work before the agent's needs no other package.
+    # The path starts with only the image's own folder: most of the work before the agent needs no other package.
     start = f"import sys; sys.path.insert(0, '/image/opt/local/lib/' + {_SITE!r} % sys.version_info[:2]); "
     start += f"from {GUEST_PACKAGE}.init import main; main()"
     init = [SYSTEM_PYTHON, "-ISc", start, "--image", "/image", "--listener-fd", str(listener_fd)]
@@ -212,7 +212,7 @@ def _outer_command(image: Path, uid: int | None) -> list[str]:
 
 
 def check_namespaces(image: Path, users: HostUsers) -> None:
-    """Makes an empty sandbox. DependencyError names the setting where the machine forbids it."""
+    """Makes an empty sandbox. DependencyError names the setting if the machine forbids it."""
     uid = users.claim()
     command = [*_outer_command(image, uid), *_WALLS, "--", "/usr/bin/true"]
     try:
@@ -228,7 +228,7 @@ def check_namespaces(image: Path, users: HostUsers) -> None:
     except OSError as error:
         raise DependencyError(f"cannot start bubblewrap ({error}); run `scripts/setup debian`") from error
     except subprocess.TimeoutExpired as error:
-        raise DependencyError(f"bubblewrap made no sandbox within {PROBE_LIMIT_S:g} s; try it by hand") from error
+        raise DependencyError(f"bubblewrap made no sandbox within {PROBE_LIMIT_S:g} s; run it by hand") from error
     finally:
         users.release(uid)
     if done.returncode:

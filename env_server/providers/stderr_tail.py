@@ -1,5 +1,5 @@
-"""What a child process says on its standard error: the end of it is kept for the error message, and its silence tells
-that the last process that held it is gone."""
+"""The standard error of a child process: its end is kept for error messages, and its end of file shows that the last
+process that held it is gone."""
 
 import asyncio
 import os
@@ -13,10 +13,10 @@ KEPT_BYTES = 4000
 class StderrTail:
     def __init__(self) -> None:
         self.is_silent = asyncio.Event()
-        """Set once every process that could still say something has ended."""
+        """Set once every process that could still write has ended."""
         self._tail = b""
         self._pipe = ""
-        """As /proc names it."""
+        """The name of the pipe in /proc."""
 
     @property
     def lines(self) -> list[str]:
@@ -24,7 +24,7 @@ class StderrTail:
 
     @contextmanager
     def capture(self) -> Iterator[int]:
-        """The descriptor to give to the child that is started within the block; where that fails, nothing is heard."""
+        """The descriptor for the child that is started within the block; if the start fails, the pipe is closed."""
         read_end, write_end = os.pipe()
         try:
             yield write_end
@@ -35,11 +35,11 @@ class StderrTail:
             os.close(write_end)
         self._pipe = os.readlink(f"/proc/self/fd/{read_end}")
         os.set_blocking(read_end, False)
-        asyncio.get_running_loop().add_reader(read_end, self._hear, read_end)
+        asyncio.get_running_loop().add_reader(read_end, self._read, read_end)
 
     def kill_writers(self) -> None:
-        """Kills every process that still has this pipe as its standard error, orphaned ones included."""
-        with suppress(OSError):  # no file descriptor is left; the caller tries again
+        """Kills every process that still has this pipe as its standard error, including orphaned ones."""
+        with suppress(OSError):  # no file descriptor is free; the caller tries again
             self._kill_writers()
 
     def _kill_writers(self) -> None:
@@ -48,7 +48,7 @@ class StderrTail:
                 if os.readlink(f"/proc/{pid}/fd/2") == self._pipe:
                     os.kill(int(pid), signal.SIGKILL)
 
-    def _hear(self, read_end: int) -> None:
+    def _read(self, read_end: int) -> None:
         data = os.read(read_end, 65536)
         self._tail = (self._tail + data)[-KEPT_BYTES:]
         if not data:

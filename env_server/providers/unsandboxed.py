@@ -1,5 +1,5 @@
-"""A desktop without walls: plain processes of the present user, for machines that allow no namespaces, and only for an
-operator who says so. Whatever a model types, it does with that user's rights."""
+"""A desktop without a sandbox: plain processes of the current user, for machines that allow no namespaces, and only if
+the operator enables it. The actions of a model then run with that user's permissions."""
 
 import os
 from pathlib import Path
@@ -10,15 +10,15 @@ from osworld_pipeline.errors import DependencyError
 
 
 def check_ordinary_user() -> None:
-    """DependencyError: root must never be at a model's fingertips."""
+    """DependencyError for root: a model must never act as root."""
     if os.geteuid() == 0:
         raise DependencyError(
-            "a desktop without a sandbox would hand root's rights to a model; start the env server as an ordinary user"
+            "a desktop without a sandbox would give a model root's permissions; start the env server as another user"
         )
 
 
 def plain_command(image: Path, *, width: int, height: int, listener_fd: int) -> list[str]:
-    """The whole command line; the desktop takes a free X display by itself."""
+    """The whole command line; the desktop selects a free X display by itself."""
     site = next((image / "opt/local/lib").glob("python*/dist-packages"))
     imports = f"import sys; sys.path.insert(0, {str(site)!r}); from {GUEST_PACKAGE}"
     agent = [SYSTEM_PYTHON, "-Ic", f"{imports}.agent import main; main()", "--any-display"]

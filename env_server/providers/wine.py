@@ -1,5 +1,5 @@
-"""Windows programs for local desktops: drive C: of Debian's Wine, made once below the state folder and put into the
-image of every desktop. Its programs are links into /usr, which a desktop has anyway, so it takes 3 MB and not 700."""
+"""Windows programs for local desktops: drive C: of Debian's Wine, made once below the state folder and copied into the
+image of every desktop. Its programs are links into /usr, which every desktop has, so it needs 3 MB instead of 700."""
 
 import filecmp
 import hashlib
@@ -16,11 +16,11 @@ from env_server.providers.requirements import SYSTEM_PATH
 from osworld_pipeline.errors import DependencyError
 
 MAKE_LIMIT_S = 400.0
-"""A minute on a busy machine with two cores."""
+"""It takes a minute on a busy machine with two cores."""
 KEPT_PREFIXES = 2
 PREFIX_IN_HOME = "home/user/.wine"
 SOURCES = (Path("/usr/lib/x86_64-linux-gnu/wine"), Path("/usr/share/wine"))
-"""Where Debian keeps what Wine copies into a drive C:."""
+"""Debian's folders of the files that Wine copies into a drive C:."""
 UPDATES = "disable\n"
 _USER_ID = 1000
 _PASSWD = f"user:x:{_USER_ID}:{_USER_ID}:user,,,:/home/user:/bin/sh\n"
@@ -36,30 +36,30 @@ _ENVIRONMENT = {
 
 
 def wine_version() -> str:
-    """DependencyError where Wine is not installed."""
+    """DependencyError if Wine is not installed."""
     if shutil.which("wine", path=SYSTEM_PATH) is None or not SOURCES[0].is_dir():
         raise DependencyError("Windows programs need the Debian packages wine and wine64; run `scripts/setup wine`")
     query = ["dpkg-query", "-W", "-f", "${Version}", "libwine"]
     try:
         done = subprocess.run(query, capture_output=True, text=True, timeout=60, check=False, env={"PATH": SYSTEM_PATH})
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise DependencyError(f"cannot ask for Wine's version ({error}); run `scripts/setup wine`") from error
+        raise DependencyError(f"cannot query Wine's version ({error}); run `scripts/setup wine`") from error
     return done.stdout.strip()
 
 
 def wine_digest() -> str:
-    """Of all that a drive C: is made of. DependencyError as wine_version."""
+    """Of all inputs of a drive C:. DependencyError as wine_version."""
     parts = [wine_version(), _MAKE, _ENVIRONMENT, _PASSWD, UPDATES]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 def ensure_prefix(images: Path, *, digest: str | None = None, make: Callable[[Path], None] | None = None) -> Path:
-    """The folder of a fresh `.wine` below `images`, made when it is not there. Safe against parallel makers and kills:
-    it appears whole, by a rename, or not at all. `digest` names it, else wine_digest; `make` fills `home/.wine` below a
-    folder to work in; Wine does by default.
+    """The folder of a fresh `.wine` below `images`, created if it does not exist. Safe against parallel makers and
+    kills: it appears by an atomic rename. `digest` names it, default wine_digest; `make` fills `home/.wine` below a
+    working folder, default Wine itself.
 
     Raises:
-        DependencyError: Wine is not installed, does not run, or there is no room.
+        DependencyError: Wine is not installed, does not run, or disk space is missing.
     """
     prefix = images / f"wine-{(digest or wine_digest())[:24]}"
     if prefix.is_dir():
@@ -72,12 +72,14 @@ def ensure_prefix(images: Path, *, digest: str | None = None, make: Callable[[Pa
                 _make(images, prefix, make or _run)
                 keep_newest(images, "wine-*", KEPT_PREFIXES)
     except OSError as error:
-        raise DependencyError(f"cannot make Wine's drive C: below {images} ({error}); free or allow it") from error
+        raise DependencyError(
+            f"cannot make Wine's drive C: below {images} ({error}); check space and access"
+        ) from error
     return prefix
 
 
 def install_prefix(prefix: Path, root: Path) -> None:
-    """Into an image that is being built."""
+    """Copies it into an image that is being built."""
     shutil.copytree(prefix, root / PREFIX_IN_HOME, symlinks=True)
 
 
@@ -90,7 +92,7 @@ def _make(images: Path, prefix: Path, make: Callable[[Path], None]) -> None:
         make(work)
         made = home / ".wine"
         link_programs(made / "drive_c", SOURCES)
-        # Wine compares this with its own files' times, and would make everything anew for another version.
+        # Wine compares this with the times of its own files, and would rebuild everything if they differ.
         (made / ".update-timestamp").write_text(UPDATES)
         made.chmod(0o755)
         made.rename(prefix)
@@ -117,7 +119,7 @@ def _run(work: Path) -> None:
 
 
 def make_command(work: Path) -> list[str]:
-    """Wine in a sandbox of its own, as the user that desktops have, for the name is in drive C: and its registry."""
+    """Runs Wine in a separate sandbox as the desktops' user, whose name is stored in drive C: and its registry."""
     return [
         "bwrap", "--unshare-user", "--uid", str(_USER_ID), "--gid", str(_USER_ID), "--unshare-pid", "--unshare-net",
         "--unshare-ipc", "--die-with-parent", "--new-session", "--ro-bind", "/", "/", "--dev", "/dev",
@@ -128,7 +130,7 @@ def make_command(work: Path) -> list[str]:
 
 
 def link_programs(drive: Path, sources: Iterable[Path]) -> int:
-    """Replaces every file below `drive` that is the same as one of the same name below a source by a link; how many."""
+    """Replaces files below `drive` by links to equal files of the same name below a source. Returns how many."""
     originals: dict[str, list[Path]] = {}
     for source in sources:
         for path in sorted(source.rglob("*")):

@@ -1,4 +1,4 @@
-"""A waiting line that is fair to clients: first come, first served within a client, and clients take turns."""
+"""A queue that is fair to clients: first come, first served within a client, and clients take turns."""
 
 from collections import OrderedDict, deque
 from typing import Generic, TypeVar
@@ -17,7 +17,7 @@ class FairQueue(Generic[Item]):
         self._lines.setdefault(client_id, deque()).append(item)
 
     def pop(self) -> Item:
-        """The next in turn; its client goes to the end. IndexError when none waits."""
+        """The next item in turn; its client goes to the end. IndexError if the queue is empty."""
         if not self._lines:
             raise IndexError("no client waits")
         client_id, line = next(iter(self._lines.items()))
@@ -29,7 +29,7 @@ class FairQueue(Generic[Item]):
         return item
 
     def remove(self, client_id: str, item: Item) -> None:
-        """No effect when it has been popped."""
+        """Has no effect after the item has been popped."""
         line = self._lines.get(client_id)
         if line is not None and item in line:
             line.remove(item)

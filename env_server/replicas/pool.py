@@ -1,4 +1,4 @@
-"""Warm replicas and whose turn it is: a bounded, fair wait for a free one; a live lease is never taken away."""
+"""Warm replicas and their queue: a bounded, fair wait for a free one; a live lease is never revoked."""
 
 import asyncio
 import logging
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 MIN_RETRY_S, MAX_RETRY_S = 1, 30
 LEASE_WEIGHT = 0.2
-"""Of the newest lease in the running mean of how long one takes."""
+"""Weight of the newest lease in the running mean of the lease durations."""
 
 
 class Pool:
@@ -37,7 +37,7 @@ class Pool:
         self._is_draining = False
         self._mean_lease_s: float | None = None
         self.on_wait: Callable[[float], None] = lambda _: None
-        """Hears how long each lease was waited for, in seconds."""
+        """Called with the seconds that each lease was waited for."""
 
     @property
     def num_free(self) -> int:
@@ -59,23 +59,23 @@ class Pool:
         return Counter(replica.state for replica in self._replicas)
 
     def retry_after_s(self) -> int:
-        """Whole seconds in which one more client could expect its turn, by how long leases take here; 1..30."""
+        """Estimated whole seconds until one more client gets a replica, from the mean lease duration; 1..30."""
         turns = (len(self._waiting) + 1) / self.num_replicas
         expected_s = turns * (self._mean_lease_s if self._mean_lease_s is not None else MIN_RETRY_S)
         return max(MIN_RETRY_S, min(MAX_RETRY_S, math.ceil(expected_s)))
 
     async def start(self) -> None:
-        """Returns when every replica is warm, or at the end of the limit when at least one is: the others go on trying,
-        and are lent as they come up.
+        """Returns when every replica is warm, or at the end of the limit if at least one is: the others continue to
+        start, and are leased once they are warm.
 
         Raises:
-            DependencyError, ReplicaError: one of them can never be started, or none was in time. Call `close` in any
+            DependencyError, ReplicaError: one of them can never start, or none was warm in time. Call `close` in any
                 case.
         """
         for index, replica in enumerate(self._replicas):
             self._tasks.append(asyncio.create_task(replica.run(), name=replica.replica_id))
             if index == 0:
-                # Alone, so that the image is built once and the others find it.
+                # The first one starts alone, so that the image is built once for all.
                 await replica.wait_warm(self._start_timeout_s)
         late = [error for error in await asyncio.gather(*map(self._lateness, self._replicas)) if error is not None]
         if late:
@@ -85,7 +85,7 @@ class Pool:
             )  # fmt: skip
 
     async def _lateness(self, replica: Replica) -> ReplicaError | None:
-        """Why it is not warm at the end of the limit. Raises DependencyError."""
+        """The reason why it is not warm at the end of the limit, or None. Raises DependencyError."""
         try:
             await replica.wait_warm(self._start_timeout_s)
         except ReplicaError as error:
@@ -93,7 +93,7 @@ class Pool:
         return None
 
     def drain(self) -> None:
-        """No further leases; who waits for one is told at once. Live leases go on."""
+        """Grants no further leases; waiting clients get an error at once. Live leases are not affected."""
         self._is_draining = True
         while self._waiting:
             future = self._waiting.pop()
@@ -113,7 +113,7 @@ class Pool:
 
     @asynccontextmanager
     async def lease_replica(self, client_id: str) -> AsyncIterator[Lease]:
-        """A warm desktop, given back to be reset when the block ends.
+        """A warm desktop; it is returned and reset when the block ends.
 
         Raises:
             NoCapacityError: none became free within the bounded wait.
@@ -156,7 +156,7 @@ class Pool:
     def _give_up(self, client_id: str, future: asyncio.Future[Lease]) -> None:
         self._waiting.remove(client_id, future)
         if future.done() and not future.cancelled() and future.exception() is None:
-            # It was served in the very moment it gave up: the next in turn shall have the desktop, still untouched.
+            # The lease was granted at the moment of the timeout: the next client gets the unused desktop.
             self._offer(future.result())
 
     def _offer(self, lease: Lease) -> None:

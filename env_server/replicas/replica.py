@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 HEALTH_INTERVAL_S = 0.25
 RESET_TIMEOUT_S = 60.0
 START_TIMEOUT_S = 600.0
-"""One start; the first of all may build the image."""
+"""Limit of one start; the first one may build the image."""
 STOP_TIMEOUT_S = 30.0
 MAX_BACKOFF_S = 10.0
 
@@ -24,13 +24,13 @@ ReplicaState = Literal["starting", "warm", "leased", "resetting", "failed"]
 
 
 class Lease:
-    """A warm desktop for one holder. It outlives neither its desktop nor its release; both end it once and for all."""
+    """A warm desktop for one holder. It ends permanently when its desktop fails or it is released."""
 
     def __init__(self, *, replica_id: str, desktop: ProvidedDesktop) -> None:
         self.replica_id = replica_id
         self.desktop = desktop
         self.failure: str | None = None
-        """Why the desktop is gone; None while nothing is known against it."""
+        """Why the desktop is gone; None while no failure is known."""
         self.taken_at: float | None = None
         """By time.monotonic; None while it is not leased."""
         self._over = asyncio.Event()
@@ -40,21 +40,21 @@ class Lease:
         return self._over.is_set()
 
     def take(self) -> None:
-        """Somebody has it now."""
+        """Marks it as leased."""
         self.taken_at = time.monotonic()
 
     def release(self) -> None:
-        """Gives the desktop back, to be reset. Idempotent."""
+        """Returns the desktop, to be reset. Idempotent."""
         self._over.set()
 
     def fail(self, reason: str) -> None:
-        """The desktop died or fell silent: it is to be replaced, and its holder gets the reason."""
+        """The desktop died or does not answer: it is to be replaced, and its holder gets the reason."""
         if not self._over.is_set():
             self.failure = reason
             self._over.set()
 
     async def watch(self) -> None:
-        """Returns when the lease is over, having failed it if the desktop dies meanwhile."""
+        """Returns when the lease is over; fails the lease if the desktop dies meanwhile."""
         while not self._over.is_set():
             try:
                 async with asyncio.timeout(HEALTH_INTERVAL_S):
@@ -65,7 +65,7 @@ class Lease:
 
 
 class Replica:
-    """`offer` receives each warm lease, `withdraw` each that failed before anybody took it."""
+    """`offer` receives each warm lease, `withdraw` each that failed before it was taken."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Replica:
         self.replica_id = replica_id
         self._provider = provider
         self._offer, self._withdraw = offer, withdraw
-        # A provider whose resets take longer (a snapshot in a cloud) says so.
+        # Providers whose resets take longer (a snapshot in a cloud) have this attribute.
         self._reset_timeout_s: float = getattr(provider, "reset_timeout_s", RESET_TIMEOUT_S)
         self._was_warm = asyncio.Event()
         self._start_error: ReplicaError | DependencyError | None = None
@@ -104,7 +104,7 @@ class Replica:
 
     @property
     def desktop(self) -> ProvidedDesktop | None:
-        """The one that is lent or may be; None while there is none to look at."""
+        """The desktop that is leased or warm; None while there is none."""
         return None if self._lease is None or self._lease.is_over else self._lease.desktop
 
     @property
@@ -112,7 +112,7 @@ class Replica:
         return self._lease is not None and self._lease.taken_at is not None
 
     async def run(self) -> None:
-        """For ever; cancellation stops the desktop and leaves nothing."""
+        """Runs until cancelled; cancellation stops the desktop and removes it."""
         num_attempts = 0
         while True:
             started_at = time.monotonic()
@@ -137,7 +137,7 @@ class Replica:
         """
         Raises:
             DependencyError: it can never start here.
-            ReplicaError: it did not start in time; the reason is its last one.
+            ReplicaError: it did not start in time; the reason is that of its last attempt.
         """
         deadline = time.monotonic() + timeout_s
         while not self._was_warm.is_set():
@@ -145,7 +145,7 @@ class Replica:
                 raise self._start_error
             if time.monotonic() > deadline:
                 raise self._start_error or ReplicaError(
-                    f"replica {self.replica_id} was not warm after {timeout_s:g} s; see the log for what it waited for"
+                    f"replica {self.replica_id} was not warm after {timeout_s:g} s; see the log for the reason"
                 )
             try:
                 async with asyncio.timeout(0.05):
@@ -164,7 +164,7 @@ class Replica:
             raise ReplicaError(f"this machine cannot start replica {self.replica_id}: {error}") from error
 
     async def _lend(self, desktop: ProvidedDesktop) -> None:
-        """One lease after the other; returns when the desktop is of no more use."""
+        """Offers one lease after the other; returns when the desktop is not usable any more."""
         while True:
             lease = Lease(replica_id=self.replica_id, desktop=desktop)
             self._lease = lease
@@ -200,7 +200,7 @@ class Replica:
         self._enter("failed")
 
     async def _stop(self, desktop: ProvidedDesktop) -> None:
-        # Shielded, so that a cancelled pool still leaves no process behind; bounded, so that it ends.
+        # Shielded, so that a cancelled pool still leaves no process behind; limited, so that it ends.
         stopping = asyncio.ensure_future(desktop.stop())
         try:
             async with asyncio.timeout(STOP_TIMEOUT_S):

@@ -1,1 +1,1 @@
-"""What the model sees and says: dialects, prompts, observation text, images, and the rendering of it all as tokens."""
+"""The model's inputs and outputs: dialects, prompts, observation text, images, and their rendering as tokens."""

@@ -1,12 +1,12 @@
-"""Checkpoints that are an adapter: low-rank factors in peft's format, and a reference to the base checkpoint with the
-frozen weights under them.
+"""Adapter checkpoints: low-rank factors in peft's format, and a reference to the base checkpoint with the frozen
+weights.
 
 adapter/adapter_config.json, adapter_model.safetensors    peft's own
 adapter/base.json                                         the base: its folder, and the digest of its weights
 config.json, processor files                              the base's
 
-A folder that peft itself wrote (adapter_config.json beside the factors, no base.json) is read, too; its configuration
-names the base. A folder with whole weights is no adapter checkpoint, even with adapter/ beside them.
+A folder written by peft itself (adapter_config.json next to the factors, no base.json) is read, too; its configuration
+names the base. A folder with whole weights is not an adapter checkpoint, even if it contains adapter/.
 """
 
 import json
@@ -39,7 +39,7 @@ _PLAIN: Mapping[str, tuple[Any, ...]] = {
     "modules_to_save": ([], None),
     "trainable_token_indices": (None,),
 }
-"""Of peft's configuration: under these values an adapter is alpha / rank times its factors' product and no more."""
+"""Values in peft's configuration under which an adapter is exactly alpha / rank times its factors' product."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,13 +54,13 @@ class Base:
 @dataclass(frozen=True, kw_only=True)
 class AdapterCheckpoint:
     folder: Path
-    """Of the factors and their configuration."""
+    """Folder of the factors and their configuration."""
     rank: int
     alpha: float
     layers: tuple[str, ...]
     """Names of the modules that have factors, sorted."""
     base_digest: str | None
-    """None where it is not recorded: peft's own folders."""
+    """None if it is not recorded, as in peft's own folders."""
 
     @property
     def target_modules(self) -> frozenset[str]:
@@ -73,14 +73,14 @@ class AdapterCheckpoint:
 
     @property
     def base_folder(self) -> Path:
-        """Where the base lies; its weights are not verified. Raises StoreError where it is gone."""
+        """The folder of the base; its weights are not verified. Raises StoreError if it is missing."""
         if (self.folder / BASE_FILE).is_file():
             return _recorded_base(self.folder)
         return _named_base(self.folder)
 
 
 def find_adapter(folder: Path) -> AdapterCheckpoint | None:
-    """The adapter of a checkpoint folder; None where the folder holds whole weights, or nothing of the kind.
+    """The adapter of a checkpoint folder; None if the folder holds whole weights or no checkpoint.
 
     Raises:
         StoreError: it cannot be read, or is more than low-rank factors.
@@ -106,14 +106,14 @@ def find_adapter(folder: Path) -> AdapterCheckpoint | None:
 
 
 def whole_weights_folder(folder: Path) -> Path:
-    """Where whole weights lie: the folder itself, or the base of its adapter. Raises StoreError."""
+    """The folder with the whole weights: the folder itself, or the base of its adapter. Raises StoreError."""
     adapter = find_adapter(folder)
     return folder if adapter is None else adapter.base_folder
 
 
 def write_base(adapter: Path, base: Base, *, place: Path) -> None:
-    """base.json. `place` is where `adapter` will stand in the end: the path to a base in the same state folder is
-    relative to it, so that the state folder can be moved; to another an absolute one is added."""
+    """Writes base.json. `place`: the final path of `adapter`. The path to a base in the same state folder is relative
+    to it, so that the state folder can be moved; for another base an absolute path is added."""
     folder, place = base.folder.resolve(), place.resolve()
     document = {"base_folder": os.path.relpath(folder, place), "base_digest": base.digest}
     if folder.parent not in place.parents:
@@ -147,7 +147,7 @@ def _layers(path: Path) -> tuple[str, ...]:
         raise StoreError(f"{path} cannot be read ({error}): {_way_out(path.parent)}") from error
     strange = [name for name in names if not name.endswith(_FACTORS)]
     if strange or not names:
-        what = f"{strange[0]}, which is no low-rank factor" if strange else "nothing"
+        what = f"{strange[0]}, which is not a low-rank factor" if strange else "nothing"
         raise StoreError(f"{path} holds {what}: {_way_out(path.parent)}")
     return tuple(sorted({name.rpartition(".")[0] for name in names}))
 
@@ -163,19 +163,19 @@ def _recorded_base(adapter: Path) -> Path:
         folder = Path(elsewhere)
     if not folder.is_dir():
         raise StoreError(
-            f"the base checkpoint of the adapter {adapter} is gone: there is no folder {folder}; put the base back "
-            f"there, or write where it lies now into {adapter / BASE_FILE}"
+            f"the base checkpoint of the adapter {adapter} is gone: there is no folder {folder}; restore "
+            f"the base, or write its new location to {adapter / BASE_FILE}"
         )
     return folder
 
 
 def _named_base(adapter: Path) -> Path:
-    """As peft writes it: a folder, or a model of the hub, which must be in the hub's cache."""
+    """In peft's format: a folder, or a model of the hub, which must be in the hub's cache."""
     config = _read_json(adapter / CONFIG_FILE)
     name = config.get("base_model_name_or_path")
     if not name:
         raise StoreError(
-            f"nothing says which model the adapter {adapter} belongs to: set base_model_name_or_path in "
+            f"the base model of the adapter {adapter} is not recorded: set base_model_name_or_path in "
             f"{adapter / CONFIG_FILE} to the folder of its base"
         )
     for folder in (adapter.resolve() / name, Path(name)):
@@ -183,8 +183,8 @@ def _named_base(adapter: Path) -> Path:
             return folder.resolve()
     if Path(name).is_absolute():
         raise StoreError(
-            f"the base checkpoint of the adapter {adapter} is gone: there is no folder {name}; put the base back "
-            f"there, or set base_model_name_or_path in {adapter / CONFIG_FILE} to where it lies now"
+            f"the base checkpoint of the adapter {adapter} is gone: there is no folder {name}; restore "
+            f"the base, or set base_model_name_or_path in {adapter / CONFIG_FILE} to its new location"
         )
     from huggingface_hub import snapshot_download
 
@@ -199,7 +199,7 @@ def _named_base(adapter: Path) -> Path:
 
 
 def merge_line(checkpoint: Path) -> str:
-    """The command that makes a model with whole weights of an adapter checkpoint, in a new folder beside it."""
+    """The command that merges an adapter checkpoint into a model with whole weights, in a new folder next to it."""
     folder = checkpoint.parent if checkpoint.name == FOLDER else checkpoint
     return shell_line(PIPELINE, "export", "merged", folder, folder.with_name(f"{folder.name}-merged"))
 
@@ -210,7 +210,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise StoreError(f"{path} cannot be read ({error}): {_way_out(path.parent)}") from error
     if not isinstance(document, dict):
-        raise StoreError(f"{path} holds no JSON object: {_way_out(path.parent)}")
+        raise StoreError(f"{path} does not contain a JSON object: {_way_out(path.parent)}")
     return document
 
 

@@ -1,7 +1,7 @@
-"""What a policy has before it when it answers: an episode as it grows, in the way that its context mode says.
+"""The prompt of a policy: an episode's observations and responses, in the layout of its context mode.
 
-A context makes the requests of an episode and keeps what came back, token by token, so that what is trained is what was
-sampled.
+A context builds the requests of an episode and records the responses token by token, so that training uses exactly the
+sampled tokens.
 """
 
 from typing import Protocol
@@ -21,8 +21,8 @@ __all__ = ["AppendContext", "ChatContext", "EpisodeContext", "WindowContext", "o
 
 class EpisodeContext(Protocol):
     def add_observation(self, text: str, image: ModelImage) -> int | None:
-        """What the prompt exceeds the limit by, a whole response counted in, where this observation does not fit:
-        nothing is added then. None where it was added."""
+        """Returns None if the observation was added. If it does not fit together with a full response, returns the
+        excess in tokens and adds nothing."""
         ...
 
     def request(self, sampling: SamplingParams, *, episode_id: str) -> GenerateRequest: ...
@@ -30,19 +30,19 @@ class EpisodeContext(Protocol):
     def add_response(self, result: GenerateResult) -> None:
         """
         Raises:
-            ValueError: ids and log-probabilities differ in number, there are none, or an image placeholder is among
-                the ids.
+            ValueError: the numbers of ids and log-probabilities differ or are 0, or the ids contain an image
+                placeholder.
         """
         ...
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Of the next request; 0 where there are no tokens."""
+        """Length of the next prompt; 0 if it has no tokens."""
         ...
 
     @property
     def sequences(self) -> tuple[TokenSequence, ...]:
-        """What has been sampled so far; a prompt that was never answered is in none of them."""
+        """The sampled sequences so far; a prompt without a response is not included."""
         ...
 
 
@@ -54,8 +54,8 @@ def open_context(
     max_new_tokens: int,
     uses_chat_api: bool = False,
 ) -> EpisodeContext:
-    """The context that a recipe's agent asks for; `max_new_tokens` is what the sampling allows a response. An engine
-    that takes turns needs no renderer."""
+    """The context that a recipe's agent selects; `max_new_tokens`: the sampling limit of a response. A chat engine
+    needs no renderer."""
     dialect = load_dialect(agent.dialect, agent.coordinate_space)
     is_window = agent.context_mode == "window"
     if uses_chat_api:

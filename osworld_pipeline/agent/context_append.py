@@ -10,7 +10,7 @@ from osworld_pipeline.protocols import GenerateRequest, GenerateResult
 
 
 class AppendContext:
-    """One episode as one growing sequence: turns are appended, nothing before them ever changes."""
+    """One episode as one growing sequence: turns are appended, earlier tokens never change."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class AppendContext:
         self._versions: list[int] = [-1] * len(self._token_ids)
         self._images: list[bytes] = []
         self._num_answered = 0
-        """Tokens up to the end of the last response."""
+        """Number of tokens up to the end of the last response."""
         self._num_answered_images = 0
 
     @property
@@ -76,11 +76,11 @@ class AppendContext:
         self._num_answered_images = len(self._images)
 
     def _observation_ids(self, text: str, image: ModelImage) -> list[int]:
-        """The end of the response before it, the user turn, and the opening of the assistant's."""
+        """The end of the previous response, the user turn, and the opening of the assistant's turn."""
         ids: list[int] = []
         if self._mask[-1]:
             if self._token_ids[-1] != self._renderer.im_end_id:
-                # Sampling stopped at a stop string; the closing token is ours, so it is outside the mask.
+                # Sampling stopped at a stop string; the closing token was not sampled, so it is outside the mask.
                 ids.append(self._renderer.im_end_id)
             ids += self._renderer.newline_ids
         if self._show_screenshots:

@@ -1,7 +1,7 @@
-"""Contexts in words, for engines that take turns and answer words: the same layouts as `append` and `window` have.
+"""Contexts as chat messages, for engines that return text: the same layouts as `append` and `window`.
 
-There are no tokens to count: how much fits is the endpoint's to say, and a conversation that it refuses ends in its
-error. So there is nothing to train on either.
+Tokens cannot be counted here: the endpoint decides how much fits, and a conversation that it refuses ends with its
+error. The responses cannot be trained on.
 """
 
 from osworld_pipeline.agent.dialects import Dialect

@@ -1,14 +1,14 @@
-"""The context mode `window`: each turn is a sequence of its own.
+"""The context mode `window`: each turn is a separate sequence.
 
     system
     user      <screenshot of the window's first turn> task, [Earlier Actions] one a line, that turn's own text
-    assistant its answer, as it was sampled
+    assistant its response, as sampled
     user      <screenshot> text
     ...       up to the newest turn, and the opening of the assistant's
 
-While the window reaches back to the first turn this is exactly what `append` shows. Where the limit of tokens is near,
-the oldest turns leave the window first and become lines, then the oldest lines are left out, marked; the newest
-observation never is.
+While the window reaches back to the first turn, the prompt equals that of `append`. Near the token limit the oldest
+turns leave the window first and become lines, then the oldest lines are omitted and marked; the newest observation is
+always kept.
 """
 
 from collections.abc import Sequence
@@ -32,9 +32,9 @@ Picture = tuple[bytes, Size]
 class _Turn(SeenTurn):
     pictures: tuple[Picture, ...]
     ids: tuple[int, ...]
-    """Of the user turn where it is not the first of a window."""
+    """Tokens of the user turn if it is not the first of a window."""
     answer_ids: tuple[int, ...] = ()
-    """The answer as it stands in later prompts: what was sampled, closed."""
+    """Tokens of the response in later prompts: the sampled ones, closed."""
 
 
 class WindowContext:
@@ -59,7 +59,7 @@ class WindowContext:
         self._system = tuple(renderer.turn(system_message(system_prompt)))
         self._turns: list[_Turn] = []
         self._first = 0
-        """The turn that the newest prompt begins with."""
+        """The first turn of the newest prompt."""
         self._prompt: list[int] = []
         self._sequences: list[TokenSequence] = []
 
@@ -72,7 +72,7 @@ class WindowContext:
         return tuple(self._sequences)
 
     def request(self, sampling: SamplingParams, *, episode_id: str) -> GenerateRequest:
-        # Without the episode's id: a request does not extend the one before it, so nothing of that is to be kept.
+        # Without the episode's id: a request does not extend the previous one, so its cache must not be kept.
         images = (image for turn in self._turns[self._first :] for image, _ in turn.pictures)
         return GenerateRequest(sampling=sampling, token_ids=tuple(self._prompt), images=tuple(images))
 
@@ -80,7 +80,7 @@ class WindowContext:
         return self.add_pictures(text, [(image.data, (image.width, image.height))])
 
     def add_pictures(self, text: str, pictures: Sequence[Picture]) -> int | None:
-        """As add_observation, for a recorded turn with as many images as it has."""
+        """As add_observation, for a recorded turn with any number of images."""
         assert not self._turns or self._turns[-1].answer is not None, "an observation follows an answer"
         if not self._show_screenshots:
             text, pictures = without_screenshot(text), ()
@@ -112,7 +112,8 @@ class WindowContext:
         self._turns[-1] = replace(self._turns[-1], answer=result.text, answer_ids=ids)
 
     def _fit(self, turns: Sequence[_Turn]) -> tuple[int, list[int]]:
-        """The first turn of the longest window that fits, and its prompt; of none, the shortest prompt there is."""
+        """The first turn of the longest window that fits, and its prompt; if none fits, the shortest possible
+        prompt."""
         newest = len(turns) - 1
         prompt: list[int] = []
         for first in range(max(0, newest + 1 - self._num_screenshots), newest + 1):

@@ -1,5 +1,5 @@
-"""A recorded demonstration as a recipe's agent would have lived it: in its dialect, at its size of image, under its
-system prompt and in its context mode, so that what is trained on has the form that rollouts have."""
+"""Renders a recorded demonstration in the form of a recipe's agent: its dialect, image size, system prompt and context
+mode, so that the training data has the form of rollouts."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,12 +18,12 @@ Messages = Sequence[Mapping[str, Any]]
 def render_for_agent(
     renderer: Renderer, messages: Messages, images: Sequence[bytes], *, agent: AgentSection, dialect: str
 ) -> list[RenderedConversation]:
-    """One conversation in `append` mode, one for each answer in `window` mode. `dialect`: what the turns are written
-    in, by `Dialect.name`. What no longer fits the context is left out from there on.
+    """One conversation in `append` mode, one per response in `window` mode. `dialect`: the `Dialect.name` in which the
+    turns are written. Turns from the first one that does not fit the context are omitted.
 
     Raises:
-        ValueError: images and placeholders disagree, a turn cannot be said as the agent speaks, or not even the first
-            answer fits.
+        ValueError: images and placeholders disagree, a turn cannot be expressed in the agent's dialect, or not even the
+            first response fits.
     """
     target = load_dialect(agent.dialect, agent.coordinate_space)
     messages, images = fit_demonstration(
@@ -50,11 +50,11 @@ def render_for_agent(
 def render_demonstration_windows(
     context: WindowContext, renderer: Renderer, messages: Messages, images: Sequence[bytes], *, max_tokens: int
 ) -> list[RenderedConversation]:
-    """Plays the demonstration in the context: the very layout that rollouts have, by the very code. Its system turn is
-    the context's.
+    """Replays the demonstration through the context, with the same code and layout as rollouts. Its system turn is the
+    context's.
 
     Raises:
-        ValueError: images and placeholders differ in number, or not even the first answer fits.
+        ValueError: the numbers of images and placeholders differ, or not even the first response fits.
     """
     shown: list[Sequence[Picture]] = []
     waiting_text: list[str] = []
@@ -74,7 +74,7 @@ def render_demonstration_windows(
             shown.append(waiting_images)
             waiting_text, waiting_images = [], []
     if not context.sequences:
-        raise ValueError(f"no answer of the conversation ends within {max_tokens} tokens")
+        raise ValueError(f"no response of the conversation ends within {max_tokens} tokens")
     return [
         RenderedConversation(
             token_ids=sequence.token_ids,
@@ -89,7 +89,7 @@ def render_demonstration_windows(
 def _play(
     context: WindowContext, renderer: Renderer, text: str, pictures: list[Picture], answer: str, max_tokens: int
 ) -> bool:
-    """False where the turn does not fit."""
+    """Returns False if the turn does not fit."""
     ids = (*renderer.encode(answer), renderer.im_end_id)
     if context.add_pictures(text, pictures) is not None or context.num_prompt_tokens + len(ids) > max_tokens:
         return False
@@ -105,7 +105,7 @@ def _text(message: Mapping[str, Any]) -> str:
 
 
 def _without_images(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A user turn as the text-only ablation shows it; another one as it is."""
+    """A user turn for the text-only ablation; other turns are unchanged."""
     if message["role"] != "user":
         return message
     return {"role": "user", "content": [{"type": "text", "text": without_screenshot(_text(message))}]}

@@ -1,9 +1,9 @@
-"""A demonstration for a model that sees at most so many pixels and writes in its own dialect: images too large, or with
-sides no patch divides, are resized as a live screenshot is, and the turns that answer them are said again where their
-points move or the dialect is another.
+"""Adapts a demonstration to a model with a pixel limit and a dialect of its own. Images that are too large, or whose
+sides are not multiples of a patch, are resized like a live screenshot. The turns that answer them are rewritten if
+their points move or the dialect differs.
 
-This is done when a demonstration is rendered, not when it is imported: the stored images stay exact, and each recipe
-has its own limit, dialect and coordinates.
+This is done when a demonstration is rendered, not on import: the stored images stay exact, and each recipe has its own
+limit, dialect and coordinates.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,12 +27,12 @@ def fit_demonstration(
     max_pixels: int,
     target: Dialect | None = None,
 ) -> tuple[list[Mapping[str, Any]], list[bytes]]:
-    """Turns and images as `render_demonstration` takes them, said in `target` (the same dialect where there is none).
-    In the same dialect a turn whose image fits, or that names no point, stays as it is to the letter.
+    """Turns and images for `render_demonstration`, translated to `target` (None keeps the dialect). In the same dialect
+    a turn whose image fits, or that has no point, is unchanged.
 
     Raises:
-        ValueError: bytes that are no image, placeholders and images that differ in number, or a turn that cannot be
-            said in the other dialect.
+        ValueError: the bytes are not an image, the numbers of placeholders and images differ, or a turn cannot be
+            expressed in the other dialect.
     """
     translator = _Translator(dialect, target or dialect)
     fitted_images = [_fit(image, max_pixels) for image in images]
@@ -40,7 +40,7 @@ def fit_demonstration(
     num_seen = 0
     for message in messages:
         if message["role"] == "assistant":
-            # A turn is about the newest image before it.
+            # A turn refers to the newest image before it.
             message = translator.translate(message, fitted_images[num_seen - 1] if num_seen else None)
         else:
             num_seen += sum(part["type"] == "image" for part in message["content"])
@@ -57,16 +57,16 @@ class _FittedImage:
     data: bytes
     size: Size
     stored: Size
-    """Before it was fitted: what recorded points are about."""
+    """Before resizing: the image that recorded points refer to."""
 
 
 def _fit(data: bytes, max_pixels: int) -> _FittedImage:
-    # Most images fit, which their header tells without decoding them.
+    # Most images fit; their header shows it without decoding them.
     try:
         with open_picture(data) as image:
             stored = image.size
     except NO_PICTURE as error:
-        raise ValueError(f"a screenshot of {len(data)} bytes is no image: {error}") from error
+        raise ValueError(f"a screenshot of {len(data)} bytes is not an image: {error}") from error
     if fit_size(*stored, max_pixels) == stored:
         return _FittedImage(data=data, size=stored, stored=stored)
     prepared = prepare_screenshot(data, max_pixels)
@@ -74,13 +74,13 @@ def _fit(data: bytes, max_pixels: int) -> _FittedImage:
 
 
 class _Translator:
-    """Says turns of one demonstration again, in order."""
+    """Translates turns of one demonstration, in order."""
 
     def __init__(self, source: Dialect, target: Dialect) -> None:
         self._source = source
         self._target = target
         self._pointer: list[int | float] | None = None
-        """Where the last action left it, as the target counts."""
+        """Position after the last action, in the target's coordinates."""
 
     def translate(self, message: Mapping[str, Any], image: _FittedImage | None) -> Mapping[str, Any]:
         same = self._source == self._target
@@ -112,7 +112,7 @@ class _Translator:
         return move_points(arguments, move)
 
     def _say(self, description: str, arguments: Arguments) -> str:
-        """In a dialect that must name the place of a scroll or the start of a drag, that is where the pointer is."""
+        """If the dialect requires the place of a scroll or the start of a drag, it is the pointer's position."""
         forms = [arguments]
         if self._pointer is not None and self._source != self._target:
             forms.append(at_pointer(arguments, self._pointer))
@@ -122,4 +122,4 @@ class _Translator:
                 return self._target.format(description, form)
             except ActionParseError as error:
                 problem = error
-        raise ValueError(f"a turn cannot be said in the dialect {self._target.name}: {problem}") from problem
+        raise ValueError(f"a turn cannot be expressed in the dialect {self._target.name}: {problem}") from problem

@@ -1,4 +1,4 @@
-"""What lies before a window: the task, and the actions done so far as text, one line each.
+"""The text before a window: the task, and the earlier actions, one line each.
 
 1. Click the OK button: left_click [100, 50] (ok)
 """
@@ -19,17 +19,17 @@ HEADING = "[Earlier Actions]"
 
 @dataclass(frozen=True, kw_only=True)
 class SeenTurn:
-    """A turn in words."""
+    """A turn as text."""
 
     text: str
-    """Of the observation."""
+    """The observation's text."""
     answer: str | None = None
-    """None where there is none yet."""
+    """None if there is no action yet."""
 
 
 def opening_text(turns: Sequence[SeenTurn], first: int, dialect: Dialect, *, num_lines: int | None = None) -> str:
-    """The text of a window's first turn, `turns[first]`: its own, after the task and the actions before it. `num_lines`
-    keeps only the newest of those and says how many are left out."""
+    """The text of a window's first turn, `turns[first]`: its own, after the task and the earlier actions. `num_lines`
+    keeps only the newest of those and states how many are left out."""
     if first == 0:
         return turns[0].text
     lines = [_action_line(index, turns, dialect) for index in range(first)]

@@ -1,4 +1,4 @@
-"""Screenshots as a model sees them: at most so many pixels, sides divisible by 32, exact bytes kept where they fit."""
+"""Screenshots for a model: limited in pixels, with sides divisible by 32; bytes are unchanged if they fit."""
 
 import io
 import math
@@ -17,7 +17,7 @@ SIDE_FACTOR = 32
 @dataclass(frozen=True, kw_only=True)
 class ModelImage:
     data: bytes
-    """PNG (or the bytes as they came, where no resize was needed)."""
+    """PNG, or the original bytes if no resize was needed."""
     format: str
     width: int
     height: int
@@ -30,11 +30,11 @@ class ModelImage:
         return (self.width // SIDE_FACTOR) * (self.height // SIDE_FACTOR)
 
     def to_screen(self, x: float, y: float, space: CoordinateSpace = "model_pixels") -> tuple[int, int]:
-        """A point that a model wrote about this image, as a pixel of the screen, held inside it."""
+        """Maps a point that a model wrote for this image to a pixel of the screen, clamped to it."""
         return to_screen(x, y, space=space, image=self._size, screen=(self.screen_width, self.screen_height))
 
     def from_screen(self, x: float, y: float, space: CoordinateSpace = "model_pixels") -> tuple[float, float]:
-        """A pixel of the screen as a model writes it about this image."""
+        """Maps a pixel of the screen to the model's coordinates for this image."""
         return from_screen(x, y, space=space, image=self._size, screen=(self.screen_width, self.screen_height))
 
     @property
@@ -43,7 +43,7 @@ class ModelImage:
 
 
 def fit_size(width: int, height: int, max_pixels: int) -> tuple[int, int]:
-    """The largest size of about the same shape with sides divisible by 32 and at most `max_pixels` pixels."""
+    """The largest size of nearly the same shape with sides divisible by 32 and at most `max_pixels` pixels."""
     if width % SIDE_FACTOR == 0 and height % SIDE_FACTOR == 0 and width * height <= max_pixels:
         return width, height
     fit_width, fit_height = _rounded(width), _rounded(height)
@@ -51,7 +51,7 @@ def fit_size(width: int, height: int, max_pixels: int) -> tuple[int, int]:
         shrink = math.sqrt(width * height / max_pixels)
         fit_width = max(SIDE_FACTOR, math.floor(width / shrink / SIDE_FACTOR) * SIDE_FACTOR)
         fit_height = max(SIDE_FACTOR, math.floor(height / shrink / SIDE_FACTOR) * SIDE_FACTOR)
-    # A very long and thin screen: the short side cannot shrink below 32, so the long one must.
+    # A very long and thin screen: the short side cannot shrink below 32, so the long side must.
     if fit_width * fit_height > max_pixels:
         if fit_width >= fit_height:
             fit_width = max(SIDE_FACTOR, max_pixels // fit_height // SIDE_FACTOR * SIDE_FACTOR)
@@ -65,11 +65,11 @@ def _rounded(side: int) -> int:
 
 
 def prepare_screenshot(data: bytes, max_pixels: int, *, screen_size: tuple[int, int] | None = None) -> ModelImage:
-    """The screenshot resized for the model, or its exact bytes where it already fits, as it does where the desktop
-    resized it; `screen_size` is then the screen's.
+    """The screenshot resized for the model, or its exact bytes if it already fits, for example because the desktop
+    resized it; `screen_size` is then the size of the screen.
 
     Raises:
-        ValueError: the bytes are no image.
+        ValueError: the bytes are not an image.
     """
     try:
         with open_picture(data) as image:
@@ -85,7 +85,7 @@ def prepare_screenshot(data: bytes, max_pixels: int, *, screen_size: tuple[int, 
                 resized.save(buffer, format="PNG", compress_level=1)
                 data, image_format = buffer.getvalue(), "png"
     except NO_PICTURE as error:
-        raise ValueError(f"a screenshot of {len(data)} bytes is no image: {error}") from error
+        raise ValueError(f"a screenshot of {len(data)} bytes is not an image: {error}") from error
     return ModelImage(
         data=data,
         format=image_format,
@@ -98,8 +98,8 @@ def prepare_screenshot(data: bytes, max_pixels: int, *, screen_size: tuple[int, 
 
 
 def _check_whole(image: Image.Image) -> None:
-    """Raises OSError or SyntaxError, Pillow's own word for a broken PNG. Its checksums say as much as decoding it
-    would, in a hundredth of the time."""
+    """Raises OSError or SyntaxError, Pillow's exception for a broken PNG. Verifying its checksums detects as much as
+    decoding, in a hundredth of the time."""
     if image.format == "PNG":
         image.verify()
     else:

@@ -1,4 +1,4 @@
-"""Token sequences and images as the arrays a Qwen3-VL forward pass takes, checked against each other.
+"""Converts token sequences and images to the input arrays of Qwen3-VL, with consistency checks.
 
 Shapes: B sequences, T tokens of the longest, N images in the batch, P patches of all of them.
 """
@@ -18,7 +18,7 @@ PixelValues = tuple[np.ndarray, np.ndarray]
 
 
 class PixelCache:
-    """The most recently used images' pixel values, by content hash. One cache serves one processor; thread-safe."""
+    """LRU cache of pixel values, by content hash. One cache serves one processor; thread-safe."""
 
     def __init__(self, *, max_bytes: int = 1 << 30) -> None:
         self._max_bytes = max_bytes
@@ -63,7 +63,7 @@ def build_model_inputs(
     image_grid_thw (N, 3).
 
     Raises:
-        ValueError: a sequence whose placeholders and images disagree, in number or in length; names the sequence.
+        ValueError: the placeholders and images of a sequence disagree in number or length; names the sequence.
     """
     if not sequences:
         raise ValueError("no sequences to build model inputs from")
@@ -82,7 +82,7 @@ def build_model_inputs(
         attention_mask[index, span] = 1
         pixels += [patches for patches, _ in encoded]
         grids += [grid for _, grid in encoded]
-    # The padding id is no placeholder, so a comparison finds images in the text alone.
+    # The padding id is not a placeholder, so a comparison finds images in the text only.
     inputs = {
         "input_ids": input_ids,
         "attention_mask": attention_mask,
@@ -97,10 +97,10 @@ def build_model_inputs(
 def check_placeholders(
     processor: Any, sequence_index: int, token_ids: Sequence[int], grids: Sequence[np.ndarray]
 ) -> None:
-    """Each run of placeholders must be as long as its image's tokens.
+    """Checks that each run of placeholders is as long as its image's tokens.
 
     Raises:
-        ValueError: they are not; names the sequence and the image.
+        ValueError: a run is not; names the sequence and the image.
     """
     ids = np.asarray(token_ids, dtype=np.int64)
     if ids.ndim != 1 or ids.size == 0:
@@ -125,8 +125,8 @@ def check_placeholders(
 
 
 def rope_positions(processor: Any, token_ids: Sequence[int], grids: Sequence[np.ndarray]) -> np.ndarray:
-    """(3, T): each token's place in time, height and width, as Qwen3-VL counts them. Text moves all three on by one; an
-    image spreads over height and width and then takes the longer of its sides. Placeholders and grids must agree
+    """(3, T): each token's position in time, height and width, in Qwen3-VL's scheme. Text advances all three by one; an
+    image spans height and width, then advances by the longer of its sides. Placeholders and grids must agree
     (`check_placeholders`)."""
     merge = processor.image_processor.merge_size
     ids = np.asarray(token_ids, dtype=np.int64)

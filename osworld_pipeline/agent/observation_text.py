@@ -1,8 +1,8 @@
-"""The text beside a screenshot: bracketed headings in a fixed order, each part only where there is something to say.
+"""The text of an observation next to its screenshot: bracketed headings in a fixed order; empty parts are omitted.
 
-In `append` mode the model still has its first observation before it, so later turns leave out what cannot have
-changed: the domain hint and the task stand in the first turn only; tree, terminal and the last action's result follow
-with every turn that has them.
+In `append` mode the model still has its first observation in its context, so later turns omit parts that cannot have
+changed: the domain hint and the task are only in the first turn; tree, terminal and the last action's result are in
+every turn that has them.
 """
 
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ RESULT_MAX_LENGTH = 300
 
 @dataclass(frozen=True, kw_only=True)
 class LastAction:
-    """What became of the action before this observation."""
+    """The result of the action before this observation."""
 
     error: str | None = None
-    """None where it ran."""
+    """None if it ran."""
 
 
 def observation_text(
@@ -31,7 +31,7 @@ def observation_text(
     last_action: LastAction | None,
     a11y_max_length: int,
 ) -> str:
-    """The user turn's text; empty where a later turn has nothing but its screenshot to show."""
+    """The user turn's text; empty if a later turn has only a screenshot."""
     parts: list[tuple[str, str]] = []
     if step_index == 0:
         if task.domain and task.domain != "unknown":
@@ -48,37 +48,37 @@ def observation_text(
 
 
 SCREENSHOT_LEFT_OUT = "[Screenshot left out]"
-"""Stands for the screenshot in the text-only ablation; the screenshot itself is stored with its step all the same."""
+"""Replaces the screenshot in the text-only ablation; the screenshot itself is still stored with its step."""
 _RESULT = "[Last Action Result]"
 _OF_ONE_TURN = ("[Accessibility Tree]", "[Terminal Output]", _RESULT, SCREENSHOT_LEFT_OUT)
-"""Headings of what only the turn itself is about."""
+"""Headings of parts that apply only to their own turn."""
 
 
 def without_screenshot(text: str) -> str:
-    """The user turn's text for a model that is not shown the screenshot."""
+    """The user turn's text for a model that does not receive the screenshot."""
     return f"{text}\n{SCREENSHOT_LEFT_OUT}" if text else SCREENSHOT_LEFT_OUT
 
 
 def task_part(text: str) -> str:
-    """Of the first turn's text what stays true: domain hint and task."""
+    """The constant parts of the first turn's text: domain hint and task."""
     lines = text.split("\n")
     end = next((index for index, line in enumerate(lines) if line in _OF_ONE_TURN), len(lines))
     return "\n".join(lines[:end])
 
 
 def result_part(text: str) -> str:
-    """What a turn's text says of the action before it, in one line; empty where it says nothing."""
+    """The result of the previous action in a turn's text, on one line; empty if there is none."""
     _, heading, result = text.rpartition(f"{_RESULT}\n")
     return result.removesuffix(f"\n{SCREENSHOT_LEFT_OUT}").split("\n")[0] if heading else ""
 
 
 def cut_text(text: str, max_length: int) -> str:
-    """At most `max_length` characters of the text, and a mark where it was cut."""
+    """At most `max_length` characters of the text, with a mark where it was cut."""
     return text if len(text) <= max_length else f"{text[:max_length]}\n... (truncated)"
 
 
 def _last_part(text: str, max_length: int) -> str:
-    # What a terminal printed last is what matters.
+    # The last output of a terminal matters most.
     return text if len(text) <= max_length else f"(truncated) ...\n{text[-max_length:]}"
 
 
@@ -87,7 +87,7 @@ def system_message(text: str) -> dict[str, Any]:
 
 
 def user_message(text: str, *, num_images: int = 1) -> dict[str, Any]:
-    """An observation as a chat turn: the screenshot, then the text where there is any."""
+    """An observation as a chat turn: the screenshot, then the text if there is any."""
     content: list[dict[str, Any]] = [{"type": "image"} for _ in range(num_images)]
     if text:
         content.append({"type": "text", "text": text})

@@ -8,37 +8,37 @@ from osworld_pipeline.protocols import GenerateRequest, GenerateResult
 from osworld_pipeline.recipes.schema import AgentSection, DesktopSection
 
 SHAPED_PIXELS = 96 * 1024
-"""Of a screen that is drawn for its shape: 96 tokens, above the least that a published image processor leaves as it
-is."""
+"""Size of a screen drawn for its shape: 96 tokens, above the minimum below which a published image processor resizes
+it."""
 WARM = 2.0
-"""A temperature at which a trained policy, too, gives tokens of moderate probability: only these tell how its logits
-moved."""
+"""A temperature at which a trained policy also gives tokens of moderate probability, because only these show changes of
+its logits."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParityCase:
     name: str
     screens: tuple[bytes, ...]
-    """One for each user turn, an answer after each."""
+    """One for each user turn, with a response after each."""
     temperature: float
     is_text: bool = False
-    """The screens are left out, as in a recipe without screenshots."""
+    """Omits the screens, as in a recipe without screenshots."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParitySample:
-    """What an engine was asked, and what it sampled."""
+    """The request to an engine, and its response."""
 
     case: str
-    """With its turn where it has several."""
+    """Includes the turn if there are several."""
     request: GenerateRequest
     result: GenerateResult
 
 
 def parity_cases(agent: AgentSection, desktop: DesktopSection) -> tuple[ParityCase, ...]:
-    """A turn of text; a screen as the recipe's desktops have it; a tall and a wide one, whose heights and widths cannot
-    be taken for each other; two turns with screens of different sizes; and two of the same size, whose order matters.
-    Text alone where the recipe shows no screenshots."""
+    """A text turn; a screen of the recipe's desktop size; a tall and a wide one, so that exchanged heights and widths
+    are detected; two turns with screens of different sizes; and two of the same size, whose order matters. Only text if
+    the recipe shows no screenshots."""
     text = ParityCase(name="text", screens=(draw_screen(32, 32, seed=0),), temperature=WARM, is_text=True)
     if not agent.show_screenshots:
         return (text,)

@@ -1,7 +1,7 @@
 """Synthetic screens of the parity probe: the same pixels on every machine, drawn without a desktop or a system font.
 
-Windows, small text, buttons and fine lines stand at places that follow from a seed, so that no two regions look alike
-and a resampled, mirrored or exchanged screen is another one to the model.
+Positions of windows, small text, buttons and fine lines follow from a seed, so that no two regions look the same and a
+resampled, mirrored or exchanged screen differs for the model.
 """
 
 import io
@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw, ImageFont
 Colour = tuple[int, int, int]
 LABELS = ("File", "Edit", "Save as", "Cancel", "Search", "Rename", "alpha", "bravo", "3 of 12", "OK")
 TEXT_HEIGHT = 11
-"""Of the built-in bitmap font."""
+"""Height of the built-in bitmap font."""
 NUM_WINDOWS = 4
 TARGET: Colour = (220, 40, 40)
 
@@ -32,7 +32,8 @@ def draw_screen(width: int, height: int, *, seed: int) -> bytes:
 
 
 def _draw_ruler(draw: ImageDraw.ImageDraw, width: int, height: int) -> None:
-    """Lines one pixel wide, ever farther apart to the right and downwards: no two image tokens see the same ones."""
+    """Lines one pixel wide, with growing distances to the right and downwards: no two image tokens see the same
+    ones."""
     place, step = 0, 3
     while place < max(width, height):
         draw.line([(place, 0), (place, height)], fill=(70, 110, 90))

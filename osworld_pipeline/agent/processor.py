@@ -1,7 +1,7 @@
 """Loads a Qwen3-VL processor (tokenizer and image processor), with torchvision or without it.
 
-The stock class insists on a video processor, which insists on torchvision. Nothing here shows a model a video, so where
-torchvision is absent a subclass without that part takes its place; files and token ids are the same.
+The stock class requires a video processor, which requires torchvision. No videos are used here, so without torchvision
+a subclass without that part takes its place; files and token ids are the same.
 """
 
 import functools
@@ -30,17 +30,17 @@ VIDEO_SETTINGS = {
     "image_mean": [0.5, 0.5, 0.5],
     "image_std": [0.5, 0.5, 0.5],
 }
-"""The published model's, for a checkpoint that is made from nothing."""
+"""The published model's settings, for a checkpoint that is built from scratch."""
 
 
 @functools.cache
 def image_only_processor_class() -> type[Any]:
-    """Qwen3VLProcessor without its video part. A function, because transformers is imported only where it is used."""
+    """Qwen3VLProcessor without its video part. A function, so that transformers is imported only when needed."""
     from transformers import Qwen3VLProcessor as StockProcessor
     from transformers.processing_utils import ProcessorMixin
 
     class Qwen3VLProcessor(StockProcessor):
-        # The class keeps the stock name because save_pretrained writes it down for programs that load the checkpoint.
+        # The class keeps the stock name because save_pretrained records it for programs that load the checkpoint.
         def __init__(
             self, image_processor: Any = None, tokenizer: Any = None, chat_template: str | None = None, **_: Any
         ) -> None:
@@ -52,7 +52,7 @@ def image_only_processor_class() -> type[Any]:
 
         def save_pretrained(self, save_directory: Any, *arguments: Any, **options: Any) -> Any:
             saved = super().save_pretrained(save_directory, *arguments, **options)
-            # A server loads the stock class, which wants its video part where no video is ever shown.
+            # A server loads the stock class, which requires its video part even if no video is used.
             (Path(save_directory) / VIDEO_FILE).write_text(self.video_settings)
             return saved
 
@@ -60,18 +60,17 @@ def image_only_processor_class() -> type[Any]:
 
 
 def make_processor(image_processor: Any, tokenizer: Any, *, chat_template: str) -> Any:
-    """A processor from its parts, for a checkpoint that is being made."""
+    """A processor from its parts, for a checkpoint that is being built."""
     return image_only_processor_class()(
         image_processor=image_processor, tokenizer=tokenizer, chat_template=chat_template
     )
 
 
 def load_processor(path: Path | str) -> Any:
-    """The processor of a checkpoint folder: tiny or published, the same call; of an adapter that was saved without one
-    its base's.
+    """The processor of a checkpoint folder, tiny or published; of an adapter that was saved without one, its base's.
 
     Raises:
-        StoreError: the folder is not there or holds no processor; names it.
+        StoreError: the folder is missing or has no processor; names it.
     """
     folder = Path(path)
     if not folder.is_dir():
@@ -111,7 +110,7 @@ def _chat_template(folder: Path) -> str | None:
 
 
 def image_token_count(processor: Any, *, width: int, height: int) -> int:
-    """How many placeholders an image of this size takes."""
+    """Number of placeholders for an image of this size."""
     image_processor = processor.image_processor
     num_patches = image_processor.get_number_of_image_patches(height, width, {})
     return int(num_patches) // image_processor.merge_size**2

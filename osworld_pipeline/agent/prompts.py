@@ -1,9 +1,9 @@
-"""System prompts of the dialects: `full` is a manual, `short` spares a tiny model everything but its role."""
+"""System prompts of the dialects: `full` is a manual, `short` gives a tiny model only its role."""
 
 from osworld_pipeline.agent.coordinates import CoordinateSpace
 
 COORDINATES = "<coordinates>"
-"""Stands in a prompt where it says what coordinates count."""
+"""Placeholder in a prompt for the description of its coordinate space."""
 _LONG: dict[CoordinateSpace, str] = {
     "model_pixels": "Coordinates are pixels of the screenshot, from its top left corner.",
     "unit": "Coordinates are shares of the screenshot's width and height, from 0 to 1 with up to four decimals, from "
@@ -19,7 +19,7 @@ _BRIEF: dict[CoordinateSpace, str] = {
 
 
 def fill_prompt(prompts: tuple[str, str], kind: str, space: CoordinateSpace) -> str:
-    """The full or the short one of a dialect's two system prompts, saying what its coordinates count.
+    """The full or the short system prompt of a dialect, with the description of its coordinate space.
 
     Raises:
         ValueError: `kind` is neither full nor short.

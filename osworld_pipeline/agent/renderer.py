@@ -1,11 +1,11 @@
-"""Chat turns as token ids: the one layout that sampling, demonstrations and replay share.
+"""Renders chat turns as token ids, in the layout shared by sampling, demonstrations and replay.
 
     <|im_start|>system\\n{text}<|im_end|>\\n
     <|im_start|>user\\n<|vision_start|><|image_pad|>*n<|vision_end|>{text}<|im_end|>\\n
     <|im_start|>assistant\\n{the sampler's own ids}<|im_end|>\\n
 
-It equals Qwen3-VL's chat template. Text that comes from a desktop or a dataset is encoded with special tokens taken as
-plain characters, so that a terminal showing `<|im_end|>` ends no turn.
+It equals Qwen3-VL's chat template. Text from a desktop or a dataset is encoded with special tokens as plain characters,
+so that a terminal showing `<|im_end|>` does not end a turn.
 """
 
 import functools
@@ -22,16 +22,16 @@ from osworld_pipeline.domain.pictures import open_picture
 @dataclass(frozen=True, kw_only=True)
 class RenderedConversation:
     token_ids: tuple[int, ...]
-    """Image placeholders expanded."""
+    """With image placeholders expanded."""
     mask: tuple[int, ...]
-    """1 on the assistant's tokens, the <|im_end|> that closes its turn included."""
+    """1 on the assistant's tokens, including the closing <|im_end|>."""
     images: tuple[bytes, ...]
-    """Those whose placeholders are in token_ids, in order."""
+    """The images whose placeholders are in token_ids, in order."""
     num_assistant_turns: int
 
 
 class Renderer:
-    """Turns as ids. Holds a processor and no state of a conversation."""
+    """Renders turns as ids. Holds a processor and no conversation state."""
 
     def __init__(self, processor: Any) -> None:
         self.processor = processor
@@ -46,14 +46,14 @@ class Renderer:
 
     @functools.cached_property
     def processor_digest(self) -> str:
-        """Of all that decides which ids and pixels a text and an image become."""
+        """Digest of everything that determines the ids of a text and the pixels of an image."""
         tokenizer = self.tokenizer.backend_tokenizer.to_str()
         settings = json.dumps(self.processor.image_processor.to_dict(), sort_keys=True, default=str)
         template = self.processor.chat_template or ""
         return digest_bytes("\0".join((tokenizer, settings, template)).encode())[:12]
 
     def encode(self, text: str) -> list[int]:
-        """Ids of plain text; the names of special tokens inside it are only characters."""
+        """Ids of plain text; names of special tokens in it are encoded as characters."""
         if not text:
             return []
         return self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
@@ -67,8 +67,8 @@ class Renderer:
 
     def banned_ids(self, vocab_size: int) -> tuple[int, ...]:
         """Ids below `vocab_size` (rows of the embedding) that a policy never samples: the image and video placeholders,
-        for which there would be no picture, and the rows beyond the tokenizer, for which there is no text. Samplers
-        give them probability 0, and so does the trainer."""
+        which would have no image, and the rows beyond the tokenizer, which have no text. Samplers and the trainer give
+        them probability 0."""
         placeholders = (self.image_id, self.processor.video_token_id)
         return (
             *sorted(one for one in placeholders if one is not None),
@@ -80,10 +80,10 @@ class Renderer:
         return [self.vision_start_id, *([self.image_id] * count), self.vision_end_id]
 
     def turn(self, message: Mapping[str, Any], image_sizes: Sequence[tuple[int, int]] = ()) -> list[int]:
-        """A whole system or user turn; `image_sizes` are (width, height) of its images in order.
+        """A complete system or user turn; `image_sizes`: (width, height) of its images in order.
 
         Raises:
-            ValueError: as many sizes as images are needed.
+            ValueError: the numbers of sizes and images differ.
         """
         ids = [self.im_start_id]
         pending = f"{message['role']}\n"
@@ -105,7 +105,7 @@ class Renderer:
     def _special_id(self, token: str) -> int:
         token_id = self.tokenizer.convert_tokens_to_ids(token)
         if token_id is None or token_id == self.tokenizer.unk_token_id:
-            raise ValueError(f"the tokenizer has no {token}: this is no Qwen3-VL tokenizer")
+            raise ValueError(f"the tokenizer has no {token}: this is not a Qwen3-VL tokenizer")
         return token_id
 
 
@@ -121,7 +121,7 @@ def render_demonstration(
     `messages` have list content ({type: text|image}); `images` are in placeholder order, already sized for the model.
 
     Raises:
-        ValueError: images and placeholders differ in number, or not even the first assistant turn fits.
+        ValueError: the numbers of images and placeholders differ, or not even the first assistant turn fits.
     """
     sizes = [image_size(image) for image in images]
     token_ids: list[int] = []

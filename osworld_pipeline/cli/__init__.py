@@ -1,4 +1,5 @@
-"""`osworld-pipeline`: the pipeline from the command line. Each module adds its commands; heavy imports wait in them."""
+"""`osworld-pipeline`: the pipeline from the command line. Each module adds its commands; heavy imports are inside the
+commands."""
 
 import sys
 from typing import Annotated
@@ -30,7 +31,7 @@ from osworld_pipeline.cli.machine import run_for_machine, wants_json
 from osworld_pipeline.domain.version import version_line
 from osworld_pipeline.errors import PipelineError
 
-# Click itself proposes near names of commands; typer would say it a second time.
+# Click itself suggests similar commands; typer would repeat it.
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, suggest_commands=False)
 COMMANDS = (
     train, pipeline, evaluate, backfill, collect, report, view, checkpoints, doctor, tasks, union, imports, exports,
@@ -46,23 +47,23 @@ def _print_version(is_asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(help="Train and evaluate agents that use a computer: from raw data to a score one can trust.")
+@app.callback(help="Train and evaluate agents that use a computer: from raw data to reliable scores.")
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     pass
 
 
 def main() -> None:
-    """Runs the command line; an error of ours is one sentence and status 1, or an object where --json is given."""
+    """Runs the command line. An error of ours is one sentence and status 1, or a JSON object with --json."""
     if wants_json(sys.argv[1:]):
         sys.exit(run_for_machine(app))
     try:
         app()
     except PipelineError as error:
         text = f"[bold red]{type(error).__name__}[/]: {escape(str(error))}"
-        # Lines of a longer message stay as they are: a caret points into the line above.
+        # Keep the lines of a longer message: a caret points into the line above.
         Console(stderr=True).print(text, highlight=False, markup=True, soft_wrap="\n" in str(error))
         sys.exit(1)

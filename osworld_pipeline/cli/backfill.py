@@ -23,19 +23,21 @@ def register(app: typer.Typer) -> None:
 
 
 def backfill(
-    checkpoints: Annotated[str, typer.Option(help="Ids, comma-separated; all there are where none is named.")] = "",
+    checkpoints: Annotated[str, typer.Option(help="Ids, comma-separated; default: all.")] = "",
     suites: Annotated[str, typer.Option(help="Names, comma-separated.")] = "heldout",
-    recipe: Annotated[str, typer.Option(help="How it is evaluated: a shipped recipe, or a .toml file.")] = "demo",
+    recipe: Annotated[
+        str, typer.Option(help="The recipe for the evaluation: a shipped one by name, or a .toml file.")
+    ] = "demo",
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", help="key=value, as evaluation.temperature=0.6; wins over the recipe."),
+        typer.Option("--set", help="key=value, e.g. evaluation.temperature=0.6; overrides the recipe."),
     ] = None,
     smoke: Annotated[bool, typer.Option("--smoke", help="The recipe at its smallest size.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Scores as JSON; bars go to standard error.")] = False,
     state: StateOption = Path("var"),
 ) -> None:
-    """Evaluate checkpoints on suites, one Dagster run each; what is finished is not run again, so an interrupted
-    backfill goes on where it ended."""
+    """Evaluate checkpoints on suites, one Dagster run each. Finished evaluations are not repeated, so an interrupted
+    backfill continues."""
     chosen, wanted = names_of(checkpoints), list(dict.fromkeys(names_of(suites)))
     from jobs.backfill import run_backfill
     from osworld_pipeline.definitions import defs, environment

@@ -1,4 +1,4 @@
-"""`checkpoint add` and `checkpoint list`: what can be evaluated, trained further and compared."""
+"""`checkpoint add` and `checkpoint list`: checkpoints to evaluate, train further and compare."""
 
 from pathlib import Path
 from typing import Annotated
@@ -11,9 +11,7 @@ from osworld_pipeline.cli.options import existing_state
 from osworld_pipeline.cli.pipeline import StateOption
 from osworld_pipeline.cli.shown import show_table
 
-checkpoints = typer.Typer(
-    help="Checkpoints: what there is, and those made elsewhere.", no_args_is_help=True, suggest_commands=False
-)
+checkpoints = typer.Typer(help="List checkpoints, and add external ones.", no_args_is_help=True, suggest_commands=False)
 
 
 def register(app: typer.Typer) -> None:
@@ -31,7 +29,7 @@ def add(
     state: StateOption = Path("var"),
     as_json: JsonOption = False,
 ) -> None:
-    """Make a checkpoint of what was trained elsewhere; nothing is copied, and its id says what it is."""
+    """Add an external model as a checkpoint. Nothing is copied; its id is derived from its content."""
     from osworld_pipeline.domain.state import StateDir
     from osworld_pipeline.runs.checkpoints.external import add_checkpoint
     from osworld_pipeline.runs.checkpoints.ids import checkpoint_card
@@ -49,7 +47,7 @@ def add(
 
 @checkpoints.command("list")
 def list_(state: StateOption = Path("var"), as_json: JsonOption = False) -> None:
-    """All checkpoints there are, parents before children."""
+    """All checkpoints, parents before children."""
     from osworld_pipeline.runs.checkpoints.ids import checkpoint_card
     from osworld_pipeline.runs.checkpoints.registry import all_checkpoints
 

@@ -1,4 +1,4 @@
-"""`collect`: rollouts into the store, for replay and for later fine-tuning."""
+"""`collect`: adds rollouts to the store, for replay and fine-tuning."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -31,11 +31,11 @@ def register(app: typer.Typer) -> None:
 def collect(
     checkpoint: CheckpointOption = "",
     oracle: Annotated[bool, typer.Option("--oracle", help="The scripts that solve the recipe's own tasks.")] = False,
-    suite: Annotated[str, typer.Option(help="Name of a suite; train (the recipe's) where none is named.")] = "",
+    suite: Annotated[str, typer.Option(help="Name of a suite; default: train (the recipe's).")] = "",
     tasks: TasksOption = "",
     max_tasks: MaxTasksOption = None,
     samples: Annotated[int, typer.Option(min=1, help="Episodes of each task.")] = 1,
-    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy: all samples of a task are then alike.")] = 1.0,
+    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy: all samples of a task are then equal.")] = 1.0,
     max_turns: Annotated[int | None, typer.Option(min=1, help="Step budget of an episode.")] = None,
     recipe: RecipeOption = "demo",
     settings: SettingsOption = None,
@@ -43,11 +43,11 @@ def collect(
     state: StateOption = Path("var"),
     as_json: JsonOption = False,
 ) -> None:
-    """Roll out a checkpoint, an endpoint or the oracle: every episode is stored, what is finished is not run again."""
+    """Roll out a checkpoint, an endpoint or the oracle. Every episode is stored; finished ones are not repeated."""
     if suite and tasks:
-        raise typer.BadParameter("--suite and --tasks both say which tasks: give one of them")
+        raise typer.BadParameter("--suite and --tasks both select the tasks: give one of them")
     if oracle and checkpoint:
-        raise typer.BadParameter("--oracle and --checkpoint both say who acts: give one of them")
+        raise typer.BadParameter("--oracle and --checkpoint both select the policy: give one of them")
     source = recipe_source(recipe, settings, smoke, agent__max_turns=max_turns)
     from jobs.collect import run_collect
     from osworld_pipeline.definitions import defs
@@ -58,7 +58,7 @@ def collect(
         who, what = "the oracle" if oracle else checkpoint_id, tasks or f"suite {on.name}"
         say(
             f"collect: {counted(samples, 'episode')} of each of {counted(len(on.tasks), 'task')} by {who} on {what}, "
-            f"as recipe {recipe} says; what is finished is not run again",
+            f"with recipe {recipe}; finished ones are not repeated",
             as_json=as_json,
         )
 
@@ -84,11 +84,11 @@ def _show(done: "Collected") -> None:
     print(
         f"{done.num_episodes} episodes of {done.num_tasks} tasks by {done.checkpoint_id}: {by_outcome}\n"
         f"{done.num_success}/{done.num_valid} graded episodes succeeded, {done.num_solved_tasks} tasks solved at least "
-        f"once, {done.num_faults} faults (the same command runs these again)\n"
+        f"once, {done.num_faults} faults (the same command retries these)\n"
         f"stage_key {done.stage_key}"
     )
     if done.num_heldout_tasks:
         print(
-            f"{done.num_heldout_tasks} of these tasks are held out by the recipe: what is trained on them can no "
-            "longer be judged by them"
+            f"{done.num_heldout_tasks} of these tasks are held out by the recipe: a policy trained on them can "
+            "not be evaluated on them"
         )

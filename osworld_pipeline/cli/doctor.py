@@ -1,4 +1,4 @@
-"""`doctor`: what this machine has and lacks for each role, and how to get it."""
+"""`doctor`: checks this machine for each role, and shows how to fix problems."""
 
 import os
 from pathlib import Path
@@ -12,7 +12,7 @@ from osworld_pipeline.cli.options import SettingsOption
 from osworld_pipeline.cli.pipeline import StateOption
 
 DEFAULT_RECIPE = "demo"
-"""Whose readiness is judged where none is named."""
+"""The default recipe for the check."""
 
 
 def register(app: typer.Typer) -> None:
@@ -27,7 +27,7 @@ def doctor(
     state: StateOption = Path("var"),
     as_json: JsonOption = False,
     dagster_home: Annotated[
-        Path | None, typer.Option(envvar="DAGSTER_HOME", help="Where Dagster's instance is described.")
+        Path | None, typer.Option(envvar="DAGSTER_HOME", help="The folder with dagster.yaml.")
     ] = None,
     sglang_env: Annotated[Path, typer.Option(envvar="SGLANG_ENV", help="sglang's own environment.")] = Path(
         "var/sglang"
@@ -37,19 +37,19 @@ def doctor(
     ),
     recipe: Annotated[
         str | None,
-        typer.Option(help=f"With --role trainer: the recipe to be ready for; {DEFAULT_RECIPE} where none is."),
+        typer.Option(help=f"With --role trainer: the recipe to check for; default: {DEFAULT_RECIPE}."),
     ] = None,
     settings: SettingsOption = None,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="With --role trainer: print the plan of the recipe too, as train --dry-run."),
+        typer.Option("--dry-run", help="With --role trainer: also print the plan of the recipe, like train --dry-run."),
     ] = False,
     gpu_memory: Annotated[
-        float | None, typer.Option(min=0, help="GB of one GPU to judge the recipe for; without it, of the one here.")
+        float | None, typer.Option(min=0, help="GB of one GPU to check the recipe for; default: the local GPU.")
     ] = None,
 ) -> None:
-    """Look at this machine: all roles, or one. Status 0 if that role (the demo, where none is named) can run here; a
-    trainer is ready for a recipe, which must fit."""
+    """Check this machine for all roles, or one. Exit status 0 if that role (default: the demo) can run here. For a
+    trainer, the recipe must fit."""
     from osworld_pipeline.cli.plan import judge_readiness
     from osworld_pipeline.doctor.diagnosis import diagnose, show
     from osworld_pipeline.doctor.place import Place
@@ -63,7 +63,7 @@ def doctor(
         given = {"--recipe": recipe, "--set": settings, "--gpu-memory": gpu_memory, "--dry-run": dry_run or None}
         for option, value in given.items():
             if value is not None:
-                raise typer.BadParameter("a recipe is judged for --role trainer", param_hint=option)
+                raise typer.BadParameter("a recipe is only checked with --role trainer", param_hint=option)
     loaded = (
         load_recipe(recipe or DEFAULT_RECIPE, environ=os.environ, settings=settings or [])
         if role == "trainer"
@@ -83,7 +83,9 @@ def doctor(
             show(diagnosis, Console())
         is_ready = diagnosis.is_ok
     else:
-        default = "" if recipe is not None else f", the default; --recipe names another of {', '.join(recipe_names())}"
+        default = (
+            "" if recipe is not None else f", the default; --recipe selects another of {', '.join(recipe_names())}"
+        )
         readiness = judge_readiness(loaded, state, gpu_memory=gpu_memory, has_plan=dry_run)
         is_ready = diagnosis.is_ok and readiness.is_ok
         if as_json:

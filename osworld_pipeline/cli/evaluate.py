@@ -35,10 +35,10 @@ def register(app: typer.Typer) -> None:
 
 def evaluate(
     checkpoint: CheckpointOption = "",
-    suite: Annotated[str, typer.Option(help="Name of a suite; heldout where none is named.")] = "",
+    suite: Annotated[str, typer.Option(help="Name of a suite; default: heldout.")] = "",
     tasks: TasksOption = "",
     max_tasks: MaxTasksOption = None,
-    seeds: Annotated[str, typer.Option(help="With commas, as 0,1,2: an episode of each task for each.")] = "",
+    seeds: Annotated[str, typer.Option(help="Comma-separated, e.g. 0,1,2: one episode of each task per seed.")] = "",
     max_turns: Annotated[int | None, typer.Option(min=1, help="Step budget of an episode.")] = None,
     temperature: Annotated[float | None, typer.Option(min=0, help="0 is greedy.")] = None,
     output: Annotated[Path | None, typer.Option(help="Write the result file (JSON) here.")] = None,
@@ -49,16 +49,14 @@ def evaluate(
     state_remote: StateRemoteOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Evaluate one checkpoint: every episode is recorded, and what is finished is not run again. What the recipe says
-    of evaluations holds where no option says otherwise."""
+    """Evaluate one checkpoint. Every episode is recorded; finished ones are not repeated. Options override the recipe's
+    evaluation section."""
     if suite and tasks:
-        raise typer.BadParameter("--suite and --tasks both say which tasks: give one of them")
+        raise typer.BadParameter("--suite and --tasks both select the tasks: give one of them")
     if output is not None and output.is_dir():
         raise typer.BadParameter(f"--output {output} is a folder: name a file in it")
     if output is not None and not _can_write(output):
-        raise typer.BadParameter(
-            f"--output {output} cannot be written: its folder is no folder, or not yours to write in"
-        )
+        raise typer.BadParameter(f"--output {output} cannot be written: its parent is not a folder, or not writable")
     given_seeds = _seeds(seeds)
     source = recipe_source(
         recipe,
@@ -79,7 +77,7 @@ def evaluate(
     folder = fresh_state(state, state_remote, must_exist=False, as_json=as_json)
     if is_cache(folder):
         if not checkpoint:
-            raise typer.BadParameter(f"{state} is a cache and knows no newest checkpoint: name one with --checkpoint")
+            raise typer.BadParameter(f"{state} is a cache and has no newest checkpoint: name one with --checkpoint")
         fetch_checkpoints(folder, [checkpoint])
 
     def on_start(chosen: "Checkpoint", on: "EvalSuite") -> None:
@@ -112,7 +110,7 @@ def evaluate(
 
 
 def _can_write(path: Path) -> bool:
-    """Its folder, or the nearest that is there, can be written."""
+    """Whether its folder, or the nearest existing parent, is writable."""
     folder = next(one for one in path.resolve().parents if one.exists())
     return folder.is_dir() and os.access(folder, os.W_OK)
 
@@ -121,7 +119,7 @@ def _seeds(text: str) -> list[int] | None:
     try:
         return [int(seed) for seed in names_of(text)] or None
     except ValueError as error:
-        raise typer.BadParameter(f"--seeds {text}: whole numbers with commas, as 0,1,2") from error
+        raise typer.BadParameter(f"--seeds {text}: must be comma-separated whole numbers, e.g. 0,1,2") from error
 
 
 def _show(result: dict[str, Any], console: Console) -> None:

@@ -1,5 +1,5 @@
-"""`export` and `cookbook`: the store's rows and checkpoints for other programs, and the questions that people ask of
-the store."""
+"""`export` and `cookbook`: exports rows and checkpoints for other programs, and answers common questions about the
+store."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,17 +18,19 @@ if TYPE_CHECKING:
     from osworld_pipeline.datasets.exporters.selection import OnProgress, Selection
 
 exports = typer.Typer(
-    help="Write rows and checkpoints in the form of another program.", no_args_is_help=True, suggest_commands=False
+    help="Write rows and checkpoints in the formats of other programs.", no_args_is_help=True, suggest_commands=False
 )
 
-Output = Annotated[Path, typer.Argument(help="The folder to make.")]
-Checkpoints = Annotated[list[str] | None, typer.Option("--checkpoint", help="Only episodes of this one; repeatable.")]
+Output = Annotated[Path, typer.Argument(help="The folder to create.")]
+Checkpoints = Annotated[
+    list[str] | None, typer.Option("--checkpoint", help="Only episodes of this checkpoint; repeatable.")
+]
 Where = Annotated[str | None, typer.Option(help="Only rows for which this SQL condition holds.")]
 MinReward = Annotated[float | None, typer.Option(help="Only rows whose raw task reward is at least this.")]
-Licences = Annotated[str | None, typer.Option("--licence-only", help="Only rows of these licences, with commas.")]
-Replace = Annotated[bool, typer.Option("--replace", help="Write an earlier export at OUTPUT anew.")]
-OwnLicence = Annotated[str | None, typer.Option(help="Of the episodes this pipeline made itself.")]
-MaxFileMb = Annotated[int, typer.Option("--max-file-mb", min=1, help="A file grows no larger than about this.")]
+Licences = Annotated[str | None, typer.Option("--licence-only", help="Only rows of these licences, comma-separated.")]
+Replace = Annotated[bool, typer.Option("--replace", help="Replace an earlier export at OUTPUT.")]
+OwnLicence = Annotated[str | None, typer.Option(help="Licence of the episodes of this pipeline.")]
+MaxFileMb = Annotated[int, typer.Option("--max-file-mb", min=1, help="Approximate maximum size of a file.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -44,9 +46,11 @@ def slime(
     where: Where = None,
     min_reward: MinReward = None,
     licence_only: Licences = None,
-    online: Annotated[bool, typer.Option("--online", help="Add the successes of training, as chat turns.")] = False,
-    system_prompt: Annotated[str, typer.Option(help="Of online rows: full or short.")] = "full",
-    dialect: Annotated[str, typer.Option(help="Of online rows: whose system prompt.")] = "slime",
+    online: Annotated[
+        bool, typer.Option("--online", help="Also export the successes of training, as chat turns.")
+    ] = False,
+    system_prompt: Annotated[str, typer.Option(help="System prompt of online rows: full or short.")] = "full",
+    dialect: Annotated[str, typer.Option(help="Dialect of the system prompt of online rows.")] = "slime",
     replace: Replace = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -112,14 +116,16 @@ def osworld_results(
 def huggingface(
     output: Output,
     state: StateOption = Path("var"),
-    config: Annotated[list[str] | None, typer.Option(help="steps, episodes or replay; repeatable, else all.")] = None,
+    config: Annotated[
+        list[str] | None, typer.Option(help="steps, episodes or replay; repeatable; default: all.")
+    ] = None,
     checkpoint: Checkpoints = None,
     purpose: Annotated[list[str] | None, typer.Option(help="Only episodes of this purpose; repeatable.")] = None,
     where: Where = None,
     min_reward: MinReward = None,
     licence_only: Licences = None,
     own_licence: OwnLicence = None,
-    max_shard_mb: Annotated[int, typer.Option(min=1, help="A file grows no larger than about this.")] = 500,
+    max_shard_mb: Annotated[int, typer.Option(min=1, help="Approximate maximum size of a file.")] = 500,
     replace: Replace = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -143,7 +149,7 @@ def huggingface(
     rows = ", ".join(f"{number:,} {name}" for name, number in done.num_rows.items())
     print(f"{output}: {rows}; {done.num_images:,} images, {sum(done.num_shards.values()):,} files")
     if done.num_unknown_licence:
-        print(f"The licence of {done.num_unknown_licence:,} rows is unknown: {output / 'README.md'} says of which.")
+        print(f"The licence of {done.num_unknown_licence:,} rows is unknown: {output / 'README.md'} lists them.")
 
 
 @exports.command()
@@ -156,9 +162,11 @@ def areal(
     where: Where = None,
     min_reward: MinReward = None,
     licence_only: Licences = None,
-    reward: Annotated[str, typer.Option(help="Of every turn: task, shaped, or group (relative to siblings).")] = "task",
+    reward: Annotated[
+        str, typer.Option(help="Reward of every turn: task, shaped, or group (relative to siblings).")
+    ] = "task",
     turn_discount: Annotated[
-        float, typer.Option(help="Of a turn for each one after it; AReaL's example has 0.9.")
+        float, typer.Option(help="Discount of a turn per later turn; AReaL's example has 0.9.")
     ] = 1.0,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Leave out episodes with a longer turn.")] = None,
     replace: Replace = False,
@@ -170,9 +178,9 @@ def areal(
     from osworld_pipeline.datasets.exporters.areal import RewardKind, export_areal
 
     if reward not in get_args(RewardKind):
-        raise typer.BadParameter(f"--reward is task, shaped or group, not {reward!r}")
+        raise typer.BadParameter(f"--reward must be task, shaped or group, not {reward!r}")
     if not 0.0 < turn_discount <= 1.0:
-        raise typer.BadParameter("--turn-discount is more than 0 and at most 1")
+        raise typer.BadParameter("--turn-discount must be above 0 and at most 1")
     with _progress_bar() as on_progress:
         done = export_areal(
             existing_state(state),
@@ -190,7 +198,8 @@ def areal(
         return
     print(
         f"{output}: {done.num_turns:,} turns of {done.num_episodes:,} episodes, {done.num_images:,} images; the "
-        f"longest has {done.longest_sequence:,} tokens: give AReaL's max_tokens_per_mb and context_length at least that"
+        f"longest has {done.longest_sequence:,} tokens: set AReaL's max_tokens_per_mb and context_length to at least "
+        "that"
     )
     if done.left_out:
         print("Left out: " + ", ".join(f"{number:,} {reason}" for reason, number in done.left_out.items()))
@@ -246,23 +255,23 @@ def _export_lake(
         f"{done.num_bytes / 1e6:,.1f} MB"
     )
     if done.num_unknown_licence:
-        print(f"The licence of {done.num_unknown_licence:,} rows is unknown: {output / 'export.json'} says of which.")
+        print(f"The licence of {done.num_unknown_licence:,} rows is unknown: {output / 'export.json'} lists them.")
 
 
 @exports.command()
 def merged(
     checkpoint: Annotated[str, typer.Argument(help="An adapter checkpoint: its id, or its folder.")],
     output: Output,
-    dtype: Annotated[str, typer.Option(help="Of all weights: float32 or bfloat16.")] = "bfloat16",
+    dtype: Annotated[str, typer.Option(help="Data type of all weights: float32 or bfloat16.")] = "bfloat16",
     state: StateOption = Path("var"),
     replace: Replace = False,
     as_json: JsonOption = False,
 ) -> None:
-    """A LoRA checkpoint as whole weights (Hugging Face format), with the share of its change that rounding took."""
+    """A LoRA checkpoint as merged weights (Hugging Face format), with the share of its change lost to rounding."""
     from osworld_pipeline.runs.checkpoints.merged_export import export_merged
 
     if dtype not in ("float32", "bfloat16"):
-        raise typer.BadParameter(f"--dtype is float32 or bfloat16, not {dtype!r}")
+        raise typer.BadParameter(f"--dtype must be float32 or bfloat16, not {dtype!r}")
     done = export_merged(existing_state(state), checkpoint, output, dtype=dtype, replace=replace)
     if as_json:
         tell({"output": output, **asdict(done)})
@@ -280,14 +289,14 @@ def merged(
 
 
 def cookbook(
-    name: Annotated[str | None, typer.Argument(help="The question to ask; without one, all are listed.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Name of a question; default: list all.")] = None,
     output: Annotated[str, typer.Option("--format", help="table, json or csv.")] = "table",
-    show_sql: Annotated[bool, typer.Option("--sql", help="Show the query and do not run it.")] = False,
+    show_sql: Annotated[bool, typer.Option("--sql", help="Print the query without running it.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="The whole cookbook as a page.")] = False,
     state: StateOption = Path("var"),
     as_json: JsonOption = False,
 ) -> None:
-    """Questions that people ask of the store: list them, or ask one."""
+    """Common questions about the store: list them, or answer one."""
     from osworld_pipeline.tables.cookbook import COOKBOOK, find_question, render_cookbook
     from osworld_pipeline.tables.format import render
     from osworld_pipeline.tables.query import run_query
@@ -332,7 +341,7 @@ def _selection(
 
 @contextmanager
 def _progress_bar() -> Iterator["OnProgress"]:
-    """A bar on standard error, gone at the end; nothing where that is no terminal."""
+    """A progress bar on standard error, removed at the end; none if that is not a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

@@ -1,4 +1,4 @@
-"""`fetch` and `import`: raw sources from a hub of datasets, and demonstrations made elsewhere."""
+"""`fetch` and `import`: raw sources from a dataset hub, and external demonstrations."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,10 +32,8 @@ def register(app: typer.Typer) -> None:
 
 
 def fetch(
-    requests: Annotated[
-        list[str], typer.Argument(help="Each SOURCE=ORG/NAME, and then @REVISION and :FILE where wanted.")
-    ],
-    hf_root: Annotated[Path | None, typer.Option(help="The datasets folder; the state's own where not named.")] = None,
+    requests: Annotated[list[str], typer.Argument(help="Each SOURCE=ORG/NAME, optionally with @REVISION and :FILE.")],
+    hf_root: Annotated[Path | None, typer.Option(help="The datasets folder; default: the state's own.")] = None,
     state: StateOption = Path("var"),
     as_json: JsonOption = False,
 ) -> None:
@@ -47,10 +45,10 @@ def fetch(
         if as_json:
             return
         lock = fetched.lock
-        how = "was there" if fetched.was_there else "fetched"
+        how = "already present" if fetched.was_there else "fetched"
         print(
             f"{lock.source}: {how}, {lock.repo_id}@{lock.revision[:12]}, {lock.num_bytes:,} bytes, "
-            f"licence {lock.licence or 'not told'}: {fetched.path}"
+            f"licence {lock.licence or 'unknown'}: {fetched.path}"
         )
 
     root = hf_root.resolve() if hf_root else StateDir(state.resolve()).datasets
@@ -60,23 +58,27 @@ def fetch(
 
 
 def import_(
-    kind: Annotated[Kind, typer.Argument(help="What it is.")],
+    kind: Annotated[Kind, typer.Argument(help="The format of the import.")],
     path: Annotated[Path, typer.Argument(help="The JSONL file, or the folder.")],
-    name: Annotated[str, typer.Option(help="Of the import, and of its rows' source: letters, digits and _.")],
-    licence: Annotated[str, typer.Option(help="What the data's owner allows; kept with every row.")],
-    revision: Annotated[str, typer.Option(help="Of the origin: a commit, a date, a version.")] = "",
-    quality_rank: Annotated[int, typer.Option(help="Of two equal demonstrations the higher rank stays.")] = -1,
-    images: Annotated[Path | None, typer.Option(help="agentnet: the screenshots, if not images/ beside.")] = None,
+    name: Annotated[str, typer.Option(help="Name of the import and its rows' source: letters, digits and _.")],
+    licence: Annotated[str, typer.Option(help="Licence of the data; stored in every row.")],
+    revision: Annotated[str, typer.Option(help="Revision of the origin: a commit, a date, a version.")] = "",
+    quality_rank: Annotated[
+        int, typer.Option(help="Of two equal demonstrations the one with the higher rank is kept.")
+    ] = -1,
+    images: Annotated[
+        Path | None, typer.Option(help="agentnet: the screenshots; default: images/ next to the file.")
+    ] = None,
     osworld_path: Annotated[
-        Path | None, typer.Option(help="osworld-results: the checkout its tasks are of; else the state's own tree.")
+        Path | None, typer.Option(help="osworld-results: the OSWorld checkout; default: the state's own tree.")
     ] = None,
     evaluations: Annotated[
-        bool, typer.Option("--evaluations", help="osworld-results: as rows of `evals`, never to train on.")
+        bool, typer.Option("--evaluations", help="osworld-results: as rows of `evals`, not for training.")
     ] = False,
     state: StateOption = Path("var"),
     as_json: JsonOption = False,
 ) -> None:
-    """Import demonstrations or evaluations made elsewhere; importing the same name again replaces it whole."""
+    """Import external demonstrations or evaluations. A second import with the same name replaces the first."""
     from osworld_pipeline.datasets.importers import ImportOptions
     from osworld_pipeline.datasets.importers.agentnet import import_agentnet
     from osworld_pipeline.datasets.importers.osworld_results import import_osworld_results
@@ -85,7 +87,7 @@ def import_(
     from osworld_pipeline.tables.catalog import rebuild_catalog
 
     if evaluations and kind is not Kind.OSWORLD_RESULTS:
-        raise typer.BadParameter(f"--evaluations is of {Kind.OSWORLD_RESULTS} alone: {kind} has no grader's scores")
+        raise typer.BadParameter(f"--evaluations is only for {Kind.OSWORLD_RESULTS}: {kind} has no grader's scores")
     place = StateDir(state.resolve())
     options = ImportOptions(name=name, licence=licence, revision=revision, quality_rank=quality_rank)
     with _progress_bar(kind) as on_progress:

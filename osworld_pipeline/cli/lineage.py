@@ -1,4 +1,4 @@
-"""`lineage`: what stands behind an id, and what came of it."""
+"""`lineage`: the origin and the descendants of an id."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -27,11 +27,11 @@ def lineage(
     thing: Annotated[
         str, typer.Argument(metavar="ID", help="An episode, checkpoint, task, replay row, or a screenshot's SHA-256.")
     ],
-    limit: Annotated[int, typer.Option(min=1, help="Show so many of each kind, and count the rest.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, help="Number of each kind to show; the rest is counted.")] = 20,
     as_json: JsonOption = False,
     state: StateOption = Path("var"),
 ) -> None:
-    """Walk from an id to all that made it (down to the files with its pixels) and to what it made."""
+    """Show the origin of an id (down to the files with its pixels) and its descendants."""
     from rich.console import Console
 
     from osworld_pipeline.tables.walk import walk
@@ -42,14 +42,14 @@ def lineage(
         tell(_with_paths(asdict(found), folder))
         return
     console = Console()
-    if not console.is_terminal:  # a file has no width: a line stays a line
+    if not console.is_terminal:  # a file has no width: do not wrap lines
         console = Console(width=WIDE)
     console.print(_tree(found, folder), overflow="fold")
 
 
 def _with_paths(link: dict[str, Any], state: Any) -> dict[str, Any]:
-    """`file`: where a file of the state folder lies on this machine, or a packed image (`PACK.zip/NAME`); None where it
-    is gone."""
+    """`file`: the local path of a file of the state folder, or of a packed image (`PACK.zip/NAME`); None if it is
+    missing."""
     path = link["facts"].get("path")
     if path and _is_ours(path):
         found = _found(path, state)
@@ -94,5 +94,5 @@ def _line(link: "Link", state: Any) -> Any:
 
 
 def _shown(value: Any) -> str:
-    """What a model wrote must not steer the terminal it is shown on."""
+    """Removes control characters of a model's output, which must not reach the terminal."""
     return "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in str(value))

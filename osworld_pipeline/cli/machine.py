@@ -1,4 +1,4 @@
-"""The command line for machines: with --json an answer is JSON on standard output, and an error on standard error."""
+"""Machine-readable output: with --json a result is JSON on standard output, and an error is JSON on standard error."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -13,23 +13,24 @@ import typer
 from osworld_pipeline.errors import PipelineError
 
 FLAG = "--json"
-JsonOption = Annotated[bool, typer.Option(FLAG, help="For machines: the answer, or the error, as JSON.")]
+JsonOption = Annotated[bool, typer.Option(FLAG, help="Print the result or the error as JSON.")]
 
 
 def tell(answer: Any) -> None:
-    """One JSON value on standard output; dataclasses as objects, paths as text, what is no number as null."""
+    """Prints one JSON value to standard output; dataclasses as objects, paths as text, NaN and infinities as null."""
     options = orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
     sys.stdout.buffer.write(orjson.dumps(answer, default=_plain, option=options) + b"\n")
     sys.stdout.flush()
 
 
 def wants_json(arguments: Sequence[str]) -> bool:
-    """What stands after `--` is no option."""
+    """Whether --json is among the options; arguments after `--` are not options."""
     return FLAG in arguments[: arguments.index("--") if "--" in arguments else len(arguments)]
 
 
 def run_for_machine(app: Callable[..., Any]) -> int:
-    """Runs the command line; the exit status. An error is one object on standard error: type, message, exit status."""
+    """Runs the command line; returns the exit status. An error is one object on standard error: type, message, exit
+    status."""
     try:
         status = app(standalone_mode=False)
     except PipelineError as error:
@@ -56,4 +57,4 @@ def _plain(value: Any) -> Any:
         return dict(value)
     if isinstance(value, set | frozenset):
         return sorted(value)
-    raise TypeError(f"{type(value).__name__} has no form in JSON")
+    raise TypeError(f"{type(value).__name__} cannot be converted to JSON")

@@ -1,4 +1,4 @@
-"""Options that several commands share: which recipe, how it is changed, and where desktops and state are."""
+"""Options that several commands share: the recipe, its settings, the desktops and the state."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from osworld_pipeline.domain.state import StateDir
     from resources.state import RecipeResource
 
-RecipeOption = Annotated[str, typer.Option(help="How it is done: a shipped recipe by name, or a .toml file.")]
+RecipeOption = Annotated[str, typer.Option(help="The recipe: a shipped one by name, or a .toml file.")]
 SettingsOption = Annotated[
     list[str] | None,
-    typer.Option("--set", help="key=value, as agent.max_turns=4; wins over the recipe. May be given often."),
+    typer.Option("--set", help="key=value, e.g. agent.max_turns=4; overrides the recipe. Repeatable."),
 ]
 SmokeOption = Annotated[bool, typer.Option("--smoke", help="The recipe at its smallest size.")]
 CheckpointOption = Annotated[
     str,
     typer.Option(
-        help="An id, a folder, hub:OWNER/NAME[@REVISION] or http(s)://host/v1#model; the champion where none is named, "
+        help="An id, a folder, hub:OWNER/NAME[@REVISION] or http(s)://host/v1#model; default: the champion, "
         "else the newest."
     ),
 ]
@@ -31,15 +31,15 @@ StateRemoteOption = Annotated[
     typer.Option(
         "--state-remote",
         envvar=REMOTE_VARIABLE,
-        help="s3://BUCKET/PREFIX: the object store of the state. A state folder that is new becomes a cache of it.",
+        help="s3://BUCKET/PREFIX: the object store of the state. A new state folder becomes a cache of it.",
     ),
 ]
-TasksOption = Annotated[str, typer.Option(help="A file of tasks, as a suite has them; instead of --suite.")]
-MaxTasksOption = Annotated[int | None, typer.Option(min=1, help="Only the first so many tasks.")]
+TasksOption = Annotated[str, typer.Option(help="A file of tasks in the format of a suite; instead of --suite.")]
+MaxTasksOption = Annotated[int | None, typer.Option(min=1, help="Use only this many of the first tasks.")]
 
 
 def recipe_source(name: str, settings: list[str] | None, smoke: bool, **given: object) -> "RecipeResource":
-    """`given`: options that are keys of the recipe by another name, as `evaluation__max_turns=4`; None is not given."""
+    """`given`: options that set keys of the recipe, e.g. `evaluation__max_turns=4`; None means not given."""
     from osworld_pipeline.definitions import environment
     from resources.state import RecipeResource
 
@@ -48,7 +48,7 @@ def recipe_source(name: str, settings: list[str] | None, smoke: bool, **given: o
 
 
 def existing_state(path: Path) -> "StateDir":
-    """For commands that read a state, or work on what is in it. Raises StoreError where there is no such folder."""
+    """For commands that read or change an existing state. Raises StoreError if there is no such folder."""
     from osworld_pipeline.domain.state import StateDir
     from osworld_pipeline.errors import StoreError
 
@@ -62,11 +62,11 @@ def existing_state(path: Path) -> "StateDir":
 
 
 def fresh_state(path: Path, state_remote: str, *, must_exist: bool = True, as_json: bool = False) -> "StateDir":
-    """As existing_state; a cache of an object store is brought up to date first, or made where the folder is new.
-    `must_exist`: False for commands that begin a state.
+    """Like existing_state, but a cache of an object store is first updated, or created if the folder is new.
+    `must_exist`: False for commands that create a state.
 
     Raises:
-        StoreError, DependencyError: it cannot be, and there is nothing to read without.
+        StoreError, DependencyError: the object store is needed and cannot be read.
     """
     from osworld_pipeline.domain.state import StateDir
     from osworld_pipeline.object_store import read_note
@@ -80,5 +80,5 @@ def fresh_state(path: Path, state_remote: str, *, must_exist: bool = True, as_js
 
 
 def names_of(text: str) -> list[str]:
-    """Of a list with commas."""
+    """The items of a comma-separated list."""
     return [name.strip() for name in text.split(",") if name.strip()]

@@ -22,13 +22,13 @@ def register(app: typer.Typer) -> None:
 def query(
     sql: Annotated[str, typer.Argument(help="SQL over the views tasks, replay, episodes, steps, rollout_groups, ...")],
     fmt: Annotated[str, typer.Option("--format", help="table, json, csv or parquet.")] = "table",
-    output: Annotated[Path | None, typer.Option("--output", help="Write to this file, not to the terminal.")] = None,
-    timeout_s: Annotated[float, typer.Option(min=0.001, help="Stop the query after so many seconds.")] = 60.0,
+    output: Annotated[Path | None, typer.Option("--output", help="Write to this file instead of the terminal.")] = None,
+    timeout_s: Annotated[float, typer.Option(min=0.001, help="Stop the query after this many seconds.")] = 60.0,
     state: StateOption = Path("var"),
     state_remote: StateRemoteOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Ask the catalog a question in SQL (DuckDB), read-only; it sees the trajectories of one moment."""
+    """Run a read-only SQL query (DuckDB) on the catalog; it sees one snapshot of the trajectories."""
     from osworld_pipeline.atomic_io import write_file
     from osworld_pipeline.errors import TableError
     from osworld_pipeline.tables.format import answer
@@ -37,7 +37,7 @@ def query(
 
     fmt = "json" if as_json else fmt
     if fmt == "parquet" and output is None and sys.stdout.isatty():
-        raise TableError("Parquet is no text: give --output FILE, or send standard output to a file or a program")
+        raise TableError("Parquet is binary: give --output FILE, or redirect standard output to a file or a program")
     folder = fresh_state(state, state_remote, as_json=as_json)
     begun_s = time.monotonic()
     data = answer(folder, sql, fmt, timeout_s=timeout_s)

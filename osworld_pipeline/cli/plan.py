@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
 GB = 1e9
 EVERY_STAGE = (Stage.SFT, Stage.FLYWHEEL, Stage.GSPO_PHASE1, Stage.GSPO_PHASE2)
-"""That trains."""
+"""Number of the GPU that trains."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Readiness:
     recipe: "Recipe"
     start: str
-    """The checkpoint that is trained, as it was named; empty for the base model of the recipe."""
+    """The checkpoint to train, as named; empty for the base model of the recipe."""
     plan: "TrainingPlan | None"
-    """None where it is not asked for."""
+    """None if not requested."""
     fit: "Fit | None"
-    """None where the size of the recipe's model is unknown."""
+    """None if the size of the recipe's model is unknown."""
     lack: str
-    """Which GPUs are missing, in a sentence; empty where none is, and for a GPU that is not here."""
+    """A sentence about missing GPUs; empty if none is missing, or the plan is for another machine."""
 
     @property
     def is_ok(self) -> bool:
@@ -65,10 +65,10 @@ def judge_readiness(
     stages: Sequence[Stage] = EVERY_STAGE,
     start: str = "",
 ) -> Readiness:
-    """`gpu_memory`: GB of a GPU that is not here. `stages`: of the plan.
+    """`gpu_memory`: GB of a GPU of another machine. `stages`: those of the plan.
 
     Raises:
-        StoreError: the folder of the recipe's model does not give its sizes.
+        StoreError: the folder of the recipe's model lacks its sizes.
         TableError: the episodes of this state cannot be read.
     """
     from osworld_pipeline.doctor.recipe_fit import judge_recipe, lack_of_gpus
@@ -95,7 +95,7 @@ def _print_plan(recipe: "Recipe", start: str, plan: "TrainingPlan", console: Con
     ranks = "1 process" if plan.num_processes == 1 else f"{plan.num_processes} processes"
     lines = [
         f"starts from: {start or 'the base model of the recipe'}",
-        f"trainer: {ranks}, one GPU each where there are GPUs; engine: {plan.engine}",
+        f"trainer: {ranks}, one GPU each if available; engine: {plan.engine}",
         f"desktops: {plan.desktops}; {counted(plan.num_slots, 'episode')} at once",
         _disk_line(plan),
         _time_line(plan),
@@ -105,14 +105,14 @@ def _print_plan(recipe: "Recipe", start: str, plan: "TrainingPlan", console: Con
 
 def _disk_line(plan: "TrainingPlan") -> str:
     if plan.checkpoint_bytes is None:
-        return "disk: unknown, for the size of the model is"
+        return "disk: unknown, because the size of the model is unknown"
     each, total = plan.checkpoint_bytes / GB, plan.checkpoint_bytes * plan.num_checkpoints / GB
     return f"disk (estimate): {plan.num_checkpoints} checkpoints x {each:.2f} GB = {total:.1f} GB, and screenshots"
 
 
 def _time_line(plan: "TrainingPlan") -> str:
     if plan.episode_s is None or plan.rollout_s is None:
-        return "rollouts: no estimate of their time, for this state has too few training episodes to measure"
+        return "rollouts: no time estimate, because this state has too few training episodes"
     return (
         f"rollouts (estimate): {plan.num_episodes:,} episodes x {plan.episode_s:.1f} s (median of this state) / "
         f"{plan.num_slots} at once = {plan.rollout_s / 60:.0f} minutes, without the updates"

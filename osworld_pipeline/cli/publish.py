@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from osworld_pipeline.publishing.publication import Publication
 
 publishing = typer.Typer(
-    help="Push to a Hugging Face hub (HF_ENDPOINT, token in HF_TOKEN); nothing without a licence is pushed.",
+    help="Push to a Hugging Face hub (HF_ENDPOINT, token in HF_TOKEN); everything pushed needs a licence.",
     no_args_is_help=True,
 )
 
-Repo = Annotated[str, typer.Option(help="OWNER/NAME; made where there is none.")]
-Licence = Annotated[str | None, typer.Option(help="Of what is pushed, as the hub names it: apache-2.0, mit, ...")]
-Private = Annotated[bool, typer.Option("--private", help="Where the repository is made: only for its owner.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only print what would be pushed.")]
+Repo = Annotated[str, typer.Option(help="OWNER/NAME; created if missing.")]
+Licence = Annotated[str | None, typer.Option(help="Licence by its name on the hub: apache-2.0, mit, ...")]
+Private = Annotated[bool, typer.Option("--private", help="Create the repository as private.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be pushed, without pushing.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -35,7 +35,7 @@ def dataset(
     dry_run: DryRun = False,
     as_json: JsonOption = False,
 ) -> None:
-    """An export, as a dataset; its licences are those of its rows."""
+    """Publish an export as a dataset; its licences are those of its rows."""
     from osworld_pipeline.publishing.dataset import plan_dataset
 
     _publish(plan_dataset(target), repo, is_private=private, is_dry_run=dry_run, as_json=as_json)
@@ -54,14 +54,14 @@ def checkpoint(
     state: StateOption = Path("var"),
     as_json: JsonOption = False,
 ) -> None:
-    """A checkpoint, as a model with its lineage, training data and scores."""
+    """Publish a checkpoint as a model, with its lineage, training data and scores."""
     from osworld_pipeline.publishing.checkpoint import plan_checkpoint
 
     stated: dict[str, str] = {}
     for text in source_licence or ():
         name, _, value = text.partition("=")
         if not name.strip() or not value.strip():
-            raise typer.BadParameter(f"--source-licence is NAME=LICENCE, not {text!r}")
+            raise typer.BadParameter(f"--source-licence must be NAME=LICENCE, not {text!r}")
         stated[name.strip()] = value.strip()
     plan = plan_checkpoint(existing_state(state), target, licence=licence, source_licences=stated)
     _publish(plan, repo, is_private=private, is_dry_run=dry_run, as_json=as_json)
@@ -76,7 +76,7 @@ def results(
     dry_run: DryRun = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Result files of evaluations, as a dataset with one table."""
+    """Publish result files of evaluations as a dataset with one table."""
     from osworld_pipeline.publishing.results import plan_results
 
     _publish(plan_results(target, licence=licence), repo, is_private=private, is_dry_run=dry_run, as_json=as_json)
@@ -107,4 +107,4 @@ def _publish(plan: "Publication", repo: str, *, is_private: bool, is_dry_run: bo
         removed = f", {done.num_removed} of an earlier publication removed" if done.num_removed else ""
         print(f"{repo}: {done.num_files:,} files under {plan.licence} in commit {done.commit}{removed}")
     else:
-        print(f"{repo} has all {done.num_files:,} files already; no commit was made")
+        print(f"{repo} already has all {done.num_files:,} files; no commit was made")

@@ -23,7 +23,7 @@ def register(app: typer.Typer) -> None:
 
 @remote.command("push")
 def push_(state: StateOption = Path("var"), state_remote: StateRemoteOption = "", as_json: JsonOption = False) -> None:
-    """Send what the object store lacks; its readers see all of it at once. Safe while training runs."""
+    """Upload the changes to the object store; readers see them atomically. Safe while training runs."""
     from osworld_pipeline.remote.push import push
     from osworld_pipeline.remote.status import need_remote
 
@@ -36,22 +36,22 @@ def push_(state: StateOption = Path("var"), state_remote: StateRemoteOption = ""
         f"generation {done.generation}: {counted(done.num_uploaded, 'file')} of {done.num_files:,} and "
         f"{counted(done.num_images, 'image')} sent ({done.uploaded_bytes / 1e6:,.1f} MB)"
         if done.is_changed
-        else f"generation {done.generation} has all of it already"
+        else f"generation {done.generation} is up to date"
     )
     if done.num_missing_images:
-        print(
-            f"{counted(done.num_missing_images, 'image')} that rows name could not be sent, for the state lacks them."
-        )
+        print(f"{counted(done.num_missing_images, 'image')} that rows name could not be sent: the state lacks them.")
 
 
 @remote.command("pull")
 def pull_(
     state: StateOption = Path("var"),
     state_remote: StateRemoteOption = "",
-    checkpoint: Annotated[list[str] | None, typer.Option(help="Fetch the weights of this one too; repeatable.")] = None,
+    checkpoint: Annotated[
+        list[str] | None, typer.Option(help="Also fetch the weights of this checkpoint; repeatable.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make the state folder a cache of the object store, or bring it up to date; images come when they are needed."""
+    """Make the state folder a cache of the object store, or update it; images are fetched on demand."""
     from osworld_pipeline.domain.state import StateDir
     from osworld_pipeline.remote.pull import fetch_checkpoints, pull
     from osworld_pipeline.remote.status import need_remote
@@ -67,7 +67,7 @@ def pull_(
 
 @remote.command()
 def status(state: StateOption = Path("var"), state_remote: StateRemoteOption = "", as_json: JsonOption = False) -> None:
-    """How the state folder and the object store stand to each other."""
+    """Compare the state folder with the object store."""
     from osworld_pipeline.remote.status import need_remote, remote_status
 
     folder = existing_state(state)
@@ -88,11 +88,11 @@ def status(state: StateOption = Path("var"), state_remote: StateRemoteOption = "
 def collect(
     state: StateOption = Path("var"),
     state_remote: StateRemoteOption = "",
-    grace_h: Annotated[float, typer.Option(min=0, help="Keep what was uploaded within so many hours.")] = 24.0,
+    grace_h: Annotated[float, typer.Option(min=0, help="Keep objects uploaded within this many hours.")] = 24.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be removed.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Push, then remove from the object store what neither its manifest nor a row names; safe beside training."""
+    """Push, then remove objects that neither the manifest of the object store nor a row names. Safe during training."""
     from osworld_pipeline.remote.garbage import collect_remote_garbage
     from osworld_pipeline.remote.status import need_remote
 

@@ -30,12 +30,15 @@ def register(app: typer.Typer) -> None:
 
 
 def report(
-    checkpoints: Annotated[str, typer.Option(help="Ids, comma-separated; all there are where none is named.")] = "",
+    checkpoints: Annotated[str, typer.Option(help="Ids, comma-separated; default: all.")] = "",
     training: Annotated[
-        str, typer.Option(help="Of one training run: a checkpoint it made, or a stage, as gspo_phase1, for the newest.")
+        str,
+        typer.Option(
+            help="Report on one training run: a checkpoint of it, or a stage, e.g. gspo_phase1, for the newest."
+        ),
     ] = "",
-    suite: Annotated[str, typer.Option(help="Of one suite by name: its leaderboard.")] = "",
-    everything: Annotated[bool, typer.Option("--all", help="Every page there can be, and their index.")] = False,
+    suite: Annotated[str, typer.Option(help="Leaderboard of the suite with this name.")] = "",
+    everything: Annotated[bool, typer.Option("--all", help="All pages, and their index.")] = False,
     recipe: RecipeOption = "demo",
     settings: SettingsOption = None,
     smoke: SmokeOption = False,
@@ -46,9 +49,9 @@ def report(
     """Write an HTML report and print its path: of evaluations on the recipe's held-out tasks, of one training run
     (--training), of one suite (--suite), or all of them (--all)."""
     if sum(map(bool, (training, suite, everything))) > 1:
-        raise typer.BadParameter("--training, --suite and --all each name what to report: give one of them")
+        raise typer.BadParameter("--training, --suite and --all each select the report: give one of them")
     if checkpoints and (training or suite):
-        raise typer.BadParameter("--checkpoints chooses what stands in the report of evaluations, and in --all")
+        raise typer.BadParameter("--checkpoints applies only to the report of evaluations and to --all")
     from osworld_pipeline.runs.checkpoints.registry import all_checkpoints
     from osworld_pipeline.runs.evaluate import report as made
     from resources.tracking import TrackingResource
@@ -80,7 +83,7 @@ def report(
 def _make_all(
     folder: "StateDir", recipe: "Recipe", ids: list[str], stages: list[str], *, tracking_uri: str, as_json: bool
 ) -> list[Path]:
-    """Every page and, last, their index; a line on standard error for each as soon as it is there."""
+    """Writes every page and then their index, with a line on standard error for each."""
     from osworld_pipeline.runs.evaluate import report as made
 
     begun_s = time.monotonic()

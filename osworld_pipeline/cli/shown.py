@@ -1,5 +1,5 @@
-"""What commands show to people: tables in which an id is never cut, for it is there to be copied, and sentences on
-standard error about what is being done."""
+"""Output of commands for the terminal: tables in which ids are not truncated, so that they can be copied, and progress
+sentences on standard error."""
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
@@ -10,11 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 NUMBERS = frozenset({"updates", "success", "interval", "strict", "n", "faults"})
-"""Columns that stand at their right edge."""
+"""Right-aligned columns."""
 
 
 class ScoreLine(NamedTuple):
-    """Of one checkpoint on one suite."""
+    """The score of one checkpoint on one suite."""
 
     suite: str
     checkpoint: str
@@ -27,7 +27,7 @@ class ScoreLine(NamedTuple):
 
 
 def say(sentence: str, *, as_json: bool = False) -> None:
-    """On standard error, at once; with --json nothing is said."""
+    """Prints to standard error at once; with --json nothing is printed."""
     if not as_json:
         Console(stderr=True).print(sentence, highlight=False, markup=False, soft_wrap=True)
 
@@ -38,18 +38,18 @@ def counted(number: int, noun: str) -> str:
 
 
 def planned_evaluations(checkpoint_ids: Sequence[str], on: str, *, recipe: str, num_tasks: int, num_seeds: int) -> str:
-    """What will be evaluated, in a sentence. `num_tasks`: of all suites together."""
+    """A sentence about the evaluations to run. `num_tasks`: of all suites together."""
     episodes = counted(len(checkpoint_ids) * num_tasks * num_seeds, "episode")
     checkpoints = f"{counted(len(checkpoint_ids), 'checkpoint')}, " if len(checkpoint_ids) > 1 else ""
     return (
-        f"{', '.join(checkpoint_ids)} on {on}, as recipe {recipe} says: {episodes} ({checkpoints}"
-        f"{counted(num_tasks, 'task')}, {counted(num_seeds, 'seed')}); what is finished is not run again"
+        f"{', '.join(checkpoint_ids)} on {on}, with recipe {recipe}: {episodes} ({checkpoints}"
+        f"{counted(num_tasks, 'task')}, {counted(num_seeds, 'seed')}); finished ones are not repeated"
     )
 
 
 def show_table(rows: Sequence[Mapping[str, str]], console: Console, *, spare: Sequence[str] = ()) -> None:
-    """A line for each row, no cell cut or folded. `spare`: columns that are left out, the first of them first, while
-    the table is wider than the terminal; the last line names them. What is no terminal has no width: all is shown."""
+    """One line per row, without truncated or wrapped cells. `spare`: columns to omit, in this order, while the table is
+    wider than the terminal; the last line names them. Without a terminal all columns are shown."""
     names, left_out = list(rows[0]) if rows else [], []
     table = _table(names, rows)
     for name in spare:
@@ -61,12 +61,12 @@ def show_table(rows: Sequence[Mapping[str, str]], console: Console, *, spare: Se
     console.size = max(console.width, _width(table, console)), console.height
     console.print(table)
     if left_out:
-        told = f"too wide for this terminal: {', '.join(left_out)} (--json has all)"
-        console.print(told, style="dim", highlight=False)
+        note = f"too wide for this terminal: {', '.join(left_out)} (--json has all)"
+        console.print(note, style="dim", highlight=False)
 
 
 def show_scores(lines: Sequence[ScoreLine], console: Console) -> None:
-    """A table for each suite, in the order they come in."""
+    """A table for each suite, in the given order."""
     for suite, scores in groupby(lines, key=lambda line: line.suite):
         console.print(f"suite {suite}", style="bold", highlight=False, markup=False, soft_wrap=True)
         show_table([_score_row(score) for score in scores], console, spare=["strict"])

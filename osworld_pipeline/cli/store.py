@@ -21,14 +21,14 @@ def register(app: typer.Typer) -> None:
 
 def compact(
     state: StateOption = Path("var"),
-    min_parts: Annotated[int, typer.Option(min=1, help="Leave a table alone that has fewer small parts.")] = 8,
-    target_mb: Annotated[int, typer.Option(min=1, help="Size that a file grows to, compressed.")] = 64,
-    cold_days: Annotated[float, typer.Option(min=0, help="Pack images that were not stored for so long.")] = 3.0,
+    min_parts: Annotated[int, typer.Option(min=1, help="Skip tables with fewer small parts.")] = 8,
+    target_mb: Annotated[int, typer.Option(min=1, help="Target size of a file, compressed.")] = 64,
+    cold_days: Annotated[float, typer.Option(min=0, help="Pack images that were not stored for this many days.")] = 3.0,
     state_remote: StateRemoteOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Make few large, sorted files of many small trajectory parts, and packs of cold images; safe beside training and
-    queries."""
+    """Merge many small trajectory parts into few large, sorted files, and cold images into packs. Safe during training
+    and queries."""
     from osworld_pipeline.runs.upkeep.upkeep import compact_store
 
     folder = existing_state(state)
@@ -42,18 +42,18 @@ def compact(
         return
     print(
         f"{done.num_parts} parts and {done.num_merged} earlier files became {done.num_written} files with "
-        f"{done.num_rows:,} rows; {done.num_removed} replaced files removed; {done.num_newer} newer parts left alone; "
-        f"{done.num_images:,} images went into {done.num_packs} packs"
+        f"{done.num_rows:,} rows; {done.num_removed} replaced files removed; {done.num_newer} newer parts skipped; "
+        f"{done.num_images:,} images packed into {done.num_packs} packs"
     )
 
 
 def collect(
     state: StateOption = Path("var"),
-    grace_h: Annotated[float, typer.Option(min=0, help="Keep what was written within so many hours.")] = 24.0,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what would go.")] = False,
+    grace_h: Annotated[float, typer.Option(min=0, help="Keep files written within this many hours.")] = 24.0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only report what would be removed.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove images that no row names and files of parts that were replaced; safe beside training and queries."""
+    """Remove images that no row names, and files of replaced parts. Safe during training and queries."""
     from osworld_pipeline.runs.upkeep.upkeep import collect_garbage
 
     done = collect_garbage(existing_state(state), grace_s=grace_h * 3600, is_dry_run=dry_run)
@@ -67,7 +67,7 @@ def collect(
 
 
 def missing(state: StateOption = Path("var"), as_json: JsonOption = False) -> None:
-    """Name every image that a row refers to and the store lacks; status 1 where there is one."""
+    """List the images that rows name and the store lacks; exit status 1 if there is one."""
     from osworld_pipeline.runs.upkeep.upkeep import missing_blobs
 
     found = missing_blobs(existing_state(state))
@@ -79,18 +79,20 @@ def missing(state: StateOption = Path("var"), as_json: JsonOption = False) -> No
     if found:
         raise typer.Exit(1)
     if not as_json:
-        print("every image is there")
+        print("no image is missing")
 
 
 def rebuild(state: StateOption = Path("var"), as_json: JsonOption = False) -> None:
-    """Make the catalog again, and the compaction's manifest where it is lost, damaged or old; nothing else changes."""
+    """Rebuild the catalog, and the compaction's manifest if it is missing, damaged or old. Nothing else changes."""
     from osworld_pipeline.runs.upkeep.upkeep import rebuild_store
 
     done = rebuild_store(existing_state(state))
     if as_json:
         tell(done)
         return
-    manifest = "was made again" if done.is_changed else "is whole"
-    print(f"the catalog was made again; the manifest {manifest} and names {done.num_files} compacted files")
+    manifest = "was rebuilt" if done.is_changed else "is valid"
+    print(f"the catalog was rebuilt; the manifest {manifest} and names {done.num_files} compacted files")
     if done.num_lost:
-        print(f"{done.num_lost} files that it named are gone: their rows are lost unless a copy of the folder has them")
+        print(
+            f"{done.num_lost} files that it named are missing: their rows are lost unless a copy of the folder has them"
+        )

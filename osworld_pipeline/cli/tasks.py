@@ -18,10 +18,10 @@ def register(app: typer.Typer) -> None:
 
 def tasks(
     osworld_path: Annotated[Path, typer.Option(help="An OSWorld checkout.")],
-    output_dir: Annotated[Path, typer.Option(help="Where the splits are written.")],
-    domains: Annotated[str, typer.Option(help="Comma-separated; all that are there where none is named.")] = "",
-    test_ratio: Annotated[float, typer.Option(help="Share of the test half, close to it by hash.")] = 0.2,
-    seed: Annotated[int, typer.Option(help="Another seed, another split.")] = 42,
+    output_dir: Annotated[Path, typer.Option(help="Folder for the splits.")],
+    domains: Annotated[str, typer.Option(help="Comma-separated; default: all.")] = "",
+    test_ratio: Annotated[float, typer.Option(help="Approximate share of the test split, decided by hash.")] = 0.2,
+    seed: Annotated[int, typer.Option(help="Seed of the split.")] = 42,
     as_json: JsonOption = False,
 ) -> None:
     """Split an OSWorld tree into train.parquet and test.parquet, stable by task id."""

@@ -1,4 +1,4 @@
-"""`train` and `demo`: train the stages of a recipe on this machine, then evaluate what they made."""
+"""`train` and `demo`: train the stages of a recipe on this machine, then evaluate their checkpoints."""
 
 import sys
 from dataclasses import asdict
@@ -25,7 +25,7 @@ def register(app: typer.Typer) -> None:
 def demo(
     recipe: Annotated[str, typer.Option(help="A shipped recipe by name, or a .toml file.")] = "demo",
     settings: SettingsOption = None,
-    smoke: Annotated[bool, typer.Option("--smoke", help="The recipe's road at the smallest size.")] = False,
+    smoke: Annotated[bool, typer.Option("--smoke", help="All stages of the recipe at the smallest size.")] = False,
     state: StateOption = Path("var"),
     as_json: JsonOption = False,
 ) -> None:
@@ -41,26 +41,29 @@ def train(
         str,
         typer.Option(
             "--from",
-            help="Train this checkpoint: an id, champion, a folder, or hub:OWNER/NAME[@REVISION]; without --stages by "
-            "the flywheel and the GSPO phases.",
+            help="Train this checkpoint: an id, champion, a folder, or hub:OWNER/NAME[@REVISION]; without --stages "
+            "through the flywheel and the GSPO phases.",
         ),
     ] = "",
     stages: Annotated[
         str,
-        typer.Option(help="With commas, of base, sft, flywheel, gspo_phase1, gspo_phase2; all where none is named."),
+        typer.Option(help="Comma-separated: base, sft, flywheel, gspo_phase1, gspo_phase2; default: all."),
     ] = "",
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what it will take, and start nothing. Status 1 if it cannot fit.")
+        bool,
+        typer.Option(
+            "--dry-run", help="Print the required resources without starting. Exit status 1 if it cannot fit."
+        ),
     ] = False,
     gpu_memory: Annotated[
-        float | None, typer.Option(min=0, help="With --dry-run: GB of one GPU to plan for; without it, of those here.")
+        float | None, typer.Option(min=0, help="With --dry-run: GB of one GPU to plan for; default: the local GPUs.")
     ] = None,
     settings: SettingsOption = None,
     smoke: SmokeOption = False,
     state: StateOption = Path("var"),
     as_json: JsonOption = False,
 ) -> None:
-    """Train a recipe's stages on this machine and evaluate every checkpoint; what is finished is not run again."""
+    """Train a recipe's stages on this machine and evaluate every checkpoint. Finished work is not repeated."""
     from jobs.train import TrainRequest
 
     source = recipe_source(recipe, settings, smoke)
@@ -79,7 +82,7 @@ def train(
             raise typer.Exit(1)
         return
     if gpu_memory is not None:
-        raise typer.BadParameter("it is planned with, and goes with --dry-run", param_hint="--gpu-memory")
+        raise typer.BadParameter("it is only for planning, with --dry-run", param_hint="--gpu-memory")
     _run("train", source, state, request, as_json=as_json)
 
 
@@ -87,7 +90,7 @@ def _run(command: str, source: "RecipeResource", state: Path, request: "TrainReq
     from jobs.train import run_train
     from osworld_pipeline.definitions import defs
 
-    # Bars and tables are for people: with --json they go to standard error.
+    # With --json, bars and tables go to standard error.
     console = Console(stderr=as_json)
     ended = run_train(defs, command=command, request=request, source=source, state_root=state, console=console)
     if as_json:
@@ -96,7 +99,8 @@ def _run(command: str, source: "RecipeResource", state: Path, request: "TrainReq
 
 
 def _tell(state: Path, confidence: float, ended: "TrainEnd") -> None:
-    """Scores of every evaluation in the state, this run's among them; what changed, and what replay contributed."""
+    """Prints the scores of every evaluation in the state, including this run's, the changes, and the contribution of
+    replay."""
     from osworld_pipeline.domain.state import StateDir
     from osworld_pipeline.evaluation.scores import read_scores
 

@@ -1,4 +1,4 @@
-"""`union`: Slime-OSWorld's union datasets from the raw sources, as its own script writes them."""
+"""`union`: Slime-OSWorld's union datasets from the raw sources, equal to those of its own script."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,21 +23,21 @@ def register(app: typer.Typer) -> None:
 
 
 def union(
-    hf_root: Annotated[Path, typer.Option(help="The folder that holds osworld_datasets/ and osworld-merged-replay/.")],
+    hf_root: Annotated[Path, typer.Option(help="The folder with osworld_datasets/ and osworld-merged-replay/.")],
     osworld_repo: Annotated[Path, typer.Option(help="An OSWorld checkout, for task configs.")],
-    output_dir: Annotated[Path, typer.Option(help="Where the five files are written, all or none.")],
+    output_dir: Annotated[Path, typer.Option(help="Folder for the five files, written atomically.")],
     system_prompt: Annotated[
         str, typer.Option(help="full, short, or a file with the text that replaces the system turn.")
     ] = "full",
     with_tree_tasks: Annotated[
-        bool, typer.Option("--with-tree-tasks", help="Also tasks that stand in the OSWorld checkout alone.")
+        bool, typer.Option("--with-tree-tasks", help="Include tasks that only the OSWorld checkout has.")
     ] = False,
-    dialect: Annotated[str, typer.Option(help="How assistant turns are written.")] = "slime",
-    workers: Annotated[int, typer.Option(min=-1, help="Processes beside this one; -1: as many as cores.")] = -1,
-    max_line_mib: Annotated[int, typer.Option(min=1, help="A longer line is not read but listed as a reject.")] = 128,
+    dialect: Annotated[str, typer.Option(help="Dialect of the assistant turns.")] = "slime",
+    workers: Annotated[int, typer.Option(min=-1, help="Additional processes; -1: one per core.")] = -1,
+    max_line_mib: Annotated[int, typer.Option(min=1, help="Longer lines are listed as rejects.")] = 128,
     as_json: JsonOption = False,
 ) -> None:
-    """Merge the raw sources into task tables, one replay file, its statistics, and a list of what could not be used."""
+    """Merge the raw sources into task tables, one replay file, its statistics, and a list of rejects."""
     from osworld_pipeline.datasets.artefacts import REJECTS_FILE, write_union_artefacts
     from osworld_pipeline.datasets.without_pandas import forbid_pandas
 
@@ -76,18 +76,18 @@ def _prompt(name: str, dialect: str) -> str:
     try:
         if path.stat().st_size > MAX_PROMPT_BYTES:
             raise DatasetError(f"the system prompt {path} is larger than {MAX_PROMPT_BYTES // 2**20} MiB")
-        # Line ends stay as they are: the text is compared value by value.
+        # Keep the line ends: the text is compared exactly.
         return path.read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:
         why = (error.strerror if isinstance(error, OSError) else None) or "it is not UTF-8"
         raise DatasetError(
-            f"cannot read the system prompt {name}: {why}; --system-prompt takes full, short, or a text file"
+            f"cannot read the system prompt {name}: {why}; --system-prompt must be full, short, or a text file"
         ) from error
 
 
 @contextmanager
 def _progress(console: Console) -> Iterator["OnProgress"]:
-    """A bar over the bytes of all demonstrations, with rate and remaining time, where people look."""
+    """A progress bar over the bytes of all demonstrations, with rate and remaining time."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
@@ -104,7 +104,7 @@ def _tell(summary: "UnionSummary", output_dir: Path, console: Console, rejects_f
     import json
 
     for name in summary.absent:
-        console.print(f"not there, left out: {name}", highlight=False)
+        console.print(f"missing, skipped: {name}", highlight=False)
     for name in (*summary.num_rows, "osworld_train_stats.json"):
         print(f"wrote {output_dir / name}")
     print(json.dumps(dict(summary.stats), indent=2))

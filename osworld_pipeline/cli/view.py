@@ -18,15 +18,15 @@ def view(
     state: StateOption = Path("var"),
     state_remote: StateRemoteOption = "",
     host: Annotated[
-        str, typer.Option(help="Where it listens; beyond loopback it wants a token in OSWORLD_VIEWER_TOKEN.")
+        str, typer.Option(help="Address to listen on; beyond loopback, OSWORLD_VIEWER_TOKEN must have a token.")
     ] = DEFAULT_HOST,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = DEFAULT_PORT,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port.")] = DEFAULT_PORT,
     episode: Annotated[str, typer.Option(help="Show this episode first.")] = "",
-    opens: Annotated[bool, typer.Option("--open", help="Open a browser too.")] = False,
-    mlflow_url: Annotated[str, typer.Option(help="Where people see MLflow.")] = MLFLOW_URL,
-    dagster_url: Annotated[str, typer.Option(help="Where people see Dagster.")] = DAGSTER_URL,
+    opens: Annotated[bool, typer.Option("--open", help="Also open a browser.")] = False,
+    mlflow_url: Annotated[str, typer.Option(help="URL of MLflow's UI.")] = MLFLOW_URL,
+    dagster_url: Annotated[str, typer.Option(help="URL of Dagster's UI.")] = DAGSTER_URL,
 ) -> None:
-    """Look at episodes, step by step, in a browser: read-only, beside training; Ctrl-C ends it."""
+    """Show episodes step by step in a browser, read-only, also during training. Ctrl-C stops it."""
     from osworld_pipeline.datasets.without_pandas import forbid_pandas
 
     forbid_pandas()

@@ -1,5 +1,5 @@
-"""The columns of every table, in Arrow's types. Trajectory parts, small tables, the catalog and its views are all made
-from this one definition, so that a column exists in one place and old parts can be read beside new ones."""
+"""The columns of every table, in Arrow's types. Trajectory parts, small tables, the catalog and its views use this
+definition, so that a column is defined once and old parts can be read together with new ones."""
 
 from collections.abc import Mapping
 
@@ -26,9 +26,9 @@ __all__ = [
 ]  # fmt: skip
 
 SCHEMA_VERSION = 8
-"""In the key-value metadata of every Parquet file we write; one more when a column is added or widened. Columns are
-never renamed, removed or narrowed. A file of an older version reads with NULL for what it lacks; a file of a newer one
-reads without the columns we do not know, and is never rewritten (compacted) by us."""
+"""In the key-value metadata of every Parquet file we write; increased when a column is added or widened. Columns are
+not renamed, removed or narrowed. A file of an older version reads with NULL for missing columns. A file of a newer
+version reads without unknown columns and is not compacted."""
 SCHEMA_KEY = b"osworld_schema_version"
 
 PART_TABLES: Mapping[str, pa.Schema] = {
@@ -59,7 +59,7 @@ def stored(table: str) -> pa.Schema:
 
 
 def marked(table: pa.Table) -> pa.Table:
-    """`table` with the schema's version as its only metadata: docs of columns are not repeated in every file."""
+    """`table` with the schema version as its only metadata: column docs are not repeated in every file."""
     plain = pa.schema([pa.field(field.name, field.type) for field in table.schema])
     return table.cast(plain).replace_schema_metadata({SCHEMA_KEY: str(SCHEMA_VERSION).encode()})
 
@@ -71,8 +71,7 @@ def is_newer(metadata: Mapping[bytes, bytes] | None) -> bool:
 
 
 def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """`table` with exactly the columns of `schema`: what an older writer did not know is null, what we do not know is
-    left out."""
+    """`table` with exactly the columns of `schema`: missing columns are null, unknown ones are dropped."""
     columns = [
         table.column(field.name).cast(field.type)
         if field.name in table.column_names

@@ -1,4 +1,4 @@
-"""Arrow's types of our columns, and a column with what it says: `doc` and `unit` travel in the field's metadata."""
+"""Arrow types of our columns, and columns with their meaning: `doc` and `unit` are in the field's metadata."""
 
 import pyarrow as pa
 

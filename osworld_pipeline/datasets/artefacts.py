@@ -1,4 +1,4 @@
-"""The four artefacts of Slime-OSWorld's union build, with its names, columns and values, and the rejects beside."""
+"""The four artefacts of Slime-OSWorld's union build, with its names, columns and values, and a file of rejects."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -51,11 +51,11 @@ def write_union_artefacts(
     num_workers: int | None = None,
     max_line_bytes: int = MAX_LINE_BYTES,
 ) -> UnionSummary:
-    """Writes the five files into `output_dir`, all or none. `with_tree_tasks`: also tasks that stand in the OSWorld
-    tree alone, which Slime-OSWorld leaves out.
+    """Writes the five files into `output_dir`, all or none. `with_tree_tasks`: also include tasks that only the OSWorld
+    tree has; Slime-OSWorld omits them.
 
     Raises:
-        DatasetError: no source is there, or a worker died.
+        DatasetError: no source exists, or a worker died.
         StoreError: a file cannot be written.
     """
     places = {source.name: _place(source, hf_root, osworld_repo) for source in (*REPLAY_SOURCES, *TASK_SOURCES)}

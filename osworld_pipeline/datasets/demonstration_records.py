@@ -1,4 +1,4 @@
-"""One demonstration as a JSONL record, in the manners that datasets have: whole, cut into chunks, in other formats, and
+"""One demonstration as a JSONL record in the variants found in datasets: whole, cut into chunks, in other formats, and
 broken."""
 
 import base64
@@ -29,7 +29,7 @@ def whole_record(
     data_uri: bool,
     reward: float | None,
 ) -> dict[str, Any]:
-    """`id_key`: task_id, id or metadata (where it stands inside). `as_text`: content as one string with `<image>`
+    """`id_key`: task_id, id or metadata (the id is a key inside it). `as_text`: content as one string with `<image>`
     placeholders, else a list of parts."""
     prefix = "data:image/png;base64," if data_uri else ""
     return {
@@ -47,7 +47,7 @@ def _text_turn(message: Mapping[str, Any]) -> dict[str, Any]:
 
 def chunk_records(task_id: str, messages: Messages, images: Sequence[bytes]) -> list[dict[str, Any]]:
     """A long demonstration cut after every second assistant turn. A later chunk starts with the heading of the first
-    observation, so that it says what its task is."""
+    observation, which states the task."""
     system, turns = messages[0], messages[1:]
     heading = _text_of(turns[0])
     size = 2 * CHUNK_TURNS
@@ -83,7 +83,7 @@ def pyautogui_record(task_id: str, messages: Messages, images: Sequence[bytes]) 
 
 
 def unknown_action_record(task_id: str, messages: Messages, images: Sequence[bytes]) -> dict[str, Any]:
-    """A record whose first answer names an action that does not exist, so that nothing can save it."""
+    """A record whose first answer names an action that does not exist; it cannot be parsed."""
     answers = 0
 
     def spoil(text: str) -> str:
@@ -127,7 +127,7 @@ def _bare_answer(text: str) -> str:
 
 
 def broken_lines(whole: bytes) -> tuple[bytes, ...]:
-    """Four lines no reader can use: cut JSON, no object, no turns, turns of the wrong kind."""
+    """Four invalid lines: truncated JSON, not an object, no turns, turns of the wrong kind."""
     return (
         whole[: min(len(whole) // 2, 400)],
         b'["not", "an", "object"]',

@@ -1,5 +1,5 @@
-"""Recorded demonstrations, and how they are laid down as raw sources: spread over the files that datasets of this kind
-come in, with the duplicates, chunks and broken lines that real ones have. The same input gives the same bytes."""
+"""Writes recorded demonstrations as raw sources. They are distributed over the files that such datasets consist of,
+with duplicates, chunks and broken lines as in real data. The output is deterministic."""
 
 import io
 import json
@@ -38,12 +38,12 @@ FINAL, V3, HYBRID, COMBINED, CLEAN, BC = (
 EXPLORATORY = "exploratory_rollouts"
 
 CHUNKED_SHARE = 0.3
-"""Of demonstrations long enough to be cut."""
+"""Share of the demonstrations that are long enough for chunks."""
 DUPLICATE_SHARE = 0.3
 PYAUTOGUI_RECORDS = 2
 UNKNOWN_ACTION_RECORDS = 3
 DISTILL_SHARE = 0.7
-"""Of training tasks whose configuration stands in the distill table; the OSWorld tree has all of them."""
+"""Share of training tasks whose configuration is in the distill table; the OSWorld tree has all of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ class Demonstration:
     images: tuple[bytes, ...]
     """Encoded screenshots as a model sees them, in placeholder order."""
     reward: float
-    """The grader's score on this very recording."""
+    """The grader's score of this recording."""
 
     @property
     def num_steps(self) -> int:
@@ -63,7 +63,7 @@ class Demonstration:
 
 @dataclass(frozen=True, kw_only=True)
 class RawSources:
-    """What was written: sources with their numbers of records (lines that cannot be read included)."""
+    """The sources written, with their numbers of records (including unreadable lines)."""
 
     num_records: Mapping[str, int]
     num_tasks: int
@@ -77,8 +77,8 @@ def write_raw_sources(
     state: StateDir,
     seed: int,
 ) -> RawSources:
-    """Writes the raw sources under `state.datasets` and the OSWorld tree under `state.osworld_repo`, each file at once
-    or not at all.
+    """Writes the raw sources under `state.datasets` and the OSWorld tree under `state.osworld_repo`. Each file is
+    written atomically.
 
     Raises:
         DatasetError: no demonstration, or one of an unknown task.
@@ -87,14 +87,14 @@ def write_raw_sources(
     known = {task.task_id for task in train_tasks}
     strangers = sorted({item.task_id for item in demonstrations} - known)
     if not demonstrations or strangers:
-        what = f"a demonstration of {strangers[0]}, which is no training task" if strangers else "no demonstration"
+        what = f"a demonstration of {strangers[0]}, which is not a training task" if strangers else "no demonstration"
         raise DatasetError(f"cannot write raw sources from {what}; record demonstrations of the training tasks first")
     ordered = sorted(demonstrations, key=lambda item: (item.task_id, item.messages[-1]["content"][0]["text"]))
     places = {source.name: source.locate(state) for source in (*REPLAY_SOURCES, *TASK_SOURCES)}
     lines = _spread(ordered, random.Random(f"raw-sources/{seed}"))
     tables = _task_tables(train_tasks, heldout_tasks, random.Random(f"task-tables/{seed}"))
     for name, rows in lines.items():
-        # One of the files lacks its last line end, as a download that was cut by hand does.
+        # One of the files lacks its last newline, like a file that was cut by hand.
         write_file(places[name], b"\n".join(rows) + (b"" if name == BC else b"\n"))
     for name, rows in tables.items():
         write_file(places[name], _parquet(rows))
@@ -104,8 +104,8 @@ def write_raw_sources(
 
 
 def _spread(demonstrations: Sequence[Demonstration], rng: random.Random) -> dict[str, list[bytes]]:
-    """The lines of each source file. Each demonstration stands whole and clean in one source; what is beside it in the
-    others is a duplicate, a part, or wrong."""
+    """The lines of each source file. Each demonstration is complete and valid in one source; the other sources contain
+    duplicates, parts and invalid records."""
     sources: dict[str, list[bytes]] = {name: [] for name in (FINAL, V3, HYBRID, COMBINED, CLEAN, BC, EXPLORATORY)}
     for item in demonstrations:
         home = rng.choices((FINAL, V3, COMBINED, CLEAN), weights=(5, 3, 1, 1))[0]
@@ -116,7 +116,7 @@ def _spread(demonstrations: Sequence[Demonstration], rng: random.Random) -> dict
         if item.num_steps >= 3 and rng.random() < CHUNKED_SHARE:
             sources[HYBRID] += [line_of(record) for record in chunk_records(item.task_id, item.messages, item.images)]
         sources[EXPLORATORY].append(line_of({"task_id": item.task_id, "reward": item.reward, "turns": item.num_steps}))
-    # Without this a few demonstrations would leave some files empty, and an empty file is no source.
+    # With few demonstrations some files would otherwise be empty, and an empty file is not a source.
     for name in (FINAL, V3, HYBRID, COMBINED, CLEAN):
         if not sources[name]:
             sources[name].append(line_of(_record_for(name, demonstrations[0])))
@@ -135,7 +135,7 @@ def _spread(demonstrations: Sequence[Demonstration], rng: random.Random) -> dict
 
 
 def _record_for(source: str, item: Demonstration) -> dict[str, Any]:
-    """A whole demonstration in the manner of that source."""
+    """A whole demonstration in the format of that source."""
     id_key = {FINAL: "task_id", V3: "id", HYBRID: "metadata", COMBINED: "task_id", CLEAN: "id", BC: "metadata"}[source]
     return whole_record(
         item.task_id,
@@ -150,7 +150,7 @@ def _record_for(source: str, item: Demonstration) -> dict[str, Any]:
 
 
 def _windows_task(number: int, *, snapshot: str) -> Task:
-    """A task of another platform, which no demonstration here can serve."""
+    """A task of another platform; no demonstration here is for it."""
     config = {
         "id": f"desktop-basics-windows-{number:04d}",
         "snapshot": snapshot,
@@ -167,7 +167,8 @@ def _windows_task(number: int, *, snapshot: str) -> Task:
     return Task.from_config(config)
 
 
-# One is known by its snapshot and stands in the distill table, one by its paths and stands in the OSWorld tree.
+# One is recognised by its snapshot and is in the distill table; one is recognised by its paths and is in the OSWorld
+# tree.
 WINDOWS_DISTILLED = _windows_task(0, snapshot="excel")
 WINDOWS_IN_TREE = _windows_task(1, snapshot="os")
 
@@ -221,7 +222,7 @@ def _write_osworld_tree(tasks: Iterable[Task], root: Path) -> None:
         written.add(path)
         index.setdefault(task.domain, []).append(task.task_id)
     for stale in examples.glob("*/desktop-basics-*.json"):
-        # Tasks of ours that an earlier, larger suite left; a real OSWorld checkout keeps its own.
+        # Tasks that an earlier, larger suite wrote here. The files of a real OSWorld checkout stay.
         if stale not in written:
             stale.unlink(missing_ok=True)
     write_file(root / "evaluation_examples" / "test_all.json", json.dumps(index, indent=2).encode())

@@ -1,7 +1,7 @@
-"""Raw sources from Hugging Face dataset ids: each file is pinned to a commit, checked against the lock beside it, and
-put where the union build looks for it, whole or not at all.
+"""Raw sources from Hugging Face dataset ids: each file is pinned to a commit, checked against the lock file, and
+written atomically to the path that the union build reads.
 
-The token is the hub client's own affair (its login or its environment variable); nothing here reads or prints one.
+The hub client handles the token (its login or its environment variable); this module neither reads nor prints it.
 """
 
 import hashlib
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from huggingface_hub import DatasetInfo
 
 HUB_SOURCES = {source.name: source for source in (*REPLAY_SOURCES, *TASK_SOURCES) if source.kind != "task_tree"}
-"""What can be fetched: sources that are one file."""
+"""Sources that can be fetched: those that are one file."""
 STAGING = ".fetch"
-"""Downloads grow here, so that a broken one is taken up again; removed when the file is in place."""
+"""Folder of partial downloads, from which an interrupted one resumes; removed when the file is in place."""
 TIMEOUT_S = 30.0
-"""Of one answer of the hub's."""
+"""For one response of the hub."""
 LOCK_TIMEOUT_S = 10.0
 _REQUEST = re.compile(
     r"(?P<source>\w+)=(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[^:\s]+))?(?::(?P<file>\S+))?", re.ASCII
@@ -42,7 +42,7 @@ class FetchRequest:
     revision: str = "main"
     """A branch, tag or commit."""
     filename: str = ""
-    """In the repository; where it is not named, the one file with the source's own name."""
+    """Path in the repository; if empty, the one file with the source's own file name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class Fetched:
     lock: SourceLock
     path: Path
     was_there: bool
-    """The very file was in place already, and nothing was downloaded."""
+    """The same file was in place already; nothing was downloaded."""
 
 
 def parse_request(text: str) -> FetchRequest:
@@ -75,16 +75,18 @@ def fetch_sources(
     endpoint: str | None = None,
     on_fetched: Callable[[Fetched], None] | None = None,
 ) -> tuple[Fetched, ...]:
-    """Downloads what is not there yet and locks each file as soon as it is in place.
+    """Downloads the missing files and locks each one as soon as it is in place.
 
     Raises:
         DependencyError: huggingface_hub is not installed.
-        DatasetError: the hub cannot be reached or refuses, no such dataset, revision or file, or a content that is not
-            the one locked under the same revision.
-        StoreError: the file system refused, or another fetch is at work there.
+        DatasetError: the hub cannot be reached or refuses, no such dataset, revision or file, or the content differs
+            from that locked under the same revision.
+        StoreError: the file system refused, or another fetch runs in this folder.
     """
     results: list[Fetched] = []
-    with locked(datasets_root / f"{STAGING}.lock", timeout_s=LOCK_TIMEOUT_S, error=DatasetError, what="fetching here"):
+    with locked(
+        datasets_root / f"{STAGING}.lock", timeout_s=LOCK_TIMEOUT_S, error=DatasetError, what="the datasets folder"
+    ):
         for request in requests:
             result = _fetch(request, datasets_root, endpoint)
             locks = {**read_source_lock(datasets_root), request.source.name: result.lock}
@@ -117,8 +119,9 @@ def _fetch(request: FetchRequest, root: Path, endpoint: str | None) -> Fetched:
     if known is not None and is_same and known.sha256 != sha256:
         shutil.rmtree(root / STAGING / request.source.name, ignore_errors=True)
         raise DatasetError(
-            f"{request.repo_id} now gives another {filename} under the same revision {revision} (sha256 {sha256[:12]}, "
-            f"locked {known.sha256[:12]}): find out why; '{request.source.name}' out of {LOCK_FILE} takes it"
+            f"{request.repo_id} now has another {filename} under the same revision {revision} (sha256 {sha256[:12]}, "
+            f"locked {known.sha256[:12]}): find out why; to accept it, remove "
+            f"'{request.source.name}' from {LOCK_FILE}"
         )
     lock = SourceLock(
         source=request.source.name,
@@ -133,15 +136,15 @@ def _fetch(request: FetchRequest, root: Path, endpoint: str | None) -> Fetched:
     _ask(request, lambda _: _put(downloaded, path))
     shutil.rmtree(root / STAGING / request.source.name, ignore_errors=True)
     with suppress(OSError):
-        (root / STAGING).rmdir()  # unless another source's download waits there
+        (root / STAGING).rmdir()  # fails if the folder still has another source's download
     return Fetched(lock=lock, path=path, was_there=False)
 
 
 def _download(
     hub: Any, request: FetchRequest, filename: str, revision: str, staging: Path, endpoint: str | None
 ) -> Path:
-    """The file in the staging folder. What an earlier process left half done is taken up where it ended; the etag in
-    its name says that it is of the same content."""
+    """Returns the file in the staging folder. A partial download of an earlier process is resumed; the etag in its name
+    shows that the content is the same."""
     from huggingface_hub.file_download import http_get
 
     url = hub.hf_hub_url(request.repo_id, filename, repo_type="dataset", revision=revision, endpoint=endpoint)
@@ -156,7 +159,7 @@ def _download(
 
 
 def _is_pinned(request: FetchRequest, known: SourceLock) -> bool:
-    """A commit that is locked needs no question to the hub."""
+    """A locked commit needs no request to the hub."""
     return (
         _COMMIT.fullmatch(request.revision) is not None
         and (known.repo_id, known.revision) == (request.repo_id, request.revision)
@@ -186,16 +189,16 @@ def _some(files: Sequence[str]) -> str:
 
 def _licence(info: "DatasetInfo") -> str:
     card = info.card_data.to_dict() if info.card_data is not None else {}
-    told = card.get("license_name") or card.get("license") or ""
-    if isinstance(told, list):
-        return ", ".join(map(str, told))
-    return str(told) or next(
+    found = card.get("license_name") or card.get("license") or ""
+    if isinstance(found, list):
+        return ", ".join(map(str, found))
+    return str(found) or next(
         (tag.removeprefix("license:") for tag in info.tags or () if tag.startswith("license:")), ""
     )
 
 
 def _put(downloaded: Path, path: Path) -> None:
-    """The download is on the same file system, so it takes its place at once."""
+    """The download is on the same file system, so the rename is atomic."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with downloaded.open("rb") as file:
         os.fsync(file.fileno())
@@ -208,7 +211,8 @@ def _sha256(path: Path) -> str:
 
 
 def _ask(request: FetchRequest, call: Callable[[Any], Any]) -> Any:
-    """Every way in which the hub can fail, as one sentence. Its own messages name no token."""
+    """Calls the hub and raises each of its failures as a DatasetError of one sentence. The hub's own messages contain
+    no token."""
     try:
         import huggingface_hub
         from huggingface_hub import errors
@@ -233,11 +237,11 @@ def _ask(request: FetchRequest, call: Callable[[Any], Any]) -> Any:
             f"cannot fetch {what}: the hub answered with status {status}; try again, {by_hand}"
         ) from error
     except (errors.HFValidationError, errors.FileMetadataError) as error:
-        raise DatasetError(f"cannot fetch {what}: {str(error).splitlines()[0][:200]}; mend that, {by_hand}") from error
+        raise DatasetError(f"cannot fetch {what}: {str(error).splitlines()[0][:200]}; fix that, {by_hand}") from error
     except Exception as error:
         if isinstance(error, OSError) and error.errno is not None and not isinstance(error, ConnectionError):
-            raise StoreError(f"cannot write {what}: {error.strerror}; mend that and fetch again") from error
-        # The client brings an HTTP library of its own choice, whose errors share no base class with it.
+            raise StoreError(f"cannot write {what}: {error.strerror}; fix that and fetch again") from error
+        # The client uses an HTTP library whose errors do not share a base class with the client's.
         raise DatasetError(
             f"cannot fetch {what}: the hub cannot be reached ({type(error).__name__}); check the network and "
             f"HF_HUB_OFFLINE, {by_hand}"

@@ -1,9 +1,5 @@
-"""Images of demonstrations: base64, data URIs, or paths beside the source. They are proven whole by their structure;
-the pixels are not decoded, which costs a hundred times more.
-
-What that proves: of a PNG every byte (each chunk's checksum, up to IEND), of a JPEG that its segments follow each other
-and that it ends, of a WebP that all its bytes are there. What it does not: that a compressed stream of a JPEG or WebP
-is free of damage in its middle.
+"""Images of demonstrations: base64, data URIs, or paths relative to the source. Their structure is checked; the pixels
+are not decoded, because that costs a hundred times more.
 """
 
 import binascii
@@ -22,16 +18,17 @@ MAX_IMAGE_BYTES = 256 * 2**20
 _DATA_URI = re.compile(r"data:image/[a-z0-9.+-]+;base64,", re.IGNORECASE)
 _PATH = re.compile(r"[^\x00]{1,1024}\.(?:png|jpe?g|webp)", re.IGNORECASE)
 _PNG = b"\x89PNG\r\n\x1a\n"
-# Start-of-frame markers, which tell the size; C4, C8 and CC are something else.
+# Start-of-frame markers, which contain the size; C4, C8 and CC are other segments.
 _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _JPEG_ALONE = frozenset((0x01, *range(0xD0, 0xD8)))
 
 
 def load_image(text: str, folder: Path) -> tuple[bytes, str]:
-    """The bytes of an image of a record, and the suffix of its format; a path counts from `folder` and stays in it.
+    """The bytes of an image of a record, and the suffix of its format; a path is relative to `folder` and must stay in
+    it.
 
     Raises:
-        DatasetError: none of the three, not there, not PNG, JPEG or WebP, too large, or damaged.
+        DatasetError: none of the three, missing, not PNG, JPEG or WebP, too large, or damaged.
     """
     if len(text) <= 1024 and _PATH.fullmatch(text):
         data = _read(text, folder)
@@ -40,7 +37,7 @@ def load_image(text: str, folder: Path) -> tuple[bytes, str]:
 
 
 def decode_image(text: str) -> tuple[bytes, str]:
-    """The bytes of a base64 string or data URI, and the suffix for their format. Raises DatasetError as above."""
+    """The bytes of a base64 string or data URI, and the suffix of their format. Raises DatasetError like load_image."""
     match = _DATA_URI.match(text[:64])
     encoded = text[match.end() :] if match else text
     try:
@@ -54,7 +51,7 @@ def decode_image(text: str) -> tuple[bytes, str]:
 
 
 def prove_image(data: bytes) -> str:
-    """png, jpeg or webp, of an image that is whole as far as its structure tells. Raises DatasetError."""
+    """Returns png, jpeg or webp if the structure of the image is complete. Raises DatasetError."""
     try:
         if data.startswith(_PNG):
             suffix, size = "png", _png_size(data)
@@ -139,7 +136,7 @@ def _jpeg_size(data: bytes) -> tuple[int, int]:
 
 
 def _webp_chunks(data: bytes) -> Iterator[tuple[bytes, int]]:
-    """Kind and length of each."""
+    """Kind and length of each chunk."""
     place = 12
     while place + 8 <= len(data):
         length = _number(data, place + 4, 4, little=True)

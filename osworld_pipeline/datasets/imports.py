@@ -1,5 +1,5 @@
-"""Imported demonstrations as further sources of the union build: one folder each under `imports/`, whole or absent,
-with a `source.json` that says whose they are."""
+"""Imported demonstrations as further sources of the union build: one folder each under `imports/`, complete or absent,
+with a `source.json` that states their origin."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ _NAME = r"[a-z0-9_]+"
 
 
 class ImportManifest(BaseModel):
-    """What is read of `source.json`."""
+    """The fields of `source.json` that are read."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -53,7 +53,7 @@ class ImportFolder:
         )
 
     def rejects(self) -> Iterator[Reject]:
-        """What the import itself could not use, as it was told then."""
+        """The records that the import rejected, as it recorded them."""
         path = self.folder / REJECTS
         for block in read_blocks(path) if path.is_file() else ():
             for _, line in lines_of(b"" if block.fault else block.read()):

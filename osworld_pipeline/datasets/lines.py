@@ -1,5 +1,5 @@
-"""JSONL files in blocks of whole lines, plain or compressed (gzip, zstd): what several processes share out, and what
-one reads line by line. A line over the limit is passed over without being held in memory."""
+"""JSONL files in blocks of whole lines, plain or compressed (gzip, zstd): several processes share the blocks, or one
+reads them line by line. A line over the limit is skipped without being held in memory."""
 
 import io
 import zlib
@@ -19,18 +19,18 @@ _BOM = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """Whole lines of a file, or what stands there instead of them."""
+    """Whole lines of a file, or the fault found in their place."""
 
     path: Path
     offset: int = 0
     num_bytes: int = 0
-    """Of the lines; of `path` itself, if it is not compressed."""
+    """Length of the lines, uncompressed."""
     num_file_bytes: int = 0
-    """Progress through the file as it lies on the disk."""
+    """Bytes read of the file on disk, for progress."""
     data: bytes | None = None
-    """The lines of a compressed file; those of a plain one are read by who needs them."""
+    """The lines of a compressed file; None for a plain one, whose lines `read` loads."""
     fault: Literal["", "too_long", "unreadable"] = ""
-    """`too_long`: one line, passed over. `unreadable`: the rest of the file; `reason` says why."""
+    """`too_long`: one line, skipped. `unreadable`: the rest of the file; `reason` says why."""
     reason: str = ""
 
     def read(self) -> bytes:
@@ -45,12 +45,12 @@ class Block:
 
 
 def find_file(path: Path) -> Path | None:
-    """`path`, or its compressed form; None where neither is there."""
+    """`path`, or its compressed form; None if neither exists."""
     return next(iter(_forms(path)), None)
 
 
 def other_files(path: Path) -> list[Path]:
-    """Further forms of the same source beside the one that is read."""
+    """Further forms of the same source, other than the one that is read."""
     return _forms(path)[1:]
 
 
@@ -58,12 +58,12 @@ def _forms(path: Path) -> list[Path]:
     try:
         return [found for suffix in SUFFIXES if (found := path.with_name(path.name + suffix)).is_file()]
     except OSError:
-        # Its folder may not be looked into: it is there, and cannot be read.
+        # No permission to list its folder: treat it as present and unreadable.
         return [path]
 
 
 def size_of(path: Path) -> int:
-    """Bytes; 0 of what cannot be looked at."""
+    """Size in bytes; 0 if stat fails."""
     try:
         return path.stat().st_size
     except OSError:
@@ -71,26 +71,26 @@ def size_of(path: Path) -> int:
 
 
 def too_long(max_line_bytes: int) -> str:
-    return f"a line longer than {max_line_bytes / 2**20:g} MiB: cut it in pieces, or raise the limit"
+    return f"a line longer than {max_line_bytes / 2**20:g} MiB: split it, or raise the limit"
 
 
 def lines_of(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """(number from 1, line without its end) of every line, blank ones too. A block of one line is not copied."""
+    """(number from 1, line without its end) of every line, including blank ones. A block of one line is not copied."""
     number, start = 0, 0
     while start < len(data):
         number += 1
         end = data.find(b"\n", start)
         if end < 0:
             end = len(data)
-        # Slicing the whole gives the same object; a line end is white space to JSON.
+        # A slice of the whole is the same object; JSON treats a line end as white space.
         is_whole = not start and end >= len(data) - 1 and len(data) >= _SCAN_BYTES
         yield number, data if is_whole else data[start:end]
         start = end + 1
 
 
 def read_blocks(path: Path, *, block_bytes: int = BLOCK_BYTES, max_line_bytes: int = MAX_LINE_BYTES) -> Iterator[Block]:
-    """The file in order. Never raises for what the file is: a fault is a Block that says so, and nothing follows an
-    unreadable one."""
+    """The blocks of the file in order. Never raises for the content of the file: a fault is a Block with `fault` set,
+    and an unreadable one is the last."""
     try:
         if path.suffix in (".gz", ".zst"):
             yield from _compressed_blocks(path, block_bytes, max_line_bytes)
@@ -111,7 +111,7 @@ def _plain_blocks(path: Path, block_bytes: int, max_line_bytes: int) -> Iterator
                 yield Block(path=path, offset=start, num_bytes=end - start, num_file_bytes=end - start)
                 start = end
                 continue
-            # The last line that begins in this block is long: what is before it goes alone.
+            # The last line that begins in this block is long: the lines before it form a block of their own.
             last = _line_start(file, start, target)
             if last > start:
                 yield Block(path=path, offset=start, num_bytes=last - start, num_file_bytes=last - start)
@@ -122,7 +122,7 @@ def _plain_blocks(path: Path, block_bytes: int, max_line_bytes: int) -> Iterator
 
 
 def _line_end(file: io.FileIO, start: int, size: int, *, limit: int) -> int | None:
-    """Where the line that `start` stands in ends (behind its newline); None where that is beyond `limit`."""
+    """The end (after the newline) of the line that contains `start`; None if it is beyond `limit`."""
     while start < size:
         if start > limit:
             return None
@@ -138,7 +138,7 @@ def _line_end(file: io.FileIO, start: int, size: int, *, limit: int) -> int | No
 
 
 def _line_start(file: io.FileIO, start: int, target: int) -> int:
-    """The beginning of the line that stands at `target`, at least `start`."""
+    """The start of the line that contains `target`, at least `start`."""
     while target > start:
         begin = max(start, target - _SCAN_BYTES)
         file.seek(begin)
@@ -151,7 +151,7 @@ def _line_start(file: io.FileIO, start: int, target: int) -> int:
 
 def _compressed_blocks(path: Path, block_bytes: int, max_line_bytes: int) -> Iterator[Block]:
     held, offset, is_skipping, fault = bytearray(), 0, False, ""
-    place = told = 0  # in the file as it lies on the disk
+    place = reported = 0  # in the file on disk
 
     def block(data: bytes, progress: int) -> Block:
         return Block(path=path, offset=offset, num_bytes=len(data), num_file_bytes=progress, data=data)
@@ -171,11 +171,11 @@ def _compressed_blocks(path: Path, block_bytes: int, max_line_bytes: int) -> Ite
             held += piece
             if piece and len(held) < block_bytes:
                 continue
-            # At the end of a whole file the last line may lack its end; in a cut one it is a part of something.
+            # The last line of a complete file may lack its newline; in a truncated file it is an incomplete line.
             end = held.rfind(b"\n") + 1 if piece or fault else len(held)
             if end:
-                found = block(bytes(memoryview(held)[:end]), place - told)
-                offset, told = offset + end, place
+                found = block(bytes(memoryview(held)[:end]), place - reported)
+                offset, reported = offset + end, place
                 del held[:end]
                 yield found
                 del found
@@ -188,10 +188,10 @@ def _compressed_blocks(path: Path, block_bytes: int, max_line_bytes: int) -> Ite
 
 
 def _unpacked(raw: BinaryIO, suffix: str) -> Iterator[tuple[bytes, int]]:
-    """Small pieces and the place in the file, so that little is lost before a damaged place; several members or frames
-    follow each other."""
+    """Small pieces and the position in the file, so that little is lost before a damaged place. The file may have
+    several members or frames."""
     if suffix == ".zst":
-        import pyarrow as pa  # heavy, and only this needs it
+        import pyarrow as pa  # slow to import, used only here
 
         stream = pa.CompressedInputStream(raw, "zstd")
         while piece := stream.read(_PIECE_BYTES):

@@ -1,4 +1,4 @@
-"""Demonstrations in one form: content always a list of {type: text|image}, our system prompt first."""
+"""Demonstrations in one form: content is always a list of {type: text|image}, and our system prompt comes first."""
 
 import hashlib
 import json
@@ -14,13 +14,13 @@ Message = dict[str, Any]
 
 
 def normalise_messages(messages: Sequence[Mapping[str, Any]], *, system_prompt: str) -> tuple[Message, ...]:
-    """The conversation with our system prompt in place of theirs, or first where there was none.
+    """The conversation with our system prompt, which replaces the recorded one.
 
-    In a user's string, each `<image>` (with the line breaks beside it) stands for an image; where a list names its
-    images itself, and in a model's own words, it is a word like any other.
+    In the string content of a user, each `<image>` (with adjacent line breaks) is an image. If the content is a list
+    with image parts, or the turn is the assistant's, `<image>` is plain text.
 
     Raises:
-        DatasetError: a turn without role or content, an unknown role, or no assistant turn; says which turn.
+        DatasetError: a turn without role or content, an unknown role, or no assistant turn; the message names the turn.
     """
     turns: list[Message] = [{"role": "system", "content": [{"type": "text", "text": system_prompt}]}]
     for index, message in enumerate(messages):
@@ -41,7 +41,7 @@ def normalise_messages(messages: Sequence[Mapping[str, Any]], *, system_prompt: 
 
 
 def text_of(message: Mapping[str, Any]) -> str:
-    """The words of a normalised turn."""
+    """The text of a normalised turn."""
     return "".join(part["text"] for part in message["content"] if part["type"] == "text")
 
 

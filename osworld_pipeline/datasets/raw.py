@@ -1,5 +1,5 @@
-"""Slime-OSWorld's raw sources, read record by record: an absent source has no rows, a line that cannot be used is a
-Reject with its place and reason, and memory never holds more than one block of lines."""
+"""Slime-OSWorld's raw sources, read record by record: an absent source has no rows, an unusable line is a Reject with
+its place and reason, and memory holds at most one block of lines."""
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,7 +44,7 @@ __all__ = [
     "summarise_source",
 ]
 
-NO_FILE = "a folder stands in the place of the file: put the file there, or remove the folder"
+NO_FILE = "the path is a folder, not a file: put the file there, or remove the folder"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,11 +55,11 @@ class RawRecord:
     task_id: str
     base_id: str
     messages: tuple[Mapping[str, Any], ...]
-    """As they stand in the file: content a string or a list."""
+    """As in the file: content is a string or a list."""
     images: tuple[str, ...]
-    """Base64, data URIs or paths beside the source, in the order of the placeholders."""
+    """Base64, data URIs or paths relative to the source, in the order of the placeholders."""
     reward: float | None
-    """None where the record does not say."""
+    """None if the record has none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,14 +69,14 @@ class RawTask:
     line_no: int
     base_id: str
     config: Mapping[str, Any] | None = None
-    """None where the source says none; its keys in the source's own order."""
+    """None if the source has none; keys in the order of the source."""
     domain: str = ""
     instruction: str = ""
-    """Where the source says it beside the config."""
+    """If the source has it outside the config."""
 
 
 def read_demonstrations(state: StateDir, source: Source) -> Iterator[RawRecord | Reject]:
-    """The records of a JSONL source, images not looked at."""
+    """The records of a JSONL source; images are not checked."""
     for line_no, record in _json_lines(source.locate(state)):
         place = {"source": source.name, "path": source.path, "line_no": line_no}
         try:
@@ -96,12 +96,12 @@ def read_demonstrations(state: StateDir, source: Source) -> Iterator[RawRecord |
 
 
 def read_tasks(state: StateDir, source: Source) -> Iterator[RawTask | Reject]:
-    """The tasks of any other source: ids, and configs where it has them."""
+    """The tasks of any other source: ids, and configs if it has them."""
     return read_tasks_at(source, source.locate(state))
 
 
 def read_tasks_at(source: Source, path: Path) -> Iterator[RawTask | Reject]:
-    """The same of a source that lies at `path`. A row whose id can be read counts even if its config is a reject."""
+    """The same for a source at `path`. A row with a readable id counts even if its config is rejected."""
     if source.kind == "task_tree":
         yield from _tree_tasks(source, path)
         return
@@ -140,7 +140,7 @@ class SourceSummary:
     num_rejects: int
     num_tasks: int
     digest: str
-    """SHA-256 of the file, or of every file of a tree; of nothing where it is absent."""
+    """SHA-256 of the file, or of every file of a tree; of no data if it is absent."""
 
     def metadata(self) -> dict[str, Any]:
         return {
@@ -154,7 +154,7 @@ class SourceSummary:
 
 
 def summarise_source(state: StateDir, source: Source) -> SourceSummary:
-    """Counts what a source holds; an absent one holds nothing. Raises DatasetError where a file vanishes meanwhile."""
+    """Counts the records of a source; an absent one has none. Raises DatasetError if a file disappears meanwhile."""
     num_records = num_rejects = 0
     tasks: set[str] = set()
     read = read_demonstrations if source.kind == "demonstrations" else read_tasks
@@ -178,7 +178,7 @@ def summarise_source(state: StateDir, source: Source) -> SourceSummary:
 
 
 def source_files(path: Path) -> list[Path]:
-    """The files of a source that lies at `path`: of a tree its JSON files, else the file or its compressed form."""
+    """The files of a source at `path`: the JSON files of a tree, else the file or its compressed form."""
     if path.is_dir():
         return sorted(found for found in path.rglob("*.json") if found.is_file())
     found = find_file(path)
@@ -186,7 +186,7 @@ def source_files(path: Path) -> list[Path]:
 
 
 def file_sha256(files: Sequence[Path]) -> str:
-    """SHA-256 of the one file; of a tree, digest_files. Raises OSError where the file cannot be read."""
+    """SHA-256 of the one file; of a tree, digest_files. Raises OSError if the file cannot be read."""
     if len(files) != 1:
         return digest_files(files)
     with files[0].open("rb") as file:
@@ -194,7 +194,7 @@ def file_sha256(files: Sequence[Path]) -> str:
 
 
 def digest_files(files: Sequence[Path]) -> str:
-    """SHA-256 over name, size and content of each; a file that cannot be read counts by name and size."""
+    """SHA-256 over name, size and content of each; an unreadable file counts by name and size only."""
     digest = hashlib.sha256()
     for path in files:
         digest.update(f"{path.name}\0{size_of(path)}\0".encode(errors="surrogateescape"))
@@ -254,7 +254,7 @@ def _table_rows(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def _tree_tasks(source: Source, root: Path) -> Iterator[RawTask | Reject]:
-    """Every *.json with an id and an instruction; other JSON files (indexes, data of tasks) are no tasks."""
+    """Every *.json with an id and an instruction; other JSON files (indexes, data of tasks) are skipped."""
     for path in source_files(root) if root.is_dir() else []:
         place = {"source": source.name, "path": path.relative_to(root).as_posix(), "line_no": 0}
         if path.name == "test_all.json":

@@ -1,4 +1,4 @@
-"""What a record of a raw source may be: JSON of any dialect that is read, its task id, turns, images and reward."""
+"""Reads the fields of raw records: the JSON itself, task id, turns, images and reward."""
 
 import json
 import math
@@ -10,14 +10,14 @@ import orjson
 from osworld_pipeline.datasets.rejects import BadRecord
 
 MAX_NESTING = 200
-"""Lists and objects inside each other, in what is kept as it stands: writers and desktops refuse deeper ones."""
+"""Maximum nesting of lists and objects in values kept verbatim: writers and desktops refuse deeper ones."""
 
 
 def read_json(text: bytes | str) -> Any:
-    """A JSON value, also one with NaN, which only Python's reader takes.
+    """A JSON value. NaN is accepted; only Python's own parser reads it.
 
     Raises:
-        BadRecord: not JSON, or half a character of a pair, which no table and no UTF-8 file can hold.
+        BadRecord: not JSON, or a lone surrogate, which neither a table nor a UTF-8 file can hold.
     """
     try:
         return orjson.loads(text)
@@ -26,7 +26,7 @@ def read_json(text: bytes | str) -> Any:
 
 
 def read_exactly(text: bytes | str) -> Any:
-    """As read_json, with integers of any size as they stand; slower. Raises BadRecord, also for deep nesting."""
+    """Like read_json, but integers of any size are exact; slower. Raises BadRecord, also for deep nesting."""
     value = _read_leniently(text, None)
     if _is_deeper(value, MAX_NESTING):
         raise BadRecord(f"it is nested deeper than {MAX_NESTING} levels")
@@ -59,7 +59,7 @@ def _is_deeper(value: Any, limit: int) -> bool:
 
 
 def read_object(text: bytes | str, *, exactly: bool = False) -> dict[str, Any]:
-    """`exactly`: as read_exactly. Raises BadRecord where the text is no JSON object."""
+    """`exactly`: use read_exactly. Raises BadRecord if the text is not a JSON object."""
     record = read_exactly(text) if exactly else read_json(text)
     if not isinstance(record, dict):
         raise BadRecord("not a JSON object")
@@ -67,7 +67,7 @@ def read_object(text: bytes | str, *, exactly: bool = False) -> dict[str, Any]:
 
 
 def task_id_of(record: Mapping[str, Any]) -> str:
-    """Raises BadRecord where there is none, or none that is text."""
+    """Raises BadRecord if there is none, or it is not text."""
     metadata = record.get("metadata")
     if isinstance(metadata, str):
         try:
@@ -85,7 +85,7 @@ def task_id_of(record: Mapping[str, Any]) -> str:
 
 
 def messages_of(record: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    """Raises BadRecord where there are none, or they are no objects."""
+    """Raises BadRecord if there are none, or they are not objects."""
     found = record.get("messages") or record.get("conversations")
     if not found:
         raise BadRecord("no messages at messages or conversations")
@@ -102,7 +102,7 @@ def images_of(record: Mapping[str, Any]) -> Sequence[str]:
 
 
 def reward_of(record: Mapping[str, Any]) -> float | None:
-    """None where the record does not say. Raises BadRecord where it says no number within 0..1."""
+    """None if the record has none. Raises BadRecord if it is not a number in 0..1."""
     found = record.get("reward")
     if found is None:
         return None
@@ -117,7 +117,7 @@ def reward_of(record: Mapping[str, Any]) -> float | None:
 
 
 def config_of(found: Any) -> dict[str, Any] | None:
-    """A config is a JSON string, or an object; an empty one says nothing. Raises BadRecord."""
+    """Returns a config given as a JSON string or an object; None if it is empty. Raises BadRecord."""
     if found is None or found in ("", "{}"):
         return None
     try:

@@ -1,4 +1,4 @@
-"""What could not be used: where it stands, and why."""
+"""Rejected records and files, with place and reason."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -6,9 +6,10 @@ from typing import Literal
 RejectKind = Literal[
     "malformed", "too_long", "unreadable", "dropped_parse", "bad_image", "bad_task", "duplicate_task", "duplicate_file"
 ]
-"""`malformed`: no record. `too_long`: a line over the limit. `unreadable`: a file, or its rest. `dropped_parse`: a turn
-that is no action. `bad_image`: one that is missing, too many or damaged. `bad_task`: a config nothing can run.
-`duplicate_task`: a file of the tree whose id another one has. `duplicate_file`: a source that is there twice."""
+"""`malformed`: not a record. `too_long`: a line over the limit. `unreadable`: a file, or the rest of it.
+`dropped_parse`: a turn that is not an action. `bad_image`: an image is missing, surplus or damaged. `bad_task`: a
+config that cannot be run. `duplicate_task`: a file of the tree with the id of another one. `duplicate_file`: a source
+that exists twice."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +20,7 @@ class Reject:
     """From 1; 0 for a whole file."""
     reason: str
     kind: str = "malformed"
-    """A RejectKind; an import may bring others."""
+    """A RejectKind; an import may use others."""
     task_id: str = ""
 
 

@@ -1,4 +1,4 @@
-"""What was downloaded from where: `sources.lock.json` beside the raw sources pins each to a revision and a content."""
+"""`sources.lock.json`, next to the raw sources, pins each downloaded file to a revision and a content."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -29,17 +29,17 @@ class SourceLock:
     sha256: str
     num_bytes: int
     licence: str = ""
-    """As the dataset's card tells it; empty where it says nothing."""
+    """As in the dataset's card; empty if the card has none."""
 
 
 _LOCKS = TypeAdapter(dict[str, SourceLock])
 
 
 def read_source_lock(datasets_root: Path) -> Mapping[str, SourceLock]:
-    """The locks of a datasets folder by source name; none where nothing was downloaded.
+    """The locks of a datasets folder by source name; empty if nothing was downloaded.
 
     Raises:
-        DatasetError: the lock file is there and cannot be read.
+        DatasetError: the lock file exists and cannot be read.
     """
     path = datasets_root / LOCK_FILE
     try:

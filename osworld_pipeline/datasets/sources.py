@@ -1,4 +1,4 @@
-"""The table of Slime-OSWorld's raw sources: names, places, and which of two equal demonstrations is the better one."""
+"""The table of Slime-OSWorld's raw sources: names, paths, and the rank that decides between equal demonstrations."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +13,11 @@ SourceKind = Literal["demonstrations", "task_ids", "task_table", "task_tree"]
 class Source:
     name: str
     path: str
-    """Relative to the datasets folder; of a tree, relative to the state folder."""
+    """Relative to the datasets folder; for a tree, relative to the state folder."""
     kind: SourceKind
     description: str
     quality_rank: int = -1
-    """Of two equal demonstrations the one with the higher rank stays."""
+    """Of two equal demonstrations the one with the higher rank is kept."""
     has_config: bool = False
 
     def locate(self, state: StateDir) -> Path:

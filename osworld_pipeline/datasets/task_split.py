@@ -1,8 +1,8 @@
-"""Train and test splits of an OSWorld tree, in the columns and JSON forms that Slime-OSWorld trains from.
+"""Train and test splits of an OSWorld tree, in the columns and JSON forms that Slime-OSWorld uses for training.
 
-Which half a task falls in is decided by a hash of seed and id alone, so a new, renamed or removed file moves no other
-task, and a task that stands in two folders cannot fall in both halves. The price: the share of the test half is close
-to the ratio, not equal to it.
+A hash of seed and id alone decides the split of a task. So a new, renamed or removed file moves no other task, and a
+task in two folders cannot be in both splits. As a result, the share of the test split is close to the ratio, not equal
+to it.
 """
 
 import hashlib
@@ -40,7 +40,7 @@ class TaskReject:
 class TaskSplit:
     train: tuple[Task, ...]
     test: tuple[Task, ...]
-    """Both by domain and id."""
+    """Both sorted by domain and id."""
     domains: tuple[str, ...]
     rejects: tuple[TaskReject, ...]
 
@@ -49,11 +49,11 @@ def split_tasks(
     osworld_path: Path, *, domains: Sequence[str] = (), test_ratio: float = 0.2, seed: int = 42
 ) -> TaskSplit:
     """Reads the tasks of the named domains, or of all. A domain is a folder of task files, named by its path below the
-    examples (`chrome`, `Windows/ppt`); a folder of domains stands for all of them. Of two files of a domain with one id
-    the one nearer to the top stays, then the one named by the id, then the first by path.
+    examples (`chrome`, `Windows/ppt`); a folder of domains selects all of them. If two files of a domain have the same
+    id, the one nearer to the root is kept, then the one named after the id, then the first by path.
 
     Raises:
-        DatasetError: no examples folder, a domain that is not there, a ratio outside 0..1, or no task that can be used.
+        DatasetError: no examples folder, an unknown domain, a ratio outside 0..1, or no usable task.
     """
     if not 0.0 <= test_ratio <= 1.0:
         raise DatasetError(f"a test ratio of {test_ratio:g}; it is a share from 0 to 1, usually 0.2")
@@ -73,7 +73,7 @@ def split_tasks(
     for _, path, task in sorted(found, key=lambda item: (len(item[1].parts), item[0], item[1].as_posix())):
         name, identity = path.relative_to(root).as_posix(), (task.domain, task.task_id)
         if identity in tasks:
-            reason = f"the id stands already in {paths[identity]}"
+            reason = f"the id is already in {paths[identity]}"
             rejects.append(TaskReject(path=name, reason=reason, task_id=task.task_id))
             continue
         tasks[identity], paths[identity] = task, name
@@ -92,14 +92,14 @@ def split_tasks(
 
 
 def is_test_task(task_id: str, *, test_ratio: float, seed: int) -> bool:
-    """Whether the hash of seed and id, read as a fraction, is under the ratio."""
+    """Whether the hash of seed and id, read as a fraction, is below the ratio."""
     digest = hashlib.sha256(f"{seed}:{task_id}".encode()).digest()
     return int.from_bytes(digest[:8], "big") < test_ratio * 2**64
 
 
 def write_split(split: TaskSplit, output_dir: Path) -> None:
-    """Writes the four files, each whole or not at all. The index is removed first and written last, so that where it
-    stands, the others belong to it.
+    """Writes the four files atomically. The index is removed first and written last, so if it exists, the other files
+    belong to it.
 
     Raises:
         StoreError: a file cannot be written.
@@ -131,7 +131,7 @@ def _examples_folder(osworld_path: Path) -> Path:
 
 
 def _choose(root: Path, wanted: Sequence[str]) -> list[str]:
-    """The domains in the order of their names; every folder that holds a JSON file is one."""
+    """The domains by name; every folder that contains a JSON file is one."""
     there = sorted({path.parent.relative_to(root).as_posix() for path in root.rglob("*.json") if path.parent != root})
     if not wanted:
         return there
@@ -145,8 +145,8 @@ def _choose(root: Path, wanted: Sequence[str]) -> list[str]:
 
 
 def _task_files(root: Path, domains: Sequence[str], *, is_whole: bool) -> list[Path]:
-    """Files of the domains, and (in the whole tree) those beside them, which belong to none; `.json.nosetup` and the
-    like are no task files."""
+    """Files of the domains and, for the whole tree, files in the root, which belong to no domain. `.json.nosetup` and
+    similar files are not task files."""
     folders = [root / domain for domain in domains]
     return [path for folder in ([root] if is_whole else []) + folders for path in folder.glob("*.json")]
 
@@ -162,7 +162,7 @@ def _read_task(path: Path, domain: str) -> Task:
 
 
 def _sample(task: Task) -> dict[str, Any]:
-    """The reference's row: prompt and images as JSON texts, internal keys left out, the folder as domain."""
+    """The row of Slime-OSWorld: prompt and images as JSON text, no internal keys, the folder as domain."""
     config = {key: value for key, value in task.config.items() if not key.startswith("_")}
     return {
         "prompt": json.dumps(task.task_id),

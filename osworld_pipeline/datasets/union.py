@@ -1,5 +1,5 @@
-"""Slime-OSWorld's union build into the tables: every task seen anywhere, the replay buffer, and the tasks that can be
-trained on; one pass over the raw sources and the imports, memory bounded."""
+"""Slime-OSWorld's union build into the tables: all tasks, the replay buffer, and the tasks that can be trained on. It
+makes one pass over the raw sources and the imports in bounded memory."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,15 +32,15 @@ from osworld_pipeline.tables.builds import STATS_FILE, UNION_TABLES, new_build
 @dataclass(frozen=True, kw_only=True)
 class UnionSummary:
     stats: Mapping[str, Any]
-    """As Slime-OSWorld's osworld_train_stats.json, key by key."""
+    """The keys of Slime-OSWorld's osworld_train_stats.json."""
     num_rows: Mapping[str, int]
     """By table, or by artefact."""
     num_rejects: Mapping[str, int]
     """By kind."""
     num_duplicates: int
-    """Demonstrations that stood in a source before."""
+    """Demonstrations that an earlier source contains."""
     absent: Sequence[str]
-    """Sources that are not there."""
+    """Missing sources."""
 
 
 def build_union_tables(
@@ -52,8 +52,8 @@ def build_union_tables(
     num_workers: int | None = None,
     max_line_bytes: int = MAX_LINE_BYTES,
 ) -> UnionSummary:
-    """Writes the tables union_tasks, replay_buffer, train_tasks, rejects and raw_counts, and their statistics
-    as one build, all or none; images go to the blob store. `num_workers`: further processes; None: one a core.
+    """Writes the tables union_tasks, replay_buffer, train_tasks, rejects and raw_counts, and their statistics as one
+    atomic build; images go to the blob store. `num_workers`: additional processes; None: one per core.
 
     Raises:
         DatasetError: a worker died, or the lock file of the sources is damaged.
@@ -136,7 +136,7 @@ def _task_configs(state: StateDir, imports: Sequence[ImportFolder]) -> TaskConfi
 
 @contextmanager
 def filled(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write, whole or absent at the end. Raises StoreError."""
+    """Opens a file that is renamed to `path` at the end. Raises StoreError."""
     with replacing(path) as temp, temp.open("wb") as file:
         yield file
 

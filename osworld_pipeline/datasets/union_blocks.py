@@ -1,5 +1,5 @@
-"""What one process does with one block of lines: read the records, say which demonstrations they are, and write those
-that are the first of their kind."""
+"""Work of one process on one block of lines: read the records, compute their keys, and write those that are not
+duplicates."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,23 +17,23 @@ Fault = tuple[int, str, str, str]
 
 @dataclass(kw_only=True)
 class Reading:
-    """What a block holds, in few bytes: the parent decides by it."""
+    """A compact summary of a block, from which the parent decides."""
 
     num_lines: int = 0
     num_records: int = 0
     """JSON objects, usable or not."""
     keys: list[bytes] = field(default_factory=list)
     base_ids: list[str] = field(default_factory=list)
-    """Of the usable records, in the order of the keys."""
+    """Base ids of the usable records, in the order of the keys."""
     places: list[tuple[int, float | None]] = field(default_factory=list)
-    """Of the usable records: line in the block, and the reward that it records."""
+    """Of the usable records: line in the block, and the recorded reward."""
     other_ids: list[str] = field(default_factory=list)
-    """Base ids of records that cannot be used: their task was seen all the same."""
+    """Base ids of unusable records; their tasks still count as seen."""
     faults: list[Fault] = field(default_factory=list)
 
 
 class BlockReader:
-    """Reads one block and then writes it, in turn."""
+    """Reads a block, then writes its rows, before the next block."""
 
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
@@ -62,8 +62,8 @@ class BlockReader:
         return reading
 
     def write(self, kept: Sequence[int], first_line: int) -> bytes:
-        """The rows of the candidates at these places, whose lines count from `first_line`. Raises StoreError."""
-        assert self._origin is not None, "a block is written after it was read"
+        """The rows of the candidates at these indices; line numbers start at `first_line`. Raises StoreError."""
+        assert self._origin is not None, "write is called after read"
         chosen = [self._candidates[index] for index in kept]
         self._candidates = []
         return self._form.write(chosen, self._origin, first_line) if chosen else b""

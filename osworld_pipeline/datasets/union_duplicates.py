@@ -1,5 +1,5 @@
-"""The records that say what another one says, listed in the row of the first: known only when all sources are read, so
-the replay table is written once more, a row group at a time."""
+"""Lists duplicate records in the row of the first one. They are known only when all sources are read, so the replay
+table is rewritten, one row group at a time."""
 
 import shutil
 import tempfile
@@ -13,12 +13,12 @@ import pyarrow.parquet as pq
 from osworld_pipeline.columns import REPLAY_BUFFER
 
 Duplicate = Mapping[str, Any]
-"""Where it stands, and the reward that it records: source_dataset, source_path, source_line, reward."""
+"""Its place and its recorded reward: source_dataset, source_path, source_line, reward."""
 
 
 def list_duplicates(file: IO[bytes], duplicates: Mapping[str, Sequence[Duplicate]]) -> None:
-    """Adds to the replay table in `file` (as it was written, named) the duplicates by row id. A row whose reward was
-    assumed takes the first that a duplicate records."""
+    """Adds the duplicates by row id to the replay table in `file`, a named file as just written. A row with an assumed
+    reward gets the first recorded reward of its duplicates."""
     if not duplicates:
         return
     file.flush()

@@ -1,6 +1,5 @@
-"""The two forms a demonstration is written in, with what each asks of a record: a line of the replay artefact, which
-keeps the record's own messages, and a row of the replay table, whose messages are in one form and whose images are
-blobs."""
+"""The two output forms of a demonstration and their checks: a line of the replay artefact, which keeps the record's own
+messages, and a row of the replay table, whose messages are normalised and whose images are blobs."""
 
 import hashlib
 import json
@@ -22,17 +21,17 @@ from osworld_pipeline.domain.replay import base_task_id
 from osworld_pipeline.errors import DatasetError
 
 ASSUMED_REWARD = 1.0
-"""Of a demonstration that does not say; the row of the table says that it was assumed."""
+"""Reward of a demonstration without one; the row of the table marks it as assumed."""
 ROWS_FOLLOW = "rows follow"
 """A worker's message before the bytes of its rows."""
 CACHED_TURNS = 4096
 KEY_BYTES = 16
-"""Of a demonstration's digest that stay in memory."""
+"""Bytes of a demonstration's digest that stay in memory."""
 ROW_ID_LENGTH = 24
 _MESSAGE_KEYS = ("role", "content")
 _PART_KEYS = (("type", "text"), ("type",))
 _ORDER = {"role": 0, "content": 1, "type": 2, "text": 3}
-# Words that Slime-OSWorld's fallback takes for an action where ours sees none.
+# Patterns that Slime-OSWorld's fallback parser accepts as an action and ours does not.
 _LOOSE_CALL = re.compile(
     r"pyautogui\.(?:(?:double|right|triple)?click|write|typewrite|press|hotkey|scroll|move(?:to)?|drag(?:to)?|screenshot)"
     r"\s*\(.*\)",
@@ -44,35 +43,35 @@ _LOOSE_WORDS = ("click", "wait", "scroll")
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """All a worker must know; plain values, sent once."""
+    """The configuration of a worker; plain values, sent once."""
 
     form: Literal["artefact", "table"]
     system_prompt: str
     dialect: str
     max_line_bytes: int
     blobs: Path | None = None
-    """Where the images of table rows go."""
+    """Folder for the images of table rows."""
     output: Path | None = None
-    """The file that workers write into themselves, each where it is told; None: rows go to the parent."""
+    """The file that workers write into, each at the offset it receives; None: rows go to the parent."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Where a block comes from: what all its rows have in common."""
+    """The origin of a block, common to all its rows."""
 
     source: str
     path: str
     folder: Path
-    """Of the file; its relative images stay in it."""
+    """Folder of the file; relative image paths must stay in it."""
     quality_rank: int
     licence: str = ""
     is_import: bool = False
-    """Its records say themselves where they stood."""
+    """Its records contain their original place."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A usable record that waits for the word whether it is the first of its kind."""
+    """A usable record; the parent decides whether it is a duplicate."""
 
     line_no: int
     """In the block."""
@@ -80,9 +79,9 @@ class Candidate:
     key: bytes
     """Equal for equal demonstrations of one task."""
     content: Any
-    """What the form needs to write it."""
+    """The data that the form needs to write it."""
     reward: float | None = None
-    """As the record says it; None where it does not."""
+    """As recorded; None if the record has none."""
 
     @property
     def base_id(self) -> str:
@@ -90,7 +89,7 @@ class Candidate:
 
 
 Examined = tuple[bytes, Any, float | None]
-"""The key of a record, what is to be written of it, and the reward that it records."""
+"""The key of a record, the content to write, and the recorded reward."""
 
 
 class Form(Protocol):
@@ -99,13 +98,13 @@ class Form(Protocol):
         ...
 
     def write(self, candidates: list[Candidate], origin: Origin, first_line: int) -> bytes:
-        """The rows as they go to the parent; uses the list up, so that large images need not be there twice. Raises
+        """The rows in the form sent to the parent. Empties the list, so that large images are not held twice. Raises
         StoreError."""
         ...
 
 
 def row_id_of(digest: bytes) -> str:
-    """The id of a row of the table; the key of its record is enough."""
+    """The id of a row of the table, from its digest or its key."""
     return digest.hex()[:ROW_ID_LENGTH]
 
 
@@ -118,7 +117,7 @@ def make_form(setup: Setup) -> Form:
 
 
 class ArtefactForm:
-    """Slime-OSWorld's replay line: messages and images verbatim, only the system turn is ours."""
+    """Slime-OSWorld's replay line: messages and images verbatim, with our system turn."""
 
     def __init__(self, setup: Setup) -> None:
         self._system = {"role": "system", "content": setup.system_prompt}
@@ -131,7 +130,7 @@ class ArtefactForm:
         reward = reward_of(record)
         is_plain = _are_plain(messages)
         if not is_plain:
-            # Numbers beyond 64 bits would lose digits in the fast reader.
+            # The fast parser would lose digits of numbers beyond 64 bits.
             messages = messages_of(read_exactly(line))
         turns = [self._system, *(messages[1:] if messages[0].get("role") == "system" else messages)]
         answers = [_joined_text(turn.get("content")) for turn in turns if turn.get("role") == "assistant"]
@@ -139,7 +138,7 @@ class ArtefactForm:
             if not self._is_action(text):
                 raise BadRecord(f"no action could be read in the turn that begins {text[:60]!r}", kind="dropped_parse")
         if images:
-            # Without any image the placeholders are words: a text-only copy.
+            # In a record without images, a text-only copy, placeholders are plain text.
             for _ in checked_images(images, sum(map(_num_placeholders, turns)), origin.folder):
                 pass
         base_id = base_task_id(task_id)
@@ -168,7 +167,7 @@ class ArtefactForm:
 
 
 def checked_images(images: Sequence[str], num_placeholders: int, folder: Path) -> Iterator[tuple[bytes, str]]:
-    """Bytes and suffix of each. Raises BadRecord where they are not as many as they must be, or one is damaged."""
+    """Bytes and suffix of each. Raises BadRecord if their number differs from `num_placeholders`, or one is damaged."""
     if len(images) != num_placeholders:
         raise BadRecord(f"{num_placeholders} image placeholders, {len(images)} images", kind="bad_image")
     for index, text in enumerate(images):
@@ -202,8 +201,8 @@ def _joined_text(content: Any) -> str:
 
 
 def _are_plain(messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Role and content in this order, parts of type and text in this order, texts all of them: the form in which equal
-    messages are equal bytes."""
+    """Whether all messages have the keys role and content in this order, all parts have type and text in this order,
+    and all values are strings. Equal messages in this form are equal bytes."""
     for message in messages:
         if tuple(message) != _MESSAGE_KEYS or type(message["role"]) is not str:
             return False
@@ -222,15 +221,15 @@ def _are_plain(messages: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _in_order(value: Any) -> Any:
-    """The same with the keys of every object in one order, that of a plain message first."""
+    """The same value with the keys of every object in a fixed order, that of a plain message first."""
     if isinstance(value, dict):
         return {name: _in_order(value[name]) for name in sorted(value, key=lambda name: (_ORDER.get(name, 9), name))}
     return [_in_order(item) for item in value] if isinstance(value, list) else value
 
 
 def is_action(dialect: Dialect, text: str) -> bool:
-    """Slime-OSWorld's lenient reading sees an action in it, or our dialect does: a row of the artefact stays text, and
-    who takes it in may be as lenient. Its words are asked first, because that is cheap."""
+    """Whether Slime-OSWorld's lenient parser or our dialect finds an action. A row of the artefact stays text, and its
+    reader may be as lenient. The lenient patterns are tried first, because that is cheap."""
     lowered = text.lower()
     if any(word in lowered for word in _LOOSE_WORDS) or ("type" in lowered and '"' in lowered):
         return True
@@ -238,5 +237,5 @@ def is_action(dialect: Dialect, text: str) -> bool:
 
 
 def _exact_json(value: Any) -> bytes:
-    """Compact, as the fast writer's, but with numbers of any size, and NaN as Python writes it."""
+    """Compact JSON like the fast writer's, with integers of any size and NaN as Python writes it."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()

@@ -1,5 +1,5 @@
-"""Blocks shared out among worker processes, their results taken in the order of the blocks: the same input gives the
-same output with any number of workers. A worker that dies is one clear error, and none outlives this process."""
+"""Distributes blocks to worker processes and returns their results in the order of the blocks, so the output does not
+depend on the number of workers. A worker that dies raises one error; no worker outlives this process."""
 
 import socket
 import subprocess
@@ -20,7 +20,7 @@ WORK_TIMEOUT_S = 600.0
 """For one block; a worker that takes longer hangs."""
 STOP_TIMEOUT_S = 5.0
 LARGE_BLOCK_BYTES = 24 * 2**20
-"""A block of this size is read while nothing else is, for the sake of memory."""
+"""A block above this size is read alone, to limit memory."""
 
 PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 _PROGRAM = (
@@ -30,14 +30,14 @@ _PROGRAM = (
 
 Job = tuple[Block, Origin]
 Decide = Callable[[Job, Reading], tuple[list[int], int]]
-"""Told of each block in order; which candidates stay, and how many lines came before this block."""
+"""Called for each block in order; returns the candidates to keep and the number of lines before this block."""
 
 
 def read_blocks_in_order(
     jobs: Iterable[Job], setup: Setup, decide: Decide, *, num_workers: int
 ) -> Iterator[tuple[Job, bytes]]:
-    """Each block with what is to be written of it (nothing, where the workers write it themselves); without workers
-    all is done here.
+    """Yields each block with its output (empty if the workers write the file). With 0 workers, this process does the
+    work.
 
     Raises:
         DatasetError: a worker died or hangs.
@@ -60,12 +60,12 @@ class _Worker:
     connection: Connection
     process: subprocess.Popen[bytes]
     number: int = -1
-    """Of the block it has; -1: none."""
+    """Number of its block; -1: none."""
     job: Job | None = None
 
     @property
-    def told_job(self) -> Job:
-        assert self.job is not None, "it was given a block"
+    def current_job(self) -> Job:
+        assert self.job is not None, "the worker has a block"
         return self.job
 
     def send(self, message: Any) -> None:
@@ -95,7 +95,7 @@ class _Worker:
         where = f" at byte {self.job[0].offset} of {self.job[0].path}" if self.job else ""
         return DatasetError(
             f"worker process {self.process.pid} of the union build {what}{where}: if memory ran out, free some; "
-            "then run again, nothing half-written is left"
+            "then run again; no partial output remains"
         )
 
 
@@ -124,7 +124,7 @@ def _worker(setup: Setup) -> Iterator[_Worker]:
 def _share_out(jobs: Iterable[Job], workers: list[_Worker], decide: Decide) -> Iterator[tuple[Job, bytes]]:
     source = iter(jobs)
     pending: Job | None = next(source, None)
-    # By number of the block; a worker whose message lies here waits for our answer.
+    # By number of the block; a worker with a message here waits for our answer.
     readings: dict[int, tuple[_Worker, Reading]] = {}
     sizes: dict[int, tuple[_Worker, int]] = {}
     payloads: dict[int, tuple[Job, bytes]] = {}
@@ -138,38 +138,38 @@ def _share_out(jobs: Iterable[Job], workers: list[_Worker], decide: Decide) -> I
             worker.send(pending)
             worker.job = replace(pending[0], data=None), pending[1]
             pending = next(source, None)
-        for worker, message in _heard(workers, waiting={*readings, *sizes}):
+        for worker, message in _messages(workers, waiting={*readings, *sizes}):
             if isinstance(message, Reading):
                 readings[worker.number] = (worker, message)
             elif isinstance(message, int):
                 sizes[worker.number] = (worker, message)
             else:
                 if message is not None:
-                    payloads[worker.number] = (worker.told_job, message)
+                    payloads[worker.number] = (worker.current_job, message)
                 worker.number, worker.job = -1, None
         while next_decision in readings:
             worker, reading = readings.pop(next_decision)
-            worker.send(decide(worker.told_job, reading))
+            worker.send(decide(worker.current_job, reading))
             next_decision += 1
         while next_payload in payloads or next_payload in sizes:
             if next_payload in sizes:
                 worker, num_bytes = sizes.pop(next_payload)
-                payloads[next_payload] = worker.told_job, b""
+                payloads[next_payload] = worker.current_job, b""
                 worker.send(offset)
                 offset += num_bytes
             yield payloads.pop(next_payload)
             next_payload += 1
 
 
-def _heard(workers: list[_Worker], *, waiting: set[int]) -> Iterator[tuple[_Worker, Reading | int | bytes | None]]:
-    """What the workers say that do not wait for us: a reading, the size of what they will write, the rows themselves,
-    or None: all is written."""
+def _messages(workers: list[_Worker], *, waiting: set[int]) -> Iterator[tuple[_Worker, Reading | int | bytes | None]]:
+    """Messages of the workers that do not wait for an answer: a reading, the size of their output, the rows, or None
+    when all is written."""
     busy = {worker.connection: worker for worker in workers if worker.number >= 0 and worker.number not in waiting}
     ready = wait(list(busy), timeout=WORK_TIMEOUT_S)
     if not ready:
-        raise DatasetError(f"the union build's workers have said nothing for {WORK_TIMEOUT_S:g} s: run it again")
+        raise DatasetError(f"the union build's workers did not respond within {WORK_TIMEOUT_S:g} s: run it again")
     for connection in ready:
-        worker = busy[connection]  # type: ignore[index] - wait gives back what it was given
+        worker = busy[connection]  # type: ignore[index] - wait returns the objects it was given
         message = worker.receive()
         if isinstance(message, PipelineError | OSError):
             raise message
@@ -177,6 +177,6 @@ def _heard(workers: list[_Worker], *, waiting: set[int]) -> Iterator[tuple[_Work
 
 
 def _is_crowded(job: Job, workers: list[_Worker]) -> bool:
-    """A large block waits for the others, and the others wait for it."""
+    """Whether the block must wait: a large block is read alone."""
     held = [worker.job[0].num_bytes for worker in workers if worker.job is not None]
     return bool(held) and (job[0].num_bytes > LARGE_BLOCK_BYTES or max(held) > LARGE_BLOCK_BYTES)

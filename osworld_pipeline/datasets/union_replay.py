@@ -1,4 +1,4 @@
-"""The demonstrations of the union: all sources, best first, each read once in blocks, each demonstration once."""
+"""The demonstrations of the union: reads all sources once, in blocks, best first, and keeps each demonstration once."""
 
 import os
 from collections import Counter
@@ -18,15 +18,15 @@ from osworld_pipeline.datasets.union_sinks import PayloadSink, RejectWriter
 
 MAX_WORKERS = 4
 SMALL_BYTES = 4 * 2**20
-"""Below this, starting workers costs more than they give."""
+"""Below this size, starting workers costs more than it saves."""
 
 OnProgress = Callable[[str, int, int], None]
-"""Told the source's name, the bytes read so far and the bytes of all sources."""
+"""Called with the source's name, the bytes read so far and the bytes of all sources."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplaySource:
-    """A source of demonstrations at its place."""
+    """A source of demonstrations and its path."""
 
     source: Source
     path: Path
@@ -50,22 +50,22 @@ class ReplayCounts:
     num_records: Counter[str] = field(default_factory=Counter)
     """JSON objects by source, usable or not."""
     kept: Counter[str] = field(default_factory=Counter)
-    """By source, in the order of the first."""
+    """By source, in order of first appearance."""
     num_dropped_parse: int = 0
     num_duplicates: int = 0
     duplicates: dict[str, list[Duplicate]] = field(default_factory=dict)
-    """By the id of the row that was kept; of the table alone."""
+    """By the id of the kept row; only for the table."""
     task_ids: set[str] = field(default_factory=set)
-    """Base ids of all records that say one."""
+    """Base ids of all records with a readable id."""
     replay_ids: set[str] = field(default_factory=set)
-    """Of those that were kept."""
+    """Base ids of the demonstrations."""
 
     def stats(self) -> dict[str, object]:
         return {
             "input_samples": self.num_records.total(),
             "kept_samples": self.kept.total(),
             "dropped_parse": self.num_dropped_parse,
-            # Replacements by a better source, of which there are none when the best comes first.
+            # Replacements by a better source: none, because the best source comes first.
             "deduped": 0,
             "per_dataset": dict(self.kept),
         }
@@ -81,9 +81,8 @@ def read_replay(
     on_progress: OnProgress | None = None,
     block_bytes: int = BLOCK_BYTES,
 ) -> ReplayCounts:
-    """Writes each demonstration's first appearance into `sink`; memory holds a few blocks, 16 bytes of every
-    key, and the places of duplicates.
-    `num_workers`: None takes as many as there are cores.
+    """Writes each demonstration's first appearance into `sink`; memory holds a few blocks, 16 bytes of every key, and
+    the places of duplicates. `num_workers`: None means one per core, at most MAX_WORKERS.
 
     Raises:
         DatasetError: a worker died.
@@ -112,7 +111,7 @@ def read_replay(
 
 
 def _found_files(sources: Sequence[ReplaySource], rejects: RejectWriter) -> list[tuple[ReplaySource, Path]]:
-    """The file of each source that is there, best first; a second form of one is a reject."""
+    """The file of each existing source, best first; a second form of a source is a reject."""
     ordered = sorted(sources, key=lambda item: -item.source.quality_rank)
     files = [(item, file) for item in ordered if (file := find_file(item.path))]
     for item in ordered:
@@ -121,7 +120,7 @@ def _found_files(sources: Sequence[ReplaySource], rejects: RejectWriter) -> list
             rejects.add([Reject(**place, kind="unreadable", reason=NO_FILE)])
     for item, file in files:
         for other in other_files(item.path):
-            reason = f"{file.name} stands beside it and was read instead"
+            reason = f"{file.name} in the same folder was read instead"
             place = str(Path(item.source.path).with_name(other.name))
             rejects.add([Reject(source=item.source.name, path=place, line_no=0, kind="duplicate_file", reason=reason)])
     return files
@@ -129,14 +128,14 @@ def _found_files(sources: Sequence[ReplaySource], rejects: RejectWriter) -> list
 
 @dataclass(kw_only=True)
 class _Ledger:
-    """What was seen so far; told of the blocks in order, it says what is new in each."""
+    """The keys and counts so far; `decide`, called for the blocks in order, returns what is new in each."""
 
     rejects: RejectWriter
     lists_duplicates: bool
     counts: ReplayCounts = field(default_factory=ReplayCounts)
     keys: set[bytes] = field(default_factory=set)
     lines_before: Counter[str] = field(default_factory=Counter)
-    """By source: where the next block begins."""
+    """By path: number of lines before the next block."""
 
     def decide(self, job: Job, reading: Reading) -> tuple[list[int], int]:
         origin, counts = job[1], self.counts

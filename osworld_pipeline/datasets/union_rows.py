@@ -1,5 +1,5 @@
-"""Rows of the replay table, made in the worker: messages in one form, images in the blob store, a batch of columns as
-Arrow's stream. Apart from union_forms, because the artefact needs no Arrow."""
+"""Rows of the replay table, made in the worker: messages in one form, images in the blob store, columns as an Arrow
+stream. Separate from union_forms, because the artefact needs no Arrow."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -44,12 +44,12 @@ class Row:
     line_sha256: str
     source_path: str | None
     source_line: int | None
-    """Both of an import alone: where the record stood before."""
+    """Both for imports only: the record's original place."""
 
 
 class TableForm:
     def __init__(self, setup: Setup) -> None:
-        assert setup.blobs is not None, "table rows have their images in a blob store"
+        assert setup.blobs is not None, "table rows keep their images in a blob store"
         self._system_prompt = setup.system_prompt
         self._dialect = load_dialect(setup.dialect)
         self._blobs = BlobStore(setup.blobs)
@@ -115,6 +115,6 @@ class TableForm:
 
 
 def _digest(task_id: str, messages: Sequence[Message], **more: Sequence[str]) -> bytes:
-    """Over the canonical JSON of domain.digest, byte for byte, since only texts stand in it."""
+    """Digest of the same bytes as the canonical JSON of domain.digest, since all values are strings."""
     value = {"task_id": base_task_id(task_id), "messages": messages, **more}
     return hashlib.sha256(orjson.dumps(value, option=orjson.OPT_SORT_KEYS)).digest()

@@ -1,4 +1,4 @@
-"""Where rows go as they come: Parquet files in row groups, so that memory holds a few blocks and never a table."""
+"""Sinks that write rows as they arrive: Parquet in row groups, so that memory holds a few blocks, not a whole table."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -15,18 +15,18 @@ from osworld_pipeline.datasets.rejects import Reject
 FLUSH_ROWS = 5_000
 GROUP_ROWS = 1_024
 GROUP_BYTES = 32 * 2**20
-"""A row group of the replay table is written when it has so many rows, or so many bytes in memory."""
+"""A row group of the replay table is written when it has this many rows, or this many bytes in memory."""
 
 
 class PayloadSink(Protocol):
-    """Takes what a Form wrote, in the order of the sources."""
+    """Accepts the output of a Form, in the order of the sources."""
 
     def add(self, payload: bytes) -> None: ...
 
     def close(self) -> None: ...
 
     def abandon(self) -> None:
-        """After a failure: lets go of the file, whatever state it is in."""
+        """Closes the file after a failure; ignores errors."""
         ...
 
 
@@ -115,7 +115,7 @@ def _row(reject: Reject) -> dict[str, Any]:
         "source_path": reject.path,
         "source_line": reject.line_no,
         "kind": reject.kind,
-        # A reason may quote what is no text (half a character of a pair), which Arrow cannot hold.
+        # A reason may contain a lone surrogate, which Arrow cannot store.
         "reason": reject.reason.encode(errors="backslashreplace").decode(),
         "task_id": reject.task_id.encode(errors="backslashreplace").decode() or None,
     }

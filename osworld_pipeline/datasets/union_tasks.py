@@ -1,4 +1,4 @@
-"""The tasks of the union: every base id seen anywhere, the config it gets, and whether it can be trained on."""
+"""The tasks of the union: every base id of any source, its config, and whether it can be trained on."""
 
 import json
 from collections import Counter
@@ -15,32 +15,32 @@ from osworld_pipeline.errors import TaskError
 
 _WINDOWS_SNAPSHOTS = ("excel", "word", "powerpoint")
 ASKED_FOR = ("windows-basics/", "wine-basics/")
-"""Sources of tasks that are there because the recipe's desktops run Windows programs."""
-# As they stand in JSON, where a backslash is two.
+"""Sources of Windows tasks that the recipe's desktops can run."""
+# As in JSON, where a backslash is escaped.
 _WINDOWS_PATHS = ("C:\\\\", "C:/", "\\\\Users\\\\")
 
 
 @dataclass(kw_only=True)
 class TaskConfigs:
     """Configs by base id. Of several distill configs the first wins, of several files of the tree the last; the others
-    are `twins`, tasks of their own where their domain is another."""
+    are `twins`, separate tasks if their domain differs."""
 
     distill: dict[str, RawTask] = field(default_factory=dict)
     tree: dict[str, RawTask] = field(default_factory=dict)
     twins: dict[str, dict[str, RawTask]] = field(default_factory=dict)
-    """By base id, then by folder: all files of the tree whose id several folders have."""
+    """By base id, then by folder: all files of the tree with an id that several folders have."""
     bare: dict[str, RawTask] = field(default_factory=dict)
-    """The first row of an id that says an instruction or a domain and no config."""
+    """The first row of an id with an instruction or a domain but no config."""
     imported: dict[str, RawTask] = field(default_factory=dict)
     task_ids: set[str] = field(default_factory=set)
     """Seen in a source of tasks other than the tree."""
     num_records: Counter[str] = field(default_factory=Counter)
     rejects: list[Reject] = field(default_factory=list)
     shadowed: list[Reject] = field(default_factory=list)
-    """Files of the tree whose id a later file of another domain has: artefacts know tasks by their ids alone."""
+    """Files of the tree with the id of a later file of another domain: artefacts identify tasks by id alone."""
 
     def read(self, source: Source, path: Path, *, is_import: bool = False) -> None:
-        """Takes in one source; rejects are kept in `rejects`."""
+        """Reads one source; rejects are kept in `rejects`."""
         for item in read_tasks_at(source, path):
             if isinstance(item, Reject):
                 self.rejects.append(item)
@@ -65,7 +65,7 @@ class TaskConfigs:
             self.twins[item.base_id][item.domain] = item
         if earlier is not None:
             same = "with the same content" if earlier.config == item.config else "with another content"
-            reason = f"{item.path} has the same id, {same}, and stands later in order"
+            reason = f"{item.path} has the same id, {same}, and comes later in order"
             rejects = self.rejects if earlier.domain == item.domain else self.shadowed
             rejects.append(_reject(earlier, "duplicate_task", reason))
         self.tree[item.base_id] = item
@@ -84,15 +84,15 @@ class UnionTasks:
     rows: list[dict[str, Any]] = field(default_factory=list)
     train: list[dict[str, Any]] = field(default_factory=list)
     rejects: list[Reject] = field(default_factory=list)
-    """Tasks whose config nothing can run."""
+    """Tasks whose config cannot be run."""
 
 
 def join_tasks(task_ids: Iterable[str], configs: TaskConfigs, replay_ids: set[str], *, is_artefact: bool) -> UnionTasks:
-    """The rows by task id. An artefact's `task_config` keeps the config's own order of keys and takes in a config
-    without an evaluator, as Slime-OSWorld does; the table's is canonical, and its training tasks can all be scored.
+    """The rows by task id. An artefact's `task_config` keeps the config's own order of keys and accepts a config
+    without an evaluator, like Slime-OSWorld; the table's is canonical, and all its training tasks can be scored.
 
-    The table has a row for each domain of an id. Demonstrations name the id alone, so such a task is trained on only
-    where a source of configs says which one is meant, or all others are Windows tasks."""
+    The table has a row for each domain of an id. Demonstrations name the id alone, so such a task is trained on only if
+    a source of configs selects one, or all others are Windows tasks."""
     union = UnionTasks()
     for task_id in sorted(task_ids):
         task, source = configs.chosen(task_id)
@@ -111,7 +111,7 @@ def join_tasks(task_ids: Iterable[str], configs: TaskConfigs, replay_ids: set[st
         if task is not None and len(meant) > 1:
             if task_id in replay_ids:
                 domains = ", ".join(sorted(twin.domain for twin in meant))
-                reason = f"not trained on: {domains} have a task of this id each, and demonstrations name the id alone"
+                reason = f"not trained on: {domains} each have a task with this id; demonstrations name the id alone"
                 union.rejects.append(_reject(task, "duplicate_task", reason))
             continue
         if task is None or config is None:
@@ -147,7 +147,7 @@ def _row(
 
 
 def is_windows(config: Mapping[str, Any]) -> bool:
-    """By the snapshot, or by a path of Windows anywhere in keys or values."""
+    """By the snapshot, or by a Windows path anywhere in keys or values."""
     if str(config.get("snapshot", "")).lower() in _WINDOWS_SNAPSHOTS:
         return True
     text = json.dumps(config)
@@ -155,7 +155,7 @@ def is_windows(config: Mapping[str, Any]) -> bool:
 
 
 def _is_for_windows(task: RawTask) -> bool:
-    """Of a file of the tree: by its folder, or by its config."""
+    """For a file of the tree: by its folder, or by its config."""
     return "Windows" in PurePosixPath(task.path).parts or is_windows(task.config or {})
 
 
@@ -164,15 +164,15 @@ def _ordered_json(config: Mapping[str, Any]) -> str:
 
 
 def _config_domain(config: Mapping[str, Any]) -> str:
-    """What the config itself says: its domain, else its first related app."""
+    """From the config: its domain, else its first related app."""
     apps = config.get("related_apps")
     first_app = apps[0] if isinstance(apps, list) and apps else ""
     return next((name for name in (config.get("domain"), first_app) if isinstance(name, str) and name), "")
 
 
 def _domain(task_id: str, task: RawTask | None, config_domain: str, configs: TaskConfigs) -> str:
-    """The better of what is known: the config's own word, the source's, OSWorld's folder, the first related app. Of an
-    id that several folders have only the folder tells them apart."""
+    """The first of the config's domain, the source's, OSWorld's folder and the first related app that is known. If
+    several folders have the id, only the folder distinguishes the tasks."""
     twins = configs.twins.get(task_id, {})
     if task is not None and twins.get(task.domain) is task:
         return task.domain

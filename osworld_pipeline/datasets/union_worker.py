@@ -1,5 +1,5 @@
-"""A worker of the union build: reads blocks that its parent names over a socket, until the socket closes. It ends with
-its parent, whose death closes the socket."""
+"""A worker of the union build: reads the blocks that its parent names over a socket, until the socket closes, also when
+the parent dies."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ from osworld_pipeline.errors import PipelineError
 
 def main(descriptor: int) -> None:
     forbid_pandas()
-    # Ctrl-C reaches the whole terminal; when to end is the parent's to say.
+    # Ctrl-C reaches the whole process group; the parent decides when to stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection = Connection(descriptor)
     try:
@@ -43,7 +43,7 @@ def main(descriptor: int) -> None:
 
 
 def _write(output: int, payload: bytes, offset: int) -> OSError | None:
-    """Writes at `offset`, where no other worker does; the parent explains the error."""
+    """Writes at `offset`, in a range of this worker's own; the parent raises the returned error."""
     rest = memoryview(payload)
     try:
         while rest:

@@ -1,2 +1,2 @@
-"""What this machine has and lacks for each role, and how to get it. Knows neither Dagster nor the env server: it asks
-both as programs, so that what hangs is ended and what is not installed is a finding."""
+"""Checks what this machine has and lacks for each role, and how to fix it. Dagster and the env server are run as
+separate programs, so that a hanging program is killed and a missing one is a finding."""

@@ -1,4 +1,4 @@
-"""Runs checks side by side, each within its own time. Whatever a check does, its names come back as findings."""
+"""Runs checks in parallel, each with its own time limit. All names of a check have findings, even if it fails."""
 
 import queue
 import threading
@@ -14,31 +14,31 @@ from osworld_pipeline.errors import PipelineError
 @dataclass(frozen=True, kw_only=True)
 class Check:
     names: tuple[str, ...]
-    """Of the findings it gives."""
+    """Names of its findings."""
     look: Callable[[], Iterable[Finding]]
     limit_s: float
 
 
 def run_checks(checks: Sequence[Check], *, wanted: Iterable[str] | None = None) -> list[Finding]:
-    """A finding for every wanted name (all without), in the order of the checks. A check that hangs is left behind in a
-    thread that does not keep the program from ending."""
+    """A finding for every wanted name (None: all), in the order of the checks. A hanging check stays in a daemon
+    thread, which does not prevent the program from exiting."""
     names = set(wanted) if wanted is not None else {name for check in checks for name in check.names}
     chosen = [check for check in checks if names & set(check.names)]
-    heard: queue.SimpleQueue[tuple[Check, Finding | None, str]] = queue.SimpleQueue()
+    results: queue.SimpleQueue[tuple[Check, Finding | None, str]] = queue.SimpleQueue()
     began = time.monotonic()
     for check in chosen:
-        threading.Thread(target=_look, args=(check, heard.put), name=check.names[0], daemon=True).start()
+        threading.Thread(target=_look, args=(check, results.put), name=check.names[0], daemon=True).start()
     found: dict[str, Finding] = {}
     waiting = list(chosen)
     while waiting:
         next_end = began + min(check.limit_s for check in waiting)
         try:
-            check, finding, reason = heard.get(timeout=max(0.0, next_end - time.monotonic()))
+            check, finding, reason = results.get(timeout=max(0.0, next_end - time.monotonic()))
         except queue.Empty:
             now = time.monotonic()
             for late in [check for check in waiting if began + check.limit_s <= now]:
                 waiting.remove(late)
-                _fill(found, late, f"the check did not end within {late.limit_s:g} s")
+                _fill(found, late, f"the check did not finish within {late.limit_s:g} s")
             continue
         if finding is not None:
             found.setdefault(finding.name, finding)
@@ -48,16 +48,16 @@ def run_checks(checks: Sequence[Check], *, wanted: Iterable[str] | None = None) 
     return [found[name] for check in chosen for name in check.names if name in names]
 
 
-def _look(check: Check, tell: Callable[[tuple[Check, Finding | None, str]], None]) -> None:
-    reason = "the check gave no answer"
+def _look(check: Check, report: Callable[[tuple[Check, Finding | None, str]], None]) -> None:
+    reason = "the check returned no result"
     try:
         for finding in check.look():
-            tell((check, finding, ""))
+            report((check, finding, ""))
     except PipelineError as error:
         reason = str(error)
-    except Exception as error:  # noqa: BLE001 - a check that fails is a finding, and the others go on
+    except Exception as error:  # noqa: BLE001 - a failed check is a finding; the others continue
         reason = f"the check failed: {type(error).__name__}: {error}"
-    tell((check, None, reason))
+    report((check, None, reason))
 
 
 def _fill(found: dict[str, Finding], check: Check, reason: str) -> None:
@@ -75,5 +75,5 @@ def _only(look: Callable[..., Finding], *arguments: object) -> Iterable[Finding]
 
 
 def lacking(names: Iterable[str], findings: Mapping[str, Finding]) -> list[str]:
-    """Those of `names` that keep a role from working."""
+    """The names whose findings prevent a role."""
     return [name for name in names if findings[name].status in (Status.MISSING, Status.BROKEN)]

@@ -1,4 +1,4 @@
-"""The whole answer: findings, and for each role whether this machine can take it; for people and for machines."""
+"""The whole result: findings, and whether this machine can take each role, as text and as JSON."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ COLOURS = {Status.OK: "green", Status.WARN: "yellow", Status.MISSING: "red", Sta
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
     role: str
-    """The one that is asked for."""
+    """The requested role."""
     findings: Mapping[str, Finding]
     lacks: Mapping[str, Sequence[str]]
-    """Role -> the checks that keep this machine from it, of every role that was looked at."""
+    """By role, the failed checks that prevent it, for every checked role."""
     seconds: float
 
     @property
@@ -39,7 +39,7 @@ class Diagnosis:
 
 
 def diagnose(checks: Sequence[Check], *, role: str, is_only: bool, seconds: float = 0.0) -> Diagnosis:
-    """`is_only`: what the role needs; else all, and every role is judged."""
+    """`is_only`: check only what the role needs; else run all checks for every role."""
     roles: Mapping[str, Role] = {role: ROLES[role]} if is_only else ROLES
     wanted = [name for each in roles.values() for name in each.checks]
     findings = {finding.name: finding for finding in run_checks(checks, wanted=wanted)}
@@ -49,8 +49,8 @@ def diagnose(checks: Sequence[Check], *, role: str, is_only: bool, seconds: floa
 
 def show(diagnosis: Diagnosis, console: Console) -> None:
     table = Table(show_lines=False, pad_edge=False, box=None)
-    for name in ("", "check", "what was found, and the way out"):
-        table.add_column(name, no_wrap=name != "what was found, and the way out", overflow="fold")
+    for name in ("", "check", "finding and remedy"):
+        table.add_column(name, no_wrap=name != "finding and remedy", overflow="fold")
     for finding in diagnosis.findings.values():
         text = escape(finding.message)
         if finding.remedy and finding.status != Status.OK:
@@ -61,5 +61,5 @@ def show(diagnosis: Diagnosis, console: Console) -> None:
     console.print()
     for name, lacks in diagnosis.lacks.items():
         mark = f"[red]lacks {', '.join(lacks)}[/]" if lacks else "[green]ready[/]"
-        here = " [bold](asked for)[/]" if name == diagnosis.role and len(diagnosis.lacks) > 1 else ""
+        here = " [bold](requested)[/]" if name == diagnosis.role and len(diagnosis.lacks) > 1 else ""
         console.print(f"{name:<12} {ROLES[name].meaning}: {mark}{here}", highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""What other programs tell of themselves: the env server of its desktops, Dagster of its instance, sglang of its own
+"""Findings from other programs: the env server about its desktops, Dagster about its instance, sglang about its
 environment."""
 
 import importlib.util
@@ -24,7 +24,7 @@ DESKTOP_CHECKS = (
     "desktop-env",
     "docker",
 )
-"""Of `env-server doctor`."""
+"""Time limit of `env-server doctor`."""
 DESKTOPS_LIMIT_S = 30.0
 INSTANCE_LIMIT_S = 25.0
 SGLANG_LIMIT_S = 10.0
@@ -33,7 +33,7 @@ REPORT = "resources.instance_report"
 
 
 def check_desktops(place: Place) -> Iterator[Finding]:
-    """What `env-server doctor` finds, as it finds it."""
+    """The findings of `env-server doctor`, as they arrive."""
     state = place.state.desktops
     command = [sys.executable, "-m", "env_server.main", "doctor", "--json", "--state-dir", str(state)]
     command += ["--desktop-env-python", str(place.desktop_env_python)]
@@ -47,22 +47,22 @@ def check_desktops(place: Place) -> Iterator[Finding]:
     if not num_lines:
         raise DependencyError(
             f"the env server does not start here: run `{shell_line(ENV_SERVER, 'doctor')}` by hand; its packages are "
-            "the extra server"
+            "in the extra server"
         )
 
 
 def check_home(name: str, place: Place) -> Finding:
-    """The folder that Dagster is told to keep its instance in."""
+    """The folder of Dagster's instance."""
     home = place.dagster_home
     if home is None:
         return Finding(
             name=name,
             status=Status.WARN,
-            message="DAGSTER_HOME is not set: `make` and the demo set it, a bare `dagster dev` forgets its runs",
+            message="DAGSTER_HOME is not set: `make` and the demo set it; `dagster dev` alone loses its runs",
             remedy="export DAGSTER_HOME=$PWD, in the repository's root",
         )
     if not home.is_absolute():
-        text = f"DAGSTER_HOME is {home}, and Dagster takes only an absolute path"
+        text = f"DAGSTER_HOME is {home}, and Dagster requires an absolute path"
         return Finding(name=name, status=Status.MISSING, message=text, remedy="export DAGSTER_HOME=$PWD")
     if not (home / "dagster.yaml").is_file():
         text = f"there is no dagster.yaml in {home}: Dagster would run without pools, monitoring and limits"
@@ -72,7 +72,7 @@ def check_home(name: str, place: Place) -> Finding:
 
 
 def check_instance(place: Place) -> Iterator[Finding]:
-    """`dagster-instance`: its file and its storage; `dagster-daemon`: what runs queues, schedules and sensors."""
+    """`dagster-instance`: its file and its storage; `dagster-daemon`: the process for queues, schedules and sensors."""
     home = place.dagster_home or checkout() or Path.cwd()
     lack = _lack_of_dagster(home)
     if lack:
@@ -81,10 +81,10 @@ def check_instance(place: Place) -> Iterator[Finding]:
         return
     said = ask([sys.executable, "-m", REPORT, str(home)], limit_s=INSTANCE_LIMIT_S)
     if said.status:
-        raise DependencyError(f"Dagster cannot be asked for its instance: {said.stderr_tail}")
-    told = json.loads(said.stdout.splitlines()[-1])
-    yield judge_instance("dagster-instance", told, home)
-    yield judge_daemon("dagster-daemon", told, start=shell_line("make", "dev", f"STATE={place.state.root}"))
+        raise DependencyError(f"Dagster cannot report its instance: {said.stderr_tail}")
+    answer = json.loads(said.stdout.splitlines()[-1])
+    yield judge_instance("dagster-instance", answer, home)
+    yield judge_daemon("dagster-daemon", answer, start=shell_line("make", "dev", f"STATE={place.state.root}"))
 
 
 def _lack_of_dagster(home: Path) -> tuple[str, str] | None:
@@ -95,59 +95,59 @@ def _lack_of_dagster(home: Path) -> tuple[str, str] | None:
     return None
 
 
-def judge_instance(name: str, told: dict, home: Path) -> Finding:
-    if "error" in told:
+def judge_instance(name: str, answer: dict, home: Path) -> Finding:
+    if "error" in answer:
         return Finding(
-            name=name, status=Status.MISSING, message=told["error"], remedy=_way_out(told["error"], str(home))
+            name=name, status=Status.MISSING, message=answer["error"], remedy=_way_out(answer["error"], str(home))
         )
-    if not told["monitoring"].get("enabled") or not told["monitoring"].get("free_slots_after_run_end_seconds"):
+    if not answer["monitoring"].get("enabled") or not answer["monitoring"].get("free_slots_after_run_end_seconds"):
         return Finding(
             name=name,
             status=Status.WARN,
-            message="run monitoring frees no pool slots: a killed run keeps its slot, and later runs wait for ever",
+            message="run monitoring does not free pool slots: a killed run keeps its slot, and later runs never start",
             remedy=f"{home / 'dagster.yaml'}: run_monitoring: {{enabled: true, free_slots_after_run_end_seconds: 15}}",
         )
-    if told["pools"].get("default_limit") is None:
+    if answer["pools"].get("default_limit") is None:
         return Finding(
             name=name,
             status=Status.WARN,
             message="pools have no default limit: two trainers, or two writers of one table, may run at a time",
             remedy=f"{home / 'dagster.yaml'}: concurrency: {{pools: {{granularity: op, default_limit: 1}}}}",
         )
-    if told["relative"] and home.resolve() != Path.cwd():
+    if answer["relative"] and home.resolve() != Path.cwd():
         return Finding(
             name=name,
             status=Status.WARN,
-            message=f"the paths of {home / 'dagster.yaml'} are relative, so from here they lead elsewhere",
+            message=f"the paths of {home / 'dagster.yaml'} are relative, so from this folder they point elsewhere",
             remedy=f"cd {home}",
         )
-    if told.get("is_new"):
-        return Finding(name=name, status=Status.OK, message="the instance is sane and has stored nothing yet")
-    if told["storage"] == "DagsterPostgresStorage" and told["without_limit"]:
-        # Dagster inserts the default, and where there is one, updates it in a transaction that Postgres has ended.
-        pools = ", ".join(told["without_limit"])
+    if answer.get("is_new"):
+        return Finding(name=name, status=Status.OK, message="the instance is valid and empty")
+    if answer["storage"] == "DagsterPostgresStorage" and answer["without_limit"]:
+        # Dagster inserts the default, and if it exists, updates it in a transaction that Postgres has aborted.
+        pools = ", ".join(answer["without_limit"])
         return Finding(
             name=name,
             status=Status.WARN,
             message=f"in Postgres, runs fail at a pool whose limit is the default when that changes: {pools}",
-            remedy="; ".join(f"dagster instance concurrency set {pool} 1" for pool in told["without_limit"]),
+            remedy="; ".join(f"dagster instance concurrency set {pool} 1" for pool in answer["without_limit"]),
         )
-    limits = "".join(f"{pool} {limit}, " for pool, limit in sorted(told["limits"].items()))
-    text = f"the instance opens ({told['storage']}), {told['num_unfinished']} runs unfinished, pools: {limits}"
-    return Finding(name=name, status=Status.OK, message=f"{text}all others {told['pools']['default_limit']}")
+    limits = "".join(f"{pool} {limit}, " for pool, limit in sorted(answer["limits"].items()))
+    text = f"the instance opens ({answer['storage']}), {answer['num_unfinished']} runs unfinished, pools: {limits}"
+    return Finding(name=name, status=Status.OK, message=f"{text}all others {answer['pools']['default_limit']}")
 
 
-def judge_daemon(name: str, told: dict, *, start: str) -> Finding:
-    """`start`: the command that starts it."""
-    beats = told.get("heartbeats_s") or {}
-    if told.get("failing_daemons"):
-        text = f"Dagster's daemon runs, and fails at: {', '.join(told['failing_daemons'])}"
-        return Finding(name=name, status=Status.WARN, message=text, remedy=f"{start}, and read what it says")
+def judge_daemon(name: str, answer: dict, *, start: str) -> Finding:
+    """`start`: the command that starts the daemon."""
+    beats = answer.get("heartbeats_s") or {}
+    if answer.get("failing_daemons"):
+        text = f"Dagster's daemon runs, and fails at: {', '.join(answer['failing_daemons'])}"
+        return Finding(name=name, status=Status.WARN, message=text, remedy=f"{start}, and read its output")
     if not beats or min(beats.values()) > STALE_BEAT_S:
-        age = f"since {min(beats.values()) / 60:.0f} minutes" if beats else "yet"
-        text = f"Dagster's daemon has not been heard of {age}: no queue, schedule or sensor runs without it"
+        age = f"for {min(beats.values()) / 60:.0f} minutes" if beats else "yet"
+        text = f"Dagster's daemon has sent no heartbeat {age}: no queue, schedule or sensor runs without it"
         return Finding(name=name, status=Status.WARN, message=text, remedy=start)
-    text = f"Dagster's daemon was heard of {min(beats.values()):.0f} s ago"
+    text = f"Dagster's daemon sent a heartbeat {min(beats.values()):.0f} s ago"
     return Finding(name=name, status=Status.OK, message=text)
 
 
@@ -168,7 +168,7 @@ def check_sglang(name: str, folder: Path) -> Finding:
             name=name,
             status=Status.MISSING,
             message=f"there is no sglang environment at {folder}",
-            remedy="scripts/setup-sglang (CPU); with a GPU, sglang in an environment of its own, named in SGLANG_ENV",
+            remedy="scripts/setup-sglang (CPU); with a GPU, sglang in a separate environment, named in SGLANG_ENV",
         )
     code = "import importlib.metadata as m; print(m.version('sglang'), m.version('torch'))"
     said = ask([str(python), "-I", "-c", code], limit_s=SGLANG_LIMIT_S)

@@ -15,12 +15,12 @@ from osworld_pipeline.file_system import local_locks, need_file_system
 
 GB = 1e9
 MIN_FREE_BYTES = 1_000_000_000
-"""What the demo refuses to start with less of."""
+"""Memory below which the demo refuses to start."""
 EASY_FREE_BYTES = 5_000_000_000
 MIN_MEMORY_BYTES = 1_500_000_000
 EASY_MEMORY_BYTES = 4_000_000_000
 MIN_FREE_FILES = 50_000
-"""A demo's screenshots and parts."""
+"""Disk space for a demo's screenshots and parts."""
 EASY_OPEN_FILES = 4096
 NVIDIA_LIMIT_S = 6.0
 TORCH_LIMIT_S = 25.0
@@ -32,7 +32,7 @@ _TRY_TORCH = (
 
 
 def check_memory(name: str, *, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> Finding:
-    """Of the machine, or of the container, whichever is less."""
+    """The memory of the machine or of the container, whichever is less."""
     fields = dict(line.split(":", 1) for line in (proc / "meminfo").read_text().splitlines() if ":" in line)
     total, free = (int(fields[key].split()[0]) * 1024 for key in ("MemTotal", "MemAvailable"))
     allowed = _allowed_bytes(cgroup)
@@ -40,28 +40,30 @@ def check_memory(name: str, *, proc: Path = Path("/proc"), cgroup: Path = Path("
         total, free = allowed[0], min(free, allowed[0] - allowed[1])
     text = f"{free / GB:.1f} GB of {total / GB:.1f} GB memory are free"
     if free < MIN_MEMORY_BYTES:
-        remedy = "end what else runs here, or take a larger machine"
+        remedy = "stop other programs, or use a larger machine"
         return Finding(name=name, status=Status.MISSING, message=f"only {text}", remedy=remedy)
     if free < EASY_MEMORY_BYTES:
-        remedy = "take fewer desktops: --set desktop.num_replicas=1"
+        remedy = "use fewer desktops: --set desktop.num_replicas=1"
         return Finding(name=name, status=Status.WARN, message=f"only {text}", remedy=remedy)
     return Finding(name=name, status=Status.OK, message=text)
 
 
 def check_disk(name: str, state: StateDir) -> Finding:
-    """Where the state lies, or will."""
+    """The disk of the state folder."""
     folder = next(path for path in (state.root, *state.root.parents) if path.exists())
     free = shutil.disk_usage(folder).free
     figures = os.statvfs(folder)
-    text = f"{free / GB:.1f} GB are free where {state.root} lies"
-    remedy = "free some, or give --state a folder on another disk"
+    text = f"{free / GB:.1f} GB are free on the disk of {state.root}"
+    remedy = "free some space, or give --state a folder on another disk"
     if not os.access(folder, os.W_OK | os.X_OK):
         text = f"{folder} cannot be written by this user"
-        return Finding(name=name, status=Status.MISSING, message=text, remedy="give --state a folder of your own")
+        return Finding(
+            name=name, status=Status.MISSING, message=text, remedy="give --state a folder that you can write"
+        )
     if free < MIN_FREE_BYTES:
         return Finding(name=name, status=Status.MISSING, message=f"only {text}", remedy=remedy)
     if figures.f_files and figures.f_favail < MIN_FREE_FILES:
-        text = f"only {figures.f_favail:,} more files can be made where {state.root} lies"
+        text = f"only {figures.f_favail:,} more files can be created on the disk of {state.root}"
         return Finding(name=name, status=Status.WARN, message=text, remedy=remedy)
     if free < EASY_FREE_BYTES:
         return Finding(name=name, status=Status.WARN, message=f"only {text}", remedy=remedy)
@@ -69,7 +71,7 @@ def check_disk(name: str, state: StateDir) -> Finding:
 
 
 def check_file_system(name: str, state: StateDir) -> Finding:
-    """Writes, locks and renames a file where the state lies, or will."""
+    """Writes, locks and renames a file in the state folder."""
     folder = next(path for path in (state.root, *state.root.parents) if path.exists())
     try:
         need_file_system(folder)
@@ -80,14 +82,14 @@ def check_file_system(name: str, state: StateDir) -> Finding:
         return Finding(
             name=name,
             status=Status.WARN,
-            message=f"{folder} is mounted with {option}: its locks keep out processes of this host alone",
-            remedy=f"mount it without {option} where several hosts share the state",
+            message=f"{folder} is mounted with {option}: its locks exclude only processes of this host",
+            remedy=f"mount it without {option} if several hosts share the state",
         )
-    return Finding(name=name, status=Status.OK, message=f"{folder} has locks, and renames over files")
+    return Finding(name=name, status=Status.OK, message=f"{folder} supports locks and atomic renames")
 
 
 def check_open_files(name: str) -> Finding:
-    """Programs of ours raise the soft limit by themselves, as far as the hard one goes."""
+    """Our programs raise the soft limit to the hard limit."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if hard == resource.RLIM_INFINITY or hard >= EASY_OPEN_FILES:
         shown = "without limit" if hard == resource.RLIM_INFINITY else f"up to {hard:,}"
@@ -112,12 +114,12 @@ def check_gpu(name: str, *, limit_s: float = NVIDIA_LIMIT_S) -> Finding:
     if said.status or not lines:
         why = said.stdout.strip().splitlines()[-1:] or [said.stderr_tail]
         text = f"nvidia-smi finds no GPU ({why[0]}): training and sampling run on the CPU"
-        return Finding(name=name, status=Status.WARN, message=text, remedy="mend the driver: nvidia-smi must list it")
+        return Finding(name=name, status=Status.WARN, message=text, remedy="fix the driver: nvidia-smi must list it")
     return Finding(name=name, status=Status.OK, message=f"{len(lines)} GPU{'s' * (len(lines) > 1)}: {lines[0]}")
 
 
 def check_torch(name: str) -> Finding:
-    """Multiplies on the GPU where there is one: a build for another driver imports well, and fails then."""
+    """Multiplies on the GPU if there is one: a build for another driver imports correctly and fails only then."""
     try:
         version = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
@@ -135,17 +137,17 @@ def check_torch(name: str) -> Finding:
             name=name,
             status=Status.WARN,
             message=f"torch {version} (CUDA {cuda}) sees no GPU",
-            remedy="rm .venv/.setup && UV_TORCH_BACKEND=auto scripts/setup python, where nvidia-smi lists one",
+            remedy="rm .venv/.setup && UV_TORCH_BACKEND=auto scripts/setup python, if nvidia-smi lists one",
         )
     if is_right != "True":
-        text = f"torch {version} (CUDA {cuda}) multiplies wrongly on the GPU"
+        text = f"torch {version} (CUDA {cuda}) computes wrong results on the GPU"
         return Finding(name=name, status=Status.MISSING, message=text, remedy="test the GPU: nvidia-smi -q -d ECC")
     return Finding(name=name, status=Status.OK, message=f"torch {version} (CUDA {cuda}) works on {num_devices} GPUs")
 
 
 def _allowed_bytes(cgroup: Path) -> tuple[int, int] | None:
-    """Limit and use of this container's control group, version 2 or 1; None without a limit. What the kernel has cached
-    of files is not in use."""
+    """Limit and use of this container's control group, version 2 or 1; None without a limit. The kernel's file cache
+    does not count as used."""
     for folder, limit, used, cached in (
         (cgroup, "memory.max", "memory.current", "inactive_file"),
         (cgroup / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),

@@ -1,4 +1,4 @@
-"""The Python packages of each extra: there, to be found by name, and of the version that was tested."""
+"""Checks the Python packages of each extra: installed, importable by name, and of the tested version."""
 
 import importlib.metadata
 import importlib.util
@@ -27,16 +27,16 @@ def check_python(name: str) -> Finding:
     return Finding(
         name=name,
         status=Status.MISSING,
-        message=f"{text}, and it takes 3.11 to 3.13",
+        message=f"{text}, but 3.11 to 3.13 is required",
         remedy="install python3.11, then PYTHON=python3.11 scripts/setup python",
     )
 
 
 def check_extra(name: str, extra: str) -> Finding:
-    """Neither imports anything nor asks the network."""
+    """Imports nothing and does not use the network."""
     wanted = requirements_of(extra)
     if not wanted:
-        text = f"this installation knows no extra named {extra}: it is older than these sources"
+        text = f"this installation has no extra named {extra}: it is older than these sources"
         return Finding(name=name, status=Status.MISSING, message=text, remedy=_remedy("server", extra))
     lacks = [lack for requirement in wanted if (lack := _lack(requirement))]
     if lacks:
@@ -46,7 +46,9 @@ def check_extra(name: str, extra: str) -> Finding:
     pins = read_pins()
     others = [other for requirement in wanted if (other := _other_version(requirement, pins))]
     if others:
-        text = f"all of the extra {extra} is there, not as tested: {', '.join(others[:SHOWN])}"
+        text = (
+            f"all packages of the extra {extra} are installed, but not the tested versions: {', '.join(others[:SHOWN])}"
+        )
         return Finding(name=name, status=Status.WARN, message=text, remedy=_remedy(extra, extra))
     own = [item.name for item in wanted if item.marker is not None and "extra" in str(item.marker)]
     names = ", ".join(f"{item} {importlib.metadata.version(item)}" for item in own)
@@ -54,7 +56,7 @@ def check_extra(name: str, extra: str) -> Finding:
 
 
 def requirements_of(extra: str) -> list[Requirement]:
-    """The base's own are of every extra."""
+    """The requirements of an extra, including the base requirements."""
     found = []
     for text in importlib.metadata.requires(DISTRIBUTION) or ():
         requirement = Requirement(text)
@@ -70,13 +72,13 @@ def module_of(distribution: str) -> str:
 
 
 def read_pins() -> dict[str, str]:
-    """Distribution -> version of constraints.txt, where this is a checkout."""
+    """By distribution, the version in constraints.txt; empty outside a checkout."""
     root = checkout()
     if root is None or not (root / "constraints.txt").is_file():
         return {}
     pins = {}
     for line in (root / "constraints.txt").read_text().splitlines():
-        # A pin is followed by the hashes of its files, each on a line of its own.
+        # A pin is followed by the hashes of its files, one per line.
         requirement = Requirement(line.removesuffix("\\")) if "==" in line and not line.startswith("#") else None
         if requirement is not None and (requirement.marker is None or requirement.marker.evaluate()):
             pins[requirement.name] = next(iter(requirement.specifier)).version
@@ -97,7 +99,7 @@ def _lack(requirement: Requirement) -> str | None:
 
 def _other_version(requirement: Requirement, pins: dict[str, str]) -> str | None:
     pin, version = pins.get(requirement.name), importlib.metadata.version(requirement.name)
-    # A build for a CPU or a GPU adds itself after a plus.
+    # A build for a CPU or a GPU has a suffix after a plus.
     return None if pin is None or version.partition("+")[0] == pin else f"{requirement.name} {version} for {pin}"
 
 

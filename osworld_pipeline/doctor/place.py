@@ -1,4 +1,4 @@
-"""Where a doctor looks: the folders of this pipeline, and the installation it runs from."""
+"""The locations to check: the folders of this pipeline, and its installation."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +12,12 @@ ROOT = Path(__file__).resolve().parents[2]
 class Place:
     state: StateDir
     dagster_home: Path | None
-    """None where DAGSTER_HOME is not set."""
+    """None if DAGSTER_HOME is not set."""
     sglang: Path
     """The environment made by scripts/setup-sglang."""
     desktop_env_python: Path
 
 
 def checkout() -> Path | None:
-    """The repository's root; None where the package is installed as a wheel."""
+    """The repository's root; None if the package is installed as a wheel."""
     return ROOT if (ROOT / "scripts" / "setup").is_file() else None

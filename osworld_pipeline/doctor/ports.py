@@ -1,4 +1,4 @@
-"""Who listens where: read from /proc, so that nothing is connected to and no port is taken, not even for a moment."""
+"""Which processes listen on which ports: read from /proc, without connecting to or opening a port."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +10,7 @@ _SHOWN_CHARS = 60
 
 
 def check_port(name: str, port: int, purpose: str, own: tuple[str, ...], way_out: str, proc: Path) -> Finding:
-    """`own`: words that the command line of the program that belongs there has."""
+    """`own`: words in the command line of the expected program."""
     inodes = set(listening(port, proc))
     if not inodes:
         return Finding(name=name, status=Status.OK, message=f"port {port} is free for {purpose}")
@@ -26,7 +26,7 @@ def check_port(name: str, port: int, purpose: str, own: tuple[str, ...], way_out
 
 
 def listening(port: int, proc: Path = Path("/proc")) -> Iterator[str]:
-    """Inodes of the sockets that listen on it."""
+    """Inodes of the sockets that listen on the port."""
     for table in ("tcp", "tcp6"):
         try:
             lines = (proc / "net" / table).read_text().splitlines()[1:]
@@ -45,7 +45,7 @@ def holders(inodes: set[str], proc: Path = Path("/proc")) -> Iterator[int]:
             if any(str(link.readlink()) in wanted for link in (folder / "fd").iterdir()):
                 yield int(folder.name)
         except OSError:
-            continue  # it ended, or is another user's
+            continue  # it has exited, or belongs to another user
 
 
 def command_of(pid: int, proc: Path = Path("/proc")) -> str:

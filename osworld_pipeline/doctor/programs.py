@@ -1,4 +1,5 @@
-"""Other programs, asked within a time limit: each in a session of its own, killed as a whole, and dying with us."""
+"""Runs other programs with a time limit: each in its own session, killed as a group, and killed if this process
+dies."""
 
 import os
 import queue
@@ -32,14 +33,14 @@ class Said:
 def ask(argv: Sequence[str], *, limit_s: float) -> Said:
     """
     Raises:
-        DependencyError: it cannot be started, or did not end in time.
+        DependencyError: it cannot be started, or did not exit in time.
     """
     process = _start(argv)
     try:
         stdout, stderr = process.communicate(timeout=limit_s)
         return Said(process.returncode, stdout, stderr)
     except subprocess.TimeoutExpired as error:
-        raise DependencyError(f"{Path(argv[0]).name} did not answer within {limit_s:g} s") from error
+        raise DependencyError(f"{Path(argv[0]).name} did not respond within {limit_s:g} s") from error
     finally:
         _end(process)
         for pipe in (process.stdout, process.stderr):
@@ -48,10 +49,10 @@ def ask(argv: Sequence[str], *, limit_s: float) -> Said:
 
 
 def ask_lines(argv: Sequence[str], *, limit_s: float) -> Iterator[str]:
-    """The lines of its standard output, as they come.
+    """The lines of its standard output, as they arrive.
 
     Raises:
-        DependencyError: it cannot be started, or did not end in time; what it said until then has been yielded.
+        DependencyError: it cannot be started, or did not exit in time; its earlier output has been yielded.
     """
     process = _start(argv, stderr=subprocess.DEVNULL)
     lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
@@ -62,7 +63,7 @@ def ask_lines(argv: Sequence[str], *, limit_s: float) -> Iterator[str]:
             try:
                 line = lines.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty as error:
-                raise DependencyError(f"{Path(argv[0]).name} did not end within {limit_s:g} s") from error
+                raise DependencyError(f"{Path(argv[0]).name} did not exit within {limit_s:g} s") from error
             if line is None:
                 return
             yield line
@@ -98,7 +99,7 @@ def _start(argv: Sequence[str], *, stderr: int = subprocess.PIPE) -> subprocess.
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """One that hangs in the kernel outlives even KILL; it is not waited for."""
+    """Kills the process group. A process that hangs in the kernel survives SIGKILL; it is not waited for."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     with suppress(subprocess.TimeoutExpired):

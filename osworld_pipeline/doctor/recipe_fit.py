@@ -1,4 +1,4 @@
-"""What a recipe needs of GPU and host, item by item, against the GPU that is here or that is named."""
+"""The GPU and host memory that a recipe needs, item by item, compared with the local or the named GPU."""
 
 import shutil
 
@@ -15,11 +15,11 @@ from osworld_pipeline.training.model_shapes import shape_of
 
 
 def judge_recipe(recipe: Recipe, *, gpu_gb: float | None) -> Fit:
-    """`gpu_gb`: of one GPU; without it the smallest GPU of this machine, where there is one.
+    """`gpu_gb`: memory of one GPU; default: the smallest GPU of this machine, if there is one.
 
     Raises:
         RecipeError: the size of the recipe's model is unknown.
-        StoreError: its folder does not say.
+        StoreError: its folder lacks the sizes.
     """
     shape = shape_of(recipe.model)
     if shape is None:
@@ -32,13 +32,13 @@ def judge_recipe(recipe: Recipe, *, gpu_gb: float | None) -> Fit:
 
 
 def present_gpu_bytes(*, limit_s: float = NVIDIA_LIMIT_S) -> int | None:
-    """Of the smallest GPU here; None where there is none."""
+    """Memory of the smallest local GPU; None if there is none."""
     return min(_present_gpus(limit_s), default=None)
 
 
 def lack_of_gpus(recipe: Recipe) -> str:
-    """Which GPUs the trainer, and the servers that it launches, want and this machine has not. Empty where there
-    are enough; a tiny model trains on a CPU."""
+    """A sentence about the GPUs that the trainer and its servers need and this machine lacks. Empty if there are
+    enough; a tiny model trains on a CPU."""
     num_ranks, num_here = recipe.trainer.num_processes, len(_present_gpus(NVIDIA_LIMIT_S))
     launch = recipe.engine.launch
     num_sampling = launch.num_servers * launch.gpus_per_server if launch and launch.device == "cuda" else 0
@@ -53,7 +53,7 @@ def lack_of_gpus(recipe: Recipe) -> str:
 
 
 def _present_gpus(limit_s: float) -> list[int]:
-    """Bytes of each GPU here."""
+    """Memory in bytes of each local GPU."""
     if shutil.which("nvidia-smi") is None:
         return []
     said = ask(["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"], limit_s=limit_s)
@@ -62,9 +62,9 @@ def _present_gpus(limit_s: float) -> list[int]:
 
 
 def show_fit(fit: Fit, console: Console) -> None:
-    """A row an item, what one rank takes of its GPU and of its host, and the verdict."""
+    """One row per item with the GPU and host memory of one rank, and the verdict."""
     table = Table(pad_edge=False, box=None)
-    table.add_column(f"{fit.recipe.name}, {fit.estimate.stage}: what one rank takes")
+    table.add_column(f"{fit.recipe.name}, {fit.estimate.stage}: memory of one rank")
     table.add_column("GPU, GB", justify="right")
     table.add_column("host, GB", justify="right")
     table.add_column("how", overflow="fold")

@@ -1,4 +1,4 @@
-"""The roles a machine may have, and the checks each rests on."""
+"""The roles of a machine, and the checks for each."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ from osworld_pipeline.doctor.stores import (
 from osworld_pipeline.domain.shown_commands import ENV_SERVER, shell_line
 
 SPARE_S = 2.0
-"""What is left of a check's time when the program it asks has used up its own."""
+"""Time of a check beyond the limit of the program that it runs."""
 PACKAGES = ("server", "pipeline", "train", "lora", "ray", "postgres")
 PROC = Path("/proc")
 
@@ -47,7 +47,7 @@ PROC = Path("/proc")
 class Role:
     meaning: str
     checks: tuple[str, ...]
-    """Whatever of these is missing keeps the machine from the role; a warning does not."""
+    """Any missing check prevents the role; a warning does not."""
 
 
 _HOST = ("python", "memory", "open-files")
@@ -70,7 +70,7 @@ ROLES: Mapping[str, Role] = {
         (*_HOST, "packages-server", "desktop-env", "docker", "disk", "port-8100"),
     ),
     "trainer": Role(
-        "training by the recipe that is named (--recipe), or by demo",
+        "training with the recipe of --recipe, or demo",
         (*_HOST, "packages-train", "packages-lora", "gpu", "torch", "disk", "file-system", "adapters", "locks"),
     ),
     "dagster": Role("Dagster's UI and daemon", (*_HOST, "packages-pipeline", *_DAGSTER, *_STATE, "port-3000")),
@@ -111,7 +111,7 @@ def make_checks(place: Place) -> list[Check]:
             30000,
             "sglang",
             ("sglang",),
-            "serve it at another port (scripts/sglang-cpu takes --port), and name that in engine.urls",
+            "serve it at another port (scripts/sglang-cpu --port), and set engine.urls to that",
         ),
         _port(8265, "Ray's dashboard", ("ray",), shell_line("ray", "start", "--head", "--dashboard-port", 8266)),
     ]

@@ -1,4 +1,4 @@
-"""The state folder: its catalog, MLflow's database, the bases of its adapters, and who holds its locks."""
+"""The state folder: its catalog, MLflow's database, the bases of its adapters, and the holders of its locks."""
 
 import importlib.util
 import json
@@ -25,24 +25,25 @@ _NAMES = re.compile(r"[\"'](\w+)[\"']")
 
 
 def check_catalog(name: str, state: StateDir) -> Finding:
-    """Asked by the command that people ask it with."""
+    """Runs the query command on the catalog."""
     if not state.catalog.is_file():
         return Finding(name=name, status=Status.OK, message=f"no catalog at {state.catalog} yet: the demo makes it")
     command = [sys.executable, "-m", "osworld_pipeline.cli", "query", _COUNT, "--json", "--state", str(state.root)]
     said = ask(command, limit_s=CATALOG_LIMIT_S)
     if said.status == 0:
         (row,) = json.loads(said.stdout)
-        return Finding(name=name, status=Status.OK, message=f"{state.catalog} opens and knows {row['n']:,} episodes")
+        return Finding(name=name, status=Status.OK, message=f"{state.catalog} opens and has {row['n']:,} episodes")
     try:
         message = str(json.loads(said.stderr.splitlines()[-1])["error"]["message"])
     except (ValueError, KeyError, IndexError, TypeError):
-        message = f"{state.catalog} cannot be asked ({said.stderr_tail})"
-    remedy = f"{pipeline_line(state, 'rebuild-catalog')} makes it again from what is stored; nothing is lost"
+        message = f"{state.catalog} cannot be queried ({said.stderr_tail})"
+    remedy = f"{pipeline_line(state, 'rebuild-catalog')} rebuilds it from the stored data; nothing is lost"
     return Finding(name=name, status=Status.MISSING, message=message, remedy=remedy)
 
 
 def check_mlflow_database(name: str, state: StateDir) -> Finding:
-    """Opened without MLflow, whose import takes seconds, and compared with the schema that the installed one wants."""
+    """Opens the database without MLflow, whose import takes seconds, and compares its schema with that of the installed
+    MLflow."""
     path = state.mlflow_db
     if not path.is_file():
         return Finding(name=name, status=Status.OK, message=f"no MLflow database at {path} yet: the demo makes it")
@@ -55,7 +56,7 @@ def check_mlflow_database(name: str, state: StateDir) -> Finding:
             name=name,
             status=Status.MISSING,
             message=f"MLflow's database {path} does not open ({error})",
-            remedy=f"stop what writes it; where it is damaged: mv {path} {path}.damaged, and runs are told anew",
+            remedy=f"stop its writers; if it is damaged: mv {path} {path}.damaged, and runs are reported again",
         )
     revision, known = str(row[0]) if row else "", mlflow_revisions()
     heads = set(known) - {parent for parents in known.values() for parent in parents}
@@ -65,7 +66,7 @@ def check_mlflow_database(name: str, state: StateDir) -> Finding:
         return Finding(
             name=name,
             status=Status.MISSING,
-            message=f"{text}, which the installed MLflow does not know",
+            message=f"{text}, which the installed MLflow does not support",
             remedy=remedy,
         )
     if known and revision not in heads:
@@ -73,14 +74,14 @@ def check_mlflow_database(name: str, state: StateDir) -> Finding:
         return Finding(
             name=name,
             status=Status.MISSING,
-            message=f"{text}, older than the installed MLflow's",
+            message=f"{text}, which is older than the installed MLflow's",
             remedy=remedy,
         )
-    return Finding(name=name, status=Status.OK, message=f"MLflow's database {path} opens and knows {num_runs:,} runs")
+    return Finding(name=name, status=Status.OK, message=f"MLflow's database {path} opens and has {num_runs:,} runs")
 
 
 def mlflow_revisions() -> dict[str, set[str]]:
-    """Each schema of the installed MLflow and those it follows, read from its migrations; empty without MLflow."""
+    """Each schema of the installed MLflow and its predecessors, read from its migrations; empty without MLflow."""
     spec = importlib.util.find_spec("mlflow")
     if spec is None or not spec.submodule_search_locations:
         return {}
@@ -94,7 +95,8 @@ def mlflow_revisions() -> dict[str, set[str]]:
 
 
 def check_adapters(name: str, state: StateDir) -> Finding:
-    """An adapter checkpoint is nothing without its base. The weights of bases are not read: that takes a while."""
+    """Checks that the base of each adapter checkpoint exists. The weights of bases are not read, because that is
+    slow."""
     num_adapters = 0
     for folder in sorted(state.checkpoints.glob("[!.]*")):
         try:
@@ -107,33 +109,34 @@ def check_adapters(name: str, state: StateDir) -> Finding:
             return Finding(
                 name=name, status=Status.MISSING, message=message, remedy=remedy or f"remove {folder}, train it again"
             )
-    text = f"{num_adapters:,} adapter checkpoints in {state.checkpoints}, and each one's base is there"
+    text = f"{num_adapters:,} adapter checkpoints in {state.checkpoints}, and all their bases exist"
     return Finding(name=name, status=Status.OK, message=text if num_adapters else "no adapter checkpoints")
 
 
 def check_locks(name: str, state: StateDir, proc: Path = Path("/proc")) -> Finding:
-    """A lock ends with the process that took it, unless a child of that process holds it on."""
+    """A lock ends with its process, unless a child process keeps it."""
     held = list(held_locks(state, proc))
     if not held:
         return Finding(name=name, status=Status.OK, message=f"no process holds a lock in {state.root}")
     for path, taker, present in held:
         if taker and not (proc / str(taker)).is_dir():
             heirs = ", ".join(f"process {pid} ({command_of(pid, proc)[:60]})" for pid in present)
-            text = f"{path} was locked by process {taker}, which is gone; it is kept by {heirs}"
+            text = f"{path} was locked by process {taker}, which is gone; it is still held by {heirs}"
             return Finding(name=name, status=Status.MISSING, message=text, remedy=f"kill {present[0]}")
     names = ", ".join(f"{path.name} by process {taker or 'unknown'}" for path, taker, _ in held[:3])
     return Finding(name=name, status=Status.OK, message=f"in use now: {names}")
 
 
 def held_locks(state: StateDir, proc: Path = Path("/proc")) -> Iterator[tuple[Path, int, list[int]]]:
-    """Lock file, the process that took it (0 where it is outside of this container), those that have it open."""
+    """Lock file, the process that took it (0 if outside of this container), and the processes that have it open."""
     try:
         rows = [line.split() for line in (proc / "locks").read_text().splitlines()]
     except OSError:
         return
     takers = {row[5].rpartition(":")[2]: int(row[4]) for row in rows if len(row) >= 8 and row[1] == "FLOCK"}
     for path in lock_files(state):
-        # The inode alone: on an overlay the kernel names another device than stat does. Who has it open is sure.
+        # Compare only the inode: on an overlay the kernel names another device than stat does. The processes that have
+        # it open are exact.
         inode = str(path.stat().st_ino)
         present = _openers(path, proc) if inode in takers else []
         if present:
@@ -141,7 +144,7 @@ def held_locks(state: StateDir, proc: Path = Path("/proc")) -> Iterator[tuple[Pa
 
 
 def lock_files(state: StateDir) -> Iterator[Path]:
-    """Every file that our programs lock, in the folders where they do; not the many of images and trajectories."""
+    """The files that our programs lock, without the many of images and trajectories."""
     for folder in (
         state.root,
         state.tables,
@@ -161,5 +164,5 @@ def _openers(path: Path, proc: Path) -> list[int]:
             if any(link.samefile(path) for link in (folder / "fd").iterdir() if link.name.isdigit()):
                 found.append(int(folder.name))
         except OSError:
-            continue  # it ended, or is another user's
+            continue  # it has exited, or belongs to another user
     return sorted(found)

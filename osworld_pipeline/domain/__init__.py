@@ -1,1 +1,1 @@
-"""The nouns: frozen values without input or output."""
+"""The domain types: frozen values without I/O."""

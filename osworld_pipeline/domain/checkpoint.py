@@ -1,4 +1,4 @@
-"""A checkpoint: weights on disk with their parent and everything that made them."""
+"""A checkpoint: weights on disk with their parent and origin."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,10 +11,10 @@ from osworld_pipeline.domain.replay import TrainedRow
 class Stage(StrEnum):
     BASE = "base"
     EXTERNAL = "external"
-    """Made elsewhere: a folder, a model of a hub, or an endpoint without weights here."""
+    """Not made by this pipeline: a folder, a model of a hub, or an endpoint without local weights."""
     SFT = "sft"
     FLYWHEEL = "flywheel"
-    """A round of it; each is a checkpoint of its own."""
+    """A round of the flywheel; each makes a checkpoint."""
     GSPO_PHASE1 = "gspo_phase1"
     GSPO_PHASE2 = "gspo_phase2"
 
@@ -22,40 +22,40 @@ class Stage(StrEnum):
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
     checkpoint_id: str
-    """`<stage>-<12 hex>`: a digest of the recipe section, the parent and the data, so a rerun finds it again; of an
-    external one, of what it is."""
+    """`<stage>-<12 hex>`: a digest of the recipe section, the parent and the data, so that a rerun finds it again; for
+    an external one, of its content."""
     stage: Stage
     parent_id: str | None
     path: str
-    """Folder in Hugging Face format, or an adapter with a reference to its base; relative to the state folder, absolute
-    where the weights lie outside. Of an endpoint its address, `URL#model`."""
+    """Folder in Hugging Face format, or an adapter with a reference to its base; relative to the state folder, or
+    absolute for weights outside. For an endpoint its address, `URL#model`."""
     num_updates: int
     recipe_digest: str
     data_digest: str
     weights_digest: str
-    """SHA-256 of model.safetensors; of an adapter of its base and its factors together; empty of an endpoint."""
+    """SHA-256 of model.safetensors; for an adapter, of its base and its factors together; empty for an endpoint."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     run_ids: Mapping[str, str] = field(default_factory=dict)
     recipe: Mapping[str, Any] = field(default_factory=dict)
-    """Resolved, as the run used it; empty where it is unknown."""
+    """The resolved recipe of the run; empty if unknown."""
     code_version: str = ""
-    """Of the program that made it: the git commit, or the distribution and its version; empty where it is unknown."""
+    """Version of the program that made it: the git commit, or the distribution and its version; empty if unknown."""
     is_code_dirty: bool | None = None
     """Its sources differed from the commit; None outside a git checkout."""
     row_ids: tuple[str, ...] = ()
-    """Rows of `replay` that it was fine-tuned on by themselves; those that joined groups are in `injections`."""
+    """Rows of `replay` used for fine-tuning; those that joined groups are in `injections`."""
     sources: tuple[TrainedRow, ...] = ()
-    """The same rows, with where they came from; empty in checkpoints older than this field."""
+    """The same rows, with their origin; empty in checkpoints older than this field."""
     saved_at: float = 0.0
     """Unix time in whole milliseconds; 0 in checkpoints older than this field."""
 
 
 class Ancestor(NamedTuple):
-    """A stage that a checkpoint was made by, or descends from."""
+    """A stage that made a checkpoint or one of its ancestors."""
 
     stage_key: str
     num_updates: int | None = None
-    """Of a milestone: only so many of the stage's updates made it. None: all of them did."""
+    """For a milestone, the number of the stage's updates that made it. None: all of them."""
 
     @classmethod
     def parse(cls, checkpoint_id: str) -> "Ancestor":
@@ -66,5 +66,5 @@ class Ancestor(NamedTuple):
 
 
 def milestone_id(stage_key: str, num_updates: int) -> str:
-    """Of the checkpoint that a stage keeps on its way, after so many updates."""
+    """The id of the checkpoint that a stage keeps after this number of updates."""
     return f"{stage_key}-u{num_updates:04d}"

@@ -1,4 +1,4 @@
-"""Content digests: one canonical JSON form, one hash, so that equal things have equal names everywhere."""
+"""Content digests: one canonical JSON form and one hash, so that equal values have equal names."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""An episode: one attempt at one task on one replica, told step by step, ending in exactly one outcome."""
+"""An episode: one attempt at one task on one replica, a sequence of steps with one outcome."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,8 +11,8 @@ class Outcome(StrEnum):
     FAILURE = "failure"
     TRUNCATED = "truncated"
     TAMPERING = "tampering"
-    """The policy disabled its desktop or interfered with the grader. This is a failure: were it left out of training,
-    as a fault is, a policy would learn to do it wherever it fails."""
+    """The policy disabled its desktop or interfered with the grader. This counts as a failure: if it were left out of
+    training like a fault, a policy would learn to do it whenever it fails."""
     TIMEOUT = "timeout"
     ENV_FAULT = "env_fault"
     POLICY_FAULT = "policy_fault"
@@ -20,7 +20,7 @@ class Outcome(StrEnum):
 
     @property
     def is_valid(self) -> bool:
-        """Only valid episodes are trained on or counted in a denominator: a fault is never a zero reward."""
+        """Only valid episodes are trained on or counted in a denominator: a fault is not a reward of zero."""
         return self in (Outcome.SUCCESS, Outcome.FAILURE, Outcome.TRUNCATED, Outcome.TAMPERING)
 
     @property
@@ -34,9 +34,9 @@ class EpisodePurpose(StrEnum):
     EVALUATE = "evaluate"
     DEMONSTRATE = "demonstrate"
     IMPORT = "import"
-    """Made elsewhere, by a policy that is no checkpoint of ours."""
+    """Recorded elsewhere, by a policy that is not a checkpoint of ours."""
     SUPERSEDED = "superseded"
-    """Rolled out for updates that a resumed stage made again: kept, and neither trained on nor counted."""
+    """Rolled out for updates that a resumed stage made again: kept, but neither trained on nor counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, kw_only=True)
 class StepSignals:
-    """What one action did, as Slime-OSWorld names it."""
+    """The effects of one action, with Slime-OSWorld's names."""
 
     action_type: str
     action_parsed: bool
@@ -72,11 +72,11 @@ class StepSignals:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One observation and the action answering it."""
+    """One observation and the action taken."""
 
     step_index: int
     screenshot_sha256: str
-    """The exact bytes the model saw (after resizing), stored as a blob under this name."""
+    """Name of the blob with the exact bytes that the model saw (after resizing)."""
     screenshot_width: int
     screenshot_height: int
     screenshot_format: str
@@ -84,12 +84,12 @@ class Step:
     observation_text: str
     response_text: str
     action: Mapping[str, Any] | None
-    """The parsed tool-call arguments; None where nothing could be parsed."""
+    """The parsed tool-call arguments; None if parsing failed."""
     command: str | None
-    """What went to the desktop: a pyautogui call, or WAIT, DONE, FAIL."""
+    """Command sent to the desktop: a pyautogui call, or WAIT, DONE, FAIL."""
     signals: StepSignals
     policy_version: int
-    """Weight version that began this turn: the number of updates behind it."""
+    """Weight version at the start of this turn: its number of updates."""
     prompt_num_tokens: int
     response_num_tokens: int
     model_s: float
@@ -98,7 +98,7 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Reward:
-    """Raw success and shaped reward are never mixed: `task` is the grader's score, `shaped` is what trains."""
+    """Raw success and shaped reward are separate: `task` is the grader's score, `shaped` is used for training."""
 
     task: float
     partial: float = 0.0
@@ -109,12 +109,12 @@ class Reward:
 
 
 class ContextMode(StrEnum):
-    """What of an episode the policy has before it when it answers."""
+    """The part of an episode in the policy's context."""
 
     APPEND = "append"
-    """Everything: the episode is one growing sequence."""
+    """All of it: the episode is one growing sequence."""
     WINDOW = "window"
-    """The task and the last screenshots: each turn is a sequence of its own."""
+    """The task and the last screenshots: each turn is a separate sequence."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,21 +122,21 @@ class TokenSequence:
     """One forward pass as the sampler saw it: a whole episode in `append` mode, one turn in `window` mode."""
 
     token_ids: tuple[int, ...]
-    """Image placeholders expanded."""
+    """With image placeholders expanded."""
     response_mask: tuple[int, ...]
-    """1 where the policy sampled the token."""
+    """1 for tokens that the policy sampled."""
     sampled_logprobs: tuple[float, ...]
-    """Aligned with token_ids, 0.0 outside the mask; as protocols.GenerateResult.logprobs."""
+    """Aligned with token_ids, 0.0 outside the mask; see protocols.GenerateResult.logprobs."""
     policy_versions: tuple[int, ...]
-    """Aligned with token_ids: how many updates had produced the weights that sampled it; -1 outside the mask."""
+    """Aligned with token_ids: number of updates of the weights that sampled the token; -1 outside the mask."""
     image_steps: tuple[int, ...]
-    """Whose steps' screenshots stand at the placeholders, in order."""
+    """The steps whose screenshots are at the placeholders, in order."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parity:
-    """What the parity probe of a policy engine found: how far the log-probabilities that it reports of fixed
-    conversations are from those of the checkpoint."""
+    """Result of the parity probe of a policy engine: the difference between its log-probabilities of fixed
+    conversations and those of the checkpoint."""
 
     num_tokens: int
     mean_diff: float
@@ -147,7 +147,8 @@ class Parity:
 @dataclass(frozen=True, kw_only=True)
 class Episode:
     episode_id: str
-    """Deterministic (stage, update, group, sample, attempt), so that a rerun replaces and never duplicates."""
+    """Deterministic id from stage, update, group, sample and attempt, so that a rerun replaces it instead of adding a
+    duplicate."""
     task_id: str
     task_digest: str
     purpose: EpisodePurpose
@@ -157,53 +158,53 @@ class Episode:
     sampling: SamplingParams
     outcome: Outcome
     error: str | None = None
-    """One sentence where the outcome is a fault, a timeout or tampering."""
+    """One sentence if the outcome is a fault, a timeout or tampering."""
     reward: Reward | None = None
-    """None exactly where there is no grader's score: timeouts and faults."""
+    """None if and only if there is no grader's score: timeouts and faults."""
     steps: tuple[Step, ...] = ()
     context_mode: ContextMode = ContextMode.APPEND
     sequences: tuple[TokenSequence, ...] = ()
-    """What the sampler saw and said; empty where the engine deals in text alone."""
+    """Token sequences of the sampler; empty for engines that use text only."""
     image_num_tokens: int | None = None
-    """Image placeholders in all sequences; None where they were not counted."""
+    """Image placeholders in all sequences; None if not counted."""
     advantage: float | None = None
-    """As its update trained it; 0 where its group had no signal. None outside training, for a fault, and in a group
-    that was dropped."""
+    """The advantage in its update; 0 if its group had no signal. None outside training, for a fault, and in a dropped
+    group."""
     group_id: str | None = None
     seed: int = 0
     attempt: int = 0
     earlier_faults: tuple[str, ...] = ()
-    """How the attempts before this one ended, one sentence each, the replica named."""
+    """Faults of the earlier attempts, one sentence each, with the replica."""
     domain: str = ""
-    """Of the task: two tasks of different domains may have one id. Empty where it is unknown."""
+    """Domain of the task: tasks of different domains may have the same id. Empty if unknown."""
     suite: str = ""
-    """Of an evaluation: where its tasks come from, a built-in suite, osworld, or a suite of the user's."""
+    """For an evaluation, the origin of its tasks: a built-in suite, osworld, or a user's suite."""
     suite_name: str = ""
-    """Of an evaluation: the suite as commands name it."""
+    """For an evaluation, the suite as commands name it."""
     stage: str = ""
-    """Of `checkpoint_id`, a Stage; empty where it is no checkpoint of ours."""
+    """Stage of `checkpoint_id`; empty if it is not a checkpoint of ours."""
     weights_id: str = ""
-    """The weights that began it: a checkpoint's id, of a stage that is being trained that of its parent or of the
-    milestone after so many updates, whether or not one was kept. Empty where no turn was sampled."""
+    """The weights at its start: the id of a checkpoint; in training that of the parent or of the milestone with the
+    current number of updates, whether or not it was kept. Empty if no turn was sampled."""
     weights_update: int | None = None
-    """Updates of the stage behind them; None outside training."""
+    """The stage's number of updates of these weights; None outside training."""
     parity: Parity | None = None
-    """Of its engine, probed before the first episode of its session; None where it was not."""
+    """Parity of its engine, probed before the first episode of its session; None if not probed."""
     replica_id: str = ""
     provider: str = ""
     image_digest: str = ""
     grader_version: str = ""
     processor_digest: str = ""
-    """Of the tokenizer, the image processor's settings and the chat template: what made ids of text and pixels."""
+    """Digest of the tokenizer, the image processor's settings and the chat template."""
     source_dataset: str = ""
     licence: str = ""
-    """Both of an imported episode."""
+    """Both for an imported episode."""
     stage_key: str = ""
     """Key of the stage run that made it (a checkpoint id being trained, or an eval key)."""
     update: int = -1
-    """The update this episode's group trains, from 0; -1 outside training."""
+    """The update that this episode's group trains, from 0; -1 outside training."""
     max_turns: int = 0
-    """The step budget it ran under; 0 where it is unknown."""
+    """Its step budget; 0 if unknown."""
     times_s: Mapping[str, float] = field(default_factory=dict)
     """Seconds by part: reset, model, step, evaluate, total."""
     started_at: float = 0.0
@@ -217,10 +218,10 @@ class Episode:
 
     @property
     def num_tokens(self) -> int:
-        """Of all sequences; in `window` mode what stands in several windows counts in each."""
+        """Tokens of all sequences; in `window` mode, tokens in several windows count in each."""
         return sum(len(sequence.token_ids) for sequence in self.sequences)
 
     @property
     def oldest_policy_version(self) -> int | None:
-        """Of the weights that sampled any of its turns; None before the first."""
+        """The oldest version of the weights that sampled its turns; None without turns."""
         return min((step.policy_version for step in self.steps), default=None)

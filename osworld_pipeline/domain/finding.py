@@ -1,4 +1,4 @@
-"""What a check of a machine found: by `osworld-pipeline doctor`, and by the env server, which it asks."""
+"""The result of a check of a machine, made by `osworld-pipeline doctor` or by the env server for it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,32 +9,32 @@ from typing import Self
 class Status(StrEnum):
     OK = "ok"
     WARN = "warn"
-    """It works, but slower, smaller or with more care."""
+    """It works, but with limitations."""
     MISSING = "missing"
-    """What is checked cannot be used."""
+    """The checked item cannot be used."""
     BROKEN = "broken"
-    """The check itself failed or did not end, so nothing is known."""
+    """The check itself failed or did not finish."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
     name: str
-    """Of what was checked: one name, one finding."""
+    """Name of the checked item; one finding per name."""
     status: Status
     message: str
     """One sentence."""
     remedy: str = ""
-    """How to get it, a command where there is one; empty where nothing is to be done."""
+    """How to fix it, if possible a command; empty if no action is needed."""
 
     @classmethod
     def of_error(cls, name: str, error: Exception, status: Status = Status.MISSING) -> Self:
-        """Of an error of ours, whose sentence ends with the way out: `what is wrong; what to do`."""
+        """The finding for an error of ours, whose message ends with the remedy: `what is wrong; what to do`."""
         message, _, remedy = str(error).rpartition("; ")
         return cls(name=name, status=status, message=message or remedy, remedy=remedy if message else "")
 
     @classmethod
     def from_json(cls, fields: Mapping[str, str]) -> Self:
-        """Of its `as_json`. Raises KeyError, ValueError."""
+        """The finding from its `as_json`. Raises KeyError, ValueError."""
         return cls(
             name=fields["name"],
             status=Status(fields["status"]),

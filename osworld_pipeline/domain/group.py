@@ -8,21 +8,21 @@ from osworld_pipeline.domain.replay import ReplayRow
 
 
 class GroupFate(StrEnum):
-    """What became of a group's episodes in training."""
+    """How training used a group's episodes."""
 
     TRAINED = "trained"
     ZERO_VARIANCE = "zero_variance"
     """All valid episodes have the same reward, raw or shaped as `rollout.signal` says, and no replay row joined."""
     TOO_FEW_VALID = "too_few_valid"
-    """Faults left fewer than two episodes, after every resample."""
+    """Fewer than two valid episodes after all resamples."""
     STALE = "stale"
     """Sampled by weights more than `max_staleness` updates old."""
     HELD = "held"
-    """Of a try of an update in which too many episodes ended in faults; it was rolled out again."""
+    """From a try of an update with too many faults; the update was rolled out again."""
     SUPERSEDED = "superseded"
-    """Of an update that a resumed stage made again."""
+    """From an update that a resumed stage made again."""
     NOT_KEPT = "not_kept"
-    """Of a flywheel's round: no episode reached the threshold."""
+    """In a round of the flywheel: no episode reached the threshold."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,11 +32,11 @@ class RolloutGroup:
     stage_key: str
     update: int
     episodes: tuple[Episode, ...]
-    """All that were run for it, faults and resampled ones included."""
+    """All episodes run for it, including faults and resampled ones."""
     replay: ReplayRow | None = None
     fate: GroupFate = GroupFate.TRAINED
     reason: str = ""
-    """One sentence where the fate is not `trained`."""
+    """One sentence if the fate is not `trained`."""
 
     @property
     def valid_episodes(self) -> tuple[Episode, ...]:
@@ -44,6 +44,6 @@ class RolloutGroup:
 
     @property
     def oldest_policy_version(self) -> int | None:
-        """Of the weights that sampled any turn of its valid episodes."""
+        """The oldest version of the weights that sampled turns of its valid episodes."""
         versions = [episode.oldest_policy_version for episode in self.valid_episodes]
         return min((version for version in versions if version is not None), default=None)

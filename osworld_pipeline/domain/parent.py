@@ -1,4 +1,4 @@
-"""A child must not outlive its parent: the kernel's parent-death signal, set by the child itself."""
+"""Ends a child process with its parent, by the kernel's parent-death signal, which the child sets."""
 
 import ctypes
 import os
@@ -8,8 +8,8 @@ _PR_SET_PDEATHSIG = 1
 
 
 def dies_with_parent(number: signal.Signals, *, parent_pid: int) -> bool:
-    """Asks the kernel for `number` when the parent ends, however it ends; False where it has ended already. The parent
-    says who it is, because by now somebody else may be ours. OSError where the kernel refuses."""
+    """Requests the signal `number` from the kernel when the parent ends; False if the parent has already ended. The
+    parent passes its own pid, because this process may have been reparented. Raises OSError if the kernel refuses."""
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     return os.getppid() == parent_pid

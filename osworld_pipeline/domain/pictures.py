@@ -1,5 +1,5 @@
-"""The one way to open an encoded picture. What comes from a guest, a dataset or another machine is foreign: Pillow
-would read it in any of dozens of formats, PostScript and camera films among them, whatever it calls itself."""
+"""The only function that opens encoded images. Images from a guest, a dataset or another machine are untrusted: Pillow
+would detect any of dozens of formats, including PostScript, regardless of the file name."""
 
 import io
 
@@ -8,13 +8,13 @@ from PIL import Image, UnidentifiedImageError
 from osworld_pipeline.domain.observation import MAX_PIXELS
 
 FORMATS = ("PNG", "JPEG", "WEBP")
-"""That screenshots come in."""
+"""Formats of screenshots."""
 NO_PICTURE = (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError)
-"""What Pillow raises for bytes that are none of these formats, damaged, or more pixels than it decodes."""
+"""Errors of Pillow for bytes in other formats, damaged bytes, or too many pixels."""
 
 
 def open_picture(data: bytes) -> Image.Image:
-    """Its header is read, its pixels when they are needed.
+    """Opens an image and reads its header; the pixels are decoded on demand.
 
     Raises:
         NO_PICTURE

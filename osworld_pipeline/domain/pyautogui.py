@@ -1,5 +1,5 @@
-"""The restricted pyautogui language: a sequence of known calls with literal arguments, read by syntax tree and never
-run. Everything a model may say to a desktop goes through here."""
+"""The restricted pyautogui language: a sequence of known calls with literal arguments, parsed as a syntax tree and
+never run. All commands from a model to a desktop pass through this module."""
 
 import ast
 import math
@@ -11,7 +11,7 @@ from typing import Any
 from osworld_pipeline.errors import ActionParseError
 
 SPECIAL_ACTIONS = ("WAIT", "DONE", "FAIL")
-"""What OSWorld's action space knows beside calls."""
+"""OSWorld's actions other than calls."""
 
 CALL_NAMES = frozenset({
     "click", "leftClick", "rightClick", "middleClick", "doubleClick", "tripleClick",
@@ -22,7 +22,7 @@ CALL_NAMES = frozenset({
 MAX_TEXT_CHARS = 64 * 1024
 MAX_CALLS = 256
 MAX_SLEEP_S = 60.0
-"""All sleeps of one action together; a longer wait is the caller's to repeat."""
+"""Limit for the sum of the sleeps of one action; for longer waits the caller repeats the action."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,10 +36,10 @@ class Call:
 
 
 def parse_pyautogui(text: str) -> tuple[Call, ...]:
-    """The calls of `text`, in order; several stand on lines of their own or are joined by `;`.
+    """The calls of `text`, in order; several are on separate lines or joined by `;`.
 
     Raises:
-        ActionParseError: anything that is no known call with literal arguments; nothing is ever run.
+        ActionParseError: anything other than known calls with literal arguments.
     """
     if len(text) > MAX_TEXT_CHARS:
         raise ActionParseError(f"an action of {len(text)} characters; at most {MAX_TEXT_CHARS} are read")
@@ -53,7 +53,7 @@ def parse_pyautogui(text: str) -> tuple[Call, ...]:
     if not calls:
         raise ActionParseError(f"no pyautogui call in the action {text.strip()[:80]!r}")
     if len(calls) > MAX_CALLS:
-        raise ActionParseError(f"{len(calls)} calls in one action; at most {MAX_CALLS} are carried out")
+        raise ActionParseError(f"{len(calls)} calls in one action; at most {MAX_CALLS} are executed")
     _check_sleeps(calls)
     return tuple(calls)
 
@@ -61,12 +61,12 @@ def parse_pyautogui(text: str) -> tuple[Call, ...]:
 def _parse(text: str) -> ast.Module:
     try:
         with warnings.catch_warnings():
-            # A model's "C:\dir" is a string with a backslash, not a reason to warn.
+            # A model's "C:\dir" is a string with a backslash; suppress the warning.
             warnings.simplefilter("ignore")
             return ast.parse("\n".join(line.strip() for line in text.strip().splitlines()))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         reason = error.msg if isinstance(error, SyntaxError) else str(error) or type(error).__name__
-        raise ActionParseError(f"the action {text.strip()[:80]!r} is no Python: {reason}") from error
+        raise ActionParseError(f"the action {text.strip()[:80]!r} is not Python: {reason}") from error
 
 
 def _is_tolerated_import(statement: ast.stmt) -> bool:
@@ -81,7 +81,7 @@ def _read_call(node: ast.Call) -> Call:
         raise ActionParseError(f"an action is a call of pyautogui.<name>, not: {_excerpt(node)}")
     owner, name = function.value.id, function.attr
     if not (owner == "pyautogui" and name in CALL_NAMES) and (owner, name) != ("time", "sleep"):
-        raise ActionParseError(f"{owner}.{name} is no action; known: pyautogui.{{{', '.join(sorted(CALL_NAMES))}}}")
+        raise ActionParseError(f"{owner}.{name} is not an action; known: pyautogui.{{{', '.join(sorted(CALL_NAMES))}}}")
     args = tuple(_literal(arg, name) for arg in node.args)
     kwargs: dict[str, Any] = {}
     for keyword in node.keywords:
@@ -119,7 +119,7 @@ def _check_sleeps(calls: list[Call]) -> None:
             continue
         values = [*call.args, *call.kwargs.values()]
         if len(values) != 1 or isinstance(values[0], bool) or not isinstance(values[0], int | float) or values[0] < 0:
-            raise ActionParseError("sleep takes one number of seconds, 0 or more")
+            raise ActionParseError("sleep needs one number of seconds, 0 or more")
         total_s += values[0]
     if total_s > MAX_SLEEP_S:
         raise ActionParseError(f"an action that sleeps {total_s:g} s; at most {MAX_SLEEP_S:g} s are waited")

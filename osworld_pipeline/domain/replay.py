@@ -20,31 +20,31 @@ def base_task_id(task_id: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayRow:
-    """A successful trajectory used again; `source_*` and `licence` are kept by whatever trains on it (provenance)."""
+    """A successful trajectory used again; its users keep `source_*` and `licence` (provenance)."""
 
     row_id: str
-    """The key of the `replay` view: of a demonstration the digest of task and turns, of an episode its id."""
+    """The key of the `replay` view: for a demonstration the digest of task and turns, for an episode its id."""
     task_id: str
     """The base id."""
     original_task_id: str
-    """With the chunk's number, where it is a chunk."""
+    """With the chunk's number, if it is a chunk."""
     source_dataset: str
     """`online` for an episode."""
     reward: float
     messages: tuple[dict, ...] = ()
-    """Chat turns, content always a list of {type: text|image}; none for an episode."""
+    """Chat turns, whose content is always a list of {type: text|image}; empty for an episode."""
     dialect: str = "slime"
-    """What its turns are written in."""
+    """The dialect of its turns."""
     image_sha256s: tuple[str, ...] = ()
     """Blobs in placeholder order."""
     kind: ReplayKind = "demonstration"
     verified_reward: float | None = None
-    """What re-executing it earned, where that was tried and ended in a grader's score."""
+    """Best reward of re-executing it; None without a grader's score."""
     source_path: str | None = None
-    """The file that it came from; None for an episode."""
+    """The file of the record; None for an episode."""
     source_line: int | None = None
     source_sha256: str | None = None
-    """Of the bytes of that line."""
+    """SHA-256 of the bytes of that line."""
     licence: str | None = None
 
     @property
@@ -54,7 +54,7 @@ class ReplayRow:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedRow:
-    """A replay row as a checkpoint names what it was fine-tuned on: the replay buffer may lack it tomorrow."""
+    """A replay row that a checkpoint was fine-tuned on, with its origin, because the replay buffer may lose the row."""
 
     row_id: str
     kind: ReplayKind
@@ -75,17 +75,17 @@ class ReplayVerification:
     """One re-execution of a demonstration's actions on a fresh desktop."""
 
     verification_id: str
-    """Deterministic (row, attempt), so that a rerun replaces and never duplicates."""
+    """Deterministic id from row and attempt, so that a rerun replaces it instead of adding a duplicate."""
     row_id: str
     task_id: str
     task_digest: str
     outcome: Outcome
-    """`success` or `failure` by the grader's score; a fault says nothing of the demonstration."""
+    """`success` or `failure` by the grader's score; a fault is not a result for the demonstration."""
     reward: float | None = None
-    """The grader's score in 0..1; None exactly where there is none."""
+    """The grader's score in 0..1; None if and only if there is none."""
     error: str | None = None
     num_steps: int = 0
-    """Actions carried out."""
+    """Actions executed."""
     replica_id: str = ""
     provider: str = ""
     image_digest: str = ""
@@ -97,7 +97,7 @@ class ReplayVerification:
 
 @dataclass(frozen=True, kw_only=True)
 class Injection:
-    """A replay row that joined a rollout group, and what it was worth there."""
+    """A replay row that joined a rollout group, with its reward, advantage and weight there."""
 
     injection_id: str
     group_id: str
@@ -109,10 +109,10 @@ class Injection:
     weight: float
     kind: ReplayKind = "demonstration"
     strategy: str = "uniform"
-    """How it was chosen among its task's rows."""
+    """Strategy that chose it among its task's rows."""
     verified_reward: float | None = None
     source_path: str | None = None
-    """As the row's, and so are the next three."""
+    """As in the row, like the next three."""
     source_line: int | None = None
     source_sha256: str | None = None
     licence: str | None = None

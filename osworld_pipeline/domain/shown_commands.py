@@ -1,4 +1,4 @@
-"""Commands that messages and pages advise: complete, and quoted for a POSIX shell, so that they can be pasted."""
+"""Commands for messages and pages: complete, and quoted for a POSIX shell, so that they can be pasted."""
 
 import shlex
 import shutil
@@ -12,10 +12,10 @@ ENV_SERVER = "env-server"
 
 
 def shell_line(program: str, *words: object) -> str:
-    """A program of ours that the shell does not find is named by its path, next to this Python."""
-    beside = Path(sys.executable).with_name(program)
-    is_hidden = shutil.which(program) is None and beside.is_file()
-    return shlex.join([str(beside) if is_hidden else program, *map(str, words)])
+    """A command line. If the shell does not find our program, it uses the path next to this Python."""
+    local = Path(sys.executable).with_name(program)
+    is_hidden = shutil.which(program) is None and local.is_file()
+    return shlex.join([str(local) if is_hidden else program, *map(str, words)])
 
 
 def pipeline_line(state: StateDir, *words: object) -> str:

@@ -1,4 +1,4 @@
-"""What the program of a training stage puts on record: each of its starts, and each of its updates."""
+"""Records of a training stage's program: each of its starts, and each of its updates."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,10 +9,10 @@ from osworld_pipeline.domain.checkpoint import milestone_id
 
 class AttemptStatus(StrEnum):
     RUNNING = "running"
-    """Also what a killed program leaves."""
+    """Also the status that a killed program leaves."""
     FINISHED = "finished"
     STOPPED = "stopped"
-    """Ended early: its budget is spent, a signal came, or there is nothing to train on."""
+    """Ended early: its budget is spent, it received a signal, or there is no data to train on."""
     FAILED = "failed"
 
 
@@ -21,7 +21,7 @@ class TrainingStage:
     """A stage that is being trained, as its records name it."""
 
     stage_key: str
-    """The id of the checkpoint that it makes."""
+    """The id of the checkpoint that the stage makes."""
     stage: str
     parent_id: str
     num_planned: int
@@ -34,7 +34,7 @@ class StageAttempt:
     attempt_id: str
     stage: TrainingStage
     first_update: int
-    """From 1; above 1 where the stage was resumed."""
+    """From 1; above 1 if the stage was resumed."""
     host: str
     process_id: int
     started_at: float
@@ -51,9 +51,9 @@ class UpdateRecord:
     update: int
     """From 1."""
     metrics: Mapping[str, float]
-    """Under the names that are reported to MLflow."""
+    """By their names in MLflow."""
     started_at: float
-    """Unix time, and so is the next."""
+    """Unix time, like the next."""
     ended_at: float
 
     @property

@@ -1,12 +1,12 @@
-"""Where the state of a pipeline lies: one folder (`var/`), every path below it named here and nowhere else."""
+"""The state folder of a pipeline (`var/`); all paths below it are defined here."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 DEFAULT_STATE = "var"
-"""Below the folder that a program is started in."""
+"""Relative to the working directory."""
 STATE_VARIABLE = "OSWORLD_STATE"
-"""Names another state, for commands and for Dagster."""
+"""The environment variable that names another state, for commands and for Dagster."""
 REMOTE_VARIABLE = "OSWORLD_STATE_REMOTE"
 """The environment variable that names a state's object store, as s3://BUCKET/PREFIX."""
 
@@ -17,7 +17,7 @@ class StateDir:
 
     @property
     def catalog(self) -> Path:
-        """The DuckDB file people query; rebuilt as new and swapped in, so readers never wait."""
+        """The DuckDB file for queries; rebuilt as a new file and swapped in, so readers do not wait."""
         return self.root / "osworld.duckdb"
 
     @property
@@ -78,7 +78,7 @@ class StateDir:
 
     @property
     def clients(self) -> Path:
-        """Who this state is at env servers, and which of its programs are connected to some."""
+        """The identity of this state at env servers, and its connected programs."""
         return self.root / "clients"
 
     @property

@@ -1,4 +1,4 @@
-"""A task: one OSWorld problem, as its JSON file tells it."""
+"""A task: one OSWorld problem, read from its JSON file."""
 
 import re
 from collections.abc import Mapping
@@ -11,8 +11,7 @@ from osworld_pipeline.errors import TaskError
 BUILT_IN_SUITES = ("desktop-basics", "desktop-shortcuts", "windows-basics", "wine-basics")
 SUITE_OF_TASK = f"^({'|'.join(BUILT_IN_SUITES)})-[a-z0-9_]+-[0-9]+$"
 FAMILY_OF_TASK = f"^(?:{'|'.join(BUILT_IN_SUITES)})-([a-z0-9_]+)-[0-9]+$"
-"""Task ids of a built-in suite read <suite>-<family>-<number>; others may look alike. Also
-searched for by DuckDB."""
+"""Task ids of a built-in suite have the form <suite>-<family>-<number>; other ids may match. DuckDB uses it too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +19,7 @@ class Task:
     task_id: str
     instruction: str
     domain: str
-    """OSWorld's folder name (os, chrome, ...); `related_apps[0]` where nothing better is known."""
+    """OSWorld's folder name (os, chrome, ...); `related_apps[0]` if unknown."""
     config: Mapping[str, Any]
     """The whole task file: id, instruction, config[], related_apps, evaluator{func, result, expected, ...}."""
 
@@ -30,7 +29,7 @@ class Task:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], *, domain: str | None = None) -> "Task":
-        """Checks what a task must have to be run and scored.
+        """Checks that a task has all that is needed to run and score it.
 
         Raises:
             TaskError: no id, no instruction, or no evaluator with a `func`.
@@ -50,6 +49,6 @@ class Task:
 
 
 def family_of_task(task_id: str, domain: str = "") -> str:
-    """What tasks of one kind share: the family of a built-in suite's, else the domain; may be empty."""
+    """The family of a task of a built-in suite, else the domain; may be empty."""
     match = re.search(FAMILY_OF_TASK, task_id)
     return match[1] if match else domain

@@ -7,7 +7,7 @@ from typing import overload
 
 
 class LazyImages(Sequence[bytes]):
-    """Images read one by one, by SHA-256, when somebody looks at them; they equal any sequence of the same bytes."""
+    """Images by SHA-256, each read on access; equal to any sequence of the same bytes."""
 
     def __init__(self, read: Callable[[str], bytes], sha256s: Iterable[str]) -> None:
         self._read = read
@@ -41,26 +41,26 @@ class LazyImages(Sequence[bytes]):
 class Trajectory:
     trajectory_id: str
     """The episode's id (`<episode>#<turn>` in `window` mode), or `replay:<row digest>`, or `demo:<row digest>`,
-    with the turn likewise."""
+    likewise with the turn."""
     task_id: str
     token_ids: tuple[int, ...]
     """Prompt and response ids in the order the sampler saw them, image placeholders expanded."""
     response_mask: tuple[int, ...]
-    """1 where the loss applies: tokens the policy sampled (or the demonstrator wrote)."""
+    """1 for tokens with a loss: those the policy sampled (or the demonstrator wrote)."""
     images: Sequence[bytes]
-    """Encoded images, exactly as the model saw them, in placeholder order; often read only when they are needed."""
+    """Encoded images, exactly as the model saw them, in placeholder order; often read on access."""
     sampled_logprobs: tuple[float, ...] | None = None
-    """Aligned with token_ids, as `GenerateResult.logprobs`; None for replay and demonstrations."""
+    """Aligned with token_ids, like `GenerateResult.logprobs`; None for replay and demonstrations."""
     policy_versions: tuple[int, ...] | None = None
-    """Aligned with token_ids, -1 outside the mask: how many updates had produced the weights that sampled it."""
+    """Aligned with token_ids, -1 outside the mask: number of updates of the weights that sampled the token."""
     temperature: float = 1.0
-    """Logits are divided by it: that of the sampling; for replay, that of the phase it joins."""
+    """Logits are divided by it: the sampling temperature; for replay, that of the phase that it joins."""
     advantage: float = 0.0
     weight: float = 1.0
-    """Of its episode in the loss. How an episode's sequences share it is the trainer's choice (`gspo.turn_weight`)."""
+    """Weight of its episode in the loss. `gspo.turn_weight` decides how an episode's sequences share it."""
     is_replay: bool = False
     is_canary: bool = False
-    """Sampled with the trainer's present weights to be compared with them; not trained on."""
+    """Sampled with the trainer's current weights for comparison; not trained on."""
 
     @property
     def episode_id(self) -> str:
@@ -81,7 +81,7 @@ class Trajectory:
 
 
 def with_held_images(trajectories: Iterable[Trajectory]) -> tuple[Trajectory, ...]:
-    """The same with their images in memory, each distinct one once, ready to travel to another process."""
+    """The same with their images in memory, each distinct one once, to be sent to another process."""
     held: dict[str, bytes] = {}
 
     def hold(images: Sequence[bytes]) -> tuple[bytes, ...]:

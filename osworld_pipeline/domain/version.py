@@ -1,4 +1,4 @@
-"""The version of what is installed."""
+"""The installed version."""
 
 import importlib.metadata
 
@@ -6,7 +6,7 @@ DISTRIBUTION = "osworld-pipeline"
 
 
 def installed_version() -> str:
-    """Empty where the distribution is not installed, as in a checkout that only lies on the path."""
+    """Empty if the distribution is not installed, as in a checkout that is only on the path."""
     try:
         return importlib.metadata.version(DISTRIBUTION)
     except importlib.metadata.PackageNotFoundError:
@@ -14,5 +14,5 @@ def installed_version() -> str:
 
 
 def version_line(program: str) -> str:
-    """What `PROGRAM --version` prints."""
+    """The output of `PROGRAM --version`."""
     return f"{program} {installed_version() or '(not installed: no version)'}"

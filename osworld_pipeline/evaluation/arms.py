@@ -1,4 +1,4 @@
-"""Which checkpoints come of the same training under other seeds: they are runs of one arm."""
+"""Find checkpoints that differ only in seeds: they are runs of one arm."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -9,12 +9,12 @@ from osworld_pipeline.recipes.learned import learned_by
 
 SEED = "seed"
 TASKS = "suite"
-"""Its seed chooses the tasks, not how they are trained on."""
+"""Its seed selects the tasks, not the training."""
 
 
 def arms_of(checkpoints: Iterable[Checkpoint]) -> dict[str, str]:
-    """By checkpoint, its arm: a digest of what each of its stages depends on apart from seeds, and of its updates. A
-    checkpoint is an arm of its own where its card, or the card of an ancestor, has no recipe.
+    """The arm of each checkpoint: a digest of everything that its stages depend on except seeds, and of its updates. If
+    the card of a checkpoint or of an ancestor has no recipe, the checkpoint is a separate arm.
     """
     known = {one.checkpoint_id: one for one in checkpoints}
     return {name: _arm(one, known) for name, one in known.items()}
@@ -33,14 +33,14 @@ def _arm(checkpoint: Checkpoint, known: Mapping[str, Checkpoint]) -> str:
 
 
 def _made_by(checkpoint: Checkpoint) -> Any:
-    """What the stage of a checkpoint depends on apart from seeds and parent; its id where the card does not say."""
+    """What the stage of a checkpoint depends on except seeds and parent; its id if the card does not say."""
     try:
         params = learned_by(checkpoint.stage, checkpoint.recipe)
     except (KeyError, TypeError):  # no recipe, or one of an earlier version
         return checkpoint.checkpoint_id
     if not params:
         return checkpoint.checkpoint_id
-    # A share of the tasks is drawn by the seed: the demonstrations are then another part of the same data.
+    # The seed draws a share of the tasks, so other seeds select other demonstrations of the same data.
     is_drawn = params.get("sft", {}).get("task_share", 1.0) < 1.0
     return {
         "stage": str(checkpoint.stage),

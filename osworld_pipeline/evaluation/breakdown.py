@@ -1,4 +1,4 @@
-"""Where an evaluation's successes lie: by domain or family of the tasks, and task by task against another one."""
+"""Successes of an evaluation by domain or family of the tasks, and task by task against another evaluation."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ GroupOf = Callable[[EvalRow], str]
 
 
 def domain_of(row: EvalRow) -> str:
-    """The task's domain, as OSWorld's tree has it; tasks that name none are told apart by their family."""
+    """The task's domain as in OSWorld's tree; for tasks without a domain, their family."""
     return row.domain or row.family
 
 
@@ -19,13 +19,13 @@ def family_of(row: EvalRow) -> str:
 
 
 def score_groups(rows: Sequence[EvalRow], group_of: GroupOf, *, confidence: float = 0.95) -> dict[str, CheckpointScore]:
-    """By name of the group, the score of its rows; names in order.
+    """The score of each group's rows by the group's name, sorted by name.
 
     Raises:
         ValueError: rows of several checkpoints or evaluations.
     """
     if rows:
-        summarise(rows, confidence=confidence)  # a group alone might not show that they are of several
+        summarise(rows, confidence=confidence)  # one group might not reveal that the rows are of several
     groups: dict[str, list[EvalRow]] = {}
     for row in rows:
         groups.setdefault(group_of(row), []).append(row)
@@ -34,7 +34,7 @@ def score_groups(rows: Sequence[EvalRow], group_of: GroupOf, *, confidence: floa
 
 @dataclass(frozen=True, kw_only=True)
 class TaskChange:
-    """One task on both sides; valid samples and the successes among them."""
+    """One task before and after: valid samples and the successes among them."""
 
     task_id: str
     before_successes: int
@@ -44,37 +44,37 @@ class TaskChange:
 
     @property
     def difference(self) -> float:
-        """Of the two rates, above 0 for a gain."""
+        """Difference of the two rates, above 0 for a gain."""
         return self.after_successes / self.after_n - self.before_successes / self.before_n
 
     @property
     def became_solved(self) -> bool:
-        """No sample before, and at least half of them after."""
+        """No sample succeeded before, and at least half of them after."""
         return self.before_successes == 0 and 2 * self.after_successes >= self.after_n
 
     @property
     def became_unsolved(self) -> bool:
-        """At least half of the samples before, and none after."""
+        """At least half of the samples succeeded before, and none after."""
         return self.after_successes == 0 and 2 * self.before_successes >= self.before_n
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskChanges:
     gains: tuple[TaskChange, ...]
-    """Tasks whose rate rose, the most first."""
+    """Tasks whose rate rose, largest change first."""
     regressions: tuple[TaskChange, ...]
-    """Tasks whose rate fell, the most first."""
+    """Tasks whose rate fell, largest change first."""
     num_same: int
     not_compared: tuple[str, ...]
     """Tasks without a valid sample on one side or both."""
     comparison: Comparison | None
-    """Over the tasks that were compared; None where there are none."""
+    """Over the compared tasks; None if there are none."""
 
 
 def compare_tasks(
     before: Sequence[EvalRow], after: Sequence[EvalRow], *, confidence: float = 0.95, num_resamples: int = 10_000
 ) -> TaskChanges:
-    """What changed from one checkpoint's evaluation to another's, over the tasks both have a valid sample of.
+    """Changes from one checkpoint's evaluation to another's, over the tasks that have a valid sample in both.
 
     Raises:
         ValueError: the two were evaluated under different settings, or on different desktops.

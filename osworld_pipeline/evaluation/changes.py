@@ -1,5 +1,5 @@
-"""What a training changed: each stage against the one it started from, over all runs with other seeds, and the families
-of tasks that moved."""
+"""Changes by a training: each stage against the one it started from, over all runs with other seeds, and the changed
+families of tasks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -14,12 +14,12 @@ from osworld_pipeline.evaluation.scores import UNKNOWN_STAGE, EvalRow, rates_by_
 
 NUM_RESAMPLES = 10_000
 Pair = tuple[str, str]
-"""Ids of the checkpoint that a training started from, and of the one that it ended with."""
+"""Ids of the first and the last checkpoint of a training."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FamilyChange:
-    """A family of tasks on both sides, over the tasks that were compared; valid samples and the successes in them."""
+    """A family of tasks before and after, over the compared tasks: valid samples and the successes among them."""
 
     family: str
     num_tasks: int
@@ -28,7 +28,7 @@ class FamilyChange:
     after_successes: int
     after_n: int
     difference: float
-    """Of the success rates, every task of the same weight."""
+    """Difference of the success rates, with equal weight of all tasks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,20 +36,20 @@ class Change:
     """From the start of a training to its end."""
 
     runs: tuple[tuple[Pair, ...], ...]
-    """Start and end of each; runs differ in seeds alone, and a run with branches has several ends."""
+    """Start and end of each; runs differ only in seeds, and a run with branches has several ends."""
     stages: Pair
-    """Of start and end, not their ids."""
+    """Stages of start and end."""
     effect: Effect | None
-    """None where the two must not be compared, or have no task in common."""
+    """None if the two must not be compared, or have no task in common."""
     num_seeds: int
-    """Evaluation seeds that were played."""
+    """Evaluation seeds with episodes."""
     families: tuple[FamilyChange, ...] = ()
-    """Those that changed most first."""
+    """Largest change first."""
     apart: str = ""
     """Why they must not be compared; else empty."""
 
     def fields(self) -> dict[str, Any]:
-        """For machines."""
+        """Its fields for JSON."""
         found = {name: getattr(self, name) for name in ("stages", "starts", "ends", "num_seeds", "families", "apart")}
         if self.effect is not None:
             found |= {**asdict(self.effect.comparison), "verdict": self.effect.words}
@@ -73,14 +73,14 @@ class Training:
         self._arms = arms_of(checkpoints)
 
     def compared_with(self, checkpoint_id: str, shown: Sequence[str]) -> list[str]:
-        """Of `shown`, the SFT checkpoint that it descends from, and the nearest ancestor."""
+        """The SFT checkpoint that it descends from, and its nearest ancestor, among `shown`."""
         ancestors = [name for name in self._path(checkpoint_id) if name in shown]
         sft = [name for name in ancestors if self._known[name].stage is Stage.SFT]
         return list(dict.fromkeys((*sft[:1], *ancestors[:1])))
 
     def runs_of(self, before: str, after: str, shown: Sequence[str]) -> list[list[Pair]]:
-        """Pairs of `shown` that are to each other as these two are, the run of these two first. Pairs whose ends share
-        the stage that followed their start are branches of one run. What does not descend from the other is one run."""
+        """Pairs of `shown` with the same arms as these two, grouped by run, the run of these two first. Pairs whose
+        ends share the stage after their start are branches of one run. A pair without a common descent is one run."""
         branches: dict[str, list[Pair]] = {}
         for end in dict.fromkeys((after, *shown)):
             path = self._path(end)
@@ -99,7 +99,7 @@ class Training:
         return str(one.stage) if one else UNKNOWN_STAGE
 
     def _path(self, checkpoint_id: str) -> list[str]:
-        """Its ancestors that are known, the nearest first."""
+        """Its known ancestors, the nearest first."""
         path: list[str] = []
         one = self._known.get(checkpoint_id)
         while one is not None and one.parent_id in self._known and one.parent_id not in (checkpoint_id, *path):
@@ -111,7 +111,7 @@ class Training:
 def changes_of(
     rows: Sequence[EvalRow], shown: Sequence[str], training: Training, *, confidence: float = 0.95
 ) -> list[Change]:
-    """Of each of `shown` against those that it descends from; what differs in seeds alone is one change. `rows`: one
+    """Changes of each of `shown` against its ancestors; pairs that differ only in seeds are one change. `rows`: one
     evaluation of each."""
     pairs = {
         training.arms((before, after)): (before, after)
@@ -124,8 +124,8 @@ def changes_of(
 def changes_of_stage(
     evals: Sequence[EvalRow], num_updates_of: Mapping[str, int], training: Training, *, confidence: float = 0.95
 ) -> list[tuple[str, Change]]:
-    """With the key of the evaluation, of the last checkpoint of a stage that was evaluated under it. `evals`: all there
-    are; `num_updates_of`: the stage's checkpoints. What must not be compared is left out."""
+    """For each evaluation key, the changes of the stage's last checkpoint that was evaluated under it. `evals`: all
+    rows; `num_updates_of`: the stage's checkpoints. Pairs that must not be compared are left out."""
     found = []
     for key in dict.fromkeys(row.evaluation_key for row in evals if row.checkpoint_id in num_updates_of):
         rows = [row for row in evals if row.evaluation_key == key]
@@ -146,7 +146,8 @@ def change_between(
     confidence: float = 0.95,
     num_resamples: int = NUM_RESAMPLES,
 ) -> Change:
-    """Of this pair, and of those of `shown` that differ from it in seeds alone. `rows`: one evaluation of each."""
+    """The change of this pair and of the pairs of `shown` that differ from it only in seeds. `rows`: one evaluation of
+    each."""
     evals: dict[str, list[EvalRow]] = {}
     for row in rows:
         evals.setdefault(row.checkpoint_id, []).append(row)
@@ -172,7 +173,7 @@ def change_between(
 
 
 def family_changes(before: Sequence[EvalRow], after: Sequence[EvalRow]) -> tuple[FamilyChange, ...]:
-    """Over the tasks that both have a valid sample of."""
+    """Changes by family, over the tasks that have a valid sample in both."""
     left, right = successes_by_task(before), successes_by_task(after)
     families: dict[str, list[str]] = {}
     for task_id, family in {row.task: family_of(row) for row in (*before, *after)}.items():
@@ -194,7 +195,7 @@ def family_changes(before: Sequence[EvalRow], after: Sequence[EvalRow]) -> tuple
 
 
 def _mean_difference(before: Sequence[EvalRow], after: Sequence[EvalRow]) -> float | None:
-    """Over the tasks that both have a valid sample of, each of the same weight; None without one."""
+    """Mean difference over the tasks that have a valid sample in both, with equal weights; None without one."""
     left, right = successes_by_task(before), successes_by_task(after)
     differences = [fmean(right[task]) - fmean(left[task]) for task in left.keys() & right.keys()]
     return fmean(differences) if differences else None

@@ -1,5 +1,5 @@
-"""Plots as inline SVG: lines with bands, and stacked columns. Each carries its alternative text and its own numbers as
-a table; colours are classes, so that one picture serves a light and a dark page."""
+"""Plots as inline SVG: lines with bands, and stacked columns. Each has an alternative text and its numbers as a
+table; colours are classes, so that one picture works on a light and a dark page."""
 
 import math
 from collections.abc import Sequence
@@ -21,9 +21,9 @@ class Point:
     """NaN leaves a gap."""
     low: float | None = None
     high: float | None = None
-    """Of the band around it; None has none."""
+    """Ends of the band around it; None for no band."""
     label: str = ""
-    """Of x, in the table; x itself where empty."""
+    """Label of x in the table; x itself if empty."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True)
 class Zone:
-    """A band over the whole width, that a line may leave."""
+    """A horizontal band over the whole width."""
 
     name: str
     low: float
@@ -45,20 +45,20 @@ class Zone:
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """A plot, what it says in words, and its numbers."""
+    """A plot, its description, and its numbers."""
 
     title: str
     about: str
     svg: str
     legend: tuple[tuple[int, str], ...]
-    """(colour, name); empty where there is one series."""
+    """(colour, name); empty for a single series."""
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     note: str = ""
     band: str = ""
-    """What the band is; empty where there is none."""
+    """Description of the band; empty without one."""
     zones: tuple[str, ...] = ()
-    """What each zone is, with its ends."""
+    """Description of each zone, with its ends."""
 
 
 def line_chart(
@@ -73,8 +73,8 @@ def line_chart(
     zones: Sequence[Zone] = (),
     note: str = "",
 ) -> Chart | None:
-    """Lines over x; None where no point is finite. `is_share`: 0..1, shown in percent. `y_range`: fixed; else from what
-    there is. `band`: what `low` and `high` are."""
+    """Lines over x; None if no point is finite. `is_share`: 0..1, shown in percent. `y_range`: fixed range; by default
+    that of the values. `band`: description of `low` and `high`."""
     drawn = [one for one in series if any(math.isfinite(point.y) for point in one.points)]
     if not drawn:
         return None
@@ -104,8 +104,8 @@ def line_chart(
 def stacked_chart(
     title: str, series: Sequence[Series], *, x_label: str, y_label: str, is_share: bool = False, note: str = ""
 ) -> Chart | None:
-    """Columns over x, the series one on the other in their order, the first at the bottom; every series has the same
-    xs. None where all is 0. `is_share`: each column as parts of its own sum."""
+    """Stacked columns over x, the first series at the bottom; every series has the same xs. None if all values are 0.
+    `is_share`: each column as shares of its sum."""
     drawn = [one for one in series if any(point.y > 0 for point in one.points)]
     if not drawn:
         return None
@@ -135,7 +135,7 @@ def stacked_chart(
 
 
 def number(value: float, *, is_share: bool = False) -> str:
-    """As people read it; a dash where it is unknown."""
+    """Formatted for people; a dash if it is unknown."""
     if not math.isfinite(value):
         return "–"
     if is_share:
@@ -147,7 +147,7 @@ def number(value: float, *, is_share: bool = False) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class _Plane:
-    """From values to places in the picture."""
+    """Maps values to coordinates of the picture."""
 
     x_low: float
     x_high: float
@@ -193,7 +193,7 @@ class _Plane:
         return max(1.0, min(40.0, 0.84 * (self.x(self.x_low + 1) - LEFT), 0.84 * (WIDTH - LEFT - RIGHT) / num_columns))
 
     def _tick(self, value: float) -> str:
-        """With as many decimals as tell it from its neighbours."""
+        """With enough decimals to distinguish neighbouring ticks."""
         if self.is_share:
             return f"{value:.0%}"
         if value == 0:
@@ -263,7 +263,7 @@ def _rectangle(svg: Element, corner: tuple[float, float], size: tuple[float, flo
 
 
 def _runs(points: Sequence[Point]) -> list[list[Point]]:
-    """Without those that are not finite, cut where they stood."""
+    """Runs of finite points, split at points that are not finite."""
     runs: list[list[Point]] = [[]]
     for point in points:
         if math.isfinite(point.y):
@@ -286,24 +286,24 @@ def _extent(point: Point) -> list[float]:
 
 
 def _about_lines(title: str, series: Sequence[Series], *, is_share: bool) -> str:
-    told = []
+    parts = []
     for one in series:
         points = [point for point in one.points if math.isfinite(point.y)]
         first, last = points[0], points[-1]
         what = f"{one.name} " if len(series) > 1 else ""
         if len(points) == 1:
-            told.append(f"{what}{number(last.y, is_share=is_share)} at {_label(last)}")
+            parts.append(f"{what}{number(last.y, is_share=is_share)} at {_label(last)}")
         else:
             ends = f"{number(first.y, is_share=is_share)} at {_label(first)} to {number(last.y, is_share=is_share)}"
-            told.append(f"{what}from {ends} at {_label(last)}")
-    return f"{title}: {'; '.join(told)}."
+            parts.append(f"{what}from {ends} at {_label(last)}")
+    return f"{title}: {'; '.join(parts)}."
 
 
 def _about_stack(title: str, series: Sequence[Series]) -> str:
     sums = [(math.fsum(point.y for point in one.points), one.name) for one in series]
     total = math.fsum(value for value, _ in sums)
-    told = ", ".join(f"{name} {value / total:.0%}" for value, name in sums)
-    return f"{title}, of all together: {told}."
+    shares = ", ".join(f"{name} {value / total:.0%}" for value, name in sums)
+    return f"{title}, shares of the total: {shares}."
 
 
 def _columns_of(series: Series, band: str, *, is_only: bool) -> list[str]:
@@ -334,10 +334,10 @@ def _label(point: Point) -> str:
 
 
 def _spelled(point: Point, *, is_share: bool) -> str:
-    told = number(point.y, is_share=is_share)
+    value = number(point.y, is_share=is_share)
     if point.low is None or point.high is None:
-        return told
-    return f"{told} ({number(point.low, is_share=is_share)} to {number(point.high, is_share=is_share)})"
+        return value
+    return f"{value} ({number(point.low, is_share=is_share)} to {number(point.high, is_share=is_share)})"
 
 
 def _spelled_zone(zone: Zone, *, is_share: bool) -> str:

@@ -1,4 +1,4 @@
-"""Whether one checkpoint is better than another: both play the same tasks, and the tasks are drawn again."""
+"""Paired comparison of two checkpoints on the same tasks, with a bootstrap over tasks."""
 
 import math
 import random
@@ -12,12 +12,12 @@ from osworld_pipeline.evaluation.intervals import draw_again, percentiles
 
 _MAX_DENOMINATOR = 1_000
 _MAX_TOTAL = 50_000
-"""Of the differences in units of their common denominator."""
+"""Sum of the differences in units of their common denominator."""
 _NUM_FLIPS = 5_000
 
 
 class Verdict(StrEnum):
-    """In the words that people read."""
+    """The values are shown to people."""
 
     BETTER = "better"
     WORSE = "worse"
@@ -26,7 +26,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Of success rates, `after` less `before`; shares of 1, not percent."""
+    """Success rates, and their difference `after` - `before`, as fractions of 1."""
 
     before: float
     after: float
@@ -35,8 +35,8 @@ class Comparison:
     high: float
     """Percentile interval of the difference."""
     p_value: float
-    """Two-sided, of the sign-flip test: how often a difference at least this large comes by chance, if a task's
-    samples might as well have come from the other checkpoint."""
+    """Two-sided, of the sign-flip test: the probability of a difference at least this large by chance, if a task's
+    samples could as well have come from the other checkpoint."""
     num_tasks: int
     confidence: float
 
@@ -46,13 +46,13 @@ class Comparison:
 
     @property
     def is_better(self) -> bool:
-        """The whole interval lies above 0, and chance alone hardly makes such a difference: a single task, or a few
-        that all gained, would leave an interval without any width."""
+        """The whole interval is above 0, and the difference is significant by the sign-flip test: with a single task,
+        or a few that all gained, the interval has no width."""
         return self.low > 0.0 and self._is_no_chance
 
     @property
     def is_worse(self) -> bool:
-        """As `is_better`, on the other side."""
+        """Like `is_better`, below 0."""
         return self.high < 0.0 and self._is_no_chance
 
     @property
@@ -72,9 +72,9 @@ def compare_paired(
     """Paired bootstrap over tasks (Efron and Tibshirani 1993, chapter 16: whole units are resampled), and the sign-flip
     test of the same differences (Fisher 1935, The Design of Experiments, section 21).
 
-    `before`, `after`: by task, the rewards of its samples, 0..1. Only tasks that both have count. A task's samples are
-    averaged first, because they are no independent tasks: the interval says how the difference would vary over other
-    tasks like these.
+    `before`, `after`: by task, the rewards of its samples, 0..1. Only common tasks count. A task's samples are
+    averaged first, because they are not independent tasks: the interval covers the variation of the difference over
+    other tasks like these.
 
     Raises:
         ValueError: no task in common, or a task without a sample.
@@ -104,10 +104,10 @@ def compare_paired(
 
 
 def sign_flip_p_value(differences: Sequence[float], *, seed: int = 0) -> float:
-    """The share of all ways to sign the differences whose sum is at least as far from 0 as the one observed.
+    """The share of all sign assignments of the differences whose sum is at least as far from 0 as the observed one.
 
-    Exact where the differences have a common denominator of ordinary size, as those of success rates have: with one
-    sample a task it is McNemar's exact test. Else it is drawn, and the observed one counts among the draws.
+    Exact if the differences have a small common denominator, as those of success rates have: with one sample a task it
+    is McNemar's exact test. Otherwise it is estimated from random draws, and the observed one counts as a draw.
     """
     fractions = [Fraction(abs(difference)).limit_denominator(_MAX_DENOMINATOR) for difference in differences]
     scale = math.lcm(*(fraction.denominator for fraction in fractions))
@@ -124,8 +124,8 @@ def sign_flip_p_value(differences: Sequence[float], *, seed: int = 0) -> float:
     observed = abs(int(signed))
     if observed == 0:
         return 1.0
-    # The product of (1 + x^size) counts the ways to each sum of what is signed +. It is a long number: its digits,
-    # in a base that no count reaches, are the counts; a number's digits add up to its remainder by the base less 1.
+    # The product of (1 + x^size) counts the ways to reach each sum of the positive terms. It is stored as one integer
+    # whose digits, in a base above every count, are the counts; the digit sum is the remainder modulo the base minus 1.
     num_bits = len(sizes) + 2
     ways = 1
     for size in sizes:

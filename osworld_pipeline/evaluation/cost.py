@@ -1,5 +1,5 @@
-"""What the episodes of an evaluation cost, and what a success did: all episodes are paid for, failures and faults too.
-A figure that somebody did not count is unknown for the whole, never counted as nothing."""
+"""Cost of an evaluation's episodes and of a success. All episodes count, failures and faults too. If a figure is
+missing for one episode, the total is unknown."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -9,22 +9,22 @@ from osworld_pipeline.evaluation.scores import EvalRow
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Of the last attempts; what earlier attempts of a retried episode took is in no row."""
+    """Cost of the last attempts; earlier attempts of a retried episode are not recorded."""
 
     num_episodes: int
     num_successes: int
     response_tokens: float | None
-    """Sampled; None where an engine did not count, as for all that follow where nothing was measured."""
+    """Sampled tokens; None if an engine did not count them. The next fields are None too if not measured."""
     prompt_tokens: float | None
-    """Read; a prompt counts at each turn."""
+    """Prompt tokens; a prompt counts at each turn."""
     wall_s: float | None
-    """Of the episodes one after the other; they run side by side, so that a machine takes less."""
+    """Sum over the episodes; they run in parallel, so the elapsed time is shorter."""
     desktop_s: float | None
     """Reset, step and evaluate."""
     model_s: float | None
 
     def per_success(self) -> "CostShare | None":
-        """None without a success: its price is unknown, neither nothing nor infinite."""
+        """None without a success: its cost is unknown."""
         return self._divided(self.num_successes)
 
     def per_episode(self) -> "CostShare | None":
@@ -49,7 +49,7 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True)
 class CostShare:
-    """A part of a Cost, in the same words."""
+    """A share of a Cost, with the same fields."""
 
     response_tokens: float | None
     prompt_tokens: float | None

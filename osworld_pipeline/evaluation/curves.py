@@ -1,4 +1,4 @@
-"""Training curves as numbers for inline SVG, and as a picture of their own: one small panel for each metric of each
+"""Training curves as numbers for inline SVG, and as a separate picture: one small panel for each metric of each
 stage."""
 
 import math
@@ -8,12 +8,12 @@ from html import escape
 
 WIDTH, HEIGHT = 240, 96
 MAX_POINTS = WIDTH
-"""Of a line; more would lie on one pixel."""
+"""Points of a line; one for each pixel."""
 CAPTION, FOOT, GAP = 18, 20, 12
 """Above, below and between the panels of a picture."""
 INK, SOFT_INK, LINE = "#1c2430", "#5d6878", "#1f5fa8"
 LEFT, RIGHT, MARGIN_Y = 48, 8, 10
-"""The scale's two figures stand in the left margin."""
+"""The scale's two figures are in the left margin."""
 METRIC_ORDER = (
     "success_rate",
     "task_reward_mean",
@@ -51,7 +51,7 @@ class Curve:
     line: str
     """Points of an SVG polyline in a WIDTH x HEIGHT box."""
     end: tuple[float, float]
-    """Where the last point lies."""
+    """Coordinates of the last point."""
     width: int = WIDTH
     height: int = HEIGHT
 
@@ -62,8 +62,8 @@ class Curve:
 
 
 def draw_curves(points: Sequence[MetricPoint]) -> list[Curve]:
-    """A panel for each (stage, metric), in the order of training; points that are not finite are left out, and the
-    last of two points of one update stays (a resumed run reports some twice)."""
+    """A panel for each (stage, metric), in the order of training. Points that are not finite are left out; of two
+    points of one update the last is used (a resumed run reports some twice)."""
     series: dict[tuple[str, str], dict[int, float]] = {}
     for point in points:
         if math.isfinite(point.value):
@@ -73,7 +73,7 @@ def draw_curves(points: Sequence[MetricPoint]) -> list[Curve]:
 
 
 def curves_svg(curves: Sequence[Curve], *, columns: int = 3) -> str:
-    """A picture of all of them, on a white ground: it may be shown on a dark page."""
+    """A picture of all of them on a white background, because it may be shown on a dark page."""
     width, height = WIDTH + 2 * GAP, HEIGHT + CAPTION + FOOT + GAP
     rows = -(-len(curves) // columns)
     size = (min(columns, len(curves)) * width, rows * height)
@@ -89,7 +89,7 @@ def curves_svg(curves: Sequence[Curve], *, columns: int = 3) -> str:
 
 
 def _panel(curve: Curve) -> str:
-    """Caption, scale, line, and what the last update had."""
+    """Caption, scale, line, and the last value."""
     texts = [(0, 12, escape(curve.name.replace("_", " ")), INK), (0, CAPTION + 14, f"{curve.high:.3g}", SOFT_INK)]
     if curve.low != curve.high:
         texts.append((0, CAPTION + HEIGHT - 5, f"{curve.low:.3g}", SOFT_INK))
@@ -134,10 +134,10 @@ def _curve(stage: str, name: str, points: Sequence[tuple[int, float]]) -> Curve:
 
 
 def _scale(value: float, start: float, end: float, to_start: float, to_end: float) -> float:
-    """Linear; the middle where there is no range."""
+    """Linear; the middle if the range is empty."""
     if start == end:
         return (to_start + to_end) / 2
     span = end - start
-    # A range above the largest float has halves that are not.
+    # The range may exceed the largest float; halves of it do not.
     share = (value - start) / span if math.isfinite(span) else (value / 2 - start / 2) / (end / 2 - start / 2)
     return to_start + share * (to_end - to_start)

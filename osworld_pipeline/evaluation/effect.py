@@ -1,4 +1,4 @@
-"""When a difference between a checkpoint and the one its training started from is called an effect of that training.
+"""Decide whether a difference between a checkpoint and the start of its training is an effect of that training.
 
 The rule: the paired test over the tasks shows a difference; it is larger than the spread of the start's own evaluations
 from seed to seed; and it holds across training runs with different seeds. One run alone never shows an effect.
@@ -13,11 +13,11 @@ from osworld_pipeline.evaluation.comparison import Comparison, Verdict
 from osworld_pipeline.evaluation.intervals import student_quantile
 
 MIN_RUNS = 3
-"""Training runs of an effect: of two, the spread between them is hardly known."""
+"""Training runs of an effect: with two, the spread between runs is hardly known."""
 ONE_RUN = "A single training run is one training seed: it proves no general effect."
 RULE = (
-    "A difference is called an effect where the paired test over the tasks shows it, where it is larger than the "
-    f"spread of the start's own evaluations, and where at least {MIN_RUNS} training runs with different seeds agree. "
+    "A difference is called an effect if the paired test over the tasks shows it, if it is larger than the "
+    f"spread of the start's own evaluations, and if at least {MIN_RUNS} training runs with different seeds agree. "
     f"{ONE_RUN}"
 )
 """For people, below every table of changes."""
@@ -25,17 +25,17 @@ RULE = (
 
 @dataclass(frozen=True, kw_only=True)
 class SeedSpread:
-    """How much the success rate of one checkpoint varies from evaluation seed to evaluation seed."""
+    """Variation of the success rate of one checkpoint between evaluation seeds."""
 
     rates: tuple[float, ...]
-    """Of each seed, over the same tasks; at least two."""
+    """Rate of each seed, over the same tasks; at least two."""
     half_width: float
-    """Two evaluations of the same checkpoint, of so many seeds each, differ by at most this, at the confidence:
-    t·s·sqrt(2/k), for k seeds with standard deviation s."""
+    """Two evaluations of the same checkpoint, with this number of seeds each, differ by at most this, at the
+    confidence: t·s·sqrt(2/k), for k seeds with standard deviation s."""
 
     @classmethod
     def of(cls, rates: Sequence[float], *, confidence: float = 0.95) -> "SeedSpread | None":
-        """None for fewer than two seeds: the spread is unknown then, not zero."""
+        """None for fewer than two seeds: the spread is then unknown."""
         k = len(rates)
         if k < 2:
             return None
@@ -44,35 +44,35 @@ class SeedSpread:
 
     @classmethod
     def widest(cls, spreads: "Sequence[SeedSpread | None]") -> "SeedSpread | None":
-        """Of several starts; None where one is unknown."""
+        """The widest of several starts; None if one is unknown."""
         known = [spread for spread in spreads if spread is not None]
         return max(known, key=lambda one: one.half_width) if known and len(known) == len(spreads) else None
 
     def band(self, rate: float) -> tuple[float, float]:
-        """Around the checkpoint's rate: where another evaluation of it would lie."""
+        """The range around the checkpoint's rate that another evaluation of it would fall in."""
         return max(0.0, rate - self.half_width), min(1.0, rate + self.half_width)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Effect:
-    """The judgement on a difference."""
+    """The verdict on a difference."""
 
     comparison: Comparison
     """Paired by task, over all runs."""
     run_differences: tuple[float, ...]
-    """Of each training run."""
+    """Difference of each training run."""
     across_runs: tuple[float, float] | None
     """Student's interval of their mean; None below MIN_RUNS."""
     half_width: float | None
-    """Of the start's spread; None where the start was evaluated with one seed."""
+    """Half width of the start's spread; None if the start was evaluated with one seed."""
     verdict: Verdict
     is_effect: bool
     missing: tuple[str, ...]
-    """Why it is no effect, a clause each; empty for an effect."""
+    """Reasons why it is not an effect, one clause each; empty for an effect."""
 
     @property
     def words(self) -> str:
-        """For people; a single run is always named as one."""
+        """For people; the number of runs is always named."""
         num_runs = len(self.run_differences)
         runs = "one run" if num_runs == 1 else f"{num_runs} runs"
         return f"effect over {runs}: {self.verdict}" if self.is_effect else f"{runs}: {self.verdict}"
@@ -81,20 +81,20 @@ class Effect:
 def judge_effect(
     comparison: Comparison, *, spread: SeedSpread | None, run_differences: Sequence[float] | None = None
 ) -> Effect:
-    """`spread`: of the start; of several starts the widest. `run_differences`: of each training run, with other seeds;
-    None for one run, whose difference is that of `comparison`."""
+    """`spread`: that of the start, or the widest of several starts. `run_differences`: of each training run, with other
+    seeds; None for one run, whose difference is that of `comparison`."""
     differences = tuple(run_differences or (comparison.difference,))
     across = _across(differences, comparison.confidence)
     missing = []
     if comparison.verdict is Verdict.NOT_SHOWN:
         missing.append("the paired test shows no difference")
     if spread is not None and abs(comparison.difference) <= spread.half_width:
-        missing.append("it lies within the spread of the start's own evaluations")
+        missing.append("it is within the spread of the start's own evaluations")
     if len(differences) > 1 and _disagree(comparison.difference, across or (min(differences), max(differences))):
         missing.append("the runs disagree")
     verdict = Verdict.NOT_SHOWN if missing else comparison.verdict
     if spread is None:
-        missing.append("the start's spread is unknown: that takes two evaluation seeds")
+        missing.append("the start's spread is unknown: it needs two evaluation seeds")
     if len(differences) < MIN_RUNS:
         missing.append(f"an effect needs {MIN_RUNS} training runs")
     return Effect(
@@ -117,6 +117,6 @@ def _across(differences: Sequence[float], confidence: float) -> tuple[float, flo
 
 
 def _disagree(difference: float, interval: tuple[float, float]) -> bool:
-    """The interval over runs, or the range of two runs, reaches to the other side of 0."""
+    """The interval over runs, or the range of two runs, does not exclude the other side of 0."""
     low, high = interval
     return not (low > 0.0 if difference > 0.0 else high < 0.0)

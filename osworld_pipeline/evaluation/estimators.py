@@ -1,4 +1,4 @@
-"""What several samples of a task say of a policy: pass@k, at least one of k tries succeeds, and pass^k, all k do."""
+"""Estimates from several samples of a task: pass@k, at least one of k tries succeeds, and pass^k, all k succeed."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -12,30 +12,30 @@ from osworld_pipeline.evaluation.intervals import (
 )
 
 Estimator = Callable[[int, int, int], float]
-"""Of the samples of a task, the successes among them, and k."""
+"""Arguments: the number of samples of a task, the successes among them, and k."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A mean over tasks, each of the same weight."""
+    """A mean over tasks with equal weights."""
 
     k: int
     value: float
-    """NaN where no task has k samples: unknown is not zero."""
+    """NaN if no task has k samples."""
     interval: Interval
     num_tasks: int
-    """With at least k samples: those that the mean is over."""
+    """Tasks with at least k samples, which the mean is over."""
     num_short: int
-    """With fewer, and so left out."""
+    """Tasks with fewer samples, which are left out."""
 
 
 def pass_at_k(n: int, num_successes: int, k: int) -> float:
-    """The chance that at least one of k samples succeeds, without bias, from `n` samples of a task:
+    """Unbiased estimate of the probability that at least one of k samples succeeds, from `n` samples of a task:
 
         pass@k = 1 - C(n - c, k) / C(n, k)
 
-    (Chen et al. 2021, "Evaluating Large Language Models Trained on Code", equation 1). 1 - (1 - c/n)^k, which looks
-    like it, is too low.
+    (Chen et al. 2021, "Evaluating Large Language Models Trained on Code", equation 1). The similar 1 - (1 - c/n)^k is
+    too low.
 
     Raises:
         ValueError: not 0 <= successes <= n, or not 1 <= k <= n.
@@ -45,11 +45,11 @@ def pass_at_k(n: int, num_successes: int, k: int) -> float:
 
 
 def pass_hat_k(n: int, num_successes: int, k: int) -> float:
-    """The chance that all of k samples succeed, without bias, from `n` samples of a task:
+    """Unbiased estimate of the probability that all of k samples succeed, from `n` samples of a task:
 
         pass^k = C(c, k) / C(n, k)
 
-    (Yao et al. 2024, "τ-bench", section 3: reliability, where pass@k is about luck).
+    (Yao et al. 2024, "τ-bench", section 3: a measure of reliability).
 
     Raises:
         ValueError: not 0 <= successes <= n, or not 1 <= k <= n.
@@ -61,14 +61,14 @@ def pass_hat_k(n: int, num_successes: int, k: int) -> float:
 def estimate_over_tasks(
     samples: Mapping[str, Sequence[bool]], k: int, estimator: Estimator, *, confidence: float = 0.95, seed: int = 0
 ) -> Estimate:
-    """The mean over the tasks with at least k samples. The tasks are drawn again for its interval, but where each has
-    one sample (so k = 1): then it is Wilson's.
+    """The mean over the tasks with at least k samples. Its interval is a bootstrap over tasks, or Wilson's if each task
+    has one sample (k = 1).
 
     Raises:
         ValueError: k is less than 1.
     """
     if k < 1:
-        raise ValueError(f"k is {k}: one try at least")
+        raise ValueError(f"k is {k}, but must be at least 1")
     long_enough = [task for task in samples.values() if len(task) >= k]
     values = [estimator(len(task), sum(task), k) for task in long_enough]
     if values and all(len(task) == 1 for task in long_enough):

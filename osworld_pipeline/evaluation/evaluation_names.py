@@ -1,5 +1,4 @@
-"""Evaluations in words: the suite, and how it was run as far as the tables say. The key that tells any two apart is a
-digest, which says nothing to a person."""
+"""Readable names of evaluations: the suite and the recorded settings. The key of an evaluation is only a digest."""
 
 import math
 import re
@@ -20,7 +19,7 @@ from osworld_pipeline.tables.catalog import fresh_views
 
 UNKNOWN_SETTINGS = "settings not recorded"
 NO_SUITE = "osworld"
-"""What the view `evals` calls the suite of a task whose id names none."""
+"""The suite in the view `evals` of a task whose id names none."""
 _TASK = re.compile(rf"({'|'.join(BUILT_IN_SUITES)})-[a-z0-9_]+-([0-9]+)")
 _REPORT = re.compile(r"suite-(.+)-([^-]+)")
 
@@ -34,12 +33,12 @@ FROM (
     FROM {source} WHERE purpose = 'evaluate'
 ) GROUP BY key
 """
-"""For each evaluation what is recorded of it; `source` has the columns of `episodes`."""
+"""The recorded facts of each evaluation; `source` has the columns of `episodes`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Played:
-    """What was played under one key, by any policy. A row of PLAYED."""
+    """All episodes under one key, of any policy. A row of PLAYED."""
 
     key: str
     task_ids: Sequence[str]
@@ -48,7 +47,7 @@ class Played:
     temperatures: Sequence[float | None]
     engines: Sequence[str | None]
     began_at: float | None
-    """Unix time; None where it is unknown."""
+    """Unix time; None if unknown."""
     suite_name: str | None = None
     """As the episodes recorded it; None before schema version 6."""
 
@@ -57,11 +56,11 @@ class Played:
 class EvaluationName:
     key: str
     suite: str
-    """As commands name it, where that is known."""
+    """Its name in commands, if known."""
     origin: str
-    """What the tasks' ids name instead; empty where it is the same or nothing."""
+    """The suite in the tasks' ids; empty if it is the same or none."""
     settings: str
-    """What tells it from others of the suite."""
+    """The settings that distinguish it from others of the suite."""
     began_at: float | None
 
     @property
@@ -86,9 +85,9 @@ def read_evaluation_names(state: StateDir) -> dict[str, EvaluationName]:
 def name_evaluations(
     rows: Iterable[Mapping[str, Any]], *, suites: Iterable[EvalSuite], recorded: Mapping[str, str]
 ) -> dict[str, EvaluationName]:
-    """`rows`: of PLAYED; `suites`: the user's own; `recorded`: suites by key, where somebody wrote them down. By key,
-    in the order of suite and time. Tasks, turns and engine are named where the evaluations of a suite differ in them,
-    and when it began where nothing else tells two apart."""
+    """Names by key, in the order of suite and time. `rows`: of PLAYED; `suites`: the user's own; `recorded`: suites by
+    key, from the names of reports. Tasks, turns and engine are named if the evaluations of a suite differ in them, and
+    the start time if all else is equal."""
     there = {suite.name: frozenset(task.task_id for task in suite.tasks) for suite in suites}
     named = []
     for played in (Played(**row) for row in rows):
@@ -105,8 +104,8 @@ def name_evaluations(
 
 
 def suite_of(task_ids: Collection[str], own: Mapping[str, frozenset[str]]) -> str:
-    """The name of the suite that these tasks are of: held-out ones of a built-in suite, or the smallest of the user's
-    that has them all; else what the ids name."""
+    """The name of the suite of these tasks: `heldout` for held-out tasks of a built-in suite, or the smallest of the
+    user's suites that has them all; else the suite in the ids."""
     read = [_TASK.fullmatch(task_id) for task_id in task_ids]
     if read and all(one and int(one[2]) % BLOCK == BLOCK - 1 for one in read):
         return HELDOUT
@@ -116,19 +115,19 @@ def suite_of(task_ids: Collection[str], own: Mapping[str, frozenset[str]]) -> st
 
 
 def suite_by_id(task_ids: Iterable[str]) -> str:
-    """As the view `evals` tells it."""
+    """The suite as in the view `evals`."""
     found = {one[1] if (one := _TASK.fullmatch(task_id)) else NO_SUITE for task_id in task_ids}
     return ", ".join(sorted(found))
 
 
 def own_suites(state: StateDir) -> list[EvalSuite]:
-    """The user's; one that cannot be read now is left out."""
+    """The user's suites; an unreadable one is left out."""
     found = [_read_suite(path, stamp) for path, stamp in own_suite_files(state)]
     return [suite for suite in found if suite is not None]
 
 
 def own_suite_files(state: StateDir) -> list[tuple[Path, tuple[int, int]]]:
-    """With what changes when a file does."""
+    """The files with their modification time and size."""
     found = []
     for path in sorted(state.suites.glob("*.json")):
         try:
@@ -140,14 +139,14 @@ def own_suite_files(state: StateDir) -> list[tuple[Path, tuple[int, int]]]:
 
 
 def recorded_suites(state: StateDir) -> dict[str, str]:
-    """By evaluation key, from the names of the suites' reports, which name the suite."""
+    """Suites by evaluation key, from the file names of the suites' reports."""
     found = [_REPORT.fullmatch(path.stem) for path in state.reports.glob("suite-*.html")]
     return {one[2]: one[1] for one in found if one}
 
 
 @lru_cache(maxsize=64)
 def _read_suite(path: Path, stamp: tuple[int, int]) -> EvalSuite | None:
-    """`stamp`: another one is another file."""
+    """`stamp` is part of the cache key: a changed file is read again."""
     try:
         return read_suite_file(path)
     except DatasetError:
@@ -166,11 +165,11 @@ _WHERE_THEY_DIFFER: Sequence[Callable[[Played], str]] = (
 
 
 def _tell_apart(named: Sequence[tuple[EvaluationName, Played]]) -> list[EvaluationName]:
-    """Those of one suite, with their settings in words."""
+    """The names of one suite, with their settings in words."""
     with_key = [played for name, played in named if name.key]
-    wanted = [*_ALWAYS, *(told for told in _WHERE_THEY_DIFFER if len({told(one) for one in with_key}) > 1)]
+    parts = [*_ALWAYS, *(part for part in _WHERE_THEY_DIFFER if len({part(one) for one in with_key}) > 1)]
     settings = [
-        (" · ".join(filter(None, (told(played) for told in wanted))) if name.key else "") or UNKNOWN_SETTINGS
+        (" · ".join(filter(None, (part(played) for part in parts))) if name.key else "") or UNKNOWN_SETTINGS
         for name, played in named
     ]
     return [

@@ -1,4 +1,4 @@
-"""Episodes as the model saw them: small pictures of the screens, with what it answered."""
+"""Episodes as the model saw them: small pictures of the screens, with its responses."""
 
 import base64
 import io
@@ -31,7 +31,7 @@ class FilmstripOf:
 class Frame:
     step_index: int
     image: str
-    """A data URI; empty where the screenshot is missing."""
+    """A data URI; empty if the screenshot is missing."""
     response: str
     command: str
 
@@ -61,7 +61,7 @@ def read_filmstrips(state: StateDir, chosen: Sequence[FilmstripOf]) -> list[Film
                 [one.episode_id],
             ).fetchall()
             sql = "SELECT instruction FROM union_tasks WHERE task_id = ?"
-            told = connection.execute(sql, [one.task_id]).fetchone()
+            task = connection.execute(sql, [one.task_id]).fetchone()
             frames = tuple(
                 Frame(step_index=index, image=_image(blobs, sha256), response=response or "", command=command or "")
                 for index, sha256, response, command in steps[:MAX_FRAMES]
@@ -70,7 +70,7 @@ def read_filmstrips(state: StateDir, chosen: Sequence[FilmstripOf]) -> list[Film
                 Filmstrip(
                     episode_id=one.episode_id,
                     task_id=one.task_id,
-                    instruction=(told[0] or "") if told else "",
+                    instruction=(task[0] or "") if task else "",
                     stage=one.stage,
                     outcome=one.outcome,
                     num_steps=len(steps),
@@ -81,7 +81,7 @@ def read_filmstrips(state: StateDir, chosen: Sequence[FilmstripOf]) -> list[Film
 
 
 def thumbnail(data: bytes) -> str:
-    """A small JPEG as a data URI; empty where `data` is no image."""
+    """A small JPEG as a data URI; empty if `data` is not an image."""
     try:
         with open_picture(data) as image:
             small = image.convert("RGB")

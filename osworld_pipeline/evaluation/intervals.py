@@ -1,5 +1,5 @@
-"""How sure a success rate is: the Wilson score interval where episodes are independent, and the bootstrap over tasks
-where several of them are samples of one task."""
+"""Intervals of success rates: the Wilson score interval if episodes are independent, and the bootstrap over tasks if
+several episodes are samples of one task."""
 
 import math
 import random
@@ -19,9 +19,9 @@ class IntervalMethod(StrEnum):
     BOOTSTRAP = "bootstrap"
     """Percentiles over tasks drawn again, each with all its samples (Efron and Tibshirani 1993, chapters 8 and 13)."""
     WILSON_OVER_TASKS = "wilson_over_tasks"
-    """All tasks are alike, and drawing them again would show no doubt at all: each counts as one observation."""
+    """All tasks have the same rate, so a bootstrap would have no width: each task counts as one observation."""
     NONE = "none"
-    """Nothing was observed: 0..1."""
+    """No observation: 0..1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class Rate:
 
     @property
     def value(self) -> float:
-        """NaN without an episode: unknown is not zero."""
+        """NaN without an episode."""
         return self.successes / self.n if self.n else math.nan
 
 
@@ -51,8 +51,8 @@ def wilson_interval(successes: float, n: int, *, confidence: float = 0.95) -> tu
 
         (p + z²/2n ± z·sqrt(p(1-p)/n + z²/4n²)) / (1 + z²/n),  z the normal quantile of (1 + confidence)/2
 
-    It stays inside 0..1 and is honest for small n, and for 0 or n successes, where the usual p ± z·s.e. is not.
-    Without observations nothing is known: (0, 1).
+    It stays inside 0..1 and is accurate for small n, and for 0 or n successes, unlike the usual p ± z·s.e.
+    Without observations it is (0, 1).
 
     Raises:
         ValueError: not 0 <= successes <= n, or a confidence outside 0..1.
@@ -79,13 +79,13 @@ def interval_over_tasks(
     num_resamples: int = NUM_RESAMPLES,
     seed: int = 0,
 ) -> Interval:
-    """Of the ratio sum(sums)/sum(counts), when the tasks are drawn again. A task's samples stay together, because they
-    are no independent tasks; where all tasks have one rate, each counts as one observation of it.
+    """The bootstrap interval over tasks of the ratio sum(sums)/sum(counts). A task's samples stay together, because
+    they are not independent tasks; if all tasks have the same rate, each counts as one observation of it.
 
-    `sums`: by task, what its samples add up to; `counts`: by task, its samples, each worth 0..1.
+    `sums`: by task, the sum of its samples' rewards; `counts`: by task, the number of its samples, each worth 0..1.
 
     Raises:
-        ValueError: a task without a sample, or with more than its samples can be worth.
+        ValueError: a task without a sample, or with a sum above its number of samples.
     """
     if any(not (count > 0 and 0 <= total <= count) for total, count in zip(sums, counts, strict=True)):
         raise ValueError("a task has at least one sample, each worth 0 to 1")
@@ -105,15 +105,15 @@ def interval_over_tasks(
 
 @lru_cache(maxsize=4)
 def draw_again(num_tasks: int, num_resamples: int, seed: int) -> tuple["array[int]", ...]:
-    """Indices of so many tasks drawn from as many, with replacement; kept, because a leaderboard draws the same."""
+    """Indices of `num_tasks` tasks drawn with replacement; cached, because a leaderboard repeats the same draws."""
     rng = random.Random(seed)
     return tuple(array("L", rng.choices(range(num_tasks), k=num_tasks)) for _ in range(num_resamples))
 
 
 def rate_over_tasks(samples: Sequence[Sequence[bool]], *, confidence: float = 0.95) -> Rate:
-    """The share of all samples that are true, pooled; `samples`: by task, and a task may have none.
+    """The pooled share of true samples; `samples`: by task, and a task may have none.
 
-    Its interval is Wilson's where no task has two samples, else that of `interval_over_tasks`.
+    Its interval is Wilson's if no task has two samples, else that of `interval_over_tasks`.
     """
     played = [task for task in samples if task]
     n = sum(map(len, played))
@@ -127,7 +127,7 @@ def rate_over_tasks(samples: Sequence[Sequence[bool]], *, confidence: float = 0.
 
 
 def percentiles(values: Sequence[float], confidence: float) -> tuple[float, float]:
-    """What cuts off (1 - confidence)/2 of the values on either side; between two values in proportion."""
+    """The percentiles that cut off (1 - confidence)/2 of the values on each side, with linear interpolation."""
     if not 0 < confidence < 1:
         raise ValueError(f"a confidence of {confidence}")
     ordered = sorted(values)
@@ -149,9 +149,9 @@ def _quantile(confidence: float) -> float:
 
 
 def student_quantile(confidence: float, degrees: int) -> float:
-    """What a Student t of so many degrees of freedom exceeds in absolute value with the chance 1 - confidence.
+    """The value that |t|, for Student's t with `degrees` degrees of freedom, exceeds with probability 1 - confidence.
 
-    Its distribution in closed form (Abramowitz and Stegun 1964, 26.7.3 and 26.7.4), inverted by bisection.
+    The distribution in closed form (Abramowitz and Stegun 1964, 26.7.3 and 26.7.4) is inverted by bisection.
 
     Raises:
         ValueError: no degree of freedom, or a confidence outside 0..1.
@@ -168,7 +168,7 @@ def student_quantile(confidence: float, degrees: int) -> float:
 
 
 def _student_share(angle: float, degrees: int) -> float:
-    """The chance that |t| stays below sqrt(degrees)·tan(angle)."""
+    """The probability that |t| is below sqrt(degrees)·tan(angle)."""
     is_odd = degrees % 2 == 1
     term = math.cos(angle) if is_odd else 1.0
     total = 0.0

@@ -1,5 +1,5 @@
-"""The leaderboard: checkpoints in order of success, one table for each way of evaluating. What was evaluated under
-different settings, on another desktop image or by another version of the grader is never ranked against each other."""
+"""The leaderboard: checkpoints in order of success, one table for each evaluation setting. Evaluations with different
+settings, desktop images or versions of the grader are never ranked together."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,33 +24,33 @@ class Versus:
 @dataclass(frozen=True, kw_only=True)
 class LeaderboardRow:
     rank: int | None
-    """By lenient success, from 1; equal success shares a rank. None where nothing is valid, where planned episodes are
-    missing (what has not been run yet might be the hard part), and where desktops or graders were mixed."""
+    """By lenient success, from 1; equal success shares a rank. None if no episode is valid, if planned episodes are
+    missing (they may be the hard ones), or if desktops or graders were mixed."""
     score: CheckpointScore
     parent_id: str | None
     source_dataset: str
-    """The import it came with; empty for an evaluation of our own."""
+    """The import it belongs to; empty for an evaluation of our own."""
     pass_at_1: Estimate
-    """Of its own: tasks count the same, whereas `score` counts episodes the same."""
+    """With equal weight of tasks, while `score` has equal weight of episodes."""
     pass_at_k: Estimate | None
-    """With k the most valid samples that a task has; None where that is 1."""
+    """k is the largest number of valid samples of a task; None if that is 1."""
     pass_hat_k: Estimate | None
     """With the same k."""
     cost: Cost
     versus_parent: Versus | None
-    """None where the parent is not in this table, or they have no task in common."""
+    """None if the parent is not in this table, or they have no task in common."""
     versus_best: Versus | None
     """Against the first of rank 1; None for that one itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LeaderboardTable:
-    """All of one evaluation key on the same desktops: suite, seeds, budget, limits, prompts, image and grader."""
+    """All evaluations with one key on the same desktops: suite, seeds, budget, limits, prompts, image and grader."""
 
     evaluation_key: str
-    """Empty where the rows tell none; such a table has one checkpoint."""
+    """Empty if unknown; such a table has one checkpoint."""
     desktops: str
-    """Image and grader; empty where no episode was graded."""
+    """Image and grader; empty if no episode was graded."""
     suites: tuple[str, ...]
     seeds: tuple[int, ...]
     max_turns: tuple[int, ...]
@@ -72,8 +72,8 @@ def build_leaderboard(
     confidence: float = 0.95,
     num_resamples: int = NUM_RESAMPLES,
 ) -> Leaderboard:
-    """`parents`: by checkpoint, what it was trained from; `planned`: by stage_key, the episodes of the evaluation. An
-    evaluation with a plan and no row is in no table: nothing says its settings.
+    """`parents`: the parent of each checkpoint; `planned`: by stage_key, the number of episodes of the evaluation. An
+    evaluation with a plan and no row is in no table, because its settings are unknown.
 
     Raises:
         ValueError: more rows than were planned.
@@ -81,12 +81,12 @@ def build_leaderboard(
     groups: dict[_TableKey, dict[str, list[EvalRow]]] = {}
     for row in rows:
         key = row.evaluation_key
-        # Unknown settings are comparable with nothing.
+        # Evaluations with unknown settings are not comparable.
         alone = "" if key else f"{row.checkpoint_id}/{row.stage_key}"
         table = groups.setdefault(_TableKey(key, alone, row.desktops), {})
         table.setdefault(row.checkpoint_id, []).append(row)
     _place_ungraded(groups)
-    # Of one key the table with the most checkpoints first.
+    # The tables of one key in order of their number of checkpoints.
     ordered = sorted(groups, key=lambda group: (group.key, group.alone, -len(groups[group]), group.desktops))
     return Leaderboard(
         tables=tuple(
@@ -99,12 +99,12 @@ def build_leaderboard(
 class _TableKey(NamedTuple):
     key: str
     alone: str
-    """What tells it from others without a key."""
+    """Distinguishes tables without a key."""
     desktops: str
 
 
 def _place_ungraded(groups: dict[_TableKey, dict[str, list[EvalRow]]]) -> None:
-    """Checkpoints without a graded episode, which have no rank anywhere, go to the largest table of their settings."""
+    """Move checkpoints without a graded episode, which have no rank, to the largest table of their settings."""
     for group in [group for group in groups if not group.desktops]:
         others = [
             other for other in groups if other[:2] == group[:2] and other.desktops and not is_mixed(other.desktops)
@@ -116,7 +116,7 @@ def _place_ungraded(groups: dict[_TableKey, dict[str, list[EvalRow]]]) -> None:
 
 @dataclass(frozen=True)
 class _Table:
-    """The rows of one table by checkpoint, and what all of its rows need."""
+    """The rows of one table by checkpoint, and their common inputs."""
 
     evals: Mapping[str, Sequence[EvalRow]]
     parents: Mapping[str, str | None]
@@ -168,8 +168,8 @@ class _Table:
 
 
 def rank_scores(scores: Mapping[str, CheckpointScore]) -> dict[str, int | None]:
-    """By checkpoint, in the order of the table: the best first, equals by id and with the same rank, and at the end
-    those without one."""
+    """The rank of each checkpoint, in the order of the table: the best first, equal ones by id with the same rank, and
+    those without a rank at the end."""
     ranked = [name for name, score in scores.items() if score.n and not score.num_missing and not score.is_mixed]
     ranked.sort(key=lambda name: (-scores[name].success_rate, name))
     ranks: dict[str, int | None] = {}

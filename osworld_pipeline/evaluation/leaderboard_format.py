@@ -1,4 +1,4 @@
-"""A leaderboard for people, as Markdown, and for machines, as rows of plain JSON where what is unknown is null."""
+"""A leaderboard as Markdown for people, and as rows of plain JSON in which unknown values are null."""
 
 import math
 from collections import Counter
@@ -24,7 +24,7 @@ _WHY_MIXED = "Not ranked: its episodes were graded on several desktop images or 
 
 
 def leaderboard_rows(board: Leaderboard) -> list[dict[str, Any]]:
-    """One flat row for each checkpoint and evaluation key, in the order of the tables; null is unknown."""
+    """One flat row for each checkpoint and evaluation key, in the order of the tables; null means unknown."""
     return [
         {
             "evaluation_key": table.evaluation_key,
@@ -41,7 +41,7 @@ def leaderboard_rows(board: Leaderboard) -> list[dict[str, Any]]:
 
 
 def leaderboard_markdown(board: Leaderboard) -> str:
-    """A table for each evaluation key and its desktops, under a line that says what was evaluated."""
+    """A table for each evaluation key and its desktops, under a line that describes the evaluation."""
     if not board.tables:
         return "No checkpoint has been evaluated yet.\n"
     num_tables = Counter(table.evaluation_key for table in board.tables)
@@ -130,17 +130,17 @@ def _number(value: float) -> float | None:
 
 
 def _markdown_table(table: LeaderboardTable, confidence: float, *, is_split: bool) -> str:
-    """`is_split`: others have the same settings, and other desktops."""
+    """`is_split`: other tables have the same settings and other desktops."""
     facts: Mapping[str, Sequence[object]] = {
         "suite": table.suites,
         "seeds": table.seeds,
         "step budget": table.max_turns,
         "desktops": (table.desktops,) if table.desktops else (),
     }
-    told = [f"{name} {', '.join(map(str, values))}" for name, values in facts.items() if values]
+    known = [f"{name} {', '.join(map(str, values))}" for name, values in facts.items() if values]
     title = f"Evaluation `{table.evaluation_key}`" if table.evaluation_key else "Settings unknown"
     lines = [
-        f"**{title}**: {'; '.join(told)}; intervals at {confidence:.0%}",
+        f"**{title}**: {'; '.join(known)}; intervals at {confidence:.0%}",
         *(["", _WHY_SPLIT] if is_split and table.evaluation_key else []),
         *(["", _WHY_MIXED] if is_mixed(table.desktops) else []),
         "",

@@ -1,4 +1,4 @@
-"""One look for all HTML pages: a page needs nothing else, runs nothing, and escapes whatever a model wrote."""
+"""Common rendering of all HTML pages: a page is self-contained, has no scripts, and escapes all text of a model."""
 
 import math
 from pathlib import Path
@@ -22,7 +22,7 @@ UNKNOWN = "–"
 
 
 def write_page(path: Path, template: str, **values: Any) -> Path:
-    """Raises StoreError: it cannot be written."""
+    """Write a page. Raises StoreError: it cannot be written."""
     write_file(path, render_page(template, **values).encode("utf-8", "replace"))
     return path
 
@@ -43,7 +43,7 @@ def render_page(template: str, **values: Any) -> str:
     environment.filters["number"] = lambda value: UNKNOWN if value is None else number(float(value))
     environment.filters["chance"] = lambda p: "< 0.001" if p < 0.001 else f"{p:.3f}"
     environment.filters["words"] = lambda name: str(name).replace("_", " ")
-    environment.filters["drawn"] = Markup  # a picture of ours, whose texts are escaped where it is drawn
+    environment.filters["drawn"] = Markup  # our own pictures, whose texts are already escaped
     return environment.get_template(template).render(**values)
 
 

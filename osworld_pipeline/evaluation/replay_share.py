@@ -1,4 +1,5 @@
-"""What replay contributed to a training: the groups that a demonstration joined, and what became of their tasks."""
+"""Contribution of replay to a training: the groups that a demonstration joined, and the later success of their
+tasks."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -23,14 +24,14 @@ class ReplayShare:
     num_injected: int
     """Groups that a demonstration joined."""
     num_tasks: int
-    """Of these groups."""
+    """Tasks of these groups."""
     num_solved_later: int
-    """Of these tasks, without a success in training until the first such group had ended, and with one afterwards. No
+    """Tasks of these that had no success in training until the first such group had ended, and one afterwards. No
     episode is played with a demonstration: it joins the group when that is trained on."""
 
 
 def read_replay_share(state: StateDir, stage_keys: Collection[str]) -> ReplayShare:
-    """Of the training stages named. Raises TableError."""
+    """The contribution to the given training stages. Raises TableError."""
     sql = _OF_STAGES.format(solved_later=find_question("solved-only-with-replay").sql)
     with fresh_views(state) as connection:
         found = connection.execute(sql, {"stages": list(stage_keys)}).fetchone()

@@ -1,5 +1,5 @@
-"""The report of a pipeline: one HTML file that needs nothing else, with scores and their intervals, curves, filmstrips,
-and what the numbers depend on."""
+"""The report of a pipeline: one self-contained HTML file with scores and their intervals, curves, filmstrips and
+settings."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -48,7 +48,7 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Evaluations on one suite under the same settings, which alone are compared."""
+    """Evaluations on one suite with the same settings; only these are compared."""
 
     title: str
     scores: Sequence[CheckpointScore]
@@ -60,7 +60,7 @@ class Group:
     fault_examples: Sequence[EvalRow]
     changes: Sequence[Change]
     facts: Mapping[str, str]
-    """What the numbers depend on."""
+    """The settings of the evaluations."""
 
 
 def write_report(
@@ -73,10 +73,10 @@ def write_report(
     stage_keys: Collection[str] | None = None,
     checkpoints: Sequence[Checkpoint] = (),
 ) -> Path:
-    """Writes `reports/report.html` from the tables as they are now; curves of reward and success come from the
-    training episodes, others from `metrics`. `stage_keys` names the evaluations by the recipe, which come first and
-    whose suite has `suite_digest`; evaluations under other settings follow, each group with its own tables. None takes
-    all as one group. `checkpoints`: all there are, which say what was trained from what.
+    """Write `reports/report.html` from the current tables; curves of reward and success come from the training
+    episodes, others from `metrics`. `stage_keys` names the evaluations with the recipe's settings, which come first and
+    whose suite has `suite_digest`; evaluations with other settings follow, each group with its own tables. None shows
+    all as one group. `checkpoints`: all of the state, with their parents.
 
     Raises:
         TableError: the tables cannot be read.
@@ -106,7 +106,7 @@ def write_report(
 def _other_groups(
     state: StateDir, rows: Sequence[EvalRow], left_out: Collection[str], training: Training, *, confidence: float
 ) -> list[Group]:
-    """One for each evaluation key but those of `left_out`, by suite and time."""
+    """One for each evaluation key except those of `left_out`, by suite and time."""
     by_key: dict[str, list[EvalRow]] = {}
     for row in rows:
         if row.evaluation_key not in left_out:
@@ -141,16 +141,16 @@ def _group(
 def whole_changes(
     rows: Sequence[EvalRow], scores: Sequence[CheckpointScore], training: Training, *, confidence: float
 ) -> list[Change]:
-    """Of the stages that ended, in the order of `scores`; milestones are points of a curve. What must not be compared
-    is left out."""
+    """Changes by the stages that ended, in the order of `scores`; milestones are points of a curve. Pairs that must not
+    be compared are left out."""
     names = [score.checkpoint_id for score in scores if Ancestor.parse(score.checkpoint_id).num_updates is None]
     found = changes_of(rows, list(dict.fromkeys(names)), training, confidence=confidence)
     return [change for change in found if change.effect is not None]
 
 
 def metric_charts(points: Sequence[MetricPoint]) -> list[tuple[str, list[Chart]]]:
-    """By stage, in the order of training, a plot for each metric; the last of two points of one update stays (a resumed
-    run reports some twice)."""
+    """A plot for each metric, by stage in the order of training; of two points of one update the last is used (a
+    resumed run reports some twice)."""
     series: dict[str, dict[str, dict[int, float]]] = {}
     for point in points:
         series.setdefault(point.stage, {}).setdefault(point.name, {})[point.update] = point.value
@@ -163,7 +163,7 @@ def metric_charts(points: Sequence[MetricPoint]) -> list[tuple[str, list[Chart]]
 def family_table(
     rows: Sequence[EvalRow], scores: Sequence[CheckpointScore], *, confidence: float
 ) -> dict[str, list[Cell]]:
-    """For each family a cell for each checkpoint, in the order of `scores`."""
+    """For each family one cell for each checkpoint, in the order of `scores`."""
     table: dict[str, list[Cell]] = {}
     for family in sorted({row.family for row in rows}):
         cells = []
@@ -181,7 +181,7 @@ def family_table(
 
 
 def settings_facts(rows: Sequence[EvalRow]) -> dict[str, str]:
-    """What the numbers depend on; several values where they were not all the same."""
+    """The settings of the evaluations; several values if they differ."""
     seeds = sorted({row.seed for row in rows})
     return {
         "Suite": _distinct(row.suite for row in rows),
@@ -243,7 +243,7 @@ def _distinct(values: Any) -> str:
 
 
 def _rollout_metrics(state: StateDir) -> list[MetricPoint]:
-    """Mean rewards of each update's valid episodes, as the store tells them."""
+    """Mean rewards of each update's valid episodes, from the store."""
     sql = """
         SELECT coalesce(c.stage, e.stage_key) AS stage, e."update" AS at, avg(e.task_reward), avg(e.shaped_reward)
         FROM episodes e LEFT JOIN checkpoints c ON c.checkpoint_id = e.stage_key
@@ -268,7 +268,7 @@ def _injections(state: StateDir) -> dict[str, int]:
 
 
 def _shown(rows: Sequence[EvalRow], scores: Sequence[CheckpointScore]) -> list[FilmstripOf]:
-    """Of the latest checkpoints a success and a failure each, of different families where there are some."""
+    """A success and a failure of each of the latest checkpoints, of different families if possible."""
     chosen: list[EvalRow] = []
     for score in reversed(scores):
         for outcome in (Outcome.SUCCESS, Outcome.FAILURE, Outcome.TRUNCATED):

@@ -1,4 +1,4 @@
-"""The page that names all reports of a state folder: those that lie in it, whenever they were written."""
+"""The page that lists all reports in a state folder."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,12 +21,12 @@ class ReportLink:
     """Relative to the index."""
     title: str
     digest: str
-    """What the file is told by; empty where the title is enough."""
+    """Identifies the file; empty if the title is enough."""
     about: str
 
 
 def write_index(state: StateDir) -> Path:
-    """Writes `reports/index.html`. Raises TableError, StoreError."""
+    """Write `reports/index.html`. Raises TableError, StoreError."""
     names, begun = read_evaluation_names(state), _begun(state)
     places = {key: place for place, key in enumerate(names)}
     suites = sorted(
@@ -54,9 +54,9 @@ def _stage_title(path: Path, begun: Mapping[str, tuple[float, int]]) -> str:
     stage = _stage(path)
     title = STAGE_NAMES.get(stage, stage)
     began_at, num_updates = begun.get(path.stem.removeprefix("training-"), (0.0, 0))
-    told = f" · begun {_time(began_at)}" if began_at else ""
+    began = f" · begun {_time(began_at)}" if began_at else ""
     return (
-        f"{title} · {num_updates:,} update{'' if num_updates == 1 else 's'} rolled out{told}" if num_updates else title
+        f"{title} · {num_updates:,} update{'' if num_updates == 1 else 's'} rolled out{began}" if num_updates else title
     )
 
 
@@ -65,7 +65,7 @@ def _stage(path: Path) -> str:
 
 
 def _begun(state: StateDir) -> dict[str, tuple[float, int]]:
-    """By stage that rolled out: when it began (0.0: not known), and how many updates it began."""
+    """By stage with rollouts: its start time (0.0: unknown), and the number of updates that it began."""
     sql = """
         SELECT stage_key, coalesce(min(started_at) FILTER (started_at > 0), 0.0), max("update")
         FROM episodes WHERE purpose = 'train' AND "update" >= 1 GROUP BY 1
@@ -79,7 +79,7 @@ def _digest(path: Path) -> str:
 
 
 def _place(path: Path, begun: Mapping[str, tuple[float, int]]) -> tuple[int, float, str]:
-    """In the order of training, then of beginning."""
+    """Sort key: the order of training, then the start time."""
     stage = _stage(path)
     rank = STAGE_ORDER.index(stage) if stage in STAGE_ORDER else len(STAGE_ORDER)
     return rank, begun.get(path.stem.removeprefix("training-"), (0.0, 0))[0], path.name

@@ -1,5 +1,5 @@
-"""The result of one evaluation as one JSON document: Slime-OSWorld's fields, and beside them what its own lacks: how
-each episode ended, both denominators, and faults that are no failures."""
+"""The result of one evaluation as one JSON document: Slime-OSWorld's fields, and in addition the outcome of each
+episode, both denominators, and faults separately from failures."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -20,7 +20,8 @@ def result_document(
     seeds: Sequence[int],
     settings: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """`episodes`: of this evaluation alone; `score`: theirs; `settings`: how they were run, beside turns and seeds.
+    """`episodes`: only of this evaluation; `score`: their score; `settings`: their settings in addition to turns and
+    seeds.
 
     `success_rate` is over the valid episodes, None without one; a fault's `success` is None.
     """

@@ -1,5 +1,5 @@
-"""Scores of evaluations: raw task success with its interval, over the valid episodes and over all of them side by side;
-faults are shown, and a fault is never a zero."""
+"""Scores of evaluations: raw task success with its interval, over the valid episodes and over all episodes; faults are
+shown, and a fault is never a zero."""
 
 import math
 from collections import Counter
@@ -14,7 +14,7 @@ from osworld_pipeline.tables.catalog import fresh_views
 
 UNKNOWN_STAGE = "unknown"
 MIXED = ", "
-"""Between the desktops of an evaluation that had several."""
+"""Separates the desktops of an evaluation that had several."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class EvalRow:
     suite: str
     outcome: str
     success: bool | None
-    """None where the episode ended in a fault."""
+    """None if the episode ended in a fault."""
     shaped_reward: float | None
     turns: int
     max_turns: int | None
@@ -40,30 +40,30 @@ class EvalRow:
     temperature: float
     error: str | None = None
     stage_key: str = ""
-    """Of the evaluation: checkpoint and settings. Rows of different settings are never scored together."""
+    """Of the evaluation: checkpoint and settings. Rows with different settings are never scored together."""
     domain: str | None = None
-    """None where no table of tasks knows the task."""
+    """None if the task is in no table of tasks."""
     reward: float | None = None
-    """The grader's score, 0..1; None where the episode ended in a fault."""
+    """The grader's score, 0..1; None if the episode ended in a fault."""
     desktops: str = ""
-    """Image and grader of the graded episodes of its evaluation; several, joined by MIXED, where they were not all the
-    same. Empty where none was graded."""
+    """Image and grader of the graded episodes of its evaluation; several, joined by MIXED, if they differ. Empty if
+    none was graded."""
     source_dataset: str | None = None
-    """The import that it came with; empty for an episode of our own."""
+    """The import that it belongs to; empty for an episode of our own."""
     prompt_tokens: int | None = None
-    """Read, over all turns; a prompt counts each time. None where they were not counted, as for all that follow."""
+    """Prompt tokens over all turns; a prompt counts each time. None if not counted, like all following fields."""
     response_tokens: int | None = None
-    """Sampled, over all turns."""
+    """Sampled tokens over all turns."""
     task_key: str = ""
-    """Names the task within its evaluation: the id, with the domain where several domains have a task of that id."""
+    """Names the task within its evaluation: the id, with the domain if several domains have a task with that id."""
     wall_s: float | None = None
-    """From before the reset to after the release. Episodes run side by side: a sum of these is no machine's time."""
+    """From before the reset to after the release. Episodes run in parallel: a sum of these is not elapsed time."""
     reset_s: float | None = None
     model_s: float | None = None
     step_s: float | None = None
     evaluate_s: float | None = None
     parity_num_tokens: int | None = None
-    """Of the parity probe of its engine; None where that was not probed, as for the next two."""
+    """Of the parity probe of its engine; None if that was not probed, like the next two."""
     parity_mean_diff: float | None = None
     parity_max_diff: float | None = None
 
@@ -76,7 +76,7 @@ class EvalRow:
 
     @property
     def task(self) -> str:
-        """What samples of one task have in common."""
+        """The same for all samples of a task."""
         return self.task_key or self.task_id
 
     @property
@@ -89,26 +89,26 @@ class EvalRow:
 
     @property
     def is_success(self) -> bool:
-        """False for a fault too: ask `is_valid` first."""
+        """False for a fault too: check `is_valid` first."""
         return bool(self.success)
 
     @property
     def desktop_s(self) -> float | None:
-        """What the desktop took: reset, step and evaluate."""
+        """Time of the desktop: reset, step and evaluate."""
         parts = (self.reset_s, self.step_s, self.evaluate_s)
         return None if None in parts else sum(part for part in parts if part is not None)
 
     @property
     def evaluation_key(self) -> str:
-        """Of the settings alone, the same for all checkpoints evaluated under them; empty where none is known."""
+        """Key of the settings, the same for all checkpoints with these settings; empty if unknown."""
         prefix = f"eval-{self.checkpoint_id}-"
         return self.stage_key.removeprefix(prefix) if self.stage_key.startswith(prefix) else ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointScore:
-    """Of one checkpoint in one evaluation. Two denominators, never mixed: `lenient` counts valid episodes, `strict` all
-    that were run, where a fault is not solved. A planned episode that never ran is in neither."""
+    """Score of one checkpoint in one evaluation. Two denominators, never mixed: `lenient` counts valid episodes,
+    `strict` all that were run, where a fault is not solved. A planned episode that never ran is in neither."""
 
     checkpoint_id: str
     stage: str
@@ -117,19 +117,19 @@ class CheckpointScore:
     strict: Rate
     confidence: float
     num_tasks: int
-    """With an episode, valid or not."""
+    """Tasks with an episode, valid or not."""
     desktops: str
-    """As EvalRow's."""
+    """As in EvalRow."""
     num_planned: int | None
-    """Episodes of the whole evaluation; None where it is unknown."""
+    """Episodes of the whole evaluation; None if unknown."""
     outcomes: Mapping[str, int]
     """Episodes that were run, by outcome."""
     mean_reward: float
-    """Of the graders' raw words, over valid episodes; NaN without one. What OSWorld's own script prints."""
+    """Mean of the graders' raw scores over valid episodes, as printed by OSWorld's own script; NaN without one."""
     mean_shaped_reward: float
     mean_turns: float
     parity: Parity | None = None
-    """Of the probes before its episodes; None where no engine was probed."""
+    """Of the probes before its episodes; None if no engine was probed."""
 
     @property
     def is_mixed(self) -> bool:
@@ -147,7 +147,7 @@ class CheckpointScore:
 
     @property
     def success_rate(self) -> float:
-        """The lenient one; NaN without a valid episode: unknown is not zero."""
+        """The lenient rate; NaN without a valid episode."""
         return self.lenient.value
 
     @property
@@ -169,7 +169,7 @@ class CheckpointScore:
 
     @property
     def num_missing(self) -> int | None:
-        """Planned and never run; None where the plan is unknown."""
+        """Planned episodes that were not run; None if the plan is unknown."""
         return None if self.num_planned is None else self.num_planned - self.strict.n
 
 
@@ -211,7 +211,7 @@ def is_mixed(desktops: str) -> bool:
 
 
 def not_ranked_together(scores: Iterable[CheckpointScore]) -> list[str]:
-    """A sentence for each reason why these must not be held against each other; none where they may."""
+    """A sentence for each reason why these must not be compared; empty if they may be."""
     found = list(scores)
     keys = {score.stage_key.removeprefix(f"eval-{score.checkpoint_id}-") for score in found}
     desktops = sorted({score.desktops for score in found if score.desktops and not score.is_mixed})
@@ -228,8 +228,8 @@ def not_ranked_together(scores: Iterable[CheckpointScore]) -> list[str]:
 
 
 def parity_of(rows: Iterable[EvalRow]) -> Parity | None:
-    """Over the probes of all engines that played these episodes; a session has one probe and many episodes. None
-    without one."""
+    """Parity over the probes of all engines of these episodes; a session has one probe and many episodes. None without
+    one."""
     probes = {row.parity for row in rows if row.parity is not None}
     if not probes:
         return None
@@ -242,8 +242,8 @@ def parity_of(rows: Iterable[EvalRow]) -> Parity | None:
 
 
 def successes_by_task(rows: Iterable[EvalRow], *, strict: bool = False) -> dict[str, list[bool]]:
-    """By task, whether each of its samples succeeded, in the order of the seeds. A fault is no sample; with `strict` it
-    is one that was not solved."""
+    """By task, whether each of its samples succeeded, in the order of the seeds. A fault is not a sample; with `strict`
+    it is an unsolved one."""
     samples: dict[str, list[bool]] = {}
     for row in sorted(rows, key=lambda row: (row.task, row.seed, row.episode_id)):
         if row.is_valid or strict:
@@ -252,8 +252,8 @@ def successes_by_task(rows: Iterable[EvalRow], *, strict: bool = False) -> dict[
 
 
 def rates_by_seed(rows: Iterable[EvalRow]) -> list[float]:
-    """The success rate of each seed, in order, over the tasks that have a valid episode with every seed: a fault must
-    not make two seeds differ. Empty where there is no such task."""
+    """The success rate of each seed, in order, over the tasks that have a valid episode with every seed, so that a
+    fault does not make two seeds differ. Empty if there is no such task."""
     found = {(row.task, row.seed): row.is_success for row in rows if row.is_valid}
     seeds = sorted({seed for _, seed in found})
     tasks = [task for task in {task for task, _ in found} if all((task, seed) in found for seed in seeds)]
@@ -271,7 +271,7 @@ def score_checkpoints(rows: Iterable[EvalRow], *, confidence: float = 0.95) -> l
 
 
 def read_evals(state: StateDir, *, stage_keys: Collection[str] | None = None) -> list[EvalRow]:
-    """Rows of `evals` as of now: all, or those of the evaluations named. Raises TableError."""
+    """Current rows of `evals`: all, or those of the given evaluations. Raises TableError."""
     keys = [entry.name for entry in fields(EvalRow)]
     chosen = "" if stage_keys is None else "WHERE stage_key IN (SELECT unnest(?::VARCHAR[])) "
     sql = f"SELECT {', '.join(keys)} FROM evals {chosen}ORDER BY checkpoint_id, stage_key, task_id, domain, seed"  # noqa: S608
@@ -283,7 +283,7 @@ def read_evals(state: StateDir, *, stage_keys: Collection[str] | None = None) ->
 def read_scores(
     state: StateDir, *, confidence: float = 0.95, stage_keys: Collection[str] | None = None
 ) -> list[CheckpointScore]:
-    """The score of every checkpoint that was evaluated (in the evaluations named), base first. Raises TableError."""
+    """The score of every evaluated checkpoint (in the given evaluations), base first. Raises TableError."""
     return score_checkpoints(read_evals(state, stage_keys=stage_keys), confidence=confidence)
 
 

@@ -1,4 +1,4 @@
-"""The band of a training's start in a curve of success over updates: what the curve must leave to show anything."""
+"""The band of a training's start in a curve of success over updates: a curve inside it shows no change."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from osworld_pipeline.evaluation.scores import EvalRow, rates_by_seed, summarise
 
 
 def start_zone(rows: Sequence[EvalRow], *, confidence: float, colour: int = 0) -> Zone | None:
-    """`rows`: of one evaluation of the start. None where it was not evaluated with two seeds: its spread is unknown."""
+    """`rows`: one evaluation of the start. None if it has fewer than two seeds: its spread is unknown."""
     spread = SeedSpread.of(rates_by_seed(rows), confidence=confidence)
     if spread is None:
         return None

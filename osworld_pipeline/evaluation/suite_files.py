@@ -1,10 +1,10 @@
-"""Suites that evaluations run: named lists of tasks with a digest. A recipe's own held-out tasks, OSWorld's published
-lists and domains, and files of the user's.
+"""Suites of evaluations: named lists of tasks with a digest. They are a recipe's own held-out tasks, OSWorld's
+published lists and domains, and the user's files.
 
 A suite file, `<state>/suites/<name>.json`, is a list of tasks in OSWorld's format, or an object with that list under
-`tasks`; a task may also be the path of its file, relative to the suite's. Its tasks are checked word by word: an
-unknown verb, getter, metric or rule is refused by name. Words that only OSWorld's desktop-env has pass with a warning,
-for the env server alone knows who will score.
+`tasks`; a task may also be the path of its file, relative to the suite's. Its tasks are validated: an unknown verb,
+getter, metric or rule is refused by name. Names that only OSWorld's desktop-env has pass with a warning, because only
+the env server knows which graders score.
 """
 
 import json
@@ -25,13 +25,13 @@ log = logging.getLogger(__name__)
 
 OSWORLD = "osworld"
 HELDOUT = "heldout"
-"""Of the recipe's own suite."""
+"""The held-out tasks of the recipe's own suite."""
 DOMAINS = (
     "chrome", "gimp", "libreoffice_calc", "libreoffice_impress", "libreoffice_writer", "multi_apps", "os",
     "thunderbird", "vlc", "vs_code",
 )  # fmt: skip
 SUITE_NAME = re.compile(r"[A-Za-z0-9._-]+")
-"""What Dagster's partition keys may be made of."""
+"""Characters that Dagster's partition keys allow."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,19 +40,19 @@ class EvalSuite:
     tasks: tuple[Task, ...]
     """Distinct by domain and id."""
     digest: str
-    """Of every task as it is run and scored."""
+    """Digest of every task as it is run and scored."""
     origin: str = ""
-    """Where the tasks come from: a built-in suite, osworld, or the name of the user's."""
+    """Origin of the tasks: a built-in suite, osworld, or the name of the user's suite."""
 
     def name_of(self, task: Task) -> str:
-        """Of a task among these: its id, with the domain where several domains have a task of that id."""
+        """Name of a task in this suite: its id, with the domain if several domains have a task with that id."""
         is_shared = sum(one.task_id == task.task_id for one in self.tasks) > 1
         return f"{task.domain}/{task.task_id}" if is_shared else task.task_id
 
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedList:
-    """A list of OSWorld's: an index file, `{domain: [ids]}`, or the whole folder where it has none."""
+    """One of OSWorld's lists: an index file, `{domain: [ids]}`, or the whole folder without one."""
 
     index: str | None
     folder: str = "examples"
@@ -70,10 +70,10 @@ OSWORLD_SUITES: Mapping[str, PublishedList] = MappingProxyType(
 
 
 def suite_names(folder: Path) -> tuple[str, ...]:
-    """All there are; `folder` holds the user's.
+    """The names of all suites; `folder` has the user's.
 
     Raises:
-        DatasetError: a file whose name no suite can have, or that of a built-in one.
+        DatasetError: a file's name is invalid for a suite, or that of a built-in one.
     """
     own = sorted(path.stem for path in folder.glob("*.json")) if folder.is_dir() else []
     for name in own:
@@ -88,7 +88,7 @@ def read_osworld_suite(name: str, root: Path) -> EvalSuite:
     """`root`: an OSWorld checkout.
 
     Raises:
-        DatasetError: no checkout there, or a task of the list is missing or cannot be scored.
+        DatasetError: there is no checkout, or a task of the list is missing or cannot be scored.
     """
     wanted = OSWORLD_SUITES[name]
     examples = root / "evaluation_examples" / wanted.folder
@@ -110,7 +110,7 @@ def read_osworld_suite(name: str, root: Path) -> EvalSuite:
 def read_suite_file(path: Path) -> EvalSuite:
     """
     Raises:
-        DatasetError: no such suite, or one of its tasks cannot be read, set up or scored, or is there twice; names it.
+        DatasetError: no such suite, or one of its tasks cannot be read, set up or scored, or is a duplicate; names it.
     """
     document = _read_json(path, what_to_do="it is a list of tasks in OSWorld's format (docs/evaluation.md)")
     entries = document.get("tasks") if isinstance(document, Mapping) else document
@@ -128,14 +128,14 @@ def read_suite_file(path: Path) -> EvalSuite:
     if osworlds:
         listed = ", ".join(f"{word} (task {task_id})" for word, task_id in osworlds.items())
         log.warning(
-            "suite %s has what only OSWorld's desktop-env can do: %s. Env servers without --grader osworld or "
+            "suite %s uses features of OSWorld's desktop-env: %s. Env servers without --grader osworld or "
             "--provider desktop_env refuse these tasks.", path.stem, listed,
         )  # fmt: skip
     return _suite(path.stem, tasks, origin=path.stem)
 
 
 def first_tasks(suite: EvalSuite, num_tasks: int) -> EvalSuite:
-    """A suite of its own: what was run on a part is never ranked beside what was run on the whole."""
+    """The first tasks as a separate suite: an evaluation of a part is never ranked with one of the whole."""
     if num_tasks >= len(suite.tasks):
         return suite
     return _suite(f"{suite.name}-first-{num_tasks}", suite.tasks[:num_tasks], origin=suite.origin)

@@ -1,5 +1,5 @@
-"""The page of one suite: its leaderboard, who is better than whom, by domain and task by task, how episodes ended, and
-what a success cost."""
+"""The page of one suite: its leaderboard, paired comparisons, success by domain and task, outcomes of episodes, and the
+cost of a success."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ MAX_CHANGES = 30
 
 @dataclass(frozen=True, kw_only=True)
 class MixPart:
-    """Of an outcome; `start` and `share` are shares of all episodes."""
+    """One outcome; `start` and `share` are fractions of all episodes."""
 
     name: str
     colour: int
@@ -47,7 +47,7 @@ class Pair:
     checkpoint_id: str
     versus: Versus
     effect: Effect
-    """Of these two alone, which come of one run."""
+    """Of these two only, which are of one run."""
     gains: tuple[TaskChange, ...]
     regressions: tuple[TaskChange, ...]
     num_more: int
@@ -56,14 +56,14 @@ class Pair:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupRow:
-    """A domain, or a task: a rate for each of the shown checkpoints; None where it has no valid episode."""
+    """A domain or a task: a rate for each of the shown checkpoints; None without a valid episode."""
 
     name: str
     rates: tuple[Rate | None, ...]
 
 
 def suite_file(suite_name: str, evaluation_key: str) -> str:
-    """One page for each way of evaluating: another recipe's evaluation of the same tasks is another page."""
+    """One page for each evaluation setting: another recipe's evaluation of the same tasks is another page."""
     return f"suite-{suite_name}-{evaluation_key}.html"
 
 
@@ -79,8 +79,8 @@ def write_suite_page(
     confidence: float,
     apart: Sequence[tuple[str, str]] = (),
 ) -> Path:
-    """Writes `reports/suite-<name>-<key>.html`. `rows`: of this table's evaluations; `checkpoints`: all there are;
-    `apart`: checkpoints with the same settings on other desktops, and which.
+    """Write `reports/suite-<name>-<key>.html`. `rows`: of this table's evaluations; `checkpoints`: all of the state;
+    `apart`: checkpoints with the same settings on other desktops, with these desktops.
     Raises TableError, StoreError."""
     shown = [row.score.checkpoint_id for row in table.rows[:MAX_COLUMNS]]
     tasks = by_task(rows, shown)
@@ -119,7 +119,7 @@ def write_suite_page(
 
 
 def outcome_mix(row: LeaderboardRow) -> tuple[MixPart, ...]:
-    """In the order of the outcomes, success first; shares of all episodes that were run."""
+    """Shares of all episodes by outcome, success first."""
     counts = row.score.outcomes
     total = sum(counts.values())
     found: list[MixPart] = []
@@ -135,7 +135,7 @@ def outcome_mix(row: LeaderboardRow) -> tuple[MixPart, ...]:
 
 
 def pairs_of(table: LeaderboardTable, rows: Sequence[EvalRow]) -> list[Pair]:
-    """Each checkpoint against its parent, where that was evaluated alike, and against the best."""
+    """Each checkpoint against its parent, if that was evaluated with the same settings, and against the best."""
     found = []
     for row in table.rows:
         for versus in dict.fromkeys((row.versus_parent, row.versus_best)):
@@ -171,7 +171,7 @@ def by_domain(rows: Sequence[EvalRow], shown: Sequence[str], *, confidence: floa
 
 
 def by_task(rows: Sequence[EvalRow], shown: Sequence[str]) -> list[GroupRow]:
-    """Those on which the checkpoints differ most first."""
+    """Tasks with the largest differences between checkpoints first."""
     cells: dict[tuple[str, str], list[EvalRow]] = {}
     for row in rows:
         cells.setdefault((row.task, row.checkpoint_id), []).append(row)
@@ -195,7 +195,7 @@ def _rate(rows: Sequence[EvalRow], confidence: float) -> Rate | None:
 def _progress(
     table: LeaderboardTable, rows: Sequence[EvalRow], num_updates_of: Mapping[str, int], confidence: float
 ) -> list[Chart]:
-    """Success over updates, for stages of which several checkpoints were evaluated, with the band of their start."""
+    """Success over updates, for stages with several evaluated checkpoints, with the band of their start."""
     by_stage: dict[str, list[Point]] = {}
     starts = {row.score.checkpoint_id: row.parent_id for row in table.rows}
     for row in table.rows:
@@ -222,7 +222,7 @@ def _start_zones(rows: Sequence[EvalRow], start: str | None, confidence: float) 
 
 
 def _best_episodes(table: LeaderboardTable, rows: Sequence[EvalRow]) -> list[FilmstripOf]:
-    """Of the first checkpoint a success and a failure, the longest ones."""
+    """The longest success and failure of the first checkpoint."""
     best = table.rows[0].score.checkpoint_id
     chosen = []
     for outcome in (Outcome.SUCCESS, Outcome.FAILURE, Outcome.TRUNCATED):

@@ -1,4 +1,4 @@
-"""Where an axis has its marks, and how many updates one point of a plot stands for."""
+"""Ticks of an axis, and the grouping of updates into the points of a plot."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,8 +9,8 @@ Value = TypeVar("Value")
 
 
 def nice_ticks(low: float, high: float, *, limit: int = 5, is_whole: bool = False) -> tuple[float, ...]:
-    """Round numbers, evenly spaced by 1, 2 or 5 times a power of ten, the outer ones at or beyond `low` and `high`; two
-    at least and about `limit`. `is_whole`: whole numbers only.
+    """Round numbers, evenly spaced by 1, 2 or 5 times a power of ten, the outer ones at or beyond `low` and `high`; at
+    least two and about `limit`. `is_whole`: whole numbers only.
 
     Raises:
         ValueError: an end that is not finite.
@@ -34,7 +34,7 @@ def nice_ticks(low: float, high: float, *, limit: int = 5, is_whole: bool = Fals
 
 @dataclass(frozen=True)
 class Bins:
-    """Updates from `first` to `last`, `width` of them to a point of a plot."""
+    """Updates from `first` to `last`; each point of a plot covers `width` of them."""
 
     first: int
     last: int
@@ -42,7 +42,7 @@ class Bins:
 
     @classmethod
     def over(cls, updates: Iterable[int], *, limit: int = 60) -> "Bins":
-        """So wide that there are at most `limit`.
+        """The narrowest bins of which there are at most `limit`.
 
         Raises:
             ValueError: no update.
@@ -68,7 +68,7 @@ class Bins:
         return str(start) if start == end else f"{start} to {end}"
 
     def gather(self, values: Iterable[tuple[int, Value]]) -> Mapping[int, Sequence[Value]]:
-        """(update, value) by bin; bins without one are left out."""
+        """The values of (update, value) by bin; empty bins are left out."""
         found: dict[int, list[Value]] = {}
         for update, value in values:
             found.setdefault(self.index(update), []).append(value)
@@ -76,8 +76,8 @@ class Bins:
 
     @property
     def note(self) -> str:
-        """What a point stands for; empty where it is one update."""
-        return "" if self.width == 1 else f"Each point stands for {self.width} updates."
+        """The number of updates of a point; empty if it is one."""
+        return "" if self.width == 1 else f"Each point covers {self.width} updates."
 
     def _ends(self, index: int) -> tuple[int, int]:
         start = self.first + index * self.width

@@ -1,5 +1,5 @@
-"""The plots of one stage of training, from its record: what was rolled out, what trained, how the trainer fared, and
-how busy everything was."""
+"""The plots of one stage of training, from its record: rollouts, trained groups, the trainer's metrics, and
+utilisation."""
 
 import math
 from collections import Counter
@@ -47,7 +47,7 @@ FATE_COLOURS = {
     GroupFate.NOT_KEPT: 3,
 }
 MIDDLE = 0.8
-"""Share of the episodes that a band of lengths covers."""
+"""Share of the episodes within a band of lengths."""
 MAX_PARTS = 6
 """Terms of the reward in one plot."""
 UPDATE = "update"
@@ -63,13 +63,13 @@ class Section:
 def training_sections(
     record: TrainingRecord, *, confidence: float = 0.95, names: Mapping[str, EvaluationName] | None = None
 ) -> list[Section]:
-    """Those that have something to show. `names`: of evaluations, by key."""
+    """The sections with at least one plot. `names`: of evaluations, by key."""
     rollouts = _Rollouts(record, confidence) if record.episodes else None
     trainer = _Trainer(record)
     found = [
         Section(
             title="Evaluated suites",
-            about="Success of the milestones and of the end; a line for each suite and way of evaluating.",
+            about="Success of the milestones and of the end; a line for each suite and evaluation setting.",
             charts=_some(_evaluated(record, confidence, names or {})),
         )
     ]
@@ -77,13 +77,13 @@ def training_sections(
         found += [
             Section(
                 title="Rollouts",
-                about="Raw success is the graders' word on valid episodes; the shaped reward is what trains, and is "
-                "never mixed with it.",
+                about="Raw success is the graders' score of valid episodes; the shaped reward is used for training, "
+                "and is never mixed with it.",
                 charts=_some(rollouts.success(), rollouts.outcomes(), rollouts.raw_reward(), *rollouts.shaped_reward()),
             ),
             Section(
                 title="Groups and replay",
-                about="A group without variance teaches nothing, unless a replay row joined it.",
+                about="A group without variance gives no gradient, unless a replay row joined it.",
                 charts=_some(
                     rollouts.fates(),
                     rollouts.injections(),
@@ -92,20 +92,20 @@ def training_sections(
             ),
             Section(
                 title="Lengths",
-                about=f"Bands hold the middle {MIDDLE:.0%} of the episodes.",
+                about=f"Bands cover the middle {MIDDLE:.0%} of the episodes.",
                 charts=_some(rollouts.turns(), rollouts.response_tokens(), rollouts.unparsed()),
             ),
         ]
     found += [
         Section(
             title="The optimiser",
-            about="As the trainer reported it, update by update.",
+            about="Metrics of the trainer, update by update.",
             charts=_some(*(trainer.one(name) for name in LOSS_METRICS)),
         ),
         Section(
             title="Sampler and trainer",
-            about="What was sampled by older weights, and how far the trainer's log-probabilities of the sampler's "
-            "tokens lie from the sampler's own.",
+            about="Age of the weights that sampled, and the difference of the trainer's log-probabilities of the "
+            "sampled tokens from the sampler's own.",
             charts=_some(
                 trainer.lines("Staleness", STALENESS_METRICS, "updates"),
                 trainer.lines("Difference of log-probabilities", CHECK_METRICS, "nats, mean of absolute values"),
@@ -165,7 +165,7 @@ def _evaluated(record: TrainingRecord, confidence: float, names: Mapping[str, Ev
 
 
 class _Rollouts:
-    """Plots over the episodes of a stage, which has some."""
+    """Plots over the episodes of a stage that has some."""
 
     def __init__(self, record: TrainingRecord, confidence: float) -> None:
         self._record = record
@@ -296,8 +296,8 @@ class _Rollouts:
         note: str = "",
     ) -> Chart | None:
         series = [Series(name=name, points=points, colour=index) for index, (name, points) in enumerate(found.items())]
-        told = f"{self._bins.note} {note}".strip()
-        return line_chart(title, series, x_label=UPDATE, y_label=y_label, is_share=is_share, note=told)
+        notes = f"{self._bins.note} {note}".strip()
+        return line_chart(title, series, x_label=UPDATE, y_label=y_label, is_share=is_share, note=notes)
 
     def _means(self, of: Callable[[TrainingEpisode], float | None], *, of_valid: bool = True) -> tuple[Point, ...]:
         return tuple(
@@ -309,7 +309,7 @@ class _Rollouts:
         )
 
     def _filled(self, of: Callable[[TrainingEpisode], float | None]) -> tuple[Point, ...]:
-        """A mean for each bin, 0 where there is none, as columns need it."""
+        """A mean for each bin, 0 for empty ones, as columns require."""
         means = {point.x: point.y for point in self._means(of)}
         return tuple(
             self._point(index, value if math.isfinite(value := means.get(self._bins.centre(index), 0.0)) else 0.0)
@@ -327,7 +327,7 @@ class _Rollouts:
 
 
 class _Trainer:
-    """Plots over what the trainer reported."""
+    """Plots of the trainer's metrics."""
 
     def __init__(self, record: TrainingRecord) -> None:
         self._values: dict[str, dict[int, float]] = {}
@@ -337,29 +337,29 @@ class _Trainer:
 
     def lines(self, title: str, names: Sequence[str], y_label: str, *, is_share: bool = False) -> Chart | None:
         """One line for each of `names` that was reported."""
-        told = [name for name in names if name in self._values]
-        if not told:
+        reported = [name for name in names if name in self._values]
+        if not reported:
             return None
-        bins = self._bins(told)
+        bins = self._bins(reported)
         series = [
             Series(name=WORDS.get(name, name.replace("_", " ")), colour=index, points=self._points(name, bins))
-            for index, name in enumerate(told)
+            for index, name in enumerate(reported)
         ]
         return line_chart(
             title[:1].upper() + title[1:], series, x_label=UPDATE, y_label=y_label,
-            is_share=is_share or set(told) <= SHARES, note=bins.note,
+            is_share=is_share or set(reported) <= SHARES, note=bins.note,
         )  # fmt: skip
 
     def one(self, name: str) -> Chart | None:
         return self.lines(WORDS.get(name, name.replace("_", " ")), (name,), UNITS[name])
 
     def times(self) -> Chart | None:
-        told = [name for name in TIME_METRICS if name in self._values]
-        if not told:
+        reported = [name for name in TIME_METRICS if name in self._values]
+        if not reported:
             return None
-        bins = self._bins(told)
+        bins = self._bins(reported)
         series = []
-        for index, name in enumerate(told):
+        for index, name in enumerate(reported):
             found = {point.x: point.y for point in self._points(name, bins)}
             points = tuple(
                 Point(x=bins.centre(at), y=found.get(bins.centre(at), 0.0), label=bins.label(at))

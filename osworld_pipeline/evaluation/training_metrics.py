@@ -1,4 +1,4 @@
-"""What the plots of a training run want of the trainer's figures, and how they call them."""
+"""The trainer's metrics that the plots of a training run use, and their names there."""
 
 LOSS_METRICS = ("loss", "grad_norm", "learning_rate", "kl", "entropy", "clip_fraction", "ratio_mean", "importance_mean")
 CHECK_METRICS = ("trainer_sampler_logprob_diff", "trainer_sampler_logprob_diff_stale")
@@ -16,7 +16,7 @@ REPORTED_METRICS = (
     *SPEED_METRICS,
     *REPLAY_METRICS,
 )
-"""What the plots want of MLflow."""
+"""The metrics that the plots read from MLflow."""
 SHARES = {"clip_fraction", "padding_share", *BUSY_METRICS, *REPLAY_METRICS}
 UNITS = {
     "loss": "loss",
@@ -35,7 +35,7 @@ UNITS = {
     "rollout task reward": "reward",
     "rollout shaped reward": "reward",
 }
-"""Of the vertical axis, by metric."""
+"""Units of the vertical axis, by metric."""
 WORDS = {
     "kl": "KL to the reference",
     "clip_fraction": "share of ratios clipped",

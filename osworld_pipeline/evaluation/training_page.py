@@ -1,4 +1,4 @@
-"""The page of one training run: how a stage went, update by update, and what it was made from."""
+"""The page of one training run: a stage update by update, and its data sources."""
 
 import math
 from collections import Counter
@@ -29,7 +29,7 @@ MAX_TASKS = 40
 
 @dataclass(frozen=True, kw_only=True)
 class TaskHalves:
-    """How a task went in the first half of the updates, and in the second."""
+    """Success of a task in the first half of the updates, and in the second."""
 
     task_id: str
     first_successes: int
@@ -41,7 +41,7 @@ class TaskHalves:
 
     @property
     def change(self) -> float:
-        """Of the two rates; NaN where a half has no valid episode."""
+        """Difference of the two rates; NaN if a half has no valid episode."""
         if not (self.first_n and self.second_n):
             return math.nan
         return self.second_successes / self.second_n - self.first_successes / self.first_n
@@ -58,7 +58,7 @@ def write_training_page(
     changes: Sequence[tuple[str, Change]] = (),
     confidence: float = 0.95,
 ) -> Path:
-    """Writes `reports/training-<stage key>.html`. `changes`: with the keys of their evaluations.
+    """Write `reports/training-<stage key>.html`. `changes`: with the keys of their evaluations.
     Raises TableError, StoreError."""
     tasks = task_halves(record)
     names = read_evaluation_names(state) if record.evals else {}
@@ -84,7 +84,7 @@ def write_training_page(
 
 
 def task_halves(record: TrainingRecord) -> list[TaskHalves]:
-    """The tasks that changed most first; those that were tried in one half only come last."""
+    """Tasks with the largest changes first; tasks with episodes in only one half come last."""
     if not record.episodes:
         return []
     updates = [episode.update for episode in record.episodes]
@@ -118,9 +118,9 @@ def _summary(record: TrainingRecord) -> str:
     if record.is_whole:
         state = f"It has ended, after {_counted(done, 'update')}."
     elif record.checkpoint is not None:
-        state = f"It has not ended: {reached}{planned} updates were begun; a milestone keeps {done}."
+        state = f"It has not ended: {reached}{planned} updates were begun; the last milestone has {done}."
     else:
-        state = f"It has not ended and kept no milestone; it began {_counted(reached, 'update')}."
+        state = f"It has not ended and has no milestone; it began {_counted(reached, 'update')}."
     valid = [one for one in record.episodes if one.is_valid]
     if not record.episodes:
         return state
@@ -137,7 +137,7 @@ def _counted(number: int, noun: str) -> str:
 
 
 def _facts(record: TrainingRecord) -> dict[str, str]:
-    """Those that are known."""
+    """The known facts."""
     when, checkpoint = _when(record.episodes), record.checkpoint
     facts = {"Rolled out": when}
     if checkpoint is not None:
@@ -156,7 +156,7 @@ def _facts(record: TrainingRecord) -> dict[str, str]:
 
 
 def _when(episodes: Sequence[TrainingEpisode]) -> str:
-    """From the first episode's beginning to the last one's end, UTC."""
+    """From the start of the first episode to the end of the last one, UTC."""
     begun = [one.started_at for one in episodes if one.started_at > 0]
     if not begun:
         return ""
@@ -186,7 +186,7 @@ def _faults(episodes: Sequence[TrainingEpisode]) -> list[tuple[str, int, Trainin
 
 
 def _shown(record: TrainingRecord) -> list[FilmstripOf]:
-    """A success and a failure, of the last updates that had one."""
+    """A success and a failure of the last updates that had one."""
     found: Mapping[str, TrainingEpisode] = {
         episode.outcome: episode for episode in sorted(record.episodes, key=lambda one: (one.update, one.num_steps))
     }

@@ -1,5 +1,5 @@
-"""What the store tells of one stage of training: its episodes, groups and injections by update, and what it was made
-from."""
+"""The record of one stage of training in the store: its episodes, groups and injections by update, and its data
+sources."""
 
 import json
 import re
@@ -65,9 +65,9 @@ class TrainingEpisode:
     times_s: Mapping[str, float]
     reward_parts: Mapping[str, float]
     response_tokens: int | None
-    """Sampled, over all turns; None without a turn."""
+    """Sampled tokens over all turns; None without a turn."""
     unparsed: int | None
-    """Turns whose response held no action."""
+    """Turns whose response had no action."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ class TrainingGroup:
     fate: str
     reason: str
     staleness: int | None
-    """Updates between the oldest weights that sampled it and those it trained; None where nothing was sampled."""
+    """Updates between the oldest weights that sampled it and the weights that it trained; None without samples."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +96,7 @@ class TrainingInjection:
 
 @dataclass(frozen=True, kw_only=True)
 class DataSource:
-    """Rows that the stage was made from, of one kind and source."""
+    """Rows of one kind and source that the stage was trained on."""
 
     how: str
     kind: str
@@ -110,36 +110,36 @@ class TrainingRecord:
     stage_key: str
     stage: str
     checkpoint: Checkpoint | None
-    """The newest of the stage: its end, or a milestone of one that still runs; None before the first."""
+    """The newest of the stage: the final one, or a milestone of a running stage; None before the first."""
     ancestors: tuple[str, ...]
-    """Whom it descends from, the nearest first."""
+    """Its ancestors, the nearest first."""
     episodes: tuple[TrainingEpisode, ...] = ()
     groups: tuple[TrainingGroup, ...] = ()
     injections: tuple[TrainingInjection, ...] = ()
     sources: tuple[DataSource, ...] = ()
     metrics: tuple[MetricPoint, ...] = ()
     evals: tuple[EvalRow, ...] = ()
-    """Of its milestones and its end."""
+    """Evaluations of its checkpoints."""
     start_evals: tuple[EvalRow, ...] = ()
-    """Of the checkpoint that it started from."""
+    """Evaluations of the checkpoint that it started from."""
     num_updates_of: Mapping[str, int] = field(default_factory=dict)
     """By checkpoint of the stage."""
 
     @property
     def recipe(self) -> Mapping[str, Any]:
-        """As the run used it; empty where it is unknown."""
+        """The recipe of the run; empty if unknown."""
         return self.checkpoint.recipe if self.checkpoint else {}
 
     @property
     def num_planned(self) -> int | None:
-        """Updates of the whole stage, as the recipe has them; None where it says nothing."""
+        """Updates of the whole stage by the recipe; None if it does not say."""
         phase = self.stage.removeprefix("gspo_")
         section: Any = self.recipe.get("gspo", {}).get(phase) if phase != self.stage else self.recipe.get(self.stage)
         return section.get("num_updates") if isinstance(section, Mapping) else None
 
     @property
     def is_whole(self) -> bool:
-        """The stage has ended: its own checkpoint is there, not only milestones."""
+        """Whether the stage has ended: its final checkpoint exists, not only milestones."""
         return self.checkpoint is not None and self.checkpoint.checkpoint_id == self.stage_key
 
 
@@ -151,8 +151,8 @@ def read_training(
     metrics: Sequence[MetricPoint] = (),
     evals: Sequence[EvalRow] = (),
 ) -> TrainingRecord:
-    """`checkpoints`: all there are; `metrics`: of this stage, where MLflow has them, else those that its milestones
-    carry are shown; `evals`: all there are, of which those of this stage are kept. Raises TableError."""
+    """`checkpoints`: all of the state; `metrics`: those of this stage in MLflow; if there are none, those of its
+    milestones are shown; `evals`: all of the state, of which those of this stage are kept. Raises TableError."""
     mine = [one for one in checkpoints if Ancestor.parse(one.checkpoint_id).stage_key == stage_key]
     newest = max(mine, key=lambda one: (one.checkpoint_id == stage_key, one.num_updates), default=None)
     num_updates_of = {one.checkpoint_id: one.num_updates for one in mine}
@@ -185,7 +185,7 @@ def read_training(
 
 
 def stages_at_work(state: StateDir) -> list[str]:
-    """Keys of the stages that have rolled out episodes, whether or not they ever ended. Raises TableError."""
+    """Keys of the stages that have rolled out episodes, also unfinished ones. Raises TableError."""
     sql = "SELECT DISTINCT stage_key FROM episodes WHERE purpose = 'train' AND \"update\" >= 1 ORDER BY 1"
     with fresh_views(state) as connection:
         return [row[0] for row in connection.execute(sql).fetchall() if row[0]]

@@ -1,5 +1,5 @@
-"""A bucket with a prefix, as whole objects by key. Each request is tried again within limits; what goes wrong for good
-is one StoreError. Credentials, endpoint and region are those of the environment (AWS_*)."""
+"""A bucket with a prefix, as whole objects by key. Each request is retried within limits; a final failure is one
+StoreError. Credentials, endpoint and region come from the environment (AWS_*)."""
 
 import hashlib
 import os
@@ -15,15 +15,15 @@ from osworld_pipeline.atomic_io import replacing
 from osworld_pipeline.errors import DependencyError, StoreError
 
 REQUEST_TIMEOUT = timedelta(seconds=60)
-"""Of one request; a large file is many of them."""
+"""Timeout of one request; a large file needs many."""
 CONNECT_TIMEOUT = timedelta(seconds=5)
 MAX_RETRIES = 6
 RETRY_TIMEOUT = timedelta(seconds=90)
 CHUNK_BYTES = 8 << 20
 LISTED = 1_000
-"""Objects of one answer."""
+"""Objects per response."""
 CHUNKS_AT_ONCE = 4
-"""Of one file that is uploaded."""
+"""Parallel requests for one uploaded file."""
 CREDENTIALS = (
     "AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
     "AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_SKIP_SIGNATURE",
@@ -49,14 +49,14 @@ class OutdatedError(Exception):
 
 
 class Bucket:
-    """Any number of threads; keys are relative to the URL's prefix."""
+    """Safe for any number of threads; keys are relative to the URL's prefix."""
 
     def __init__(self, url: str, store: Any) -> None:
         self.url = url
         self._store = store
 
     def read(self, key: str) -> Found | None:
-        """A small object; None where there is none. Raises StoreError."""
+        """A small object; None if it does not exist. Raises StoreError."""
         import obstore
 
         with self._explained(f"read {key}"):
@@ -67,10 +67,10 @@ class Bucket:
                 return None
 
     def replace(self, key: str, data: bytes, *, version: str | None) -> None:
-        """Writes a small object whose version is still `version`; None: that is not there yet.
+        """Writes a small object if its version is still `version`; None: if it does not exist.
 
         Raises:
-            OutdatedError: it is another by now.
+            OutdatedError: it has another version by now.
             StoreError: the store refused.
         """
         import obstore
@@ -80,13 +80,13 @@ class Bucket:
             with self._explained(f"write {key}", but=(AlreadyExistsError, PreconditionError)):
                 obstore.put(self._store, key, data, mode="create" if version is None else {"e_tag": version})
         except (AlreadyExistsError, PreconditionError) as error:
-            # A request that is tried again may meet what it wrote itself, when only the answer was lost.
+            # A retried request may find its own write, if only the response was lost.
             found = self.read(key)
             if found is None or found.data != data:
                 raise OutdatedError(key) from error
 
     def size(self, key: str) -> int | None:
-        """In bytes; None where there is no such object. Raises StoreError."""
+        """Size in bytes; None if there is no such object. Raises StoreError."""
         import obstore
 
         with self._explained(f"look for {key}"):
@@ -96,23 +96,23 @@ class Bucket:
                 return None
 
     def upload(self, file: BinaryIO, key: str) -> int:
-        """Stores an open file under a key that says its content; the bytes sent, 0 where it is there already. Raises
-        StoreError."""
+        """Stores an open file under a key derived from its content; returns the bytes sent, 0 if it exists already.
+        Raises StoreError."""
         import obstore
 
         num_bytes = os.fstat(file.fileno()).st_size
         if self.size(key) == num_bytes:
             return 0
-        # An object is there whole or not at all, however many requests it takes.
+        # An object appears atomically, even after many requests.
         with self._explained(f"upload {file.name}"):
             obstore.put(self._store, key, file, chunk_size=CHUNK_BYTES, max_concurrency=CHUNKS_AT_ONCE)
         return num_bytes
 
     def download(self, key: str, path: Path, *, sha256: str) -> bool:
-        """Puts an object at `path`, whole or not at all; False where there is no such object.
+        """Downloads an object to `path` atomically; False if there is no such object.
 
         Raises:
-            StoreError: the store or the file system refused, or the content is another.
+            StoreError: the store or the file system refused, or the content has another hash.
         """
         import obstore
 
@@ -132,7 +132,7 @@ class Bucket:
         return True
 
     def read_range(self, key: str, start: int, num_bytes: int) -> bytes | None:
-        """That piece of an object; None where there is no such object. Raises StoreError."""
+        """A range of an object; None if there is no such object. Raises StoreError."""
         import obstore
 
         with self._explained(f"read {key}"):
@@ -142,7 +142,7 @@ class Bucket:
                 return None
 
     def list(self, prefix: str = "") -> Iterator[Listed]:
-        """The objects below `prefix`, which is whole parts of keys, in no order. Raises StoreError."""
+        """The objects below `prefix`, which must end at a key separator, in no order. Raises StoreError."""
         import obstore
 
         found = iter(obstore.list(self._store, prefix or None, chunk_size=LISTED))
@@ -155,7 +155,7 @@ class Bucket:
                 yield Listed(str(one["path"]), int(one["size"]), one["last_modified"].timestamp())
 
     def remove(self, keys: Sequence[str]) -> None:
-        """What is gone already is fine. Raises StoreError."""
+        """Deletes objects; missing ones are ignored. Raises StoreError."""
         import obstore
 
         if keys:
@@ -173,12 +173,12 @@ class Bucket:
         except (PermissionDeniedError, UnauthenticatedError) as error:
             raise StoreError(
                 f"{self.url} refused to {what}: check the credentials in the environment (AWS_ACCESS_KEY_ID, "
-                "AWS_SECRET_ACCESS_KEY) and what they may do"
+                "AWS_SECRET_ACCESS_KEY) and their permissions"
             ) from error
         except BaseError as error:
             text = str(error).strip().splitlines()[0][:300]
             raise StoreError(
-                f"{self.url} could not {what}: {text}; try again, what is there is not sent anew"
+                f"{self.url} could not {what}: {text}; try again; existing objects are not sent again"
             ) from error
 
 
@@ -186,7 +186,7 @@ def open_bucket(url: str) -> Bucket:
     """The bucket of `s3://BUCKET[/PREFIX]`; no request is made.
 
     Raises:
-        StoreError: the URL is no such one, or the environment has no credentials.
+        StoreError: the URL has another form, or the environment has no credentials.
         DependencyError: obstore is not installed.
     """
     _need_credentials(url, os.environ)
@@ -194,7 +194,7 @@ def open_bucket(url: str) -> Bucket:
 
 
 def need_url(url: str) -> str:
-    """Without a slash at its end. Raises StoreError."""
+    """The URL without a slash at its end. Raises StoreError."""
     if not _URL.fullmatch(url):
         raise StoreError(f"cannot read '{url}': an object store is written s3://BUCKET/PREFIX")
     return url.rstrip("/")
@@ -219,7 +219,7 @@ def _open(url: str) -> Bucket:
     store = S3Store(
         match["bucket"],
         prefix=match["prefix"],
-        # A plain http endpoint is one that the environment names.
+        # A plain HTTP endpoint is only used if the environment names it.
         client_options={"allow_http": True, "timeout": REQUEST_TIMEOUT, "connect_timeout": CONNECT_TIMEOUT},
         retry_config={"max_retries": MAX_RETRIES, "retry_timeout": RETRY_TIMEOUT},
     )

@@ -1,4 +1,4 @@
-"""`remote/note.json` in a state folder: which object store it is pushed to, or is a cache of."""
+"""`remote/note.json` in a state folder: the object store that it is pushed to, or is a cache of."""
 
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -18,11 +18,11 @@ NOTE = "note.json"
 class RemoteNote:
     url: str
     role: Literal["origin", "cache"]
-    """`cache`: what is missing here is fetched."""
+    """`cache`: missing files are fetched."""
 
 
 def read_note(root: Path) -> RemoteNote | None:
-    """Of a state folder; None where it belongs to no object store. Raises StoreError where it is damaged."""
+    """The note of a state folder; None if it belongs to no object store. Raises StoreError if it is damaged."""
     path = root / FOLDER / NOTE
     try:
         status = path.stat()

@@ -1,2 +1,2 @@
-"""sglang servers that a program starts for itself: their commands, a supervisor process that keeps them up, and the
-block in which they are there."""
+"""sglang servers that a program starts for itself: their commands, a supervisor process that restarts them, and a
+context manager for their lifetime."""

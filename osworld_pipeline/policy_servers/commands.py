@@ -1,4 +1,4 @@
-"""The command of each sglang server that a recipe asks for in `[engine.launch]`."""
+"""The commands of the sglang servers that a recipe requests in `[engine.launch]`."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -21,24 +21,24 @@ class ServerCommand:
     url: str
     arguments: tuple[str, ...]
     environment: Mapping[str, str]
-    """Added to the supervisor's own."""
+    """Added to the supervisor's own environment."""
 
 
 def server_commands(
     recipe: Recipe, checkpoint: Path, *, ports: Sequence[int], environment: Mapping[str, str] | None = None
 ) -> tuple[ServerCommand, ...]:
-    """One for each of `ports`, on loopback. Each starts with the whole weights of `checkpoint`; an adapter is loaded
-    later, as all other weights are.
+    """One command for each of `ports`, on loopback. Each server starts with the whole weights of `checkpoint`; an
+    adapter is loaded later, like all other weights.
 
     `environment`: this process's; None for os.environ.
 
     Raises:
-        EngineError: sglang is not installed where SGLANG_ENV says, or too few GPUs are visible.
+        EngineError: sglang is not installed in the configured folder, or too few GPUs are visible.
         StoreError: the base of an adapter is missing.
     """
     given = os.environ if environment is None else environment
     section = recipe.engine.launch
-    assert section is not None, "asked for by the caller"
+    assert section is not None, "checked by the caller"
     folder = Path(given.get(ENVIRONMENT_VARIABLE) or DEFAULT_ENVIRONMENT).resolve()
     _require_sglang(folder, section)
     shared = [
@@ -64,14 +64,14 @@ def server_commands(
 
 
 def gpus_of_server(recipe: Recipe, number: int, visible: str | None) -> tuple[str, ...]:
-    """The GPUs of server `number`: those after the trainer's, unless `first_gpu` says otherwise. `visible`: the value
-    of CUDA_VISIBLE_DEVICES, which they are counted in.
+    """The GPUs of server `number`: those after the trainer's, unless `first_gpu` is set. `visible`: the value of
+    CUDA_VISIBLE_DEVICES, by which they are numbered.
 
     Raises:
         EngineError: fewer GPUs are visible.
     """
     section = recipe.engine.launch
-    assert section is not None, "asked for by the caller"
+    assert section is not None, "checked by the caller"
     first = recipe.trainer.num_processes if section.first_gpu is None else section.first_gpu
     begin = first + number * section.gpus_per_server
     wanted = range(begin, begin + section.gpus_per_server)

@@ -1,4 +1,4 @@
-"""sglang servers for as long as a block lasts: `engine.launch` of a recipe."""
+"""Runs sglang servers within a block: `engine.launch` of a recipe."""
 
 import asyncio
 import os
@@ -22,11 +22,11 @@ SLACK_S = 10.0
 @asynccontextmanager
 async def launched_servers(recipe: Recipe, state: StateDir, checkpoint: Path) -> AsyncIterator[Recipe]:
     """Starts the servers of `engine.launch` with the weights of `checkpoint`; yields the recipe with their addresses
-    once each of them is ready. They are restarted when they die, and stop with the block or with this process, however
-    it ends. A recipe without `engine.launch` is yielded as it is.
+    once all of them are ready. They are restarted when they die, and stop with the block or with this process in any
+    case. A recipe without `engine.launch` is yielded unchanged.
 
     Raises:
-        EngineError: sglang or GPUs are missing, or a server did not become ready; with the end of its log.
+        EngineError: sglang or GPUs are missing, or a server did not become ready; quotes the end of its log.
     """
     section = recipe.engine.launch
     if section is None:
@@ -50,7 +50,7 @@ async def launched_servers(recipe: Recipe, state: StateDir, checkpoint: Path) ->
 
 
 class SharedServers:
-    """The servers of one recipe for several sessions of a program, launched when the first of them needs them."""
+    """The servers of one recipe for several sessions of a program, launched on first use."""
 
     def __init__(self, state: StateDir) -> None:
         self._state = state
@@ -64,7 +64,7 @@ class SharedServers:
         await self._stack.aclose()
 
     async def named_in(self, recipe: Recipe, checkpoint: Path) -> Recipe:
-        """As what `launched_servers` yields; the first `checkpoint` is what they start with."""
+        """The result of `launched_servers`; the servers start with the first `checkpoint`."""
         if recipe.engine.launch is None:
             return recipe
         if self._engine is None:
@@ -93,7 +93,7 @@ async def _ready(supervisor: asyncio.subprocess.Process, orders: Orders) -> None
     """Waits for all servers. Raises EngineError."""
     assert supervisor.stdin is not None, "opened with a pipe"
     assert supervisor.stdout is not None, "opened with a pipe"
-    with suppress(BrokenPipeError, ConnectionResetError):  # its end is noticed below
+    with suppress(BrokenPipeError, ConnectionResetError):  # its end is detected below
         supervisor.stdin.write(orders.as_line())
         await supervisor.stdin.drain()
     try:
@@ -122,7 +122,7 @@ async def _stop(supervisor: asyncio.subprocess.Process) -> None:
 
 
 def _free_ports(count: int) -> list[int]:
-    """On loopback; different ones, since all are held until the last is found."""
+    """Free ports on loopback; distinct, because all are held until the last is found."""
     with ExitStack() as stack:
         probes = [stack.enter_context(socket.socket()) for _ in range(count)]
         for probe in probes:

@@ -1,8 +1,8 @@
-"""`python -m osworld_pipeline.policy_servers.supervisor`: keeps the sglang servers of one program up.
+"""`python -m osworld_pipeline.policy_servers.supervisor`: runs and restarts the sglang servers of one program.
 
-Standard input: a line of JSON (`Orders`), then nothing; its end, which is that of the program however it ended, stops
-all servers. Standard output: a line with the address of each server that is ready for the first time, or what is wrong
-where it will never be. What happens later is written to standard error.
+Standard input: a line of JSON (`Orders`), then nothing; when the program ends for any reason, its end of file stops all
+servers. Standard output: a line with the address of each server that is ready for the first time, or the error of one
+that will never be ready. Later events are written to standard error.
 """
 
 import asyncio
@@ -25,9 +25,9 @@ from osworld_pipeline.domain.parent import dies_with_parent
 POLL_S = 0.25
 PING_S, PING_LIMIT_S = 10.0, 10.0
 MAX_FAILED_PINGS = 6
-"""In a row; then a server that was up is taken for hung and is restarted."""
+"""In a row; then a server that was up counts as hung and is restarted."""
 FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
-"""Before a restart; doubles with each within `WINDOW_S`."""
+"""Before a restart; doubles with each restart within `WINDOW_S`."""
 MAX_RESTARTS, WINDOW_S = 5, 1800.0
 STOP_S, KILL_S = 15.0, 10.0
 TAIL_BYTES = 4096
@@ -35,7 +35,7 @@ OF_TORCHRUN = (
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_", "ROLE_"),
     *("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_"),
 )
-"""How the names of its variables begin."""
+"""Prefixes of its variables."""
 READY, FAILED = "ready", "failed"
 
 
@@ -45,7 +45,7 @@ class ServerOrder:
     arguments: tuple[str, ...]
     environment: Mapping[str, str]
     log: str
-    """A file, which the server's output is appended to."""
+    """Log file to which the server's output is appended."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,13 +81,14 @@ class Message:
 
 
 async def keep_up(order: ServerOrder, *, start_timeout_s: float) -> None:
-    """Starts a server, and again whenever it ends or hangs, until it has done so too often or the task is cancelled."""
+    """Starts a server and restarts it whenever it ends or hangs, until this happens too often or the task is
+    cancelled."""
     restarts: deque[float] = deque()
     ready = asyncio.Event()
     while True:
         why = await _run_once(order, start_timeout_s, ready)
         if not ready.is_set():
-            _tell(Message(kind=FAILED, url=order.url, text=why))
+            _send(Message(kind=FAILED, url=order.url, text=why))
             return
         now = time.monotonic()
         while restarts and restarts[0] < now - WINDOW_S:
@@ -102,7 +103,7 @@ async def keep_up(order: ServerOrder, *, start_timeout_s: float) -> None:
 
 
 async def _run_once(order: ServerOrder, start_timeout_s: float, ready: asyncio.Event) -> str:
-    """Why the server is not up any more, or did not come up. `ready`: set, and the program told, the first time."""
+    """Returns why the server is down or did not start. `ready` is set, and the program notified, at the first start."""
     try:
         server = await _Server.start(order)
     except OSError as error:
@@ -113,7 +114,7 @@ async def _run_once(order: ServerOrder, start_timeout_s: float, ready: asyncio.E
             return why
         if not ready.is_set():
             ready.set()
-            _tell(Message(kind=READY, url=order.url))
+            _send(Message(kind=READY, url=order.url))
         return await server.until_unwell()
     finally:
         await server.stop()
@@ -129,7 +130,7 @@ class _Server:
     async def start(cls, order: ServerOrder) -> "_Server":
         with await asyncio.to_thread(Path(order.log).open, "ab") as log:
             start = log.tell()
-            # A supervisor that is killed takes its servers with it.
+            # The servers of a killed supervisor end with it.
             process = await asyncio.create_subprocess_exec(
                 *("setpriv", "--pdeathsig", "KILL", "--", *order.arguments),
                 env={**_outside_torchrun(os.environ), **order.environment},
@@ -141,7 +142,7 @@ class _Server:
         return cls(order, process, start)
 
     async def until_ready(self, limit_s: float) -> str:
-        """Why it did not become ready; empty where it did."""
+        """Why it did not become ready; empty if it did."""
         until = time.monotonic() + limit_s
         async with httpx.AsyncClient(trust_env=False, timeout=PING_LIMIT_S) as client:
             while time.monotonic() < until:
@@ -154,7 +155,7 @@ class _Server:
         return f"the policy server at {self._order.url} was not ready after {limit_s:g} s ({self._stderr_tail()})"
 
     async def until_unwell(self) -> str:
-        """Waits until it has ended, or does not answer any more; says which."""
+        """Waits until it has ended or stopped answering; returns which."""
         num_failed = 0
         async with httpx.AsyncClient(trust_env=False, timeout=PING_LIMIT_S) as client:
             while num_failed < MAX_FAILED_PINGS:
@@ -163,7 +164,7 @@ class _Server:
                         await self._process.wait()
                     return self._ended()
                 try:
-                    # Unlike /ready, a server that is paused while its weights change answers 200.
+                    # Unlike /ready, it returns 200 for a server that is paused while its weights change.
                     is_well = (await client.get(f"{self._order.url}/ping")).status_code == httpx.codes.OK
                 except httpx.HTTPError:
                     is_well = False
@@ -171,7 +172,7 @@ class _Server:
         return f"the policy server at {self._order.url} has not answered {num_failed} times in a row"
 
     async def stop(self) -> None:
-        """TERM, then KILL for what is left of its session. Takes at most STOP_S + KILL_S."""
+        """SIGTERM, then SIGKILL for the rest of its session. Takes at most STOP_S + KILL_S."""
         for number, limit_s in ((signal.SIGTERM, STOP_S), (signal.SIGKILL, KILL_S)):
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)
@@ -196,9 +197,9 @@ class _Server:
 async def _run(orders: Orders, loop_input: asyncio.StreamReader) -> None:
     keepers = [asyncio.create_task(keep_up(order, start_timeout_s=orders.start_timeout_s)) for order in orders.servers]
     loop = asyncio.get_running_loop()
-    told = asyncio.Event()
-    loop.add_signal_handler(signal.SIGTERM, told.set)
-    ends: Sequence[asyncio.Task[Any]] = [asyncio.create_task(loop_input.read()), asyncio.create_task(told.wait())]
+    stopped = asyncio.Event()
+    loop.add_signal_handler(signal.SIGTERM, stopped.set)
+    ends: Sequence[asyncio.Task[Any]] = [asyncio.create_task(loop_input.read()), asyncio.create_task(stopped.wait())]
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     for task in (*keepers, *ends):
         task.cancel()
@@ -221,12 +222,12 @@ async def _main() -> int:
 
 
 def _outside_torchrun(environ: Mapping[str, str]) -> dict[str, str]:
-    """Without what torchrun sets for a rank: a server would wait for that group of processes."""
+    """Removes torchrun's variables of a rank: with them a server would wait for that process group."""
     return {name: value for name, value in environ.items() if not name.startswith(OF_TORCHRUN)}
 
 
-def _tell(message: Message) -> None:
-    """The program waits for it, so it must not stay in a buffer."""
+def _send(message: Message) -> None:
+    """Flushes the message, because the program waits for it."""
     print(message.as_line(), flush=True)
 
 

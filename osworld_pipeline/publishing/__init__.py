@@ -1,2 +1,2 @@
-"""What is pushed to a Hugging Face hub: datasets, checkpoints and results, each with a card that states licences,
-hashes and lineage."""
+"""Publishes to a Hugging Face hub: datasets, checkpoints and results, each with a card that states licences, hashes and
+lineage."""

@@ -1,5 +1,5 @@
-"""A checkpoint to publish: its weights and processor, and a model card with its ancestors, what each was trained on
-under which licence, and how it scored."""
+"""A checkpoint to publish: its weights and processor, and a model card with its ancestors, their training data and
+licences, and its scores."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,11 +26,11 @@ from osworld_pipeline.runs.checkpoints.endpoints import is_address
 from osworld_pipeline.runs.checkpoints.registry import register_checkpoint
 from osworld_pipeline.tables.catalog import fresh_views
 
-REMEDY = "name it with --source-licence NAME=LICENCE, once you have asked those who made it"
+REMEDY = "name it with --source-licence NAME=LICENCE, after asking its authors"
 OWN = "this pipeline"
 RECIPE_FILE = "recipe.json"
 _STATE_OF_TRAINING = ("trainer_state.json", "manifest.json", "checkpoint.json", "base.json", CARD, RECORD, RECIPE_FILE)
-"""Not for others: it names places of this machine, or is made anew."""
+"""Files that are not published: they contain local paths, or are generated."""
 _FOLDERS = (".", "adapter")
 _TRAINED_ON = """
 SELECT m.kind, m.how, m.source_dataset AS source, max(m.licence) AS licence, count(*) AS rows
@@ -44,14 +44,14 @@ ORDER BY ALL
 def plan_checkpoint(
     state: StateDir, named: str, *, licence: str | None, source_licences: Mapping[str, str] | None = None
 ) -> Publication:
-    """`licence` is that of the weights. `source_licences` states that of a source, or of an external ancestor, where
-    the tables have none.
+    """`licence` is that of the weights. `source_licences` states that of a source, or of an external ancestor, if the
+    tables have none.
 
     Raises:
-        DatasetError: the weights, an ancestor made elsewhere or a source of training data has no licence; it is an
-            endpoint.
+        DatasetError: the weights, an external ancestor or a source of training data has no licence; or the checkpoint
+            is an endpoint.
         TableError: no such checkpoint.
-        StoreError: the weights are gone, or are not those that were recorded.
+        StoreError: the weights are missing, or are not those that were recorded.
     """
     checkpoint = register_checkpoint(state, named)
     own = need_licence(licence, of=checkpoint.checkpoint_id)
@@ -84,7 +84,7 @@ def plan_checkpoint(
 def _lineage(
     state: StateDir, checkpoint: Checkpoint, own: str, stated: Mapping[str, str]
 ) -> tuple[list[dict[str, Any]], tuple[LicensedRows, ...]]:
-    """The checkpoint and its ancestors, nearest first; and what they were trained on."""
+    """The checkpoint and its ancestors, nearest first; and their training data."""
     sql = """
     SELECT c.checkpoint_id, c.stage, c.parent_id, c.num_updates, c.recipe_digest, c.data_digest, c.weights_digest,
            c.code_version, c.is_code_dirty
@@ -186,11 +186,11 @@ def _text(
             for score in scores
         ],
     )
-    data = ", ".join(f"{row.rows:,} {row.what} of {row.source}" for row in trained_on) or "nothing of its own"
+    data = ", ".join(f"{row.rows:,} {row.what} of {row.source}" for row in trained_on) or "no data of its own"
     return (
         f"A vision-language agent for computer use, stage `{checkpoint.stage}`, after {checkpoint.num_updates:,} "
         f"updates. Trained on: {data}.\n\n"
-        f"## Lineage\n\nThis checkpoint first, then what it was trained from.\n\n{lineage}\n"
-        f"## Evaluations\n\nRaw success by the graders; faults stand outside the n.\n\n"
+        f"## Lineage\n\nThis checkpoint first, then its ancestors.\n\n{lineage}\n"
+        f"## Evaluations\n\nRaw success by the graders; n excludes faults.\n\n"
         f"{evaluations if scores else 'It was not evaluated.'}\n"
     )

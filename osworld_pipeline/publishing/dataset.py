@@ -20,7 +20,7 @@ from osworld_pipeline.publishing.publication import (
 )
 
 KINDS = ("huggingface", "parquet", "lance")
-REMEDY = "export again with --own-licence for what this pipeline made, and see docs/data.md for the licences of sources"
+REMEDY = "export again with --own-licence for rows of this pipeline; docs/data.md has the licences of sources"
 _HEAD = re.compile(r"\A---\n.*?\n---\n(\s*# [^\n]*\n)?", re.DOTALL)
 _LICENCES = re.compile(r"^## Licences\n.*?(?=^## |\Z)", re.DOTALL | re.MULTILINE)
 
@@ -28,7 +28,7 @@ _LICENCES = re.compile(r"^## Licences\n.*?(?=^## |\Z)", re.DOTALL | re.MULTILINE
 def plan_dataset(folder: Path) -> Publication:
     """
     Raises:
-        DatasetError: it is no such export, its files are not those of its manifest, or rows have no licence.
+        DatasetError: it is not such an export, its files differ from its manifest, or rows have no licence.
     """
     manifest = _manifest(folder)
     licences = tuple(
@@ -61,7 +61,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise DatasetError(f"{folder} is no export (its {MANIFEST} cannot be read: {error}): {way_out}") from error
+        raise DatasetError(f"{folder} is not an export (its {MANIFEST} cannot be read: {error}): {way_out}") from error
     if not isinstance(found, dict) or found.get("kind") not in KINDS:
         raise DatasetError(f"{folder} is an export that cannot be published: {way_out}")
     if not isinstance(found.get("licences"), list) or "checkpoints" not in found:
@@ -70,16 +70,16 @@ def _manifest(folder: Path) -> dict[str, Any]:
 
 
 def _need_whole(folder: Path, manifest: Mapping[str, Any], files: tuple[PublishedFile, ...]) -> None:
-    """Of an export whose manifest has the hashes of its files."""
-    told = {file["file"]: file["sha256"] for table in manifest.get("tables", {}).values() for file in table["files"]}
+    """Checks the files of an export whose manifest has their hashes."""
+    hashes = {file["file"]: file["sha256"] for table in manifest.get("tables", {}).values() for file in table["files"]}
     there = {file.path: file.sha256 for file in files}
-    wrong = sorted(name for name, sha256 in told.items() if there.get(name) != sha256)
+    wrong = sorted(name for name, sha256 in hashes.items() if there.get(name) != sha256)
     if wrong:
-        raise DatasetError(f"{folder / wrong[0]} is gone or was changed since the export: export it again")
+        raise DatasetError(f"{folder / wrong[0]} is missing or was changed since the export: export it again")
 
 
 def _configs(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """What the hub's own loader reads."""
+    """The configuration that the hub's own loader reads."""
     if manifest["kind"] == "huggingface":
         names = [
             (name, f"data/{name}-*.parquet") for name, number in manifest["counts"]["num_shards"].items() if number
@@ -94,7 +94,7 @@ def _configs(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _own_text(folder: Path) -> str:
-    """The exporter's card, without its head and its licences, which are stated anew."""
+    """The exporter's card, without its front matter and licences, which are generated again."""
     return _LICENCES.sub("", _HEAD.sub("", (folder / CARD).read_text(encoding="utf-8"))).strip() + "\n"
 
 

@@ -1,6 +1,6 @@
-"""Pushes a publication with the hub's own client: one commit for all files, none where nothing changed.
+"""Pushes a publication with the hub's own client: one commit for all files, none if nothing changed.
 
-The token comes from the environment alone, and no message of ours holds it.
+The token comes only from the environment, and is not part of any message.
 """
 
 import json
@@ -26,35 +26,35 @@ class Pushed:
     repo: str
     commit: str
     is_changed: bool
-    """False where the repository had all of it already, so that no commit was made."""
+    """False if the repository already had all of it, so that no commit was made."""
     num_files: int
     num_removed: int
-    """Files of an earlier publication that are no part of this one."""
+    """Files of an earlier publication that are not part of this one."""
 
 
 def token_from(environment: Mapping[str, str] | None = None) -> SecretStr:
-    """Raises DatasetError where there is none."""
+    """Raises DatasetError if there is none."""
     token = (os.environ if environment is None else environment).get(TOKEN_VARIABLE, "").strip()
     if not token:
-        raise DatasetError(f"publishing needs a token of the hub that may write: set {TOKEN_VARIABLE}")
+        raise DatasetError(f"publishing needs a token of the hub with write access: set {TOKEN_VARIABLE}")
     return SecretStr(token)
 
 
 def need_repo(name: str) -> str:
-    """Raises DatasetError where it is no `OWNER/NAME`."""
+    """Raises DatasetError if it is not `OWNER/NAME`."""
     if not _REPO.fullmatch(name):
-        raise DatasetError(f"'{name}' names no repository of a hub: it is written OWNER/NAME")
+        raise DatasetError(f"'{name}' is not the name of a hub repository: it is written OWNER/NAME")
     return name
 
 
 def push(
     publication: Publication, repo: str, *, token: SecretStr, is_private: bool = False, endpoint: str | None = None
 ) -> Pushed:
-    """Makes the repository where there is none, then commits what changed. `endpoint`: None takes HF_ENDPOINT.
+    """Creates the repository if there is none, then commits the changes. `endpoint`: None means HF_ENDPOINT.
 
     Raises:
         DependencyError: huggingface_hub is not installed.
-        DatasetError: the hub refuses, or cannot be reached; a push again goes on where this one ended.
+        DatasetError: the hub refuses, or cannot be reached; another push continues where this one ended.
         StoreError: a file cannot be read.
     """
     need_repo(repo)
@@ -79,7 +79,7 @@ def _push(
             *(hub.CommitOperationDelete(path_in_repo=path) for path in removed),
         ],
         commit_message=f"Publish {publication.kind} {publication.data_digest[:12]}",
-        # A push of another at the same time ends this one, which would mix with it.
+        # A concurrent push makes this one fail, so that the two do not mix.
         parent_commit=before.sha,
     )
     return Pushed(
@@ -96,7 +96,7 @@ def _content(file: PublishedFile) -> str | bytes:
 
 
 def _published_before(api: Any, repo: str, kind: str, there: set[str]) -> set[str]:
-    """Files that an earlier publication put there: those that others added are left alone."""
+    """Files of an earlier publication; files that others added are kept."""
     if RECORD not in there:
         return set()
     with tempfile.TemporaryDirectory() as folder:
@@ -108,30 +108,30 @@ def _published_before(api: Any, repo: str, kind: str, there: set[str]) -> set[st
 
 
 def _ask(repo: str, token: SecretStr, call: Callable[[Any], Pushed]) -> Pushed:
-    """Every way in which the hub can fail, as one sentence."""
+    """Calls the hub and raises each of its failures as a DatasetError of one sentence."""
     try:
         import huggingface_hub
         from huggingface_hub import errors
     except ImportError as error:
         raise DependencyError("publishing needs huggingface_hub: install the extra 'pipeline'") from error
 
-    def told(sentence: str) -> str:
+    def redacted(sentence: str) -> str:
         return f"cannot publish to {repo}: {sentence}".replace(token.get_secret_value(), "***")
 
-    again = "push again, what is there already is not sent anew"
+    again = "push again; existing files are not sent again"
     try:
         return call(huggingface_hub)
     except errors.HfHubHTTPError as error:
         status = error.response.status_code if error.response is not None else 0
         if status in (401, 403):
-            raise DatasetError(told(f"the hub refused the token in {TOKEN_VARIABLE} (status {status})")) from error
+            raise DatasetError(redacted(f"the hub refused the token in {TOKEN_VARIABLE} (status {status})")) from error
         if status == 412:
-            raise DatasetError(told(f"it was changed by another push meanwhile; {again}")) from error
-        raise DatasetError(told(f"the hub answered with status {status or 'none'}; {again}")) from error
+            raise DatasetError(redacted(f"it was changed by another push meanwhile; {again}")) from error
+        raise DatasetError(redacted(f"the hub answered with status {status or 'none'}; {again}")) from error
     except errors.HFValidationError as error:
-        raise DatasetError(told(str(error).splitlines()[0][:200])) from error
+        raise DatasetError(redacted(str(error).splitlines()[0][:200])) from error
     except FileNotFoundError as error:
-        raise StoreError(told(f"{error.filename} is gone")) from error
+        raise StoreError(redacted(f"{error.filename} is gone")) from error
     except Exception as error:
-        # The client brings an HTTP library of its own choice, whose errors share no base class with it.
-        raise DatasetError(told(f"the hub cannot be reached ({type(error).__name__}); {again}")) from error
+        # The client uses an HTTP library whose errors do not share a base class with the client's.
+        raise DatasetError(redacted(f"the hub cannot be reached ({type(error).__name__}); {again}")) from error

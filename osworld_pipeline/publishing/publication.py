@@ -1,4 +1,4 @@
-"""A publication: the files of one repository, with all that its card states; nothing in it lacks a licence."""
+"""A publication: the files of one repository, with the content of its card; everything in it has a licence."""
 
 import hashlib
 import json
@@ -11,10 +11,10 @@ from osworld_pipeline.errors import DatasetError
 
 RepoType = Literal["dataset", "model"]
 RECORD = "publication.json"
-"""In the root of every repository that was published to: its files with their hashes, licences and lineage."""
+"""In the root of every published repository: its files with their hashes, licences and lineage."""
 CARD = "README.md"
 NOT_LISTED = 20
-"""So many sources without a licence are named in full."""
+"""Number of sources without a licence that are listed by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,17 +22,17 @@ class LicensedRows:
     """Rows of one source under one licence."""
 
     what: str
-    """A table, or what was trained on."""
+    """A table, or a kind of training data."""
     source: str
     licence: str | None
-    """None where no licence is recorded."""
+    """None if no licence is recorded."""
     rows: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedFile:
     path: str
-    """In the repository."""
+    """Path in the repository."""
     content: Path | bytes
     sha256: str
     num_bytes: int
@@ -52,16 +52,16 @@ class Publication:
     kind: str
     title: str
     licence: str
-    """Of the whole, as the hub's front matter has it; several are separated by commas."""
+    """Licence of the whole, as in the hub's front matter; several are separated by commas."""
     licences: tuple[LicensedRows, ...]
     files: tuple[PublishedFile, ...]
-    """Without the card and the record."""
+    """All files except the card and the record."""
     facts: Mapping[str, Any]
     """Digests and lineage, for programs; JSON."""
     front_matter: Mapping[str, Any]
-    """More of it than the licence."""
+    """Further front matter."""
     text: str
-    """The card's own part, in Markdown."""
+    """The specific part of the card, in Markdown."""
 
     @property
     def data_digest(self) -> str:
@@ -70,7 +70,7 @@ class Publication:
         return hashlib.sha256(lines.encode()).hexdigest()
 
     def all_files(self) -> tuple[PublishedFile, ...]:
-        """With the card and the record; the same publication gives the same bytes."""
+        """All files, including the card and the record; the same publication gives the same bytes."""
         record = {
             "kind": self.kind,
             "licence": self.licence,
@@ -101,7 +101,7 @@ class Publication:
         )
         return (
             f"---\n{head}---\n# {self.title}\n\n{self.text}\n## Licences\n\n{self.licence}\n\n{licences}\n"
-            f"## Hashes\n\nData digest `{self.data_digest}`; `{RECORD}` has all of this for programs.\n\n{hashes}"
+            f"## Hashes\n\nData digest `{self.data_digest}`; `{RECORD}` has all of this as JSON.\n\n{hashes}"
         )
 
 
@@ -112,14 +112,14 @@ def need_licences(rows: Iterable[LicensedRows], *, remedy: str) -> None:
         return
     named = [f"{row.source} ({row.rows:,} rows of {row.what})" for row in missing[:NOT_LISTED]]
     more = f" and {len(missing) - NOT_LISTED} more" if len(missing) > NOT_LISTED else ""
-    raise DatasetError(f"nothing is pushed, for these sources state no licence: {', '.join(named)}{more}; {remedy}")
+    raise DatasetError(f"nothing is pushed, because these sources have no licence: {', '.join(named)}{more}; {remedy}")
 
 
 def need_licence(licence: str | None, *, of: str) -> str:
-    """Raises DatasetError where there is none."""
+    """Raises DatasetError if there is none."""
     if not (licence or "").strip():
         raise DatasetError(
-            f"nothing is pushed, for {of} has no licence: name it with --licence, as --licence apache-2.0"
+            f"nothing is pushed, because {of} has no licence: name it with --licence, e.g. --licence apache-2.0"
         )
     return (licence or "").strip().lower()
 

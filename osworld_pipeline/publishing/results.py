@@ -60,7 +60,7 @@ def plan_results(target: Path, *, licence: str | None) -> Publication:
             ]
         },
         front_matter={},
-        text=f"Raw success by the graders; faults stand outside the n.\n\n{markdown_table(head, rows)}",
+        text=f"Raw success by the graders; n excludes faults.\n\n{markdown_table(head, rows)}",
     )
 
 
@@ -74,7 +74,7 @@ def _read(path: Path) -> dict[str, Any]:
     needed = (*needed, "num_faults", "max_turns", "seeds", "desktops")
     missing = [name for name in needed if not isinstance(found, dict) or name not in found]
     if missing:
-        raise DatasetError(f"{path} is no result file (it has no '{missing[0]}'): {way_out}")
+        raise DatasetError(f"{path} is not a result file (it has no '{missing[0]}'): {way_out}")
     return found
 
 

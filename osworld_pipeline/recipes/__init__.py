@@ -1,4 +1,4 @@
-"""A run is one recipe: a whole run in one named TOML file, validated by schema.py."""
+"""Recipes: a run is described by one TOML file, validated by schema.py."""
 
 from osworld_pipeline.recipes.load import load_recipe, parse_recipe, recipe_names
 from osworld_pipeline.recipes.schema import Recipe

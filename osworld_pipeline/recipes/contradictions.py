@@ -1,4 +1,4 @@
-"""What the keys of a recipe may not say together, as data: refused on load, and listed in the documentation."""
+"""Combinations of keys that a recipe may not have, as data: refused on load, and listed in the documentation."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class Contradiction:
     sentence: str
-    """What must hold, and why or what to do where that is not plain."""
+    """The condition, with its reason or remedy if not obvious."""
     is_met: Callable[["Recipe"], bool]
-    """Whether a recipe contradicts itself so."""
+    """Whether a recipe has this contradiction."""
 
 
 def first_contradiction(recipe: "Recipe") -> str | None:
@@ -41,8 +41,8 @@ CONTRADICTIONS = (
         is_met=lambda recipe: recipe.gspo.top_p < 1,
     ),
     Contradiction(
-        sentence='gspo.old_logprobs "sampler" needs gspo.importance "none": the ratio to the sampler already holds '
-        "what lies between sampler and trainer",
+        sentence='gspo.old_logprobs "sampler" needs gspo.importance "none": the ratio to the sampler already '
+        "includes the difference between sampler and trainer",
         is_met=lambda recipe: recipe.gspo.old_logprobs == "sampler" and recipe.gspo.importance != "none",
     ),
     Contradiction(
@@ -58,12 +58,12 @@ CONTRADICTIONS = (
         is_met=lambda recipe: recipe.trainer.max_tokens_per_batch < recipe.agent.max_context_tokens,
     ),
     Contradiction(
-        sentence="trainer.context_parallel must be 1: the image tokens of a vision model's sequence enter at places "
-        "that its ranks would each see only a part of; shorten agent.max_context_tokens or raise num_processes",
+        sentence="trainer.context_parallel must be 1: the image tokens of a vision model's sequence would be at "
+        "positions of which each rank sees only a part; shorten agent.max_context_tokens or raise num_processes",
         is_met=lambda recipe: recipe.trainer.context_parallel > 1,
     ),
     Contradiction(
-        sentence="trainer.lora trains adapters of the language model alone: trainer.train_vision must be false",
+        sentence="trainer.lora trains adapters of the language model only: trainer.train_vision must be false",
         is_met=lambda recipe: recipe.trainer.lora is not None and recipe.trainer.train_vision,
     ),
     Contradiction(

@@ -1,5 +1,5 @@
-"""docs/recipes.md, written from the schema: every key with type, default, bounds and meaning, the environment's
-variables, and what a recipe may not say. `python -m osworld_pipeline.recipes.describe > docs/recipes.md`"""
+"""Generates docs/recipes.md from the schema: every key with type, default, bounds and meaning, the environment
+variables, and the invalid combinations. `python -m osworld_pipeline.recipes.describe > docs/recipes.md`"""
 
 import inspect
 import re
@@ -18,15 +18,15 @@ from osworld_pipeline.recipes.load import recipe_names
 from osworld_pipeline.recipes.section import Section
 
 HEAD = """# Recipes
-A run is one recipe: a TOML file under `osworld_pipeline/recipes/`, or any other by its path. This page is written from
-the schema (`python -m osworld_pipeline.recipes.describe > docs/recipes.md`).
+A run is one recipe: a TOML file under `osworld_pipeline/recipes/`, or any other by its path. This page is generated
+from the schema (`python -m osworld_pipeline.recipes.describe > docs/recipes.md`).
 
-Of four sources the first that gives a key wins: the command line (`osworld-pipeline train --recipe NAME --set
+A key is read from four sources, in this order: the command line (`osworld-pipeline train --recipe NAME --set
 agent.max_turns=4`, the value in TOML; an empty one returns to the default), the recipe's file, the environment, the
-default. Unknown keys are refused. The resolved recipe, with where each value came from, is saved beside every
-checkpoint (`trainer_state.json`) and told in the run's log. `--smoke` runs any recipe's road at a size that a laptop
-does in a minute or two: a tiny model, few tasks and updates; dialect, context, rollout mode, algorithm, reward, replay
-and adapters stay the recipe's own."""
+default. Unknown keys are refused. The resolved recipe, with the source of each value, is saved with every checkpoint
+(`trainer_state.json`) and written to the run's log. `--smoke` runs all stages of a recipe at a size that a laptop
+finishes in a minute or two: a tiny model, few tasks and updates; dialect, context, rollout mode, algorithm, reward,
+replay and adapters stay the recipe's own."""
 SIGNS = ((Ge, "ge", ">="), (Gt, "gt", ">"), (Le, "le", "<="), (Lt, "lt", "<"))
 
 
@@ -52,7 +52,7 @@ def _section_text(name: str, section: type[Section]) -> str:
 
 
 def _kind_of(section: type[Section]) -> str:
-    """Where two tables share a name: which of them this is."""
+    """The kind that distinguishes two tables with the same name."""
     kind = section.model_fields.get("kind")
     if kind is None or not kind.is_required():
         return ""
@@ -99,14 +99,14 @@ def _bounds(field: FieldInfo) -> str:
 
 
 def _recipes() -> str:
-    lines = ["## Shipped recipes", "| recipe | what it is |", "|---|---|"]
+    lines = ["## Shipped recipes", "| recipe | description |", "|---|---|"]
     for name in recipe_names():
         lines.append(f"| `{name}` | {head_comment(name)} |")
     return "\n".join(lines)
 
 
 def head_comment(name: str) -> str:
-    """What a shipped recipe says of itself, in its first lines; empty where it says nothing."""
+    """The comment at the head of a shipped recipe; empty if it has none."""
     text = (resources.files("osworld_pipeline.recipes") / f"{name}.toml").read_text()
     match = re.match(r"(?:#[^\n]*\n)+", text)
     return _flat(re.sub(r"^# ?", "", match[0], flags=re.MULTILINE)) if match else ""
@@ -115,9 +115,9 @@ def head_comment(name: str) -> str:
 def _variables() -> str:
     lines = [
         "## Environment",
-        "Slime-OSWorld's names. A bad value is refused by the variable's name, also where the file gives the key.",
+        "Slime-OSWorld's names. A bad value is refused with the variable's name, also if the file gives the key.",
         "",
-        "| variable | key | holds | default | meaning |",
+        "| variable | key | type | default | meaning |",
         "|---|---|---|---|---|",
     ]
     fields: Mapping[str, FieldInfo] = dict(keys())
@@ -128,7 +128,7 @@ def _variables() -> str:
 
 
 def _contradictions() -> str:
-    return "\n".join(["## What no recipe may say", *(f"- {_flat(one.sentence)}" for one in CONTRADICTIONS)])
+    return "\n".join(["## Invalid combinations", *(f"- {_flat(one.sentence)}" for one in CONTRADICTIONS)])
 
 
 def _flat(text: str) -> str:

@@ -1,7 +1,8 @@
-"""Slime-OSWorld's environment variables, under its own names: which recipe key each fills, and what it may hold.
+"""Slime-OSWorld's environment variables, with their original names: the recipe key that each sets, and its valid
+values.
 
-Nothing here reads the environment: the program that starts a run passes a mapping, once. A key that the recipe's file
-gives wins over the environment, and the environment over the schema's default.
+This module does not read the environment: the program that starts a run passes a mapping once. A key in the recipe's
+file overrides the environment, which overrides the schema's default.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,9 +31,9 @@ def _urls(text: str) -> list[str]:
 class Variable:
     name: str
     key: str | None
-    """Of the recipe; None for one that fills none."""
+    """Key of the recipe; None if it sets none."""
     kind: str
-    """What it holds, in words."""
+    """The type of its value, in words."""
     parse: Callable[[str], Any]
     """Raises ValueError."""
     meaning: str
@@ -58,28 +59,28 @@ VARIABLES = (
         key="replay.threshold",
         kind="number",
         parse=_number,
-        meaning="Raw task reward from which an episode or a row is a success.",
+        meaning="Minimum raw task reward for an episode or a row to be a success.",
     ),
     Variable(
         name="OSWORLD_MAX_TURNS",
         key="agent.max_turns",
         kind="whole number",
         parse=_whole_number,
-        meaning="Step budget of a training episode; evaluation.max_turns is a recipe's own affair.",
+        meaning="Step budget of a training episode; evaluation.max_turns is only set by a recipe.",
     ),
     Variable(
         name="OSWORLD_SCREEN_DIFF_THRESHOLD",
         key="reward.screen_diff_threshold",
         kind="number",
         parse=_number,
-        meaning="From where a screen counts as changed.",
+        meaning="Minimum difference for a screen to count as changed.",
     ),
     Variable(
         name="OSWORLD_TIMEOUT",
         key="gspo.episode_timeout_s",
         kind="seconds",
         parse=_number,
-        meaning="Of an episode.",
+        meaning="Time limit of an episode.",
     ),
     Variable(
         name="OSWORLD_REWARD_ALPHA",
@@ -93,7 +94,7 @@ VARIABLES = (
         key="rollout.reported_rewards",
         kind="whole number",
         parse=_whole_number,
-        meaning="Rewards told with all their parts, of each update.",
+        meaning="Number of rewards of each update that are logged with all their parts.",
     ),
     Variable(
         name="OSWORLD_A11Y_MAX_LENGTH",
@@ -107,32 +108,32 @@ VARIABLES = (
         key="desktop.request_timeout_s",
         kind="seconds",
         parse=_number,
-        meaning="Of one request to an env server.",
+        meaning="Timeout of one request to an env server.",
     ),
     Variable(
         name="OSWORLD_OBS_KEEP_FULL_TURNS",
         key="agent.window_screenshots",
         kind="whole number",
         parse=_whole_number,
-        meaning="Turns shown whole in `window` mode; in `append` mode every turn is, and it changes nothing.",
+        meaning="Turns shown completely in `window` mode; no effect in `append` mode, which shows every turn.",
     ),
     Variable(
         name="OSWORLD_TRAIN_TRUNCATE_TURNS",
         key=None,
         kind="whole number",
         parse=_whole_number,
-        meaning="Nothing that was sampled is cut off in training, so it only bounds what may be sampled: fewer turns "
-        "than agent.max_turns are refused in `append` mode, where an episode is one sequence.",
+        meaning="Training does not truncate samples, so it only limits sampling: fewer turns than "
+        "agent.max_turns are refused in `append` mode, where an episode is one sequence.",
     ),
 )
 TRUNCATE_TURNS = VARIABLES[-1].name
 
 
 def read_variables(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Those that are set and not empty, as values by name.
+    """The variables that are set and not empty, as values by name.
 
     Raises:
-        RecipeError: one does not hold what it should; names it.
+        RecipeError: one has an invalid value; the message names it.
     """
     found: dict[str, Any] = {}
     for variable in VARIABLES:
@@ -141,24 +142,24 @@ def read_variables(environ: Mapping[str, str]) -> dict[str, Any]:
             try:
                 found[variable.name] = variable.parse(text)
             except ValueError as error:
-                raise RecipeError(f"{variable.name} is '{text}', which is no {variable.kind}") from error
+                raise RecipeError(f"{variable.name} is '{text}', which is not a {variable.kind}") from error
     return found
 
 
 def own_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Of a whole environment only what is read here, to be passed on."""
+    """The part of the environment that is read here, for subprocesses."""
     return {variable.name: environ[variable.name] for variable in VARIABLES if variable.name in environ}
 
 
 def refuse_truncation(recipe: "Recipe", values: Mapping[str, Any]) -> None:
-    """`values`: of read_variables.
+    """`values`: as returned by read_variables.
 
     Raises:
-        RecipeError: training sequences would have to be cut.
+        RecipeError: training sequences would have to be truncated.
     """
     limit = values.get(TRUNCATE_TURNS)
     if limit is not None and recipe.agent.context_mode == "append" and recipe.agent.max_turns > limit:
         raise RecipeError(
-            f"{TRUNCATE_TURNS} is {limit} and agent.max_turns is {recipe.agent.max_turns}: what was sampled is trained "
-            f'on whole, so lower agent.max_turns, set agent.context_mode = "window", or unset the variable'
+            f"{TRUNCATE_TURNS} is {limit} and agent.max_turns is {recipe.agent.max_turns}: samples are not truncated "
+            f'for training, so lower agent.max_turns, set agent.context_mode = "window", or unset the variable'
         )

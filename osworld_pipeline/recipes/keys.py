@@ -1,4 +1,4 @@
-"""The keys that a recipe may have, from its schema, and those of a file or a setting that are none of them."""
+"""The valid keys of a recipe, from its schema, and the unknown keys of a file or a setting."""
 
 import re
 import types
@@ -46,12 +46,12 @@ def section_types(annotation: Any) -> Iterator[type[Section]]:
 
 
 def unknown_keys(data: Mapping[str, Any]) -> list[str]:
-    """Dotted keys of `data` that no recipe has, in their order; of an unknown table its own name alone."""
+    """Unknown dotted keys of `data`, in order; for an unknown table only its name."""
     return list(_unknown(data, ""))
 
 
 def suggestion(key: str) -> str:
-    """`; did you mean `gspo.algorithm`?`, for the end of a clause; empty where no key is near."""
+    """`; did you mean `gspo.algorithm`?`, for the end of a clause; empty if no key is similar."""
     known = _known()
     table, _, name = key.rpartition(".")
     siblings = {one.rpartition(".")[2]: one for one in known if one.rpartition(".")[0] == table}
@@ -63,7 +63,7 @@ def suggestion(key: str) -> str:
 
 
 def line_of(text: str, key: str) -> int | None:
-    """The line (from 1) of a TOML text that gives `key` or its table; None where it cannot be found."""
+    """The line (from 1) of a TOML text that sets `key` or its table; None if not found."""
     table = ""
     for number, line in enumerate(text.splitlines(), start=1):
         if (header := _HEADER.fullmatch(line)) is not None:
@@ -73,7 +73,7 @@ def line_of(text: str, key: str) -> int | None:
             given = f"{table}.{_plain(pair['key'])}" if table else _plain(pair["key"])
         else:
             continue
-        # The key itself, the table that it is, or an inline table that holds it.
+        # The key itself, its table, or an inline table with it.
         if given == key or given.startswith(f"{key}.") or (f"{given}." == key[: len(given) + 1] and "{" in line):
             return number
     return None

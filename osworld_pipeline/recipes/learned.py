@@ -1,4 +1,4 @@
-"""What of a recipe decides the weights of a stage, and what only changes how long it takes."""
+"""Distinguishes the keys of a recipe that determine the weights of a stage from those that only change its duration."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,19 +14,19 @@ SECTIONS: dict[Stage, tuple[str, ...]] = {
     Stage.GSPO_PHASE1: _GSPO,
     Stage.GSPO_PHASE2: _GSPO,
 }
-"""What of a recipe a stage's weights depend on, beside the parent and the data."""
+"""The sections that a stage's weights depend on, in addition to the parent and the data."""
 
 _TOKENIZER: Mapping[str, tuple[str, ...]] = {
     "agent": ("dialect", "coordinate_space", "system_prompt"),
     "suite": ("name", "seed", "families", "num_train"),
     "desktop": ("screen_width", "screen_height"),
 }
-"""What the tokenizer of a tiny model is learned from (runs/base/make_base.py); a published model has its own."""
+"""The keys that determine the tokenizer of a tiny model (runs/base/make_base.py); a published model has its own."""
 
 NOT_LEARNED: Mapping[str, tuple[str, ...]] = {
-    # Where desktops are and how many of them work: how long it takes.
+    # Location and number of the desktops: only the duration changes.
     "desktop": ("num_replicas", "server_urls", "request_timeout_s"),
-    # How weights are held and saved: how long it takes, and what can be resumed.
+    # How weights are held and saved: only duration and resumption change.
     "trainer": (
         "max_tokens_per_batch",
         "batching",
@@ -42,19 +42,19 @@ NOT_LEARNED: Mapping[str, tuple[str, ...]] = {
     "sft": ("save_every",),
     "gspo": ("micro_batch_size",),
     "rollout": ("max_concurrent_episodes", "reported_rewards", "max_held_updates", "held_pause_s"),
-    # How much is verified, and how, changes what is known of the demonstrations; where that decides what is learned,
-    # the digest of the data changes, as it does for what is imported.
+    # Verification changes the known rewards of demonstrations. If that affects training, the digest of the data
+    # changes, like for imports.
     "replay": ("verify", "verification_sample", "num_verification_attempts", "import_file"),
-    # Which evaluations there are, not how one goes.
+    # The set of evaluations, not the settings of one.
     "evaluation": ("suites",),
-    # How far the flywheel goes on: a round is the same round, whether or not another follows.
+    # Number of rounds of the flywheel: a round does not depend on later ones.
     "flywheel": ("num_rounds", "min_gain"),
 }
-"""Keys that change what a run costs and not what is learned, so that they are in no id."""
+"""Keys that change the cost of a run but not its result, so they are in no id."""
 
 
 def learned_by(stage: Stage, dumped: Mapping[str, Any]) -> dict[str, Any]:
-    """The sections that decide what `stage` makes. `dumped`: a whole recipe as JSON."""
+    """The sections that determine the result of `stage`. `dumped`: a whole recipe as JSON."""
     params = {name: learned_keys(name, dumped[name]) for name in SECTIONS[stage]}
     if stage is Stage.BASE and dumped["model"]["kind"] == "tiny":
         params |= {name: {key: dumped[name][key] for key in keys} for name, keys in _TOKENIZER.items()}

@@ -1,5 +1,5 @@
-"""From a name to a recipe: command line before file before environment before default, and every value says where it
-came from."""
+"""Loads a recipe by name: the command line overrides the file, the file the environment, and the environment the
+defaults. The source of every value is recorded."""
 
 import re
 import tomllib
@@ -22,7 +22,7 @@ FROM_FILE = "recipe file"
 FROM_COMMAND_LINE = "command line"
 FROM_SMOKE = "smoke size"
 OWN_KEYS = ("name", "sources")
-"""What no file and no setting gives."""
+"""Keys that neither files nor settings may give."""
 NO_ENVIRONMENT: Mapping[str, str] = MappingProxyType({})
 _BARE_WORD = re.compile(r"[A-Za-z_][\w./:@-]*")
 _KEY = re.compile(r"[a-z_0-9]+(\.[a-z_0-9]+)*")
@@ -41,14 +41,14 @@ def load_recipe(
     settings: Sequence[str] = (),
     is_smoke: bool = False,
 ) -> Recipe:
-    """A shipped recipe by name, or a TOML file by path (anything that ends in .toml).
+    """A shipped recipe by name, or a TOML file by path (any name that ends in .toml).
 
-    `environ`: variables of environment.py. `settings`: `key=value` each, the value in TOML, a bare word, or nothing for
-    the default. `is_smoke`: the recipe's road at a size that a laptop runs in a minute or two.
+    `environ`: variables of environment.py. `settings`: `key=value` each, the value in TOML, a bare word, or empty for
+    the default. `is_smoke`: all stages of the recipe at a size that a laptop runs in a minute or two.
 
     Raises:
-        RecipeError: no such recipe, not TOML, an unknown key, a bad value, or a contradiction; names the key, and the
-            variable or setting that gave it.
+        RecipeError: no such recipe, not TOML, an unknown key, a bad value, or a contradiction; the message names the
+            key, and the variable or setting that gave it.
     """
     name, text = Path(name_or_path).stem, _read(name_or_path)
     data = _read_toml(text, name)
@@ -65,7 +65,8 @@ def parse_recipe(text: str, *, name: str) -> Recipe:
 
 
 def source_lines(recipe: Recipe) -> list[str]:
-    """What did not come from the recipe's file or the schema: one line for each source, its keys in order."""
+    """The values that are not from the recipe's file or the schema: one line for each source, with its keys in
+    order."""
     by_source: dict[str, list[str]] = {}
     dumped = recipe.model_dump(mode="json")
     for key, source in sorted(recipe.sources.items()):
@@ -100,7 +101,7 @@ def _read_toml(text: str, name: str) -> dict[str, Any]:
         raise RecipeError(f"recipe {name} is not TOML: {error}") from error
     for key in OWN_KEYS:
         if key in data:
-            raise RecipeError(f"recipe {name}: {key} is not for a file to give: remove it")
+            raise RecipeError(f"recipe {name}: {key} cannot be set in a file: remove it")
     return data
 
 
@@ -155,7 +156,7 @@ def _validated(data: Mapping[str, Any], name: str, sources: Mapping[str, str]) -
         return Recipe.model_validate({"name": name, "sources": sources, **data})
     except ValidationError as error:
         first = error.errors()[0]
-        # Between `model` and its key pydantic names the kind of model, which is no key.
+        # Between `model` and its key pydantic names the kind of model, which is not a key.
         parts = [str(part) for index, part in enumerate(first["loc"]) if (index, first["loc"][0]) != (1, "model")]
         where = ".".join(parts)
         source = sources.get(where, FROM_FILE)
@@ -167,7 +168,7 @@ def _validated(data: Mapping[str, Any], name: str, sources: Mapping[str, str]) -
 def _parse_setting(setting: str) -> tuple[str, Any]:
     key, equals, text = (part.strip() for part in setting.partition("="))
     if not equals or not _KEY.fullmatch(key) or key in OWN_KEYS:
-        raise RecipeError(f"'{setting}' is no setting: write key=value, as agent.max_turns=4")
+        raise RecipeError(f"'{setting}' is not a setting: write key=value, e.g. agent.max_turns=4")
     if not text:
         return key, None
     try:
@@ -175,11 +176,13 @@ def _parse_setting(setting: str) -> tuple[str, Any]:
     except tomllib.TOMLDecodeError as error:
         if _BARE_WORD.fullmatch(text):
             return key, text
-        raise RecipeError(f"the value of '{setting}' is not TOML ({error}): text with signs needs quotes") from error
+        raise RecipeError(
+            f"the value of '{setting}' is not TOML ({error}): text with special characters needs quotes"
+        ) from error
 
 
 def _leaves(data: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Values by dotted key; a list is a value. Of something that is no table: itself, under `prefix`."""
+    """Values by dotted key; a list is a value. A value that is not a table is returned under `prefix`."""
     if not isinstance(data, Mapping):
         yield prefix, data
         return

@@ -1,5 +1,5 @@
-"""What a recipe may say: its sections, key by key, and what they may not say together. Unknown keys are refused,
-contradictions are refused on load, there are no aliases."""
+"""The schema of a recipe: its sections with their keys, and their invalid combinations. Unknown keys and contradictions
+are refused on load; there are no aliases."""
 
 from collections.abc import Mapping
 from typing import Self
@@ -61,10 +61,10 @@ class Recipe(Section):
     """A whole run."""
 
     name: str
-    """Of the file, without its ending."""
+    """Name of the file, without its suffix."""
     sources: Mapping[str, str] = {}
-    """Of each value that is not the schema's default: where it came from, as recipes/load.py says. Written by the
-    loader, so that it is saved with the recipe beside every checkpoint; no file gives it."""
+    """The source of each value that is not the schema's default, as in recipes/load.py. Set by the loader, so that it
+    is saved with the recipe in every checkpoint; not valid in a file."""
     suite: SuiteSection = SuiteSection()
     desktop: DesktopSection = DesktopSection()
     model: TinyModelSection | PretrainedModelSection = Field(discriminator="kind")
@@ -82,7 +82,7 @@ class Recipe(Section):
 
     @property
     def env_request_timeout_s(self) -> float:
-        """Of one request to an env server."""
+        """Timeout of one request to an env server."""
         return self.desktop.request_timeout_s or self.gspo.turn_timeout_s
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""The base of every part of a recipe: frozen, without unknown keys, documented key by key."""
+"""The base of every part of a recipe: frozen, without unknown keys, with a docstring for each key."""
 
 from pydantic import BaseModel, ConfigDict
 

@@ -1,4 +1,4 @@
-"""A recipe at smoke size: every stage of its own road, with a tiny model, two tasks of a kind and two updates."""
+"""A recipe at smoke size: all its stages, with a tiny model, two tasks per family and two updates."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ FAMILIES = {
     "windows_basics": ("notepad_sentence", "cmd_echo"),
     "wine_basics": ("notepad_sentence", "cmd_echo"),
 }
-"""Of each suite, where a recipe names none."""
+"""Families of each suite, if a recipe names none."""
 SIZES: Mapping[str, Mapping[str, Any]] = {
     "suite": {"num_train": 2, "num_heldout": 1},
     "desktop": {
@@ -49,8 +49,8 @@ MODEL = {"kind": "tiny", "hidden_size": 64, "num_layers": 2, "vision_hidden_size
 
 
 def shrink(recipe: Recipe) -> Recipe:
-    """A small copy. Dialect, context and rollout mode, algorithm, reward, replay and adapters are the recipe's own; an
-    engine that would need servers gives way to the one in process."""
+    """A small copy of a recipe with the same dialect, context and rollout mode, algorithm, reward, replay and adapters.
+    An engine that needs servers is replaced by the one in process."""
     data = recipe.model_dump(mode="json")
     for section, values in SIZES.items():
         data[section] |= values

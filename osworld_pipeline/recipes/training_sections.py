@@ -1,5 +1,5 @@
-"""The sections that say how a policy is trained: model, trainer, SFT, GSPO, replay, flywheel. The docstring under a key
-is its documentation."""
+"""The sections for training: model, trainer, SFT, GSPO, replay, flywheel. The docstring under a key is its
+documentation."""
 
 from typing import Literal
 
@@ -20,20 +20,20 @@ class TinyModelSection(Section):
     kind: Literal["tiny"]
     """This section is about a tiny model."""
     hidden_size: int = 128
-    """Of the language model."""
+    """Hidden size of the language model."""
     num_layers: int = 4
-    """Of the language model."""
+    """Layers of the language model."""
     vision_hidden_size: int = 96
-    """Of the vision tower."""
+    """Hidden size of the vision tower."""
     vision_depth: int = 2
     """Layers of the vision tower."""
     vocab_size: int = 2048
-    """At most so many tokens; learned from what the suite's training tasks say."""
+    """Maximum vocabulary size; the tokenizer is trained on the texts of the suite's training tasks."""
     copying_updates: int = Field(default=0, ge=0)
     """Updates that teach the random model to copy tokens from its context before it sees a task; 0 leaves it random.
     About 300 suffice for two layers."""
     seed: int = 0
-    """Of the random weights, and of the rows that teach copying."""
+    """Seed of the random weights and of the rows that teach copying."""
 
 
 class PretrainedModelSection(Section):
@@ -46,38 +46,40 @@ class PretrainedModelSection(Section):
     revision: str | None = None
     """Commit, branch or tag on the hub; None for its main branch."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    """Of the weights in forward passes; the optimiser's copies are float32."""
+    """Data type of the weights in forward passes; the optimiser's copies are float32."""
 
 
 class LoraSection(Section):
-    """Low-rank adapters instead of full fine-tuning; needs the extra `lora`. They are sampled, handed over and saved
-    unmerged. A stage whose parent has an adapter goes on with it, so rank, alpha and target_modules must be the
+    """Low-rank adapters instead of full fine-tuning; needs the extra `lora`. They are sampled, transferred and saved
+    unmerged. A stage whose parent has an adapter continues with it, so rank, alpha and target_modules must be the
     parent's."""
 
     rank: int = Field(default=16, ge=1)
-    """Of the two factors."""
+    """Rank of the two factors."""
     alpha: float = Field(default=32.0, gt=0)
     """The adapter's output is scaled by alpha / rank."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Of the adapter's input, in SFT alone: GSPO compares its passes with the sampler's, which has no dropout."""
+    """Dropout of the adapter's input, only in SFT: GSPO compares its passes with the sampler's, which has no
+    dropout."""
     target_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-    """Names of the language model's linear layers that get one."""
+    """Names of the language model's linear layers with an adapter."""
 
 
 class TrainerSection(Section):
-    """How weights are held, moved and saved, in SFT and GSPO alike."""
+    """How weights are held, moved and saved, in both SFT and GSPO."""
 
     max_tokens_per_batch: int = Field(default=16_384, ge=128)
     """Token budget of one forward pass. A longer sequence is refused when it is collected, so it must not be below
     agent.max_context_tokens."""
     batching: Literal["padded", "packed"] = "padded"
-    """`packed`: sequences of a forward pass stand one after the other and do not see each other; no padding."""
+    """`packed`: sequences of a forward pass are concatenated without padding, and do not attend to each other."""
     train_vision: bool = False
-    """Whether the vision tower is trained; frozen, its outputs need no gradient and a sampler's cache stays right."""
+    """Whether the vision tower is trained; if frozen, its outputs need no gradient and a sampler's cache stays
+    valid."""
     activation_checkpointing: bool = True
-    """Computes activations again in the backward pass instead of keeping them."""
+    """Recomputes activations in the backward pass instead of keeping them."""
     lora: LoraSection | None = None
-    """Absent: all weights are trained, and a parent with an adapter is refused."""
+    """Adapters; absent: all weights are trained, and a parent with an adapter is refused."""
     num_processes: int = Field(default=1, ge=1)
     """Ranks under torchrun; above 1 the weights are sharded by FSDP2."""
     cpu_offload: bool = False
@@ -85,17 +87,17 @@ class TrainerSection(Section):
     context_parallel: int = Field(default=1, ge=1)
     """Only 1: image tokens of one sequence cannot be split over ranks."""
     check_memory: bool = True
-    """Whether a trainer on a GPU refuses, before it loads anything, what its estimate says cannot fit
-    (`osworld-pipeline doctor --role trainer --recipe NAME` prints it)."""
+    """Whether a trainer on a GPU refuses at the start a recipe that cannot fit by its estimate (`osworld-pipeline
+    doctor --role trainer --recipe NAME` prints it)."""
     num_threads: int = Field(default=0, ge=0)
-    """Of torch on a CPU; 0 for all cores."""
+    """Threads of torch on a CPU; 0 for all cores."""
     save_every: int = Field(default=1, ge=1)
     """GSPO updates between two checkpoints to resume from; `sft.save_every` is SFT's."""
     keep_last: int = Field(default=2, ge=1)
-    """Checkpoints to resume from that are kept."""
+    """Number of kept checkpoints to resume from."""
     keep_every: int = Field(default=0, ge=0)
-    """Each checkpoint whose number of updates this divides is kept as a milestone, to be evaluated like a finished one;
-    0 for none. Counts among those that are saved at all."""
+    """A checkpoint whose number of updates is a multiple of this is kept as a milestone, and evaluated like a finished
+    one; 0 for none. Applies only to checkpoints that are saved."""
 
 
 class SftSection(Section):
@@ -104,47 +106,47 @@ class SftSection(Section):
     num_updates: int = Field(ge=1)
     """Optimiser steps."""
     batch_size: int = Field(default=8, ge=1)
-    """Demonstrations of an update."""
+    """Demonstrations per update."""
     demonstrations_per_task: int | None = Field(default=None, ge=1)
-    """At most so many of each base task, in the order of their row ids; None for all."""
+    """Maximum number of demonstrations of each base task, in the order of their row ids; None for all."""
     task_share: float = Field(default=1.0, gt=0, le=1)
     """Share of the tasks whose demonstrations are used, drawn by seed and evenly over the families of a built-in suite
-    or the domains; the others are left to reinforcement."""
+    or the domains; the others are only for reinforcement."""
     learning_rate: float = Field(gt=0)
-    """Peak, after the warm-up."""
+    """Peak learning rate, after the warm-up."""
     warmup_updates: int = 20
     """Updates of the linear warm-up."""
     final_lr_fraction: float = Field(default=0.1, ge=0, le=1)
     """Cosine decay ends at this share of the learning rate."""
     weight_decay: float = 0.01
-    """AdamW's, on matrices only."""
+    """Weight decay of AdamW, on matrices only."""
     max_grad_norm: float = 1.0
     """Gradients are clipped to this norm."""
     save_every: int = Field(default=100, ge=1)
     """Updates between two checkpoints to resume from."""
     seed: int = 0
-    """Of the order of the demonstrations."""
+    """Seed of the order of the demonstrations."""
 
 
 class GspoSharedSection(Section):
     """Spec 01's GSPO configuration; formulas in training/loss.py and training/advantage.py."""
 
     algorithm: Literal["gspo", "grpo"] = "gspo"
-    """`gspo`: one ratio a sequence (arXiv 2507.18071); `grpo`: one a token (arXiv 2402.03300)."""
+    """`gspo`: one ratio per sequence (arXiv 2507.18071); `grpo`: one per token (arXiv 2402.03300)."""
     advantage: Literal["mean_std", "mean", "leave_one_out"] = "mean_std"
     """Baseline and scale of a group's rewards: GRPO's, Dr. GRPO's (arXiv 2503.20783), or RLOO's (arXiv 2402.14740)."""
     length_norm: Literal["sequence_mean", "token_mean", "constant"] = "sequence_mean"
-    """Of the loss: mean over a sequence's tokens and then over sequences (GRPO, GSPO), mean over all tokens of the
-    batch (DAPO, arXiv 2503.14476), or sum over tokens divided by max_response_tokens (Dr. GRPO). By tokens, gspo's one
-    term of a sequence counts once for each of its tokens."""
+    """Normalisation of the loss: mean over a sequence's tokens and then over sequences (GRPO, GSPO), mean over all
+    tokens of the batch (DAPO, arXiv 2503.14476), or sum over tokens divided by max_response_tokens (Dr. GRPO). With a
+    mean or sum over tokens, gspo's term of a sequence counts once for each of its tokens."""
     group_size: int = Field(default=4, ge=2)
     """Episodes of a task in one group."""
     tasks_per_update: int = Field(default=4, ge=1)
     """Groups of an update."""
     learning_rate: float = Field(default=5e-7, gt=0)
-    """AdamW's, at the peak of a phase."""
+    """Peak learning rate of AdamW in a phase."""
     warmup_updates: int = Field(default=0, ge=0)
-    """Updates of the linear warm-up: each phase begins with a new AdamW, whose first steps are as large as any."""
+    """Updates of the linear warm-up: each phase starts with a new AdamW, whose first steps have full size."""
     final_lr_fraction: float = Field(default=1.0, ge=0, le=1)
     """Cosine decay ends at this share of the learning rate, at the last update of a phase; 1 keeps it constant."""
     clip_low: float = Field(default=3.5e-4, gt=0)
@@ -159,9 +161,10 @@ class GspoSharedSection(Section):
     """Weight of the entropy bonus."""
     old_logprobs: Literal["trainer", "sampler"] = "trainer"
     """Old log-probabilities, to which the ratio is taken: the trainer's own from before the update, or those that the
-    sampler reported. The sampler's differ by its rounding, which a tight clip takes for a change of the policy."""
+    sampler reported. The sampler's differ by its rounding, which a tight clip treats as a change of the policy."""
     importance: ImportanceForm = "token_truncate"
-    """Weight of what lies between sampler and trainer, by its published form (docs/training.md, Importance weights)."""
+    """Importance weight for the difference between sampler and trainer, by its published form (docs/training.md,
+    Importance weights)."""
     importance_low: float = Field(default=0.5, ge=0)
     """Lower bound of the ratio in the forms that mask or reject."""
     importance_high: float = Field(default=2.0, gt=0)
@@ -170,109 +173,111 @@ class GspoSharedSection(Section):
     """Trust region of stale samples: an update whose importance weights leave less than this effective share of the
     batch (Kish's effective sample size over the number of samples) is held, not made. 0 turns it off."""
     denominator: Denominator = "group"
-    """Which episodes the mean of the loss counts: those with an advantage; all valid ones of the groups that are
-    trained; or also those of groups without signal, as slime does where it filters no groups. They add KL and entropy
-    terms where those have a weight."""
+    """Episodes in the denominator of the loss: those with an advantage; all valid ones of the trained groups; or also
+    those of groups without signal, like slime without group filters. These add KL and entropy terms if those have a
+    weight."""
     turn_weight: TurnWeight = "turn"
     """How the sequences of an episode in `window` mode share its weight under length_norm `sequence_mean`: evenly, or
-    by their response tokens, as slime does."""
+    by their response tokens, like slime."""
     beta1: float = 0.9
-    """AdamW's."""
+    """beta1 of AdamW."""
     beta2: float = 0.98
-    """AdamW's."""
+    """beta2 of AdamW."""
     weight_decay: float = 0.0
-    """AdamW's, on matrices only."""
+    """Weight decay of AdamW, on matrices only."""
     max_grad_norm: float = 0.5
     """Gradients are clipped to this norm."""
     micro_batch_size: int = Field(default=4, ge=1)
-    """At most so many sequences in one forward pass."""
+    """Maximum number of sequences in one forward pass."""
     epochs_per_update: int = Field(default=1, ge=1)
     """Passes over a rollout batch; the clip matters from the second optimiser step on."""
     minibatches_per_update: int = Field(default=2, ge=1)
     """Optimiser steps of one pass."""
     max_logprob_diff: float = Field(default=0.02, gt=0)
-    """Mean |trainer - sampler| log-probability, on tokens that the trainer's very weights sampled, above which an
+    """Mean |trainer - sampler| log-probability, on tokens that the trainer's current weights sampled, above which an
     update is an error (float32: about 1e-5)."""
     max_env_attempts: int = Field(default=3, ge=1)
-    """Tries of one episode on fresh replicas before a fault is its outcome."""
+    """Attempts of one episode on fresh replicas before its outcome is a fault."""
     episode_timeout_s: float = Field(default=900.0, gt=0)
-    """From the first observation to the last action."""
+    """Time limit from the first observation to the last action."""
     turn_timeout_s: float = Field(default=120.0, gt=0)
-    """Of one turn: model and desktop."""
+    """Time limit of one turn, model and desktop together."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Of the sampling. Only 1: below it the distribution is cut to a nucleus that the trainer does not know."""
+    """Top-p of the sampling. Only 1: below it the distribution is truncated to a nucleus that the trainer does not
+    know."""
 
 
 class ReplaySection(Section):
-    """Which recorded success joins a group whose every raw reward is under the threshold (Slime-OSWorld)."""
+    """Replay: which recorded success joins a group whose raw rewards are all below the threshold (Slime-OSWorld)."""
 
     threshold: float = Field(default=0.5, gt=0, le=1)
-    """Raw task reward from which an episode counts as a success, of a group's and of a row's."""
+    """Minimum raw task reward of a success, for episodes of a group and for rows."""
     per_task: int = Field(default=10, ge=1)
-    """Rows kept of each task id: the better source and then the earlier line first, in turn with the newest successes
-    where `include_online` is set."""
+    """Rows kept of each task id: by source rank, then by line, alternating with the newest successes if
+    `include_online` is set."""
     weight: float = Field(default=1.0, ge=0)
-    """Of an injected sequence in the loss."""
+    """Weight of an injected sequence in the loss."""
     strategy: Literal["uniform", "newest", "shortest", "recent_failure", "diverse"] = "uniform"
-    """How a row is drawn among its task's (formulas in rollout/replay_strategies.py); `recent_failure` decides which
-    failed groups are served first."""
+    """How a row is chosen among its task's rows (formulas in rollout/replay_strategies.py); `recent_failure` decides
+    which failed groups come first."""
     max_injections: int | None = Field(default=None, ge=0)
-    """Of an update; None for as many as there are failed groups."""
+    """Maximum per update; None: the number of failed groups."""
     include_online: bool = False
     """Whether successes of the phase's earlier updates, and of the stages before it, are rows too."""
     require_verified: bool = False
-    """Whether a demonstration counts, for SFT too, only where re-executing it earned the threshold."""
+    """Whether a demonstration is used, also in SFT, only if re-executing it reached the threshold."""
     num_verification_attempts: int = Field(default=2, ge=1)
-    """Re-executions of a demonstration before its failure is believed; faults do not count."""
+    """Re-executions of a demonstration before it is treated as failed; faults do not count."""
     verify: Literal["none", "sample", "all"] = "sample"
-    """Which demonstrations are re-executed: of every task one before any task's second."""
+    """Which demonstrations are re-executed: one of every task before a second one of any."""
     verification_sample: int = Field(default=16, ge=1)
-    """How many `sample` re-executes."""
+    """Number of demonstrations that `sample` re-executes."""
     import_file: str | None = None
     """A replay file in Slime-OSWorld's layout (osworld_replay_train.jsonl): one more source of the union."""
 
 
 class GspoPhaseSection(Section):
-    """What the two phases do not share."""
+    """Settings of one phase."""
 
     num_updates: int = Field(ge=1)
     """Updates of the phase."""
     temperature: float = Field(gt=0)
-    """Of the sampling."""
+    """Sampling temperature."""
     learning_rate: float | None = Field(default=None, gt=0)
-    """Peak of this phase; None for gspo.learning_rate."""
+    """Peak learning rate of this phase; None for gspo.learning_rate."""
     seed: int = 0
-    """Of the choice of tasks, the sampling and the minibatches."""
+    """Seed of the choice of tasks, the sampling and the minibatches."""
 
 
 class GspoSection(GspoSharedSection):
-    """Two phases: the first explores, the second stabilises."""
+    """GSPO in two phases: the first explores, the second stabilises."""
 
     phase1: GspoPhaseSection
-    """Explores."""
+    """The exploring phase."""
     phase2: GspoPhaseSection
-    """Stabilises."""
+    """The stabilising phase."""
 
 
 class FlywheelSection(Section):
-    """Spec 01's on-policy distillation: rollouts, those of enough raw task reward kept, SFT on them, and again."""
+    """Spec 01's on-policy distillation: rollouts, selection by raw task reward, and SFT on the selected ones,
+    repeated."""
 
     num_rounds: int = Field(default=0, ge=0)
-    """At most so many; 0 for no flywheel."""
+    """Maximum number of rounds; 0 for no flywheel."""
     samples_per_task: int = Field(default=4, ge=1)
     """Episodes of each training task in a round."""
     max_tasks: int | None = Field(default=None, ge=1)
     """Training tasks of a round, chosen by seed; None for all."""
     temperature: float = Field(default=0.8, gt=0)
-    """Of the sampling."""
+    """Sampling temperature."""
     threshold: float = Field(default=0.5, gt=0, le=1)
-    """Raw task reward from which an episode is kept; the shaped reward never decides."""
+    """Minimum raw task reward for an episode to be kept; the shaped reward is ignored."""
     with_demonstrations: bool = True
-    """Whether the demonstrations (a teacher's trajectories) are trained on beside the kept episodes."""
+    """Whether SFT also uses the demonstrations (a teacher's trajectories)."""
     num_updates: int = Field(default=100, ge=1)
-    """SFT updates of a round; the other settings are those of [sft]."""
+    """SFT updates of a round; other settings are from [sft]."""
     min_gain: float = Field(default=0.0, ge=0, le=1)
-    """A round whose rollouts succeed no more often than the round before it, by more than this, trains nothing and is
-    the last; the checkpoint that measured best is the flywheel's."""
+    """A round whose success rate does not exceed the previous round's by more than this is the last and does not train;
+    the flywheel's result is the checkpoint with the best rate."""
     seed: int = 0
-    """Of the choice of tasks and the sampling."""
+    """Seed of the choice of tasks and the sampling."""

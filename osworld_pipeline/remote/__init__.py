@@ -1,9 +1,9 @@
-"""A state on an object store: pushed from where it is made, and read through a local cache elsewhere.
+"""A state on an object store: pushed from its origin, and read through a local cache elsewhere.
 
-    remote.json            the manifest: which files the state consists of; swapped last, for readers see one moment
+    remote.json            the manifest: which files the state consists of; swapped last, so readers see a snapshot
     objects/ab/ab12...     files by the SHA-256 of their content: parts, tables, suites, checkpoints, the catalog
-    blobs/ab/ab12...png    images, as in the state folder; named by rows and not by the manifest
+    blobs/ab/ab12...png    images, as in the state folder; named by rows, not by the manifest
 
-A state folder keeps what it last pushed or pulled in `remote/`: both sides are compared with that, so neither
-overwrites what the other changed.
+A state folder keeps the manifest of its last push or pull in `remote/`. Both sides are compared with it, so that
+neither overwrites changes of the other.
 """

@@ -1,4 +1,4 @@
-"""Which files a state consists of at one moment."""
+"""Lists the files of a state at one moment."""
 
 import time
 from collections.abc import Collection, Iterator
@@ -17,7 +17,7 @@ from osworld_pipeline.tables.builds import CURRENT, current_build
 CARD = "checkpoint.json"
 NUM_LOOKS = 20
 PAUSE_S = 0.2
-"""Between looks while a compaction or a build of the union commits."""
+"""Pause between attempts while a compaction or a build of the union commits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,13 +46,13 @@ def list_contents(state: StateDir, hashes: Hashes) -> Contents:
 
 
 def _marks(state: StateDir) -> tuple[Manifest, str]:
-    """What commits several files at once."""
+    """The notes that commit several files at once."""
     build = current_build(state)
     return Manifest.read(state.trajectories), build.name if build else ""
 
 
 def _parts(state: StateDir) -> Iterator[str]:
-    """What readers take as of now: files that were replaced and wait for their deletion are left out."""
+    """The files that readers currently use, without replaced files that wait for deletion."""
     root = state.trajectories
     for head, detail in DETAIL_OF.items():
         files = take_snapshot(root, head)
@@ -89,7 +89,7 @@ def _packs(state: StateDir) -> Iterator[str]:
 
 
 def _not_fetched(state: StateDir, files: Collection[str]) -> dict[str, RemoteFile]:
-    """What the object store has of checkpoints and indexes that are here, and a cache has not asked for."""
+    """Files of local checkpoints and indexes that the object store has and this cache has not fetched."""
     note, base = read_note(state.root), read_base(state.root)
     if note is None or note.role != "cache" or base is None:
         return {}
@@ -120,7 +120,7 @@ def is_card(path: str) -> bool:
 
 
 def is_index(path: str) -> bool:
-    """Of packs."""
+    """Whether it is an index of packs."""
     return path.startswith("blobs/") and path.endswith(INDEX_SUFFIX)
 
 
@@ -129,5 +129,5 @@ def is_catalog(path: str) -> bool:
 
 
 def commits_others(path: str) -> bool:
-    """A note that names files, and is put in place after them."""
+    """A note that names files and is committed after them."""
     return path == f"{StateDir(Path()).tables.name}/{CURRENT}"

@@ -1,7 +1,7 @@
 """Garbage collection on the object store: removes objects that neither the manifest nor a row of the state names.
 
-While it removes objects, the manifest is closed: a push that began before fails at its swap, and no other begins. A
-collection that was killed leaves it closed for CLOSED_S at most.
+While it removes objects, the manifest is closed: a push that started earlier fails at its swap, and no other can start.
+A killed collection leaves it closed for at most CLOSED_S.
 """
 
 import re
@@ -25,13 +25,13 @@ from osworld_pipeline.store.garbage import used_images
 from osworld_pipeline.store.image_sets import absent
 
 GRACE_S = 86_400.0
-"""Objects that were uploaded later stay: a push that was killed finds them again."""
+"""Later uploads are kept: a repeated push finds the objects of a killed one."""
 CLOSED_S = 600.0
 """How long the manifest is closed at a time; a collection that takes longer closes it again."""
 MARGIN_S = 120.0
-"""Nothing is removed in the last part of that time: clocks of two machines may differ by so much."""
+"""No object is removed in the last part of that time, because clocks of two machines may differ by this much."""
 BATCH = 1_000
-"""Objects that one request removes."""
+"""Objects removed per request."""
 PACKS = "blobs/packs"
 _IMAGE = re.compile(r"blobs/[0-9a-f]{2}/(?P<sha256>[0-9a-f]{64})\.[a-z]+")
 _FILE = re.compile(r"objects/[0-9a-f]{2}/[0-9a-f]{64}|blobs/packs/[^/]+\.zip")
@@ -39,7 +39,7 @@ _FILE = re.compile(r"objects/[0-9a-f]{2}/[0-9a-f]{64}|blobs/packs/[^/]+\.zip")
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteGarbage:
-    """What was removed, or would be."""
+    """The objects that were removed, or would be."""
 
     num_images: int = 0
     """Objects of one image each that no row names, or that a pack has."""
@@ -52,8 +52,8 @@ class RemoteGarbage:
 def collect_remote_garbage(
     state: StateDir, url: str, *, grace_s: float = GRACE_S, is_dry_run: bool = False
 ) -> RemoteGarbage:
-    """Pushes the state, then removes the objects that are older than `grace_s` and that nothing names; safe beside
-    training, readers and pushes from elsewhere. A dry run pushes nothing, so it goes by the last push.
+    """Pushes the state, then removes unreferenced objects older than `grace_s`; safe with concurrent training, readers
+    and pushes from elsewhere. A dry run does not push, so it uses the last push.
 
     Raises:
         StoreError: the folder is not the origin of the state there; nothing was pushed yet; a row or an index cannot be
@@ -63,7 +63,7 @@ def collect_remote_garbage(
     bucket = open_bucket(url)
     note = read_note(state.root)
     if note is None or note.role != "origin" or note.url != bucket.url:
-        raise StoreError(f"{state.root} is not the origin of {bucket.url}: collect its garbage in the folder that is")
+        raise StoreError(f"{state.root} is not the origin of {bucket.url}: collect its garbage in the origin folder")
     lock = state.root / LOCK
     with locked(lock, timeout_s=LOCK_TIMEOUT_S, error=StoreError, what="the copy on the object store"):
         remote = need_known(state, bucket)
@@ -92,7 +92,7 @@ def _collect(state: StateDir, bucket: Bucket, grace_s: float) -> RemoteGarbage:
 
 
 class _Closed:
-    """The manifest of an object store, closed to pushes. Its `collection` is one more than before."""
+    """The manifest of an object store, closed to pushes. Its `collection` is increased by one."""
 
     def __init__(self, state: StateDir, bucket: Bucket, remote: Remote) -> None:
         self._state, self._bucket = state, bucket
@@ -104,7 +104,7 @@ class _Closed:
         now = time.time()
         closed_until = self.remote.manifest.closed_until
         if now > closed_until - MARGIN_S:
-            raise StoreError(f"{self._bucket.url} answered too slowly: the collection ended early; start it again")
+            raise StoreError(f"{self._bucket.url} responded too slowly: the collection ended early; start it again")
         if now > closed_until - CLOSED_S / 2:
             self._set(closed_until=now + CLOSED_S)
 
@@ -136,7 +136,7 @@ def _closed(state: StateDir, bucket: Bucket) -> Iterator[_Closed]:
 
 def _dead(state: StateDir, bucket: Bucket, remote: Remote, *, before: float) -> Iterator[Listed]:
     """Objects that were uploaded before `before` (Unix time) and that neither the manifest nor, for images, a row
-    names. An image of a row is one of them if a pack has it that was uploaded before that time, too."""
+    names. An image of a row is included if a pack with it was also uploaded before that time."""
     manifest = remote.manifest
     named = {file.key(path) for path, file in manifest.files.items()} | manifest.retired_objects.keys()
     used = used_images((state.tables, state.trajectories))

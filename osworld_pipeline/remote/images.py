@@ -1,7 +1,7 @@
-"""Images of pushed parts that are files of their own: uploaded before the parts that name them, each once. Packed ones
-go up with their packs.
+"""Images of pushed parts that are single files: uploaded once, before the parts that name them. Packed images are
+uploaded with their packs.
 
-A journal next to the state says which are there. It is for speed alone: without it each image is looked for once more.
+A journal next to the state records which are uploaded. It only saves time: without it each image is looked up again.
 """
 
 import os
@@ -21,9 +21,9 @@ from osworld_pipeline.store.garbage import images_of
 
 NUM_THREADS = 8
 FILES_AT_ONCE = 16
-"""Whose images are in memory at once, by their hashes."""
+"""Number of files whose image hashes are in memory at once."""
 JOURNAL = "pushed-"
-"""Its folder, followed by RemoteManifest.journal."""
+"""Folder of the journal, followed by RemoteManifest.journal."""
 _DIGEST_BYTES = 32
 
 
@@ -32,7 +32,7 @@ class ImageSummary:
     num_uploaded: int = 0
     num_bytes: int = 0
     num_missing: int = 0
-    """Named by rows, and neither here nor there."""
+    """Named by rows, but missing here and on the object store."""
 
 
 def push_images(
@@ -63,7 +63,7 @@ def _push(state: StateDir, bucket: Bucket, journal: "_Journal", images: set[byte
         by_folder[digest.hex()[:2]].add(digest)
     with ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="push") as pool:
         for folder, digests in sorted(by_folder.items()):
-            # Not noted in the journal: a pack may go, and its image come back as a file.
+            # Not recorded in the journal: a pack may be removed and its image become a file again.
             new = sorted(one for one in digests - journal.read(folder) if not _is_packed(blobs, one.hex(), packs))
             sizes = list(pool.map(lambda digest: _upload(blobs, bucket, digest.hex()), new))
             journal.add(folder, [digest for digest, size in zip(new, sizes, strict=True) if size is not None])
@@ -75,7 +75,7 @@ def _push(state: StateDir, bucket: Bucket, journal: "_Journal", images: set[byte
 
 
 def _upload(blobs: BlobStore, bucket: Bucket, sha256: str) -> int | None:
-    """Bytes sent; None where there is no such image."""
+    """Bytes sent; None if there is no such image."""
     path = blobs.find_file(sha256)
     if path is None:
         if blobs.packs.find(sha256) is not None:
@@ -95,8 +95,8 @@ def _is_packed(blobs: BlobStore, sha256: str, packs: Set[str]) -> bool:
 
 
 def replace_journal(state: StateDir, old: str, new: str, removed: Set[bytes]) -> None:
-    """Makes the journal `new` of `old`, without the `removed` images. A kill in between costs a request for each image
-    that is pushed later."""
+    """Creates the journal `new` from `old`, without the `removed` images. After a kill in between, later pushes need
+    one request per image."""
     before, after = (_Journal(state.root / FOLDER / f"{JOURNAL}{name}") for name in (old, new))
     for name in before.names():
         after.add(name, sorted(before.read(name) - removed))
@@ -115,7 +115,7 @@ class _Journal:
             data = (self._folder / name).read_bytes()
         except FileNotFoundError:
             return set()
-        whole = len(data) - len(data) % _DIGEST_BYTES  # a killed writer may leave a piece
+        whole = len(data) - len(data) % _DIGEST_BYTES  # a killed writer may leave a partial record
         return {data[start : start + _DIGEST_BYTES] for start in range(0, whole, _DIGEST_BYTES)}
 
     def names(self) -> list[str]:

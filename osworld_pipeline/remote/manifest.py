@@ -1,4 +1,4 @@
-"""The manifest of a state on an object store, and the copy of it that a state folder keeps of its last push or pull."""
+"""The manifest of a state on an object store, and a state folder's copy of it from the last push or pull."""
 
 import hashlib
 import re
@@ -19,14 +19,14 @@ from osworld_pipeline.store.pack_files import SUFFIX as PACK_SUFFIX
 KEY = "remote.json"
 BASE = "base.json"
 PENDING = "pending.json"
-"""What a push is about to make the manifest."""
+"""The manifest that a push is about to write."""
 FORMAT = 3
 """1 had no packs of images, 2 no collections."""
 _PATH = re.compile(r"((trajectories|tables|suites|checkpoints|blobs/packs)(/[A-Za-z0-9_][^/\\\0]*)+|osworld\.duckdb)")
 
 
 def is_pack(path: str) -> bool:
-    """Of images; its index is a file like any other."""
+    """Whether it is a pack of images; its index is an ordinary file."""
     return path.startswith("blobs/") and path.endswith(PACK_SUFFIX)
 
 
@@ -36,42 +36,43 @@ class RemoteFile:
     num_bytes: int
 
     def key(self, path: str) -> str:
-        """Of the object of a file with this path: packs are found by their names, other files by their content."""
+        """The key of the object for a file with this path: packs have their names, other files the hash of their
+        content."""
         return path if is_pack(path) else f"objects/{self.sha256[:2]}/{self.sha256}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteManifest:
     state_id: str
-    """Of the state, from its first push on."""
+    """Id of the state, from its first push on."""
     generation: int
-    """One more with each push."""
+    """Increased by each push."""
     files: Mapping[str, RemoteFile]
-    """By their path in the state folder."""
+    """Files by their path in the state folder."""
     compaction: int = 0
     """The generation of the parts' own manifest."""
     compacted: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """As that manifest names them, by head table."""
+    """The compacted files of that manifest, by head table."""
     retired_objects: Mapping[str, float] = field(default_factory=dict)
-    """Objects that no path names any longer, and since when (Unix time)."""
+    """Objects that no path names any longer, with the time (Unix time)."""
     collection: int = 0
-    """One more with each garbage collection. A journal of uploaded images counts for one number only."""
+    """Increased by each garbage collection. A journal of uploaded images is valid for one number only."""
     closed_until: float = 0.0
-    """Unix time until which a garbage collection removes objects: no push may begin or end before."""
+    """Unix time until which a garbage collection removes objects: no push may start or end before."""
 
     @property
     def journal(self) -> str:
-        """Names the journal of the images that were uploaded for this state since its last garbage collection."""
+        """Name of the journal of images uploaded for this state since its last garbage collection."""
         return f"{self.state_id}-{self.collection}" if self.collection else self.state_id
 
     def to_bytes(self) -> bytes:
-        # An earlier version reads what has no collections, or no packs either.
+        # An older program can read manifests without collections, or also without packs.
         number = FORMAT if self.collection else 2 if any(path.startswith("blobs/") for path in self.files) else 1
         return orjson.dumps({"format": number, **asdict(self)}, option=orjson.OPT_SORT_KEYS)
 
     @classmethod
     def from_bytes(cls, data: bytes, *, where: str) -> "RemoteManifest":
-        """Raises StoreError where it is damaged, or of a newer program."""
+        """Raises StoreError if it is damaged, or of a newer program."""
         try:
             found: dict[str, Any] = orjson.loads(data)
             if found["format"] > FORMAT:
@@ -91,9 +92,9 @@ class RemoteManifest:
 
 
 def _checked(path: str) -> str:
-    """Raises ValueError where it would lie outside the state, or among what a folder keeps for itself."""
+    """Raises ValueError if it is outside the state, or a private file of the folder."""
     if not _PATH.fullmatch(path) or ".." in path.split("/"):
-        raise ValueError(f"'{path[:100]}' is no file of a state")
+        raise ValueError(f"'{path[:100]}' is not a file of a state")
     return path
 
 
@@ -106,7 +107,7 @@ class Remote:
 
 
 def read_remote(bucket: Bucket) -> Remote | None:
-    """None where nothing was pushed yet. Raises StoreError."""
+    """None if nothing was pushed yet. Raises StoreError."""
     found = bucket.read(KEY)
     if found is None:
         return None
@@ -114,7 +115,7 @@ def read_remote(bucket: Bucket) -> Remote | None:
 
 
 def read_base(root: Path, name: str = BASE) -> RemoteManifest | None:
-    """What was last pushed from, or pulled to, a state folder. Raises StoreError."""
+    """The manifest that was last pushed from, or pulled to, a state folder. Raises StoreError."""
     path = root / FOLDER / name
     try:
         return RemoteManifest.from_bytes(path.read_bytes(), where=str(path))
@@ -128,7 +129,7 @@ def write_base(root: Path, manifest: RemoteManifest, name: str = BASE) -> None:
 
 
 class Hashes:
-    """SHA-256 of files of a state folder; one that has not changed since is not read again."""
+    """SHA-256 of files of a state folder; an unchanged file is not read again."""
 
     FILE = "hashes.json"
 
@@ -146,7 +147,7 @@ class Hashes:
         full = self._root / path
         status = full.stat()
         known = self._known.get(path)
-        # A file that was changed within a tick of the clock has the same time: the newest are read again.
+        # A file that changes again within a clock tick keeps its time: the newest files are read again.
         is_settled = status.st_mtime < time.time() - 2.0
         if not (known and is_settled and known[:2] == [status.st_size, status.st_mtime_ns]):
             with full.open("rb") as file:

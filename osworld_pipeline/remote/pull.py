@@ -1,7 +1,7 @@
 """Pulls a state from an object store into a folder, which is a cache of it: tables, parts, suites and the cards of
-checkpoints; images and weights come when they are asked for.
+checkpoints; images and weights are fetched on demand.
 
-The order of the steps keeps the folder readable at every moment, and a killed pull goes on when it is called again.
+The order of the steps keeps the folder readable at all times, and a killed pull resumes when it is called again.
 """
 
 import time
@@ -36,16 +36,16 @@ LOCK_TIMEOUT_S = 600.0
 class PullSummary:
     generation: int
     is_changed: bool
-    """False where the folder was up to date."""
+    """False if the folder was up to date."""
     num_downloaded: int = 0
     downloaded_bytes: int = 0
 
 
 def pull(state: StateDir, url: str) -> PullSummary:
-    """Brings a cache up to date; what was made here and not pushed yet stays.
+    """Updates a cache; data that was made here and not pushed yet is kept.
 
     Raises:
-        StoreError: the folder holds another state; the same file was changed here and there; nothing was pushed; or the
+        StoreError: the folder holds another state; the same file was changed on both sides; nothing was pushed; or the
             object store or the file system refused.
         DependencyError: obstore is not installed.
         TableError: the catalog cannot be built.
@@ -59,7 +59,7 @@ def pull(state: StateDir, url: str) -> PullSummary:
         remote, base = read_remote(bucket), read_base(state.root)
         if remote is None:
             advised = shell_line(PIPELINE, "remote", "push", "--state-remote", bucket.url)
-            raise StoreError(f"nothing was pushed to {bucket.url} yet: `{advised}` does it, where the state is")
+            raise StoreError(f"nothing was pushed to {bucket.url} yet: run `{advised}` where the state is")
         now = remote.manifest
         if base is not None and base.state_id != now.state_id:
             raise StoreError(f"{bucket.url} holds another state than {state.root}: pull into a new folder")
@@ -92,7 +92,7 @@ def _pull(state: StateDir, bucket: Bucket, now: RemoteManifest, base: RemoteMani
         remove_retired(root, grace_s=RETIRED_GRACE_S)
         before = Manifest.read(root)
         after = _merged_compaction(state, before, now, base)
-        # As a compaction does: first the generation that the names of its files begin with.
+        # Like a compaction: first the generation that the names of its files begin with.
         commit_manifest(root, replace(before, generation=after.generation))
         heads = [path for path in parts if path.split("/")[1] not in HEAD_OF]
         sizes = _download(state, bucket, now, sorted(set(parts) - set(heads)))
@@ -109,12 +109,12 @@ def _pull(state: StateDir, bucket: Bucket, now: RemoteManifest, base: RemoteMani
 
 
 def _is_pulled(path: str) -> bool:
-    """At once; the catalog is built here, of what is here."""
+    """Whether a pull downloads it at once. The catalog is not pulled but built here."""
     return not is_catalog(path) and not is_pack(path) and (not is_checkpoint_file(path) or is_card(path))
 
 
 def _is_here(state: StateDir, path: str, now: RemoteManifest) -> bool:
-    """Of a file that is never changed."""
+    """Whether this file, which does not change, exists here."""
     try:
         return (state.root / path).stat().st_size == now.files[path].num_bytes
     except FileNotFoundError:
@@ -124,7 +124,7 @@ def _is_here(state: StateDir, path: str, now: RemoteManifest) -> bool:
 def _is_newer_there(
     state: StateDir, path: str, hashes: Hashes, now: RemoteManifest, base: RemoteManifest | None
 ) -> bool:
-    """Raises StoreError where it was changed here and there."""
+    """Raises StoreError if it was changed on both sides."""
     try:
         here = hashes.of(path)
     except FileNotFoundError:
@@ -145,14 +145,14 @@ def bucket_of(state: StateDir) -> str:
 
 
 def _merged_compaction(state: StateDir, here: Manifest, now: RemoteManifest, base: RemoteManifest | None) -> Manifest:
-    """What counts after the pull. Files that the object store named before and does not any longer are retired here:
-    their rows are in other files now."""
+    """The manifest after the pull. Files that the object store no longer names are retired here, because their rows are
+    now in other files."""
     there = (now.compaction, _named(now.compacted))
     common = (base.compaction, _named(base.compacted)) if base else (0, {})
     mine = (here.generation, _named(here.files))
     if there == common or mine == there:
         return here
-    # A pull that was killed has committed the generation already.
+    # A killed pull has already committed the generation.
     if mine not in (common, (now.compaction, common[1])):
         raise StoreError(
             f"{state.trajectories} was compacted here and at {bucket_of(state)}: pull into a new folder, and compact "
@@ -172,13 +172,13 @@ def _named(files: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
 
 
 def _download(state: StateDir, bucket: Bucket, now: RemoteManifest, paths: Iterable[str]) -> list[int]:
-    """Bytes of each."""
+    """Downloads files; returns the bytes of each."""
 
     def fetch(path: str) -> int:
         file = now.files[path]
         key = file.key(path)
         if not bucket.download(key, state.root / path, sha256=file.sha256):
-            raise StoreError(f"{bucket.url}/{key} is gone ({path}): push the state again from its origin")
+            raise StoreError(f"{bucket.url}/{key} is missing ({path}): push the state again from its origin")
         return file.num_bytes
 
     with ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="pull") as pool:
@@ -191,8 +191,8 @@ def is_cache(state: StateDir) -> bool:
 
 
 def fetch_checkpoints(state: StateDir, checkpoint_ids: Collection[str]) -> int:
-    """Downloads what is missing of these checkpoints, and of the bases of adapters; returns the bytes. A folder that is
-    no cache stays as it is.
+    """Downloads the missing files of these checkpoints and of the bases of adapters; returns the bytes. A folder that
+    is not a cache is unchanged.
 
     Raises:
         StoreError: the object store or the file system refused.
@@ -207,7 +207,7 @@ def fetch_checkpoints(state: StateDir, checkpoint_ids: Collection[str]) -> int:
 
 
 def _with_bases(base: RemoteManifest, checkpoint_ids: Collection[str]) -> set[str]:
-    """An adapter stands on a checkpoint whose id its own does not tell: all are taken then."""
+    """The id of an adapter does not show its base checkpoint, so all are included."""
     wanted = set(checkpoint_ids)
     if any(f"checkpoints/{name}/adapter/base.json" in base.files for name in wanted):
         wanted |= {path.split("/")[1] for path in base.files if is_card(path)}

@@ -37,27 +37,27 @@ NUM_THREADS = 4
 NUM_LOOKS = 5
 LOCK_TIMEOUT_S = 600.0
 RETIRED_GRACE_S = 86_400.0
-"""An object that no path names any longer stays so long, for readers that have begun."""
+"""Time to keep an object that no path names any longer, for running readers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PushSummary:
     generation: int
     is_changed: bool
-    """False where the object store had all of it already."""
+    """False if the object store already had all of it."""
     num_files: int
-    """Of the whole state, images not counted."""
+    """Files of the whole state, without images."""
     num_uploaded: int
     uploaded_bytes: int
     num_images: int
-    """Uploaded."""
+    """Images uploaded."""
     num_missing_images: int
     num_removed: int
-    """Objects that nothing has named for a day."""
+    """Removed objects that no path had named for a day."""
 
 
 def push(state: StateDir, url: str) -> PushSummary:
-    """Makes the object store hold the state as of now; safe during training. A killed push leaves the earlier state.
+    """Uploads the current state to the object store; safe during training. A killed push leaves the earlier state.
 
     Raises:
         StoreError: the object store holds another state, or one that was pushed to from elsewhere; another push runs;
@@ -68,8 +68,8 @@ def push(state: StateDir, url: str) -> PushSummary:
     note = read_note(state.root)
     if note is not None and note.url != bucket.url:
         raise StoreError(
-            f"{state.root} belongs to {note.url}, not to {bucket.url}: name that one, or remove {state.root / FOLDER} "
-            "to begin anew"
+            f"{state.root} belongs to {note.url}, not to {bucket.url}: name that one, "
+            f"or remove {state.root / FOLDER} to start over"
         )
     with locked(state.root / LOCK, timeout_s=LOCK_TIMEOUT_S, error=StoreError, what="the copy on the object store"):
         remote = need_known(state, bucket)
@@ -80,11 +80,12 @@ def push(state: StateDir, url: str) -> PushSummary:
 
 
 def need_known(state: StateDir, bucket: Bucket) -> Remote | None:
-    """What is there. Raises StoreError where it is not what this folder last pushed or pulled, or is closed now."""
+    """The manifest on the object store. Raises StoreError if it is not the one that this folder last pushed or pulled,
+    or is closed now."""
     remote, base = read_remote(bucket), read_base(state.root)
     if remote is None:
         if base is not None:
-            # It was emptied since: images that the journal knows are not there.
+            # It was emptied since: images in the journal are missing.
             shutil.rmtree(state.root / FOLDER / f"{JOURNAL}{base.journal}", ignore_errors=True)
             (state.root / FOLDER / ID).unlink(missing_ok=True)
         return None
@@ -104,7 +105,7 @@ def need_known(state: StateDir, bucket: Bucket) -> Remote | None:
 
 
 def push_known(state: StateDir, bucket: Bucket, remote: Remote | None) -> PushSummary:
-    """`remote`: what `need_known` gave. The caller holds the lock."""
+    """`remote`: as returned by `need_known`. The caller holds the lock."""
     before = remote.manifest if remote else RemoteManifest(state_id=_new_id(state), generation=0, files={})
     hashes = Hashes(state.root)
     for _ in range(NUM_LOOKS):
@@ -116,7 +117,7 @@ def push_known(state: StateDir, bucket: Bucket, remote: Remote | None) -> PushSu
             sizes = _upload(state, bucket, contents, new)
             break
         except FileNotFoundError:
-            continue  # compaction has replaced a file since: what is uploaded already is found again
+            continue  # compaction has replaced a file: retry; uploaded objects are found again
     else:
         raise StoreError(f"{state.root} changes faster than it can be pushed: push again when its compaction has ended")
     hashes.save()
@@ -139,14 +140,14 @@ def push_known(state: StateDir, bucket: Bucket, remote: Remote | None) -> PushSu
 
 
 def _is_same(before: RemoteManifest, contents: Contents) -> bool:
-    """Apart from the catalog, which is made of the others."""
+    """Ignores the catalog, which is built from the others."""
     there, here = ({path: file for path, file in files.items() if not is_catalog(path)}
                    for files in (before.files, contents.files))  # fmt: skip
     return there == here and before.compaction == contents.compaction.generation
 
 
 def _new_id(state: StateDir) -> str:
-    """Of a state that was never pushed as a whole; the same when a killed first push is repeated."""
+    """The id of a state that was not yet pushed completely; the same when a killed first push is repeated."""
     path = state.root / FOLDER / ID
     if not path.is_file():
         write_file(path, secrets.token_hex(8).encode())
@@ -157,7 +158,7 @@ def _upload(state: StateDir, bucket: Bucket, contents: Contents, paths: Iterable
     """Bytes of each file that was sent."""
 
     def send(path: str) -> int:
-        # A file is replaced and never changed: what was opened stays what it is.
+        # Files are replaced, not changed: an open file keeps its content.
         with (state.root / path).open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != contents.files[path].sha256:
                 raise FileNotFoundError(path)
@@ -200,7 +201,7 @@ def swap(state: StateDir, bucket: Bucket, manifest: RemoteManifest, remote: Remo
 
 
 def _remove_retired(bucket: Bucket, before: RemoteManifest, now: RemoteManifest) -> int:
-    """Those that the swap has forgotten. A kill here leaves them: nothing names them, and they only take place."""
+    """Removes the objects that the swap dropped. After a kill they remain, unnamed, and only use space."""
     named = _keys(now.files)
     due = [key for key in before.retired_objects if key not in now.retired_objects and key not in named]
     bucket.remove(due)

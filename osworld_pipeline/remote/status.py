@@ -1,4 +1,4 @@
-"""How a state folder and the object store stand to each other, and what the commands do about it by themselves."""
+"""Compares a state folder with the object store, and syncs them automatically for the commands."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,12 +22,12 @@ class RemoteStatus:
     generation: int | None
     """Last pushed or pulled here; None before the first time."""
     remote_generation: int | None
-    """None where nothing was pushed yet."""
+    """None if nothing was pushed yet."""
     num_files: int
-    """Of the state on the object store, images not counted."""
+    """Files of the state on the object store, without images."""
     num_bytes: int
     num_changed: int
-    """Files here that the last push or pull did not have; the catalog, which is made of the others, not counted."""
+    """Local files that the last push or pull did not have, without the catalog, which is built from the others."""
 
 
 def remote_status(state: StateDir, url: str) -> RemoteStatus:
@@ -49,7 +49,7 @@ def remote_status(state: StateDir, url: str) -> RemoteStatus:
 
 
 def need_remote(state: StateDir, url: str) -> str:
-    """The object store that is meant: the named one, else the one that the folder belongs to. Raises StoreError."""
+    """The named object store, else the one that the folder belongs to. Raises StoreError."""
     note = read_note(state.root)
     if url or note is not None:
         return url or (note.url if note else "")
@@ -57,11 +57,11 @@ def need_remote(state: StateDir, url: str) -> str:
 
 
 def refresh(state: StateDir, url: str, say: Say) -> None:
-    """Brings a cache up to date before it is read; any other folder stays as it is. Without a network an earlier cache
-    answers, and that is said.
+    """Updates a cache before it is read; any other folder is unchanged. Without a network the earlier cache is used,
+    and `say` reports that.
 
     Raises:
-        StoreError, DependencyError: there is nothing to read without the object store.
+        StoreError, DependencyError: the object store is needed and cannot be read.
     """
     note = read_note(state.root)
     is_own = note.role == "origin" if note else state.tables.is_dir() or state.trajectories.is_dir()
@@ -76,8 +76,8 @@ def refresh(state: StateDir, url: str, say: Say) -> None:
 
 
 def push_after(state: StateDir, url: str, say: Say) -> PushSummary | None:
-    """The push of an origin after a compaction or a stage, where one is configured: a failure is said and ends nothing,
-    for the next push makes up for it. A cache is pushed only by the command."""
+    """Pushes an origin after a compaction or a stage, if configured. A failure is only reported, because the next push
+    makes up for it. A cache is pushed only by the command."""
     try:
         note = read_note(state.root)
         return push(state, url) if url and (note is None or note.role == "origin") else None

@@ -1,14 +1,14 @@
-"""Collects groups while the trainer updates: an update trains on the first that end.
+"""Collects groups while the trainer updates: an update trains on the groups that end first.
 
-Staleness is bounded twice. With v updates behind the engine's weights, B groups an update and a bound of s, no more
-than (v + s + 1) B groups are begun, those that were dropped not counted: so a group begins with weights at most s
-updates older than those it trains, if groups end in the order in which they began. One that others overtook until its
-oldest token is older than that is dropped as stale and another begun in its place; the oldest that wait train first.
-An episode goes on with new weights that arrive in its middle: each token keeps the version that sampled it.
+Staleness is bounded twice. With v updates in the engine's weights, B groups per update and a bound of s, at most (v + s
++ 1) B groups are started, not counting dropped ones. If groups end in the order of their starts, each starts with
+weights at most s updates older than those it trains. A group that others overtook until its oldest token is older than
+s is dropped as stale and replaced by a new one; among ended groups the oldest are trained first. An episode continues
+with new weights that arrive while it runs: each token records the version that sampled it.
 
-Where an update is held for faults, groups that still run are cancelled, and those that ended in as many faults are
-given up. With the groups of the update they begin again, under the same names, when rollouts may go on. Others that
-have ended wait.
+When an update is held for faults, running groups are cancelled, and ended groups with as many faults are discarded.
+They restart together with the groups of the update, with the same names, when rollouts may resume. Other ended groups
+are kept.
 """
 
 import asyncio
@@ -30,9 +30,9 @@ from osworld_pipeline.rollout.task_sampling import TaskSampler
 class _Ended:
     serial: int
     batch: GspoBatch
-    """Of one group."""
+    """The batch of one group."""
     judged_for: int
-    """The update whose injections it counts among."""
+    """The update that its injections count for."""
 
     def staleness(self, update: int) -> int:
         oldest = self.batch.groups[0].oldest_policy_version
@@ -53,8 +53,8 @@ class AsynchronousCollector:
         first_update: int = 0,
         resumed: Mapping[str, Any] | None = None,
     ) -> None:
-        """`num_updates`: of the whole stage; no group is begun that none of them would train. `resumed`: the snapshot
-        that `first_update` goes on from."""
+        """`num_updates`: of the whole stage; no groups are started beyond it. `resumed`: the snapshot from which
+        `first_update` resumes."""
         self._run_group = run_group
         self._builder = builder
         self._sampler = sampler
@@ -65,7 +65,7 @@ class AsynchronousCollector:
         self._num_updates = num_updates
         self._update = first_update
         self._num_admitted = first_update * groups_per_update
-        """Begun and not dropped, since the stage began."""
+        """Groups started and not dropped, since the stage began."""
         self._num_top_ups = 0
         """In the update that is being collected."""
         resumed = resumed or {"open": [], "next_serial": self._num_admitted}
@@ -75,7 +75,7 @@ class AsynchronousCollector:
         self._waiting: list[_Ended] = []
         self._dropped: list[_Ended] = []
         self._taken: list[_Ended] = []
-        """By the update that is being trained."""
+        """In the update that is being trained."""
         self._is_held = False
         self._max_fault_share = section.max_fault_share
         self._judging = asyncio.Lock()
@@ -104,10 +104,10 @@ class AsynchronousCollector:
             if len(self._waiting) >= self._groups_per_update:
                 break
             assert self._running, "groups are awaited and none is running"
-            # Ends within a limit: every episode has one, and its end is a change.
+            # Terminates: every episode has a time limit, and its end is a change.
             self._changed.clear()
             await self._changed.wait()
-        # The oldest first, and among those of one version the first that ended.
+        # Oldest version first, and within a version in the order in which they ended.
         self._waiting.sort(key=lambda ended: -ended.staleness(update))
         self._taken = self._waiting[: self._groups_per_update]
         ended = [*self._taken, *self._dropped]
@@ -138,12 +138,12 @@ class AsynchronousCollector:
         return assigned_to(merge_batches([one.batch for one in given_up]), update)
 
     def snapshot(self) -> Mapping[str, Any]:
-        """What has not been collected is begun again, under the same names."""
+        """Groups that have not been collected are started again, with the same names."""
         unfinished = [*self._running, *(ended.serial for ended in [*self._waiting, *self._dropped])]
         return {"open": sorted({*unfinished, *self._open_serials}), "next_serial": self._next_serial}
 
     def _admit(self) -> None:
-        """Begins as many groups as the bound lets."""
+        """Starts as many groups as the bound allows."""
         limit = min(self._update + self._max_staleness + 1, self._num_updates) * self._groups_per_update
         while self._num_admitted < limit and self._failure is None and not self._is_held:
             self._num_admitted += 1
@@ -171,9 +171,9 @@ class AsynchronousCollector:
             self._waiting.append(ended)
 
     async def _cancel_running(self) -> list[int]:
-        """The serials of the groups that had not ended."""
+        """Returns the serial numbers of the groups that had not ended."""
         running = dict(self._running)
-        async with self._judging:  # The thread of a call that was cancelled would go on beside the next one's.
+        async with self._judging:  # A cancelled call's thread would overlap the next call.
             for task in running.values():
                 task.cancel()
             ends = await asyncio.gather(*running.values(), return_exceptions=True)
@@ -186,7 +186,7 @@ class AsynchronousCollector:
         self._changed.set()
 
     def _drop(self, ended: Sequence[_Ended]) -> None:
-        """Recorded with the next update; another group begins for each."""
+        """Records them with the next update and starts a new group for each."""
         self._dropped += ended
         self._num_admitted -= len(ended)
         self._admit()
@@ -204,7 +204,8 @@ class AsynchronousCollector:
         return ended.batch.fault_share > self._max_fault_share
 
     def _will_be_held(self, ended: _Ended) -> bool:
-        """Whether too many episodes that ended for the next update are faults: more groups would run into the same."""
+        """Whether too many episodes that ended for the next update are faults; more groups would meet the same
+        faults."""
         batches = [one.batch for one in [*self._waiting, *self._dropped, ended]]
         return merge_batches(batches).fault_share > self._max_fault_share
 
@@ -217,10 +218,10 @@ class AsynchronousCollector:
 
 
 def _require_version(group: RolloutGroup, handed_over: int) -> None:
-    """An engine that stays behind would make every group stale, one after the other."""
+    """Detects an engine that stays behind, which would make every group stale."""
     oldest = group.oldest_policy_version
     if oldest is not None and oldest < handed_over:
         raise EngineError(
             f"the engine sampled group {group.group_id} with the weights after {oldest} updates when those after "
-            f"{handed_over} had been handed to it: see that all its servers load weights, and run again"
+            f"{handed_over} had been handed to it: check that all its servers load weights, and run again"
         )

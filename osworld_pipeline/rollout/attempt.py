@@ -1,4 +1,5 @@
-"""One attempt at an episode on one replica: reset, turns, grade. Errors go through it; run_episode gives them names."""
+"""One attempt at an episode on one replica: reset, turns, grade. It raises errors; run_episode maps them to
+outcomes."""
 
 import asyncio
 import time
@@ -40,16 +41,16 @@ class Stop(StrEnum):
 
 
 class LimitReachedError(PipelineError):
-    """A turn or the episode took longer than it may."""
+    """A turn or the episode exceeded its time limit."""
 
 
 def derive_seed(*parts: object) -> int:
-    """A seed below 2**31 that depends on nothing but these parts."""
+    """A seed below 2**31 that depends only on these parts."""
     return int(digest_bytes("/".join(map(str, parts)).encode())[:8], 16) & 0x7FFF_FFFF
 
 
 class Attempt:
-    """Mutable while it runs; read its steps, context, times and desktop_info afterwards, however it ended."""
+    """Mutable while it runs; its steps, context, times and desktop_info are read after any kind of end."""
 
     def __init__(
         self,
@@ -88,7 +89,7 @@ class Attempt:
         self._diff_threshold = diff_threshold
         self._observation: Observation | None = None
         self._measuring: asyncio.Task[Step] | None = None
-        """The last step while its signals are measured, which the next turn need not wait for."""
+        """The last step while its signals are being measured; the next turn does not wait for it."""
         self._last_action: LastAction | None = None
 
     async def reset(self) -> None:
@@ -99,10 +100,10 @@ class Attempt:
             self.times_s["reset"] = time.monotonic() - started
 
     async def run_turns(self, *, max_turns: int, episode_timeout_s: float, turn_timeout_s: float) -> Stop:
-        """Turns until the policy terminates or a limit ends them.
+        """Runs turns until the policy terminates or a limit ends them.
 
         Raises:
-            LimitReachedError: a time limit.
+            LimitReachedError: a time limit was exceeded.
         """
         try:
             async with asyncio.timeout(episode_timeout_s):
@@ -138,7 +139,7 @@ class Attempt:
 
     async def _turn(self, step_index: int) -> Stop | None:
         before = self._observation
-        assert before is not None, "reset comes first"
+        assert before is not None, "call reset first"
         image = await asyncio.to_thread(self._prepare_image, before)
         text = observation_text(
             before,
@@ -150,7 +151,7 @@ class Attempt:
         if not self._add_to_context(text, image, is_first=step_index == 0):
             return Stop.CONTEXT_LIMIT
         prompt_num_tokens = self.context.num_prompt_tokens
-        # Image and signals are the disk's and other threads' business while the model thinks.
+        # Stores the image and computes signals in threads while the model generates.
         storing = asyncio.ensure_future(asyncio.to_thread(self._store_image, image))
         started = time.monotonic()
         try:
@@ -198,7 +199,7 @@ class Attempt:
     async def _measure(
         self, step: Callable[..., Step], turn: ParsedTurn, before: Observation, after: Observation, error: str | None
     ) -> Step:
-        """Raises ReplicaError where the desktop sent what is no image."""
+        """Raises ReplicaError if the desktop sent invalid image data."""
         signals = await asyncio.to_thread(
             step_signals,
             turn,
@@ -211,7 +212,7 @@ class Attempt:
         return step(signals=signals)
 
     async def _finish_step(self) -> None:
-        """Adds the step that is being measured, where one is. Raises as `_measure`."""
+        """Adds the step that is being measured, if any. Raises as `_measure`."""
         if self._measuring is not None:
             step = await asyncio.shield(self._measuring)
             self._measuring = None
@@ -229,7 +230,7 @@ class Attempt:
         self._sink.write_blob(image.data, suffix=f".{image.format}")
 
     def _add_to_context(self, text: str, image: ModelImage, *, is_first: bool) -> bool:
-        """False where the observation and a whole response would not fit any more; nothing is added then."""
+        """Returns False, without adding anything, if the observation and a full response would not fit."""
         excess = self.context.add_observation(text, image)
         if excess is not None and is_first:
             raise RecipeError(
@@ -239,7 +240,7 @@ class Attempt:
         return excess is None
 
     async def _sample(self, step_index: int) -> GenerateResult:
-        """One response, its ids appended as sampled. Each turn has a seed of its own."""
+        """Samples one response and appends its ids as sampled. Each turn has its own seed."""
         sampling = replace(self._sampling, seed=derive_seed(self._sampling.seed, step_index))
         result = await self._engine.generate(self.context.request(sampling, episode_id=self._episode_id))
         try:
@@ -251,10 +252,10 @@ class Attempt:
     async def _act(
         self, turn: ParsedTurn, command: str | None, before: Observation
     ) -> tuple[Observation, str | None, PipelineError | None]:
-        """The observation after, why nothing ran where nothing did, and the fault that ends the episode if one does.
+        """Returns the next observation, the reason if no action ran, and the fault that ends the episode, if any.
 
-        A response that cannot be read, or that the desktop refuses, changes nothing: the model sees the same screen
-        again and is told why.
+        A response that cannot be parsed, or that the desktop refuses, changes nothing: the model sees the same screen
+        again with the reason.
         """
         if command is None:
             return before, turn.error or "no action found in the response", None

@@ -1,4 +1,4 @@
-"""What one update trains on, and what became of every group that was rolled out for it."""
+"""The batch of one update, and the status of every group that was rolled out for it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -13,9 +13,9 @@ from osworld_pipeline.rollout.replay import ReplayStats, SkippedRow
 @dataclass(frozen=True, kw_only=True)
 class GspoBatch:
     trajectories: tuple[Trajectory, ...] = ()
-    """What the update trains on and what its loss counts in its mean (`gspo.denominator`)."""
+    """Trained sequences, and those that only count in the mean of the loss (`gspo.denominator`)."""
     groups: tuple[RolloutGroup, ...] = ()
-    """With their fates, and the replay rows that joined them."""
+    """With their statuses and the replay rows that joined them."""
     injections: tuple[Injection, ...] = ()
     replay: ReplayStats = field(default_factory=ReplayStats)
     skipped: tuple[SkippedRow, ...] = ()
@@ -26,18 +26,18 @@ class GspoBatch:
 
     @property
     def episodes(self) -> tuple[Episode, ...]:
-        """Of all groups, faults and resampled ones included."""
+        """Episodes of all groups, including faults and resampled ones."""
         return tuple(episode for group in self.groups for episode in group.episodes)
 
     @property
     def fault_share(self) -> float:
-        """Of its episodes, those that ended in a fault or a timeout; 0 without an episode."""
+        """Share of its episodes that ended in a fault or a timeout; 0 without episodes."""
         episodes = self.episodes
         return sum(not one.outcome.is_valid for one in episodes) / len(episodes) if episodes else 0.0
 
 
 def merge_batches(batches: Sequence[GspoBatch]) -> GspoBatch:
-    """One batch of them all, in this order."""
+    """Merges them into one batch, in order."""
     stats = [batch.replay for batch in batches]
     return GspoBatch(
         trajectories=tuple(one for batch in batches for one in batch.trajectories),
@@ -51,7 +51,7 @@ def merge_batches(batches: Sequence[GspoBatch]) -> GspoBatch:
 
 
 def without_training(batch: GspoBatch, fate: GroupFate, reason: str) -> GspoBatch:
-    """The same groups, dropped: nothing of them is trained on and no replay row joined them."""
+    """The same groups, dropped: none are trained on, and no replay rows join them."""
     groups = tuple(
         replace(
             group,
@@ -66,8 +66,8 @@ def without_training(batch: GspoBatch, fate: GroupFate, reason: str) -> GspoBatc
 
 
 def as_held(batch: GspoBatch, reason: str, *, update: int, num_try: int) -> GspoBatch:
-    """The same groups as the record of a held try of `update`, under names that end in `-held-<update>-<try>`: the
-    names that they had are for the groups that run in their place."""
+    """The same groups as the record of a held try of `update`. Their names get the suffix `-held-<update>-<try>`,
+    because the groups that run in their place reuse the original names."""
     suffix = f"-held-{update}-{num_try}"
     dropped = without_training(batch, GroupFate.HELD, reason)
     return replace(dropped, groups=tuple(_renamed(group, f"{group.group_id}{suffix}") for group in dropped.groups))
@@ -82,7 +82,7 @@ def _renamed(group: RolloutGroup, group_id: str) -> RolloutGroup:
 
 
 def assigned_to(batch: GspoBatch, update: int) -> GspoBatch:
-    """Its groups and their episodes as of the update that trains (or drops) them; nothing else changes."""
+    """Sets the update that trains (or drops) the groups and their episodes; nothing else changes."""
     groups = tuple(
         replace(group, update=update, episodes=tuple(replace(episode, update=update) for episode in group.episodes))
         for group in batch.groups

@@ -1,5 +1,5 @@
-"""A canary: one response sampled with the trainer's present weights, for an update whose own tokens are all older, so
-that trainer and sampler are compared before every update."""
+"""A canary: one response sampled with the trainer's current weights. It is added to an update whose tokens are all
+older, so that trainer and sampler are compared before every update."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -15,7 +15,7 @@ MAX_TOKENS = 64
 
 
 def needs_canary(trajectories: Sequence[Trajectory], *, update: int) -> bool:
-    """Whether there is something to train on and none of it was sampled by the weights after `update` updates."""
+    """Whether there are trajectories and none was sampled by the weights after `update` updates."""
     return any(trajectory.advantage for trajectory in trajectories) and not any(
         trajectory.sampled_logprobs is not None
         and (trajectory.policy_versions is None or update in trajectory.policy_versions)
@@ -26,7 +26,8 @@ def needs_canary(trajectories: Sequence[Trajectory], *, update: int) -> bool:
 async def sample_canary(
     trajectories: Sequence[Trajectory], *, update: int, generate: Generate, sampling: SamplingParams, image_id: int
 ) -> Trajectory:
-    """A response to the shortest first prompt among these, screenshots included. `image_id`: the placeholder's.
+    """A response to the shortest first prompt among these, with its screenshots. `image_id`: id of the image
+    placeholder.
 
     Raises:
         EngineError: the engine fails, or samples with other weights than those after `update` updates.
@@ -51,7 +52,7 @@ async def sample_canary(
     if versions != {update}:
         raise EngineError(
             f"update {update + 1}: the engine sampled its canary with the weights after {sorted(versions)} updates: it "
-            "does not hold the weights that it was given"
+            "does not hold the weights that were loaded into it"
         )
     outside = (0,) * len(prompt)
     return Trajectory(

@@ -1,7 +1,7 @@
-"""Collects the groups of an update: the seam, and the way that keeps to the letter of on-policy training.
+"""Collects the groups of an update: the interface, and the strictly on-policy implementation.
 
-`synchronous`: the groups of an update begin when its weights are there, and all end before it trains. What is collected
-depends on plan, weights and desktops alone, so a rerun collects the same.
+`synchronous`: the groups of an update start when its weights are loaded, and all end before it trains. The result
+depends only on plan, weights and desktops, so a rerun collects the same.
 """
 
 import asyncio
@@ -20,47 +20,47 @@ from osworld_pipeline.rollout.run_group import group_id_of, require_services
 from osworld_pipeline.rollout.task_sampling import TaskSampler
 
 RunGroup = Callable[[Task, str, int], Awaitable[RolloutGroup]]
-"""Runs the group of this task, name and update. Raises what ends a run: RecipeError, StoreError."""
+"""Runs the group of this task, name and update. Raises errors that end a run: RecipeError, StoreError."""
 
 
 class BatchBuilder(Protocol):
-    """Decides what groups are worth. Blocks: it is called in a thread, never twice at a time."""
+    """Turns groups into a batch. Blocks: it is called in a thread, one call at a time."""
 
     def __call__(self, groups: Sequence[RolloutGroup], *, update: int) -> GspoBatch: ...
 
     def give_back(self, num_injections: int, *, update: int) -> None:
-        """So many of the replay rows that joined groups for `update` are not trained on: others may join."""
+        """Returns this number of replay injections for `update`, because they are not trained on: others may join."""
         ...
 
 
 class Collector(Protocol):
-    """Use it as a context manager: nothing it started outlives the block."""
+    """Use it as a context manager: all its tasks end with the block."""
 
     async def collect(self, update: int) -> GspoBatch:
-        """What `update` trains on, with all groups whose fate is known by now.
+        """The batch of `update`, with all groups whose status is known by now.
 
         Raises:
             RecipeError, StoreError: as run_episode.
-            EnvServerError, EngineError: not one episode can be run.
+            EnvServerError, EngineError: no episode can be run.
             TableError: the tables cannot be read.
         """
         ...
 
     async def advance(self, update: int) -> None:
-        """The engine has the weights that `update` trains. After `hold`: its groups may run again."""
+        """The engine has the weights that `update` trains. After `hold`, its groups may run again."""
         ...
 
     async def hold(self, update: int) -> GspoBatch:
-        """What was collected for `update` is not trained on: `collect` will run the same groups again, and nothing
-        runs before `advance`. Returns the groups that are given up with them, if any.
+        """The batch collected for `update` is not trained on: `collect` will run the same groups again, after
+        `advance`. Returns the groups that are discarded with them, if any.
 
         Raises:
-            as collect.
+            As collect.
         """
         ...
 
     def snapshot(self) -> Mapping[str, Any]:
-        """What a resumed run needs to go on from here, as JSON."""
+        """State for a resumed run, as JSON."""
         ...
 
     async def __aenter__(self) -> Self: ...
@@ -89,7 +89,7 @@ class SynchronousCollector:
         self._max_top_ups = section.max_top_ups if section.zero_variance == "top_up" else 0
         self._max_fault_share = section.max_fault_share
         self._num_injections = 0
-        """In what was collected last."""
+        """In the last collected batch."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -111,16 +111,16 @@ class SynchronousCollector:
             num_top_ups_left = self._groups_per_update + self._max_top_ups - num_run
             num_next = min(self._groups_per_update - num_trained, num_top_ups_left)
             if merge_batches(batches).fault_share > self._max_fault_share:
-                break  # It will be held: more groups would run into the same faults.
+                break  # It will be held; more groups would meet the same faults.
         batch = merge_batches(batches)
         self._num_injections = len(batch.injections)
         return batch
 
     async def advance(self, update: int) -> None:
-        """Nothing runs between updates."""
+        """No groups run between updates."""
 
     async def hold(self, update: int) -> GspoBatch:
-        """Tasks, names and seeds of an update depend on nothing that a try changes."""
+        """Nothing to discard: a retry has the same tasks, names and seeds."""
         self._builder.give_back(self._num_injections, update=update)
         return GspoBatch()
 
@@ -135,18 +135,18 @@ class SynchronousCollector:
             async with asyncio.TaskGroup() as running:
                 jobs = [running.create_task(run(first + index, task)) for index, task in enumerate(tasks)]
         except BaseExceptionGroup as failures:
-            # One cause ended the run; the others are its echo.
+            # One error ended the run; the others are consequences.
             raise failures.exceptions[0] from failures
         return [job.result() for job in jobs]
 
 
 class FaultWatch:
-    """Hears of every episode. Where the last `num_episodes` were all faults of desktops or engine, more would not help:
-    it raises what `require_services` says of them."""
+    """Called with every episode. If the last `num_episodes` were all faults of desktops or engine, it raises the error
+    of `require_services`, because more episodes would not help."""
 
     def __init__(self, num_episodes: int, *, can_hold: bool = False) -> None:
-        """`can_hold`: an update of faults is held and tried again. Desktops and engine that have worked once may then
-        come back, and this raises only before the first episode with a grade."""
+        """`can_hold`: an update with faults is held and retried. Desktops and engine that have worked once may then
+        recover, so this raises only before the first graded episode."""
         self._last: deque[Episode] = deque(maxlen=num_episodes)
         self._can_hold = can_hold
         self._has_worked = False

@@ -1,4 +1,4 @@
-"""What an env server's answers mean: each failure is the error it stands for, by its fault where it names one."""
+"""Maps an env server's answers to results and errors; a failure is mapped by its `fault` if it names one."""
 
 import asyncio
 import base64
@@ -25,11 +25,11 @@ from osworld_pipeline.wire import Message, ObservationMessage
 
 Answer = TypeVar("Answer", bound=Message)
 BIG_ANSWER_BYTES = 64 * 1024
-"""Answers from this size on are read in a thread: JSON and base64 of a screenshot would hold the event loop."""
+"""Larger answers are read in a thread: JSON and base64 of a screenshot would block the event loop."""
 
 
 class LostAnswerError(Exception):
-    """It is not known whether the call was carried out; `meaning` is what it comes to if it is not sent again."""
+    """It is unknown whether the call was executed; `meaning` is the error to raise if it is not sent again."""
 
     def __init__(self, meaning: PipelineError) -> None:
         super().__init__(str(meaning))
@@ -37,11 +37,11 @@ class LostAnswerError(Exception):
 
 
 class UnreachableError(EnvServerError):
-    """Nothing listens there (yet)."""
+    """No server listens there (yet)."""
 
 
 class BusyError(NoCapacityError):
-    """No free replica just now; `retry_after_s` is the server's own estimate."""
+    """No free replica at present; `retry_after_s` is the server's own estimate."""
 
     def __init__(self, message: str, *, retry_after_s: float | None) -> None:
         super().__init__(message)
@@ -56,7 +56,7 @@ def unreachable(base_url: str) -> str:
 
 def read_answer(answer: type[Answer], content: bytes, path: str) -> Answer:
     if path == "/evaluate":
-        # Slime's own server reports a crashed evaluator as reward 0.0 beside an `error`.
+        # Slime's own server reports a crashed evaluator as reward 0.0 with an `error`.
         problem = json_object(content).get("error")
         if problem:
             raise EvaluatorError(f"the evaluator crashed: {problem}")
@@ -90,7 +90,7 @@ _FAULTS: dict[str, type[PipelineError]] = {
 
 
 def error_of(path: str, base_url: str, response: httpx.Response) -> PipelineError:
-    """The error a failed answer stands for, by its fault where it names one, else by status and path."""
+    """The error for a failed answer: by its `fault` if it names one, else by status and path."""
     body = json_object(response.content)
     sentence = str(body.get("error") or body.get("detail") or response.reason_phrase or "no reason given")[:2000]
     where = f"{base_url}{path}"

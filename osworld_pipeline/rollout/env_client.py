@@ -1,8 +1,8 @@
-"""The env server's client: `protocols.Desktop` over HTTP, for one server or several in turn.
+"""The env server's client: `protocols.Desktop` over HTTP, for one server or several in rotation.
 
-Resets are named, steps are numbered and evaluations are kept by our server, so a call whose answer was lost (a broken
-connection, a timeout, a gateway's error) is sent again for a while and happens once all the same. To a server that does
-not say that it keeps to this, a call is sent once: a second one could act twice.
+With our server, resets have ids, steps have numbers and evaluations are cached. A call whose answer was lost (a broken
+connection, a timeout, a gateway's error) is therefore retried for a while and still executed only once. For a server
+that does not report this, a call is sent once, because a retry could act twice.
 """
 
 import asyncio
@@ -45,19 +45,19 @@ from osworld_pipeline.wire import (
 )
 
 GATEWAY_ERRORS = (httpx.codes.BAD_GATEWAY, httpx.codes.GATEWAY_TIMEOUT)
-"""Said by a proxy that lost the server's answer."""
+"""Returned by a proxy that lost the server's answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EnvTimeouts:
     connect_s: float = 5.0
     request_s: float = 120.0
-    """One /reset, /step or /evaluate."""
+    """Limit of one /reset, /step or /evaluate."""
     capacity_s: float = 300.0
-    """How long /reset waits for a free replica, and for a server that is coming up."""
+    """How long /reset waits for a free replica, and for a server that is starting."""
     close_s: float = 10.0
     resend_s: float = 20.0
-    """For how long a call whose answer was lost is sent again."""
+    """How long a call whose answer was lost is retried."""
 
 
 class EnvClient:
@@ -74,8 +74,8 @@ class EnvClient:
         settle: Settle = "fixed",
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        """`base_urls`: a comma-separated string, or a sequence. `settle`: how the pauses of steps go; a server that
-        does not know the word makes the whole pause. `transport` replaces the network in tests."""
+        """`base_urls`: a comma-separated string, or a sequence. `settle`: how steps pause; a server without this option
+        makes the full pause. `transport` replaces the network in tests."""
         parts = base_urls.split(",") if isinstance(base_urls, str) else base_urls
         self.base_urls = tuple(url.strip().rstrip("/") for url in parts if url.strip())
         if not self.base_urls:
@@ -93,33 +93,33 @@ class EnvClient:
             timeout=httpx.Timeout(self.timeouts.request_s, connect=self.timeouts.connect_s),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
             transport=transport,
-            # A desktop is local or named outright; a proxy from the environment would only send it astray.
+            # A desktop is local or has an explicit address; a proxy from the environment would be wrong.
             trust_env=False,
         )
 
     def desktop(self) -> "HttpDesktop":
-        """A desktop that is not reset yet, on the next server in turn."""
+        """A desktop that is not reset yet, on the next server in rotation."""
         return HttpDesktop(self, next(self._next_url))
 
     def another_url(self) -> str:
         return next(self._next_url)
 
     async def health(self) -> tuple[HealthAnswer, ...]:
-        """Every server's word.
+        """The health answer of every server.
 
         Raises:
-            EnvServerError: one of them is unreachable; names it.
+            EnvServerError: a server is unreachable; names it.
         """
         return tuple([await self._health(url) for url in self.base_urls])
 
     async def describe(self) -> tuple[dict[str, Any] | None, ...]:
-        """What every server says it is (version, image_digest, grader_version, ...); None of one that does not say."""
+        """The description of every server (version, image_digest, grader_version, ...); None if it has none."""
         return tuple([await self._describe(url) for url in self.base_urls])
 
     async def close_left_over(self) -> int:
-        """Gives back the desktops of episodes that live under this client's name, and says how many: for a client that
-        knows that no other process of its name lives, before its first episode. A server that does not list its
-        episodes is passed over; there they end when they have been idle for long enough.
+        """Releases the desktops of live episodes with this client's name, and returns their number. Call it before the
+        first episode, if no other live process has the name. Servers that do not list their episodes are skipped; there
+        the episodes end after the idle timeout.
 
         Raises:
             EnvServerError: a server is unreachable; names it.
@@ -130,7 +130,7 @@ class EnvClient:
         return len(left)
 
     async def close(self) -> None:
-        """Waits (within the request's own limit) for replicas still being given back."""
+        """Waits (within the request's own limit) for replicas that are still being released."""
         if self._stragglers:
             await asyncio.wait(self._stragglers, timeout=self.timeouts.close_s)
         await self._http.aclose()
@@ -144,8 +144,8 @@ class EnvClient:
     async def send(
         self, base_url: str, path: str, body: Mapping[str, Any], answer: type[Answer], *, can_resend: bool
     ) -> Answer:
-        """One call: sent again within `resend_s` while its answer is lost, where that is safe. Raises the error its
-        failure stands for."""
+        """Sends one call, and retries within `resend_s` while its answer is lost, if that is safe. Raises the error of
+        its failure."""
         give_up_at = math.inf
         for attempt in itertools.count():
             left_s = give_up_at - time.monotonic()
@@ -162,7 +162,7 @@ class EnvClient:
         raise AssertionError("unreachable: the loop above has no end")
 
     async def can_resend(self, base_url: str) -> bool:
-        """Whether the server says that a named reset may be sent again."""
+        """Whether the server reports that a reset with an id may be sent again."""
         try:
             return (await self._health(base_url)).can_resend
         except EnvServerError:
@@ -193,11 +193,11 @@ class EnvClient:
             return await asyncio.to_thread(read_answer, answer, response.content, path)
         except ValidationError as error:
             raise EnvServerError(
-                f"{url} answered what is no {answer.__name__}: {error.errors()[0]['msg']}; is this an env server?"
+                f"{url} did not answer with a {answer.__name__}: {error.errors()[0]['msg']}; is this an env server?"
             ) from error
 
     async def close_episode(self, base_url: str, episode_id: str) -> None:
-        """Gives the replica back; failing to is the server's idle reaper's business."""
+        """Releases the replica; if this fails, the server's idle timeout does."""
         try:
             await self._http.post(
                 f"{base_url}/close", json={"episode_id": episode_id}, timeout=httpx.Timeout(self.timeouts.close_s)
@@ -226,17 +226,17 @@ class EnvClient:
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             raise UnreachableError(unreachable(base_url)) from error
         except (httpx.HTTPError, ValidationError) as error:
-            raise EnvServerError(f"{base_url}/health did not answer as an env server does: {error}") from error
+            raise EnvServerError(f"{base_url}/health did not answer like an env server: {error}") from error
 
     async def _describe(self, base_url: str) -> dict[str, Any] | None:
-        return await self._told(base_url, "/v1/server")
+        return await self._fetch(base_url, "/v1/server")
 
     async def _own_episodes(self, base_url: str) -> list[str]:
-        told = await self._told(base_url, "/v1/episodes") or {}
-        return [one["episode_id"] for one in told.get("episodes", ()) if one.get("client_id") == self.client_id]
+        listed = await self._fetch(base_url, "/v1/episodes") or {}
+        return [one["episode_id"] for one in listed.get("episodes", ()) if one.get("client_id") == self.client_id]
 
-    async def _told(self, base_url: str, path: str) -> dict[str, Any] | None:
-        """None where the server has no such page."""
+    async def _fetch(self, base_url: str, path: str) -> dict[str, Any] | None:
+        """None if the server has no such page."""
         try:
             response = await self._http.get(f"{base_url}{path}")
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
@@ -257,7 +257,7 @@ class HttpDesktop:
         self._can_resend = False
 
     async def reset(self, task: Task) -> tuple[Observation, DesktopInfo]:
-        """Waits for a free replica within `capacity_s`, trying the servers in turn.
+        """Waits for a free replica within `capacity_s`, trying the servers in rotation.
 
         Raises:
             NoCapacityError, EnvServerError: none became free, or no server answered, within the limit.
@@ -295,7 +295,7 @@ class HttpDesktop:
         raise AssertionError("unreachable: the loop above has no end")
 
     async def _reset_or_give_back(self, request: dict[str, Any]) -> ResetAnswer:
-        """One /reset. Where its caller is cancelled meanwhile, the replica it may still get is given back."""
+        """Sends one /reset. If its caller is cancelled meanwhile, the replica that it may still get is released."""
         base_url = self._base_url
         pending = asyncio.ensure_future(self._reset_surely(base_url, request))
         try:
@@ -308,7 +308,7 @@ class HttpDesktop:
         try:
             return await self._client.send(base_url, "/reset", request, ResetAnswer, can_resend=False)
         except ReplicaError as error:
-            # A lost answer alone has this cause; a server that cannot name resets would open a second episode.
+            # Only a lost answer has this cause; a server without reset ids would open a second episode.
             if not isinstance(error.__cause__, LostAnswerError) or not await self._client.can_resend(base_url):
                 raise
         return await self._client.send(base_url, "/reset", request, ResetAnswer, can_resend=True)
@@ -331,14 +331,14 @@ class HttpDesktop:
     async def close(self) -> None:
         episode_id, self._episode_id = self._episode_id, None
         if episode_id is not None:
-            # Shielded, so that a cancelled episode still gives its replica back.
+            # Shielded, so that a cancelled episode still releases its replica.
             await asyncio.shield(self._client.close_episode(self._base_url, episode_id))
 
     def _live_id(self) -> str:
-        assert self._episode_id is not None, "reset comes first"
+        assert self._episode_id is not None, "call reset first"
         return self._episode_id
 
 
 def _backoff_s(attempt: int) -> float:
-    """Jitter keeps the episodes of a group from coming back all at once."""
+    """Jitter keeps the episodes of a group from retrying simultaneously."""
     return min(5.0, 0.25 * 2 ** min(attempt, 5)) * random.uniform(0.75, 1.25)

@@ -1,4 +1,4 @@
-"""Asks a policy engine the conversations of the parity probe, in the way that episodes ask it."""
+"""Runs the conversations of the parity probe on a policy engine, with requests like those of episodes."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -13,12 +13,12 @@ from osworld_pipeline.rollout.canary import Generate
 
 Forget = Callable[[str], Awaitable[None]]
 NUM_TOKENS = 8
-"""Sampled in each turn."""
+"""Tokens sampled in each turn."""
 PROMPT = "Operate the computer."
 QUESTIONS = ("Where is the red target?", "And now?")
 SEED = 20
 MAX_PIXELS = 1 << 31
-"""More than any screen has: those of the probe are drawn in the size in which they are shown."""
+"""More than any screen has: the probe's screens are shown in the size in which they are drawn."""
 
 
 async def ask_cases(
@@ -29,10 +29,10 @@ async def ask_cases(
     *,
     max_context_tokens: int,
 ) -> list[ParitySample]:
-    """What an engine samples in each turn of each case; a turn that does not fit the context is left out.
+    """The engine's samples in each turn of each case; a turn that does not fit the context is omitted.
 
     Raises:
-        EngineError: it does not answer, or answers without log-probabilities.
+        EngineError: the engine does not answer, or answers without log-probabilities.
     """
 
     async def ask(case: ParityCase) -> list[ParitySample]:

@@ -1,6 +1,6 @@
-"""The replay buffer: where every sibling of a group failed, one recorded success joins it, so that it can teach.
+"""The replay buffer: when all siblings of a group failed, one recorded success joins it as a positive example.
 
-It holds no rows; it asks the tables which may join, draws by seed, and goes to the next one where a row cannot be used.
+It holds no rows; it queries the tables for candidates, draws by seed, and tries the next one if a row cannot be used.
 """
 
 import random
@@ -21,10 +21,10 @@ from osworld_pipeline.tables.replay import read_replay_rows
 from osworld_pipeline.tables.replay_candidates import ReplayCandidate, ReplayCandidates, online_row
 
 PREFETCHED_GROUPS = 256
-"""Groups whose first choices are read together, and so how many rows' messages are in memory at once."""
+"""Groups whose first choices are read together, which limits the number of rows with messages in memory."""
 
 Render = Callable[[RolloutGroup, ReplayRow], list[Trajectory]]
-"""A row as trajectories for that group; raises one of UNUSABLE where it cannot be used."""
+"""A row as trajectories for that group; raises one of UNUSABLE if it cannot be used."""
 UNUSABLE = (ValueError, StoreError, ActionParseError)
 
 
@@ -48,23 +48,23 @@ class SkippedRow:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayStats:
-    """Of one update."""
+    """Statistics of one update."""
 
     num_checks: int = 0
-    """Groups looked at."""
+    """Groups checked."""
     num_failed: int = 0
-    """Those of them with a valid episode and none that reached the threshold."""
+    """Those with a valid episode and none that reached the threshold."""
     num_served: int = 0
     num_online: int = 0
     """Served with a success of our own rollouts."""
     num_verified: int = 0
-    """Served with a row that a grader here found to reach the threshold."""
+    """Served with a row that reached the threshold in a verification."""
     num_skipped: int = 0
     """Rows drawn that could not be used."""
 
     @property
     def rate(self) -> float:
-        """Groups served per group looked at."""
+        """Groups served per group checked."""
         return self.num_served / self.num_checks if self.num_checks else 0.0
 
 
@@ -88,7 +88,7 @@ class ReplayBuffer:
         lineage: Sequence[Ancestor] = (),
         seed: int = 0,
     ) -> None:
-        """`lineage`: the stages this one descends from, the nearest first; their successes may be injected too.
+        """`lineage`: the stages that this one descends from, nearest first; their successes may be injected too.
 
         Raises:
             TableError: the tables cannot be read.
@@ -116,11 +116,11 @@ class ReplayBuffer:
     def serve(
         self, groups: Sequence[RolloutGroup], *, update: int, render: Render, num_served_before: int = 0
     ) -> Served:
-        """Chooses for the groups of an update of which every raw task reward is under the threshold.
+        """Chooses rows for the groups of an update in which every raw task reward is below the threshold.
         `num_served_before`: groups of the same update that were served in earlier calls.
 
-        A group without a valid episode gets none: there is nothing whose failure a row would stand beside. The draw of
-        a group depends on the tables, the seed, the update and its id, on nothing else.
+        A group without a valid episode gets none, because it has no failure to contrast with a success. The draw of a
+        group depends only on the tables, the seed, the update and its id.
 
         Raises:
             TableError: the tables cannot be read.

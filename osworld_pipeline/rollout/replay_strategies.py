@@ -1,14 +1,14 @@
-"""How replay chooses: every strategy is a weight for each candidate, and the draw is in proportion to the weights.
+"""Replay strategies: each assigns a weight to every candidate, and the draw is proportional to the weights.
 
 - `uniform`, `recent_failure`: 1 each.
-- `newest`: 2^-r, r = 0 for the newest. Episodes stand before demonstrations, these by quality rank, then by place.
+- `newest`: 2^-r, r = 0 for the newest. Episodes rank before demonstrations, these by quality rank, then by position.
 - `shortest`: (fewest steps / own steps)^2, so twice the length is a quarter of the chance.
-- `diverse`: 0.05 + d, d = the smallest distance to a candidate that has been injected before, or where none has been,
-  the mean distance to the other candidates. The distance of two rows is the share of their transitions between
-  successive action types, begin and end included, that they do not have in common (Jaccard): 0 alike, 1 nothing shared.
+- `diverse`: 0.05 + d, d = the smallest distance to a candidate that has been injected before, or if none has been,
+  the mean distance to the other candidates. The distance of two rows is the Jaccard distance of their sets of
+  transitions between successive action types, including begin and end: 0 for equal sets, 1 for disjoint ones.
 
-Under `recent_failure` a failed group is served early in proportion to (f + 1) / (n + 2), f of its task's last n groups
-having failed; under all others failed groups are served in a random order. Either matters where injections are limited.
+Under `recent_failure` failed groups are served in an order drawn proportionally to (f + 1) / (n + 2), where f of the
+task's last n groups failed; under all others in a random order. The order matters only if injections are limited.
 """
 
 import math
@@ -21,7 +21,7 @@ from osworld_pipeline.tables.replay_candidates import RecentGroups, ReplayCandid
 
 Item = TypeVar("Item")
 DIVERSE_FLOOR = 0.05
-"""So that a row like one injected before is drawn now and then, and a task whose rows are all alike has a draw."""
+"""Keeps a positive weight for rows like an injected one, and for tasks whose rows are all equal."""
 _LEAST_RANK_WEIGHT = 2.0**-60
 _EDGE = ""
 """Before the first action and after the last one."""
@@ -33,7 +33,7 @@ def row_weights(
     """A positive weight for each candidate; `injected`: ids of rows that joined a group before.
 
     Raises:
-        ValueError: no such strategy.
+        ValueError: there is no such strategy.
     """
     if strategy in ("uniform", "recent_failure"):
         return (1.0,) * len(candidates)
@@ -49,19 +49,19 @@ def row_weights(
 
 
 def failure_priority(recent: RecentGroups) -> float:
-    """The chance that the task's next group fails, by Laplace's rule: 1/2 for a task nothing is known of."""
+    """The probability that the task's next group fails, by Laplace's rule: 1/2 for an unknown task."""
     return (recent.num_failed + 1) / (recent.num_groups + 2)
 
 
 def weighted_order(items: Sequence[Item], weights: Sequence[float], rng: random.Random) -> list[Item]:
-    """All items, drawn one after the other without return, each time in proportion to their weights."""
-    # The order of independent exponential times with these rates is just that.
+    """All items, drawn without replacement, each time with probabilities proportional to their weights."""
+    # Sorting independent exponential times with these rates gives this order.
     times = [-math.log(1.0 - rng.random()) / weight for weight in weights]
     return [items[index] for index in sorted(range(len(items)), key=lambda index: (times[index], index))]
 
 
 def action_distance(first: Sequence[str], second: Sequence[str]) -> float:
-    """0..1: the share of transitions that two sequences of action types do not have in common."""
+    """0..1: the Jaccard distance between the transitions of two sequences of action types."""
     return _distance(_transitions(first), _transitions(second))
 
 

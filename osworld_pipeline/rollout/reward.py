@@ -1,12 +1,12 @@
-"""The reward that trains, made of the grader's score and of how the episode went, in 0..1:
+"""The training reward, computed from the grader's score and the course of the episode, in 0..1:
 
 slime    clamp(task + alpha * partial - penalties, 0, 1), which is Slime-OSWorld's
-bounded  task, where it reaches the threshold; else base + (threshold - base) * min(alpha, 1) * process, and always
-         below the threshold. base: task where partial_tasks, else 0; process: clamp(partial - penalties, 0, 1)
+bounded  task, if it reaches the threshold; else base + (threshold - base) * min(alpha, 1) * process, and always
+         below the threshold. base: task if partial_tasks, else 0; process: clamp(partial - penalties, 0, 1)
 none     task
 
-`bounded` never gives a failure what any success earns, and never less for a better grader's score. Every one of them is
-a function of what was recorded: nothing is drawn.
+Under `bounded` a failure never gets as much as a success, and a higher grader's score never gets less. All of them are
+deterministic functions of recorded values.
 """
 
 import itertools
@@ -23,7 +23,7 @@ MODALITIES = ("click", "type", "key", "scroll", "drag", "wait")
 def shape_reward(
     task_reward: float, steps: Sequence[StepSignals], *, max_steps: int, section: RewardSection, has_a11y_tree: bool
 ) -> Reward:
-    """Raw and shaped reward of an episode that the grader has scored."""
+    """Raw and shaped reward of a graded episode."""
     terms = partial_terms(steps, max_steps=max_steps, complexity=section.complexity)
     partial = partial_score(terms, section=section, has_a11y_tree=has_a11y_tree)
     penalties = penalty_terms(steps)
@@ -57,7 +57,7 @@ def _clamp(value: float) -> float:
 
 
 def partial_terms(steps: Sequence[StepSignals], *, max_steps: int, complexity: str) -> dict[str, float]:
-    """The process terms, each 0..1, under the names of their weights."""
+    """The process terms, each in 0..1, by the names of their weights."""
     return {
         "action_parse_valid": _share([step.action_parsed for step in steps]),
         "action_executed": _share([step.action_executed for step in steps]),
@@ -72,7 +72,7 @@ def partial_terms(steps: Sequence[StepSignals], *, max_steps: int, complexity: s
 
 def partial_score(terms: Mapping[str, float], *, section: RewardSection, has_a11y_tree: bool) -> float:
     """The weighted sum of the process terms."""
-    # The weights are read, never written: an episode without a tree leaves the section as it is for the next.
+    # The weights are not modified: an episode without a tree must not change the section for the next.
     return sum(
         getattr(section, name) * value
         for name, value in terms.items()
@@ -81,14 +81,14 @@ def partial_score(terms: Mapping[str, float], *, section: RewardSection, has_a11
 
 
 def efficiency(num_steps: int, *, max_steps: int) -> float:
-    """The share of the step budget left over; 1 for no steps."""
+    """The unused share of the step budget; 1 for no steps."""
     if num_steps == 0:
         return 1.0
     return max(0.0, (max_steps - num_steps) / max_steps)
 
 
 def tool_calling(steps: Sequence[StepSignals], *, complexity: str) -> float:
-    """0.4 diversity + 0.4 complexity + 0.2 modality, over the steps whose action was understood."""
+    """0.4 diversity + 0.4 complexity + 0.2 modality, over the steps whose action was parsed."""
     types = [step.action_type for step in steps if step.action_parsed]
     if not types:
         return 0.0
@@ -105,7 +105,7 @@ def tool_calling(steps: Sequence[StepSignals], *, complexity: str) -> float:
 
 
 def penalty_terms(steps: Sequence[StepSignals]) -> dict[str, float]:
-    """What repetition and unreadable actions (both from two steps on), fallbacks and waits take away."""
+    """Penalties for repetition and unparsable actions (both from two steps on), fallbacks and waits."""
     num_steps = len(steps)
     if num_steps == 0:
         return {}

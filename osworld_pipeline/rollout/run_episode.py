@@ -1,5 +1,5 @@
-"""One episode from reset to grade. This is the one place that catches boundary errors: whatever goes wrong between a
-policy, a desktop and a grader becomes an outcome, and a fault is never a zero reward."""
+"""One episode from reset to grade. Only this module catches boundary errors: every failure of policy, desktop or grader
+becomes an outcome, and a fault is never a zero reward."""
 
 import asyncio
 import time
@@ -41,7 +41,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodePlan:
-    """Who an episode is, decided before it runs: a rerun makes the same one and replaces it."""
+    """Identity and settings of an episode, fixed before it runs: a rerun has the same identity and replaces it."""
 
     episode_id: str
     purpose: EpisodePurpose
@@ -54,13 +54,13 @@ class EpisodePlan:
     run_ids: Mapping[str, str] = field(default_factory=dict)
     stage: str = ""
     suite: str = ""
-    """As Episode's, and so is the next."""
+    """As in Episode, like the next field."""
     suite_name: str = ""
     parent_id: str = ""
-    """Of a stage that is being trained: whose weights it begins with."""
+    """Of the stage in training: the checkpoint whose weights it starts with."""
 
     def weights_id(self, policy_version: int) -> str:
-        """The name of the weights with so many updates of the stage behind them."""
+        """The name of the weights after this number of updates of the stage."""
         if not self.parent_id:
             return self.checkpoint_id
         return milestone_id(self.checkpoint_id, policy_version) if policy_version else self.parent_id
@@ -68,14 +68,14 @@ class EpisodePlan:
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeSettings:
-    """How episodes are run: what the agent sees, and every limit."""
+    """How episodes are run: the agent's input, and all limits."""
 
     agent: AgentSection
     desktop: DesktopSection
     reward: RewardSection
     max_turns: int
     episode_timeout_s: float = 900.0
-    """From the first observation to the last action; waiting for a free replica does not count."""
+    """From the first observation to the last action, without the wait for a free replica."""
     turn_timeout_s: float = 120.0
     reset_timeout_s: float = 600.0
     evaluate_timeout_s: float = 120.0
@@ -84,23 +84,23 @@ class EpisodeSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeTools:
-    """The services an episode uses; all of them outlive it."""
+    """The services that an episode uses; all of them outlive it."""
 
     desktop_factory: Callable[[], Desktop]
     engine: PolicyEngine
     renderer: Renderer | None
-    """None where the engine deals in words."""
+    """None for a chat engine."""
     sink: EpisodeSink
     parity: Parity | None = None
-    """Of the engine; for the record."""
+    """Settings of the engine; for the record."""
 
 
 RunEpisode = Callable[[Task, EpisodePlan], Awaitable[Episode]]
-"""Runs one episode somewhere, in this process or another. Raises what `run_episode` does."""
+"""Runs one episode, in this process or another. Raises the errors of `run_episode`."""
 
 
 def episode_runner(tools: EpisodeTools, settings: EpisodeSettings) -> RunEpisode:
-    """In this process, with these tools."""
+    """Runs episodes in this process with these tools."""
 
     async def run(task: Task, plan: EpisodePlan) -> Episode:
         return await run_episode(task, plan, tools=tools, settings=settings)
@@ -109,11 +109,11 @@ def episode_runner(tools: EpisodeTools, settings: EpisodeSettings) -> RunEpisode
 
 
 async def run_episode(task: Task, plan: EpisodePlan, *, tools: EpisodeTools, settings: EpisodeSettings) -> Episode:
-    """Runs the task, on another replica where one died or could not be set up, and records how it ended.
+    """Runs the task, on another replica if one died or could not be set up, and records the outcome.
 
     Raises:
         RecipeError: the recipe's context is too small for a first turn.
-        StoreError: a screenshot could not be stored. Both end the run: more episodes would not help.
+        StoreError: a screenshot could not be stored. Both end the run, because more episodes would not help.
     """
     dialect = load_dialect(settings.agent.dialect, settings.agent.coordinate_space)
     earlier_faults: list[str] = []
@@ -174,8 +174,8 @@ async def _run_attempt(attempt: Attempt, settings: EpisodeSettings) -> _Ending:
         return _graded(attempt, stop, task_reward, settings)
     except tuple(kind for kind, _ in _OUTCOMES) as error:
         outcome = next(outcome for kind, outcome in _OUTCOMES if isinstance(error, kind))
-        # A server that is full or refuses us says the same to the next try; a dead replica has a living neighbour, and
-        # so may a server that died under an episode.
+        # A full server, or one that refuses us, would answer the retry likewise. A dead replica, or a server that died
+        # during an episode, may have a healthy replacement.
         has_died = isinstance(error, UnreachableError) and attempt.desktop_info is not None
         retry = isinstance(error, ReplicaError | SetupError) or has_died
         return _Ending(

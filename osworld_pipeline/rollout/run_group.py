@@ -1,4 +1,4 @@
-"""Groups of sibling episodes, run side by side on as many replicas as there are."""
+"""Groups of sibling episodes, run concurrently on the available replicas."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -18,30 +18,30 @@ from osworld_pipeline.rollout.run_episode import (
 )
 
 OnEpisode = Callable[[Episode], None]
-"""Hears of each episode as it ends; what it raises ends the run."""
+"""Called with each episode as it ends; its exceptions end the run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupPlan:
-    """What the groups of one update have in common."""
+    """Settings shared by the groups of one update."""
 
     stage_key: str
     update: int
     group_size: int
     checkpoint_id: str
-    """The checkpoint that plays; in training the one that is being trained."""
+    """The checkpoint that is sampled; in training the one that is being trained."""
     sampling: SamplingParams
-    """Its seed is the base from which every episode's own is derived."""
+    """Its seed is the base from which each episode's seed is derived."""
     purpose: EpisodePurpose = EpisodePurpose.TRAIN
     run_ids: Mapping[str, str] = field(default_factory=dict)
     stage: str = ""
-    """Of the checkpoint."""
+    """Stage of the checkpoint."""
     parent_id: str = ""
-    """As EpisodePlan's."""
+    """As in EpisodePlan."""
     min_valid: int = 2
-    """A group with fewer valid episodes has its faulty ones run again."""
+    """In a group with fewer valid episodes, the faulty ones are run again."""
     max_resamples: int = 0
-    """How often."""
+    """Maximum number of repetitions."""
 
 
 def group_id_of(stage_key: str, update: int, group_index: int) -> str:
@@ -49,9 +49,9 @@ def group_id_of(stage_key: str, update: int, group_index: int) -> str:
 
 
 def plan_episode(plan: GroupPlan, group_id: str, sample_index: int, *, resample: int = 0) -> EpisodePlan:
-    """Ids and seed depend on the plan and the group's name alone, so that a rerun samples the same episodes.
+    """Ids and seed depend only on the plan and the group's name, so that a rerun samples the same episodes.
 
-    `resample`: how often this member has been run before, all faults.
+    `resample`: how many times this member has been run before, always with a fault.
     """
     episode_id = f"{group_id}-s{sample_index:02d}" + (f"-r{resample}" if resample else "")
     seed = derive_seed(plan.sampling.seed, episode_id)
@@ -71,12 +71,12 @@ def plan_episode(plan: GroupPlan, group_id: str, sample_index: int, *, resample:
 
 
 async def run_group(task: Task, plan: GroupPlan, group_id: str, *, run_one: RunEpisode) -> RolloutGroup:
-    """`plan.group_size` episodes of the task side by side. Where faults leave fewer than `plan.min_valid`, the faulty
-    members are run again, at most `plan.max_resamples` times. All that ran stay in the group, in the order planned;
-    `valid_episodes` leaves the faulty ones out.
+    """Runs `plan.group_size` episodes of the task concurrently. If faults leave fewer than `plan.min_valid`, the faulty
+    members are run again, at most `plan.max_resamples` times. All episodes stay in the group in planned order;
+    `valid_episodes` omits the faulty ones.
 
     Raises:
-        RecipeError, StoreError: as run_episode; the other episodes are cancelled and give their desktops back.
+        RecipeError, StoreError: as run_episode; the other episodes are cancelled and release their desktops.
     """
     episodes: list[Episode] = []
     missing = list(range(plan.group_size))
@@ -105,7 +105,7 @@ async def run_groups(
     settings: EpisodeSettings,
     on_episode: OnEpisode | None = None,
 ) -> tuple[RolloutGroup, ...]:
-    """A group for each task, in the order of the tasks, at most one episode for each replica at a time.
+    """Runs a group for each task, in task order, with at most one episode per replica at a time.
 
     Raises:
         RecipeError, StoreError: as run_group.
@@ -118,12 +118,12 @@ async def run_groups(
 async def gather_groups(
     planned: Sequence[tuple[Task, GroupPlan, str]], run_one: RunEpisode
 ) -> tuple[RolloutGroup, ...]:
-    """Groups side by side, in the order planned. Raises as run_group."""
+    """Runs groups concurrently and returns them in planned order. Raises as run_group."""
     try:
         async with asyncio.TaskGroup() as running:
             jobs = [running.create_task(run_group(*group, run_one=run_one)) for group in planned]
     except BaseExceptionGroup as failures:
-        # One cause ended the run; the others are its echo.
+        # One error ended the run; the others are consequences.
         raise failures.exceptions[0] from failures
     return tuple(job.result() for job in jobs)
 
@@ -135,13 +135,14 @@ async def run_episodes(
     settings: EpisodeSettings,
     on_episode: OnEpisode | None = None,
 ) -> tuple[Episode, ...]:
-    """Episodes in the order planned, at most one for each replica at a time."""
+    """Runs episodes and returns them in planned order, at most one per replica at a time."""
     run_one = in_turn(episode_runner(tools, settings), settings.desktop.num_replicas, on_episode=on_episode)
     return await gather_episodes(planned, run_one)
 
 
 async def gather_episodes(planned: Sequence[tuple[Task, EpisodePlan]], run_one: RunEpisode) -> tuple[Episode, ...]:
-    """Episodes side by side, in the order planned; the first error cancels the others and is raised as itself."""
+    """Runs episodes concurrently and returns them in planned order; the first error cancels the others and is
+    raised."""
     try:
         async with asyncio.TaskGroup() as running:
             jobs = [running.create_task(_as_coroutine(run_one, *one)) for one in planned]
@@ -151,7 +152,7 @@ async def gather_episodes(planned: Sequence[tuple[Task, EpisodePlan]], run_one: 
 
 
 def in_turn(run_one: RunEpisode, num_slots: int, *, on_episode: OnEpisode | None = None) -> RunEpisode:
-    """At most `num_slots` episodes at a time, first come first served; across all callers of what is returned."""
+    """At most `num_slots` episodes at a time, first come first served, across all callers of the returned function."""
     slots = asyncio.Semaphore(num_slots)
 
     async def run(task: Task, plan: EpisodePlan) -> Episode:
@@ -165,11 +166,11 @@ def in_turn(run_one: RunEpisode, num_slots: int, *, on_episode: OnEpisode | None
 
 
 def require_services(episodes: Sequence[Episode]) -> None:
-    """For a caller that cannot go on without a single episode: a desktop is one, and a policy is the other.
+    """For a caller that needs at least one episode with a working desktop and policy.
 
     Raises:
-        EnvServerError, EngineError: every episode ended in a fault of the environment or of the policy engine; of which
-            more did, and how the first one of them.
+        EnvServerError, EngineError: every episode ended in a fault of the environment or of the policy engine; names
+            the more frequent kind and its first error.
     """
     if not episodes or not all(one.outcome in (Outcome.ENV_FAULT, Outcome.POLICY_FAULT) for one in episodes):
         return

@@ -1,4 +1,4 @@
-"""What one action did, measured from the observations before and after it (as in Slime-OSWorld)."""
+"""The effects of one action, measured from the observations before and after it (as in Slime-OSWorld)."""
 
 import re
 
@@ -23,13 +23,13 @@ def screen_thumbnail(screenshot: bytes) -> np.ndarray:
     """The screenshot as 64x64 greyscale, 0..1.
 
     Raises:
-        ReplicaError: the bytes are no image.
+        ReplicaError: the bytes are not an image.
     """
     try:
         with open_picture(screenshot) as image:
             grey = image.convert("L").resize((THUMBNAIL_SIDE, THUMBNAIL_SIDE), Image.Resampling.BILINEAR)
     except (OSError, Image.DecompressionBombError) as error:
-        raise ReplicaError(f"the desktop sent a screenshot of {len(screenshot)} bytes that is no image") from error
+        raise ReplicaError(f"the desktop sent a screenshot of {len(screenshot)} bytes that is not an image") from error
     return np.asarray(grey, dtype=np.float32) / 255.0
 
 
@@ -41,7 +41,7 @@ def screen_diff(before: bytes, after: bytes) -> float:
 
 
 def target_element(description: str) -> str | None:
-    """What the description says the action is aimed at: its first quoted name, else the words after the verb."""
+    """The target of the action in the description: its first quoted name, or else the words after the verb."""
     match = _QUOTED.search(description)
     if match:
         return match.group(1).strip() or None
@@ -60,7 +60,7 @@ def step_signals(
     error: str | None,
     diff_threshold: float,
 ) -> StepSignals:
-    """`after` is `before` where nothing ran. Decodes two screenshots: call it in a thread."""
+    """`after` equals `before` if no action ran. Decodes two screenshots: call it in a thread."""
     diff = screen_diff(before.screenshot, after.screenshot)
     target = target_element(turn.description)
     tree_before, tree_after = before.accessibility_tree or "", after.accessibility_tree or ""
@@ -84,5 +84,5 @@ def step_signals(
 
 
 def _whole(coordinate: int | float) -> int:
-    """A share of a side counts in thousandths, since the column is a whole number."""
+    """A relative coordinate is stored in thousandths, because the column is an integer."""
     return coordinate if isinstance(coordinate, int) else round(1000 * coordinate)

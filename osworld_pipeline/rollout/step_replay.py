@@ -1,7 +1,8 @@
-"""A ring of steps with their discounted returns, as OSGym's data servers sample from: filled by episodes as they end,
-or from the store by a condition in SQL. A return is G_t = r_t + gamma G_(t+1), and that of the last step its reward.
+"""A ring buffer of steps with discounted returns, the sampling source of OSGym's data servers: filled by episodes as
+they end, or from the store by an SQL condition. A return is G_t = r_t + gamma G_(t+1); that of the last step is its
+reward.
 
-The grader's score is the last step's reward, all others have none; a fault has no reward, so it never enters.
+The reward of the last step is the grader's score, all others are 0; a fault has no reward and is not added.
 """
 
 import random
@@ -46,7 +47,7 @@ class ReplayStep:
     observation_text: str
     response_text: str
     action: str | None
-    """Canonical JSON; None where nothing could be parsed."""
+    """Canonical JSON; None if nothing could be parsed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,17 +62,17 @@ class StepReplayStats:
     num_steps: int
     num_episodes: int
     num_below: int
-    """Steps whose return is under the balance threshold."""
+    """Steps with a return below the balance threshold."""
     num_above: int
     """The others."""
     outcome_mean: float | None
-    """Mean reward of last steps; None where there is none."""
+    """Mean reward of last steps; None if there are none."""
     episodes_by_num_steps: Mapping[int, int]
-    """How many episodes have so many steps in the ring."""
+    """Number of episodes by their number of steps in the ring."""
 
 
 class StepReplayBuffer:
-    """The newest `capacity` steps of ended episodes; any thread may call it."""
+    """The newest `capacity` steps of ended episodes; thread-safe."""
 
     def __init__(
         self,
@@ -82,13 +83,13 @@ class StepReplayBuffer:
         balance_threshold: float = 0.1,
         seed: int = 0,
     ) -> None:
-        """`only_keep_outcome`: of each episode the last step alone.
+        """`only_keep_outcome`: keeps only the last step of each episode.
 
         Raises:
-            ValueError: a capacity under 1, or a discount outside 0..1.
+            ValueError: a capacity below 1, or a discount outside 0..1.
         """
         if capacity < 1 or not 0.0 <= reward_discount <= 1.0:
-            raise ValueError(f"a capacity of {capacity} and a reward discount of {reward_discount} cannot be")
+            raise ValueError(f"invalid capacity {capacity} or reward discount {reward_discount}")
         self._discount = reward_discount
         self._only_keep_outcome = only_keep_outcome
         self._threshold = balance_threshold
@@ -99,8 +100,8 @@ class StepReplayBuffer:
 
     @classmethod
     def from_store(cls, state: StateDir, where: str = "true", *, capacity: int = CAPACITY, **settings: Any) -> Self:
-        """Filled with the newest valid episodes for which `where` holds: SQL over `e`, the episodes table. It is part
-        of the query, so it must come from the user who runs the program.
+        """Filled with the newest valid episodes for which `where` holds: SQL over `e`, the episodes table. It becomes
+        part of the query, so it must come from the user who runs the program.
 
         Raises:
             TableError: the tables cannot be read, or the condition is not SQL.
@@ -122,7 +123,7 @@ class StepReplayBuffer:
         return len(self._ring)
 
     def add_step(self, step: ReplayStep, *, reward: float, is_last: bool) -> None:
-        """Collects a step of an episode that is under way; with its last one they all enter the ring."""
+        """Collects a step of a running episode; its last step adds all of them to the ring."""
         with self._lock:
             steps = self._open.setdefault(step.episode_id, [])
             steps.append((step, reward))
@@ -130,12 +131,12 @@ class StepReplayBuffer:
                 self._enter(self._open.pop(step.episode_id))
 
     def discard(self, episode_id: str) -> None:
-        """Forgets an episode that is under way and will not end well."""
+        """Discards the collected steps of a running episode that will not end well."""
         with self._lock:
             self._open.pop(episode_id, None)
 
     def add_episode(self, episode: Episode) -> int:
-        """An ended episode; returns how many steps entered, none where it ended in a fault or a timeout."""
+        """Adds an ended episode; returns the number of added steps, 0 if it ended in a fault or a timeout."""
         if not episode.outcome.is_valid or episode.reward is None or not episode.steps:
             return 0
         steps = [
@@ -154,8 +155,8 @@ class StepReplayBuffer:
             return self._enter([*((step, 0.0) for step in steps[:-1]), (steps[-1], episode.reward.task)])
 
     def sample(self, count: int, *, is_balanced: bool = False) -> list[SampledStep]:
-        """Distinct steps at random, all there are where they are fewer; with `is_balanced` as many as can be half below
-        and half above the threshold (the odd one above)."""
+        """Distinct random steps, or all if there are fewer; with `is_balanced` the largest number of which half are
+        below and half above the threshold (an odd one above)."""
         with self._lock:
             steps = list(self._ring)
             if not is_balanced:
@@ -184,7 +185,7 @@ class StepReplayBuffer:
         )
 
     def clear(self) -> None:
-        """Forgets all steps, of episodes under way too."""
+        """Removes all steps, including those of running episodes."""
         with self._lock:
             self._ring.clear()
             self._open.clear()

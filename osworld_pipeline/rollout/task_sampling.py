@@ -1,11 +1,11 @@
-"""Which task comes next: each in turn, or more often those that teach most just now.
+"""Selects the next task: each in rotation, or more often those that currently teach most.
 
-`curriculum` draws a task in proportion to
+`curriculum` draws a task with probability proportional to
 
     max(floor, 1 - |p - target| / max(target, 1 - target)),    p = (successes + 2 target) / (episodes + 2)
 
-over the valid episodes of its last 8 groups: 1 where the success rate is on target, `floor` where it is as far from it
-as can be. A task that was never tried has p = target, so it comes as often as the best.
+over the valid episodes of its last 8 groups: 1 if the success rate is on target, `floor` if it is as far from it as
+possible. A task that was never tried has p = target, so it has the maximum weight.
 """
 
 import itertools
@@ -21,50 +21,49 @@ from osworld_pipeline.rollout.replay_strategies import weighted_order
 from osworld_pipeline.tables.recent_success import RecentEpisodes
 
 RECENT_GROUPS = 8
-"""How many of a task's last groups tell how it fares."""
+"""Number of a task's last groups that determine its success rate."""
 PRIOR_EPISODES = 2.0
 
 ReadRecent = Callable[[int], Mapping[str, RecentEpisodes]]
-"""How the tasks fared before an update. Blocks; raises TableError."""
+"""Recent episodes by task before an update. Blocks; raises TableError."""
 
 
 class TaskSampler(Protocol):
-    """Depends on the seed and on what `look` saw, on nothing else; so a rerun draws the same tasks."""
+    """Depends only on the seed and on the data read by `look`, so a rerun draws the same tasks."""
 
     def look(self, update: int) -> None:
-        """Turns to what is known before `update`. Blocks: call it in a thread. Raises TableError."""
+        """Reads the data known before `update`. Blocks: call it in a thread. Raises TableError."""
         ...
 
     def tasks_of(self, update: int) -> Iterator[Task]:
-        """The tasks of an update, and then, without an end, those that may take a place in it: first those that it
-        has not."""
+        """The tasks of an update, then an endless sequence of replacements, first those that are not in the update."""
         ...
 
     def task_of(self, serial: int) -> Task:
-        """Of the group with this number, where groups are not planned update by update."""
+        """The task of the group with this number, if groups are not planned per update."""
         ...
 
 
 class RoundRobin:
-    """Every task once, in seeded order, before any comes again. The domains are spread evenly over that order, so that
-    updates in a row train on nearly the same mixture of them."""
+    """Every task once, in seeded order, before any repeats. Domains are spread evenly over that order, so that
+    successive updates train on nearly the same mixture of them."""
 
     def __init__(self, tasks: Sequence[Task], *, seed: str, tasks_per_update: int) -> None:
         self._tasks = require_tasks(tasks)
         self._seed = seed
         self._tasks_per_update = tasks_per_update
-        # Two rounds: an update may end one and begin the next.
+        # Two rounds: an update may cross from one to the next.
         self._round = lru_cache(maxsize=2)(self._order_of)
 
     def look(self, update: int) -> None:
-        """The order is known beforehand."""
+        """The order is fixed."""
 
     def tasks_of(self, update: int) -> Iterator[Task]:
         seen: set[str] = set()
         start = update * self._tasks_per_update
         for position in itertools.count(start):
             task = self.task_of(position)
-            # Only a task in another's place must not be one that the update has already.
+            # Only replacements are checked against the tasks of the update.
             if position < start + self._tasks_per_update or task.task_id not in seen or len(seen) == len(self._tasks):
                 seen.add(task.task_id)
                 yield task
@@ -78,7 +77,7 @@ class RoundRobin:
 
 
 class Curriculum:
-    """Drawn in proportion to the weights above, without a task's coming twice in one update where there are others."""
+    """Draws with the weights above, without repeating a task within an update while others remain."""
 
     def __init__(
         self, tasks: Sequence[Task], *, seed: str, target: float, floor: float, read_recent: ReadRecent
@@ -110,7 +109,7 @@ class Curriculum:
 
 
 def task_weight(recent: RecentEpisodes, *, target: float, floor: float) -> float:
-    """The formula at the head of this file; `floor` to 1."""
+    """The formula in the module docstring; `floor` to 1."""
     rate = (recent.num_successes + PRIOR_EPISODES * target) / (recent.num_valid + PRIOR_EPISODES)
     return max(floor, 1.0 - abs(rate - target) / max(target, 1.0 - target))
 
@@ -118,7 +117,7 @@ def task_weight(recent: RecentEpisodes, *, target: float, floor: float) -> float
 def open_task_sampler(
     tasks: Sequence[Task], section: RolloutSection, *, seed: str, tasks_per_update: int, read_recent: ReadRecent
 ) -> TaskSampler:
-    """The sampler that the recipe names. Raises TableError where there are no tasks."""
+    """The sampler that the recipe names. Raises TableError if there are no tasks."""
     if section.task_sampling == "round_robin":
         return RoundRobin(tasks, seed=seed, tasks_per_update=tasks_per_update)
     return Curriculum(
@@ -131,8 +130,8 @@ def open_task_sampler(
 
 
 def spread_by_domain(tasks: Sequence[Task], rng: random.Random) -> list[Task]:
-    """A random order in which any stretch holds nearly the share of each domain that the whole has: the k-th of a
-    domain's n tasks, shuffled, stands at (k + u) / n of the way, u drawn once for the domain."""
+    """A random order in which every section has nearly the overall share of each domain: the k-th of a domain's n
+    shuffled tasks is at (k + u) / n of the order, with u drawn once per domain."""
     domains: dict[str, list[Task]] = {}
     for task in tasks:
         domains.setdefault(task.domain, []).append(task)

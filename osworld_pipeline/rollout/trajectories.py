@@ -1,4 +1,4 @@
-"""Episodes and replay rows as the trainer sees them. An episode's token ids are the sampler's own."""
+"""Converts episodes and replay rows to trajectories for the trainer. An episode's token ids are the sampler's own."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,16 +17,16 @@ ReadBlob = Callable[[str], bytes]
 def episode_trajectories(
     episode: Episode, read_blob: ReadBlob, *, advantage: float = 0.0, weight: float = 1.0
 ) -> list[Trajectory]:
-    """A valid episode as its sequences, screenshots read back by hash when they are needed. They share the advantage
-    and the temperature of the sampling (1 for greedy decoding, whose log-probabilities are those of temperature 1).
+    """The sequences of a valid episode; screenshots are read by hash on use. They share the advantage and the
+    temperature of the sampling (1 for greedy decoding, whose log-probabilities are those of temperature 1).
 
     Raises:
-        ValueError: the episode ended in a fault or a timeout, or holds no sampled token.
+        ValueError: the episode ended in a fault or a timeout, or has no sampled tokens.
     """
     if not episode.outcome.is_valid:
         raise ValueError(f"episode {episode.episode_id} ended in {episode.outcome}: it is not trained on")
     if not any(any(sequence.response_mask) for sequence in episode.sequences):
-        raise ValueError(f"episode {episode.episode_id} holds no sampled token")
+        raise ValueError(f"episode {episode.episode_id} has no sampled tokens")
     is_one = episode.context_mode is ContextMode.APPEND
     return [
         Trajectory(
@@ -56,12 +56,12 @@ def replay_trajectories(
     weight: float = 1.0,
     is_replay: bool = True,
 ) -> list[Trajectory]:
-    """A replay row (or, with `is_replay=False`, a demonstration for SFT) as the agent's own episodes are: in its
-    dialect, at its size of image, and in its context mode. `temperature`: of the phase that trains on it.
+    """A replay row (or, with `is_replay=False`, a demonstration for SFT) in the form of the agent's own episodes: its
+    dialect, image size and context mode. `temperature`: of the phase that trains on it.
 
     Raises:
-        ValueError: placeholders and images disagree, an image is damaged, a turn cannot be said in the agent's dialect,
-            or nothing fits the context; names the row.
+        ValueError: placeholders and images disagree, an image is damaged, a turn cannot be expressed in the agent's
+            dialect, or nothing fits the context; names the row.
         StoreError: an image is missing.
     """
     try:
@@ -97,23 +97,23 @@ def online_replay_trajectories(
     advantage: float = 0.0,
     weight: float = 1.0,
 ) -> list[Trajectory]:
-    """A recorded success as its own sampled tokens, injected again.
+    """A recorded success with its own sampled tokens, injected again.
 
-    The log-probabilities that were sampled with them belong to an older policy, so they are left out: as for every
-    replay row the trainer takes its own from before the update, at the `temperature` of the phase that trains on it.
+    Its sampled log-probabilities belong to an older policy, so they are omitted: as for every replay row, the trainer
+    computes its own before the update, at the `temperature` of the phase that trains on it.
 
     Raises:
-        ValueError: its tokens are of another processor, or more than `max_tokens`, or it is not to be trained on.
+        ValueError: its tokens belong to another processor, exceed `max_tokens`, or must not be trained on.
         StoreError: a screenshot is missing.
     """
     if episode.processor_digest and episode.processor_digest != processor_digest:
-        raise ValueError(f"episode {episode.episode_id} holds tokens of another processor ({episode.processor_digest})")
+        raise ValueError(f"episode {episode.episode_id} has tokens of another processor ({episode.processor_digest})")
     longest = max((len(sequence.token_ids) for sequence in episode.sequences), default=0)
     if longest > max_tokens:
         raise ValueError(f"episode {episode.episode_id} has {longest} tokens, more than the context of {max_tokens}")
     trajectories = episode_trajectories(episode, read_blob, advantage=advantage, weight=weight)
     for screenshot in dict.fromkeys(step.screenshot_sha256 for step in episode.steps):
-        read_blob(screenshot)  # one that is missing must be known now, not in the middle of an update
+        read_blob(screenshot)  # fails now if it is missing, not in the middle of an update
     return [
         replace(
             trajectory,

@@ -1,7 +1,6 @@
-"""Which share of the time environments, engine and trainer are busy, since the last look and since the start.
+"""The share of the time in which environments, engine and trainer are busy, since the last call and since the start.
 
-Environments: replicas held by an episode / replicas. Engine: time with at least one request in it. Trainer: time in an
-update.
+Environments: replicas with an episode / replicas. Engine: time with at least one request. Trainer: time in an update.
 """
 
 import time
@@ -16,11 +15,11 @@ from osworld_pipeline.protocols import GenerateRequest, GenerateResult, PolicyEn
 from osworld_pipeline.rollout.run_episode import EpisodePlan, RunEpisode
 
 Clock = Callable[[], float]
-"""Seconds from some start."""
+"""Seconds from an arbitrary start."""
 
 
 class BusyMeter:
-    """How many of `capacity` units are busy, summed over time. Use it from one event loop."""
+    """The number of busy units of `capacity`, summed over time. Use it from one event loop."""
 
     def __init__(self, capacity: int, *, clock: Clock = time.monotonic) -> None:
         self._capacity = capacity
@@ -40,7 +39,7 @@ class BusyMeter:
             self._change(-1)
 
     def shares(self) -> tuple[float, float]:
-        """0..1: since the last call of this, and since the start."""
+        """In 0..1: since the last call of this method, and since the start."""
         self._change(0)
         (marked_at, marked_s), self._marked = self._marked, (self._changed, self._unit_s)
         return (
@@ -74,7 +73,7 @@ class Utilisation:
 
 
 def metered(run_one: RunEpisode, meter: BusyMeter) -> RunEpisode:
-    """The same, with a unit of `meter` busy for as long as an episode runs."""
+    """The same function; a unit of `meter` is busy while an episode runs."""
 
     async def run(task: Task, plan: EpisodePlan) -> Episode:
         with meter.busy():
@@ -84,7 +83,7 @@ def metered(run_one: RunEpisode, meter: BusyMeter) -> RunEpisode:
 
 
 class MeteredEngine:
-    """An engine as it is, with its meter running while it answers."""
+    """Wraps an engine; its meter runs while it answers."""
 
     def __init__(self, engine: PolicyEngine, meter: BusyMeter) -> None:
         self.name = engine.name

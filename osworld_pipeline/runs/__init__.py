@@ -1,2 +1,2 @@
-"""The programs, one per stage. Each is `main(job, report) -> result`, started in a process of its own by
+"""The programs, one per stage. Each is a function `main(job, report) -> result` and runs in its own process, started by
 `python -m osworld_pipeline.runs <program>` with its job as JSON on standard input."""

@@ -1,7 +1,8 @@
-"""Runs one program in this process: job from stdin, progress through Dagster Pipes where there is a session. A job that
-names its `parent_pid` ends when that process does.
+"""Runs one program in this process. Reads the job from stdin and reports progress through Dagster Pipes if a session is
+open.
+A job that names its `parent_pid` ends when that process ends.
 
-Exit status: 0 done; 2 an error that a retry cannot mend; 3 one that it may; 143 told to stop.
+Exit status: 0 success; 2 an error that a retry cannot fix; 3 an error that a retry may fix; 143 stopped by SIGTERM.
 """
 
 import importlib
@@ -51,7 +52,7 @@ def main(argv: list[str]) -> int:
     job = read_job()
     signal.signal(signal.SIGTERM, stop)
     if RANK_OF in argv:
-        # A rank that waits in a collective hears no signal but KILL; checkpoints are whole or absent all the same.
+        # A rank that waits in a collective handles no signal except SIGKILL; checkpoints are atomic in any case.
         die_with_parent(signal.SIGKILL, parent_pid=int(argv[argv.index(RANK_OF) + 1]))
         if os.environ["RANK"] != "0":
             return run_program(argv[0], job, write_final_message)
@@ -71,12 +72,12 @@ def main(argv: list[str]) -> int:
 
 
 def program_module(program: str) -> str | None:
-    """Where its `main(job, report)` is; None where there is no such program. A dotted name is a module of one's own."""
+    """The module of `main(job, report)`; None if there is no such program. A dotted name is a module of the user."""
     return PROGRAMS.get(program) or (program if "." in program else None)
 
 
 def read_job() -> dict[str, Any]:
-    """From stdin. Ranks share one: where it is a file, each reads it from its beginning."""
+    """Reads stdin. Ranks share it: if it is a file, each rank reads it from the beginning."""
     status = os.fstat(0)
     if stat.S_ISREG(status.st_mode):
         return json.loads(os.pread(0, status.st_size, 0))
@@ -84,7 +85,7 @@ def read_job() -> dict[str, Any]:
 
 
 def run_program(program: str, job: dict[str, Any], report: Report) -> int:
-    """Reports `{"kind": "result"|"error", ...}` as its last message; returns the exit status."""
+    """The last message is `{"kind": "result"|"error", ...}`; returns the exit status."""
     try:
         result = importlib.import_module(str(program_module(program))).main(job, report)
     except PipelineError as error:
@@ -93,10 +94,10 @@ def run_program(program: str, job: dict[str, Any], report: Report) -> int:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return EXIT_RETRYABLE if retryable else EXIT_FATAL
     except (Stopped, KeyboardInterrupt):
-        report({"kind": "error", "type": "Stopped", "message": f"{program} was told to stop", "retryable": False})
+        report({"kind": "error", "type": "Stopped", "message": f"{program} was stopped", "retryable": False})
         return EXIT_STOPPED
     if "state_root" in job and os.environ.get("RANK", "0") == "0":
-        # Here, so that it imports nothing for a program that fails.
+        # Imported here, so that a program that fails imports nothing more.
         from osworld_pipeline.store.merging import merge_parts
         from osworld_pipeline.store.packing import pack_some
 
@@ -108,7 +109,7 @@ def run_program(program: str, job: dict[str, Any], report: Report) -> int:
 
 
 def write_final_message(message: Mapping[str, Any]) -> None:
-    """How a rank failed, into the file that torchrun gave it; all that any rank but 0 reports."""
+    """Writes the failure of a rank to the file that torchrun provides; ranks other than 0 report nothing else."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if message["kind"] == "error" and path:
         with open(path, "w") as file:

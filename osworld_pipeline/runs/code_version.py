@@ -1,4 +1,4 @@
-"""The version of a piece of our code: a digest of its source files, so that what it made is known to be its."""
+"""The version of a part of our code: a digest of its source files, stored with its output."""
 
 import hashlib
 import importlib.util
@@ -8,8 +8,8 @@ from pathlib import Path
 
 @cache
 def code_version(*names: str) -> str:
-    """Twelve hexadecimal digits over the sources of these modules and packages (without the packages below them), which
-    are found and not imported."""
+    """Twelve hexadecimal digits over the sources of these modules and packages (without subpackages). Modules are
+    located but not imported."""
     digest = hashlib.sha256()
     for name in sorted(names):
         spec = importlib.util.find_spec(name)

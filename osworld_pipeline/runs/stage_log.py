@@ -1,7 +1,7 @@
-"""The record that the program of a training stage keeps while it trains: its starts, and a row for each update.
+"""The training record of a stage, written while it trains: its starts, and a row for each update.
 
-It is written to the trajectory store, with the checkpoints, whether or not MLflow answers. A resumed program takes
-back the updates after its checkpoint, which it makes again; rows of many fast updates are written together.
+It is written to the trajectory store with the checkpoints, independently of MLflow. A resumed program removes the
+updates after its checkpoint, which it repeats; rows of many fast updates are written together.
 """
 
 import os
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from osworld_pipeline.store import TrajectoryStore
 
 FAST_UPDATES_S = 5.0
-"""Updates that follow each other faster are written together, at least so often."""
+"""Rows of updates that follow each other faster are written together, at least this often."""
 
 
 class StageLog:
-    """Of one attempt at a stage; use it by `stage_log`. Blocks while it writes."""
+    """The log of one attempt at a stage; open it with `stage_log`. Blocks while it writes."""
 
     def __init__(self, store: "TrajectoryStore", attempt: StageAttempt, *, gather_s: float) -> None:
         self._store = store
@@ -34,8 +34,8 @@ class StageLog:
         self._stopped = ""
 
     def add(self, update: int, metrics: Mapping[str, float], *, started_at: float) -> None:
-        """The update `update` (from 1), which began at `started_at` (Unix time) and ends now; what was written of it
-        before is replaced. Raises StoreError."""
+        """Adds update `update` (from 1), which began at `started_at` (Unix time) and ends now; replaces what was
+        written for it before. Raises StoreError."""
         self._waiting.append(
             UpdateRecord(
                 stage=self._attempt.stage,
@@ -49,18 +49,19 @@ class StageLog:
             self.flush()
 
     def flush(self) -> None:
-        """Writes what waits: call it before a checkpoint is saved, so that no part spans one. Raises StoreError."""
+        """Writes pending rows. Call it before a checkpoint is saved, so that no part spans a checkpoint. Raises
+        StoreError."""
         if self._waiting:
             self._store.write_updates(_part(self._attempt.stage, self._waiting[0].update), self._waiting)
             self._waiting = []
         self._written_at = time.monotonic()
 
     def stop(self, reason: str) -> None:
-        """The stage stops here and can be resumed."""
+        """Records that the stage stops here and can be resumed."""
         self._stopped = reason
 
     def take_back(self, num_updates: int) -> None:
-        """Empties what an earlier attempt wrote of the updates after `num_updates`. Raises StoreError."""
+        """Removes the rows of an earlier attempt for the updates after `num_updates`. Raises StoreError."""
         prefix = _part(self._attempt.stage, None)
         for part in self._store.existing_parts("updates", prefix=prefix):
             number = part.removeprefix(prefix)
@@ -85,7 +86,7 @@ class StageLog:
 def stage_log(
     store: "TrajectoryStore", stage: TrainingStage, *, num_updates: int, gather_s: float = 0.0
 ) -> Iterator[StageLog]:
-    """`num_updates`: how many are done. `gather_s`: rows wait so long for others.
+    """`num_updates`: how many are done. `gather_s`: maximum time that rows wait to be written together.
 
     Raises:
         StoreError: the file system refused.
@@ -112,5 +113,5 @@ def stage_log(
 
 
 def _part(stage: TrainingStage, first_update: int | None) -> str:
-    """Or what the names of all parts of the stage begin with."""
+    """The name of a part; with None, the common prefix of the stage's parts."""
     return f"{stage.stage_key}-u" + ("" if first_update is None else f"{first_update:06d}")

@@ -1,5 +1,5 @@
-"""What a training will take, before anything starts: stages, episodes, processes, desktops, memory and disk. Pure
-arithmetic on a recipe; times come from episodes that this state has recorded."""
+"""Estimates the cost of a training before it starts: stages, episodes, processes, desktops, memory and disk. Arithmetic
+on a recipe; times come from episodes recorded in this state."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -14,10 +14,11 @@ from osworld_pipeline.tables.catalog import fresh_views
 from osworld_pipeline.training.model_shapes import ModelShape, shape_of
 
 MASTER_BYTES = 4
-"""Of a trained parameter's float32 master in a checkpoint's optimiser state; the two moments take twice as much."""
+"""Bytes of a trained parameter's float32 master in a checkpoint's optimiser state; the two moments need twice as
+much."""
 NUM_BYTES = {"float32": 4, "bfloat16": 2}
 MIN_EPISODES = 10
-"""Recorded episodes below this give no estimate of time."""
+"""Fewer recorded episodes give no time estimate."""
 NUM_RECENT = 1000
 _RECENT = """
 SELECT times_s['total'] AS total_s FROM episodes
@@ -31,26 +32,26 @@ class StagePlan:
     stage: Stage
     num_updates: int
     num_episodes: int
-    """Rollouts, without repetitions of faulty ones and without groups that are run in place of others."""
+    """Rollouts, without repeated faulty ones and replacement groups."""
     how: str
-    """The product that the episodes, or the examples of SFT, come from."""
+    """The product that gives the number of episodes, or of SFT examples."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingPlan:
     stages: tuple[StagePlan, ...]
     num_processes: int
-    """Ranks of the trainer; each takes one GPU where there are GPUs."""
+    """Ranks of the trainer; each uses one GPU if there are GPUs."""
     engine: str
     desktops: str
     num_slots: int
-    """Episodes that run at once."""
+    """Number of concurrent episodes."""
     checkpoint_bytes: int | None
-    """Weights and optimiser state of one checkpoint; None where the model's size is unknown."""
+    """Weights and optimiser state of one checkpoint; None if the model's size is unknown."""
     num_checkpoints: int
-    """That are kept at the same time, at most."""
+    """Maximum number of checkpoints kept at the same time."""
     episode_s: float | None
-    """Median wall time of this state's latest training episodes; None where there are too few."""
+    """Median wall time of this state's latest training episodes; None if there are too few."""
 
     @property
     def num_episodes(self) -> int:
@@ -58,7 +59,7 @@ class TrainingPlan:
 
     @property
     def rollout_s(self) -> float | None:
-        """Estimate: episodes x median time of an episode / episodes at once."""
+        """Estimate: episodes x median episode time / concurrent episodes."""
         return None if self.episode_s is None else self.num_episodes * self.episode_s / self.num_slots
 
     def as_json(self) -> dict[str, Any]:
@@ -68,7 +69,7 @@ class TrainingPlan:
 def plan_training(recipe: Recipe, stages: Sequence[Stage], state: StateDir) -> TrainingPlan:
     """
     Raises:
-        StoreError: the folder of the recipe's model does not give its sizes.
+        StoreError: the folder of the recipe's model does not contain its sizes.
         TableError: the episodes of this state cannot be read.
     """
     trained = [stage for stage in stages if stage is not Stage.BASE]
@@ -82,7 +83,7 @@ def plan_training(recipe: Recipe, stages: Sequence[Stage], state: StateDir) -> T
         engine=f"{engine.kind} at {', '.join(engine.urls)}" if engine.urls else f"{engine.kind}, in the trainer",
         desktops=f"{desktop.num_replicas} on {', '.join(desktop.server_urls)}"
         if is_remote
-        else f"{desktop.num_replicas} local ones on this machine",
+        else f"{desktop.num_replicas} local desktops on this machine",
         num_slots=recipe.rollout.max_concurrent_episodes or desktop.num_replicas,
         checkpoint_bytes=None if shape is None else _checkpoint_bytes(recipe, shape),
         num_checkpoints=sum(_num_kept(recipe, plan) for plan in plans),
@@ -91,7 +92,7 @@ def plan_training(recipe: Recipe, stages: Sequence[Stage], state: StateDir) -> T
 
 
 def _plan_stage(recipe: Recipe, stage: Stage) -> StagePlan | None:
-    """None for a flywheel without a round."""
+    """None for a flywheel without rounds."""
     gspo, flywheel, sft = recipe.gspo, recipe.flywheel, recipe.sft
     if stage is Stage.SFT:
         how = f"{sft.num_updates:,} updates x {sft.batch_size} demonstrations"
@@ -116,13 +117,13 @@ def _plan_stage(recipe: Recipe, stage: Stage) -> StagePlan | None:
 
 
 def _num_kept(recipe: Recipe, plan: StagePlan) -> int:
-    """Of a stage: its end, the last ones to resume from, and milestones."""
+    """Checkpoints of a stage: the final one, the last ones to resume from, and milestones."""
     every = recipe.trainer.keep_every
     return 1 + recipe.trainer.keep_last + (plan.num_updates // every if every else 0)
 
 
 def _checkpoint_bytes(recipe: Recipe, shape: ModelShape) -> int:
-    """Weights in the model's precision, and for each trained parameter a float32 master and two moments."""
+    """Weights in the model's precision, plus a float32 master and two moments of each trained parameter."""
     dtype = getattr(recipe.model, "dtype", "float32")
     lora = recipe.trainer.lora
     if lora is not None:

@@ -1,5 +1,5 @@
-"""Images by content: each is stored under the SHA-256 of its exact bytes, as a file of its own while it is new, later
-in a pack (see packs.py)."""
+"""Images by content: each is stored under the SHA-256 of its bytes, first as a single file, later in a pack (see
+packs.py)."""
 
 import logging
 import os
@@ -20,14 +20,14 @@ from osworld_pipeline.store.touches import TouchJournal
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 INCOMING = "incoming"
-"""Blobs are written here first, so that what killed writers left is found without reading 256 folders."""
+"""Blobs are written here first, so that the files of killed writers are found without reading 256 folders."""
 LOCK = "collect.lock"
 LOCK_TIMEOUT_S = 30.0
 NUM_THREADS = 16
-"""Writers of one batch: a disk syncs many files at once nearly as fast as one."""
+"""Threads for one batch: a disk syncs many files in parallel nearly as fast as one."""
 BATCH = 256
 NUM_LOOKS = 4
-"""For an image, in its file and in packs; the last ones after it was fetched."""
+"""Attempts to find an image, in its file and in packs; the last ones after it was fetched."""
 
 
 class BlobStore:
@@ -39,8 +39,8 @@ class BlobStore:
         self._touched = TouchJournal(root)
 
     def write(self, data: bytes, *, suffix: str) -> str:
-        """Stores `data` unless it is there; returns its SHA-256. From here on it is safe from garbage collection for
-        the grace period. Raises StoreError."""
+        """Stores `data` unless it exists; returns its SHA-256. Garbage collection then keeps it for the grace period.
+        Raises StoreError."""
         sha256 = digest_bytes(data)
         path = self.path(sha256, suffix=suffix)
         if not (path.is_file() and self._touch(path)) and not self._touch_packed(sha256):
@@ -48,12 +48,12 @@ class BlobStore:
         return sha256
 
     def write_many(self, images: Sequence[tuple[bytes, str]]) -> list[str]:
-        """As `write` for each (data, suffix), several at a time. Raises StoreError."""
+        """Like `write` for each (data, suffix), several in parallel. Raises StoreError."""
         with ThreadPoolExecutor(min(NUM_THREADS, max(1, len(images))), thread_name_prefix="blobs") as pool:
             return list(pool.map(lambda image: self.write(image[0], suffix=image[1]), images))
 
     def _touch(self, path: Path) -> bool:
-        """Makes an image as good as new; False where it was collected just now."""
+        """Updates the time of an image; False if it was just collected."""
         with self.locked(is_shared=True):
             try:
                 os.utime(path)
@@ -64,27 +64,27 @@ class BlobStore:
             return True
 
     def _touch_packed(self, sha256: str) -> bool:
-        """Notes that a packed image was stored again; False where no pack has it."""
+        """Records that a packed image was stored again; False if no pack has it."""
         try:
             if self.packs.find(sha256) is None:
                 return False
             with self.locked(is_shared=True):
                 if self.packs.find(sha256) is None:
-                    return False  # collected just now
+                    return False  # just collected
                 self._touched.add(sha256)
                 return True
         except StoreError as error:
             log.warning("image %s gets a file of its own: %s", sha256, error)
-            return False  # readers raise this error; a writer must not fail by it
+            return False  # readers raise this error; a writer must not fail
 
     def locked(self, *, is_shared: bool) -> AbstractContextManager[None]:
-        """Alone, while images are removed; shared, while one that is there is touched. Raises StoreError."""
+        """Exclusive while images are removed; shared while an existing one is touched. Raises StoreError."""
         return locked(
             self.root / LOCK, timeout_s=LOCK_TIMEOUT_S, error=StoreError, what="the image store", is_shared=is_shared
         )
 
     def list(self) -> Iterator[tuple[str, Path, os.stat_result]]:
-        """SHA-256, file and its state of all images that have one, in no order; what goes meanwhile is left out."""
+        """SHA-256, path and stat of all image files, in no order; files removed meanwhile are skipped."""
         for folder in sorted(self.root.glob("[0-9a-f][0-9a-f]")):
             with os.scandir(folder) as entries:
                 for entry in entries:
@@ -94,8 +94,8 @@ class BlobStore:
                             yield name, Path(entry.path), entry.stat()
 
     def remove_unused(self, paths: Iterable[Path], *, before: float) -> tuple[int, int]:
-        """Removes those of `paths` that were not written or touched since `before` (Unix time); returns how many, and
-        their bytes. A writer waits for 256 of them at most."""
+        """Removes those of `paths` that were not written or touched since `before` (Unix time); returns their number
+        and bytes. A writer waits for 256 removals at most."""
         num_removed = num_bytes = 0
         waiting = list(paths)
         for start in range(0, len(waiting), BATCH):
@@ -116,7 +116,7 @@ class BlobStore:
         return self.root / sha256[:2] / f"{sha256}.{suffix}"
 
     def find_file(self, sha256: str) -> Path | None:
-        """The file of an image that has one of its own, whatever its format."""
+        """The image's own file, in any format; None if it has none."""
         paths = (self.path(sha256, suffix=suffix) for suffix in SUFFIXES)
         return next((path for path in paths if path.is_file()), None)
 
@@ -131,7 +131,7 @@ class BlobStore:
         return self._found(sha256, look)
 
     def read(self, sha256: str) -> bytes:
-        """An image, from wherever it is; a cache of an object store fetches it from there.
+        """An image from its file or pack; a cache of an object store fetches missing ones.
 
         Raises:
             StoreError: there is none, its pack is damaged, or the object store cannot be reached.
@@ -144,7 +144,8 @@ class BlobStore:
         return self._found(sha256, look)
 
     def place(self, sha256: str) -> str | None:
-        """Where an image lies below the store's folder: its file, or its pack and its name there. Raises StoreError."""
+        """The location of an image below the store's folder: its file, or its pack and the name in it. Raises
+        StoreError."""
         path = self.find_file(sha256)
         if path is not None:
             return path.relative_to(self.root).as_posix()
@@ -152,7 +153,7 @@ class BlobStore:
         return None if member is None else f"{self.packs.root.name}/{member}"
 
     def _found(self, sha256: str, look: Callable[[], T | None]) -> T:
-        # Packing moves an image from its file to a pack, and a writer may give it a file again.
+        # Packing moves an image from its file to a pack, and a writer may create a file again.
         for number in range(NUM_LOOKS):
             with suppress(FileNotFoundError):
                 found = look()
@@ -166,7 +167,7 @@ class BlobStore:
         )
 
     def _fetch(self, sha256: str) -> bool:
-        """Into a cache of an object store; False where it cannot come from there."""
+        """Fetches an image into a cache of an object store; False if the object store has none."""
         note = read_note(self.root.parent)
         if note is None or note.role != "cache":
             return False
@@ -180,7 +181,7 @@ class BlobStore:
         return False
 
     def _fetch_packed(self, bucket: Bucket, sha256: str) -> bool:
-        """One image out of a pack, with its name in front of it."""
+        """Reads one image of a pack, with its name before it."""
         for entry in self.packs.entries(sha256):
             key = f"{self.root.name}/{self.packs.root.name}/{entry.pack}"
             found = bucket.read_range(key, entry.offset - NAME_BYTES, NAME_BYTES + entry.num_bytes)

@@ -1,8 +1,8 @@
-"""Compaction: many small parts become few large files, sorted by id, beside writers and readers.
+"""Compaction: merges many small parts into few large files, sorted by id, concurrently with writers and readers.
 
 A manifest with the next generation is committed first, then new files are written with it in their names; the second
-commit of the manifest names them and retires what they replace. A retired file stays for
-a grace period, for the queries that have listed it. A kill leaves files that no manifest names, for garbage collection.
+commit of the manifest names them and retires what they replace. A retired file is kept for a grace period, for queries
+that have listed it. After a kill, garbage collection removes the files that no manifest names.
 """
 
 import secrets
@@ -37,31 +37,31 @@ from osworld_pipeline.store.reading import compute, details_path, read_part_tabl
 LOCK_TIMEOUT_S = 2.0
 TARGET_BYTES = 64 << 20
 MAX_PARTS = 2_000
-"""Small parts that a compaction with a budget takes in of a table."""
+"""Maximum number of small parts per table for a compaction with a budget."""
 RETIRED_GRACE_S = 600.0
 HEAD_ROWS, DETAIL_ROWS = 1_000, 10_000
-"""Rows of a row group: what a look-up of one episode reads, against what a scan of all gains by larger ones."""
+"""Rows of a row group: a compromise between look-ups of one episode and full scans, which prefer larger ones."""
 _GENERATIONS = (1 << VERSION_SHIFT) - 1
 _Choose = Callable[[Sequence[Unit], Sequence[Unit], Mapping[str, Set[str]]], Choice]
-"""Of small parts, compacted files, and the compacted files that a part replaces rows of."""
+"""Arguments: small parts, compacted files, and by part the compacted files whose rows it replaces."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompactionSummary:
     num_parts: int = 0
-    """Small parts that were taken in."""
+    """Small parts merged."""
     num_merged: int = 0
-    """Compacted files that were too small, or held rows written again since, and were taken in too."""
+    """Compacted files merged, because they were too small or had rows rewritten since."""
     num_written: int = 0
-    """Compacted files made, details not counted."""
+    """Compacted files made, not counting details."""
     num_rows: int = 0
-    """Of the head tables."""
+    """Rows of the head tables."""
     num_newer: int = 0
-    """Parts left alone because a newer program wrote them, or wrote the compacted file that they replace rows of."""
+    """Parts skipped because a newer program wrote them, or the compacted file whose rows they replace."""
     num_removed: int = 0
-    """Files deleted that an earlier compaction had retired."""
+    """Deleted files that an earlier compaction had retired."""
     num_images: int = 0
-    """Images that went from files of their own into packs."""
+    """Images moved from single files into packs."""
     num_packs: int = 0
     """Packs written."""
 
@@ -76,11 +76,11 @@ def compact_parts(
     timeout_s: float = LOCK_TIMEOUT_S,
     on_progress: Callable[[str, int, int], None] | None = None,
 ) -> CompactionSummary:
-    """Takes in the small parts of each head table that has at least `min_parts` of them; files grow to `target_bytes`
+    """Merges the small parts of each head table that has at least `min_parts` of them; files grow to `target_bytes`
     (compressed, head and details). `on_progress`: table, parts done, parts in all.
 
-    `budget_bytes`: so much is read of a table, of 2,000 small parts at most, and what is left waits for the next time;
-    None: all of it. `timeout_s`: for other upkeep to end.
+    `budget_bytes`: limit of the bytes read of a table, with 2,000 small parts at most; the rest waits for the next
+    call. None: no limit. `timeout_s`: time to wait for other upkeep.
 
     Raises:
         StoreBusyError: another compaction or collection runs.
@@ -98,14 +98,14 @@ def compact_parts(
 
 
 def exclusive(root: Path, *, timeout_s: float = LOCK_TIMEOUT_S) -> AbstractContextManager[None]:
-    """Held by what changes the manifest or deletes files. Raises StoreBusyError."""
+    """The lock for changing the manifest or deleting files. Raises StoreBusyError."""
     return locked(
         root / "upkeep.lock", timeout_s=timeout_s, error=StoreBusyError, what="the upkeep of the trajectories"
     )
 
 
 def remove_retired(root: Path, *, grace_s: float) -> int:
-    """Deletes what was retired longer than `grace_s` ago; the caller holds `exclusive`."""
+    """Deletes files that were retired more than `grace_s` ago; the caller holds `exclusive`."""
     manifest = Manifest.checked(root)
     due = [name for name, when in manifest.retired.items() if when <= time.time() - grace_s]
     for name in due:
@@ -114,7 +114,7 @@ def remove_retired(root: Path, *, grace_s: float) -> int:
         for detail in _detail_files(root, head, path):
             detail.unlink(missing_ok=True)
         path.unlink(missing_ok=True)
-    # Only after the files: a name that is forgotten while its file is there would count again.
+    # Only after the files: without its name in the manifest, an existing file would be live again.
     if due:
         kept = {name: when for name, when in manifest.retired.items() if name not in set(due)}
         commit_manifest(root, replace(manifest, retired=kept))
@@ -176,7 +176,7 @@ def _compact_table(
     if not choice.small and not choice.merged:
         return CompactionSummary(num_newer=num_newer)
     generation = 1 + manifest.generation
-    # A reader that finds files of a generation which the manifest has not reached knows that it is not the latest.
+    # If a reader finds files of a later generation than the manifest's, the manifest is not the latest.
     commit_manifest(root, replace(manifest, generation=generation))
     taken = {unit.part.part for unit in choice.small if unit.part}
     hidden = files.rewritten
@@ -213,7 +213,7 @@ def _compact_table(
 
 
 def _first_key(head: str, unit: Unit) -> str:
-    """Files are filled in this order, so that an id is in the range of few of them."""
+    """Sort key of the units, so that an id is in the range of few files."""
     if unit.part is not None:
         return unit.part.part
     return read_footer(unit.head).smallest(KEY_OF[head]) or ""
@@ -222,8 +222,8 @@ def _first_key(head: str, unit: Unit) -> str:
 def _small_units(
     root: Path, head: str, files: HeadFiles, kept: Set[str], max_parts: int | None
 ) -> tuple[list[Unit], int]:
-    """The small parts in the order of their names, which is nearly that of their rows' ids; and how many are left
-    alone: those of a newer program, and `kept`, whose files hide older rows in compacted files that cannot change."""
+    """The small parts in the order of their names, which is nearly that of their rows' ids; and the number of skipped
+    ones: those of a newer program, and `kept`, whose files replace rows of compacted files that cannot change."""
     units: list[Unit] = []
     num_newer = 0
     for file in files.small:
@@ -244,14 +244,13 @@ def _small_units(
 
 
 def _is_newer_file(root: Path, head: str, path: Path) -> bool:
-    """Of a compacted head and its details."""
+    """Whether a compacted head or its details are newer."""
     detail = next(_detail_files(root, head, path), None)
     return any(_is_newer(*found) for found in ((path, head), (detail, DETAIL_OF[head])))
 
 
 def _is_newer(path: Path | None, table: str | None) -> bool:
-    """Whether to rewrite a file would lose what this program does not know: it names a newer schema, or has columns
-    that ours has not."""
+    """Whether rewriting a file would lose data: it has a newer schema version, or columns unknown to this program."""
     if path is None or table is None:
         return False
     try:
@@ -271,7 +270,7 @@ def _compacted_unit(root: Path, head: str, name: str) -> Unit:
 
 
 def _replaced(root: Path, head: str, files: HeadFiles) -> Mapping[str, Set[str]]:
-    """The compacted files that hold older rows of a small part, by part."""
+    """By small part, the compacted files with older rows of it."""
     parts = sorted(files.rewritten)
     found: dict[str, set[str]] = {}
     for name in files.compacted if parts else ():
@@ -299,7 +298,7 @@ def _write_compacted(
 
 
 def _taken(path: Path, table: str, part: PartFile | None, generation: int, hidden: pa.Array) -> pa.Table:
-    """The rows of a file as they are to be stored: of an earlier compacted file those not written again since."""
+    """The rows of a file to store; those of a compacted file without the ones rewritten since."""
     rows = read_part_table(path, table)
     schema = stored(table)
     if part is None:
@@ -309,7 +308,7 @@ def _taken(path: Path, table: str, part: PartFile | None, generation: int, hidde
             index = schema.get_field_index(column)
             field = schema.field(index)
             rows = rows.set_column(index, field, pa.array([value] * rows.num_rows, field.type))
-    # The copy counts as newer than what it was made from, and as older than the part's next writing.
+    # The copy's version is above that of its source and below that of the part's next version.
     index = schema.get_field_index("part_version")
     base = compute.bit_wise_and(rows["part_version"], ~_GENERATIONS)
     return rows.set_column(index, schema.field(index), compute.add(base, generation & _GENERATIONS))
@@ -329,7 +328,7 @@ def _write_sorted(path: Path, table: pa.Table, temp_folder: Path, num_rows: int,
 
 
 def _narrow(schema: pa.Schema) -> list[str]:
-    """Columns whose smallest and largest value say something; long text would only swell the footer."""
+    """Columns with useful minimum and maximum; long text would only enlarge the footer."""
     return [field.name for field in schema if not pa.types.is_nested(field.type) and not pa.types.is_string(field.type)]
 
 

@@ -1,5 +1,5 @@
-"""What a compaction takes in: small parts, and compacted files that are merged like the levels of a log-structured
-tree, so that all files together stay few and each row is rewritten a few times in its life, not at every compaction."""
+"""Selects the input of a compaction: small parts, and compacted files, which are merged like the levels of a
+log-structured merge tree. So the number of files stays small and each row is rewritten only a few times."""
 
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -9,14 +9,14 @@ from pathlib import Path
 from osworld_pipeline.store.part_files import COMPACTED, PartFile
 
 FAN_IN = 8
-"""So many files of a level become one of a higher level."""
+"""Number of files of a level that become one of a higher level."""
 LEVEL_BYTES = 1 << 20
-"""What is smaller is of level 0; each further level is FAN_IN times as large."""
+"""Smaller files are of level 0; each further level is FAN_IN times as large."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Unit:
-    """What compaction takes in as a whole: a small part, or an earlier compacted file."""
+    """An input of compaction: a small part, or an earlier compacted file."""
 
     head: Path
     detail: Path | None
@@ -37,13 +37,13 @@ class Unit:
 class Choice:
     small: tuple[Unit, ...] = ()
     merged: tuple[Unit, ...] = ()
-    """Compacted files that are read and written again."""
+    """Compacted files that are rewritten."""
 
 
 def choose_all(
     small: Sequence[Unit], compacted: Sequence[Unit], stale: Set[str], *, min_parts: int, target_bytes: int
 ) -> Choice:
-    """Everything that is smaller than it could be; nothing for a few small parts alone. `stale`: names of compacted
+    """Selects all files below the target size; none if there are only a few small parts. `stale`: names of compacted
     files with rows that small parts replace."""
     if len(small) < max(1, min_parts) and not stale:
         return Choice()
@@ -60,13 +60,13 @@ def choose_some(
     target_bytes: int,
     budget_bytes: int,
 ) -> Choice:
-    """As many small parts as fit, and full levels of compacted files. `replaces`: the compacted files with older rows
-    of a part, by part: who takes in the part must take in those too."""
+    """Selects as many small parts as fit, and full levels of compacted files. `replaces`: by part, the compacted files
+    with older rows of it, which must be merged together with the part."""
     by_name = {unit.head.name: unit for unit in compacted}
     taken: list[Unit] = []
     merged: dict[str, Unit] = {}
     num_bytes = 0
-    # Parts that replace nothing first: they cost their own bytes alone.
+    # Parts without older rows first: they cost only their own bytes.
     for unit in sorted(small, key=lambda unit: bool(unit.part and replaces.get(unit.part.part))):
         needed = replaces.get(unit.part.part, frozenset[str]()) - merged.keys() if unit.part else ()
         cost = unit.num_bytes + sum(by_name[name].num_bytes for name in needed)
@@ -96,7 +96,7 @@ def level_of(num_bytes: int) -> int:
 
 
 def _levels(compacted: Sequence[Unit], target_bytes: int) -> Mapping[int, list[Unit]]:
-    """Those that still grow, by level."""
+    """Files below the target size, by level."""
     levels: dict[int, list[Unit]] = {}
     for unit in compacted:
         if unit.num_bytes < target_bytes // 2:

@@ -1,5 +1,5 @@
-"""What the footers of Parquet files say of a column: its smallest and largest value by row group, so that a look-up
-opens the files and row groups that may hold it. Files of the store are never changed, so a footer is read once."""
+"""Reads column statistics of Parquet footers: minimum and maximum by row group, so that a look-up opens only the files
+and row groups that may have the value. Files of the store do not change, so a footer is read once."""
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
@@ -22,15 +22,15 @@ _COLUMNS = frozenset({*KEY_OF.values(), "part", "part_version"})
 class Footer:
     num_row_groups: int
     ranges: Mapping[str, tuple[tuple[Any, Any] | None, ...]]
-    """By column, of each row group; None where the footer does not say."""
+    """By column, the range of each row group; None if the footer has none."""
 
     def row_groups(self, column: str, values: Sequence[str]) -> list[int]:
-        """Those that may hold one of `values`, which are sorted."""
+        """The row groups that may have one of `values`, which are sorted."""
         ranges = self.ranges.get(column, (None,) * self.num_row_groups)
         return [number for number, found in enumerate(ranges) if found is None or _has_any(found, values)]
 
     def largest(self, column: str) -> Any:
-        """None where no row group says it."""
+        """The largest value; None if no row group has statistics."""
         return max((found[1] for found in self.ranges.get(column, ()) if found), default=None)
 
     def smallest(self, column: str) -> Any:
@@ -41,8 +41,8 @@ class Footer:
 def read_footer(path: Path) -> Footer:
     """
     Raises:
-        FileNotFoundError: it is not there (any more).
-        StoreError: it is damaged.
+        FileNotFoundError: it does not exist (any more).
+        StoreError: the file is damaged.
     """
     try:
         found = pq.read_metadata(path)

@@ -1,5 +1,5 @@
-"""What nothing refers to: images that are in no row, and files of parts that no reader can come to. Also the reverse,
-rows whose image is not there."""
+"""Finds unreferenced data: images that no row names, and files of parts that no reader can reach. Also the reverse:
+rows whose image is missing."""
 
 import re
 import time
@@ -21,28 +21,28 @@ from osworld_pipeline.store.part_files import COMPACTED, DETAIL_OF, SEED, Manife
 from osworld_pipeline.store.reading import compute
 
 LISTED = 8_192
-"""Images that are in memory by name at once."""
+"""Image names in memory at once."""
 IMAGE_COLUMNS = ("screenshot_sha256", "images")
-"""Every column that holds hashes of images, in whatever table."""
+"""All columns with hashes of images, of all tables."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Files:
-    """Files that could go."""
+    """Files that can be removed."""
 
     paths: tuple[Path, ...]
     num_bytes: int
 
 
 def named_images(folders: Iterable[Path]) -> Iterator[tuple[Path, list[str]]]:
-    """SHA-256 of the images that Parquet files below `folders` name, visible or not, a row group at a time.
+    """SHA-256 of the images that Parquet files below `folders` name, including hidden files, one row group at a time.
 
     Raises:
-        StoreError: a file cannot be read: what it refers to is unknown.
+        StoreError: a file cannot be read, so its references are unknown.
     """
     for folder in folders:
         for path in sorted(folder.rglob("*.parquet")):
-            # Of one that is being written, the images are newer than the grace.
+            # Images of a file that is being written are within the grace period.
             if not any(name.startswith(".") for name in path.relative_to(folder).parts):
                 yield from ((path, names) for names in images_of(path))
 
@@ -54,10 +54,10 @@ def used_images(folders: Sequence[Path]) -> np.ndarray:
 
 def unused_images(blobs: BlobStore, used: np.ndarray, *, before: float) -> Iterator[Files]:
     """Files of images that are not among `used` and that were not stored or touched since `before` (Unix time), some
-    thousand at a time.
+    thousands at a time.
 
-    The rows are read first, and images listed after that: one that a row of meanwhile names was touched for it, at most
-    the grace ago, so that it is not older than `before`, which lies the grace before now. Raises StoreError.
+    The rows are read before the images are listed. An image of a row that was added meanwhile was touched within the
+    grace period, so it is not older than `before`, which is one grace period ago. Raises StoreError.
     """
     old = ((sha256, path, state.st_size) for sha256, path, state in blobs.list() if state.st_mtime < before)
     while batch := list(islice(old, LISTED)):
@@ -78,7 +78,7 @@ def missing_images(blobs: BlobStore, folders: Sequence[Path]) -> Mapping[str, Pa
 
 
 def _keys_there(blobs: BlobStore) -> Iterator[np.ndarray]:
-    """Files first: what is packed meanwhile is in an index by then."""
+    """Files first: images that are packed meanwhile are then in an index."""
     listed = (sha256 for sha256, _, _ in blobs.list())
     yield from (keys_of(names) for names in iter(lambda: list(islice(listed, LISTED)), []))
     here = blobs.packs.here()
@@ -96,11 +96,11 @@ def _is_there(blobs: BlobStore, sha256: str) -> bool:
 
 
 def stale_part_files(root: Path, *, retired_grace_s: float, grace_s: float) -> Files:
-    """Writings of parts that newer ones replaced longer than `retired_grace_s` ago, and what killed writers and
-    compactions left longer than `grace_s` ago.
+    """Versions of parts that were replaced more than `retired_grace_s` ago, and files that killed writers and
+    compactions left more than `grace_s` ago.
 
     Raises:
-        StoreError: the manifest is damaged, lost or old, or a file that would go holds the only copy of a part.
+        StoreError: the manifest is damaged, lost or old, or a file to remove has the only copy of a part.
     """
     manifest = Manifest.checked(root)
     paths: list[Path] = []
@@ -117,7 +117,7 @@ def stale_part_files(root: Path, *, retired_grace_s: float, grace_s: float) -> F
                 left += [root / table / name for name in list_names(root / table) if not _has_head(name, heads)]
             if table == head:
                 need_other_copies(root, head, manifest, [path.name for path in left if _is_older(path, grace_s)])
-            # Heads go before their details: a head without details would be damage.
+            # Remove heads before their details: a head without details would count as damage.
             paths += [*old, *(path for path in left if _is_older(path, grace_s))]
             old = []
     sizes = [path.stat().st_size if path.is_file() else 0 for path in paths]
@@ -125,7 +125,7 @@ def stale_part_files(root: Path, *, retired_grace_s: float, grace_s: float) -> F
 
 
 def remove_part_files(paths: Iterable[Path]) -> None:
-    """Raises StoreError where the file system refuses."""
+    """Raises StoreError if the file system refuses."""
     for path in paths:
         try:
             path.unlink(missing_ok=True)
@@ -136,7 +136,7 @@ def remove_part_files(paths: Iterable[Path]) -> None:
 
 
 def _has_head(name: str, heads: set[str]) -> bool:
-    """Whether a file of details may still be meant by a head, or is no file of details."""
+    """Whether a head may still refer to this file of details, or it is not one."""
     if name == SEED or name in heads:
         return True
     legacy = re.fullmatch(r"(.+)\.[0-9a-f]{12}\.parquet", name)
@@ -153,7 +153,7 @@ def _is_older(path: Path, age_s: float) -> bool:
 
 
 def images_of(path: Path) -> Iterator[list[str]]:
-    """The images that a file of parts refers to, some at a time; none where it was removed. Raises StoreError."""
+    """The images that a file of parts refers to, in batches; none if it was removed. Raises StoreError."""
     try:
         with pq.ParquetFile(path) as file:
             columns = [name for name in IMAGE_COLUMNS if name in file.schema_arrow.names]
@@ -162,8 +162,6 @@ def images_of(path: Path) -> Iterator[list[str]]:
                     flat = compute.list_flatten(column) if pa.types.is_list(column.type) else column
                     yield [sha256 for sha256 in flat.unique().to_pylist() if sha256]
     except FileNotFoundError:
-        return  # removed meanwhile by its owner, who no longer refers to anything by it
+        return  # removed meanwhile by its owner, so it has no references
     except (pa.ArrowException, OSError) as error:
-        raise StoreError(
-            f"{path} is damaged ({error}), so what it refers to is unknown: restore or remove it"
-        ) from error
+        raise StoreError(f"{path} is damaged ({error}), so its references are unknown: restore or remove it") from error

@@ -1,5 +1,5 @@
-"""Which parts the files of a head table hold, read from their rows: how a manifest is made again, and why no compacted
-file is deleted that holds the only copy of a part."""
+"""Reads from the rows which parts the files of a head table have. This is used to rebuild a manifest, and to keep a
+compacted file with the only copy of a part."""
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,17 +25,17 @@ from osworld_pipeline.store.reading import compute, read_part_table
 @dataclass(frozen=True, kw_only=True)
 class RepairSummary:
     is_changed: bool
-    """Whether the manifest named other files before, or could not be read."""
+    """Whether the manifest named other files, or could not be read."""
     num_files: int
-    """Compacted files that the manifest names now, details not counted."""
+    """Compacted files that the manifest names now, not counting details."""
     num_retired: int
-    """Files that hold nothing but what newer ones hold."""
+    """Files whose rows are all in newer ones."""
     num_lost: int
-    """Files that the manifest named and that are not there."""
+    """Missing files that the manifest named."""
 
 
 def rebuild_manifest(root: Path) -> RepairSummary:
-    """Makes the compaction's manifest again from the rows of the parts; a whole one stays as it is.
+    """Rebuilds the compaction's manifest from the rows of the parts; a valid one is unchanged.
 
     Raises:
         StoreError: other upkeep runs, a file is damaged, or files contradict each other.
@@ -71,7 +71,7 @@ def rebuild_manifest(root: Path) -> RepairSummary:
 
 
 def need_other_copies(root: Path, head: str, manifest: Manifest, names: Sequence[str]) -> None:
-    """Raises StoreError where one of the compacted files `names` holds a part that no file which counts holds."""
+    """Raises StoreError if one of the compacted files `names` has a part that no live file has."""
     if not names:
         return
     small = _newest_small(root, head).values()
@@ -83,12 +83,12 @@ def need_other_copies(root: Path, head: str, manifest: Manifest, names: Sequence
         if only:
             raise StoreError(
                 f"{root / head / COMPACTED / name} is in no manifest, but part '{only[0]}' ({len(only)} in all) is "
-                f"nowhere else: the manifest is not the latest; {repair_of(root)} makes it again from the parts"
+                f"nowhere else: the manifest is not the latest; {repair_of(root)} rebuilds it from the parts"
             )
 
 
 def _read_or_none(root: Path) -> Manifest | None:
-    """None where it is damaged: it is made again."""
+    """None if it is damaged, so that it is rebuilt."""
     try:
         return Manifest.read(root)
     except StoreError:
@@ -101,20 +101,20 @@ def _contents(manifest: Manifest) -> tuple:
 
 
 def _compacted_holdings(root: Path, head: str) -> dict[str, Mapping[str, int]]:
-    """By compacted file, the parts and their versions. A file without its details counts as damage."""
+    """By compacted file, its parts and their versions. A file without its details counts as damage."""
     detail = DETAIL_OF[head]
     names = sorted(name for name in list_names(root / head / COMPACTED) if name != SEED)
     for name in names:
         if detail is not None and not (root / detail / COMPACTED / name).is_file():
             raise StoreError(
-                f"{root / detail / COMPACTED / name} is gone, and {head} has its other half: restore it from a copy, "
+                f"{root / detail / COMPACTED / name} is missing, and {head} has its head: restore it from a copy, "
                 f"or remove {root / head / COMPACTED / name} and run its stages again"
             )
     return {name: _holding(root, head, name) for name in names}
 
 
 def _holding(root: Path, head: str, name: str) -> Mapping[str, int]:
-    """Part -> the version that was compacted, without the generation."""
+    """By part, the version that was compacted, without the generation."""
     rows = read_part_table(root / head / COMPACTED / name, head, columns=["part", "part_version"])
     newest = rows.group_by("part").aggregate([("part_version", "max")])
     versions = compute.shift_left(compute.shift_right(newest["part_version_max"], VERSION_SHIFT), VERSION_SHIFT)
@@ -133,7 +133,7 @@ def _small(root: Path, head: str) -> Iterable[PartFile]:
 
 
 def _covered_small(root: Path, head: str, holdings: Iterable[Mapping[str, int]]) -> list[str]:
-    """Names of the small files that compacted files hold, or hold in a newer writing."""
+    """Names of the small files whose rows are in compacted files, in the same or a newer version."""
     counted: dict[str, int] = {}
     for holding in holdings:
         _raise_to(counted, holding)
@@ -148,9 +148,9 @@ def _raise_to(versions: dict[str, int], other: Mapping[str, int]) -> None:
 def _choose(
     root: Path, head: str, held: Mapping[str, Mapping[str, int]], small: Mapping[str, PartFile]
 ) -> tuple[str, ...]:
-    """The compacted files that count: together they hold the newest writing of each part once.
+    """Selects the live compacted files: together they have the newest version of each part once.
 
-    A killed compaction's files hold the same rows as those that they were made from, so either may be taken.
+    The files of a killed compaction have the same rows as their sources, so either may be selected.
     """
     newest: dict[str, int] = {}
     for holding in held.values():

@@ -1,7 +1,7 @@
 """Sets of images by 8 bytes each, for millions of them.
 
-The 8 bytes are the first of the SHA-256. That two images of a store share them is about as likely as 1 in 10^5 at 20
-million images; then one that nothing refers to is kept, and one that is missing is looked for by its whole name.
+The 8 bytes are the first of the SHA-256. With 20 million images, the probability that two share them is about 1 in
+10^5. Then an unreferenced image is kept, and a missing one is looked up by its full name.
 """
 
 import hashlib
@@ -13,11 +13,11 @@ import numpy as np
 _HEX = re.compile(r"[0-9a-fA-F]*")
 _LENGTH, _WIDTH = 64, 16
 _MERGED = 4_000_000
-"""So many keys are gathered before duplicates among them are dropped."""
+"""Number of keys gathered before duplicates are removed."""
 
 
 def keys_of(names: Sequence[str]) -> np.ndarray:
-    """Of SHA-256 as text; what is none (an older program's, a test's) has a key too."""
+    """The keys of SHA-256 as text; other names (of an older program or a test) get a key too."""
     starts = "".join(name[:_WIDTH] for name in names)
     if all(len(name) == _LENGTH for name in names) and _HEX.fullmatch(starts):
         return np.frombuffer(bytes.fromhex(starts), ">u8").astype(np.uint64)
@@ -31,12 +31,12 @@ def _key(name: str) -> int:
 
 
 def gather(batches: Iterable[Sequence[str]]) -> np.ndarray:
-    """The keys of all names, sorted, each once."""
+    """The distinct keys of all names, sorted."""
     return gather_keys(map(keys_of, batches))
 
 
 def gather_keys(batches: Iterable[np.ndarray]) -> np.ndarray:
-    """As `gather`, of keys."""
+    """Like `gather`, for keys."""
     whole, waiting, num_waiting = np.array([], np.uint64), list[np.ndarray](), 0
     for keys in batches:
         waiting.append(keys)
@@ -47,7 +47,7 @@ def gather_keys(batches: Iterable[np.ndarray]) -> np.ndarray:
 
 
 def _merged(whole: np.ndarray, waiting: Sequence[np.ndarray]) -> np.ndarray:
-    """Both, in twice the memory of `whole` at most and not in four times."""
+    """The union of both, using at most twice the memory of `whole`."""
     if not waiting:
         return whole
     new = np.unique(np.concatenate(waiting))
@@ -56,12 +56,12 @@ def _merged(whole: np.ndarray, waiting: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def absent(names: Sequence[str], known: np.ndarray) -> Iterator[int]:
-    """The places of those names that are not among `known`, which is sorted."""
+    """The indices of the names that are not in `known`, which is sorted."""
     yield from np.flatnonzero(absent_keys(keys_of(names), known)).tolist()
 
 
 def absent_keys(keys: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """For each key whether it is not among `known`, which is sorted."""
+    """For each key whether it is absent from `known`, which is sorted."""
     return ~_is_among(keys, known)
 
 

@@ -1,5 +1,5 @@
-"""Small parts merged by the programs that write them. An episode is a part of its own from the moment it ends, so that
-a kill loses nothing that was stored; the writer that finds many small parts makes one file of them."""
+"""Merges small parts in the programs that write them. Each finished episode is written as its own part, so that a kill
+loses no stored data; a writer that finds many small parts merges them into one file."""
 
 import logging
 import threading
@@ -12,29 +12,29 @@ from osworld_pipeline.store.part_files import Manifest, PartFile, list_names
 
 log = logging.getLogger(__name__)
 MERGE_PARTS = 64
-"""Small parts of a table that are merged while a program runs: so many cost a query some milliseconds."""
+"""Number of small parts of a table that triggers a merge while a program runs; they cost a query some milliseconds."""
 LEFT_PARTS = 8
-"""At the end of a program fewer than this are left as they are."""
+"""At the end of a program fewer than this are not merged."""
 WRITER_BUDGET_BYTES = 32 << 20
-"""Read of a table while a program runs: half a second's work or so, and 0.3 GB of memory."""
+"""Bytes read of a table while a program runs: about half a second and 0.3 GB of memory."""
 RUN_BUDGET_BYTES = 256 << 20
-"""Read of a table at the end of a program, or by the schedule."""
+"""Bytes read of a table at the end of a program, or by the schedule."""
 
 
 class PartMerger:
-    """Of one writer; any number of writers may have one."""
+    """Merges for one writer; each writer may have its own."""
 
     def __init__(self, root: Path, *, merge_parts: int = MERGE_PARTS) -> None:
         self._root = root
         self._merge_parts = merge_parts
         self._due: dict[str, int] = {}
-        """By head table: so many small parts are waited for. More after a merge that left some."""
+        """By head table, the number of small parts that triggers a merge; higher after a merge that left some."""
         self._in_use = threading.Lock()
 
     def written(self, head: str) -> None:
-        """Merges the small parts where there are many and no other process does; the part that was written is safe."""
+        """Merges the small parts if there are many and no other process does; the written part is safe."""
         due = self._due.get(head, self._merge_parts)
-        # Retired files are listed until they are deleted: the manifest is read only where they could make the number.
+        # Listings include retired files until they are deleted; read the manifest only if the count is high enough.
         if len(list_names(self._root / head)) <= due or self._num_small(head) < due:
             return
         if self._in_use.acquire(blocking=False):
@@ -48,11 +48,11 @@ class PartMerger:
         try:
             return num_small_parts(self._root, head)
         except StoreError:
-            return 0  # readers raise this error; a writer must not fail by it
+            return 0  # readers raise this error; a writer must not fail
 
 
 def num_small_parts(root: Path, head: str) -> int:
-    """Files of parts that no compaction has taken in, replaced ones included. Raises StoreError."""
+    """Number of files of parts that are not compacted, including replaced ones. Raises StoreError."""
     retired = Manifest.read(root).retired
     return sum(f"{head}/{name}" not in retired for name in list_names(root / head) if PartFile.parse(name))
 
@@ -60,8 +60,8 @@ def num_small_parts(root: Path, head: str) -> int:
 def merge_parts(
     root: Path, *, min_parts: int = LEFT_PARTS, budget_bytes: int = RUN_BUDGET_BYTES
 ) -> CompactionSummary | None:
-    """A compaction of bounded work that never fails its caller: None where other upkeep runs, in a cache of an object
-    store, or where the store cannot be compacted, which is logged."""
+    """A bounded compaction that does not raise: None if other upkeep runs, in a cache of an object store, or after an
+    error, which is logged."""
     try:
         note = read_note(root.parent)
         if note is not None and note.role == "cache":
@@ -70,5 +70,5 @@ def merge_parts(
     except StoreBusyError:
         return None
     except StoreError as error:
-        log.warning("the small parts in %s stay as they are: %s", root, error)
+        log.warning("the small parts in %s are not merged: %s", root, error)
         return None

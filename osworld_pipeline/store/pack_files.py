@@ -1,5 +1,5 @@
 """A pack: many images in one file that is written once. It is an uncompressed zip with a member `<SHA-256>.<format>`
-for each image, so any program can list it, check it and take an image out (`unzip -p PACK NAME`)."""
+for each image, so any program can list it, check it and extract an image (`unzip -p PACK NAME`)."""
 
 import calendar
 import errno
@@ -16,25 +16,25 @@ from osworld_pipeline.errors import StoreError
 
 SUFFIX = ".zip"
 SUFFIXES = ("png", "jpeg", "jpg", "webp")
-"""Of images."""
+"""Suffixes of images."""
 NAME_BYTES = 64 + 1 + 4
-"""The longest name of an image."""
+"""Maximum length of an image's name."""
 MAX_IMAGES = 50_000
-"""Of one pack: below the 65,535 from which on a zip needs its 64-bit records."""
+"""Maximum of one pack: below 65,535, above which a zip needs 64-bit records."""
 MAX_IMAGE_BYTES = 1 << 30
-"""A larger image stays a file of its own, so that a pack ends below 4 GiB."""
+"""A larger image stays in its own file, so that a pack is below 4 GiB."""
 _NAME = re.compile(rf"[0-9a-f]{{64}}\.({'|'.join(SUFFIXES)})")
 _HEADER = struct.Struct("<4s5H3I2H")
 _MAGIC = b"PK\x03\x04"
 _FIRST_S, _LAST_S = 315_532_800, 4_354_819_198
-"""The times that a zip can say: 1980 to 2107."""
+"""The range of times in a zip: 1980 to 2107."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
     name: str
     offset: int
-    """Of the first byte of the image in the pack."""
+    """Offset of the image's first byte in the pack."""
     num_bytes: int
     modified: int
     """When the image was last written or touched, in seconds since 1970."""
@@ -45,7 +45,7 @@ class Member:
 
 
 class PackWriter:
-    """Fills a temporary file; `close` makes it a whole pack."""
+    """Writes a temporary file; `close` completes the pack."""
 
     def __init__(self, temp: Path) -> None:
         self._zip = zipfile.ZipFile(temp, "w", zipfile.ZIP_STORED)
@@ -71,7 +71,7 @@ def read_members(path: Path) -> list[Member]:
 
     Raises:
         FileNotFoundError: there is no such pack (any more).
-        StoreError: it is damaged, or no pack, or the file system refused.
+        StoreError: it is damaged, or not a pack, or the file system refused.
     """
     try:
         with path.open("rb") as file, zipfile.ZipFile(file) as pack:
@@ -81,13 +81,13 @@ def read_members(path: Path) -> list[Member]:
         raise
     except OSError as error:
         raise unreadable(path, error) or _damaged(path, error) from error
-    # zipfile raises many kinds of errors on bytes that are no zip.
+    # zipfile raises many kinds of errors for bytes that are not a zip.
     except (zipfile.BadZipFile, ValueError, struct.error, NotImplementedError, EOFError) as error:
         raise _damaged(path, error) from error
 
 
 def _member(descriptor: int, info: zipfile.ZipInfo, file_bytes: int) -> Member:
-    """Raises ValueError where it is none of ours."""
+    """Raises ValueError if it is not a member of ours."""
     if not _NAME.fullmatch(info.filename):
         raise ValueError(f"'{info.filename[:80]}' does not name an image")
     header = os.pread(descriptor, _HEADER.size, info.header_offset)
@@ -95,7 +95,7 @@ def _member(descriptor: int, info: zipfile.ZipInfo, file_bytes: int) -> Member:
     offset = info.header_offset + _HEADER.size + num_name + num_extra
     is_stored = info.compress_type == zipfile.ZIP_STORED and info.compress_size == info.file_size
     if magic != _MAGIC or not is_stored or offset + info.file_size > file_bytes:
-        raise ValueError(f"{info.filename} is not stored as it is")
+        raise ValueError(f"{info.filename} is not stored uncompressed")
     return Member(
         name=info.filename,
         offset=offset,
@@ -126,7 +126,7 @@ def read_image(path: Path, sha256: str, *, offset: int, num_bytes: int) -> bytes
 
 
 def read_name(path: Path, sha256: str, *, offset: int) -> str | None:
-    """The name of the image whose first byte is there. Raises FileNotFoundError, StoreError."""
+    """The name of the image whose first byte is at `offset`. Raises FileNotFoundError, StoreError."""
     start = max(0, offset - NAME_BYTES)
     try:
         with path.open("rb") as file:
@@ -138,20 +138,20 @@ def read_name(path: Path, sha256: str, *, offset: int) -> str | None:
 
 
 def name_before(data: bytes, sha256: str) -> str | None:
-    """The image's name at the end of `data`, which are the bytes before its first one: its header ends with it."""
+    """The image's name at the end of `data`, the bytes before the image: its header ends with the name."""
     names = (f"{sha256}.{suffix}" for suffix in SUFFIXES)
     return next((name for name in names if data.endswith(name.encode())), None)
 
 
 def unreadable(path: Path, error: OSError) -> StoreError | None:
-    """A refusal of the file system, which says nothing of the file; None for a place that no file has, which only
-    damaged bytes name."""
+    """The error for a refusal of the file system, which is not damage of the file; None for an invalid offset, which
+    only a damaged file has."""
     if error.errno == errno.EINVAL:
         return None
     return StoreError(
-        f"{path} cannot be read: {error.strerror or error}; mend that and run again, the file may be whole"
+        f"{path} cannot be read: {error.strerror or error}; fix that and run again, the file may be intact"
     )
 
 
 def _damaged(path: Path, why: object) -> StoreError:
-    return StoreError(f"{path} is damaged ({why}): restore it from a copy, or remove it to lose its images alone")
+    return StoreError(f"{path} is damaged ({why}): restore it from a copy, or remove it and lose only its images")

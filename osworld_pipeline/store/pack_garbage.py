@@ -1,4 +1,4 @@
-"""Images in packs that nothing refers to: a pack of which enough is dead is written again without them."""
+"""Removes unreferenced images from packs: a pack with enough dead bytes is rewritten without them."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -16,14 +16,14 @@ from osworld_pipeline.store.packs import index_path, write_pack
 from osworld_pipeline.store.touches import TouchReader, remove_old_journals
 
 MAX_DEAD_SHARE = 0.25
-"""Of a pack's bytes; with more it is written again."""
+"""Share of a pack's bytes above which it is rewritten."""
 REWRITE_BYTES = 8 << 30
-"""So much is read and written again by one collection; the packs with the largest dead shares come first."""
+"""Bytes rewritten by one collection; the packs with the largest dead shares come first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeadShare:
-    """Of one pack."""
+    """Dead bytes of one pack."""
 
     pack: str
     num_dead: int
@@ -36,8 +36,8 @@ class DeadShare:
 
 
 def dead_shares(blobs: BlobStore, used: np.ndarray, *, before: float) -> list[DeadShare]:
-    """The packs of which more than MAX_DEAD_SHARE is dead, the deadest first: images whose keys are not among `used`
-    and that were not stored or touched since `before` (Unix time). Raises StoreError."""
+    """The packs with more than MAX_DEAD_SHARE of dead bytes, the largest share first. Dead are images whose keys are
+    not in `used` and that were not stored or touched since `before` (Unix time). Raises StoreError."""
     here = blobs.packs.here()
     blobs.packs.check()
     totals: dict[str, np.ndarray] = {}
@@ -49,7 +49,7 @@ def dead_shares(blobs: BlobStore, used: np.ndarray, *, before: float) -> list[De
             np.add.at(counts[0], records["pack"], is_dead)
             np.add.at(counts[1], records["pack"], sizes * is_dead)
             np.add.at(counts[2], records["pack"], sizes)
-        # Two indexes that know the same pack say the same of it.
+        # Two indexes with the same pack have the same records of it.
         totals |= {name: counts[:, place] for place, name in enumerate(index.packs) if name in here}
     found = [
         DeadShare(pack=name, num_dead=int(count[0]), dead_bytes=int(count[1]), num_bytes=int(count[2]))
@@ -61,8 +61,8 @@ def dead_shares(blobs: BlobStore, used: np.ndarray, *, before: float) -> list[De
 def collect_packs(
     blobs: BlobStore, used: np.ndarray, *, before: float, is_dry_run: bool, budget_bytes: int = REWRITE_BYTES
 ) -> tuple[int, int]:
-    """Removes dead images from packs, or says what it would remove: how many, and their bytes. The rows that `used` was
-    read from were read before this call; the caller keeps other upkeep out.
+    """Removes dead images from packs, or only counts them; returns their number and bytes. `used` was read before this
+    call; the caller holds the upkeep lock.
 
     Raises:
         StoreError: an index or a pack is damaged, or the file system refused.
@@ -85,11 +85,11 @@ def collect_packs(
 
 
 def _rewrite(blobs: BlobStore, pack: str, used: np.ndarray, touched: TouchReader, before: float) -> None:
-    """Raises StoreError, and leaves the pack as it is, where an image that is needed cannot be read from it."""
+    """Raises StoreError, and leaves the pack unchanged, if a needed image cannot be read from it."""
     path = blobs.packs.path(pack)
     members = read_members(path)
     dead = {place for place in absent([member.sha256 for member in members], used) if members[place].modified < before}
-    # A collection that was killed between the new pack and the removal of the old one has left both.
+    # A collection killed between writing the new pack and removing the old one leaves both.
     live = [m for place, m in enumerate(members) if place not in dead and not _is_elsewhere(blobs, m.sha256, pack)]
     if live:
         write_pack(blobs.packs.root, _images(path, live), temp_folder=blobs.root / INCOMING)

@@ -1,14 +1,13 @@
-"""An index of packs: where in which pack an image lies. It is sorted by SHA-256 and mapped into memory, so a look-up
-costs the pages that it touches, and a process holds no list of images.
+"""An index of packs: the pack and offset of each image. It is sorted by SHA-256 and memory-mapped, so a look-up costs
+only the pages that it touches, and a process holds no list of images.
 
     "OSWPACK1"
-    a record of 48 bytes for each image: its SHA-256 (32 bytes), and four numbers of 32 bits: its pack's place in
-    `packs`,
-      the offset of its first byte there, its size in bytes, when it was last touched (seconds since 1970)
+    a record of 48 bytes for each image: its SHA-256 (32 bytes), and four numbers of 32 bits: the index of its pack in
+      `packs`, the offset of its first byte there, its size in bytes, when it was last touched (seconds since 1970)
     {"packs": [names], "replaces": [names of indexes], "num_records": n, "crc32": of the records}   as JSON
     the length of the JSON and its CRC-32, of 32 bits each, and "OSWPACK1"
 
-All numbers are little-endian. An index says nothing that its packs do not: one that is lost is made again from them.
+All numbers are little-endian. All data of an index is also in its packs: a lost index is rebuilt from them.
 """
 
 import mmap
@@ -31,7 +30,7 @@ from osworld_pipeline.store.pack_files import Member, unreadable
 
 SUFFIX = ".index"
 CHUNK = 65_536
-"""Records that are in memory at once."""
+"""Records in memory at once."""
 RECORD = np.dtype([("digest", "V32"), ("pack", "<u4"), ("offset", "<u4"), ("num_bytes", "<u4"), ("modified", "<u4")])
 _MAGIC = b"OSWPACK1"
 _FOOT = struct.Struct("<II8s")
@@ -49,13 +48,13 @@ class Entry:
 
 
 class PackIndex:
-    """One index file, which is never changed."""
+    """One index file, which does not change."""
 
     def __init__(self, path: Path) -> None:
         """
         Raises:
-            FileNotFoundError: it is not there (any more).
-            StoreError: it is damaged, or the file system refused.
+            FileNotFoundError: it does not exist (any more).
+            StoreError: the file is damaged, or the file system refused.
         """
         self.path = path
         self.name = path.name
@@ -80,13 +79,13 @@ class PackIndex:
         num_json, crc32, magic = _FOOT.unpack(data[-_FOOT.size :])
         start = len(data) - _FOOT.size - num_json
         if start < _FIRST or magic != _MAGIC or data[:_FIRST] != _MAGIC:
-            raise ValueError("it is no index of packs, or a part of one")
+            raise ValueError("it is not an index of packs, or only a part of one")
         text = data[start : start + num_json]
         if zlib.crc32(text) != crc32:
-            raise ValueError("its foot has another checksum")
+            raise ValueError("the checksum of its footer is wrong")
         foot = orjson.loads(text)
         if start != _FIRST + foot["num_records"] * RECORD.itemsize:
-            raise ValueError("it has another number of records than it says")
+            raise ValueError("its number of records is wrong")
         return foot
 
     @property
@@ -94,7 +93,7 @@ class PackIndex:
         return len(self._map)
 
     def find(self, digest: bytes) -> Iterator[Entry]:
-        """Where an image lies; in several packs only until the garbage collection has ended that. Raises StoreError."""
+        """The entries of an image; more than one only until the next garbage collection. Raises StoreError."""
         for place in range(self.first_from(digest), self.num_records):
             start = _FIRST + place * RECORD.itemsize
             if self._map[start : start + _DIGEST] != digest:
@@ -105,7 +104,7 @@ class PackIndex:
             yield Entry(pack=self.packs[pack], offset=offset, num_bytes=num_bytes, modified=modified)
 
     def first_from(self, digest: bytes) -> int:
-        """The place of the first record that is not below `digest`."""
+        """The index of the first record that is not below `digest`."""
         return bisect_left(range(self.num_records), digest, key=self._digest)
 
     def _digest(self, place: int) -> bytes:
@@ -113,7 +112,7 @@ class PackIndex:
         return self._map[start : start + _DIGEST]
 
     def records(self, start: int = 0, end: int | None = None) -> np.ndarray:
-        """A copy of those records; `pack` is a place in `packs`."""
+        """A copy of those records; `pack` is an index into `packs`."""
         end = self.num_records if end is None else min(end, self.num_records)
         whole = np.frombuffer(self._map, RECORD, count=self.num_records, offset=_FIRST)
         return whole[start:end].copy()
@@ -123,7 +122,7 @@ class PackIndex:
             yield self.records(start, start + CHUNK)
 
     def check(self) -> None:
-        """Raises StoreError where a record is not as it was written; reads the whole file, the first time."""
+        """Raises StoreError if a record is damaged; the first call reads the whole file."""
         if self._is_checked:
             return
         crc32, last = 0, b""
@@ -136,23 +135,23 @@ class PackIndex:
             if (chunk["pack"] >= len(self.packs)).any():
                 raise _damaged(self.path, "a record names no pack")
         if crc32 != self._crc32:
-            raise _damaged(self.path, "its records have another checksum")
+            raise _damaged(self.path, "the checksum of its records is wrong")
         self._is_checked = True
 
 
 def sort_keys(records: np.ndarray) -> np.ndarray:
-    """The digests as text of fixed length, which sorts as they do."""
+    """The digests as text of fixed length, in the same sort order."""
     return np.ascontiguousarray(records["digest"]).view("S32")
 
 
 def image_keys(records: np.ndarray) -> np.ndarray:
-    """As image_sets.keys_of, of records."""
+    """Like image_sets.keys_of, for records."""
     digests = np.ascontiguousarray(records["digest"]).view(np.uint8).reshape(-1, _DIGEST)
     return np.ascontiguousarray(digests[:, :8]).view(">u8").ravel().astype(np.uint64)
 
 
 def records_of(members: Sequence[Member]) -> np.ndarray:
-    """Of the images of one pack, in order."""
+    """The records of the images of one pack, in order."""
     records = np.zeros(len(members), RECORD)
     digests = np.frombuffer(b"".join(bytes.fromhex(member.sha256) for member in members), "V32")
     records["digest"] = digests
@@ -164,7 +163,7 @@ def records_of(members: Sequence[Member]) -> np.ndarray:
 def write_index(
     path: Path, packs: Sequence[str], batches: Iterable[np.ndarray], *, temp_folder: Path, replaces: Sequence[str] = ()
 ) -> None:
-    """Whole or not at all. `batches`: records in order; `replaces`: indexes that say nothing else. Raises
+    """Writes an index atomically. `batches`: records in order; `replaces`: indexes whose records it includes. Raises
     StoreError."""
     num_records = crc32 = 0
     with replacing(path, temp_folder=temp_folder) as temp, temp.open("wb") as file:
@@ -183,4 +182,4 @@ def write_index(
 def _damaged(path: Path, why: object) -> StoreError:
     state = StateDir(path.parents[3])  # of STATE/blobs/packs/index/NAME
     advised = pipeline_line(state, "compact")
-    return StoreError(f"{path} is damaged ({why}): remove it, and `{advised}` makes it again from the packs next to it")
+    return StoreError(f"{path} is damaged ({why}): remove it, and `{advised}` rebuilds it from the packs next to it")

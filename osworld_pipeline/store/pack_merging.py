@@ -1,5 +1,5 @@
-"""Small indexes of packs merged into larger ones, as compaction does it with parts: a look-up asks few indexes, however
-many packs there are, and each record is written a few times in its life."""
+"""Merges small indexes of packs into larger ones, like compaction of parts: a look-up reads few indexes for any number
+of packs, and each record is rewritten only a few times."""
 
 import time
 from collections import defaultdict
@@ -17,8 +17,8 @@ _GONE = np.uint32(0xFFFFFFFF)
 
 
 def merge_indexes(packs: Packs, *, temp_folder: Path, budget_bytes: int | None = None) -> int:
-    """Merges full levels of indexes, and those most of whose packs are gone; returns how many were taken in. The caller
-    keeps other upkeep out.
+    """Merges full levels of indexes, and those most of whose packs are gone; returns how many were merged. The caller
+    holds the upkeep lock.
 
     Raises:
         StoreError: an index is damaged, or the file system refused.
@@ -41,7 +41,7 @@ def merge_indexes(packs: Packs, *, temp_folder: Path, budget_bytes: int | None =
 
 
 def _remove_replaced(packs: Packs) -> None:
-    """What a killed merge has left."""
+    """Removes the indexes that a killed merge left."""
     for name in {name for index in packs.indexes() for name in index.replaces}:
         (packs.index_root / name).unlink(missing_ok=True)
 
@@ -77,7 +77,7 @@ def _merged(indexes: Sequence[PackIndex], names: Sequence[str]) -> Iterator[np.n
             starts[place] = end
         whole = np.concatenate([np.zeros(0, RECORD), *taken])
         whole = whole[np.lexsort((whole["pack"], sort_keys(whole)))]
-        # A pack that was indexed twice is named by two indexes.
+        # A pack that was indexed twice is in two indexes.
         is_new = np.ones(len(whole), bool)
         is_new[1:] = (sort_keys(whole)[1:] != sort_keys(whole)[:-1]) | (whole["pack"][1:] != whole["pack"][:-1])
         yield whole[is_new]

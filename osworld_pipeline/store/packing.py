@@ -1,8 +1,7 @@
-"""Cold images move from files of their own into packs: beside readers and writers, with bounded work each time.
+"""Moves cold images from single files into packs, concurrently with readers and writers, with bounded work per call.
 
-A pack is durable, then its index, and only then the files are removed that it holds; so an image is in one place or in
-both at every moment. A kill leaves a pack without an index, which the next packing indexes, or files that are packed
-too, which the next packing removes.
+First the pack is synced, then its index, then the packed files are removed, so an image is always in at least one
+place. After a kill, the next packing indexes a pack without an index and removes files that are already packed.
 """
 
 import heapq
@@ -27,16 +26,16 @@ from osworld_pipeline.store.packs import index_pack, write_pack
 
 log = logging.getLogger(__name__)
 COLD_DAYS = 3.0
-"""An image that was not written or touched for so long goes into a pack."""
+"""An image that was not written or touched for this long is packed."""
 PACK_BYTES = 128 << 20
 MIN_BYTES = 64 << 20
-"""Less than this stays in files: a small pack would soon be one of many."""
+"""Less than this stays in files, to avoid many small packs."""
 RUN_BYTES = 2 << 30
-"""Packed at the end of a program, or by the schedule: about ten seconds of a disk."""
+"""Bytes packed at the end of a program, or by the schedule: about ten seconds of disk time."""
 SCAN_IMAGES = 50_000
-"""So many of the oldest are looked for in one pass over the files; a run with a limit makes one pass."""
+"""Number of the oldest images found in one pass over the files; a run with a limit makes one pass."""
 AGAIN_S = 21_600.0
-"""After a pass that found nothing more to pack, the next one by itself waits so long: it reads the time of every
+"""Interval before the next automatic pass after one that found nothing more to pack, because a pass stats every
 file."""
 SCANNED = "packed-until"
 _READ_AT_ONCE = 32
@@ -45,13 +44,13 @@ _READ_AT_ONCE = 32
 @dataclass(frozen=True, kw_only=True)
 class PackingSummary:
     num_images: int = 0
-    """Packed."""
+    """Images packed."""
     num_packs: int = 0
-    """Written."""
+    """Packs written."""
     num_removed: int = 0
-    """Files removed whose images packs hold."""
+    """Removed files whose images are in packs."""
     num_damaged: int = 0
-    """Files left alone because their bytes are not those that their name says."""
+    """Skipped files whose content does not match their name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,9 +72,9 @@ def pack_cold_images(
     pack_bytes: int = PACK_BYTES,
     min_bytes: int = MIN_BYTES,
 ) -> PackingSummary:
-    """Packs images that were not written or touched for `cold_s`, the oldest first; the caller keeps other upkeep out.
+    """Packs images that were not written or touched for `cold_s`, the oldest first; the caller holds the upkeep lock.
 
-    `budget_bytes`: so much is packed, of one pass over the files; None: all there is.
+    `budget_bytes`: limit of the bytes packed, in one pass over the files; None: no limit.
 
     Raises:
         StoreError: an index or a pack is damaged, or the file system refused.
@@ -100,8 +99,8 @@ def pack_cold_images(
 
 
 def pack_some(state: StateDir) -> PackingSummary | None:
-    """A packing of bounded work that never fails its caller: None where none is due, where other upkeep runs, in a
-    cache of an object store, or where the store cannot be packed, which is logged."""
+    """A bounded packing that does not raise: None if none is due, if other upkeep runs, in a cache of an object store,
+    or after an error, which is logged."""
     try:
         note = read_note(state.root)
         blobs = BlobStore(state.blobs)
@@ -112,12 +111,12 @@ def pack_some(state: StateDir) -> PackingSummary | None:
     except StoreBusyError:
         return None
     except StoreError as error:
-        log.warning("the images in %s stay as they are: %s", state.blobs, error)
+        log.warning("the images in %s are not packed: %s", state.blobs, error)
         return None
 
 
 def is_packing_due(blobs: BlobStore) -> bool:
-    """Whether a pass over the files is worth its time by now."""
+    """Whether the next pass over the files is due."""
     try:
         return (blobs.root / SCANNED).stat().st_mtime < time.time() - AGAIN_S
     except FileNotFoundError:
@@ -125,8 +124,8 @@ def is_packing_due(blobs: BlobStore) -> bool:
 
 
 def oldest(blobs: BlobStore, *, before: float, number: int) -> list[ColdImage]:
-    """Of the images that were last touched before `before` (Unix time), in the order of that time: what was stored
-    together is packed together."""
+    """The oldest images that were last touched before `before` (Unix time), in the order of that time, so that images
+    stored together are packed together."""
     found = (
         (state.st_mtime, str(path), state.st_size)
         for sha256, path, state in blobs.list()
@@ -137,7 +136,8 @@ def oldest(blobs: BlobStore, *, before: float, number: int) -> list[ColdImage]:
 
 
 def adopt_packs(blobs: BlobStore) -> int:
-    """Indexes packs that no index names: one was lost, or a packing was killed. Returns how many. Raises StoreError."""
+    """Indexes packs that no index names, after a lost index or a killed packing. Returns how many. Raises
+    StoreError."""
     packs = blobs.packs
     new = sorted(packs.here() - packs.named())
     for name in new:
@@ -153,7 +153,7 @@ def _pack(
     pack_bytes: int,
     min_bytes: int,
 ) -> tuple[PackingSummary, bool]:
-    """And whether the budget was too small for all of them."""
+    """Also returns whether the budget was too small for all of them."""
     packed, new = _split(blobs, cold)
     done = PackingSummary(num_removed=blobs.remove_unused([image.path for image in packed], before=before)[0])
     groups = list(_groups(new, pack_bytes))
@@ -170,21 +170,21 @@ def _pack(
 
 
 def _split(blobs: BlobStore, cold: Sequence[ColdImage]) -> tuple[list[ColdImage], list[ColdImage]]:
-    """Those that a pack holds whole, and the others."""
+    """The images that are intact in a pack, and the others."""
     packed: list[ColdImage] = []
     new: list[ColdImage] = []
     for image in cold:
         try:
             is_packed = blobs.packs.read(image.sha256) is not None
         except StoreError as error:
-            log.warning("%s is packed once more: %s", image.path, error)
+            log.warning("%s is packed again: %s", image.path, error)
             is_packed = False
         (packed if is_packed else new).append(image)
     return packed, new
 
 
 def _groups(images: Sequence[ColdImage], pack_bytes: int) -> Iterator[list[ColdImage]]:
-    """One for each pack."""
+    """One group for each pack."""
     group: list[ColdImage] = []
     num_bytes = 0
     for image in images:
@@ -216,7 +216,7 @@ def _write(blobs: BlobStore, group: Sequence[ColdImage], before: float) -> Packi
     if first is not None:
         write_pack(blobs.packs.root, chain([first], contents), temp_folder=blobs.root / INCOMING)
     for path in damaged:
-        log.warning("%s has other bytes than its name says and stays as it is: restore it from a copy", path)
+        log.warning("the content of %s does not match its name, so it is not packed: restore it from a copy", path)
     return PackingSummary(
         num_images=len(whole),
         num_packs=int(first is not None),
@@ -226,7 +226,7 @@ def _write(blobs: BlobStore, group: Sequence[ColdImage], before: float) -> Packi
 
 
 def _read(group: Iterable[ColdImage]) -> Iterator[tuple[ColdImage, bytes | None]]:
-    """Some at a time: a disk reads many files at once faster than one after the other. None where one is gone."""
+    """Reads several files in parallel, which is faster. None if one is gone."""
 
     def read(image: ColdImage) -> bytes | None:
         try:

@@ -1,14 +1,14 @@
-"""Which files hold the trajectories at one moment: the names of parts, the compaction's manifest, and a snapshot of
-both that a reader takes before it reads, so that all tables of one query are of the same moment.
+"""The live files of the trajectories: the names of parts, the compaction's manifest, and a snapshot of both, which a
+reader takes first, so that all tables of one query are consistent.
 
-Every file is written once and never changed. `episodes/<part>~<version>.parquet` (a head) is committed by its rename;
-its details, `steps/<part>~<version>.parquet`, were there before. `compacted.json` lists the files that compaction made
-and the heads that they replace; its rename commits a compaction. Whatever a snapshot may name is deleted only after a
-grace period.
+Every file is written once and does not change. `episodes/<part>~<version>.parquet` (a head) is committed by its rename;
+its details, `steps/<part>~<version>.parquet`, are written before. `compacted.json` lists the files that compaction made
+and the heads that they replace; its rename commits a compaction. Files that a snapshot may name are deleted only after
+a grace period.
 
 A compaction first commits a manifest with its own generation, which the names of its files begin with. So a file of a
-later generation than the manifest's means that the manifest was lost or is an older copy; nothing is read or deleted
-then, because rows would be missing.
+later generation than the manifest's means that the manifest was lost or is an older copy. Then nothing is read or
+deleted, because rows would be missing.
 """
 
 import os
@@ -30,7 +30,7 @@ DETAIL_OF: Mapping[str, str | None] = {
     "updates": None,
     "stage_attempts": None,
 }
-"""The head tables; a head's commit is its details' commit."""
+"""The head tables; the commit of a head also commits its details."""
 HEAD_OF: Mapping[str, str] = {detail: head for head, detail in DETAIL_OF.items() if detail}
 KEY_OF: Mapping[str, str] = {
     "episodes": "episode_id",
@@ -48,16 +48,16 @@ _NAME = re.compile(r"(?P<part>[A-Za-z0-9][A-Za-z0-9._-]*)~(?P<version>[0-9a-f]{1
 _LEGACY = re.compile(r"(?P<part>[A-Za-z0-9][A-Za-z0-9._-]*)\.parquet")
 _GENERATION = re.compile(r"g(\d+)-\d+-[0-9a-f]+\.parquet")
 _NUM_LOOKS = 3
-"""How often a manifest and a folder are compared before they are said to disagree: a compaction may commit between."""
+"""How often a manifest and a folder are compared before an error: a compaction may commit in between."""
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class PartFile:
-    """A head's file, and by the same name its details'."""
+    """The file of a head, and with the same name that of its details."""
 
     part: str
     version: int
-    """0 in a file from before versions: its rows name their details' digest instead."""
+    """0 for a file from before versions, whose rows name the digest of their details instead."""
     name: str
 
     @classmethod
@@ -71,7 +71,7 @@ class PartFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What compaction has made of the parts so far."""
+    """The result of the compactions so far."""
 
     generation: int = 0
     files: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -79,12 +79,12 @@ class Manifest:
     retired: Mapping[str, float] = field(default_factory=dict)
     """Heads that compacted files replace, as `<table>/<name>` or `<table>/compacted/<name>`, and when (Unix time)."""
     retired_in: Mapping[str, int] = field(default_factory=dict)
-    """In which generation, for those of `retired` that a program of before did not write: who has listed the folders
-    before a compaction and reads the manifest after it takes what was retired in that generation."""
+    """The generation in which files were `retired`; missing for entries of older programs. A reader that lists the
+    folders before a compaction and reads the manifest after it uses the files retired in that generation."""
 
     @classmethod
     def read(cls, root: Path) -> "Manifest":
-        """Raises StoreError where it is damaged."""
+        """Raises StoreError if it is damaged."""
         path = root / MANIFEST
         try:
             found = orjson.loads(path.read_bytes())
@@ -97,14 +97,14 @@ class Manifest:
         except FileNotFoundError:
             return cls()
         except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
-            raise StoreError(f"{path} is damaged ({error}): {repair_of(root)} makes it again from the parts") from error
+            raise StoreError(f"{path} is damaged ({error}): {repair_of(root)} rebuilds it from the parts") from error
 
     @classmethod
     def checked(cls, root: Path, heads: Iterable[str] = tuple(DETAIL_OF)) -> "Manifest":
-        """The manifest, which agrees with the compacted files of `heads`.
+        """The manifest, after checking that it agrees with the compacted files of `heads`.
 
         Raises:
-            StoreError: it is damaged, missing, or older than the files; or files that it names are gone.
+            StoreError: it is damaged, missing, or older than the files; or files that it names are missing.
         """
         problem: str | None = None
         for _ in range(_NUM_LOOKS):
@@ -123,14 +123,14 @@ class Manifest:
 
 @dataclass(frozen=True, kw_only=True)
 class HeadFiles:
-    """The files that hold the rows of a head table, and of its details, at one moment."""
+    """The files with the rows of a head table and of its details, at one moment."""
 
     compacted: tuple[str, ...]
-    """Names below `compacted/`; their rows count unless the part is among `small`."""
+    """Names below `compacted/`; their rows are live unless the part is in `small`."""
     small: tuple[PartFile, ...]
-    """The newest writing of each part that no compaction has taken in."""
+    """The newest version of each part that is not compacted."""
     superseded: tuple[PartFile, ...]
-    """Older writings of those."""
+    """Older versions of these parts."""
 
     @property
     def rewritten(self) -> frozenset[str]:
@@ -146,9 +146,9 @@ class HeadFiles:
 
 
 def take_snapshot(root: Path, head: str) -> HeadFiles:
-    """The files of `head` as of now; each stays for the grace period at least.
+    """The current files of `head`; each is kept for at least the grace period.
 
-    The manifest is read before the folder is listed: what a later compaction replaces is still listed then.
+    The manifest is read before the folder is listed, so files that a later compaction replaces are still listed.
 
     Raises:
         StoreError: the manifest is damaged, lost, or older than the compacted files.
@@ -178,7 +178,7 @@ def last_generation(names: Iterable[str]) -> int:
 
 
 def repair_of(root: Path) -> str:
-    """The command that makes the manifest below `root` again; `root` is the folder of trajectories of a state."""
+    """The command that rebuilds the manifest below `root`; `root` is the folder of trajectories of a state."""
     return f"`{pipeline_line(StateDir(root.parent), 'rebuild-catalog')}`"
 
 
@@ -191,19 +191,19 @@ def _disagreement(root: Path, head: str, manifest: Manifest) -> str | None:
         state = f"is of generation {manifest.generation}" if path.is_file() else "is missing"
         return (
             f"{path} {state}, but {folder} holds files of generation {newest}: without a manifest that names them "
-            f"their rows would be lost; {repair_of(root)} makes it again from the parts"
+            f"their rows would be lost; {repair_of(root)} rebuilds it from the parts"
         )
     lost = sorted(set(manifest.files.get(head, ())) - names)
     if lost:
         return (
-            f"{folder / lost[0]} is gone, and the manifest names it ({len(lost)} such files): restore the folder from "
-            f"a copy, or let {repair_of(root)} make the manifest again from the parts that are there"
+            f"{folder / lost[0]} is missing, and the manifest names it ({len(lost)} such files): restore the folder "
+            f"from a copy, or rebuild the manifest from the remaining parts with {repair_of(root)}"
         )
     return None
 
 
 def legacy_details(root: Path, detail: str, heads: Iterable[PartFile]) -> list[str]:
-    """Names of the details that heads from before versions may mean: `<part>.<digest>.parquet`."""
+    """Names of the details that heads from before versions may refer to: `<part>.<digest>.parquet`."""
     parts = {file.part for file in heads}
     if not parts:
         return []
@@ -213,10 +213,10 @@ def legacy_details(root: Path, detail: str, heads: Iterable[PartFile]) -> list[s
 
 
 def list_names(folder: Path) -> list[str]:
-    """Names of the files in a folder, in no order; none where there is no folder."""
+    """Names of the files in a folder, in no order; empty if there is no folder."""
     try:
         with os.scandir(folder) as entries:
-            # Hidden ones are temporary, or what NFS keeps of an open file that was removed.
+            # Hidden files are temporary, or NFS's copies of removed open files.
             return [entry.name for entry in entries if entry.is_file() and not entry.name.startswith(".")]
     except FileNotFoundError:
         return []

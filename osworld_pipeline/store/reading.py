@@ -1,4 +1,4 @@
-"""Files of parts as Arrow tables of today's columns, whichever version wrote them."""
+"""Reads files of parts of any version as Arrow tables with the current columns."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -14,16 +14,16 @@ from osworld_pipeline.store.footers import read_footer
 from osworld_pipeline.store.part_files import DETAIL_OF, PartFile
 
 compute: Any = pyarrow.compute
-"""Its functions are made when it is imported, so that a type checker knows none of them."""
+"""Typed as Any: its functions are created at import, so a type checker does not see them."""
 
 
 def read_part_table(
     path: Path, table: str, *, columns: Sequence[str] = (), row_groups: Sequence[int] | None = None
 ) -> pa.Table:
-    """A file of `table` (or of it `columns`, where any are named), or some of its row groups.
+    """Reads a file of `table` (only `columns`, if given), or some of its row groups.
 
     Raises:
-        StoreError: it is not there, or damaged.
+        StoreError: it is missing or damaged.
     """
     schema = stored(table)
     if columns:
@@ -43,10 +43,11 @@ def read_part_table(
 
 
 def read_rows(path: Path, table: str, column: str, values: Iterable[str], *, columns: Sequence[str] = ()) -> pa.Table:
-    """The rows whose `column` is one of `values`; row groups that cannot hold one are not read. As read_part_table."""
+    """The rows whose `column` is one of `values`; row groups that cannot have one are skipped. Raises like
+    read_part_table."""
     wanted = sorted(set(values))
     groups = row_groups_with(path, column, wanted)
-    # One column first: most of a row group that may hold a value often does not.
+    # Read one column first: a row group often has few or no matches.
     places = {number: _places(path, table, column, number, wanted) for number in groups}
     found = [
         read_part_table(path, table, columns=columns, row_groups=[number]).take(place)
@@ -57,7 +58,7 @@ def read_rows(path: Path, table: str, column: str, values: Iterable[str], *, col
 
 
 def row_groups_with(path: Path, column: str, values: Sequence[str]) -> list[int]:
-    """The row groups that may hold one of `values`, which are sorted. Raises StoreError."""
+    """The row groups that may have one of `values`, which are sorted. Raises StoreError."""
     try:
         return read_footer(path).row_groups(column, values)
     except FileNotFoundError as error:
@@ -65,7 +66,7 @@ def row_groups_with(path: Path, column: str, values: Sequence[str]) -> list[int]
 
 
 def row_groups_from(path: Path, column: str, prefix: str) -> list[int]:
-    """The row groups that may hold text that begins so. Raises StoreError."""
+    """The row groups that may have text with this prefix. Raises StoreError."""
     try:
         footer = read_footer(path)
     except FileNotFoundError as error:
@@ -86,7 +87,7 @@ def _places(path: Path, table: str, column: str, number: int, values: Sequence[s
 
 
 def details_path(root: Path, head: str, file: PartFile, rows: pa.Table) -> Path | None:
-    """The file with the details of a small head; None where it has none."""
+    """The file with the details of a small head; None if it has none."""
     detail = DETAIL_OF[head]
     if detail is None:
         return None

@@ -1,4 +1,4 @@
-"""Episodes and groups as table rows and back: a flat, typed row for each, nothing lost on the way."""
+"""Converts episodes and groups to flat, typed table rows and back, without loss."""
 
 import dataclasses
 import json
@@ -87,12 +87,12 @@ _EPISODE_FIELDS = (
 )
 
 _EMPTY_TEXTS = ("processor_digest", "source_dataset", "licence", "stage", "domain", "suite", "suite_name", "weights_id")
-"""Where an older part has NULL."""
+"""Default for NULL in an older part."""
 
 
 def utc_time(unix_time: float | None) -> datetime | None:
-    """As the timestamp columns have it: UTC without a zone. None for 0, which is an unknown time, and for one that no
-    calendar has."""
+    """The value for timestamp columns: UTC without a zone. None for 0, which is an unknown time, and for times out of
+    range."""
     if not unix_time:
         return None
     try:
@@ -138,7 +138,7 @@ def episode_row(episode: Episode) -> Row:
 
 
 def _token_counts(episode: Episode) -> Row:
-    """NULL where tokens were not counted: chat engines and imports leave 0 in their steps."""
+    """NULL if tokens were not counted: chat engines and imports leave 0 in their steps."""
     steps, sequences = episode.steps, episode.sequences
     is_counted = all(step.prompt_num_tokens > 0 for step in steps) and not episode.source_dataset
     logprobs = [
@@ -193,7 +193,7 @@ def step_rows(episode: Episode) -> list[Row]:
 
 
 def _sequence_columns(sequences: Sequence[TokenSequence]) -> Row:
-    """One flat list a column; lengths say where to cut."""
+    """One flat list per column; the lengths split it."""
     flat = ("token_ids", "response_mask", "sampled_logprobs", "policy_versions", "image_steps")
     return {name: [value for sequence in sequences for value in getattr(sequence, name)] for name in flat} | {
         "sequence_lengths": [len(sequence.token_ids) for sequence in sequences],
@@ -206,10 +206,10 @@ def _sequences_from(row: Mapping[str, Any], steps: Sequence[Step]) -> tuple[Toke
     lengths, counts = row["sequence_lengths"], row["sequence_image_counts"]
     versions, image_steps = row["policy_versions"], row["image_steps"]
     if lengths is None:
-        # A part from before windows: one sequence, every screenshot in it, and versions known by turn.
+        # A part from before window mode: one sequence with every screenshot, and versions by turn.
         lengths, counts = ([len(token_ids)], [len(steps)]) if token_ids else ([], [])
         sampled_by = iter([step.policy_version for step in steps for _ in range(step.response_num_tokens or 0)])
-        # Tokens of no recorded step are of a turn that a fault cut off: nothing trains on them.
+        # Tokens without a recorded step belong to a turn that a fault cut off; they are not trained on.
         versions = [next(sampled_by, -1) if sampled else -1 for sampled in mask]
         image_steps = list(range(len(steps)))
     sequences: list[TokenSequence] = []
@@ -282,7 +282,7 @@ def episode_from(row: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> 
     """The inverse of `episode_row` and `step_rows`; `steps` in any order."""
     has_reward = row["task_reward"] is not None
     played = tuple(_step_from(step) for step in sorted(steps, key=lambda step: step["step_index"]))
-    # What an older part does not know is null there.
+    # Missing values of an older part are null.
     fields = {name: row[name] for name in _EPISODE_FIELDS}
     fields["max_turns"] = fields["max_turns"] or 0
     fields |= {name: fields[name] or "" for name in _EMPTY_TEXTS}
@@ -331,12 +331,12 @@ def _step_from(row: Mapping[str, Any]) -> Step:
 
 
 def _fit(value: int | None) -> int | None:
-    """A model may write a coordinate of any size; `action` keeps it to the digit."""
+    """A model may write a coordinate of any size; `action` has the exact value."""
     return None if value is None else max(-_INT64, min(_INT64, int(value)))
 
 
 def _clean(row: Row) -> Row:
-    """Text from models and desktops may hold half a surrogate pair, which no UTF-8 file can: it becomes a `?`."""
+    """Text from models and desktops may contain a lone surrogate, which UTF-8 cannot encode: it becomes a `?`."""
     return {
         name: value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
         for name, value in row.items()

@@ -1,5 +1,5 @@
-"""Packed images that a writer stored again, and that a row may name soon: a file of their own would be touched, a pack
-can not be. Each process appends their SHA-256 (32 bytes each) to a journal, which the garbage collection reads."""
+"""Records packed images that a writer stored again, because a row may name them soon. A single file would be touched; a
+pack cannot be. Each process appends their SHA-256 (32 bytes each) to a journal, which the garbage collection reads."""
 
 import os
 import secrets
@@ -13,12 +13,12 @@ from osworld_pipeline.errors import StoreError
 
 FOLDER = "touched"
 ROTATE_S = 3600.0
-"""A writer begins another journal after so long; one that was not written for twice as long may be removed."""
+"""A writer starts another journal after this time; one that was not written for twice as long may be removed."""
 _DIGEST = 32
 
 
 class TouchJournal:
-    """Of one process; any number of threads."""
+    """The journal of one process, for any number of threads."""
 
     def __init__(self, blobs: Path) -> None:
         self._folder = blobs / FOLDER
@@ -27,7 +27,7 @@ class TouchJournal:
         self._until = 0.0
 
     def add(self, sha256: str) -> None:
-        """Raises StoreError where the file system refused."""
+        """Raises StoreError if the file system refused."""
         with self._lock:
             if self._path is None or time.monotonic() >= self._until:
                 self._path = self._folder / f"{os.getpid()}-{secrets.token_hex(8)}.digests"
@@ -45,7 +45,7 @@ class TouchJournal:
 
 
 class TouchReader:
-    """What journals say that were written since `since` (Unix time), each entry once."""
+    """Reads journals that were written since `since` (Unix time), each entry once."""
 
     def __init__(self, blobs: Path, *, since: float) -> None:
         self._folder = blobs / FOLDER
@@ -64,14 +64,14 @@ class TouchReader:
             except FileNotFoundError:
                 continue
             except OSError as error:
-                raise StoreError(f"{path} cannot be read: {error.strerror}; mend that and run again") from error
+                raise StoreError(f"{path} cannot be read: {error.strerror}; fix that and run again") from error
             whole = len(data) - len(data) % _DIGEST
             self._read[path.name] = self._read.get(path.name, 0) + whole
             yield [data[start : start + _DIGEST].hex() for start in range(0, whole, _DIGEST)]
 
 
 def remove_old_journals(blobs: Path, *, before: float) -> None:
-    """Those that were not written since `before` (Unix time), and that no process will write."""
+    """Removes journals that were not written since `before` (Unix time) and that no process will write."""
     before = min(before, time.time() - 2 * ROTATE_S)
     for path in (blobs / FOLDER).glob("*.digests"):
         if path.stat().st_mtime < before:

@@ -1,8 +1,8 @@
 """The trajectory store: finished episodes and groups as Parquet parts, screenshots as blobs; many writers, no lock.
 
 A part is two files of one name, and the head's rename is the commit of both: `episodes/` with `steps/`, and
-`rollout_groups/` with `injections/`. No file is ever changed: a part written again is a new file, and the newest counts
-(see part_files.py). So a reader sees a part whole, or as it was before, or not at all.
+`rollout_groups/` with `injections/`. Files do not change: a rewritten part is a new file, and the newest is live (see
+part_files.py). So a reader sees the new part, the previous one, or none.
 """
 
 import re
@@ -50,11 +50,11 @@ class TrajectoryStore:
     """Implements protocols.EpisodeSink over a state folder."""
 
     def __init__(self, state: StateDir, *, merge_parts: int = MERGE_PARTS) -> None:
-        """`merge_parts`: so many small parts of a table become one file while this writer goes on."""
+        """`merge_parts`: number of small parts of a table that are merged into one file while this writer runs."""
         self.root = state.trajectories
         self._merger = PartMerger(self.root, merge_parts=merge_parts)
         self.blobs = BlobStore(state.blobs)
-        # The first list that Arrow is given makes it import pandas: now, and not in the middle of the first append.
+        # The first list makes Arrow import pandas: do that now, not during the first append.
         pa.array([0])
         self.blobs.remove_stale_temps()
         remove_stale_temps(self.root / INCOMING)
@@ -64,7 +64,7 @@ class TrajectoryStore:
         return self.blobs.write(data, suffix=suffix)
 
     def read_blob(self, sha256: str) -> bytes:
-        """Raises StoreError where there is no such image."""
+        """Raises StoreError if there is no such image."""
         return self.blobs.read(sha256)
 
     def write_episodes(self, part: str, episodes: Sequence[Episode]) -> None:
@@ -86,7 +86,7 @@ class TrajectoryStore:
         self._write_part("rollout_groups", part, [group_row(group) for group in groups], rows)
 
     def read_group_rows(self, part: str) -> list[Row]:
-        """The rows of `rollout_groups` of a part; none where there is no such part. Raises StoreError."""
+        """The rows of `rollout_groups` of a part; none if there is no such part. Raises StoreError."""
         head, files = "rollout_groups", take_snapshot(self.root, "rollout_groups")
         small = [self.root / head / file.name for file in files.small if file.part == part]
         compacted = [] if small else [self.root / head / COMPACTED / name for name in files.compacted]
@@ -95,7 +95,7 @@ class TrajectoryStore:
         return [row for table in tables for row in table.drop_columns(BOOKKEEPING.names).to_pylist()]
 
     def write_group_rows(self, part: str, rows: Sequence[Row]) -> None:
-        """As write_groups, of rows of `rollout_groups` as they were read. Raises StoreError."""
+        """Like write_groups, for rows of `rollout_groups` as they were read. Raises StoreError."""
         self._write_part("rollout_groups", part, list(rows), [])
 
     def write_verifications(self, part: str, verifications: Sequence[ReplayVerification]) -> None:
@@ -108,8 +108,7 @@ class TrajectoryStore:
         self._write_part("updates", part, [update_row(update) for update in updates], [])
 
     def write_attempt(self, attempt: StageAttempt) -> None:
-        """A part of its own of `stage_attempts`, in place of what was written of this attempt before. Raises
-        StoreError."""
+        """Writes this attempt as its own part of `stage_attempts`, which replaces an earlier one. Raises StoreError."""
         self._write_part("stage_attempts", attempt.attempt_id, [attempt_row(attempt)], [])
 
     def existing_parts(self, table: str = "episodes", prefix: str = "") -> list[str]:
@@ -136,7 +135,7 @@ class TrajectoryStore:
         return found[part]
 
     def read_parts(self, parts: Collection[str]) -> dict[str, tuple[Episode, ...]]:
-        """The episodes of those of `parts` that exist, by part; quicker than one after the other. Raises StoreError."""
+        """The episodes of those of `parts` that exist, by part; faster than separate reads. Raises StoreError."""
         wanted = set(parts)
         files = take_snapshot(self.root, "episodes")
         found: dict[str, tuple[Episode, ...]] = {}
@@ -161,13 +160,13 @@ class TrajectoryStore:
             for part, episodes in self._compacted_episodes(name, "episode_id", [episode_id]):
                 if part not in files.rewritten:
                     return episodes[0]
-        # An episode's part is mostly named after it, or after what its name begins with.
+        # An episode's part is usually named after it, or after a prefix of its id.
         for file in sorted(files.small, key=lambda file: not episode_id.startswith(file.part)):
             head = read_rows(self.root / "episodes" / file.name, "episodes", "episode_id", [episode_id])
             if head.num_rows:
                 return _episodes(head, self._small_steps(file, head))[0]
         raise StoreError(
-            f"there is no episode '{episode_id}' in {self.root}: it was never stored, or its part replaced"
+            f"there is no episode '{episode_id}' in {self.root}: it was not stored, or its part was replaced"
         )
 
     def _small_steps(self, file: PartFile, head: pa.Table) -> pa.Table:
@@ -177,7 +176,7 @@ class TrajectoryStore:
     def _compacted_episodes(
         self, name: str, column: str, values: Collection[str]
     ) -> Iterator[tuple[str, tuple[Episode, ...]]]:
-        """By part, those of a compacted file whose `column` is one of `values`."""
+        """By part, the episodes of a compacted file whose `column` is one of `values`."""
         head = read_rows(self.root / "episodes" / COMPACTED / name, "episodes", column, values)
         if head.num_rows == 0:
             return
@@ -201,7 +200,7 @@ class TrajectoryStore:
                 tables.insert(0, (detail, _table(details, detail, part, version)))
         except (pa.ArrowException, OverflowError, TypeError) as error:
             raise StoreError(f"part {part} of {head} holds a value that its columns cannot: {error}") from error
-        # A query reads the footer of every small part: it tells of the id alone, not of all 40 columns.
+        # A query reads the footer of every small part, so it has statistics of the id only, not of all 40 columns.
         for table, data in tables:
             path, ids = self.root / table / name, (KEY_OF[head],)
             write_parquet(path, marked(data), temp_folder=self.root / INCOMING, statistics=ids)
@@ -214,7 +213,7 @@ def _table(rows: list[Row], table: str, part: str, version: int) -> pa.Table:
 
 
 def _episodes(head: pa.Table, steps: pa.Table) -> tuple[Episode, ...]:
-    """Raises StoreError: a value that no episode has."""
+    """Raises StoreError: an invalid value."""
     of_episode: dict[str, list[Row]] = {}
     try:
         for row in steps.to_pylist():

@@ -1,5 +1,5 @@
-"""Versions of parts: milliseconds since 1970, and always later than every version that the store holds, so that the
-newest writing counts although hosts' clocks differ."""
+"""Versions of parts: milliseconds since 1970, and always above every version in the store, so that the last write wins
+although the clocks of hosts differ."""
 
 import threading
 import time
@@ -13,7 +13,7 @@ _last_ms = 0
 
 
 def next_version(root: Path, head: str) -> int:
-    """A version that no writing of `head` has had.
+    """A version that `head` has not used yet.
 
     Raises:
         StoreError: a compacted file is damaged.
@@ -26,7 +26,7 @@ def next_version(root: Path, head: str) -> int:
 
 
 def _newest_ms(root: Path, head: str) -> int:
-    # Compacted files first: what a compaction takes in meanwhile is still listed after that.
+    # Compacted files first: small files that are compacted meanwhile are still listed after that.
     folder = root / head / COMPACTED
     versions = [_newest_of(folder / name) for name in list_names(folder) if name != SEED]
     versions += [file.version for file in map(PartFile.parse, list_names(root / head)) if file]
@@ -38,4 +38,4 @@ def _newest_of(path: Path) -> int:
     try:
         return read_footer(path).largest("part_version") or 0
     except FileNotFoundError:
-        return 0  # removed since it was listed: what replaced it is as new
+        return 0  # removed since it was listed: its replacement is as new

@@ -1,1 +1,1 @@
-"""The tables: what assets own, the catalog made of it, and how people ask it."""
+"""The tables: those owned by assets, the catalog built from them, and queries."""

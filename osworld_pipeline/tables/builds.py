@@ -1,7 +1,5 @@
-"""Builds of the union: its tables and its statistics are one folder, and one small file says which folder counts.
-
-So a reader that looks once where the tables are reads tables of one build. A replaced build stays for a day, for
-readers that have begun.
+"""Builds of the union: its tables and statistics are in one folder, and a small file names the current folder. A reader
+that reads that file once gets tables of one build. A replaced build is kept for a day for running readers.
 """
 
 import os
@@ -29,7 +27,7 @@ _BUILD = re.compile(r"union-[0-9a-f]{16}")
 
 
 def table_paths(state: StateDir) -> Mapping[str, Path]:
-    """The file of each small table, those of the union all of one build; a file may be absent.
+    """The file of each small table; those of the union are of one build. A file may be absent.
 
     Raises:
         TableError: the note that names the build is damaged.
@@ -39,10 +37,10 @@ def table_paths(state: StateDir) -> Mapping[str, Path]:
 
 
 def current_build(state: StateDir) -> Path | None:
-    """The folder of the build that counts; None before the first, when the tables are files in `tables/` itself.
+    """The folder of the current build; None before the first, when the tables are files in `tables/` itself.
 
     Raises:
-        TableError: the note that names it is damaged, or the folder is gone.
+        TableError: the note that names it is damaged, or the folder is missing.
     """
     path = state.tables / CURRENT
     way_out = "restore it from a copy, or remove it and run the union again"
@@ -61,7 +59,7 @@ def current_build(state: StateDir) -> Path | None:
 
 @contextmanager
 def new_build(state: StateDir) -> Iterator[Path]:
-    """Yields a folder to fill; at the end it is the build that counts, or it is gone where anything failed.
+    """Yields a folder to fill; at the end it becomes the current build, or it is removed after a failure.
 
     Raises:
         StoreError: the file system refused.
@@ -78,7 +76,7 @@ def new_build(state: StateDir) -> Iterator[Path]:
                 sync_path(path)
             before = current_build(state)
             if before is not None:
-                os.utime(before)  # its grace begins now
+                os.utime(before)  # its grace period starts now
             temp.rename(build)
             sync_path(state.tables)
         except OSError as error:
@@ -89,7 +87,7 @@ def new_build(state: StateDir) -> Iterator[Path]:
 
 
 def remove_replaced_builds(state: StateDir, *, grace_s: float = REPLACED_GRACE_S) -> int:
-    """Removes builds that have not counted for `grace_s`, and tables from before builds; returns how many.
+    """Removes builds that were replaced at least `grace_s` ago, and tables from before builds; returns how many.
 
     Raises:
         TableError: the note that names the build is damaged.
@@ -101,7 +99,7 @@ def remove_replaced_builds(state: StateDir, *, grace_s: float = REPLACED_GRACE_S
     plain = [state.tables / name for name in (*(f"{table}.parquet" for table in UNION_TABLES), STATS_FILE)]
     due = [path for path in (*builds, *plain) if _is_older(path, grace_s)]
     for path in due:
-        with suppress(OSError):  # another build removes the same, or it is in use on NFS: a later one removes it
+        with suppress(OSError):  # another process removes it, or NFS keeps it: a later build removes it
             if path.is_dir():
                 shutil.rmtree(path)
             else:

@@ -1,7 +1,7 @@
 """The catalog: a DuckDB file with the small tables and views over the trajectory parts, for people and their queries.
 
-It is always built as a new file and swapped in. So a reader never waits for a writer, a killed build leaves the old
-catalog, and a part written after the build shows at once through its view.
+It is always built as a new file and swapped in. So a reader does not wait for a writer, a killed build leaves the old
+catalog, and a part written after the build is visible at once through its view.
 """
 
 import functools
@@ -28,7 +28,7 @@ _READ_AS = {
     "task_config": "task_config::JSON AS task_config",
     "domain": "coalesce(domain, '') AS domain",
 }
-"""Columns of the small tables that the catalog shows in another form; a part of a key is never NULL."""
+"""Columns of the small tables that the catalog converts; key columns are not NULL."""
 KEYS = {
     "union_tasks": "domain, task_id",
     "train_tasks": "domain, task_id",
@@ -41,14 +41,14 @@ _held: ContextVar[tuple[Path, duckdb.DuckDBPyConnection] | None] = ContextVar("h
 
 
 def rebuild_catalog(state: StateDir) -> Path:
-    """Builds the catalog from what there is (nothing yet is fine) and swaps it in; safe beside other rebuilds.
+    """Builds the catalog from the existing tables (none is valid) and swaps it in; safe with concurrent rebuilds.
 
     Raises:
         TableError: a table's file is damaged or breaks its key; another rebuild holds the lock for too long.
         StoreError: the file system refused.
     """
     lock = state.root / "catalog.lock"
-    with locked(lock, timeout_s=LOCK_TIMEOUT_S, error=TableError, what="the catalog's rebuild"):
+    with locked(lock, timeout_s=LOCK_TIMEOUT_S, error=TableError, what="the rebuild of the catalog"):
         remove_stale_temps(state.root)
         with replacing(state.catalog) as temp:
             try:
@@ -60,15 +60,15 @@ def rebuild_catalog(state: StateDir) -> Path:
                 raise TableError(f"cannot build the catalog {state.catalog}: {first_line(error)}") from error
             finally:
                 Path(f"{temp}.wal").unlink(missing_ok=True)
-            # A log left by someone who died writing into the old file must not be replayed into the new one.
+            # DuckDB must not replay the log of a process that died while writing the old file.
             Path(f"{state.catalog}.wal").unlink(missing_ok=True)
     return state.catalog
 
 
 @contextmanager
 def fresh_views(state: StateDir) -> Iterator[duckdb.DuckDBPyConnection]:
-    """The same tables and views in memory, all as of now, or within `one_snapshot` as of its beginning: for code of
-    ours that must not depend on the last rebuild.
+    """The same tables and views in memory, in a new snapshot or in that of `one_snapshot`: for code that must not
+    depend on the last rebuild.
 
     Raises:
         TableError: as rebuild_catalog.
@@ -79,7 +79,7 @@ def fresh_views(state: StateDir) -> Iterator[duckdb.DuckDBPyConnection]:
             yield held[1]
         return
     with _connect(":memory:") as connection, explained(f"the tables in {state.root}"):
-        # The files of a build are never changed: without a copy they are read as far as a question needs them.
+        # The files of a build do not change: read them in place, as far as a query needs.
         _create_tables(connection, state, as_views=() if current_build(state) is None else UNION_TABLES)
         create_pinned_views(connection, state)
         _create_derived(connection)
@@ -103,7 +103,7 @@ def one_snapshot(state: StateDir) -> Iterator[None]:
 
 @contextmanager
 def explained(what: str) -> Iterator[None]:
-    """Turns DuckDB's errors into a TableError that says what cannot be read."""
+    """Converts DuckDB's errors to a TableError that names what cannot be read."""
     try:
         yield
     except duckdb.Error as error:
@@ -116,8 +116,8 @@ def first_line(error: duckdb.Error) -> str:
 
 @functools.cache
 def _views_alone() -> bytes:
-    """A catalog's file with the views and no table. They hold no path, so they are the same in every state, and to
-    create them takes most of a rebuild. Those of tables that are not there yet are found when they are used."""
+    """A catalog file with views and no tables, cached because creating the views takes most of a rebuild. They contain
+    no path, so they are the same in every state. They resolve their tables when used."""
     with tempfile.TemporaryDirectory(prefix="catalog-") as folder:
         state, file = StateDir(Path(folder)), Path(folder) / "views.duckdb"
         with _connect(file) as connection:
@@ -132,12 +132,12 @@ def _views_alone() -> bytes:
 def _connect(database: Path | str) -> duckdb.DuckDBPyConnection:
     connection = duckdb.connect(str(database))
     connection.execute(f"SET threads = {min(4, os.cpu_count() or 1)}")
-    connection.execute("SET enable_progress_bar = false")  # it would stand in answers on standard output
+    connection.execute("SET enable_progress_bar = false")  # it would be printed to standard output
     return connection
 
 
 def _create_tables(connection: duckdb.DuckDBPyConnection, state: StateDir, *, as_views: Collection[str] = ()) -> None:
-    """The small tables: copies of their files, but those of `as_views`."""
+    """Creates the small tables as copies of their files, or as views for `as_views`."""
     paths = table_paths(state)  # once, so that the tables of the union are of one build
     for name in OWNED_TABLES:
         rows = _rows_of(connection, paths[name], name)
@@ -152,7 +152,7 @@ def _create_derived(connection: duckdb.DuckDBPyConnection) -> None:
 
 
 def _rows_of(connection: duckdb.DuckDBPyConnection, path: Path, name: str) -> str:
-    """A query of a small table's file, with exactly our columns; of no rows where there is no file."""
+    """A query of a small table's file, with exactly our columns; without rows if there is no file."""
     schema = OWNED_TABLES[name]
     connection.register("incoming", schema.empty_table())
     kinds = {row[0]: row[1] for row in connection.execute("DESCRIBE SELECT * FROM incoming").fetchall()}

@@ -1,4 +1,4 @@
-"""The checkpoints table: one row for each checkpoint, written by whichever stage made it."""
+"""The checkpoints table: one row for each checkpoint, written by the stage that made it."""
 
 import json
 from dataclasses import asdict
@@ -28,7 +28,7 @@ def upsert_checkpoint(state: StateDir, checkpoint: Checkpoint) -> None:
 
 
 def read_checkpoints(state: StateDir) -> list[Checkpoint]:
-    """All checkpoints, parents before children where their stages tell."""
+    """All checkpoints, parents before children as far as their stages show it."""
     order = {stage: index for index, stage in enumerate(Stage)}
     checkpoints = [_checkpoint(row) for row in read_table(state, "checkpoints").to_pylist()]
     return sorted(checkpoints, key=lambda checkpoint: (order[checkpoint.stage], checkpoint.checkpoint_id))
@@ -42,7 +42,7 @@ def read_checkpoint_row(state: StateDir, checkpoint_id: str) -> Checkpoint:
     """The checkpoint of that id.
 
     Raises:
-        TableError: there is none; names those that are there.
+        TableError: there is none; the message lists the existing ones.
     """
     found = find_checkpoint(state, checkpoint_id)
     if found is None:

@@ -1,4 +1,4 @@
-"""The tables and views as a document, made from their columns: `python -m osworld_pipeline.tables.describe >
+"""The tables and views as a document, generated from their columns: `python -m osworld_pipeline.tables.describe >
 docs/tables.md`."""
 
 import tempfile
@@ -25,26 +25,26 @@ from osworld_pipeline.tables.views import DERIVED
 
 ABOUT: Mapping[str, str] = {
     "episodes": "One attempt at one task; many writers.",
-    "steps": "One observation and the action that answered it.",
+    "steps": "One observation and the action taken.",
     "rollout_groups": "Sibling episodes of one task, as an update trained them.",
     "injections": "A replay row that joined a group.",
     "replay_verifications": "A demonstration re-executed on a fresh desktop.",
     "updates": "One optimiser update of a training stage, written by the trainer when it is made.",
     "stage_attempts": "One start of a training stage's program.",
-    "union_tasks": "Every task seen anywhere.",
+    "union_tasks": "Every task of any source.",
     "train_tasks": "Those of union_tasks that can be trained on; the same columns.",
-    "replay_buffer": "Every demonstration whose turns all parse, once.",
-    "rejects": "What no table took, and why.",
+    "replay_buffer": "Every distinct demonstration whose turns all parse.",
+    "rejects": "Rejected records and files, with reasons.",
     "raw_counts": "The raw sources, as they were read.",
-    "checkpoints": "Weights, with what made them.",
+    "checkpoints": "Weights, with their origin.",
     "tasks": "union_tasks, and whether they are trained on.",
-    "replay": "All that can be used again: demonstrations, and our own successes in training.",
+    "replay": "All trajectories for reuse: demonstrations, and our own successes in training.",
     "evals": "One row for each evaluation of a checkpoint, task and seed: the last attempt.",
-    "ancestry": "Each checkpoint with itself and all that it descends from.",
-    "made_from": "What each checkpoint was trained on, one row for each thing and use.",
-    "licences": "The licences of the demonstrations that reach a checkpoint, through itself or an ancestor.",
-    "stages": "Each training stage, with whether it runs and how far it is.",
-    "lineage": "All that stands behind each episode of an evaluation, one row for each thing.",
+    "ancestry": "Each checkpoint with itself and all its ancestors.",
+    "made_from": "The training data of each checkpoint, one row for each item and use.",
+    "licences": "The licences of the demonstrations that a checkpoint or one of its ancestors was trained on.",
+    "stages": "Each training stage, with its status and progress.",
+    "lineage": "The origin of each episode of an evaluation, one row for each item.",
 }
 BASES: Mapping[str, tuple[pa.Schema, ...]] = {
     "tasks": (UNION_TASKS,),
@@ -56,7 +56,7 @@ BASES: Mapping[str, tuple[pa.Schema, ...]] = {
     "stages": (STAGE_ATTEMPTS,),
     "lineage": (EPISODES, CHECKPOINTS),
 }
-"""Where a view's column says what it says there, unless VIEW_DOCS says more."""
+"""The tables from which a view's columns get their description, unless VIEW_DOCS has one."""
 UNITS: Mapping[str, str] = {"recorded_at": "s since 1970", "verified_at": "s since 1970", "verified_reward": "0..1"} | {
     "prompt_tokens": "tokens", "response_tokens": "tokens", "wall_s": "s", "reset_s": "s", "model_s": "s",
     "step_s": "s", "evaluate_s": "s",
@@ -65,36 +65,36 @@ VIEW_DOCS: Mapping[str, Mapping[str, str]] = {
     "tasks": {"is_train": "It is in train_tasks."},
     "replay": {
         "kind": "demonstration (a row of replay_buffer) or episode (a valid success with purpose train).",
-        "row_id": "Of replay_buffer, or the episode_id.",
-        "source_dataset": "Of replay_buffer; online for an episode.",
+        "row_id": "row_id of replay_buffer, or the episode_id.",
+        "source_dataset": "As in replay_buffer; online for an episode.",
         "episode_id": "NULL for a demonstration.",
         "checkpoint_id": "NULL for a demonstration.",
-        "recorded_at": "When the episode began; NULL for a demonstration.",
+        "recorded_at": "Start of the episode; NULL for a demonstration.",
         "verified_reward": "The best grader's score of its verifications; an episode's own task_reward.",
-        "verified_at": "When the last verification with a grader's score began.",
-        "num_verifications": "Tries, faults included.",
+        "verified_at": "Start of the last verification with a grader's score.",
+        "num_verifications": "Verifications, including faults.",
     },
     "evals": {
-        "stage": "Of the checkpoint.",
-        "task_key": "Names the task in its evaluation: task_id, as domain/task_id where several domains have that id.",
-        "domain": "Of the task.",
-        "family": "Of a task of a built-in suite; else the domain.",
+        "stage": "Stage of the checkpoint.",
+        "task_key": "The task within its evaluation: task_id, or domain/task_id if several domains have that id.",
+        "domain": "Domain of the task.",
+        "family": "Family of a task of a built-in suite; else the domain.",
         "suite": "As recorded; before version 6 that of a task of a built-in suite, else osworld.",
         "reward": "task_reward; NULL for a fault, so that an average has the right denominator.",
         "success": "is_success; NULL for a fault.",
         "shaped_reward": "NULL for a fault.",
         "turns": "num_steps.",
-        "evaluation_key": "Of the evaluation's settings: only rows with the same one can be compared; empty: unknown.",
+        "evaluation_key": "Key of the evaluation's settings: rows with equal keys can be compared; empty: unknown.",
         "desktops": "Image and grader of its evaluation's graded episodes: only rows with the same can be compared; "
-        "several, with commas: mixed.",
+        "several, comma-separated: mixed.",
         "source_dataset": "The import's name; empty for an episode of our own.",
-        "prompt_tokens": "Read over all turns, a prompt each time; NULL where it was not counted.",
-        "response_tokens": "Sampled over all turns; NULL where it was not counted.",
-        "wall_s": "From before the reset to after the release; episodes run side by side.",
-        "reset_s": "What the desktop took to be ready.",
-        "model_s": "What the engine took, over all turns.",
-        "step_s": "What the desktop took, over all turns.",
-        "evaluate_s": "What the grader took.",
+        "prompt_tokens": "Tokens read over all turns, including each prompt; NULL if not counted.",
+        "response_tokens": "Tokens sampled over all turns; NULL if not counted.",
+        "wall_s": "From before the reset to after the release; episodes run in parallel.",
+        "reset_s": "Time until the desktop was ready.",
+        "model_s": "Time of the engine over all turns.",
+        "step_s": "Time of the desktop over all turns.",
+        "evaluate_s": "Time of the grader.",
     },
     "ancestry": {
         "checkpoint_id": "The descendant.",
@@ -106,56 +106,56 @@ VIEW_DOCS: Mapping[str, Mapping[str, str]] = {
         "kind": "group, episode (of ours) or demonstration (a row of replay_buffer).",
         "source_id": "The group_id, episode_id or row_id.",
         "how": "rolled_out (a group that was trained on; its valid episodes), injected (joined a group) or fine_tuned.",
-        "group_id": "The group that it is, was played in or joined.",
+        "group_id": "The group itself, or the one in which it was played or which it joined.",
         "task_id": "Its task.",
-        "update": "The update that the group trained, from 1; NULL where it was fine-tuned on.",
-        "source_dataset": "Of a demonstration; online for an episode.",
-        "path": "The file that a demonstration came from.",
-        "line": "The line there, from 1.",
+        "update": "The update that the group trained, from 1; NULL if used for fine-tuning.",
+        "source_dataset": "Dataset of a demonstration; online for an episode.",
+        "path": "The file of a demonstration.",
+        "line": "The line in that file, from 1.",
         "sha256": "Of the bytes of that line.",
-        "licence": "Of a demonstration's source.",
+        "licence": "Licence of a demonstration's source.",
     },
     "licences": {
-        "checkpoint_id": "The checkpoint that they reach.",
-        "licence": "Of the source; unknown where it named none.",
+        "checkpoint_id": "The checkpoint to which they apply.",
+        "licence": "Licence of the source; unknown if it named none.",
         "source_dataset": "The raw source, or the import's name.",
         "ancestor_id": "The checkpoint that was trained on it: itself, or one that it descends from.",
         "generations": "0 for itself, 1 for its parent.",
         "how": "injected (joined a group) or fine_tuned.",
         "num_rows": "Demonstrations.",
         "num_tasks": "Their tasks.",
-        "path": "A file that they came from.",
+        "path": "One of their files.",
     },
     "stages": {
-        "status": "finished, stopped, failed or running; silent: no end is on record, and no sign for 15 minutes and "
-        "three of its slowest updates.",
-        "num_updates": "That are done.",
+        "status": "finished, stopped, failed or running; silent: no end is recorded, and no activity for 15 minutes "
+        "and three of its slowest updates.",
+        "num_updates": "Completed updates.",
         "num_planned": "Updates of the whole stage; NULL before version 7.",
-        "checkpoint_id": "Its newest: its end, or a milestone; NULL before the first.",
+        "checkpoint_id": "Its newest checkpoint: the final one, or a milestone; NULL before the first.",
         "num_attempts": "Starts of its program; above 1 it was resumed.",
         "started_utc": "When its first attempt began.",
-        "last_sign_utc": "The last start, update, save or end on record.",
+        "last_sign_utc": "The last recorded start, update, save or end.",
         "ended_utc": "When its last attempt ended; NULL while it runs.",
         "error": "Why the last attempt stopped or failed.",
-        "host": "Of the last attempt.",
-        "process_id": "Of the last attempt.",
-        "run_ids": "Of the last attempt: of Dagster and MLflow, by system.",
+        "host": "Host of the last attempt.",
+        "process_id": "Process of the last attempt.",
+        "run_ids": "Runs of the last attempt in Dagster and MLflow, by system.",
     },
     "lineage": {
         "episode_id": "The evaluation's episode.",
         "reward": "task_reward; NULL for a fault.",
-        "kind": "evaluation, task, screenshot, checkpoint; then as made_from's: group, episode, demonstration.",
-        "source_id": "What stands behind it: stage_key, task_id, SHA-256, checkpoint_id, group_id, episode_id, row_id.",
-        "how": "As made_from's.",
-        "generations": "Of the ancestor: 0 for the checkpoint that was scored. NULL for what the episode itself saw.",
-        "ancestor_id": "The checkpoint that this is, or that was made from it.",
-        "group_id": "As made_from's.",
-        "index": "Step of a screenshot, from 0; update of what a group trained, from 1.",
-        "path": "Below the state folder, of the weights or of the image while it has a file of its own (cold ones are "
-        "in packs); of the raw file of a demonstration.",
+        "kind": "evaluation, task, screenshot, checkpoint; or as in made_from: group, episode, demonstration.",
+        "source_id": "Id of the item: stage_key, task_id, SHA-256, checkpoint_id, group_id, episode_id, row_id.",
+        "how": "As in made_from.",
+        "generations": "Of the ancestor: 0 for the checkpoint that was scored. NULL for items of the episode itself.",
+        "ancestor_id": "The checkpoint itself, or the one trained on the item.",
+        "group_id": "As in made_from.",
+        "index": "Step of a screenshot, from 0; update of a group, from 1.",
+        "path": "Below the state folder, of the weights, or of an image in a file of its own (cold images "
+        "are in packs); or of the raw file of a demonstration.",
         "line": "The line of the raw file, from 1.",
         "sha256": "Of the bytes of that line.",
-        "licence": "Of a demonstration's source.",
+        "licence": "Licence of a demonstration's source.",
         "dagster_run_id": "Of the evaluation, or of the checkpoint's training.",
         "mlflow_run_id": "Of the evaluation, or of the checkpoint's training.",
     },
@@ -163,23 +163,23 @@ VIEW_DOCS: Mapping[str, Mapping[str, str]] = {
 
 
 def describe_tables() -> str:
-    """docs/tables.md, whole."""
+    """The content of docs/tables.md."""
     lines = [
         "# Tables and views",
         "",
-        "Made from the columns in the code (`python -m osworld_pipeline.tables.describe`); a test holds it up to date.",
+        "Generated from the columns in the code (`python -m osworld_pipeline.tables.describe`); a test checks it.",
         "",
         f"Schema version {SCHEMA_VERSION}, in the key-value metadata of every Parquet file (`osworld_schema_version`). "
         "A file of an older version reads with NULL for the columns that it lacks. A file of a newer version reads "
-        "without the columns that this program does not know, and compaction leaves it alone.",
+        "without the columns that this program does not know, and compaction skips it.",
         "",
         "Every column may be NULL in rows of older files. Shares are 0..1. Ids and digests are text. Timestamps are "
         "UTC.",
         "",
-        "Updates are numbered from 1, here as in reports, MLflow and messages; the files of episodes, steps, groups "
+        "Updates are numbered from 1, as in reports, MLflow and messages; the files of episodes, steps, groups "
         "and injections have them from 0, and the views add 1. A column that counts updates (`num_updates`, "
-        "`policy_version`, `weights_update`) says how many were made: weights of 7 updates are the result of update 7, "
-        "and sample what update 8 trains on.",
+        "`policy_version`, `weights_update`) is the number of updates made: weights with 7 updates are the "
+        "result of update 7 and sample the data for update 8.",
     ]
     for title, tables in (("Trajectories", PART_TABLES), ("Small tables", OWNED_TABLES)):
         lines += ["", f"## {title}"]
@@ -196,7 +196,7 @@ def describe_tables() -> str:
 
 
 def _section(name: str, rows: Iterable[tuple[str, str, str, str]]) -> list[str]:
-    table = ["| column | type | unit | what it says |", "|---|---|---|---|"]
+    table = ["| column | type | unit | meaning |", "|---|---|---|---|"]
     return ["", f"### {name}", ABOUT[name], "", *table, *(f"| {' | '.join(row)} |" for row in rows)]
 
 

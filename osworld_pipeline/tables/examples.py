@@ -1,4 +1,4 @@
-"""Questions worth asking, as SQL: the two of the README and the demo's closing one."""
+"""Example queries: the two of the README and the last one of the demo."""
 
 BEST_EPISODE_SCREENSHOTS = """
 WITH best AS (

@@ -1,8 +1,7 @@
-"""Rows of a head table that somebody asks for again and again while the store grows: each file is read once.
+"""Rows of a head table that is queried repeatedly while the store grows: each file is read once.
 
-A file of the store is never changed. So the rows that count are those of the files of a snapshot, and from one snapshot
-to the next only new files are read, and the rows of files that are gone are forgotten. Compaction makes new files of
-old rows, each a few times.
+A file of the store does not change. So from one snapshot to the next only new files are read, and the rows of removed
+files are dropped. Compaction writes old rows to new files, each row a few times.
 """
 
 from collections.abc import Mapping
@@ -15,13 +14,13 @@ from osworld_pipeline.store.part_files import COMPACTED, SEED, take_snapshot
 
 
 class FollowedRows:
-    """Of one table, in a connection of the caller's; the view `name` has the rows as of the last `refresh`."""
+    """Rows of one table in a connection of the caller; the view `name` has the rows as of the last `refresh`."""
 
     def __init__(
         self, connection: duckdb.DuckDBPyConnection, state: StateDir, table: str, *, name: str, columns: str, where: str
     ) -> None:
         """`columns`, `where`: SQL over the table's stored columns; `where` may have parameters. The table's folder has
-        its seed."""
+        its seed file (`seed_tables`)."""
         self._connection = connection
         self._root = state.trajectories.resolve()
         self._table, self._name, self._columns, self._where = table, name, columns, where
@@ -34,11 +33,11 @@ class FollowedRows:
         )
 
     def refresh(self, parameters: Mapping[str, Any]) -> int:
-        """Takes in what is new; returns how many files were read. `parameters`: those of `where`, the same each time.
+        """Reads the new files; returns how many. `parameters`: those of `where`, the same each time.
 
         Raises:
             StoreError: the manifest is damaged, lost or old.
-            duckdb.Error: a file cannot be read; then the rows are as before.
+            duckdb.Error: a file cannot be read; then the rows are unchanged.
         """
         files = take_snapshot(self._root, self._table)
         folder = self._root / self._table

@@ -21,23 +21,23 @@ from osworld_pipeline.errors import TableError
 from osworld_pipeline.tables.query import TIMEOUT_S, QueryResult, query_arrow, run_query
 
 WIDTH, MIN_WIDTH = 100, 20
-"""Where there is neither a terminal nor COLUMNS; and of a terminal that is no wider than that."""
+"""Width without a terminal and COLUMNS; also the minimum width."""
 MAX_ROWS, MAX_LISTED_ROWS = 1_000, 40
-"""Shown to people: a row a line, and a column a line."""
+"""Rows shown in the two layouts: one line per row, and one line per column."""
 MAX_CELL = 500
-"""Characters of a value that are shown to people."""
+"""Characters shown of a value."""
 MAX_LINES_A_ROW = 3
 MIN_COLUMN = 10
-"""A column that holds so much is not made narrower."""
+"""Minimum width of a column."""
 NUM_HEADER_LINES = 3
-"""Blank, names, rule."""
+"""Header lines: a blank line, the names and a rule."""
 FORMATS = ("table", "json", "csv", "parquet")
-# What a model wrote must not steer the terminal it is shown on.
+# Control characters in a model's output must not reach the terminal.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def answer(state: StateDir, sql: str, fmt: str, *, timeout_s: float = TIMEOUT_S) -> bytes:
-    """What `sql` gives, as a file of that format.
+    """The result of `sql` as a file of that format.
 
     Raises:
         TableError: no such format, or as run_query.
@@ -72,8 +72,8 @@ def render(result: QueryResult, fmt: str) -> str:
 
 
 def _table(result: QueryResult) -> str:
-    """A row a line; a column a line where columns would be too narrow, or rows too high. Of many rows and of long
-    values a part is shown, and how much there is."""
+    """One line per row, or one line per column if columns would be too narrow or rows too high. Many rows and long
+    values are truncated, with the total."""
     rows = result.rows[:MAX_ROWS]
     few = rows[:MAX_LISTED_ROWS]
     lines = _across(result.columns, few)
@@ -82,12 +82,12 @@ def _table(result: QueryResult) -> str:
     if lines is None:
         rows, lines = few, _listed(result.columns, few)
     num_more = len(result.rows) - len(rows)
-    last = f"… {_counted(num_more, 'more row')}: --format csv gives all" if num_more else _counted(len(rows), "row")
+    last = f"… {_counted(num_more, 'more row')}: --format csv shows all" if num_more else _counted(len(rows), "row")
     return "\n".join([*lines, "", last])
 
 
 def _across(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str] | None:
-    """None where it cannot be read so."""
+    """None if this layout is not readable."""
     table = Table(box=box.SIMPLE_HEAD)
     names, cells = list(map(_name, columns)), [list(map(_value, row)) for row in rows]
     num_needed = 1
@@ -120,7 +120,7 @@ def _listed(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
 
 def _drawn(*tables: Table) -> list[str]:
     sink = io.StringIO()
-    # Given a width alone, rich takes 80 where TERM is dumb.
+    # With only a width given, rich uses 80 if TERM is dumb.
     console = Console(file=sink, width=_terminal_width(), height=1, no_color=True)
     for table in tables:
         console.print(table)
@@ -162,7 +162,7 @@ def _cell(value: Any, *, is_exact: bool = False) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """JSON knows neither dates, bytes nor NaN."""
+    """A JSON value: JSON has no dates, bytes or NaN."""
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

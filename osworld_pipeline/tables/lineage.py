@@ -1,13 +1,13 @@
-"""Three views that one query walks both ways: whom a checkpoint descends from, what each was made of, and all that
-stands behind an evaluation's episode.
+"""Views that can be queried in both directions: the ancestors of a checkpoint, the training data of each, and the full
+origin of an evaluation's episode.
 
-Each is one row a link, never a list a row: an id given at either end is looked for where it is stored, and a long list
-of groups is not repeated beside every episode.
+Each has one row per link, not a list per row: an id at either end is found by its own column, and a long list of groups
+is not repeated for every episode.
 """
 
 from collections.abc import Mapping
 
-# A thousand generations are followed; a cycle of parents, which would be an error, ends there.
+# At most a thousand generations are followed; this also ends a cycle of parents, which would be an error.
 ANCESTRY = """
 CREATE VIEW ancestry AS
 WITH RECURSIVE line AS (
@@ -20,7 +20,7 @@ WITH RECURSIVE line AS (
 SELECT checkpoint_id, generations, ancestor_id FROM line
 """
 
-# The rows of today's replay buffer, by their ids and by the ids that they had before schema version 6.
+# The rows of the current replay buffer, by their ids and by their ids before schema version 6.
 NAMED_ROWS = """
 SELECT name, r.* FROM (
     SELECT row_id AS name, row_id FROM replay_buffer
@@ -29,9 +29,9 @@ SELECT name, r.* FROM (
 ) JOIN replay_buffer r USING (row_id)
 """
 
-# A milestone (<stage key>-u0100) was made by the stage's groups up to its own number of updates. Groups that were
-# dropped made nothing. What was trained on says itself where it came from; only what was written before schema version
-# 6 is looked up in the replay buffer, which may have lost it since.
+# A milestone (<stage key>-u0100) was made by the stage's groups up to its own number of updates. Dropped groups are
+# excluded. Training data is recorded with its origin; only rows from before schema version 6 are looked up in the
+# replay buffer, which may no longer have them.
 MADE_FROM = f"""
 CREATE VIEW made_from AS
 WITH stages AS (
@@ -82,7 +82,8 @@ LEFT JOIN known r ON r.name = t.row_id
 LEFT JOIN (SELECT episode_id, task_id FROM episodes WHERE purpose = 'train') e ON e.episode_id = t.row_id
 """  # noqa: S608 - our own words
 
-# A group stands for its episodes, which made_from names: beside every evaluation they would be ten times as many rows.
+# A group represents its episodes, which made_from names; listing them for every evaluation would multiply the rows by
+# ten.
 LINEAGE = """
 CREATE VIEW lineage AS
 WITH scored AS (
@@ -120,7 +121,7 @@ JOIN made_from m ON m.checkpoint_id = a.ancestor_id
 WHERE m.kind <> 'episode' OR m.how <> 'rolled_out'
 """
 
-# What we rolled out ourselves has no licence of its own; what it was trained from before has.
+# Our own rollouts have no licence; the demonstrations have.
 LICENCES = """
 CREATE VIEW licences AS
 SELECT a.checkpoint_id, coalesce(m.licence, 'unknown') AS licence, m.source_dataset, a.ancestor_id, a.generations,

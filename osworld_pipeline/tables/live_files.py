@@ -1,22 +1,23 @@
-"""Which files of parts count, as SQL, for a client that opens the catalog by itself: what take_snapshot does for us.
+"""The live files of parts as SQL, for a client that opens the catalog by itself; the counterpart of take_snapshot.
 
 DuckDB lists the folders of a query when it binds it, and reads the manifest later. So the manifest may name files that
-were not listed; then the state before their compaction is taken, whose files are listed and stay for the grace period.
-Only files that count are opened: the join with their names prunes the others.
+were not listed; then the query uses the state before their compaction, whose files are listed and kept for the grace
+period. Only live files are opened: the join with their names prunes the others.
 """
 
 from osworld_pipeline.store.part_files import COMPACTED, HEAD_OF, MANIFEST
 
 MARKER = "format.json"
-"""Next to the manifest, which is not there before the first compaction: what matches nothing is an error to DuckDB."""
+"""A file next to the manifest, which does not exist before the first compaction: a glob without a match is an error in
+DuckDB."""
 _GENERATION = "try_cast(regexp_extract({name}, '^g([0-9]+)-', 1) AS BIGINT)"
 _PART = r"'^([A-Za-z0-9][A-Za-z0-9._-]*)(~([0-9a-f]{16})-[0-9a-f]{6})?[.]parquet$'"
 _LATEST = "9223372036854775807"
 
 
 def live_files_sql(table: str, folder: str, root: str) -> str:
-    """A query of `file`, `is_compacted` and `part` (NULL where it is compacted): the files of `table` that count. Of
-    parts from before versions it names the heads alone; their details have other names.
+    """A query of `file`, `is_compacted` and `part` (NULL if it is compacted): the live files of `table`. For parts from
+    before versions it names only the heads; their details have other names.
 
     `folder`, `root`: SQL for the table's folder and that of all tables.
     """

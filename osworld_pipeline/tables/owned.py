@@ -1,5 +1,5 @@
-"""The small tables that one asset each owns: a Parquet file under `tables/`, replaced as a whole.
-Those of the union are replaced together (builds.py)."""
+"""The small tables, each owned by one asset: a Parquet file under `tables/`, replaced as a whole. Those of the union
+are replaced together (builds.py)."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ from osworld_pipeline.tables.builds import table_paths
 
 
 def table_path(state: StateDir, name: str) -> Path:
-    """Where a table is now; of several tables, ask `table_paths` once. Raises TableError."""
+    """The current path of a table; for several tables, call `table_paths` once. Raises TableError."""
     if name not in OWNED_TABLES:
         raise TableError(f"no table named '{name}'; there are: {', '.join(OWNED_TABLES)}")
     return table_paths(state)[name]
@@ -41,7 +41,7 @@ def write_table(state: StateDir, name: str, rows: Sequence[Mapping[str, Any]] | 
 
 
 def need_known_columns(state: StateDir, name: str) -> None:
-    """Raises TableError where a newer program wrote columns to a table that a new file of ours would lack."""
+    """Raises TableError if the table has columns of a newer program, which a new file of ours would lose."""
     path = table_path(state, name)
     unknown = sorted(set(known_columns(path, name) or ()) - set(OWNED_TABLES[name].names))
     if unknown:
@@ -52,7 +52,7 @@ def need_known_columns(state: StateDir, name: str) -> None:
 
 
 def read_table(state: StateDir, name: str) -> pa.Table:
-    """The table, without rows where nothing has written it yet.
+    """The table; without rows if it has not been written yet.
 
     Raises:
         TableError: no such table, or its file is damaged.
@@ -71,7 +71,7 @@ def read_table_file(path: Path, name: str) -> pa.Table:
 
 
 def known_columns(path: Path, name: str) -> list[str] | None:
-    """The columns of a table's file, None where there is no file. Raises TableError where it is damaged."""
+    """The columns of a table's file; None if there is no file. Raises TableError if it is damaged."""
     try:
         return pq.read_schema(path).names
     except FileNotFoundError:

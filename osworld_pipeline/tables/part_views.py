@@ -1,10 +1,10 @@
-"""The views over the trajectory parts: SQL that reads a snapshot's files where its variables are set, and SQL that
-reads the files that count by the manifest where they are not (a notebook that opens the catalog by itself). Only the
-one that is needed is planned: it is a text, which the view chooses when a query is bound.
+"""The views over the trajectory parts. If the variables of a snapshot are set, they read its files; else (a notebook
+that opens the catalog by itself) they read the live files of the manifest. DuckDB plans only one of the two: the view
+selects the SQL text when a query is bound.
 
-A view holds no path: it reads the folders next to the catalog, wherever a copy or a mount of the state is. In a view,
-DuckDB tells a table function the database's place in one way: the temporary folder that it would make next to the file.
-Such a client opens no file before it is known that it counts.
+A view contains no path: it reads the folders next to the catalog, so that a copy or a mount of the state works. Within
+a view, only one setting shows the location of the database: the temporary folder, which DuckDB would create next to the
+file. Such a client opens only live files.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -42,31 +42,31 @@ _PLACE = f"({_HERE} || 'trajectories/')"
 def create_part_views(connection: duckdb.DuckDBPyConnection, state: StateDir) -> None:
     """Views named as PART_TABLES, which any client of the catalog can read; creating them reads no part."""
     seed_tables(state)
-    # So that only the short one of the texts is planned here.
+    # So that only the shorter text is planned here.
     _set_variables(connection, {name: [] for name in _VARIABLES}, state)
     for table in PART_TABLES:
         connection.execute(f"CREATE VIEW {table} AS {_view(table)}")
 
 
 def create_pinned_views(connection: duckdb.DuckDBPyConnection, state: StateDir) -> None:
-    """The same views for a connection of our own, pinned to the files of this moment; `pin_snapshot` moves them on.
-    They have nothing to choose, which would take time in each query. Raises StoreError."""
+    """The same views for a connection of our own, pinned to the current files; `pin_snapshot` updates them. They skip
+    the choice of the text, which takes time in each query. Raises StoreError."""
     seed_tables(state)
     found = {head: take_snapshot(state.trajectories, head) for head in DETAIL_OF}
     pin_files(connection, state, found)
     for table in PART_TABLES:
-        # No program writes such files any more: none can appear later.
+        # No program writes such files any more, so none can appear later.
         has_legacy = table in HEAD_OF and bool(found[HEAD_OF[table]].legacy)
         connection.execute(f"CREATE VIEW {table} AS {_rows(table, _snapshot(table, has_legacy=has_legacy))}")
 
 
 def pin_snapshot(connection: duckdb.DuckDBPyConnection, state: StateDir) -> None:
-    """From here on the views of `connection` read the files of this moment, in all queries. Raises StoreError."""
+    """Pins the views of `connection` to the current files, for all following queries. Raises StoreError."""
     pin_files(connection, state, {head: take_snapshot(state.trajectories, head) for head in DETAIL_OF})
 
 
 def pin_files(connection: duckdb.DuckDBPyConnection, state: StateDir, found: Mapping[str, HeadFiles]) -> None:
-    """From here on the views of `connection` read these files, by head table."""
+    """Pins the views of `connection` to these files, given by head table."""
     lists: dict[str, Sequence[str]] = {}
     for head, files in found.items():
         detail = DETAIL_OF[head]
@@ -92,12 +92,13 @@ def _set_variables(connection: duckdb.DuckDBPyConnection, lists: Mapping[str, Se
 
 
 def seed_tables(state: StateDir) -> None:
-    """A file without rows beside the parts of each table: an empty glob is an error. Raises StoreError."""
+    """Writes a file without rows next to the parts of each table, because an empty glob is an error. Raises
+    StoreError."""
     for table in PART_TABLES:
         schema = stored(table)
         for folder in (state.trajectories / table, state.trajectories / table / COMPACTED):
             path = folder / SEED
-            if not set(schema.names) <= set(_columns_of(path)):  # a newer program's has more
+            if not set(schema.names) <= set(_columns_of(path)):  # that of a newer program has more
                 write_parquet(path, marked(schema.empty_table()))
     marker = state.trajectories / MARKER
     if not marker.is_file():
@@ -126,13 +127,13 @@ _AS_READ: Mapping[tuple[str, str], str] = {
     + _UTC.format(unix_time="(nullif(p.started_at, 0) + p.times_s['total'])")
     + ")",
 }
-"""Columns that a view shows otherwise than the files have them."""
+"""Columns that a view converts from the files."""
 
 
 def _view(table: str) -> str:
     cases = [(f"getvariable('osworld_{table}_compacted') IS NULL", _living(table))]
     if table in HEAD_OF:
-        # With the file without rows that each list begins with.
+        # Each list begins with the file without rows.
         has_legacy = f"len(getvariable('osworld_{HEAD_OF[table]}_legacy')) > 1"
         cases.append((has_legacy, _snapshot(table, has_legacy=True)))
     choice = " ".join(f"WHEN {condition} THEN {_text(_rows(table, rows))}" for condition, rows in cases)
@@ -148,7 +149,7 @@ def _rows(table: str, branches: Sequence[str]) -> str:
 
 
 def _snapshot(table: str, *, has_legacy: bool) -> list[str]:
-    """Rows `p` of what compaction made, but parts written again since, and of parts of their own. Details from before
+    """Rows `p` of compacted files, except parts that were rewritten since, and of single parts. Details from before
     versions (`has_legacy`) are those that their heads name."""
     head = HEAD_OF.get(table, table)
     rewritten = f"SELECT unnest(getvariable('osworld_{head}_rewritten')) AS part"
@@ -160,8 +161,8 @@ def _snapshot(table: str, *, has_legacy: bool) -> list[str]:
 
 
 def _living(table: str) -> list[str]:
-    """Rows `p` of the files that count by the manifest and the folders. These files come first in the join, so that
-    their folders are listed first."""
+    """Rows `p` of the live files by the manifest and the folders. These files come first in the join, so that their
+    folders are listed first."""
     head, folder = HEAD_OF.get(table, table), f"{_PLACE} || '{table}'"
     live = f"({live_files_sql(table, folder, _PLACE)})"
     rows = _scan(f"[{folder} || '/*.parquet', {folder} || '/{COMPACTED}/*.parquet']", stored(table))
@@ -191,7 +192,7 @@ def _legacy(head: str, table: str, head_files: str, detail_files: str) -> str:
 
 
 def _scan(files: str, schema: Iterable[pa.Field] | None = None) -> str:
-    """`schema`: without it, each file is opened when the query is planned, which is quicker where all are read."""
+    """`schema`: without it, each file is opened when the query is planned, which is faster if all are read."""
     if schema is None:
         return f"read_parquet({files}, union_by_name = true)"
     columns = ", ".join(

@@ -1,4 +1,4 @@
-"""The first rows of a table as a person reads them: a Markdown table, long texts cut."""
+"""The first rows of a table as Markdown, with long texts truncated."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -41,7 +41,7 @@ def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str
 
 
 def _cell(value: Any) -> str:
-    """One line; what Markdown would read as markup is escaped."""
+    """The value on one line, with Markdown escaped."""
     if value is None:
         return ""
     text = f"{value:.6g}" if isinstance(value, float) else value if isinstance(value, str) else _json(value)

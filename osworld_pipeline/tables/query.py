@@ -1,4 +1,4 @@
-"""Questions in SQL over the catalog, read-only; whatever goes wrong is said with what to do."""
+"""Read-only SQL queries over the catalog; every error says what to do."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ from osworld_pipeline.tables.views import DERIVED
 T = TypeVar("T")
 TIMEOUT_S = 60.0
 EXPLAIN_S = 10.0
-"""Planning a slow query may take so long."""
+"""Limit for planning a slow query."""
 _HOLDER = re.compile(r"held in (?P<program>.+?) \(PID (?P<pid>\d+)\)")
 _MISSING = re.compile(r"Table with name (?P<name>\w+) does not exist")
 _EXPLAIN = re.compile(r"\s*EXPLAIN(\s+ANALYZE|\s*\([^)]*\))?", re.IGNORECASE)
@@ -33,12 +33,12 @@ class QueryResult(NamedTuple):
 
 
 def run_query(state: StateDir, sql: str, *, timeout_s: float = TIMEOUT_S) -> QueryResult:
-    """Runs `sql` in a connection of its own, which sees the parts of one moment, cannot write, and reads no file but
-    the catalog and the parts.
+    """Runs `sql` in a separate connection, which sees one snapshot of the parts, cannot write, and reads only the
+    catalog and the parts.
 
     Raises:
-        TableError: no catalog yet, a lock that names its holder, bad SQL with all that DuckDB says of it (what it
-            proposes instead, and the place), or it took longer than `timeout_s`, and why.
+        TableError: no catalog yet, a lock (with its holder), bad SQL (with DuckDB's full message), or a query that took
+            longer than `timeout_s` (with reasons).
     """
 
     def fetch(connection: duckdb.DuckDBPyConnection) -> QueryResult:
@@ -50,7 +50,7 @@ def run_query(state: StateDir, sql: str, *, timeout_s: float = TIMEOUT_S) -> Que
 
 
 def query_arrow(state: StateDir, sql: str, *, timeout_s: float = TIMEOUT_S) -> pa.Table:
-    """As run_query, with DuckDB's own types."""
+    """Like run_query, with DuckDB's own types."""
     return _ask(state, sql, timeout_s, lambda connection: connection.sql(sql).to_arrow_table())
 
 
@@ -60,16 +60,16 @@ def _ask(state: StateDir, sql: str, timeout_s: float, fetch: Callable[[duckdb.Du
             _need_question(connection, sql)
             return fetch_within(connection, fetch, timeout_s)
         except TimeoutError as error:
-            reasons = "; ".join(_reasons(state, connection, sql)) or "ask for less"
+            reasons = "; ".join(_reasons(state, connection, sql)) or "query less data"
             raise TableError(
-                f"the query was stopped after {timeout_s:g} s: {reasons}; or give it longer with --timeout-s"
+                f"the query was stopped after {timeout_s:g} s: {reasons}; or raise the limit with --timeout-s"
             ) from error
         except duckdb.Error as error:
             raise TableError(_explain_refusal(state, error)) from error
 
 
 def explain_slow(state: StateDir, sql: str) -> list[str]:
-    """Why the query takes its time, and what to ask instead, a sentence each; empty where no reason is found.
+    """Why the query is slow, and what to query instead, one sentence each; empty if no reason is found.
 
     Raises:
         TableError, StoreError: as open_catalog.
@@ -82,7 +82,7 @@ def _explain_refusal(state: StateDir, error: duckdb.Error) -> str:
     missing = _MISSING.search(str(error))
     if missing and missing["name"].lower() in {*PART_TABLES, *OWNED_TABLES, *DERIVED}:
         return (
-            f"the catalog has no `{missing['name']}` yet, for an older version built it: run "
+            f"the catalog has no `{missing['name']}` yet, because an older version built it: run "
             f"{pipeline_line(state, 'rebuild-catalog')}"
         )
     return f"DuckDB refused the query: {str(error).strip()}"
@@ -92,14 +92,14 @@ def _reasons(state: StateDir, connection: duckdb.DuckDBPyConnection, sql: str) -
     compact = pipeline_line(state, "compact")
     try:
         return fetch_within(connection, lambda asked: slow_reasons(asked, sql, compact=compact), EXPLAIN_S)
-    except (duckdb.Error, TimeoutError):  # an explanation is no reason to fail
+    except (duckdb.Error, TimeoutError):  # an explanation must not fail the query
         return []
 
 
 def fetch_within(
     connection: duckdb.DuckDBPyConnection, fetch: Callable[[duckdb.DuckDBPyConnection], T], limit_s: float
 ) -> T:
-    """DuckDB works in a thread of its own, so that this one hears Ctrl-C and the end of the time.
+    """Runs DuckDB in a separate thread, so that this one handles SIGINT and the timeout.
 
     Raises:
         TimeoutError: it was stopped.
@@ -109,7 +109,7 @@ def fetch_within(
         try:
             return asked.result(limit_s)
         except BaseException:
-            while not asked.done():  # an interrupt that comes before the query has begun is lost
+            while not asked.done():  # an interrupt before the query has started is lost
                 connection.interrupt()
                 wait([asked], timeout=0.05)
             raise
@@ -117,10 +117,10 @@ def fetch_within(
 
 @contextmanager
 def open_catalog(state: StateDir) -> Iterator[duckdb.DuckDBPyConnection]:
-    """The catalog, read-only, its views pinned to the parts of this moment, all other files out of reach.
+    """The catalog, read-only, with its views pinned to the current parts and without access to other files.
 
     Raises:
-        TableError: there is none yet, or another process holds it.
+        TableError: there is none yet, or another process has it open for writing.
         StoreError: the store's manifest is damaged.
     """
     if not state.catalog.is_file():
@@ -137,8 +137,8 @@ def open_catalog(state: StateDir) -> Iterator[duckdb.DuckDBPyConnection]:
         pin_snapshot(connection, state)
         for setting in (
             f"allowed_directories = ['{folder}']",
-            "enable_progress_bar = false",  # it would stand in the answer, on standard output
-            "parquet_metadata_cache = true",  # no part is ever changed
+            "enable_progress_bar = false",  # it would be printed to standard output
+            "parquet_metadata_cache = true",  # parts do not change
             "enable_external_access = false",
             "python_enable_replacements = false",
             "lock_configuration = true",
@@ -148,7 +148,8 @@ def open_catalog(state: StateDir) -> Iterator[duckdb.DuckDBPyConnection]:
 
 
 def _need_question(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
-    """One SELECT (or what reads as one), or its plan: COPY could write beside the parts, read-only or not."""
+    """Accepts one SELECT (or an equivalent), or its plan: COPY could write files next to the parts even in a read-only
+    connection."""
     statements = connection.extract_statements(sql)
     if len(statements) != 1:
         raise TableError(f"a query is one statement, not {len(statements)}")
@@ -156,7 +157,7 @@ def _need_question(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
     if statement.type == duckdb.StatementType.EXPLAIN:
         _need_question(connection, _EXPLAIN.sub("", statement.query, count=1))
     elif statement.type != duckdb.StatementType.SELECT:
-        raise TableError(f"queries are read-only: {statement.type.name} is refused, ask with SELECT")
+        raise TableError(f"queries are read-only: {statement.type.name} is refused, use SELECT")
 
 
 def _explain_open(state: StateDir, error: duckdb.Error) -> str:
@@ -168,4 +169,4 @@ def _explain_open(state: StateDir, error: duckdb.Error) -> str:
             f"{state.catalog} is open for writing in {holder}: close it there (or stop that process), "
             "or open it read-only in both"
         )
-    return f"cannot open {state.catalog}: {first_line(error)}; {pipeline_line(state, 'rebuild-catalog')} makes it again"
+    return f"cannot open {state.catalog}: {first_line(error)}; {pipeline_line(state, 'rebuild-catalog')} rebuilds it"

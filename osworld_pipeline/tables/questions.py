@@ -1,4 +1,4 @@
-"""A question of the cookbook: what people ask, the SQL that answers it, and how to read the answer."""
+"""A question of the cookbook, with the SQL that answers it and notes on reading the answer."""
 
 from dataclasses import dataclass
 
@@ -11,4 +11,4 @@ class Question:
     sql: str
     """One SELECT over the views, without parameters and without a semicolon."""
     reading: str
-    """What the columns mean where their names do not say it."""
+    """The meaning of columns that their names do not give."""

@@ -1,4 +1,4 @@
-"""Questions about the data: what was read, what was refused, what replay covers, what is stored."""
+"""Questions about the data: records read and rejected, coverage of replay, storage."""
 
 from osworld_pipeline.tables.questions import Question
 
@@ -67,34 +67,34 @@ ORDER BY t.task_id
 QUESTIONS = (
     Question(
         name="rejects-by-source",
-        question="What was refused from each source, why, and where is the first case?",
+        question="Which records of each source were rejected, why, and where is the first case?",
         sql=_REJECTS_BY_SOURCE,
-        reading="`records` is what could be read from that source. `first_place` is file:line, line 0 where the whole "
-        "file is meant.",
+        reading="`records` counts the readable records of that source. `first_place` is file:line; line 0 means the "
+        "whole file.",
     ),
     Question(
         name="replay-by-source",
         question="What is in the replay buffer, by source and licence?",
         sql=_REPLAY_BY_SOURCE,
-        reading="`assumed_rewards` are successes that were not graded; `verified` ones earned at least 0.5 when they "
-        "were executed again. Online successes were graded when they happened.",
+        reading="`assumed_rewards` are successes that were not graded; `verified` ones scored at least 0.5 when "
+        "executed again. Online successes were graded when they were recorded.",
     ),
     Question(
         name="verified-coverage",
-        question="How many training tasks have a demonstration that was executed again and really succeeded?",
+        question="How many training tasks have a demonstration that succeeded when it was executed again?",
         sql=_VERIFIED_COVERAGE,
-        reading="By domain. A trial that ended in a fault counts as executed, and says nothing about the reward.",
+        reading="By domain. A trial that ended in a fault counts as executed and has no reward.",
     ),
     Question(
         name="shared-screenshots",
-        question="Which screenshots did several episodes see, and what does storing them once save?",
+        question="Which screenshots did several episodes see, and how much space does storing them once save?",
         sql=_SHARED_SCREENSHOTS,
-        reading="Screenshots are blobs by content. `bytes_saved` is NULL where an older row does not know the size.",
+        reading="Screenshots are blobs by content. `bytes_saved` is NULL if an older row lacks the size.",
     ),
     Question(
         name="tasks-never-tried",
-        question="Which training tasks has no valid training episode tried?",
+        question="Which training tasks have no valid training episode?",
         sql=_TASKS_NEVER_TRIED,
-        reading="Faults do not count as tries.",
+        reading="Faults are not valid episodes.",
     ),
 )

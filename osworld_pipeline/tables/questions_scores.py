@@ -1,4 +1,4 @@
-"""Questions about scores and about the episodes behind them."""
+"""Questions about scores and their episodes."""
 
 from osworld_pipeline.tables.examples import BEST_EPISODE_SCREENSHOTS, SUCCESS_BY_CHECKPOINT
 from osworld_pipeline.tables.questions import Question
@@ -85,7 +85,7 @@ ORDER BY fault_rate DESC, episodes DESC, provider, replica_id
 """
 
 _REPEATED_FAILING_ACTIONS = """
-WITH told AS (
+WITH failing AS (
     SELECT s.episode_id, s.action_type, coalesce(s.command, '(no action could be read)') AS command,
            s.action_executed, s.screen_changed,
            lag(coalesce(s.command, '(no action could be read)'))
@@ -96,7 +96,7 @@ WITH told AS (
 SELECT action_type, command, count(*) AS times, count(*) FILTER (command = command_before) AS repeats,
        count(DISTINCT episode_id) AS episodes, count(*) FILTER (NOT action_executed) AS not_executed,
        count(*) FILTER (NOT screen_changed) AS without_effect
-FROM told
+FROM failing
 GROUP BY action_type, command
 ORDER BY repeats DESC, times DESC, command
 LIMIT 20
@@ -132,15 +132,15 @@ QUESTIONS = (
         name="success-by-checkpoint",
         question="How often does each checkpoint succeed?",
         sql=SUCCESS_BY_CHECKPOINT,
-        reading="`episodes` is the denominator; faults stand beside it and are never counted as failures. Only rows "
-        "with the same `evaluation_key` and `desktops` can be compared, and none whose `desktops` are several.",
+        reading="`episodes` is the denominator; faults are listed separately and do not count as failures. Only rows "
+        "with the same `evaluation_key` and `desktops` can be compared, and none with several `desktops`.",
     ),
     Question(
         name="success-by-domain",
         question="How often does each checkpoint succeed in each domain, and out of how many?",
         sql=_SUCCESS_BY_DOMAIN,
-        reading="Tasks that name no domain are told apart by the family of their suite. A rate is NULL where every "
-        "episode ended in a fault: unknown is not zero.",
+        reading="Tasks without a domain are grouped by the family of their suite. A rate is NULL, not 0, if every "
+        "episode ended in a fault.",
     ),
     Question(
         name="fell-between-checkpoints",
@@ -151,11 +151,11 @@ QUESTIONS = (
     ),
     Question(
         name="cost-per-success",
-        question="What does a success cost in tokens and in time?",
+        question="How many tokens and how much time does a success cost?",
         sql=_COST_PER_SUCCESS,
-        reading="All episodes are paid for, failures and faults too. Rows of purpose train are of the checkpoint that "
-        "was being trained. `read_tokens` counts a prompt at each turn it is "
-        "read. NULL where nothing succeeded. Seconds are those of episodes, not of a machine: several run at once.",
+        reading="The cost of all episodes counts, including failures and faults. Rows of purpose train belong to the "
+        "checkpoint that was being trained. `read_tokens` counts a prompt at each turn it is read. NULL if no "
+        "episode succeeded. Seconds are those of episodes, not of a machine: several run at once.",
     ),
     Question(
         name="best-episode",
@@ -165,37 +165,37 @@ QUESTIONS = (
     ),
     Question(
         name="score-to-pixels",
-        question="Which screenshots stand behind a score?",
+        question="Which screenshots belong to a score?",
         sql=_SCORE_TO_PIXELS,
         reading="From `evals` to the blobs: `screenshot_sha256` names the exact bytes that the model saw at that step. "
         "Add a WHERE for one checkpoint or one task.",
     ),
     Question(
         name="behind-a-score",
-        question="What stands behind a score of the leaderboard, down to pixels, parents and training data?",
+        question="What is the origin of a score of the leaderboard, down to pixels, parents and training data?",
         sql=_BEHIND_A_SCORE,
-        reading="`stage_key` is the leaderboard's. One row for each kind of thing: what the scored episodes saw and, "
-        "by generation, the checkpoint, the groups that it was trained on and the replay rows that joined them or that "
-        "it was fine-tuned on. Leave out GROUP BY to see every link, with its path, line, recipe and commit.",
+        reading="`stage_key` is the leaderboard's. One row for each kind of item: the inputs of the scored episodes "
+        "and, by generation, the checkpoint, the groups that it was trained on and the replay rows that joined them or "
+        "that it was fine-tuned on. Remove GROUP BY to see every link, with its path, line, recipe and commit.",
     ),
     Question(
         name="slowest-episodes",
-        question="Which episodes took longest, and where did their time go?",
+        question="Which episodes took longest, and how was their time spent?",
         sql=_SLOWEST_EPISODES,
-        reading="In seconds, of the last attempt of an episode.",
+        reading="In seconds, for the last attempt of an episode.",
     ),
     Question(
         name="time-by-part",
-        question="Where does the time of an episode go?",
+        question="How is the time of an episode spent?",
         sql=_TIME_BY_PART,
-        reading="In seconds; `total` is more than the sum of the others by what lies between them.",
+        reading="In seconds; `total` exceeds the sum of the others by the time between them.",
     ),
     Question(
         name="faults-by-replica",
         question="Which replicas fail, how often and how?",
         sql=_FAULTS_BY_REPLICA,
-        reading="`most_retries` is the highest attempt number: episodes that another replica had to take over. "
-        "An episode without a replica never got one.",
+        reading="`most_retries` is the highest attempt number: the episode was retried on another replica. "
+        "`(none)`: the episode did not get a replica.",
     ),
     Question(
         name="repeated-failing-actions",
@@ -205,9 +205,9 @@ QUESTIONS = (
     ),
     Question(
         name="parse-failures",
-        question="How often can a checkpoint's answers not be read, or only by a fallback?",
+        question="How often can a checkpoint's answers not be parsed, or only by a fallback?",
         sql=_PARSE_FAILURES,
-        reading="`refused` actions could be read and were not carried out. Rows of purpose train are of the checkpoint "
-        "that was being trained, whose weights changed meanwhile.",
+        reading="`refused` actions were parsed and not executed. Rows of purpose train belong to the checkpoint that "
+        "was being trained, whose weights changed meanwhile.",
     ),
 )

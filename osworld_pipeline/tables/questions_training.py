@@ -1,4 +1,4 @@
-"""Questions about training: groups, rewards, replay and what it did."""
+"""Questions about training: groups, rewards, replay and its effect."""
 
 from osworld_pipeline.tables.examples import INJECTED_REPLAY_ROWS
 from osworld_pipeline.tables.questions import Question
@@ -48,7 +48,7 @@ ORDER BY stage_key, "update", component
 """
 
 _GROUPS_WITHOUT_VARIANCE = """
-WITH told AS (
+WITH counted AS (
     SELECT *, num_valid < 2 OR list_min(task_rewards) = list_max(task_rewards) AS is_flat FROM rollout_groups
     WHERE coalesce(fate, '') NOT IN ('held', 'superseded')
 )
@@ -57,7 +57,7 @@ SELECT stage_key, "update", count(*) AS "groups", count(*) FILTER (is_flat) AS w
        count(*) FILTER (num_valid = 0) AS all_faults,
        count(*) FILTER (num_valid > 0 AND num_successes = 0) AS all_failed,
        count(*) FILTER (num_valid > 0 AND num_successes = num_valid) AS all_succeeded
-FROM told
+FROM counted
 GROUP BY stage_key, "update"
 ORDER BY stage_key, "update"
 """
@@ -103,51 +103,51 @@ QUESTIONS = (
         question="Which tasks were solved only after replay had joined their group?",
         sql=_SOLVED_ONLY_WITH_REPLAY,
         reading="No training episode of the task succeeded until the first group with an injection had ended, and one "
-        "did afterwards. It happened after it; that it happened because of it is for an ablation to show.",
+        "did afterwards. This is not proof of cause; an ablation can give it.",
     ),
     Question(
         name="after-the-injection",
-        question="Which demonstrations were injected, and what became of their task afterwards?",
+        question="Which demonstrations were injected, and how did the success rate of their task change?",
         sql=_AFTER_THE_INJECTION,
         reading="Rates of the valid training episodes of the same stage, up to the injection's update and after it.",
     ),
     Question(
         name="injected-rows",
-        question="From which file and line does an injected replay row come?",
+        question="What is the source file and line of an injected replay row?",
         sql=INJECTED_REPLAY_ROWS,
         reading="An online success has no source line: its `row_id` is its `episode_id`.",
     ),
     Question(
         name="training-curve",
-        question="How does success move over the updates of a training stage?",
+        question="How does the success rate change over the updates of a training stage?",
         sql=_TRAINING_CURVE,
-        reading="`checkpoint_id` is the checkpoint being trained, which is no row of `checkpoints` while its stage "
-        "runs. `weights_id` names weights that played: for update 1 the parent's.",
+        reading="`checkpoint_id` is the checkpoint being trained, which is not in `checkpoints` while its stage "
+        "runs. `weights_id` names the weights that were sampled: for update 1 the parent's.",
     ),
     Question(
         name="reward-components",
-        question="How do the components of the shaped reward move over training?",
+        question="How do the components of the shaped reward change over training?",
         sql=_REWARD_COMPONENTS,
-        reading="Means over valid episodes, each component before its weight. What an episode does not know is left "
-        "out, not counted as zero.",
+        reading="Means over valid episodes, each component before its weight. Unknown components are left out, "
+        "not counted as zero.",
     ),
     Question(
         name="groups-without-variance",
-        question="How many groups could teach nothing by themselves, and how many of these did replay join?",
+        question="How many groups had no training signal by themselves, and how many of these did replay join?",
         sql=_GROUPS_WITHOUT_VARIANCE,
-        reading="Equal raw task rewards are no signal where `rollout.signal` is `task`, and neither is a single valid "
-        "episode. Faults have no reward. Groups that ran again count once.",
+        reading="With `rollout.signal` `task`, equal raw task rewards or a single valid episode give no signal. "
+        "Faults have no reward. Groups that ran again count once.",
     ),
     Question(
         name="staleness",
         question="How far behind the trainer was the policy that sampled each update's steps?",
         sql=_STALENESS,
         reading="`policy_version` is the number of updates that produced the weights that sampled a turn. On-policy, "
-        "update 8 trains what weights of 7 updates sampled: 0 updates behind.",
+        "update 8 trains on samples of weights with 7 updates: 0 updates behind.",
     ),
     Question(
         name="ancestors",
-        question="Which checkpoints stand behind a checkpoint, and what made each?",
+        question="Which ancestors does a checkpoint have, and how was each made?",
         sql=_ANCESTORS,
         reading="Generation 0 is the checkpoint itself.",
     ),

@@ -1,4 +1,4 @@
-"""Questions about updates, stages and what they cost."""
+"""Questions about updates, stages and their cost."""
 
 from osworld_pipeline.tables.questions import Question
 
@@ -128,31 +128,31 @@ ORDER BY first_started_utc NULLS FIRST, checkpoint_id, suite
 QUESTIONS = (
     Question(
         name="update-curve",
-        question="How do loss, KL, entropy, gradient norm, clipping and success move by update?",
+        question="How do loss, KL, entropy, gradient norm, clipping and success change by update?",
         sql=_UPDATE_CURVE,
-        reading="One row for each update, as the trainer wrote it. What a kind of stage does not have is NULL: "
-        "supervised stages roll nothing out and have no KL. `metrics` has all figures by MLflow's names.",
+        reading="One row for each update, as the trainer wrote it. Values that a kind of stage lacks are NULL: "
+        "supervised stages have no rollouts and no KL. `metrics` has all figures by MLflow's names.",
     ),
     Question(
         name="logprobs-and-reward",
-        question="How do the policy's log-probabilities and its reward move by update?",
+        question="How do the policy's log-probabilities and its reward change by update?",
         sql=_LOGPROBS_AND_REWARD,
         reading="Over the valid episodes rolled out for each update. `mean_logprob` is a mean over sampled tokens, in "
-        "nats, as the sampler reported them: nearer to 0 is a more certain policy.",
+        "nats, as the sampler reported them: values nearer to 0 mean a more certain policy.",
     ),
     Question(
         name="running-stages",
-        question="Which stages are running now, and how far are they?",
+        question="Which stages are running now, and what is their progress?",
         sql=_RUNNING_STAGES,
-        reading="`silent`: no end is on record, and no sign for 15 minutes and three of the slowest updates: it was "
-        "killed, or hangs. Running it again goes on from its last checkpoint.",
+        reading="`silent`: no end is recorded, and no activity for 15 minutes and three of the slowest updates: "
+        "it was killed, or hangs. Running it again continues from its last checkpoint.",
     ),
     Question(
         name="stages",
         question="Which stages have been trained, when, in how many attempts, and how did they end?",
         sql=_STAGES,
         reading="`num_attempts` above 1: it was resumed. Times are NULL for stages from before schema version 7. "
-        "`wall_s` goes from the first start to the end, pauses between attempts included.",
+        "`wall_s` is from the first start to the end, including pauses between attempts.",
     ),
     Question(
         name="held-updates",
@@ -163,16 +163,16 @@ QUESTIONS = (
     ),
     Question(
         name="time-of-updates",
-        question="Where does the time of an update go?",
+        question="How is the time of an update spent?",
         sql=_TIME_OF_UPDATES,
-        reading="Mean seconds by kind of stage. `rollout_s` is what the trainer waited; in asynchronous mode rollouts "
-        "go on while it trains.",
+        reading="Mean seconds by kind of stage. `rollout_s` is the time that the trainer waited; in asynchronous mode "
+        "rollouts continue while it trains.",
     ),
     Question(
         name="faults-by-update",
-        question="What share of each update's episodes ended in faults, and in which?",
+        question="What share of each update's episodes ended in faults, and in which kinds?",
         sql=_FAULTS_BY_UPDATE,
-        reading="Of all episodes that were run for the update, resampled and held ones included.",
+        reading="Of all episodes that were run for the update, including resampled and held ones.",
     ),
     Question(
         name="advantages",
@@ -183,40 +183,40 @@ QUESTIONS = (
     ),
     Question(
         name="tokens-per-episode",
-        question="How many tokens does an episode take?",
+        question="How many tokens does an episode use?",
         sql=_TOKENS_PER_EPISODE,
         reading="Means. `prompt_tokens` counts a prompt at each turn it is read; `image_tokens` and `images` count "
         "each once in a training sequence.",
     ),
     Question(
         name="throughput-by-hour",
-        question="How many episodes, turns and tokens are done an hour?",
+        question="How many episodes, turns and tokens are completed per hour?",
         sql=_THROUGHPUT,
-        reading="By the hour (UTC) in which an episode ended. Superseded episodes are work that was done, too.",
+        reading="By the hour (UTC) in which an episode ended. Superseded episodes count as work.",
     ),
     Question(
         name="licences",
-        question="Which licences reach a checkpoint, through itself and its ancestors?",
+        question="Which licences apply to a checkpoint, through its own training data and its ancestors'?",
         sql=_LICENCES,
         reading="`generations` is the nearest: 0 for the checkpoint itself, 1 for its parent. `unknown`: a source "
-        "named none. For one checkpoint: SELECT DISTINCT licence FROM licences WHERE checkpoint_id = '...'.",
+        "has none. For one checkpoint: SELECT DISTINCT licence FROM licences WHERE checkpoint_id = '...'.",
     ),
     Question(
         name="superseded-rollouts",
-        question="Which rollouts were done again after a stage was resumed, and what had they cost?",
+        question="Which rollouts were repeated after a stage was resumed, and what had they cost?",
         sql=_SUPERSEDED,
         reading="They are kept and marked with the purpose `superseded`, and no other question counts them as "
         "training.",
     ),
     Question(
         name="checkpoint-updates",
-        question="When was each checkpoint saved, and how was the update that made it?",
+        question="When was each checkpoint saved, and what were the results of the update that made it?",
         sql=_CHECKPOINT_UPDATES,
         reading="A milestone's id ends in the number of updates, which is its last update's number.",
     ),
     Question(
         name="evaluation-dates",
-        question="When was each checkpoint evaluated, on what?",
+        question="When was each checkpoint evaluated, and on which suite?",
         sql=_EVALUATION_DATES,
         reading="Times are UTC. An evaluation that was resumed spans its pause.",
     ),

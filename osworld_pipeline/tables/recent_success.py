@@ -1,4 +1,4 @@
-"""How the tasks fared lately, from the recorded groups of a training stage and of those it descends from."""
+"""Recent success of the tasks, from the recorded groups of a training stage and of its ancestors."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ SELECT task_id, sum(num_valid)::INT, sum(num_successes)::INT FROM last_groups GR
 
 @dataclass(frozen=True, kw_only=True)
 class RecentEpisodes:
-    """Of a task's last groups; faults are no episodes here."""
+    """Episodes of a task's last groups, without faults."""
 
     num_valid: int = 0
     num_successes: int = 0
@@ -34,7 +34,7 @@ def recent_success(
     state: StateDir, *, stage_key: str, lineage: Sequence[Ancestor], update: int, num_groups: int
 ) -> Mapping[str, RecentEpisodes]:
     """By task, over its last `num_groups` groups: those of the stage's updates before `update`, then those of the
-    stages in `lineage`, the nearest first. A task that is not among them was never tried.
+    stages in `lineage`, the nearest first. A task that is absent was not tried.
 
     Raises:
         TableError: the tables cannot be read.

@@ -1,5 +1,5 @@
-"""Replay rows out of the tables: the demonstrations that may be trained on, some of them by their ids, and how many
-tasks they cover. Messages are read a few rows at a time, so memory holds what is asked for and never the table."""
+"""Replay rows from the tables: the demonstrations that may be trained on, selected ones by id, and how many tasks they
+cover. Messages are read a few rows at a time, so memory holds the requested rows, not the table."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -32,13 +32,13 @@ _ROW_COLUMNS = (
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayCoverage:
-    """For how many tasks there is a demonstration that counts, by exact id or as a chunk of the base id."""
+    """The number of tasks with a usable demonstration, by exact id or as a chunk of the base id."""
 
     num_tasks: int
     missing: tuple[str, ...]
     """Tasks without any demonstration whose stored reward reaches the threshold."""
     unverified: tuple[str, ...]
-    """Tasks without one that also earned the threshold when it was executed again; holds all of `missing`."""
+    """Tasks without one that also reached the threshold when it was executed again; includes all of `missing`."""
 
     @property
     def share(self) -> float:
@@ -54,9 +54,9 @@ class ReplayCoverage:
 def load_replay_rows(
     state: StateDir, *, min_reward: float = SUCCESS_THRESHOLD, require_verified: bool = False
 ) -> list[ReplayRow]:
-    """The demonstrations that were successes, in the order of the table; read from its file, never locked.
+    """The successful demonstrations in the order of the table, read from its file without a lock.
 
-    With `require_verified` only those that earned `min_reward` when they were executed again.
+    With `require_verified` only those that reached `min_reward` when they were executed again.
 
     Raises:
         TableError: the replay buffer has not been built, or a table's file is damaged.
@@ -75,7 +75,7 @@ def load_replay_rows(
 
 
 def read_replay_rows(state: StateDir, row_ids: Collection[str]) -> dict[str, ReplayRow]:
-    """Those demonstrations of these ids that the table holds, with their messages; what was verified is not told.
+    """The demonstrations of these ids that the table has, with their messages and without verified rewards.
 
     Raises:
         TableError: the table's file is damaged.
@@ -99,7 +99,7 @@ def read_replay_rows(state: StateDir, row_ids: Collection[str]) -> dict[str, Rep
 
 
 def read_replay_columns(state: StateDir, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Some columns of the replay buffer and no others, some thousands of rows at a time; none without a table.
+    """The given columns of the replay buffer, in batches of thousands of rows; no batch without a table.
 
     Raises:
         TableError: the table's file is damaged.
@@ -112,12 +112,12 @@ def read_replay_columns(state: StateDir, names: Sequence[str]) -> Iterator[pa.Re
 
 
 def replay_schema(names: Sequence[str]) -> pa.Schema:
-    """These columns of the replay buffer."""
+    """The schema of these columns of the replay buffer."""
     return pa.schema([REPLAY_BUFFER.field(name) for name in names])
 
 
 def verified_rewards(state: StateDir) -> dict[str, float]:
-    """What demonstrations really earned, by row id: the best grader's score; one that met only faults is absent.
+    """The verified rewards of demonstrations by row id: the best grader's score. One with only faults is absent.
 
     Raises:
         TableError: the tables cannot be read.
@@ -134,7 +134,7 @@ def verified_rewards(state: StateDir) -> dict[str, float]:
 
 
 def former_row_ids(state: StateDir) -> dict[str, list[str]]:
-    """By the id that a row had before schema version 6, the rows that have it now.
+    """Maps ids from before schema version 6 to the current row ids.
 
     Raises:
         TableError: the table's file is damaged.
@@ -148,7 +148,7 @@ def former_row_ids(state: StateDir) -> dict[str, list[str]]:
 
 
 def replay_coverage(state: StateDir, task_ids: Sequence[str], section: ReplaySection) -> ReplayCoverage:
-    """How far the demonstrations go for these tasks, with and without verification, whatever `section` requires.
+    """The coverage of these tasks, both with and without verification.
 
     Raises:
         TableError: the tables cannot be read.
@@ -182,7 +182,7 @@ class _Ids(NamedTuple):
 
 @contextmanager
 def part_views(state: StateDir) -> Iterator[duckdb.DuckDBPyConnection]:
-    """The views over the trajectory parts as of now, and nothing of the small tables, which may be large.
+    """The current views over the trajectory parts, without the small tables, which may be large.
 
     Raises:
         TableError: a part cannot be read, or a query is refused.
@@ -210,7 +210,7 @@ def _opened(state: StateDir) -> Iterator[pq.ParquetFile | None]:
 
 
 def _known(file: pq.ParquetFile, names: Sequence[str]) -> list[str]:
-    """Those of the columns that the file has: an older one lacks some."""
+    """The columns that the file has: an older one lacks some."""
     return [name for name in names if name in file.schema_arrow.names]
 
 

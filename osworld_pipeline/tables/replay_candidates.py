@@ -1,9 +1,9 @@
-"""What replay can choose from, as a query: candidates of many tasks at once, found in the tables by rule.
+"""The candidates for replay, as a query for many tasks at once.
 
-Only ids, lengths, rewards and action types come into memory; messages, tokens and images stay where they are. Each file
-of the store is read once for a stage, so that a look costs what is new since the last. An update sees online successes,
-failures and injections of the updates before it in its own stage, and all those of the stages its checkpoint descends
-from. A rerun replaces neither, so the same tables give the same candidates, also after a kill.
+Only ids, lengths, rewards and action types are loaded into memory, not messages, tokens and images. Each file of the
+store is read once for a stage, so that `look` reads only new files. An update sees online successes, failures and
+injections of the earlier updates of its own stage, and all those of the stages its checkpoint descends from. So the
+same tables give the same candidates, also after a kill.
 """
 
 import threading
@@ -28,7 +28,7 @@ from osworld_pipeline.tables.replay import parts_explained, read_replay_columns,
 
 ONLINE = "online"
 RECENT_GROUPS = 8
-"""How many of a task's last groups tell how it fares."""
+"""Number of a task's last groups that determine its recent success."""
 _COLUMNS = (
     "row_id",
     "task_id",
@@ -65,7 +65,7 @@ QUALIFY place <= $per_task
 """  # noqa: S608 - our own words
 _IN_STAGES = "stage_key IN (SELECT unnest($stages))"
 _UPDATE = '"update" + ("update" >= 0)::INTEGER AS "update"'
-"""Files count updates from 0; what may be looked back on is counted from 1."""
+"""Files count updates from 0; the conditions of history.py count from 1."""
 _SUCCESSES = {
     "name": "own_successes",
     "columns": f"episode_id, task_id, stage_key, {_UPDATE}, group_id, task_reward, num_steps, started_at",
@@ -80,7 +80,7 @@ _ACTION_TYPES = """
 SELECT episode_id, list(action_type ORDER BY step_index) AS action_types
 FROM steps WHERE episode_id IN (SELECT unnest($ids)) GROUP BY episode_id
 """
-# Kinds take turns, so that neither a task's many demonstrations nor its many successes leave no place for the other.
+# Kinds alternate, so that neither many demonstrations nor many successes of a task displace the other kind.
 _FIND = """
 WITH pool AS (
     SELECT * RENAME (place AS turn) FROM (FROM demonstrations UNION ALL BY NAME FROM successes)
@@ -110,7 +110,7 @@ _INJECTED = f"SELECT DISTINCT row_id FROM injections WHERE {BEFORE}"  # noqa: S6
 
 
 class ReplayCandidate(NamedTuple):
-    """A row that may join a group: all that the choice looks at, nothing that it trains on."""
+    """A row that may join a group: the fields for the choice, without training data."""
 
     row_id: str
     kind: ReplayKind
@@ -123,7 +123,7 @@ class ReplayCandidate(NamedTuple):
     verified_reward: float | None
     num_steps: int
     action_types: Sequence[str] | None
-    """One for each step; None where they were not recorded, and under every strategy but `diverse`."""
+    """One for each step; None if they were not recorded, or the strategy is not `diverse`."""
     recorded_at: float | None
     """Unix time; None for a demonstration."""
     place: int
@@ -132,14 +132,14 @@ class ReplayCandidate(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class RecentGroups:
-    """How a task's last groups ended, those without a single reward left out."""
+    """Results of a task's last groups, without those that have no reward."""
 
     num_groups: int = 0
     num_failed: int = 0
 
 
 class ReplayCandidates:
-    """Asks for one stage: demonstrations as they are now, and what `look` finds of online rollouts."""
+    """Queries for one stage: the current demonstrations, and the online rollouts that `look` finds."""
 
     def __init__(
         self, state: StateDir, section: ReplaySection, *, stage_key: str = "", lineage: Sequence[Ancestor] = ()
@@ -180,7 +180,7 @@ class ReplayCandidates:
             self._memory.execute("CREATE TABLE successes AS FROM demonstrations LIMIT 0")
 
     def look(self, update: int) -> None:
-        """Turns to what `update` may see; reads the files that are new since the last look.
+        """Selects the rows that `update` may see; reads the files that are new since the last call.
 
         Raises:
             TableError: the tables cannot be read.
@@ -205,7 +205,7 @@ class ReplayCandidates:
                 self._injected = frozenset(row_id for (row_id,) in found)
 
     def _follow(self, stages: Sequence[str]) -> None:
-        """`stages`: the same at each look."""
+        """`stages`: the same at each call."""
         if not self._followed:
             seed_tables(self._state)
             self._followed = (
@@ -227,16 +227,16 @@ class ReplayCandidates:
 
     @property
     def injected(self) -> frozenset[str]:
-        """Ids of the rows that joined a group before; known to `diverse` alone."""
+        """Ids of the rows that joined a group before; only for the strategy `diverse`."""
         return self._injected
 
     def recent_groups(self, task_id: str) -> RecentGroups:
-        """Known to `recent_failure` alone."""
+        """Only for the strategy `recent_failure`."""
         return self._failures.get(task_id, RecentGroups())
 
     def find(self, task_ids: Sequence[str]) -> dict[str, list[ReplayCandidate]]:
-        """For each task that has any: the kept rows of exactly its id, else those of all chunks of its base id; in a
-        fixed order. At most `per_task` rows are kept of one original task id."""
+        """For each task with candidates: the rows of its exact id, else those of all chunks of its base id, in a fixed
+        order. At most `per_task` rows per original task id."""
         asked = sorted(set(task_ids))
         found: dict[str, list[ReplayCandidate]] = {}
         with self._explained():
@@ -275,7 +275,7 @@ class ReplayCandidates:
 
 
 def online_row(candidate: ReplayCandidate) -> ReplayRow:
-    """An episode as a replay row: it has no messages, its tokens are the episode's own."""
+    """An episode as a replay row: it has no messages, only the episode's tokens."""
     return ReplayRow(
         row_id=candidate.row_id,
         kind="episode",

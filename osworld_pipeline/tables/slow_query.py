@@ -1,4 +1,4 @@
-"""Why a query is slow, from its plan, and what to ask instead."""
+"""Explains from its plan why a query is slow, and what to query instead."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ class Scan:
 
     columns: frozenset[str]
     filters: str
-    """The conditions on what it reads."""
+    """The filters of the scan."""
     num_rows: int
     """As DuckDB estimates."""
 
@@ -39,8 +39,8 @@ class Scan:
 
 
 def slow_reasons(connection: duckdb.DuckDBPyConnection, sql: str, *, compact: str) -> list[str]:
-    """A sentence for each reason that the plan shows, with the remedy; one that says how to look further where it shows
-    none. Plans the query and does not run it.
+    """One sentence for each reason in the plan, with the remedy; if there is none, one that says how to investigate.
+    Plans the query without running it.
 
     Raises:
         duckdb.Error: the query cannot be planned.
@@ -56,11 +56,11 @@ def slow_reasons(connection: duckdb.DuckDBPyConnection, sql: str, *, compact: st
         *_pairs_rows([node for node, _ in nodes]),
         *_opens_small_parts(connection, compact),
     ]
-    return reasons or ["nothing in its plan stands out: EXPLAIN ANALYZE before the query shows where the time goes"]
+    return reasons or ["its plan shows no reason: EXPLAIN ANALYZE before the query shows how the time is spent"]
 
 
 def _reads_all_steps(scans: Sequence[Scan], views: frozenset[str]) -> Iterator[str]:
-    """A condition on the episodes of a join reaches its steps, too, while it runs."""
+    """Reports a scan of all steps. A filter on the episodes of a join also filters its steps at run time."""
     whole = [scan for scan in scans if scan.is_of_steps]
     if any(scan.is_of_chosen_episodes for scan in scans):
         return
@@ -73,7 +73,7 @@ def _reads_all_steps(scans: Sequence[Scan], views: frozenset[str]) -> Iterator[s
         )
     elif whole and wide:
         yield (
-            f"`{wide[0]}` reads all steps{_about(whole)} here: ask `episodes` WHERE purpose = 'evaluate', which has "
+            f"`{wide[0]}` reads all steps{_about(whole)} here: query `episodes` WHERE purpose = 'evaluate', which has "
             "outcome, reward, times_s, prompt_tokens and response_tokens itself"
         )
 
@@ -127,7 +127,7 @@ def _about(scans: Sequence[Scan]) -> str:
 def _nodes(
     nodes: Sequence[Mapping[str, Any]], above: Mapping[str, Any] | None = None
 ) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any] | None]]:
-    """Each with the one that it feeds."""
+    """Each node with its parent."""
     for node in nodes:
         yield node, above
         yield from _nodes(node["children"], node)
@@ -151,10 +151,10 @@ def _cardinality(node: Mapping[str, Any]) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class _Asked:
-    """What the query's own text names."""
+    """Names in the text of the query."""
 
     views: frozenset[str]
-    """After FROM and JOIN."""
+    """Relations after FROM and JOIN."""
     conditions: frozenset[str]
     """Columns after WHERE."""
 

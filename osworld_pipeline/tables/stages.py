@@ -1,7 +1,7 @@
-"""The stages of training as a view: what is running, how far it is, and what has ended."""
+"""The training stages as a view: status and progress of each."""
 
-# A killed program cannot say that it has ended. So a stage whose last sign is older than three of its slowest updates,
-# and than a quarter of an hour, is not called running.
+# A killed program does not record its end. So a stage without activity for three of its slowest updates, and for 15
+# minutes, is not reported as running.
 STAGES = """
 CREATE VIEW stages AS
 WITH attempts AS (

@@ -1,4 +1,4 @@
-"""The views that are made of other tables: tasks, replay, evaluations, lineage."""
+"""The views over other tables: tasks, replay, evaluations, lineage."""
 
 from collections.abc import Mapping
 
@@ -32,11 +32,11 @@ SELECT
     0 AS num_verifications
 FROM episodes e WHERE e.purpose = 'train' AND e.is_valid AND e.is_success
 """  # noqa: S608 - our own words
-# A fault has no success and no reward (NULL), so that an average over `success` has the right denominator.
-# A task outside the built-in suites has its domain as its family.
-# Tokens that an engine did not count are 0 in its steps, and none at all in an import: both are NULL here.
-# A grader's score holds for its desktop image and its own version: `desktops` names those of all graded episodes of an
-# evaluation, so that rows with the same key and the same `desktops` can be compared, faults included.
+# A fault has no success and no reward (NULL), so that an average over `success` has the right denominator. A task
+# outside the built-in suites has its domain as its family. Tokens that an engine did not count are 0 in its steps, and
+# none at all in an import: both are NULL here. A grader's score is valid for its desktop image and its own version:
+# `desktops` names those of all graded episodes of an evaluation, so that rows with the same key and the same `desktops`
+# can be compared, faults included.
 _DESKTOPS = """replace(concat_ws('/', coalesce(nullif(image_digest[:12], ''), 'unknown image'),
         'grader ' || coalesce(nullif(grader_version, ''), 'unknown')), ',', ';')"""
 DESKTOPS_OF_EVALUATION = f"""coalesce(array_to_string(list_sort(list(DISTINCT {_DESKTOPS}) FILTER (WHERE is_valid)
@@ -45,7 +45,8 @@ DESKTOPS_OF_EVALUATION = f"""coalesce(array_to_string(list_sort(list(DISTINCT {_
 NAMED_TASKS = """
 SELECT task_id, domain, instruction, count(*) OVER (PARTITION BY task_id) = 1 AS is_only FROM union_tasks
 """
-"""An episode from before schema version 6 knows no domain: it is of the only task of its id, or of an unknown one."""
+"""An episode from before schema version 6 has no domain: it belongs to the only task of its id, or to an unknown
+one."""
 EVALS = f"""
 CREATE VIEW evals AS
 WITH named AS (
@@ -95,5 +96,5 @@ LEFT JOIN (
     FROM steps WHERE purpose = 'evaluate' GROUP BY episode_id
 ) s ON s.episode_id = e.episode_id
 """  # noqa: S608 - our own words
-# The joins come last: DuckDB leaves out one that a question asks nothing of, and a success rate needs no steps.
+# The joins come last: DuckDB skips a join that a query does not use, and a success rate needs no steps.
 DERIVED: Mapping[str, str] = {"tasks": TASKS, "replay": REPLAY, "evals": EVALS, **LINEAGE_VIEWS, "stages": STAGES}

@@ -1,4 +1,4 @@
-"""A walk through the lineage views from any id: what the thing is, what it came from, and what came of it."""
+"""Walks the lineage views from any id: the object itself, its origin, and its descendants."""
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,21 +18,21 @@ KINDS = ("evaluation episode", "training episode", "checkpoint", "task", "replay
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """A thing, by id, with what its views tell of it; below it what is linked to it."""
+    """An object by id, with its fields from the views and the objects linked to it."""
 
     kind: str
     id: str
     facts: Mapping[str, Any] = field(default_factory=dict)
     links: tuple["Link", ...] = ()
     num_more: int = 0
-    """Further ones of the same kind that are not shown."""
+    """Number of further objects of the same kind that are not shown."""
 
 
 def walk(state: StateDir, thing: str, *, limit: int = 20, timeout_s: float = TIMEOUT_S) -> Link:
-    """`limit`: of each kind so many are shown, the rest counted.
+    """`limit`: objects shown of each kind; the rest is counted.
 
     Raises:
-        TableError: nothing has that id; or as run_query.
+        TableError: no object has that id; or as run_query.
     """
     try:
         with open_catalog(state) as connection, _interrupting(connection, timeout_s):
@@ -70,7 +70,7 @@ class _Asker:
     limit: int
 
     def __call__(self, sql: str, **values: str) -> list[dict[str, Any]]:
-        """`values` stand in `sql` as {name}: text, quoted here."""
+        """`values` replace {name} in `sql`, quoted as text."""
         quoted = {name: "'" + value.replace("'", "''") + "'" for name, value in values.items()}
         return self.connection.sql(sql.format(**quoted)).to_arrow_table().to_pylist()
 
@@ -154,7 +154,7 @@ ORDER BY row_id
 """
 
 
-def _checkpoint(ask: _Asker, thing: str, *, is_told_whole: bool = True) -> Link | None:
+def _checkpoint(ask: _Asker, thing: str, *, with_ancestry: bool = True) -> Link | None:
     rows = ask(_CHECKPOINT, id=thing)
     if not rows:
         return None
@@ -163,7 +163,7 @@ def _checkpoint(ask: _Asker, thing: str, *, is_told_whole: bool = True) -> Link 
         *ask.links("episode", _MADE % "episode", "source_id", id=thing),
         *ask.links("group", _GROUPS, "source_id", id=thing),
     ]
-    if is_told_whole:
+    if with_ancestry:
         links += [
             *ask.links("evaluation", _EVALS_OF, "stage_key", id=thing),
             *ask.links("child", _CHILDREN, "checkpoint_id", id=thing),
@@ -173,15 +173,15 @@ def _checkpoint(ask: _Asker, thing: str, *, is_told_whole: bool = True) -> Link 
 
 
 def _parents(ask: _Asker, checkpoint_id: str) -> tuple[Link, ...]:
-    """The parent, below it what made it, and so on."""
+    """The parent, with its parent below it, and so on."""
     line = ask(
         "SELECT ancestor_id FROM ancestry WHERE checkpoint_id = {id} AND generations > 0 ORDER BY generations DESC",
         id=checkpoint_id,
     )
     below: tuple[Link, ...] = ()
     for row in line:
-        parent = _checkpoint(ask, row["ancestor_id"], is_told_whole=False)
-        assert parent is not None, f"{row['ancestor_id']} is an ancestor and no checkpoint"
+        parent = _checkpoint(ask, row["ancestor_id"], with_ancestry=False)
+        assert parent is not None, f"{row['ancestor_id']} is an ancestor and not a checkpoint"
         below = (Link(kind="parent", id=parent.id, facts=parent.facts, links=(*parent.links, *below)),)
     return below
 
@@ -198,8 +198,8 @@ def _episode(ask: _Asker, thing: str) -> Link | None:
     ]
     if not is_evaluation:
         links += ask.links("taught", _TAUGHT, "checkpoint_id", id=thing)
-    player = _checkpoint(ask, row["weights_id"] or "", is_told_whole=False)
-    player = player or _checkpoint(ask, row["checkpoint_id"] or "", is_told_whole=False)
+    player = _checkpoint(ask, row["weights_id"] or "", with_ancestry=False)
+    player = player or _checkpoint(ask, row["checkpoint_id"] or "", with_ancestry=False)
     if player is not None:
         parents = _parents(ask, player.id) if is_evaluation else ()
         links.append(Link(kind="checkpoint", id=player.id, facts=player.facts, links=(*player.links, *parents)))

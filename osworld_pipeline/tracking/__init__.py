@@ -1,1 +1,1 @@
-"""MLflow: one run a stage, one LoggedModel a checkpoint, linked to its parent."""
+"""MLflow: one run per stage, one LoggedModel per checkpoint, linked to its parent."""

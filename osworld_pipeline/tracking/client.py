@@ -1,4 +1,5 @@
-"""A client of MLflow that neither chatters nor hangs. mlflow takes seconds to import: inside functions only."""
+"""An MLflow client with timeouts and without log noise. mlflow takes seconds to import, so it is imported only inside
+functions."""
 
 import logging
 import os
@@ -12,7 +13,7 @@ from osworld_pipeline.errors import StoreError, TrackingError
 
 SQLITE = "sqlite:///"
 TABLES_TIMEOUT_S = 120.0
-"""Making them takes a few seconds."""
+"""Creating the tables takes a few seconds."""
 LIMITS = {
     "MLFLOW_LOGGING_LEVEL": "WARNING",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
@@ -20,26 +21,27 @@ LIMITS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
 }
-"""MLflow's own settings, where the user has set none: it would wait two minutes for an answer, seven times."""
+"""Defaults for MLflow's settings: without them it would wait two minutes for a response, seven times."""
 NEVER = (400, 404)
-"""HTTP status of what no repetition mends."""
+"""HTTP status codes for which a retry is useless."""
 
 
 def open_client(tracking_uri: str) -> Any:
-    """A client; a new sqlite database has all its tables before anyone sees it. Asks no server anything yet."""
+    """A client. A new SQLite database is created with all its tables before it becomes visible. No request is sent to a
+    server."""
     for name in ("mlflow", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)
     for name, value in LIMITS.items():
-        os.environ.setdefault(name, value)  # written, not read: MLflow takes its settings from there
+        os.environ.setdefault(name, value)  # written, not read: MLflow reads its settings from the environment
     from mlflow import MlflowClient
 
     database = Path(tracking_uri.removeprefix(SQLITE))
     if tracking_uri.startswith(SQLITE) and not database.exists():
         lock = database.with_name(f".{database.name}.lock")
-        with locked(lock, timeout_s=TABLES_TIMEOUT_S, error=StoreError, what=f"making {database}"):
+        with locked(lock, timeout_s=TABLES_TIMEOUT_S, error=StoreError, what=f"the creation of {database}"):
             if not database.exists():
                 remove_stale_temps(database.parent)
-                # Killed among MLflow's dozens of migrations, it would leave a database that cannot be opened again.
+                # A kill during MLflow's dozens of migrations would leave a database that cannot be opened again.
                 with replacing(database) as temp:
                     MlflowClient(tracking_uri=f"{SQLITE}{temp}").search_experiments(max_results=1)
     return MlflowClient(tracking_uri=tracking_uri)
@@ -47,7 +49,7 @@ def open_client(tracking_uri: str) -> Any:
 
 @contextmanager
 def told_clearly(tracking_uri: str, what: str) -> Iterator[None]:
-    """What MLflow raises, as a TrackingError of one sentence. `what`: "cannot open the run of sft-1"."""
+    """Converts MLflow's errors to a TrackingError of one sentence. `what`: "cannot open the run of sft-1"."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -56,11 +58,11 @@ def told_clearly(tracking_uri: str, what: str) -> Iterator[None]:
         way_out = (
             "see its log" if is_final(error) else "start it, or correct the tracking resource's uri, and run again"
         )
-        raise TrackingError(f"{what}: MLflow at {tracking_uri} said: {first_words(error)}; {way_out}") from error
+        raise TrackingError(f"{what}: MLflow at {tracking_uri} returned: {first_words(error)}; {way_out}") from error
 
 
 def is_final(error: BaseException) -> bool:
-    """MLflow answered, and would answer the same again."""
+    """Whether MLflow's answer is final, so that a retry would fail again."""
     status = getattr(error, "get_http_status_code", None)
     return status is not None and status() in NEVER
 
@@ -77,10 +79,10 @@ def search_everywhere(client: Any) -> list[str]:
 
 
 def run_url(base_url: str, experiment_id: str, run_id: str) -> str:
-    """Where MLflow's UI shows a run."""
+    """The page of a run in MLflow's UI."""
     return f"{base_url.rstrip('/')}/#/experiments/{experiment_id}/runs/{run_id}"
 
 
 def model_url(base_url: str, experiment_id: str, model_id: str) -> str:
-    """Where MLflow's UI shows a LoggedModel."""
+    """The page of a LoggedModel in MLflow's UI."""
     return f"{base_url.rstrip('/')}/#/experiments/{experiment_id}/models/{model_id}"

@@ -1,4 +1,4 @@
-"""Which code made a thing: the git commit it ran from, or the distribution's version where it ran from no checkout."""
+"""The version of the running code: the git commit of its checkout, or else the version of the distribution."""
 
 import subprocess
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from pathlib import Path
 from osworld_pipeline.domain.version import DISTRIBUTION, installed_version
 
 PACKAGES = ("osworld_pipeline", "assets", "resources", "jobs", "env_server")
-"""Beside each other in a checkout: what of it can run."""
+"""The packages in the root of a checkout that contain code."""
 GIT_TIMEOUT_S = 10.0
 
 
@@ -17,17 +17,18 @@ class CodeOrigin:
     version: str
     """The commit (40 hex), or `osworld-pipeline 0.1.0`."""
     is_dirty: bool | None = None
-    """Files of our packages differ from the commit, or are unknown to it; None outside a git checkout."""
+    """Files of our packages differ from the commit, or are not in it; None outside a git checkout."""
 
 
 @cache
 def code_origin() -> CodeOrigin:
-    """Of this program, as its files were when it was first asked: they may change while it runs."""
+    """The origin of this program's code, cached at the first call, because files may change while it runs."""
     return origin_of(Path(__file__).resolve().parents[2])
 
 
 def origin_of(root: Path) -> CodeOrigin:
-    """`root`: the folder with our packages. A virtual environment inside somebody's checkout is no checkout of ours."""
+    """`root`: the folder with our packages. A virtual environment inside another checkout does not count as our
+    checkout."""
     if _git(root, "ls-files", "--error-unmatch", f"{PACKAGES[0]}/__init__.py") is None:
         return CodeOrigin(version=_distribution())
     commit = _git(root, "rev-parse", "HEAD")
@@ -42,7 +43,7 @@ def _distribution() -> str:
 
 
 def _git(root: Path, *arguments: str) -> str | None:
-    """What git says; None where it is not there, refuses, or takes too long."""
+    """The output of git; None if it is missing, fails, or takes too long."""
     try:
         done = subprocess.run(
             ["git", "--no-optional-locks", "-C", str(root), *arguments],

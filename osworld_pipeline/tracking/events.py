@@ -1,4 +1,4 @@
-"""The tracking events of a stage for MLflow, and how each is delivered; delivering one twice changes nothing."""
+"""The tracking events of a stage for MLflow, and their delivery, which is idempotent."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -12,9 +12,9 @@ from osworld_pipeline.tracking.models import CHECKPOINT_TAG, find_logged_model
 from osworld_pipeline.tracking.outbox import TrackingEvent
 
 ATTEMPT_TAG = "attempt"
-"""Of an attempt its number, from 1; of a stage's run that of its last."""
+"""Tag with the number of an attempt, from 1; on a stage's run, that of its last attempt."""
 MAX_DIGEST = 36
-"""MLflow's limit for a dataset's."""
+"""MLflow's limit for the digest of a dataset."""
 
 
 def metrics_event(run_ids: tuple[str, ...], update: int, metrics: Mapping[str, float], *, at_ms: int) -> TrackingEvent:
@@ -30,9 +30,9 @@ def dataset_event(run_ids: tuple[str, ...], name: str, digest: str, source: str,
 
 
 def checkpoint_event(run_id: str, checkpoint: Checkpoint, *, folder: Path | str) -> TrackingEvent:
-    """Without what the checkpoint's own folder tells at length."""
-    told = asdict(checkpoint) | {"stage": str(checkpoint.stage), "recipe": {}, "row_ids": [], "sources": []}
-    return {"kind": "checkpoint", "run_id": run_id, "checkpoint": told, "folder": str(folder)}
+    """Omits details that are in the checkpoint's own folder."""
+    fields = asdict(checkpoint) | {"stage": str(checkpoint.stage), "recipe": {}, "row_ids": [], "sources": []}
+    return {"kind": "checkpoint", "run_id": run_id, "checkpoint": fields, "folder": str(folder)}
 
 
 def evaluation_event(run_id: str, checkpoint_id: str, metrics: Mapping[str, float]) -> TrackingEvent:
@@ -48,7 +48,7 @@ def end_event(run_id: str, attempt_run_id: str, *, attempt: int, status: str, er
 
 
 def deliver(tracking_uri: str, event: TrackingEvent) -> None:
-    """Raises what MLflow raises."""
+    """Delivers an event. Raises MLflow's errors."""
     _DELIVERIES[event["kind"]](tracking_uri, event)
 
 
@@ -72,37 +72,37 @@ def _dataset(tracking_uri: str, event: TrackingEvent) -> None:
 
 
 def _checkpoint(tracking_uri: str, event: TrackingEvent) -> None:
-    """An external LoggedModel, once: weights stay where they are. Its parent is an input of the run."""
+    """Creates an external LoggedModel once; weights are not copied. Its parent is an input of the run."""
     from mlflow.entities import LoggedModelInput, LoggedModelOutput
 
-    told: Mapping[str, Any] = event["checkpoint"]
-    if find_logged_model(tracking_uri, told["checkpoint_id"]) is not None:
+    fields: Mapping[str, Any] = event["checkpoint"]
+    if find_logged_model(tracking_uri, fields["checkpoint_id"]) is not None:
         return
     client, run_id = open_client(tracking_uri), event["run_id"]
-    parent = find_logged_model(tracking_uri, told["parent_id"]) if told["parent_id"] else None
+    parent = find_logged_model(tracking_uri, fields["parent_id"]) if fields["parent_id"] else None
     if parent is not None:
         client.log_inputs(run_id, models=[LoggedModelInput(parent)])
     tags = {
-        CHECKPOINT_TAG: told["checkpoint_id"],
-        "parent_checkpoint_id": told["parent_id"] or "",
+        CHECKPOINT_TAG: fields["checkpoint_id"],
+        "parent_checkpoint_id": fields["parent_id"] or "",
         "parent_model_id": parent or "",
-        "stage": told["stage"],
-        "weights_digest": told["weights_digest"],
-        "data_digest": told["data_digest"],
-        "recipe_digest": told["recipe_digest"],
-        "code_version": told["code_version"],
-        "is_code_dirty": str(told["is_code_dirty"]),
+        "stage": fields["stage"],
+        "weights_digest": fields["weights_digest"],
+        "data_digest": fields["data_digest"],
+        "recipe_digest": fields["recipe_digest"],
+        "code_version": fields["code_version"],
+        "is_code_dirty": str(fields["is_code_dirty"]),
     }
     model = client.create_logged_model(
         experiment_id=client.get_run(run_id).info.experiment_id,
-        name=told["checkpoint_id"],
+        name=fields["checkpoint_id"],
         source_run_id=run_id,
-        params={"path": event["folder"], "num_updates": str(told["num_updates"])},
+        params={"path": event["folder"], "num_updates": str(fields["num_updates"])},
         tags=tags,
         model_type="external",
     )
     client.finalize_logged_model(model.model_id, "READY")
-    client.log_outputs(run_id, models=[LoggedModelOutput(model.model_id, step=told["num_updates"])])
+    client.log_outputs(run_id, models=[LoggedModelOutput(model.model_id, step=fields["num_updates"])])
 
 
 def _evaluation(tracking_uri: str, event: TrackingEvent) -> None:
@@ -118,7 +118,7 @@ def _evaluation(tracking_uri: str, event: TrackingEvent) -> None:
 
 
 def _end(tracking_uri: str, event: TrackingEvent) -> None:
-    """Of the attempt, and of the stage where no later attempt has taken it over."""
+    """Ends the run of the attempt, and that of the stage unless a later attempt has taken it over."""
     client = open_client(tracking_uri)
     if event["error"]:
         client.set_tag(event["attempt_run_id"], "error", event["error"])

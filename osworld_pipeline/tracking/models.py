@@ -1,4 +1,4 @@
-"""Checkpoints in MLflow: LoggedModels by reference, and which of them is the champion of the model registry."""
+"""Checkpoints in MLflow: LoggedModels by reference, and the champion of the model registry."""
 
 import threading
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ CHECKPOINT_TAG = "checkpoint_id"
 POLICY = "osworld-policy"
 CHAMPION = "champion"
 _DEFAULT_STORE = threading.Lock()
-"""There is one a process."""
+"""There is one per process."""
 
 
 def find_logged_model(tracking_uri: str, checkpoint_id: str) -> str | None:
@@ -29,7 +29,7 @@ def find_logged_model(tracking_uri: str, checkpoint_id: str) -> str | None:
 
 def register_champion(tracking_uri: str, checkpoint_id: str) -> str:
     """Moves the alias `champion` of the registered model `osworld-policy` to the version of this checkpoint, which is
-    created by reference where there is none; returns the version.
+    created by reference if there is none; returns the version.
 
     Raises:
         TrackingError: the checkpoint is unknown to MLflow, or MLflow cannot be reached.
@@ -42,7 +42,7 @@ def register_champion(tracking_uri: str, checkpoint_id: str) -> str:
 
 
 def champion_checkpoint(tracking_uri: str) -> str | None:
-    """The checkpoint that is the champion; None where there is none yet. Raises TrackingError."""
+    """The champion's checkpoint; None if there is none yet. Raises TrackingError."""
     with told_clearly(tracking_uri, "cannot look up the champion"):
         client = open_client(tracking_uri)
         if not _is_registered(client):
@@ -66,13 +66,13 @@ def _create_version(client: Any, tracking_uri: str, checkpoint_id: str) -> str:
     model_id = find_logged_model(tracking_uri, checkpoint_id)
     if model_id is None:
         raise TrackingError(
-            f"MLflow at {tracking_uri} knows no model of {checkpoint_id}: materialize its asset again with this "
+            f"MLflow at {tracking_uri} has no model of {checkpoint_id}: materialize its asset again with this "
             "tracking store, then evaluate it"
         )
     if not _is_registered(client):
         try:
             client.create_registered_model(POLICY, description="The policies; the alias `champion` is the best so far.")
-        except MlflowException as error:  # somebody else was faster
+        except MlflowException as error:  # another process was faster
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
     model = client.get_logged_model(model_id)
@@ -89,8 +89,8 @@ def _create_version(client: Any, tracking_uri: str, checkpoint_id: str) -> str:
 
 @contextmanager
 def _as_default_store(tracking_uri: str) -> Iterator[None]:
-    """MLflow's registry in a database looks a LoggedModel up in the process's default store, whatever its client has;
-    a server has one store."""
+    """Sets the process's default store: MLflow's registry in a database looks up a LoggedModel there, not in the
+    client's store. A server has only one store."""
     import mlflow
 
     if not tracking_uri.startswith(SQLITE):

@@ -1,6 +1,5 @@
-"""What a stage tells MLflow goes by here: a thread sends it in order, so that a server that is slow, dead or hanging
-neither holds up a training run nor ends it. What cannot be sent is kept, written down at the end, and sent by a later
-stage."""
+"""The outbox for a stage's MLflow events: a thread sends them in order, so that a slow, dead or hanging server neither
+delays nor ends a training run. Unsent events are kept, written to a file at the end, and sent by a later stage."""
 
 import json
 import threading
@@ -15,19 +14,20 @@ from osworld_pipeline.errors import StoreError
 from osworld_pipeline.tracking.client import first_words, is_final
 
 TrackingEvent = Mapping[str, Any]
-"""JSON; its `kind` says what it tells."""
+"""JSON; `kind` is the type of the event."""
 Deliver = Callable[[TrackingEvent], None]
 MAX_LETTERS = 10_000
-"""Kept for later; beyond it the oldest metrics go."""
+"""Maximum of kept events; beyond it the oldest metrics are dropped."""
 RETRY_S = 5.0
 CLOSE_S = 30.0
-"""A stage waits so long, at its end, for a server that answers."""
+"""Maximum wait at the end of a stage for a responding server."""
 FAILING_CLOSE_S = 1.0
-"""And so long for one that did not."""
+"""The same for a server that did not respond."""
 
 
 class Outbox:
-    """One thread, one order. Everything but `deliver` and the thread's own reading happens in the caller's thread."""
+    """Sends events in order from one thread. Everything except `deliver` and the thread's own reading happens in the
+    caller's thread."""
 
     def __init__(
         self,
@@ -39,8 +39,8 @@ class Outbox:
         max_events: int = MAX_LETTERS,
         retry_s: float = RETRY_S,
     ) -> None:
-        """`name`: of this outbox's file. `folder`: where unsent events are kept, also those of earlier outboxes; None
-        keeps none. `say`: called from the thread that posts or closes, never from ours."""
+        """`name`: of this outbox's file. `folder`: for unsent events, also those of earlier outboxes; None: not kept.
+        `say`: called from the thread that posts or closes, not from the outbox's thread."""
         self._deliver = deliver
         self._say = say
         self._folder = folder
@@ -65,7 +65,7 @@ class Outbox:
         self._tell()
 
     def close(self, *, timeout_s: float = CLOSE_S) -> int:
-        """Sends what is left, or writes it down; returns how many events were not sent. Never raises."""
+        """Sends the remaining events, or writes them to a file; returns how many were not sent. Does not raise."""
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
@@ -94,14 +94,14 @@ class Outbox:
             self._say(self._notices.popleft())
 
     def _drop_oldest(self) -> None:
-        # The first may be on its way; of the others, metrics can be missed and the rest cannot.
+        # The first may be in flight; of the others, only metrics are expendable.
         index = next((i for i, event in enumerate(self._events) if i and event["kind"] == "metrics"), None)
         if index is None:
             index = len(self._events) - 1
         del self._events[index]
         self._num_dropped += 1
         if self._num_dropped == 1:
-            self._notices.append(f"more than {self._max_events:,} messages wait for MLflow: the oldest metrics go")
+            self._notices.append(f"more than {self._max_events:,} messages wait for MLflow: oldest metrics are dropped")
 
     def _work(self) -> None:
         while True:
@@ -135,32 +135,32 @@ class Outbox:
             self._changed.wait(left)
 
     def _try(self, event: TrackingEvent) -> bool:
-        """Whether it is finished: sent, or refused for good."""
+        """Whether the event is done: sent, or finally refused."""
         try:
             self._deliver(event)
-        except Exception as error:  # noqa: BLE001 - whatever tracking raises must not end a training
+        except Exception as error:  # noqa: BLE001 - no tracking error may end a training
             if is_final(error):
-                self._notices.append(f"MLflow refused {event['kind']} for good: {first_words(error)}")
+                self._notices.append(f"MLflow finally refused {event['kind']}: {first_words(error)}")
                 return True
             if not self._is_failing:
                 self._notices.append(
-                    f"MLflow does not answer ({first_words(error)}): the work goes on, and what it would have been "
-                    "told is kept and sent later"
+                    f"MLflow does not answer ({first_words(error)}): the stage continues; "
+                    "events are kept and sent later"
                 )
             self._is_failing = True
             return False
         self._num_sent += 1
         if self._is_failing:
-            self._notices.append("MLflow answers again: what was kept is being sent")
+            self._notices.append("MLflow responds again: kept events are being sent")
         self._is_failing = False
         return True
 
     def _send_backlog(self, path: Path) -> bool:
-        """The events of an earlier outbox; sending one twice changes nothing."""
+        """Sends the events of an earlier outbox; delivery is idempotent."""
         try:
             events = [json.loads(line) for line in path.read_text().splitlines()]
         except FileNotFoundError:
-            return True  # another stage has sent them
+            return True  # already sent by another stage
         except (OSError, ValueError) as error:
             self._notices.append(f"{path} cannot be read ({error}): remove it")
             return True

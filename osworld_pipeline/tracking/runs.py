@@ -1,9 +1,9 @@
-"""What MLflow is told of a stage: a run of the stage, which all its attempts go on in, and below it one run for each
-attempt, with the same parameters and its own metrics, times and end.
+"""The MLflow runs of a stage: one run of the stage, which all its attempts continue, and below it one run for each
+attempt, with the same parameters and its own metrics, times and status.
 
-The stage's run is found again by its `stage_key`; its curve is that of the checkpoint. An attempt's run shows what one
-launch did, also where a later one did it again. Opening them is asked of MLflow at once, and fails clearly; all that
-follows goes by an outbox, so that a tracking server that dies takes no training with it.
+The stage's run is found again by its `stage_key`; its curves are those of the checkpoint. An attempt's run shows the
+work of one launch, also if a later one repeated it. The runs are opened synchronously, and errors are raised; all later
+events go through an outbox, so that training survives a tracking server that dies.
 """
 
 import logging
@@ -44,17 +44,17 @@ STAGE_KEY_TAG = "stage_key"
 ATTEMPT_OF_TAG = "attempt_of"
 PARENT_TAG = "mlflow.parentRunId"
 MAX_BATCH = 100
-"""Parameters that MLflow takes at once."""
+"""Maximum number of parameters per request to MLflow."""
 INTERRUPTED_CLOSE_S = 5.0
-"""Whoever was told to stop is killed if it takes long."""
+"""Shorter wait after a request to stop, because a slow process is killed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageRun:
-    """An attempt at a stage, while it runs. What it is told is on its way when a call returns, and never raises."""
+    """A running attempt at a stage. Calls only queue an event, and do not raise."""
 
     run_id: str
-    """Of the stage, the same for all attempts."""
+    """Run of the stage, the same for all attempts."""
     attempt_run_id: str
     attempt: int
     """From 1."""
@@ -66,12 +66,12 @@ class StageRun:
         self.outbox.post(metrics_event(self._both, update, metrics, at_ms=int(time.time() * 1000)))
 
     def log_dataset(self, name: str, digest: str, source: str, *, context: str = "training") -> None:
-        """Records which data went in, by our own digest."""
+        """Records the training data by our own digest."""
         self.outbox.post(dataset_event(self._both, name, digest, source, context=context))
 
     def log_checkpoint(self, checkpoint: Checkpoint, *, folder: Path | str) -> None:
-        """Registers `checkpoint` as an external LoggedModel once, its parent as an input of the run. `folder`: where
-        the weights lie, or an endpoint's address."""
+        """Registers `checkpoint` as an external LoggedModel once, its parent as an input of the run. `folder`: of the
+        weights, or an endpoint's address."""
         self.outbox.post(checkpoint_event(self.run_id, checkpoint, folder=folder))
 
     def log_evaluation(self, checkpoint_id: str, metrics: Mapping[str, float]) -> None:
@@ -79,7 +79,7 @@ class StageRun:
         self.outbox.post(evaluation_event(self.run_id, checkpoint_id, metrics))
 
     def url(self, base_url: str) -> str:
-        """Where MLflow's UI at `base_url` shows the stage."""
+        """The page of the stage in MLflow's UI at `base_url`."""
         return run_url(base_url, self.experiment_id, self.run_id)
 
     @property
@@ -100,12 +100,12 @@ def stage_run(
 ) -> Iterator[StageRun]:
     """Opens a new attempt at the stage `stage_key`; both runs end FINISHED, FAILED, or KILLED when interrupted.
 
-    Nested `params` are flattened: `gspo.phase1.temperature`. `unsent`: folder for what MLflow could not be told, and of
-    what earlier stages left there; None keeps nothing. `say`: called with one sentence, once for each change,
-    when MLflow is gone, is back, or refused something; None logs a warning.
+    Nested `params` are flattened: `gspo.phase1.temperature`. `unsent`: folder for unsent events, also those of earlier
+    stages; None: not kept. `say`: called with one sentence, once for each change, when MLflow stops responding,
+    responds again, or refuses an event; None logs a warning.
 
     Raises:
-        TrackingError: MLflow cannot be reached, or refuses, before anything has begun.
+        TrackingError: MLflow cannot be reached, or refuses, when the runs are opened.
     """
     with told_clearly(tracking_uri, f"cannot open the run of {stage_key}"):
         opened = _open(tracking_uri, stage, stage_key, flatten_params(params), tags)
@@ -114,7 +114,7 @@ def stage_run(
         partial(deliver, tracking_uri),
         name=attempt_run_id,
         say=say or logging.getLogger(__name__).warning,
-        # Ids of runs mean nothing to another store.
+        # Run ids are not valid in another store.
         folder=unsent / digest_bytes(tracking_uri.encode())[:12] if unsent else None,
     )
     status, error_text = "KILLED", ""
@@ -136,14 +136,14 @@ def stage_run(
 
 
 def find_run(tracking_uri: str, stage_key: str) -> str | None:
-    """The run of a stage, whatever its status. Raises TrackingError."""
+    """The run of a stage, with any status. Raises TrackingError."""
     with told_clearly(tracking_uri, f"cannot look up the run of {stage_key}"):
         found = _search(open_client(tracking_uri), STAGE_KEY_TAG, stage_key, limit=1)
         return found[0].info.run_id if found else None
 
 
 def find_attempts(tracking_uri: str, stage_key: str) -> list[str]:
-    """The runs of a stage's attempts, the first first. Raises TrackingError."""
+    """The runs of a stage's attempts, in order. Raises TrackingError."""
     with told_clearly(tracking_uri, f"cannot look up the attempts of {stage_key}"):
         found = _search(open_client(tracking_uri), ATTEMPT_OF_TAG, stage_key)
         return [run.info.run_id for run in sorted(found, key=lambda run: int(run.data.tags[ATTEMPT_TAG]))]
@@ -193,7 +193,7 @@ def _open(
         experiment_id = _experiment(client, f"osworld/{stage}")
         run_id = _create(client, experiment_id, stage_key, {STAGE_KEY_TAG: stage_key, **numbered}, params)
     for run in earlier:
-        if run.info.status == "RUNNING":  # a kill leaves it so
+        if run.info.status == "RUNNING":  # left by a kill
             client.set_terminated(run.info.run_id, "KILLED")
     below = {PARENT_TAG: run_id, ATTEMPT_OF_TAG: stage_key, **numbered}
     return run_id, _create(client, experiment_id, f"attempt {attempt}", below, params), attempt, experiment_id

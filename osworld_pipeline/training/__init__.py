@@ -1,1 +1,1 @@
-"""Model, loss, advantages, updates and checkpoints. Needs torch and transformers, except for `record` and `fence`."""
+"""Model, loss, advantages, updates and checkpoints. Needs torch and transformers, except for modules that say so."""

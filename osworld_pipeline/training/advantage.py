@@ -1,4 +1,4 @@
-"""Group-relative advantages: how much better an episode did than its siblings."""
+"""Group-relative advantages: the difference of an episode's reward from those of its siblings."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +12,8 @@ Estimator = Literal["mean_std", "mean", "leave_one_out"]
 SignalRule = Literal["task", "shaped"]
 """Which rewards of a group must differ for it to be trained on: the raw task rewards or the shaped ones."""
 STD_FLOOR = 1e-6
-"""Below this the rewards are equal up to rounding: what is left is noise, and no estimator makes it a signal."""
+"""Below this the rewards are equal up to rounding: their difference is noise, which no estimator turns into a
+signal."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +21,7 @@ class GroupAdvantages:
     episodes: tuple[float, ...]
     """Aligned with the group's valid_episodes."""
     replay: float | None
-    """None where no replay row joined."""
+    """None if no replay row joined."""
 
     @property
     def is_zero(self) -> bool:
@@ -32,11 +33,11 @@ def compute_advantages(rewards: Sequence[float], estimator: Estimator = "mean_st
         mean_std       A_i = (r_i - mean) / (std + 1e-6), std with n - 1 in its denominator
                        (GRPO, arXiv 2402.03300)
         mean           A_i = r_i - mean (Dr. GRPO, arXiv 2503.20783): hard and easy tasks, whose rewards hardly vary,
-                       are not blown up
+                       are not amplified
         leave_one_out  A_i = r_i - mean of the others = n / (n - 1) (r_i - mean) (RLOO, arXiv 2402.14740): a baseline
-                       that does not depend on the sample, so no bias
+                       that does not depend on the sample, which makes it unbiased
 
-    All zeros for a group of one, or where std is under 1e-6: a group whose members did equally well teaches nothing.
+    All zeros for a group of one, or if std is below 1e-6: a group with equal rewards has no signal.
 
     Raises:
         ValueError: a reward is not finite.
@@ -56,10 +57,10 @@ def compute_advantages(rewards: Sequence[float], estimator: Estimator = "mean_st
 
 def group_advantages(group: RolloutGroup, estimator: Estimator = "mean_std") -> GroupAdvantages:
     """Advantages over the shaped rewards of the valid episodes; a replay row joins as one more sample with its stored
-    reward. Faults and timeouts are no samples.
+    reward. Faults and timeouts are excluded.
 
     Raises:
-        ValueError: a valid episode without a reward, or a reward that is not finite.
+        ValueError: a valid episode has no reward, or a reward is not finite.
     """
     rewards = [reward.shaped for reward in _valid_rewards(group)]
     if group.replay is None:
@@ -69,8 +70,8 @@ def group_advantages(group: RolloutGroup, estimator: Estimator = "mean_std") -> 
 
 
 def no_signal_reason(group: RolloutGroup, advantages: GroupAdvantages, rule: SignalRule) -> str:
-    """Why the group teaches nothing, in one clause that names the rule; empty where it has a signal. `advantages` are
-    the group's. A replay row that joined is one more sample, whose stored reward is a raw one.
+    """Why the group has no training signal, as a clause that names the rule; empty if it has one. `advantages`: those
+    of the group. A replay row that joined is one more sample, whose stored reward is a raw one.
 
     Raises:
         ValueError: as group_advantages.
@@ -83,7 +84,7 @@ def no_signal_reason(group: RolloutGroup, advantages: GroupAdvantages, rule: Sig
         same = f'have the same shaped reward (rollout.signal = "{rule}")'
     else:
         return ""
-    return f"{count} {same}, and no replay row tells them apart"
+    return f"{count} {same}, and no replay row changes that"
 
 
 def _differ(rewards: Sequence[float]) -> bool:

@@ -1,4 +1,4 @@
-"""Work that goes on in a thread while training does: at most one piece at a time, and no error is lost."""
+"""Background work in a thread during training: at most one piece at a time; errors are never lost."""
 
 import threading
 from collections.abc import Callable
@@ -6,11 +6,11 @@ from collections.abc import Callable
 from osworld_pipeline.errors import StoreError
 
 WAIT_LIMIT_S = 2 * 3600.0
-"""How long a checkpoint may take to be written, behind all that is waited for."""
+"""Limit for writing a checkpoint, including everything that it waits for."""
 
 
 class Background:
-    """One thread at a time. Its error is raised once, by whichever of `check`, `wait` and `start` comes first."""
+    """One thread at a time. Its error is raised once, by the first call of `check`, `wait` or `start` afterwards."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -18,16 +18,16 @@ class Background:
         self._error: BaseException | None = None
 
     def start(self, work: Callable[[], None]) -> None:
-        """Waits for the work before it."""
+        """Waits for the previous work."""
         self.wait()
 
         def run() -> None:
             try:
                 work()
-            except BaseException as error:  # noqa: BLE001 - raised where the trainer is called next
+            except BaseException as error:  # noqa: BLE001 - raised by the next call of the trainer
                 self._error = error
 
-        # A daemon: a program that fails must end, and what it leaves half-written is removed by the next.
+        # A daemon thread: a failed program must end, and the next one removes incomplete files.
         self._thread = threading.Thread(target=run, name=self._name, daemon=True)
         self._thread.start()
 
@@ -41,16 +41,16 @@ class Background:
             self.wait()
 
     def wait(self) -> None:
-        """Until the work is done.
+        """Waits until the work is done.
 
         Raises:
             StoreError: it takes longer than two hours.
-            BaseException: what the work raised.
+            BaseException: the error of the work.
         """
         if self._thread is not None:
             self._thread.join(WAIT_LIMIT_S)
             if self._thread.is_alive():
-                raise StoreError(f"{self._name} did not end within {WAIT_LIMIT_S:.0f} s: see whether its disk answers")
+                raise StoreError(f"{self._name} did not end within {WAIT_LIMIT_S:.0f} s: check that its disk responds")
             self._thread = None
         error, self._error = self._error, None
         if error is not None:

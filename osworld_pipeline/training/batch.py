@@ -1,7 +1,7 @@
-"""Trajectories as the tensors of one forward pass, each distinct image once: right-padded, or packed into one row.
+"""Converts trajectories to the tensors of one forward pass: right-padded, or packed into one row; distinct images once.
 
-Shapes: B sequences, T tokens of the longest, R rows and L positions of a row (B and T where padded; 1 and all tokens
-where packed), I images in the text, U distinct images, P patches of these.
+Shapes: B sequences, T tokens of the longest, R rows and L positions of a row (B and T if padded; 1 and the total
+if packed), I images in the text, U distinct images, P patches of these.
 """
 
 from collections.abc import Sequence
@@ -23,22 +23,22 @@ class Batch:
     position_ids_3RL: torch.Tensor
     """Time, height and width of each token in its own sequence."""
     response_mask_RL: torch.Tensor
-    """Boolean, laid out as the ids are."""
+    """Boolean, in the layout of the ids."""
     response_mask_BT: torch.Tensor
-    """The same by sequence, as the losses want it."""
+    """The same by sequence, as the losses need it."""
     packed_lengths: tuple[int, ...] | None
-    """Of the sequences in the one row; None where padded."""
+    """Lengths of the sequences in the single row; None if padded."""
     pixel_values: torch.Tensor | None
     """(P, values of a patch) of the distinct images."""
     image_grid_U3: torch.Tensor | None
     image_index_I: tuple[int, ...]
-    """Which distinct image stands at each run of placeholders, in the order of the text."""
+    """Index of the distinct image at each run of placeholders, in text order."""
     num_tokens: int
     """Without padding."""
     temperature_N: torch.Tensor | None = None
-    """Of each response token, sequence by sequence; None where all are 1."""
+    """Temperature of each response token, sequence by sequence; None if all are 1."""
     banned_ids: torch.Tensor | None = None
-    """Ids that the policy never samples; None where all may be."""
+    """Ids that the policy never samples; None if there are none."""
 
     @property
     def num_response_tokens(self) -> int:
@@ -54,12 +54,12 @@ def build_batch(
     is_packed: bool = False,
     banned_ids: Sequence[int] = (),
 ) -> Batch:
-    """Checks placeholders, images and masks against each other on the way. `banned_ids`: `Renderer.banned_ids`, where
-    the batch is scored as the policy samples.
+    """Also checks that placeholders, images and masks agree. `banned_ids`: `Renderer.banned_ids`, if the batch is
+    scored as the policy samples.
 
     Raises:
-        TrainingError: a trajectory whose images and placeholders disagree, that has nothing to learn from, or whose
-            response holds a banned id; names it.
+        TrainingError: a trajectory has mismatched images and placeholders, no response tokens, or a banned id in a
+            response; names it.
     """
     cache = cache or PixelCache()
     images = _Images(processor, cache)
@@ -102,7 +102,7 @@ def _temperatures(trajectories: Sequence[Trajectory], device: torch.device | str
 
 
 class _Images:
-    """The distinct images of a batch, in the order in which they first come."""
+    """The distinct images of a batch, in order of first occurrence."""
 
     def __init__(self, processor: Any, cache: PixelCache) -> None:
         self._processor, self._cache = processor, cache
@@ -112,7 +112,7 @@ class _Images:
         self.index: list[int] = []
 
     def add(self, images: Sequence[bytes]) -> list[np.ndarray]:
-        """A trajectory's images; returns their grids."""
+        """Adds a trajectory's images; returns their grids."""
         first = len(self.index)
         keys = images.sha256s if isinstance(images, LazyImages) else [digest_bytes(image) for image in images]
         for position, key in enumerate(keys):
@@ -150,7 +150,7 @@ def _check_banned(trajectory: Trajectory, banned: frozenset[int]) -> None:
 def _check(processor: Any, row: int, trajectory: Trajectory, grids: Sequence[np.ndarray]) -> None:
     mask = trajectory.response_mask
     if not any(mask):
-        raise TrainingError(f"trajectory {trajectory.trajectory_id} has no response tokens, so nothing to learn from")
+        raise TrainingError(f"trajectory {trajectory.trajectory_id} has no response tokens, so it cannot be trained on")
     if mask[0]:
         raise TrainingError(f"trajectory {trajectory.trajectory_id} begins with a response: there is no prompt")
     try:

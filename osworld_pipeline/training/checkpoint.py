@@ -1,8 +1,8 @@
-"""Checkpoints on disk: Hugging Face folders with optimiser and trainer state beside the weights, whole or absent.
+"""Checkpoints on disk: Hugging Face folders with optimiser and trainer state next to the weights, written atomically.
 
 checkpoints/<checkpoint_id>/                      finished
 checkpoints/<checkpoint_id>-u0100/                a milestone: the weights after 100 updates, kept to be evaluated
-checkpoints/<checkpoint_id>.partial/update-0100/  to resume from: 100 updates are behind it
+checkpoints/<checkpoint_id>.partial/update-0100/  to resume from: the state after 100 updates
     model*.safetensors, config and processor files    plain Hugging Face format
     adapter/                                          under LoRA, instead of the weights (agent.adapters)
     optimizer/                                        torch's distributed checkpoint, of any number of ranks
@@ -40,29 +40,28 @@ STATE_FILE = "trainer_state.json"
 FULL_DISK_BYTES = 4 << 20
 _PARTIAL = re.compile(r"^update-(\d+)$")
 _WRITING = ".writing-"
-# A single process is what we mean, not a mistake to warn of. Filters are the process's, so they are not changed by a
-# thread that saves.
+# A single process is intended here. The filter is set once for the process, not by the thread that saves.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
 _REPLACED = re.compile(r"^\.writing-(?P<name>.+)-[0-9a-f]{32}-old$")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerState:
-    """What a resumed run and a curious reader need beside weights and optimiser."""
+    """Trainer state besides weights and optimiser, for resumed runs and for readers."""
 
     checkpoint_id: str
     parent_id: str | None
     num_updates: int
-    """Updates behind these weights."""
+    """Number of updates in these weights."""
     recipe: Mapping[str, Any]
     """Resolved, as the run used it."""
     data_digest: str
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Of the last update."""
+    """Metrics of the last update."""
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """Whatever the caller needs to go on."""
+    """Further state that the caller needs to resume."""
     code_version: str = ""
-    """Of the program that trained; empty where it is unknown."""
+    """Version of the program that trained; empty if unknown."""
 
 
 def final_dir(state: StateDir, checkpoint_id: str) -> Path:
@@ -74,26 +73,26 @@ def partials_dir(state: StateDir, checkpoint_id: str) -> Path:
 
 
 Documents = Callable[[Path], Mapping[str, Any]]
-"""JSON files to lay beside the weights, by name; gets the folder with the weights already in it."""
+"""Returns JSON files to store next to the weights, by name; called with the folder once it has the weights."""
 
 
 class Saves(Protocol):
-    """A trainer, as far as checkpoints are concerned."""
+    """The part of a trainer that saves checkpoints."""
 
     def save(
         self, folder: Path, documents: Mapping[str, Any] | Documents, *, then: Callable[[Path], object] | None = None
     ) -> None:
-        """Begins to write the whole folder or nothing; `then` is called with it when it is there. Raises StoreError,
-        that of the save before it included."""
+        """Starts to write the folder atomically; `then` is called with it when it is complete. Raises StoreError, also
+        for an error of the previous save."""
         ...
 
     def wait_saved(self) -> None:
-        """Until the folder is there. Raises StoreError."""
+        """Waits until the folder is complete. Raises StoreError."""
         ...
 
 
 def write_documents(folder: Path, documents: Mapping[str, Any] | Documents) -> None:
-    """The JSON files of a checkpoint whose weights lie in `folder`, and last its manifest."""
+    """Writes the JSON files of a checkpoint whose weights are in `folder`, and its manifest last."""
     contents = documents if isinstance(documents, Mapping) else documents(folder)
     for name, document in contents.items():
         write_json(folder / name, document)
@@ -101,17 +100,17 @@ def write_documents(folder: Path, documents: Mapping[str, Any] | Documents) -> N
 
 
 def write_folder(folder: Path, fill: Callable[[Path], None]) -> None:
-    """`writing_folder` for a function that fills it. Raises StoreError."""
+    """`writing_folder` with a function that fills it. Raises StoreError."""
     with writing_folder(folder) as temp:
         fill(temp)
 
 
 @contextmanager
 def writing_folder(folder: Path) -> Iterator[Path]:
-    """A folder that is whole or absent: filled beside its place, synced, renamed.
+    """An atomically written folder: filled next to its final place, synced, renamed.
 
     Raises:
-        StoreError: the file system refused; names the folder and the way out.
+        StoreError: the file system refused; names the folder and a fix.
     """
     temp = folder.parent / f"{_WRITING}{folder.name}-{uuid4().hex}"
     try:
@@ -121,7 +120,7 @@ def writing_folder(folder: Path) -> Iterator[Path]:
             _sync(path)
         _sync(temp)
         if folder.exists():
-            # A folder cannot be renamed over a full one; a kill between the two lines leaves it to be made again.
+            # A folder cannot be renamed over a non-empty one; after a kill between the two lines it is recovered later.
             os.replace(folder, temp.with_name(f"{temp.name}-old"))
         os.replace(temp, folder)
         _sync(folder.parent)
@@ -133,7 +132,7 @@ def writing_folder(folder: Path) -> Iterator[Path]:
 
 
 def _store_error(folder: Path, error: BaseException) -> StoreError:
-    # safetensors and torch.save report a full disk as errors of their own, the latter without naming the cause.
+    # safetensors and torch.save report a full disk with their own errors, the latter without the cause.
     cause = _cause(error)
     is_full = (
         getattr(cause, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
@@ -146,7 +145,7 @@ def _store_error(folder: Path, error: BaseException) -> StoreError:
 
 
 def _cause(error: BaseException) -> BaseException:
-    """Torch's distributed checkpoint wraps what happened on each rank."""
+    """Torch's distributed checkpoint wraps the errors of the ranks."""
     if isinstance(error, CheckpointException):
         return next((failure for failure, _ in error.failures.values()), error)
     return error
@@ -167,8 +166,8 @@ def save_partial(
     keep_last: int = 2,
     then: Callable[[Path], object] | None = None,
 ) -> None:
-    """Begins a checkpoint to resume from; once it is whole the newest `keep_last` are kept, and `then` gets its folder.
-    Raises StoreError."""
+    """Starts to write a checkpoint to resume from. When it is complete, the newest `keep_last` are kept, and `then` is
+    called with its folder. Raises StoreError."""
     parent = partials_dir(state, trainer_state.checkpoint_id)
 
     def finish(folder: Path) -> None:
@@ -182,8 +181,8 @@ def save_partial(
 
 
 def keep_milestone(state: StateDir, partial: Path, name: str, documents: Documents) -> Path:
-    """The weights of a partial checkpoint as a finished one of the name `milestone_id` gives, without the optimiser: it
-    outlives the stage. Its files are the partial's own (hard links). Raises StoreError."""
+    """Keeps the weights of a partial checkpoint, without the optimiser, as a finished checkpoint named by
+    `milestone_id`, which outlives the stage. Its files are hard links to those of the partial. Raises StoreError."""
     folder = state.checkpoints / name
     trainer_state = {**asdict(read_trainer_state(partial)), "checkpoint_id": name}
 
@@ -195,7 +194,7 @@ def keep_milestone(state: StateDir, partial: Path, name: str, documents: Documen
             place = Path(adapter.folder.name)
             _link_files(adapter.folder, temp / place, without=BASE_FILE)
             base = Base(folder=adapter.base_folder, digest=adapter.base_digest or weights_digest(adapter.base_folder))
-            write_base(temp / place, base, place=folder / place)  # the path from here is another
+            write_base(temp / place, base, place=folder / place)  # the relative path differs from here
         for file, document in documents(temp).items():
             write_json(temp / file, document)
         write_json(temp / MANIFEST_FILE, build_manifest(temp, trainer_state))
@@ -215,7 +214,7 @@ def _link_files(source: Path, target: Path, *, without: str) -> None:
 def save_final(
     state: StateDir, trainer: Saves, trainer_state: TrainerState, *, documents: Documents | None = None
 ) -> Path:
-    """The stage's result, whole when this returns; its partial checkpoints go. Raises StoreError."""
+    """Writes the stage's result, complete on return, and removes its partial checkpoints. Raises StoreError."""
     folder = final_dir(state, trainer_state.checkpoint_id)
 
     def all_documents(temp: Path) -> Mapping[str, Any]:
@@ -228,7 +227,7 @@ def save_final(
 
 
 def latest_complete(state: StateDir, checkpoint_id: str) -> Path | None:
-    """The newest checkpoint to resume from; None where there is none."""
+    """The newest checkpoint to resume from; None if there is none."""
     found = _partials(partials_dir(state, checkpoint_id))
     return found[-1][1] if found else None
 
@@ -241,8 +240,8 @@ def _partials(parent: Path) -> list[tuple[int, Path]]:
 
 
 def remove_stale_writes(state: StateDir, checkpoint_id: str) -> int:
-    """Removes what a killed trainer of this stage left half-written, and puts back what it was about to replace. Call
-    it behind the stage's fence."""
+    """Removes incomplete files of a killed trainer of this stage, and restores a folder that it was replacing. Call it
+    while holding the stage lock."""
     stale = [
         *state.checkpoints.glob(f"{_WRITING}{checkpoint_id}-*"),
         *partials_dir(state, checkpoint_id).glob(f"{_WRITING}*"),
@@ -257,7 +256,7 @@ def remove_stale_writes(state: StateDir, checkpoint_id: str) -> int:
 
 
 def read_trainer_state(folder: Path) -> TrainerState:
-    """Raises StoreError where the folder's trainer_state.json is missing or damaged."""
+    """Raises StoreError if the folder's trainer_state.json is missing or damaged."""
     path = folder / STATE_FILE
     try:
         return TrainerState(**json.loads(path.read_text()))
@@ -266,7 +265,7 @@ def read_trainer_state(folder: Path) -> TrainerState:
 
 
 def load_weights_into(model: Any, folder: Path) -> None:
-    """The weights of a Hugging Face folder into a model of the same shape, in place. Raises StoreError."""
+    """Loads the weights of a Hugging Face folder into a model of the same shape, in place. Raises StoreError."""
     try:
         weights: dict[str, torch.Tensor] = {}
         for path in sorted(folder.glob("model*.safetensors")):
@@ -281,14 +280,13 @@ def load_weights_into(model: Any, folder: Path) -> None:
 
 
 def save_optimizer(folder: Path, state: dict[str, torch.Tensor], group: Any = None) -> None:
-    """What every rank holds of the optimiser's tensors; all ranks call it with the same folder. `group`: a process
-    group for this alone, where other exchanges may go on meanwhile."""
+    """Saves every rank's shards of the optimiser's tensors; all ranks call it with the same folder. `group`: a separate
+    process group, if other collectives run concurrently."""
     save_distributed(state, checkpoint_id=folder / OPTIMIZER_FOLDER, process_group=group)
 
 
 def load_optimizer(folder: Path, state: dict[str, torch.Tensor]) -> None:
-    """Reads a checkpoint's optimiser into these tensors, whatever the number of ranks that wrote it. Raises
-    StoreError."""
+    """Reads a checkpoint's optimiser into these tensors, for any number of ranks that wrote it. Raises StoreError."""
     path = folder / OPTIMIZER_FOLDER
     try:
         load_distributed(state, checkpoint_id=path)

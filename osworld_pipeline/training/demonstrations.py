@@ -1,5 +1,5 @@
-"""Which demonstrations SFT trains on, and how they become trajectories: each is rendered when its turn comes, so that
-screenshots stay on disk until then."""
+"""Selects the demonstrations for SFT and converts them to trajectories. Each is rendered on use, so that screenshots
+stay on disk until then."""
 
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -12,15 +12,14 @@ from osworld_pipeline.domain.trajectory import Trajectory
 from osworld_pipeline.recipes.schema import SftSection
 
 Example = Sequence[Trajectory]
-"""What a batch draws: one demonstration or one episode, as the sequences it consists of."""
+"""The unit of a batch: one demonstration or one episode, as its sequences."""
 
 
 def choose_demonstrations(
     rows: Iterable[tuple[str, str]], settings: SftSection, *, domains: Mapping[str, str]
 ) -> Collection[str]:
-    """Of rows as (row id, task id) the ids of those that `settings` lets be trained on. `domains` of tasks, by base id;
-    those that it lacks count as one. A task keeps its place in its family's seeded order whatever other tasks there
-    are."""
+    """Of rows as (row id, task id), the ids of those that `settings` selects. `domains` of tasks, by base id; missing
+    ones count as one domain. A task's position in its family's seeded order does not depend on other tasks."""
     by_task: dict[str, list[str]] = {}
     for row_id, task_id in rows:
         by_task.setdefault(base_task_id(task_id), []).append(row_id)
@@ -30,8 +29,7 @@ def choose_demonstrations(
 
 
 def _evenly_over_families(task_ids: Iterable[str], seed: int, domains: Mapping[str, str]) -> list[str]:
-    """The tasks in an order drawn by seed, of which any beginning holds the same share of each family, up to one
-    task."""
+    """The tasks in a seeded order; every prefix has the same share of each family, up to one task."""
 
     def draw(name: str) -> str:
         return hashlib.sha256(f"{seed}:{name}".encode()).hexdigest()
@@ -46,10 +44,10 @@ def _evenly_over_families(task_ids: Iterable[str], seed: int, domains: Mapping[s
 
 
 class LazyExamples(Sequence[Example]):
-    """Examples that are made when their turn comes."""
+    """Examples that are rendered on use."""
 
     def __init__(self, makers: Sequence[Callable[[], Example]], rows: Sequence[TrainedRow]) -> None:
-        """`rows`: the row of `replay` that each example is made of."""
+        """`rows`: the row of `replay` for each example."""
         assert len(makers) == len(rows), f"{len(makers)} examples of {len(rows)} rows"
         self._makers = makers
         self.rows = tuple(rows)
@@ -68,14 +66,14 @@ class LazyExamples(Sequence[Example]):
 
 
 class DemonstrationSet(LazyExamples):
-    """The rows that can be trained on, by row id."""
+    """The trainable rows, by row id."""
 
     def __init__(self, rows: Sequence[ReplayRow], render: Callable[[ReplayRow], Example]) -> None:
-        """Renders each row once to see whether it can be; `render` raises ValueError where it cannot."""
+        """Renders each row once to check it; `render` raises ValueError if that fails."""
         makers: list[Callable[[], Example]] = []
         made_of: list[TrainedRow] = []
         self.skipped: list[str] = []
-        """Why rows were left out, one sentence each."""
+        """Why rows were omitted, one sentence each."""
         for row in sorted(rows, key=lambda row: row.row_id):
             try:
                 render(row)
@@ -88,6 +86,6 @@ class DemonstrationSet(LazyExamples):
 
 
 def join_examples(parts: Sequence[LazyExamples]) -> LazyExamples:
-    """One after the other."""
+    """Concatenates them."""
     makers = [partial(part.__getitem__, index) for part in parts for index in range(len(part))]
     return LazyExamples(makers, [row for part in parts for row in part.rows])

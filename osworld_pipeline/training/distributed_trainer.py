@@ -1,4 +1,4 @@
-"""A trainer whose work is done by all ranks together: rank 0 is called, the others follow what it announces."""
+"""A trainer on several ranks: the program calls rank 0, and the others execute the commands that it sends."""
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,8 +46,8 @@ class DistributedTrainer:
         base: Base | None,
         banned_ids: Sequence[int] = (),
     ) -> None:
-        """`base`: the frozen weights under LoRA's adapters; needed there to save. `banned_ids`: what the policy never
-        samples, where it is trained on what it sampled."""
+        """`base`: the frozen weights under LoRA's adapters; rank 0 needs it to save. `banned_ids`: ids that the policy
+        never samples, for training on its samples."""
         self.model = model
         self.processor = processor
         self.optimizer = optimizer
@@ -58,13 +58,13 @@ class DistributedTrainer:
         self._base = base
         self._banned_ids = tuple(banned_ids)
         self.read_image: ReadImage | None = None
-        """This rank's way to stored screenshots; None where rank 0 sends them all."""
+        """Reads stored screenshots on this rank; None if rank 0 sends all of them."""
         self._saving = Background("the writing of a checkpoint")
         self._save_group: Any = None
 
     @property
     def shares_weights(self) -> bool:
-        """Whether `model` is whole, so that an engine in this process may sample from it as it is."""
+        """Whether `model` is unsharded, so that an engine in this process may sample from it directly."""
         return self.process_group.is_alone
 
     def update(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
@@ -73,7 +73,7 @@ class DistributedTrainer:
         Raises:
             TrainingError: trainer and sampler disagree, a loss or gradient is not finite, a trajectory is malformed, or
                 another rank failed.
-            StoreError: the checkpoint that was begun last could not be written.
+            StoreError: the last checkpoint could not be written.
         """
         with self._together("update"):
             self._saving.check()
@@ -84,12 +84,12 @@ class DistributedTrainer:
     def save(
         self, folder: Path, documents: Mapping[str, Any] | Documents, *, then: Callable[[Path], object] | None = None
     ) -> None:
-        """Begins a checkpoint to `folder`, whole or not at all: weights and optimiser are copied to host memory, and a
-        thread writes them while training goes on. `then` is called there with the folder once it is whole. One save at
-        a time: the one before it is waited for.
+        """Starts to write a checkpoint to `folder` atomically: weights and optimiser are copied to host memory, and a
+        thread writes them while training continues. `then` is called in that thread with the complete folder. Only one
+        save runs at a time: this waits for the previous one.
 
         Raises:
-            StoreError: this folder cannot be begun, or the one before it was not written.
+            StoreError: this save cannot start, or the previous one failed.
         """
         with self._together("save"):
             self._saving.wait()
@@ -113,7 +113,7 @@ class DistributedTrainer:
     ) -> None:
         with ExitStack() as opening:
             temp = opening.enter_context(writing_folder(folder))
-            # Here and not in the thread: a tokenizer is not to be read while rollouts use it.
+            # Here and not in the thread: a tokenizer must not be read while rollouts use it.
             self.processor.save_pretrained(temp)
             self.process_group.broadcast(temp)
             opened = opening.pop_all()
@@ -137,11 +137,11 @@ class DistributedTrainer:
             raise
 
     def wait_saved(self) -> None:
-        """Until the checkpoint that was begun is whole. Raises StoreError."""
+        """Waits until the last checkpoint is complete. Raises StoreError."""
         self._saving.wait()
 
     def save_weights(self, folder: Path) -> None:
-        """What an engine loads, of a checkpoint: no optimiser. Raises StoreError."""
+        """Saves the part of a checkpoint that an engine loads: everything except the optimiser. Raises StoreError."""
         with self._together("save_weights"):
             weights = self._gathered()
             if self.process_group.is_main:
@@ -151,13 +151,13 @@ class DistributedTrainer:
             self.process_group.gather(None)
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """The policy's weights whole, as an engine loads them; under LoRA the adapter's factors alone. On rank 0. Where
+        """The policy's full weights, as an engine loads them; under LoRA only the adapter's factors. On rank 0. With
         `shares_weights` they are the model's own tensors, else copies in host memory."""
         with self._together("weights"):
             return self._gathered()
 
     def close(self) -> None:
-        """Waits for the checkpoint that was begun last. Raises StoreError."""
+        """Waits for the last checkpoint. Raises StoreError."""
         try:
             self._saving.wait()
         finally:
@@ -165,7 +165,7 @@ class DistributedTrainer:
                 pass
 
     def run_worker(self) -> None:
-        """On ranks other than 0: carries out what rank 0 announces, until it closes."""
+        """On ranks other than 0: executes rank 0's commands until it closes."""
         while True:
             command = self.process_group.next_command()
             if command == "update":
@@ -186,7 +186,7 @@ class DistributedTrainer:
     def _passes(
         self, trajectories: Sequence[Trajectory], *, max_sequences: int | None
     ) -> Iterator[tuple[MicroBatch, Batch]]:
-        """This rank's forward passes, their images loaded when their turn comes."""
+        """This rank's forward passes; their images are loaded on use."""
         rounds = make_micro_batches(
             trajectories,
             num_ranks=self.process_group.world_size,
@@ -256,7 +256,7 @@ class DistributedTrainer:
 
     @contextmanager
     def _together(self, command: str) -> Iterator[None]:
-        """All ranks do this; where one fails, it leaves word and the others end too."""
+        """All ranks run the block; if one fails, it publishes its error and the other ranks exit."""
         if self.process_group.is_main:
             self.process_group.send_command(command)
         try:
@@ -272,6 +272,6 @@ class DistributedTrainer:
 
 
 def _save_share(temp: Path, state: dict[str, torch.Tensor], group: Any) -> None:
-    """A rank's part of the optimiser; what goes wrong on any rank is an error of rank 0's too, which tells it."""
+    """Saves a rank's part of the optimiser. Rank 0 receives and reports the errors of all ranks."""
     with suppress(CheckpointException):
         save_optimizer(temp, state, group)

@@ -1,4 +1,4 @@
-"""Whether a sequence fits the trainer, asked where it is collected. Imports no torch."""
+"""Checks at collection time whether a sequence fits the trainer. Imports no torch."""
 
 from osworld_pipeline.domain.trajectory import Trajectory
 from osworld_pipeline.errors import TrainingError
@@ -8,7 +8,7 @@ from osworld_pipeline.recipes import Recipe
 def check_fits(trajectory: Trajectory, recipe: Recipe) -> None:
     """
     Raises:
-        TrainingError: the trajectory is longer than one forward pass may be; names it.
+        TrainingError: the trajectory is longer than the limit of a forward pass; names it.
     """
     check_length(trajectory, max_tokens=recipe.trainer.max_tokens_per_batch)
 

@@ -1,4 +1,4 @@
-"""Importance weights for what lies between sampler and trainer: other kernels, another precision, older weights.
+"""Importance weights for differences between sampler and trainer: other kernels, another precision, older weights.
 
 With r_t = p_trainer(t) / p_sampler(t) at each response token t and r = the product of an episode's r_t, the weight of
 token t is, by form:
@@ -8,11 +8,11 @@ token t is, by form:
     token_mask         r_t inside [low, high], else 0         IcePop: slime's icepop_function, TRL's token_mask
     sequence_truncate  min(r, high)                           MIS: slime's tis_level sequence, TRL's sequence_truncate
     sequence_mask      r inside [low, high], else 0           slime's tis_mode mask, TRL's sequence_mask
-    sequence_reject    1 where the geometric mean of the r_t  slime's rs_level geometric
-                       lies inside [low, high], else 0
+    sequence_reject    1 if the geometric mean of the r_t     slime's rs_level geometric
+                       is inside [low, high], else 0
 
 Only `sequence_truncate` with a bound that is never reached is unbiased; its variance grows with the length. The others
-trade bias for variance. An episode's sequences in `window` mode share one r, since they were sampled together.
+trade bias for variance. An episode's sequences in `window` mode share one r, because they were sampled together.
 
 Shapes: N response tokens, E episodes.
 """
@@ -31,11 +31,11 @@ class ImportanceWeights:
     weights_N: torch.Tensor
     """Without gradient; float32."""
     effective_share: float
-    """Kish's effective sample size over the number of samples, (sum w)^2 / (n sum w^2) (Kish 1965, Survey Sampling),
-    of tokens for the token forms and `none` (there of the r_t themselves), of episodes for the sequence forms. 1 on
-    policy, and for an empty batch; 0 where every weight is 0."""
+    """Kish's effective sample size over the number of samples, (sum w)^2 / (n sum w^2) (Kish 1965, Survey Sampling):
+    over tokens for the token forms and `none` (with the r_t as weights), over episodes for the sequence forms. 1 on
+    policy and for an empty batch; 0 if every weight is 0."""
     changed_share: float
-    """Of the samples, those whose ratio was cut, masked or rejected."""
+    """Share of the samples whose ratio was truncated, masked or rejected."""
 
 
 def importance_weights(
@@ -89,6 +89,6 @@ def _exp(log_ratio: torch.Tensor) -> torch.Tensor:
 
 
 def episode_indices(episode_ids: Sequence[str]) -> list[int]:
-    """The index of each id among the distinct ones, in the order in which they first come."""
+    """The index of each id among the distinct ones, in order of first occurrence."""
     known: dict[str, int] = {}
     return [known.setdefault(episode_id, len(known)) for episode_id in episode_ids]

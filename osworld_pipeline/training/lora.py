@@ -1,7 +1,7 @@
-"""LoRA through peft: small trained factors in float32 beside frozen weights, which stay as they are.
+"""LoRA through peft: small trained factors in float32 added to frozen weights.
 
-The factors are sampled, handed over and saved as they are. Merged into bfloat16 most of what they have learned would be
-rounded away, so only `training.merging` merges, for those who export.
+The factors are sampled, handed over and saved unmerged. Merging into bfloat16 would round most of what they have
+learned away, so only `training.merging` merges, for exports.
 """
 
 import json
@@ -37,11 +37,11 @@ _LAYERS = "model.language_model.layers."
 
 
 def add_adapters(model: Any, section: LoraSection, *, seed: int) -> None:
-    """Puts adapters on the language model's layers and freezes all else; a fresh adapter changes nothing.
+    """Adds adapters to the language model's layers and freezes everything else; a new adapter has no effect yet.
 
     Raises:
         DependencyError: peft is not installed.
-        RecipeError: no layer has one of the names, or none is given.
+        RecipeError: no layer has one of the names, or no name is given.
     """
     layers = [name for name, _ in model.named_modules() if _is_target(name, section)]
     missing = sorted(set(section.target_modules) - {name.rpartition(".")[2] for name in layers})
@@ -52,22 +52,22 @@ def add_adapters(model: Any, section: LoraSection, *, seed: int) -> None:
 
 
 def add_saved_adapters(model: Any, adapter: AdapterCheckpoint) -> None:
-    """Puts a saved adapter on its layers, with its factors as they were saved. Raises DependencyError, StoreError."""
+    """Adds a saved adapter to its layers, with its saved factors. Raises DependencyError, StoreError."""
     _inject(model, adapter.layers, rank=adapter.rank, alpha=adapter.alpha, name=ADAPTER)
     load_factors(model, adapter)
     _train_adapter_alone(model)
 
 
 def add_reference(model: Any, adapter: AdapterCheckpoint) -> None:
-    """Holds the parent's adapter beside the one that is trained, frozen; `as_parent` runs it. Raises StoreError."""
+    """Adds the parent's adapter, frozen, next to the trained one; `as_parent` activates it. Raises StoreError."""
     _inject(model, adapter.layers, rank=adapter.rank, alpha=adapter.alpha, name=REFERENCE)
     load_factors(model, adapter, name=REFERENCE)
     _train_adapter_alone(model)
 
 
 def load_factors(model: Any, adapter: AdapterCheckpoint, *, name: str = ADAPTER) -> None:
-    """A saved adapter's factors into those of the model, to the bit; where the model's weights are still to be read (on
-    the meta device), its factors are in host memory from here on. Raises StoreError."""
+    """Loads a saved adapter's factors into the model bit-exactly; on the meta device, whose weights are still to be
+    read, they are placed in host memory. Raises StoreError."""
     try:
         saved = load_file(adapter.weights)
     except (OSError, SafetensorError) as error:
@@ -85,14 +85,14 @@ def load_factors(model: Any, adapter: AdapterCheckpoint, *, name: str = ADAPTER)
 
 @contextmanager
 def as_parent(model: Any) -> Iterator[None]:
-    """The policy that its training began with, without a second copy of the weights: the parent's own adapter where it
-    had one, else the frozen weights alone."""
+    """The policy at the start of its training, without a second copy of the weights: with the parent's own adapter if
+    it had one, else with only the frozen weights."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     layers: list[Any] = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
     has_reference = any(REFERENCE in layer.lora_A for layer in layers)
     for layer in layers:
-        # Not set_adapter: that would change which parameters take gradients.
+        # set_adapter would change which parameters receive gradients.
         layer._active_adapter = [REFERENCE] if has_reference else [ADAPTER]
         layer._disable_adapters = not has_reference
     try:
@@ -106,13 +106,13 @@ def as_parent(model: Any) -> Iterator[None]:
 def require_same_settings(adapter: AdapterCheckpoint, section: LoraSection) -> None:
     """
     Raises:
-        RecipeError: the recipe describes another adapter than the one that training goes on with.
+        RecipeError: the recipe describes another adapter than the one that training resumes with.
     """
     has = (adapter.rank, adapter.alpha, sorted(adapter.target_modules))
     wants = (section.rank, section.alpha, sorted(section.target_modules))
     if has != wants:
         raise RecipeError(
-            f"trainer.lora says {_described(*wants)}, and the adapter {adapter.folder}, which training goes on with, "
+            f"trainer.lora says {_described(*wants)}, and the adapter {adapter.folder}, which training continues with, "
             f"has {_described(*has)}: set trainer.lora to that, or merge the adapter "
             f"({merge_line(adapter.folder)}) and train a fresh one on the merged model"
         )
@@ -121,7 +121,7 @@ def require_same_settings(adapter: AdapterCheckpoint, section: LoraSection) -> N
 def verified_base(adapter: AdapterCheckpoint) -> Base:
     """
     Raises:
-        StoreError: the base is gone, or its weights are not those that the adapter was trained on.
+        StoreError: the base is missing, or its weights are not those that the adapter was trained on.
     """
     folder = adapter.base_folder
     digest = weights_digest(folder)
@@ -136,13 +136,13 @@ def verified_base(adapter: AdapterCheckpoint) -> Base:
 def save_adapter(
     folder: Path, model: Any, factors: Mapping[str, torch.Tensor], section: LoraSection, base: Base, *, place: Path
 ) -> None:
-    """In peft's own format. `place`: where `folder` will stand in the end."""
+    """In peft's own format. `place`: the final path of `folder`."""
     folder.mkdir()
     save_file({file_name_of(name): factors[name].contiguous() for name in factors}, folder / WEIGHTS_FILE)
     layers = sorted({name.partition(".lora_")[0] for name in factors})
     config = _config(_shortened(model, layers), rank=section.rank, alpha=section.alpha, dropout=section.dropout)
     config.save_pretrained(folder)
-    # peft writes the names in the order of a set, another in each process.
+    # peft writes the names in set order, which differs between processes.
     saved = json.loads((folder / CONFIG_FILE).read_text())
     saved["target_modules"] = sorted(saved["target_modules"])
     (folder / CONFIG_FILE).write_text(json.dumps(saved, indent=2, sort_keys=True) + "\n")
@@ -161,7 +161,7 @@ def _inject(
     except ImportError as error:
         raise DependencyError(f"trainer.lora needs peft ({error}): install the extra `lora`") from error
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        # A second adapter, the parent's, is what we mean.
+        # A second adapter, the parent's, is intended.
         warnings.filterwarnings("ignore", message="Already found a `peft_config` attribute")
         torch.manual_seed(seed)
         config = _config(layers, rank=rank, alpha=alpha, dropout=dropout)
@@ -174,8 +174,8 @@ def _inject(
 
 
 def _make_factors(model: Any, *, rank: int, name: str, seed: int) -> None:
-    """peft moves fresh factors to where their layer is; on the meta device they would be lost. They are drawn again in
-    host memory, in peft's own order, so that a seed gives the same ones to any number of ranks."""
+    """peft moves new factors to the device of their layer; on the meta device they would be lost. They are drawn again
+    in host memory, in peft's own order, so that a seed gives the same factors for any number of ranks."""
     from peft.tuners.lora import LoraLayer
 
     layers = [module for module in model.modules() if isinstance(module, LoraLayer) and name in module.lora_A]
@@ -200,7 +200,8 @@ def _config(layers: Sequence[str], *, rank: int, alpha: float, dropout: float) -
 
 
 def _shortened(model: Any, layers: Sequence[str]) -> list[str]:
-    """The layers as servers expect them, by the last parts of their names; whole names where those name others, too."""
+    """The layers in the form that servers expect: the last parts of their names, or full names if those are
+    ambiguous."""
     last_parts = {name.rpartition(".")[2] for name in layers}
     named = {name for name, _ in model.named_modules() if name.rpartition(".")[2] in last_parts}
     return sorted(last_parts if named == set(layers) else layers)

@@ -1,7 +1,7 @@
-"""The losses as pure functions of numbers: no configuration, no logging, no device.
+"""The losses as pure functions of tensors: no configuration, no logging, no device.
 
-Shapes: B sequences, T tokens, N tokens picked out of a batch, D hidden size. Masks are 1 on response tokens; only
-there do values count, and elsewhere they may be anything, infinities included. Each sequence has at least one.
+Shapes: B sequences, T tokens, N tokens selected from a batch, D hidden size. Masks are 1 on response tokens; values
+elsewhere are ignored and may be infinite. Each sequence has at least one response token.
 """
 
 from collections.abc import Callable
@@ -12,14 +12,14 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 MAX_CHUNK_LOGITS = 1 << 26
-"""Logits held in float32 at once (256 MB); a vocabulary of 150,000 would otherwise need gigabytes."""
+"""Logits held in float32 at the same time (256 MB); a vocabulary of 150,000 would otherwise need gigabytes."""
 BANNED_LOGIT = -1e30
-"""Probability 0 in float32. Minus infinity would make a NaN of the entropy's 0 log 0."""
+"""Probability 0 in float32. Minus infinity would make 0 log 0 in the entropy a NaN."""
 MAX_TOKEN_KL = 10.0
-"""k3 is cut here: one token that the reference finds 1e10 times likelier must not be the whole update."""
+"""k3 is cut here: one token that the reference finds 1e10 times more likely must not dominate the update."""
 MAX_LOG_RATIO = 20.0
-"""Log ratios are cut here on both sides before their exponential, so that no value or gradient overflows; a cut one has
-no gradient. A policy that moved by a factor of 5e8 is broken, and the clip fraction says so."""
+"""Log ratios are clamped here on both sides before their exponential, so that no value or gradient overflows; a clamped
+one has no gradient. A policy that moved by a factor of 5e8 is broken, and the clip fraction shows it."""
 
 Algorithm = Literal["gspo", "grpo"]
 LengthNorm = Literal["sequence_mean", "token_mean", "constant"]
@@ -37,11 +37,11 @@ def token_logprobs(
     banned_ids: torch.Tensor | None = None,
     max_chunk_logits: int = MAX_CHUNK_LOGITS,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """log p(target) of each position, and the distribution's entropy (zeros where not asked for), under what a policy
-    samples: softmax of logits / temperature in which banned ids have probability 0. In float32, or float64 where
+    """log p(target) of each position, and the distribution's entropy (zeros if not requested), under the sampling
+    distribution: softmax of logits / temperature in which banned ids have probability 0. In float32, or float64 if
     logits are.
 
-    `project` makes logits of hidden states. Logits are made in chunks; beyond one chunk they are made again in the
+    `project` computes logits from hidden states, in chunks; with more than one chunk they are recomputed in the
     backward pass instead of being kept. Without temperatures they count as 1.
     """
 
@@ -84,7 +84,7 @@ def masked_mean_B(values_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tenso
 def sft_loss(logprobs_BT: torch.Tensor, mask_BT: torch.Tensor, *, num_tokens: int | None = None) -> torch.Tensor:
     """Mean negative log-likelihood of the response tokens.
 
-    `num_tokens`: those of the whole batch where this is a part of it, so that the parts' losses and gradients add up to
+    `num_tokens`: those of the whole batch if this is a part of it, so that the parts' losses and gradients add up to
     the batch's.
     """
     total = -_response_only(logprobs_BT, mask_BT).sum()
@@ -95,13 +95,13 @@ def token_kl(logprobs: torch.Tensor, ref_logprobs: torch.Tensor, estimator: KlEs
     """Schulman's estimators of KL(policy || reference) at tokens that the policy sampled (joschu.net/blog/kl-approx),
     with d = ref - logp:
 
-        k1 = -d                no bias, much variance, negative at times
-        k2 = d^2 / 2           little bias, little variance
-        k3 = exp(d) - d - 1    no bias, little variance, never negative; cut at 10
+        k1 = -d                no bias, high variance, sometimes negative
+        k2 = d^2 / 2           low bias, low variance
+        k3 = exp(d) - d - 1    no bias, low variance, never negative; cut at 10
 
-    Used as a loss, it is their gradients that count, and on fresh samples these mean in expectation: k1 nothing but
-    noise (it is that of logp, whose mean is 0); k2 the gradient of KL(policy || reference), the divergence that
-    is usually meant; k3 that of KL(reference || policy), which is GRPO's choice.
+    In a loss their gradients matter. In expectation over fresh samples, the gradient of k1 is only noise (it is that of
+    logp, whose mean is 0), that of k2 is the gradient of KL(policy || reference), the usual divergence, and that of k3
+    the gradient of KL(reference || policy), which is GRPO's choice.
     """
     diff = ref_logprobs - logprobs
     if estimator == "k1":
@@ -113,20 +113,20 @@ def token_kl(logprobs: torch.Tensor, ref_logprobs: torch.Tensor, estimator: KlEs
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyLoss:
-    """The loss with gradient, and each sequence's figures without."""
+    """The loss with gradient, and metrics of each sequence without."""
 
     loss: torch.Tensor
     ratio_B: torch.Tensor
-    """New to old policy; for grpo the mean over tokens."""
+    """Ratio of new to old policy; for grpo the mean over tokens."""
     clipped_B: torch.Tensor
     """Share of the ratios whose clipped term is the smaller one, so that the policy gets no gradient: 0 or 1 for gspo,
     a share of the tokens for grpo."""
     kl_B: torch.Tensor
     """Mean over tokens; zeros without a reference."""
     entropy_B: torch.Tensor
-    """Mean over tokens; zeros where it was not asked for."""
+    """Mean over tokens; zeros if it was not requested."""
     importance_B: torch.Tensor
-    """Mean importance weight over tokens; ones where none were given."""
+    """Mean importance weight over tokens; ones if none were given."""
 
 
 def policy_loss(
@@ -162,11 +162,11 @@ def policy_loss(
         constant       loss = 1/(n L) sum_i w_i |y_i| l_i     (Dr. GRPO, arXiv 2503.20783), L = max_response_tokens
 
     n is B and N the sum of |y_i|, or `num_sequences` and `num_tokens` of the larger batch that this is a part of; parts
-    then add up to it. w_i is 1 where no weights are given; neither n nor N counts weights, so a replay weight of 0.5
-    halves that sequence's pull.
+    then add up to it. w_i is 1 if no weights are given; neither n nor N counts weights, so a replay weight of 0.5
+    halves that sequence's contribution.
 
     c_t is 1, or the importance weight of the token, without gradient (training/importance.py); the old
-    log-probabilities are then the trainer's own from before the update. It weighs neither KL nor entropy.
+    log-probabilities are then the trainer's own from before the update. It applies to neither KL nor entropy.
 
     Raises:
         ValueError: length_norm `constant` without max_response_tokens.
@@ -194,7 +194,7 @@ def policy_loss(
         loss_B = masked_mean_B(importance_BT * term, mask_BT)
     kl_B = entropy_B = torch.zeros_like(loss_B)
     if ref_logprobs_BT is not None:
-        # Outside the mask both may be anything: they are zeroed before the exponential.
+        # Values outside the mask are arbitrary: they are zeroed before the exponential.
         own_BT, ref_BT = _response_only(logprobs_BT, mask_BT), _response_only(ref_logprobs_BT, mask_BT)
         kl_B = masked_mean_B(token_kl(own_BT, ref_BT, kl_estimator), mask_BT)
         loss_B = loss_B + kl_coef * kl_B
@@ -231,7 +231,7 @@ def _normalised(
 
 
 def _response_only(values_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
-    """Zeros elsewhere, in values and gradients: a product with the mask would make a NaN of an infinity."""
+    """Zeros elsewhere, in values and gradients: multiplying by the mask would turn infinities into NaN."""
     return torch.where(mask_BT.bool(), values_BT, 0.0)
 
 

@@ -1,6 +1,6 @@
-"""manifest.json: where a checkpoint comes from, and the SHA-256 of every file in it, held against them on load.
+"""manifest.json: a checkpoint's origin and the SHA-256 of every file in it, verified on load.
 
-One thread hashes about a gigabyte a second and hashlib lets others run meanwhile, so files are hashed side by side.
+One thread hashes about a gigabyte per second and hashlib releases the GIL, so files are hashed in parallel.
 """
 
 import hashlib
@@ -20,17 +20,17 @@ from osworld_pipeline.errors import StoreError
 MANIFEST_FILE = "manifest.json"
 FORMAT = 1
 NOT_LISTED = (MANIFEST_FILE, BASE_FILE)
-"""Where the base of an adapter lies may be corrected; that it is the base its own digest says."""
+"""Files without an entry. The recorded location of a base may be corrected; a digest identifies the base."""
 MAX_HASH_THREADS = 8
 MIN_KNOWN_BYTES = 64 << 20
-"""Digests of files from here on are remembered. To hash so much takes longer than a tick of the clock that stamps
-files, so a file that is changed after it was hashed has another time."""
+"""Digests of files of at least this size are cached. Hashing them takes longer than the resolution of modification
+times, so a file that is changed after hashing has another time."""
 MAX_KNOWN = 1024
-"""Digests that are remembered."""
+"""Number of cached digests."""
 
 
 def build_manifest(folder: Path, trainer_state: Mapping[str, Any]) -> dict[str, Any]:
-    """Of the files that are in `folder` now. `trainer_state`: a TrainerState as a mapping; may be empty."""
+    """Lists the files that are in `folder` now. `trainer_state`: a TrainerState as a mapping; may be empty."""
     paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name not in NOT_LISTED]
     digests = file_digests(paths)
     return {
@@ -52,7 +52,7 @@ def verify_checkpoint(folder: Path, *, is_required: bool = False) -> None:
     """A folder without a manifest (a published model) passes, unless one is required.
 
     Raises:
-        StoreError: a file is missing or not what was written; names it.
+        StoreError: a file is missing or has changed; names it.
     """
     path = folder / MANIFEST_FILE
     if not path.is_file() and not is_required:
@@ -80,8 +80,8 @@ def _way_out(folder: Path) -> str:
 
 
 def file_digests(paths: Iterable[Path]) -> dict[Path, str]:
-    """SHA-256 (hex) of files that this process writes. A large one that was hashed before, under whatever name, is not
-    read again while its size and time of change are the same."""
+    """SHA-256 (hex) of files that this process writes. A large file that was hashed before, under any name, is not read
+    again while its size and modification time are the same."""
     places = {path: _identity(path) for path in paths}
     with _known_lock:
         digests = {path: _known[place] for path, place in places.items() if place in _known}
@@ -96,7 +96,7 @@ def file_digests(paths: Iterable[Path]) -> dict[Path, str]:
 
 
 class _Identity(NamedTuple):
-    """Of a file's content: a hard link has that of its other name."""
+    """Identity of a file's content; hard links share it."""
 
     device: int
     inode: int
@@ -114,7 +114,7 @@ def _identity(path: Path) -> _Identity:
 
 
 def _hash_all(paths: Iterable[Path]) -> dict[Path, str]:
-    """The largest first, so that none of them is left to the end."""
+    """Hashes the largest first, so that none of them is left to the end."""
     ordered = sorted(paths, key=lambda path: -path.stat().st_size)
     if not ordered:
         return {}

@@ -1,8 +1,8 @@
-"""What training a recipe takes of a rank's GPU and of its host, item by item, before anything is loaded.
+"""Memory that training a recipe needs on a rank's GPU and its host, item by item, before anything is loaded.
 
-Pure arithmetic on a recipe and a model's sizes: no torch, no files. The figures are those of the rank that takes most,
+Arithmetic on a recipe and a model's sizes: no torch, no files. The numbers are those of the rank with the largest need,
 rank 0, at the longest pass that the recipe allows. Optimiser, weights and gradients are exact; activations are within
-15% of a measured pass (tests/unit/training/test_memory_measured.py); what is assumed is named as a constant here.
+15% of a measured pass (tests/unit/training/test_memory_measured.py); assumptions are constants in this file.
 """
 
 from collections.abc import Iterable
@@ -30,29 +30,29 @@ MIN_SLOTS = 4
 FEATURE_CACHE_BYTES = 256 << 20
 """rollout/engines/transformers_sampler.py's FEATURE_BYTES; a test compares them."""
 PIXEL_CACHE_BYTES: dict[Stage, int] = {"sft": 2 << 30, "gspo": 1 << 30}
-"""Of decoded pixel values on the host: runs/sft/sft_run.py's, and agent/model_inputs.py's default."""
+"""Size of decoded pixel values on the host: runs/sft/sft_run.py's, and agent/model_inputs.py's default."""
 CONTEXT_BYTES = 1_000_000_000
 """Assumed: the CUDA context, cuBLAS's workspaces and NCCL's buffers."""
 FRAGMENTATION = 0.05
-"""Assumed: the share of what is allocated that torch's caching allocator holds without using it."""
+"""Assumed: the share of allocated memory that torch's caching allocator holds without using it."""
 PROGRAM_BYTES = 4_000_000_000
-"""Assumed: Python, torch with CUDA's libraries, the catalog, on the host."""
+"""Assumed: Python, torch with CUDA's libraries, and the catalog, on the host."""
 PNG_BYTES_PER_PIXEL = 0.5
-"""Assumed, of a screenshot as it is stored."""
+"""Assumed size of a stored screenshot."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Item:
     name: str
     how: str
-    """Where the figure comes from, for a person who reads the table."""
+    """How the number is computed, for the reader of the table."""
     gpu_bytes: int = 0
     host_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """Of one rank."""
+    """For one rank."""
 
     stage: Stage
     items: tuple[Item, ...]
@@ -67,8 +67,8 @@ class Estimate:
 
 
 def estimate(recipe: Recipe, shape: ModelShape, stage: Stage, *, may_sample: bool = True) -> Estimate:
-    """What a rank needs for a stage of the recipe; `may_sample`: the rank that takes most, where an engine of this
-    program would be."""
+    """The need of a rank in a stage of the recipe; `may_sample`: for the rank with the largest need, which has an
+    engine of this program if there is one."""
     sizes = _Sizes(recipe=recipe, shape=shape, stage=stage, may_sample=may_sample)
     items = [*_state_items(sizes), *_activation_items(sizes), *_engine_items(sizes), *_host_items(sizes)]
     on_gpu = sum(item.gpu_bytes for item in items)
@@ -83,13 +83,13 @@ def estimate(recipe: Recipe, shape: ModelShape, stage: Stage, *, may_sample: boo
 
 
 def largest_estimate(recipe: Recipe, shape: ModelShape) -> Estimate:
-    """Of the stage that takes most of the GPU."""
+    """For the stage that needs most GPU memory."""
     return max((estimate(recipe, shape, stage) for stage in STAGES), key=lambda one: one.gpu_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Sizes:
-    """A recipe's numbers as the formulas want them."""
+    """A recipe's numbers in the form that the formulas need."""
 
     recipe: Recipe
     shape: ModelShape
@@ -98,7 +98,7 @@ class _Sizes:
 
     @property
     def num_bytes(self) -> int:
-        """Of a weight; a tiny model is float32."""
+        """Bytes of a weight; a tiny model is float32."""
         model = self.recipe.model
         return NUM_BYTES[model.dtype] if isinstance(model, PretrainedModelSection) else FLOAT
 
@@ -112,7 +112,7 @@ class _Sizes:
 
     @property
     def trained_parameters(self) -> int:
-        """Without adapters: the language model, and the vision tower where it is trained."""
+        """Without adapters: the language model, and the vision tower if it is trained."""
         lora, text, vision = self.recipe.trainer.lora, self.shape.text, self.shape.vision
         if lora is not None:
             layers = text.linear_layers
@@ -136,8 +136,8 @@ class _Sizes:
 
     @property
     def pass_tokens(self) -> int:
-        """Of the longest pass with gradients. SFT fills a pass up to trainer.max_tokens_per_batch; GSPO's holds at most
-        gspo.micro_batch_size sequences of agent.max_context_tokens."""
+        """Tokens of the longest pass with gradients. SFT fills a pass up to trainer.max_tokens_per_batch; GSPO's holds
+        at most gspo.micro_batch_size sequences of agent.max_context_tokens."""
         budget = self.recipe.trainer.max_tokens_per_batch
         if self.stage == "sft":
             return budget
@@ -145,13 +145,14 @@ class _Sizes:
 
     @property
     def image_tokens(self) -> int:
-        """Of one screenshot as the model sees it."""
+        """Tokens of one screenshot in the model's input."""
         desktop, agent = self.recipe.desktop, self.recipe.agent
         width, height = fit_size(desktop.screen_width, desktop.screen_height, agent.max_pixels)
         return (width // 32) * (height // 32)
 
     def pass_patches(self, num_tokens: int) -> int:
-        """Of all images of a pass of so many tokens: a sequence has a screenshot a turn, or those of its window."""
+        """Patches of all images of a pass with this number of tokens: a sequence has one screenshot per turn, or those
+        of its window."""
         agent = self.recipe.agent
         if not agent.show_screenshots:
             return 0
@@ -165,15 +166,15 @@ class _Sizes:
         return num_images * self.image_tokens * self.shape.vision.patches_per_token
 
     def sharded(self, num_bytes: int) -> int:
-        """A rank's part of what FSDP2 deals out."""
+        """A rank's part under FSDP2."""
         return -(-num_bytes // self.num_ranks)
 
 
 def _state_items(sizes: _Sizes) -> Iterable[Item]:
     """Weights, gradients and optimiser state, on the GPU or offloaded to the host.
 
-    training/optimizer.py keeps of each trained parameter a float32 master with a float32 gradient and two float32
-    moments, beside the model's own weight and gradient: 16 bytes more than bfloat16's 2 + 2 (the accounting of
+    training/optimizer.py keeps for each trained parameter a float32 master with a float32 gradient and two float32
+    moments, in addition to the model's own weight and gradient: 16 bytes more than bfloat16's 2 + 2 (the accounting of
     Rajbhandari et al. 2020, "ZeRO", arXiv 1910.02054, section 3.1, with float32 gradients added). Float32 weights are
     their own masters.
     """
@@ -202,16 +203,15 @@ def _state_items(sizes: _Sizes) -> Iterable[Item]:
     if sizes.num_ranks > 1:
         yield _fsdp_item(sizes)
     elif has_masters:
-        # param.grad.float() of one parameter at a time, and the two gradients of a tied embedding as they are added.
+        # param.grad.float() of one parameter at a time, and the two gradients of a tied embedding while they are added.
         largest = sizes.shape.text.embedding_parameters
         yield Item(name="largest gradient", how="conversion of the embedding's to float32", gpu_bytes=largest * FLOAT)
 
 
 def _fsdp_item(sizes: _Sizes) -> Item:
-    """What FSDP2 holds whole: the root's group (embedding, norms, mergers) through a pass, and of the layers the one
-    that runs and the one gathered ahead of it; then the larger of the gradients that are being reduced, in the model's
-    dtype and, as they are summed, in float32 (Zhao et al. 2023, "PyTorch FSDP", arXiv 2304.11277, sections 3.2 and
-    3.3)."""
+    """The unsharded tensors of FSDP2: the root's group (embedding, norms, mergers) during a pass, and of the layers the
+    running one and the prefetched one; then the larger of the gradients that are being reduced, in the model's dtype
+    and, as they are summed, in float32 (Zhao et al. 2023, "PyTorch FSDP", arXiv 2304.11277, sections 3.2 and 3.3)."""
     b, shape = sizes.num_bytes, sizes.shape
     gathered = b * (shape.root_parameters + 2 * shape.text.layer_parameters)
     reduced = 0
@@ -238,10 +238,10 @@ def _activation_items(sizes: _Sizes) -> Iterable[Item]:
     else:
         kept += text.num_layers * layer
         yield Item(name="activations", how=f"all layers of {tokens:,} tokens", gpu_bytes=kept)
-    # No pass has more response tokens than tokens; more than a chunk are made chunk by chunk.
+    # A pass has no more response tokens than tokens; beyond a chunk they are processed in chunks.
     logits = activations.logits_bytes(text, num_tokens=tokens, num_bytes=b, max_chunk_logits=MAX_CHUNK_LOGITS)
     yield Item(name="logits", how="one chunk in float32, with its gradients", gpu_bytes=logits)
-    # Scoring fills its passes up to the whole budget, without gradients.
+    # Scoring fills its passes up to the full budget, without gradients.
     scored = sizes.pass_patches(trainer.max_tokens_per_batch)
     if scored:
         how = f"{scored // vision.patches_per_token // sizes.image_tokens} of {sizes.image_tokens:,} tokens"
@@ -266,7 +266,7 @@ def _vision_item(sizes: _Sizes, scored: int) -> Item:
 
 
 def _engine_items(sizes: _Sizes) -> Iterable[Item]:
-    """The engine of the program's own process, which sits on rank 0's GPU. Its slots stay while the trainer updates."""
+    """The engine in the program's own process, on rank 0's GPU. Its slots stay allocated while the trainer updates."""
     if not sizes.has_engine:
         return
     recipe, b = sizes.recipe, sizes.num_bytes
@@ -298,19 +298,19 @@ def kv_bytes(shape: ModelShape, *, num_tokens: int, num_bytes: int) -> int:
 
 
 def _checkpoint_item(sizes: _Sizes) -> Item:
-    """A save copies each rank's masters and moments, and on rank 0 the whole weights, to host memory, and writes the
-    copies while training goes on (training/distributed_trainer.py). Loading takes less: a single rank reads the whole
-    model, and each of several reads one of its own weights at a time (training/sharded_loading.py)."""
+    """A save copies each rank's masters and moments, and on rank 0 the full weights, to host memory, and writes the
+    copies while training continues (training/distributed_trainer.py). Loading needs less: a single rank reads the whole
+    model, and each of several ranks reads its own weights one at a time (training/sharded_loading.py)."""
     trained = sizes.trained_parameters
     has_masters = sizes.num_bytes != FLOAT and sizes.recipe.trainer.lora is None
     weights = sizes.shape.parameters * sizes.num_bytes
     optimizer = trained * (3 if has_masters else 2) * FLOAT
     saving = weights + sizes.sharded(optimizer)
-    return Item(name="a checkpoint", how="copies that are written while training goes on", host_bytes=saving)
+    return Item(name="a checkpoint", how="copies that are written while training continues", host_bytes=saving)
 
 
 def _host_items(sizes: _Sizes) -> Iterable[Item]:
-    """What each rank takes of the host's memory besides what is offloaded."""
+    """Host memory of each rank besides offloaded tensors."""
     recipe = sizes.recipe
     yield Item(name="program", how="Python, torch and CUDA's libraries (assumed)", host_bytes=PROGRAM_BYTES)
     yield _checkpoint_item(sizes)

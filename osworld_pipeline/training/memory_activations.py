@@ -1,11 +1,11 @@
-"""Bytes that a pass keeps for its backward pass, from sizes alone. Imports no torch.
+"""Bytes that a pass keeps for its backward pass, computed from sizes. Imports no torch.
 
 The accounting is that of Korthikanti et al. 2022 ("Reducing Activation Recomputation in Large Transformer Models",
-arXiv 2205.05198, section 4.1): of each operation, the tensors that its backward formula reads, each counted once. Their
-formula is for GPT layers with dropout; the terms here are those of Qwen3-VL's layers in transformers, whose attention
-kernel keeps no matrix of tokens by tokens (Dao et al. 2022, arXiv 2205.14135).
+arXiv 2205.05198, section 4.1): for each operation, the tensors that its backward formula reads, each counted once.
+Their formula is for GPT layers with dropout; the terms here are those of Qwen3-VL's layers in transformers, whose
+attention kernel keeps no matrix of tokens by tokens (Dao et al. 2022, arXiv 2205.14135).
 
-Letters: h hidden size, a width of the queries, k of the keys, f of the MLP, b bytes of a number of the model's dtype.
+Letters: h hidden size, a width of the queries, k of the keys, f of the MLP, b bytes per number in the model's dtype.
 """
 
 from osworld_pipeline.recipes.schema import LoraSection
@@ -30,9 +30,9 @@ def text_layer_bytes(shape: TextShape, *, num_tokens: int, num_bytes: int) -> in
 
 
 def lora_layer_bytes(shape: TextShape, section: LoraSection, *, num_tokens: int, num_bytes: int) -> int:
-    """Kept by one decoder layer under adapters. Frozen weights do not read their inputs again, so the normalised
-    states, norms' outputs and the MLP's product go; each adapted layer keeps its input and its rank's outputs in
-    float32, peft's own copy."""
+    """Kept by one decoder layer under adapters. The backward pass of frozen weights does not read their inputs, so the
+    normalised states, norms' outputs and the MLP's product are not kept; each adapted layer keeps its input and its
+    rank's outputs in float32, in peft's own copy."""
     h, a, k, f = shape.hidden_size, shape.query_size, shape.kv_size, shape.intermediate_size
     norms = 2 * FLOAT * h + FLOAT * (a + k)
     attention = 2 * num_bytes * (a + k) + FLOAT * shape.num_heads
@@ -50,13 +50,13 @@ def text_outside_bytes(shape: TextShape, *, num_tokens: int, num_bytes: int) -> 
 
 
 def text_checkpoint_bytes(shape: TextShape, *, num_tokens: int, num_bytes: int) -> int:
-    """The input of each layer, all that is kept where a layer is computed again in the backward pass (Chen et al. 2016,
-    arXiv 1604.06174)."""
+    """The input of each layer: all that is kept if layers are recomputed in the backward pass (Chen et al. 2016, arXiv
+    1604.06174)."""
     return shape.num_layers * num_tokens * num_bytes * shape.hidden_size
 
 
 def logits_bytes(shape: TextShape, *, num_tokens: int, num_bytes: int, max_chunk_logits: int) -> int:
-    """Of the output projection of `num_tokens` response tokens, in chunks: the logits in the model's dtype and in
+    """For the output projection of `num_tokens` response tokens, in chunks: the logits in the model's dtype and in
     float32, log-probabilities, probabilities (the entropy's), and in the backward pass two gradients in float32 and one
     in the model's dtype."""
     chunk_tokens = max(1, max_chunk_logits // shape.vocab_size)
@@ -85,14 +85,14 @@ def vision_checkpoint_bytes(shape: VisionShape, *, num_patches: int, num_bytes: 
 
 
 def vision_forward_bytes(shape: VisionShape, *, num_patches: int, num_bytes: int) -> int:
-    """Alive at once in a block that keeps nothing (a frozen tower): the residual, the joint projection of queries, keys
-    and values, and the rotary positions' float32 copies of queries and keys with their products."""
+    """Allocated at the same time in a block that keeps nothing (a frozen tower): the residual, the joint projection of
+    queries, keys and values, and the rotary positions' float32 copies of queries and keys with their products."""
     per_patch = shape.hidden_size * (5 * num_bytes + 8 * FLOAT)
     return num_patches * max(per_patch, num_bytes * (2 * shape.hidden_size + 2 * shape.intermediate_size))
 
 
 def image_bytes(shape: VisionShape, *, num_patches: int, num_bytes: int) -> int:
-    """Of the images of a pass: pixel values in float32 and in the model's dtype, features and deepstack features."""
+    """For the images of a pass: pixel values in float32 and in the model's dtype, features and deepstack features."""
     pixels = num_patches * shape.patch_values * (FLOAT + num_bytes)
     num_tokens = num_patches // shape.patches_per_token
     return pixels + num_tokens * num_bytes * shape.out_hidden_size * (1 + shape.num_deepstack)

@@ -1,5 +1,5 @@
-"""Whether a recipe fits a GPU, and what would make it fit: used by `osworld-pipeline doctor`, and by a trainer on a
-GPU before it loads anything. Imports no torch."""
+"""Checks whether a recipe fits a GPU, and finds changes that make it fit. Used by `osworld-pipeline doctor`, and by a
+trainer on a GPU before it loads anything. Imports no torch."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ from osworld_pipeline.training.memory import GB, Estimate, Stage, estimate, larg
 from osworld_pipeline.training.model_shapes import ModelShape
 
 MAX_RANKS = 64
-"""Ranks beyond this are not proposed."""
+"""More ranks than this are not proposed."""
 MIN_CONTEXT_TOKENS = 4096
 MIN_PIXELS = 200_000
 LORA: Mapping[str, Any] = {"rank": 32, "alpha": 64}
-"""What is proposed where all weights are trained."""
+"""Proposed if all weights are trained."""
 
 Change = Mapping[str, Any]
 """Dotted keys of a recipe and their values."""
@@ -29,7 +29,7 @@ Change = Mapping[str, Any]
 class Remedy:
     change: Change
     gpu_bytes: int
-    """What the recipe takes with it."""
+    """The recipe's need with the change."""
 
     @property
     def text(self) -> str:
@@ -41,9 +41,9 @@ class Fit:
     recipe: Recipe
     shape: ModelShape
     estimate: Estimate
-    """Of the stage that takes most."""
+    """For the stage with the largest need."""
     gpu_bytes: int | None
-    """Of one GPU; None where it is not known."""
+    """Memory of one GPU; None if unknown."""
 
     @property
     def is_ok(self) -> bool:
@@ -65,8 +65,8 @@ class Fit:
 
     @cached_property
     def remedies(self) -> tuple[Remedy, ...]:
-        """Changes that alone make it fit; where there is none, the shortest row of changes that does, each by what it
-        saves; empty where nothing does, or nothing has to."""
+        """Changes that alone make it fit; if there are none, the shortest combination that does, ordered by savings;
+        empty if nothing helps or nothing is needed."""
         if self.is_ok or self.gpu_bytes is None:
             return ()
         alone = [remedy for remedy in self._tried(self.recipe) if remedy.gpu_bytes <= self.gpu_bytes]
@@ -85,7 +85,7 @@ class Fit:
     def advice(self) -> str:
         """The remedies in one line."""
         if not self.remedies:
-            return "take larger GPUs, a smaller model, or sglang servers on GPUs of their own (engine.kind)"
+            return "use larger GPUs, a smaller model, or sglang servers on GPUs of their own (engine.kind)"
         return "set " + "; or ".join(f"{remedy.text} ({remedy.gpu_bytes / GB:.1f} GB)" for remedy in self.remedies)
 
     def _tried(self, recipe: Recipe) -> Iterator[Remedy]:
@@ -119,16 +119,17 @@ class Fit:
 
 
 def judge(recipe: Recipe, shape: ModelShape, *, gpu_bytes: int | None) -> Fit:
-    """By the stage that takes most."""
+    """By the stage with the largest need."""
     return Fit(recipe=recipe, shape=shape, estimate=largest_estimate(recipe, shape), gpu_bytes=gpu_bytes)
 
 
 def check_memory(recipe: Recipe, folder: Path, *, stage: Stage, gpu_bytes: int, may_sample: bool = True) -> None:
-    """Before the model in `folder` is loaded on a GPU with so much free memory. `may_sample`: as for `estimate`.
+    """Run before the model in `folder` is loaded on a GPU with this amount of free memory. `may_sample`: as for
+    `estimate`.
 
     Raises:
-        TrainingError: it cannot fit; says what it needs and what would make it fit.
-        StoreError: the folder does not say how large its model is.
+        TrainingError: it cannot fit; names the need and changes that would make it fit.
+        StoreError: the folder does not contain the model's sizes.
     """
     if not recipe.trainer.check_memory:
         return
@@ -136,11 +137,11 @@ def check_memory(recipe: Recipe, folder: Path, *, stage: Stage, gpu_bytes: int, 
     found = estimate(recipe, shape, stage, may_sample=may_sample)
     fit = Fit(recipe=recipe, shape=shape, estimate=found, gpu_bytes=gpu_bytes)
     if not fit.is_ok:
-        raise TrainingError(f"{fit.sentence}: {fit.advice}, or trainer.check_memory=false to try all the same")
+        raise TrainingError(f"{fit.sentence}: {fit.advice}, or trainer.check_memory=false to try anyway")
 
 
 def _changes(recipe: Recipe) -> Iterator[Sequence[Change]]:
-    """Of each kind of change, its options from the mildest on."""
+    """Options of each kind of change, the mildest first."""
     trainer, agent = recipe.trainer, recipe.agent
     if not trainer.activation_checkpointing:
         yield [{"trainer.activation_checkpointing": True}]
@@ -166,7 +167,7 @@ def _changes(recipe: Recipe) -> Iterator[Sequence[Change]]:
 
 
 def _changed(recipe: Recipe, change: Change) -> Recipe | None:
-    """None where the recipe would contradict itself."""
+    """None if the recipe would be inconsistent."""
     data = recipe.model_dump(mode="json")
     for key, value in change.items():
         section, _, name = key.partition(".")
@@ -178,7 +179,7 @@ def _changed(recipe: Recipe, change: Change) -> Recipe | None:
 
 
 def _shown(value: Any) -> str:
-    """As --set takes it."""
+    """In the syntax of --set."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, Mapping):

@@ -1,7 +1,7 @@
-"""Merges an adapter into its base's weights, for programs that cannot load adapters: the one place where that is done.
+"""Merges an adapter into its base's weights, for programs that cannot load adapters. Only this module merges.
 
-What is merged is rounded to the target's precision, so the result is a little off what was trained; in bfloat16 a small
-adapter is lost almost whole. The rounding error says how much.
+The merged weights are rounded to the target's precision, so the result differs slightly from what was trained; in
+bfloat16 a small adapter is almost lost. The rounding error measures this.
 """
 
 import json
@@ -24,27 +24,27 @@ from osworld_pipeline.training.model import DTYPES
 INDEX_FILE = "model.safetensors.index.json"
 COPIED = ("*.json", "*.jinja", "*.txt")
 NOT_COPIED = ("manifest.json", "checkpoint.json", "trainer_state.json", "stage_params.json", "export.json", INDEX_FILE)
-"""Of a base that one of our own stages made."""
+"""Files of a base made by one of our own stages."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Merged:
     rounding_error: float
-    """Norm of what rounding took from the merged layers, over the norm of what the adapter adds to them."""
+    """Norm of the rounding error of the merged layers, over the norm of the adapter's change to them."""
     num_layers: int
     base_digest: str
 
 
 def write_merged(checkpoint: Path, folder: Path, *, dtype: str) -> Merged:
-    """The adapter checkpoint as whole weights of `dtype` and the base's other files, into an existing empty folder. The
-    sum is taken in float32.
+    """Writes the adapter checkpoint as whole weights of `dtype`, with the base's other files, to an existing empty
+    folder. The sum is computed in float32.
 
     Raises:
-        StoreError: `checkpoint` has no adapter, its base is gone or another, or a file cannot be read.
+        StoreError: `checkpoint` has no adapter, its base is missing or differs, or a file cannot be read.
     """
     adapter = find_adapter(checkpoint)
     if adapter is None:
-        raise StoreError(f"{checkpoint} has no adapter to merge: it holds whole weights, or is no checkpoint")
+        raise StoreError(f"{checkpoint} has no adapter to merge: it holds whole weights, or is not a checkpoint")
     base = verified_base(adapter)
     tally = _Tally()
     factors = _factors(adapter)
@@ -75,7 +75,7 @@ class _Tally:
 
     @property
     def rounding_error(self) -> float:
-        """0 of an adapter that adds nothing."""
+        """0 for an adapter without any change."""
         return math.sqrt(self._lost / self._learned) if self._learned else 0.0
 
 
@@ -102,7 +102,7 @@ def _merge(
 
 
 def _factors(adapter: AdapterCheckpoint) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """Of each layer, A and B."""
+    """A and B of each layer."""
     saved = {name.removeprefix("base_model.model."): tensor for name, tensor in _load(adapter.weights).items()}
     return {layer: (saved[f"{layer}.lora_A.weight"], saved[f"{layer}.lora_B.weight"]) for layer in adapter.layers}
 
@@ -131,11 +131,11 @@ def _files(source: Path) -> Iterator[Path]:
 
 
 def _with_dtype(config: dict[str, Any], dtype: str) -> dict[str, Any]:
-    """Wherever it is said, and at the top."""
-    told: dict[str, Any] = {}
+    """Sets it at the top and everywhere else where it occurs."""
+    result: dict[str, Any] = {}
     for name, value in config.items():
         if isinstance(value, dict):
-            told[name] = _with_dtype(value, dtype) if {"dtype", "torch_dtype"} & value.keys() else value
+            result[name] = _with_dtype(value, dtype) if {"dtype", "torch_dtype"} & value.keys() else value
         elif name != "torch_dtype":
-            told[name] = value
-    return told | {"dtype": dtype}
+            result[name] = value
+    return result | {"dtype": dtype}

@@ -1,7 +1,7 @@
-"""Which trajectories go into which forward pass, and which rank runs it.
+"""Assigns trajectories to forward passes and ranks.
 
-Every rank makes the same number of passes, because each is an exchange of sharded weights among all of them; the
-passes of one round are of like size, so that no rank waits long.
+Every rank makes the same number of passes, because each pass exchanges sharded weights among all ranks. The passes of
+one round have similar sizes, so that no rank waits long.
 """
 
 from collections.abc import Sequence
@@ -13,11 +13,11 @@ from osworld_pipeline.training.fits import check_length
 
 @dataclass(frozen=True, kw_only=True)
 class MicroBatch:
-    """What one rank runs in one round."""
+    """The work of one rank in one round."""
 
     trajectories: tuple[Trajectory, ...]
     is_dummy: bool = False
-    """Another rank's work, run again for the exchanges alone: it counts for nothing."""
+    """A copy of another rank's work, run only for the collectives; its result is discarded."""
 
 
 def make_micro_batches(
@@ -28,11 +28,11 @@ def make_micro_batches(
     max_sequences: int | None = None,
     is_packed: bool = False,
 ) -> list[list[MicroBatch]]:
-    """Rounds, each with a share for every rank. Passes with and without images never stand in one round, because only
+    """Rounds, each with a micro-batch for every rank. A round never mixes passes with and without images, because only
     the former use the vision tower.
 
     Raises:
-        TrainingError: a trajectory of more than `max_tokens`; names it.
+        TrainingError: a trajectory has more than `max_tokens` tokens; names it.
     """
     for trajectory in trajectories:
         check_length(trajectory, max_tokens=max_tokens)
@@ -46,7 +46,7 @@ def make_micro_batches(
         for start in range(0, len(parts), num_ranks):
             micro_batches = [MicroBatch(trajectories=tuple(part)) for part in parts[start : start + num_ranks]]
             missing = num_ranks - len(micro_batches)
-            # The smallest of the round's passes is the cheapest one to run for nothing.
+            # The smallest pass of the round is the cheapest dummy.
             micro_batches += [MicroBatch(trajectories=micro_batches[-1].trajectories, is_dummy=True)] * missing
             rounds.append(micro_batches)
     return rounds
@@ -73,8 +73,8 @@ def split_by_size(
     max_sequences: int | None = None,
     is_packed: bool = False,
 ) -> list[list[Trajectory]]:
-    """Parts of at most `max_tokens` tokens, with padding where they are padded. Padded parts hold sequences of similar
-    length; packed ones are filled with whatever still fits, the longest first."""
+    """Parts of at most `max_tokens` tokens, including padding. Padded parts hold sequences of similar length; packed
+    ones are filled with the longest sequence that still fits."""
     ordered = sorted(trajectories, key=lambda item: (len(item.token_ids), item.trajectory_id))
     return (_fill if is_packed else _chop)(ordered, max_tokens, max_sequences or len(ordered))
 

@@ -1,4 +1,4 @@
-"""Loads a checkpoint's weights for training, as a frozen reference, or for sampling: tiny or published, one call."""
+"""Loads a checkpoint's weights, tiny or published, for training, as a frozen reference, or for sampling."""
 
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,10 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class MatmulPatchEmbed(nn.Module):
-    """Qwen3-VL's patch embedding as the matrix product that it is.
+    """Qwen3-VL's patch embedding as a matrix product.
 
     The stock module runs a 3D convolution whose kernel equals its stride; on a CPU its backward pass takes a quarter of
-    an update. Parameters and their names are the stock module's.
+    the time of an update. Parameters and their names are the stock module's.
     """
 
     def __init__(self, stock: Any) -> None:
@@ -40,12 +40,13 @@ def load_model(
     device: str | torch.device = "cpu",
     is_frozen: bool = False,
 ) -> Qwen3VLForConditionalGeneration:
-    """The model of a checkpoint folder; of an adapter checkpoint its base with the adapter on it, unmerged. A frozen
-    one takes no gradients.
+    """The model of a checkpoint folder; of an adapter checkpoint its base with the adapter, unmerged. A frozen one has
+    no gradients.
 
     Raises:
-        StoreError: no folder, no Qwen3-VL weights in it, or an adapter whose base is gone or another; names it.
-        DependencyError: an adapter without peft.
+        StoreError: the folder or its Qwen3-VL weights are missing, or an adapter's base is missing or differs; names
+        it.
+        DependencyError: peft is missing for an adapter.
     """
     folder = Path(path)
     if not folder.is_dir():
@@ -56,7 +57,7 @@ def load_model(
         lora.add_saved_adapters(model, adapter)
         return model.requires_grad_(False) if is_frozen else model
     if not (folder / "config.json").is_file():
-        # transformers would build a model of 8 billion random parameters.
+        # Without it transformers would build a model of 8 billion random parameters.
         raise StoreError(f"the checkpoint at {folder} cannot be loaded: config.json is missing")
     torch_dtype = DTYPES[dtype] if isinstance(dtype, str) else dtype
     try:
@@ -74,12 +75,12 @@ def load_model(
 
 
 def default_device() -> torch.device:
-    """A CUDA device where there is one."""
+    """A CUDA device if there is one."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def dtype_of(section: TinyModelSection | PretrainedModelSection) -> torch.dtype:
-    """Of a recipe's weights; a tiny model is float32."""
+    """Dtype of a recipe's weights; a tiny model is float32."""
     return DTYPES[section.dtype] if isinstance(section, PretrainedModelSection) else torch.float32
 
 
@@ -91,8 +92,8 @@ def load_policy(
     is_frozen: bool = False,
     adapters: LoraSection | None = None,
 ) -> Qwen3VLForConditionalGeneration:
-    """`load_model` in the precision of the recipe's model, on the default device. `adapters`: put on a checkpoint that
-    has none, for a trainer's factors to be loaded into. Raises StoreError, DependencyError."""
+    """`load_model` in the precision of the recipe's model, on the default device. `adapters`: added to a checkpoint
+    that has none, to load a trainer's factors into. Raises StoreError, DependencyError."""
     model = load_model(
         path,
         dtype=dtype_of(section),

@@ -1,6 +1,6 @@
-"""The sizes of a Qwen3-VL, read from its config.json or known by name, and how many parameters follow from them.
+"""Sizes of a Qwen3-VL, from its config.json or by name, and the resulting numbers of parameters.
 
-Nothing here needs torch or weights. Layers are those of transformers' `Qwen3VLForConditionalGeneration`.
+Needs no torch and no weights. Layers are those of transformers' `Qwen3VLForConditionalGeneration`.
 """
 
 import json
@@ -28,7 +28,7 @@ class TextShape:
     head_dim: int
     vocab_size: int
     is_tied: bool
-    """Whether the output projection is the token embedding itself."""
+    """Whether the output projection shares the token embedding."""
 
     @property
     def query_size(self) -> int:
@@ -36,7 +36,7 @@ class TextShape:
 
     @property
     def kv_size(self) -> int:
-        """Of the keys; the values are as large."""
+        """Width of the keys, equal to that of the values."""
         return self.num_kv_heads * self.head_dim
 
     @property
@@ -64,7 +64,7 @@ class TextShape:
 
     @property
     def root_parameters(self) -> int:
-        """Outside of the layers: embedding, output projection where it is not tied, last norm."""
+        """Outside of the layers: embedding, output projection if it is not tied, last norm."""
         return self.embedding_parameters * (1 if self.is_tied else 2) + self.hidden_size
 
     @property
@@ -93,7 +93,7 @@ class VisionShape:
 
     @property
     def merged_size(self) -> int:
-        """Width of the patches of one token side by side."""
+        """Width of the concatenated patches of one token."""
         return self.hidden_size * self.patches_per_token
 
     @property
@@ -123,7 +123,7 @@ class ModelShape:
 
     @classmethod
     def of_config(cls, config: Mapping[str, Any]) -> Self:
-        """Of a config.json as a mapping. Raises KeyError, TypeError."""
+        """From a config.json as a mapping. Raises KeyError, TypeError."""
         text, vision = config["text_config"], config["vision_config"]
         is_tied = text.get("tie_word_embeddings", config.get("tie_word_embeddings", False))
         frames, side = vision.get("temporal_patch_size", 2), vision.get("patch_size", 16)
@@ -153,12 +153,12 @@ class ModelShape:
 
     @classmethod
     def of_folder(cls, folder: Path) -> Self:
-        """Of a model's folder. Raises StoreError."""
+        """From a model's folder. Raises StoreError."""
         path = folder / CONFIG_FILE
         try:
             return cls.of_config(json.loads(path.read_text()))
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise StoreError(f"{path} does not give the sizes of a Qwen3-VL ({error!r})") from error
+            raise StoreError(f"{path} does not contain the sizes of a Qwen3-VL ({error!r})") from error
 
     @property
     def parameters(self) -> int:
@@ -166,12 +166,12 @@ class ModelShape:
 
     @property
     def root_parameters(self) -> int:
-        """Outside of all layers and blocks: what FSDP2 keeps as one group."""
+        """Outside of all layers and blocks: the root group of FSDP2."""
         return self.text.root_parameters + self.vision.root_parameters
 
 
 def shape_of(model: TinyModelSection | PretrainedModelSection) -> ModelShape | None:
-    """Of a recipe's model; None for a published model that is neither a folder here nor listed below. Raises
+    """Sizes of a recipe's model; None for a published model that is neither a local folder nor listed below. Raises
     StoreError."""
     if isinstance(model, TinyModelSection):
         vocab_size = -(-model.vocab_size // 64) * 64
@@ -220,4 +220,4 @@ _SIZES = {
 PUBLISHED: Mapping[str, ModelShape] = {
     f"Qwen/Qwen3-VL-{size}-{kind}": shape for size, shape in _SIZES.items() for kind in ("Instruct", "Thinking")
 }
-"""The published config.json files in numbers, by hub id: a recipe is judged before anything is downloaded."""
+"""The published config.json files in numbers, by hub id, so that recipes are checked before any download."""

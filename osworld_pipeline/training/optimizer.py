@@ -1,8 +1,8 @@
-"""AdamW whose own weights are float32 whatever the model's are.
+"""AdamW with float32 master weights for models of any precision.
 
-In bfloat16 a weight near 0.01 moves in steps of about 4e-5; a learning rate of 5e-7 would round to nothing. So each
-low-precision parameter has a float32 master that collects gradients and takes the step; the model gets a copy. Where
-the model is sharded, so are masters and moments.
+In bfloat16 a weight near 0.01 has a resolution of about 4e-5; steps with a learning rate of 5e-7 would be rounded away.
+So each low-precision parameter has a float32 master that accumulates gradients and takes the step, and the model gets a
+copy. If the model is sharded, so are masters and moments.
 """
 
 import math
@@ -25,7 +25,7 @@ class MasterAdamW:
         betas: tuple[float, float],
         weight_decay: float,
     ) -> None:
-        """`parameters` by name; those without gradients are left out."""
+        """`parameters` by name; those without gradients are omitted."""
         named = [(name, param) for name, param in parameters if param.requires_grad]
         self._names = [name for name, _ in named]
         self._params = [param for _, param in named]
@@ -42,7 +42,7 @@ class MasterAdamW:
             group["lr"] = learning_rate
 
     def collect_gradients(self) -> None:
-        """Adds what a backward pass left in the model to the masters; call it after each one."""
+        """Adds the gradients of a backward pass to the masters; call it after each one."""
         for param, master in zip(self._params, self._masters, strict=True):
             if master is param or param.grad is None:
                 continue
@@ -53,13 +53,11 @@ class MasterAdamW:
         """Clips, steps, clears; returns the norm before clipping, over all shards.
 
         Raises:
-            TrainingError: a gradient is not finite; the weights are as they were.
+            TrainingError: a gradient is not finite; the weights are unchanged.
         """
         norm = float(whole(torch.nn.utils.clip_grad_norm_(self._masters, max_grad_norm)))
         if not math.isfinite(norm):
-            raise TrainingError(
-                f"the gradient norm is {norm}: the weights are left as they were, lower the learning rate"
-            )
+            raise TrainingError(f"the gradient norm is {norm}: the weights are unchanged, lower the learning rate")
         self._adamw.step()
         self.zero_grad()
         self._copy_masters()
@@ -70,8 +68,8 @@ class MasterAdamW:
             param.grad = master.grad = None
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """The very tensors in use, by kind and parameter: moments, step counts, and masters where they are more than
-        the model's weights. Read a saved state into them, then call `restored`."""
+        """The tensors in use (not copies), by kind and parameter: moments, step counts, and masters if they are
+        separate from the model's weights. Read a saved state into them, then call `restored`."""
         state: dict[str, torch.Tensor] = {}
         for name, param, master in zip(self._names, self._params, self._masters, strict=True):
             held = self._adamw.state[master]
@@ -85,7 +83,7 @@ class MasterAdamW:
         return state
 
     def restored(self) -> None:
-        """The model's weights follow the masters."""
+        """Copies the masters to the model's weights."""
         self._copy_masters()
 
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Several sequences in one row: attention that stays within each."""
+"""Several sequences in one row, with attention within each sequence."""
 
 from typing import Any
 
@@ -8,11 +8,11 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 ATTENTION = "sdpa_by_sequence"
-"""The attention implementation, by its name in transformers' register; without lengths it is stock SDPA."""
+"""Name of the attention implementation in transformers' register; without lengths it is stock SDPA."""
 
 
 def use_packed_attention(model: Any) -> None:
-    """Lets the language model take `packed_lengths`; its vision tower, and calls without them, stay as they were."""
+    """Adds support for `packed_lengths` to the language model; its vision tower and other calls are unchanged."""
     AttentionInterface.register(ATTENTION, _attend_by_sequence)
     AttentionMaskInterface.register(ATTENTION, sdpa_mask)
     model.model.language_model.config._attn_implementation = ATTENTION
@@ -28,7 +28,7 @@ def _attend_by_sequence(
     packed_lengths: tuple[int, ...] | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """One causal kernel for each sequence: no mask of L x L is ever made, and none of its blank blocks computed."""
+    """One causal kernel per sequence: no L x L mask is created, and no empty blocks are computed."""
     if packed_lengths is None or len(packed_lengths) == 1:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     parts = zip(*(whole.split(packed_lengths, dim=2) for whole in (query, key, value)), strict=True)

@@ -1,5 +1,5 @@
-"""What policy servers are known to do wrong with positions, images and log-probabilities, each as the change to a
-correct forward pass that imitates it.
+"""Known defects of policy servers in positions, images and log-probabilities, each as a change to a correct forward
+pass that imitates it.
 
 Shapes: T tokens, I images.
 """
@@ -16,23 +16,23 @@ from osworld_pipeline.domain.pictures import open_picture
 
 Images = tuple[bytes, ...]
 SERVER = "use another version of the policy server, or another of its attention and multimodal backends"
-IMAGES = "check that every image of a request reaches the model in its order, whichever turn it stands in"
-PIXELS = "check that the server has this checkpoint's image processor and changes no image before it"
+IMAGES = "check that every image of a request reaches the model in order, in every turn"
+PIXELS = "check that the server has this checkpoint's image processor and does not change images before it"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Defect:
     name: str
-    """What the server does, as the end of the sentence "the server ..."."""
+    """Completes the sentence "the server ..."."""
     advice: str
     change_images: Callable[[Images], Images] = lambda images: images
     change_positions: Callable[[np.ndarray, int], np.ndarray] = lambda positions_3T, num_prompt: positions_3T
-    """Of the tokens' positions and the number of prompt tokens."""
+    """Receives the tokens' positions and the number of prompt tokens."""
     unseen: Literal["none", "later", "all"] = "none"
     """Images that the model does not see: all but the first, or all."""
     unseen_as: Literal["placeholders", "text", "zeros"] = "placeholders"
-    """What stands in their place: the placeholder's own embedding, with the image's positions or with those of text;
-    or zeros."""
+    """Their replacement: the placeholder's own embedding, with the image's positions or with those of text; or
+    zeros."""
 
 
 def _first_everywhere(images: Images) -> Images:

@@ -1,6 +1,6 @@
-"""What a checkpoint says of the tokens that an engine sampled: as it is, and as a server with a known defect runs it.
+"""A checkpoint's log-probabilities of an engine's samples: correct, and with a known server defect.
 
-The pass is the trainer's: each image encoded once, attention without padding, logits at sampled tokens only.
+The pass is the trainer's: each image is encoded once, attention has no padding, logits only at sampled tokens.
 Shapes: T tokens, N sampled tokens, I images, V vocabulary, D hidden size.
 """
 
@@ -37,8 +37,8 @@ class ParityReference:
         return self._forward(sample, positions_3T, pixels, grids)
 
     def logits_under(self, defect: Defect, sample: ParitySample) -> torch.Tensor | None:
-        """The same of a server with a defect; None where it changes nothing of this sample, or where it cannot come
-        about, since the prompt would have another number of tokens."""
+        """The same for a server with a defect; None if the defect does not change this sample, or cannot occur because
+        the prompt would have another number of tokens."""
         request = sample.request
         shown = defect.change_images(request.images)
         unseen = _unseen(defect, len(shown))
@@ -55,7 +55,7 @@ class ParityReference:
     def logprobs(
         self, sample: ParitySample, logits_NV: torch.Tensor, *, temperature: float, with_banned: bool = False
     ) -> np.ndarray:
-        """Of the sampled tokens, as protocols.GenerateResult has them; `with_banned`: as if no id were banned."""
+        """Log-probabilities as defined in protocols.GenerateResult; `with_banned`: as if no id were banned."""
         scaled_NV = logits_NV / temperature
         if not with_banned:
             scaled_NV[:, self._banned] = -torch.inf

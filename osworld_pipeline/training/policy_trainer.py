@@ -1,6 +1,6 @@
-"""Opens a trainer over a checkpoint folder, alone or as one of several ranks, fresh or where it was left.
+"""Opens a trainer for a checkpoint folder, alone or as one of several ranks, new or resumed.
 
-On rank 0 call `update`, `save` and `close` as protocols.PolicyTrainer says; on every other rank call `run_worker`. It
+On rank 0 call `update`, `save` and `close` as in protocols.PolicyTrainer; on every other rank call `run_worker`, which
 returns when rank 0 closes.
 """
 
@@ -46,15 +46,15 @@ def open_gspo_trainer(
     read_image: ReadImage | None = None,
     may_sample: bool = True,
 ) -> GspoTrainer:
-    """`folder` holds the weights, and where `num_updates` lie behind them the optimiser's state too; the reference (the
-    phase's parent) is read only where gspo.kl_coef is above 0. `read_image`: how this rank reads a stored screenshot.
-    `may_sample`: whether an engine of this program's own would sit on rank 0's GPU.
+    """`folder` holds the weights, and after `num_updates` also the optimiser's state; the reference (the phase's
+    parent) is read only if gspo.kl_coef is above 0. `read_image`: reads a stored screenshot on this rank. `may_sample`:
+    whether an engine of this program would run on rank 0's GPU.
 
     Raises:
         StoreError: a folder cannot be read, or is damaged.
         TrainingError: the recipe cannot fit this GPU.
-        DependencyError: adapters without peft.
-        RecipeError: adapters for layers that do not exist, or others than the parent's.
+        DependencyError: peft is missing for adapters.
+        RecipeError: adapters for layers that do not exist, or other adapters than the parent's.
     """
     if recipe.trainer.num_threads:
         torch.set_num_threads(recipe.trainer.num_threads)
@@ -119,11 +119,11 @@ def open_sft_trainer(
 class _Policy:
     model: Any
     base: Base | None
-    """The frozen weights under its adapters; on rank 0 alone."""
+    """The frozen weights under its adapters; on rank 0 only."""
 
 
 def _without_dropout(recipe: Recipe) -> Recipe:
-    """The ratio of an update compares passes with the sampler's, which has no dropout."""
+    """The ratio of an update compares passes with the sampler, which has no dropout."""
     section = recipe.trainer
     if section.lora is None or not section.lora.dropout:
         return recipe
@@ -140,7 +140,7 @@ def _open_policy(
     seed: int,
     parent: Path | None = None,
 ) -> _Policy:
-    """`parent`: of a phase whose updates are held near it."""
+    """`parent`: of a phase with a KL term."""
     if process_group.is_main:
         verify_checkpoint(folder, is_required=num_updates > 0)
     section = recipe.trainer
@@ -163,14 +163,14 @@ def _open_policy(
 def _open_adapted(
     folder: Path, recipe: Recipe, process_group: ProcessGroup, *, is_resumed: bool, seed: int
 ) -> tuple[Any, Base | None]:
-    """The adapter of `folder` on its base, or a fresh one on `folder`'s own weights; and the base, on rank 0."""
+    """The adapter of `folder` on its base, or a new one on `folder`'s own weights; and the base, on rank 0."""
     section = recipe.trainer.lora
-    assert section is not None, "asked for by the caller"
+    assert section is not None, "checked by the caller"
     adapter = find_adapter(folder)
     if adapter is None and is_resumed:
         raise StoreError(
             f"{folder} holds whole weights, as earlier versions saved them under trainer.lora, and cannot be resumed: "
-            f"remove {folder.parent} and run the stage again, or end it with the version that began it"
+            f"remove {folder.parent} and run the stage again, or finish it with the version that started it"
         )
     if adapter is not None:
         lora.require_same_settings(adapter, section)
@@ -185,7 +185,7 @@ def _open_adapted(
 
 
 def _hold_parent(model: Any, parent: Path, base: Base | None) -> None:
-    """The reference of a phase, in the policy's own model: the parent's adapter, or no adapter where it had none."""
+    """Adds the reference of a phase to the policy's own model: the parent's adapter, or no adapter if it had none."""
     if not parent.is_dir():
         raise StoreError(f"{parent} is gone: gspo.kl_coef is above 0, so the phase's parent is needed; put it back")
     adapter = find_adapter(parent)
@@ -204,7 +204,7 @@ def _require_no_adapter(folder: Path) -> None:
     if adapter is not None:
         raise RecipeError(
             f"{folder} is an adapter of rank {adapter.rank} and alpha {adapter.alpha:g}, and the recipe has no "
-            "trainer.lora: set trainer.lora to go on with the adapter; to train all weights, merge it first "
+            "trainer.lora: set trainer.lora to continue with the adapter; to train all weights, merge it first "
             f"({merge_line(folder)}) and start from the merged model"
         )
 
@@ -212,7 +212,7 @@ def _require_no_adapter(folder: Path) -> None:
 def _check_memory(
     folder: Path, recipe: Recipe, process_group: ProcessGroup, stage: Stage, *, may_sample: bool = False
 ) -> None:
-    """One clear error instead of an allocation that fails minutes later; a CPU is never refused."""
+    """Raises a clear error instead of a failed allocation minutes later; a CPU is never refused."""
     if process_group.device.type == "cuda":
         num_free, _ = torch.cuda.mem_get_info(process_group.device)
         check_memory(recipe, folder, stage=stage, gpu_bytes=num_free, may_sample=may_sample)
@@ -225,7 +225,7 @@ def _open_reference(folder: Path, recipe: Recipe, process_group: ProcessGroup) -
 
 
 def _open_model(folder: Path, recipe: Recipe, process_group: ProcessGroup, *, is_frozen: bool = False) -> Any:
-    """One rank loads the model; of several each reads its own part once the model is sharded (`_lay_out`)."""
+    """A single rank loads the model; each of several ranks reads its own part after sharding (`_lay_out`)."""
     if process_group.is_alone:
         return load_policy(folder, recipe.model, device=process_group.device, is_frozen=is_frozen)
     return empty_model(folder, dtype=dtype_of(recipe.model), is_frozen=is_frozen)

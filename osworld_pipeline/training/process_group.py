@@ -1,7 +1,7 @@
-"""The processes that train one model together: who this one is, and how they speak to each other.
+"""The processes that train one model together: ranks, collectives and commands.
 
-Under torchrun (or Ray's TorchTrainer) the places are read from RANK, WORLD_SIZE, LOCAL_RANK and MASTER_*; without these
-variables there is one process, and torch.distributed is never touched.
+Under torchrun (or Ray's TorchTrainer) the rank is read from RANK, WORLD_SIZE, LOCAL_RANK and MASTER_*; without these
+variables there is one process, and torch.distributed is not used.
 """
 
 import os
@@ -20,11 +20,11 @@ from torch.distributed.rendezvous import rendezvous
 from osworld_pipeline.errors import TrainingError
 
 JOIN_TIMEOUT_S = 300.0
-"""How long the ranks may take to find each other."""
+"""How long the ranks may take to connect."""
 COLLECTIVE_TIMEOUT_S = 1800.0
-"""Of one exchange; the longest wait is for rank 0 to write a large checkpoint."""
+"""Timeout of one collective; the longest wait is for rank 0 to write a large checkpoint."""
 COMMAND_TIMEOUT_S = 24 * 3600.0
-"""How long rank 0 may collect rollouts before the others give it up."""
+"""How long rank 0 may collect rollouts before the other ranks stop waiting."""
 POLL_S = 30.0
 _ERROR = "error"
 
@@ -35,9 +35,9 @@ class ProcessGroup:
     world_size: int
     device: torch.device
     store: Any
-    """Small messages between the ranks; None where there is one."""
+    """Small messages between the ranks; None for a single process."""
     numbers: Iterator[int] = field(default_factory=count)
-    """Of the commands, through all trainers of this process: none may take an earlier one's for its own."""
+    """Numbers the commands of all trainers of this process, so that none receives an earlier trainer's command."""
 
     @classmethod
     def alone(cls, device: torch.device | str = "cpu") -> "ProcessGroup":
@@ -70,23 +70,23 @@ class ProcessGroup:
         return values
 
     def open_group(self) -> Any:
-        """A group of all ranks over gloo, for exchanges of a thread beside the trainer's; None where there is one rank.
-        Every rank must ask."""
+        """A gloo group of all ranks for the collectives of a second thread; None for a single rank. Every rank must
+        call this."""
         return (
             None if self.is_alone else dist.new_group(backend="gloo", timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S))
         )
 
     def sum(self, value: float) -> float:
-        """Over the ranks, in float64 and in the order of the ranks."""
+        """Over the ranks, in float64 and in rank order."""
         return float(sum(self.gather(value)))
 
     def report_error(self, message: str) -> None:
-        """Leaves word for the ranks that will miss this one."""
+        """Publishes an error for the other ranks."""
         if self.store is not None:
             self.store.set(_ERROR, f"rank {self.rank} of {self.world_size} failed: {message}")
 
     def send_command(self, name: str) -> None:
-        """Rank 0 wakes the others, who wait in `next_command`."""
+        """Called on rank 0; the other ranks wait in `next_command`."""
         if self.store is not None:
             self.store.set(f"command/{next(self.numbers)}", name)
 
@@ -94,7 +94,7 @@ class ProcessGroup:
         """Waits for rank 0's next command.
 
         Raises:
-            TrainingError: rank 0 is gone, or says nothing for a day.
+            TrainingError: rank 0 has ended, or sent no command for a day.
         """
         key, waited_s = f"command/{next(self.numbers)}", 0.0
         while waited_s < COMMAND_TIMEOUT_S:
@@ -103,35 +103,35 @@ class ProcessGroup:
             except dist.DistNetworkError as error:
                 raise TrainingError(
                     f"rank {self.rank} of {self.world_size} lost rank 0: its process ended; start the run again, it "
-                    "goes on from its last checkpoint"
+                    "resumes from its last checkpoint"
                 ) from error
             except dist.DistStoreError:
                 waited_s += POLL_S
             else:
                 return self.store.get(key).decode()
-        raise TrainingError(f"rank {self.rank} of {self.world_size} heard nothing of rank 0 for {waited_s:.0f} s")
+        raise TrainingError(f"rank {self.rank} of {self.world_size} received nothing from rank 0 for {waited_s:.0f} s")
 
     @contextmanager
     def _exchange(self, what: str) -> Iterator[None]:
-        """A collective that fails is one clear sentence: usually another rank ended, and left word why."""
+        """Converts a failed collective to one clear message: usually another rank has ended and published its error."""
         try:
             yield
         except RuntimeError as error:
             raise TrainingError(self.explain(error, what)) from error
 
     def is_lost(self, error: RuntimeError) -> bool:
-        """Whether an error says that another rank is gone. gloo says so in words alone."""
+        """Whether an error means that another rank has ended. gloo reports this only in the message."""
         return not self.is_alone and (isinstance(error, dist.DistError) or "onnection" in str(error))
 
     def explain(self, error: RuntimeError, what: str) -> str:
-        """One sentence: what the rank that failed left word of, else that it is gone."""
+        """One sentence: the error that the failed rank published, or else that it has ended."""
         left = self._left_word()
         if left:
             return left
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         return (
             f"rank {self.rank} of {self.world_size} lost another rank in {what} ({reason}): that process ended, see "
-            "its own last words; start the run again, it goes on from its last checkpoint"
+            "its log; start the run again, it resumes from its last checkpoint"
         )
 
     def _left_word(self) -> str | None:
@@ -143,12 +143,12 @@ class ProcessGroup:
 
 @contextmanager
 def open_process_group(environ: Mapping[str, str] | None = None) -> Iterator[ProcessGroup]:
-    """This process's place, for as long as it trains. `environ` stands in for the process's own in tests.
+    """The process group of this process while it trains. `environ` replaces the process's environment in tests.
 
     Raises:
-        TrainingError: the other ranks do not come within five minutes.
+        TrainingError: the other ranks do not connect within five minutes.
     """
-    # torchrun and Ray say through the environment alone who a process is: the one place where the library reads it.
+    # torchrun and Ray set the rank only in the environment: the library reads it nowhere else.
     variables = os.environ if environ is None else environ
     world_size, rank = int(variables.get("WORLD_SIZE", "1")), int(variables.get("RANK", "0"))
     device = _device(int(variables.get("LOCAL_RANK", "0")))
@@ -170,7 +170,7 @@ def _device(local_rank: int) -> torch.device:
 
 
 def _join(rank: int, world_size: int, device: torch.device) -> Any:
-    """Joins the others; small exchanges go over gloo, tensors of a GPU over nccl."""
+    """Joins the other ranks; small collectives use gloo, GPU tensors nccl."""
     timeout = timedelta(seconds=JOIN_TIMEOUT_S)
     try:
         store, _, _ = next(iter(rendezvous("env://", rank, world_size, timeout=timeout)))
@@ -183,7 +183,7 @@ def _join(rank: int, world_size: int, device: torch.device) -> Any:
         )
     except (dist.DistError, RuntimeError, ValueError, KeyError) as error:
         raise TrainingError(
-            f"rank {rank} of {world_size} cannot join the others ({str(error).splitlines()[0]}): see that all of them "
-            "are started by one torchrun with the same MASTER_ADDR and MASTER_PORT"
+            f"rank {rank} of {world_size} cannot join the others ({str(error).splitlines()[0]}): check that all of "
+            "them are started by one torchrun with the same MASTER_ADDR and MASTER_PORT"
         ) from error
     return c10d.PrefixStore("commands", store)

@@ -1,5 +1,5 @@
-"""The sampler's log-probabilities against the trainer's: the same weights must give the same, and an update without a
-token to compare is refused."""
+"""Compares the sampler's log-probabilities with the trainer's: the same weights must give the same values. An update
+without a token to compare is refused."""
 
 import math
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ class _Difference:
             return
         self.total, self.count = self.total + float(diffs.sum()), self.count + len(diffs)
         mean = float(diffs.mean())
-        # The first difference that is not a number is the worst of all.
+        # The first NaN counts as the largest difference.
         if mean > self.worst or (math.isnan(mean) and not math.isnan(self.worst)):
             self.worst_id, self.worst = trajectory_id, mean
 
@@ -33,7 +33,7 @@ class _Difference:
 
 
 def _token_ages(trajectory: Trajectory, *, num_updates: int) -> torch.Tensor:
-    """Of each sampled token: updates between the weights that sampled it and these. Empty for replay."""
+    """Age of each sampled token: updates between the weights that sampled it and these. Empty for replay."""
     if trajectory.sampled_logprobs is None:
         return torch.zeros(0)
     if trajectory.policy_versions is None:
@@ -45,12 +45,12 @@ def _token_ages(trajectory: Trajectory, *, num_updates: int) -> torch.Tensor:
 def check_sampler(
     trajectories: Sequence[Trajectory], own: Sequence[torch.Tensor], *, num_updates: int, max_diff: float
 ) -> dict[str, float]:
-    """Mean absolute differences over the sampled tokens, of this trainer's weights (`fresh`, canaries included) and of
-    older ones, the share of the sampled tokens that were compared, and how many updates old the tokens are.
+    """Mean absolute differences over the sampled tokens, for this trainer's weights (`fresh`, including canaries) and
+    for older ones, the share of the sampled tokens that were compared, and the ages of the tokens in updates.
 
     Raises:
-        TrainingError: on fresh tokens they differ by more than `max_diff` on average, naming the worst trajectory; or
-            there is no fresh token.
+        TrainingError: fresh tokens differ by more than `max_diff` on average (names the worst trajectory), or there
+            are no fresh tokens.
     """
     fresh, stale, ages = _Difference(), _Difference(), [torch.zeros(0)]
     num_canary_tokens = 0
@@ -68,8 +68,8 @@ def check_sampler(
         ages.append(age)
     if not fresh.count:
         raise TrainingError(
-            f"update {num_updates + 1}: its own weights sampled none of its tokens, so that trainer and sampler cannot "
-            "be compared: give it a canary, a response sampled with the weights of this update"
+            f"update {num_updates + 1}: its own weights sampled none of its tokens, so trainer and sampler cannot "
+            "be compared: add a canary, a response sampled with the weights of this update"
         )
     if not fresh.mean <= max_diff:
         raise TrainingError(

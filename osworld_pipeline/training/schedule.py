@@ -5,7 +5,7 @@ from typing import Protocol
 
 
 class ScheduleSettings(Protocol):
-    """What the sections `sft` and `gspo` share."""
+    """The settings shared by the sections `sft` and `gspo`."""
 
     learning_rate: float
     warmup_updates: int
@@ -13,8 +13,8 @@ class ScheduleSettings(Protocol):
 
 
 def learning_rate_at(settings: ScheduleSettings, update: int, *, num_updates: int) -> float:
-    """Of update number `update` (from 0) of `num_updates`: linear warm-up to the full rate, then a cosine down to
-    `final_lr_fraction` of it at the last update."""
+    """The rate of update number `update` (from 0) of `num_updates`: linear warm-up to the full rate, then cosine decay
+    to `final_lr_fraction` of it at the last update."""
     if update < settings.warmup_updates:
         return settings.learning_rate * (update + 1) / settings.warmup_updates
     span = max(1, num_updates - 1 - settings.warmup_updates)

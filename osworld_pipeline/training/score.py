@@ -21,7 +21,7 @@ from osworld_pipeline.training.micro_batches import make_micro_batches
 from osworld_pipeline.training.process_group import ProcessGroup
 
 MAX_TOKENS = 16_384
-"""Of a pass, by default."""
+"""Default limit of a pass."""
 FORWARD_METHOD = "response_logprobs"
 
 
@@ -31,11 +31,11 @@ class Scores:
     """log p(token at t | tokens before t) at the batch's temperatures and without its banned ids, float32; 0 outside
     the response mask."""
     entropy_BT: torch.Tensor
-    """Zeros where it was not asked for."""
+    """Zeros if not requested."""
 
 
 def score_responses(model: Any, batch: Batch, *, with_entropy: bool = False) -> Scores:
-    """One forward pass; logits are made at response tokens only."""
+    """One forward pass; logits are computed only at response tokens."""
     logprobs_N, entropy_N = getattr(model, FORWARD_METHOD, MethodType(response_logprobs, model))(batch, with_entropy)
     mask_BT = batch.response_mask_BT
     zeros_BT = torch.zeros(mask_BT.shape, dtype=logprobs_N.dtype, device=logprobs_N.device)
@@ -46,12 +46,12 @@ def score_responses(model: Any, batch: Batch, *, with_entropy: bool = False) -> 
 
 
 def add_forward_method(model: Any) -> None:
-    """Gives a model the method that a sharded one must be run by."""
+    """Adds the method through which a sharded model must be called."""
     setattr(model, FORWARD_METHOD, MethodType(response_logprobs, model))
 
 
 def response_logprobs(model: Any, batch: Batch, with_entropy: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of the N response tokens, sequence by sequence."""
+    """Log-probabilities and entropies of the N response tokens, sequence by sequence."""
     hidden_RLD = _hidden_states(model, batch)
     mask_RL = batch.response_mask_RL
     # The hidden state at t - 1 predicts the token at t; no sequence begins with a response.
@@ -64,14 +64,14 @@ def response_logprobs(model: Any, batch: Batch, with_entropy: bool) -> tuple[tor
         temperature_N=batch.temperature_N,
         banned_ids=batch.banned_ids,
     )
-    return logprobs_N.clone(), entropy_N.clone()  # FSDP2 hooks what it returns, and cannot hook views
+    return logprobs_N.clone(), entropy_N.clone()  # FSDP2 adds hooks to the outputs, which fails for views
 
 
 def _hidden_states(model: Any, batch: Batch) -> torch.Tensor:
     """The language model's last hidden states.
 
-    Padding is on the right and attention is causal, so no real token ever looks at padding: leaving the attention mask
-    out changes nothing and halves the attention's work.
+    Padding is on the right and attention is causal, so no real token attends to padding: omitting the attention mask
+    changes nothing and halves the attention's work.
     """
     core = model.model
     extra: dict[str, Any] = {}
@@ -85,8 +85,8 @@ def _hidden_states(model: Any, batch: Batch) -> torch.Tensor:
 
 
 def _image_features(core: Any, batch: Batch) -> Any:
-    """Each distinct image is encoded once and repeated where it stands again; a frozen tower keeps nothing for a
-    backward pass."""
+    """Each distinct image is encoded once and its features are repeated at each occurrence; a frozen tower keeps no
+    activations for a backward pass."""
     is_trained = any(param.requires_grad for param in core.visual.parameters())
     with torch.set_grad_enabled(is_trained and torch.is_grad_enabled()):
         features = core.get_image_features(batch.pixel_values, batch.image_grid_U3, return_dict=True)
@@ -98,7 +98,7 @@ def _image_features(core: Any, batch: Batch) -> Any:
 
 
 def banned_ids_of(model: Any, processor: Any) -> tuple[int, ...]:
-    """What this model's samplers never say."""
+    """Ids that this model's samplers never sample."""
     return Renderer(processor).banned_ids(model.config.text_config.vocab_size)
 
 
@@ -118,12 +118,12 @@ def score_trajectories(
     is_packed: bool = False,
     process_group: ProcessGroup | None = None,
 ) -> list[torch.Tensor]:
-    """Log-probabilities of each trajectory's tokens as the policy samples them: at the trajectory's temperature,
+    """Log-probabilities of each trajectory's tokens under the sampling distribution: at the trajectory's temperature,
     without the banned ids. Aligned with its token_ids, on the CPU; no gradients. The ranks share the work, and each
-    gets all of it.
+    gets all results.
 
     Raises:
-        TrainingError: a malformed trajectory, or one of more than `max_tokens`; names it.
+        TrainingError: a trajectory is malformed or has more than `max_tokens` tokens; names it.
     """
     process_group = process_group or ProcessGroup.alone(device_of(model))
     banned_ids = banned_ids_of(model, processor)
@@ -158,8 +158,8 @@ def score_trajectories(
 
 @contextmanager
 def training_mode(model: Any, *, dropout_seed: int | None = None) -> Iterator[None]:
-    """Recomputing activations, and dropout where there is any, belong to passes with gradients alone. Dropout follows
-    from the seed, so there is no random state to save."""
+    """Enables activation recomputation and dropout, which are only for passes with gradients. Dropout is determined by
+    the seed, so there is no random state to save."""
     model.train()
     is_cuda = device_of(model).type == "cuda"
     try:

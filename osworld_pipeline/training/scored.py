@@ -1,5 +1,5 @@
-"""What an update compares with: old and reference log-probabilities and importance weights of each trajectory, computed
-before its first optimiser step."""
+"""Old and reference log-probabilities and importance weights of each trajectory, computed before an update's first
+optimiser step."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ class ScoredTrajectory:
 
     trajectory: Trajectory
     old_logprobs: torch.Tensor
-    """What the ratio is taken to: the trainer's before the update, or the sampler's (`gspo.old_logprobs`)."""
+    """Denominator of the ratio: the trainer's values before the update, or the sampler's (`gspo.old_logprobs`)."""
     ref_logprobs: torch.Tensor | None
     importance: torch.Tensor
-    """Weights of the tokens; 1 for replay, which no sampler of this run produced."""
+    """Weights of the tokens; 1 for replay, which was not sampled in this run."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning on trajectories: the loss is on what the demonstrator wrote, batches follow from the seed."""
+"""Supervised fine-tuning on trajectories: the loss covers the demonstrator's tokens; batches follow from the seed."""
 
 import math
 import random
@@ -22,10 +22,10 @@ BETAS = (0.9, 0.98)
 
 
 def batch_indices(*, num_examples: int, batch_size: int, seed: int, update: int) -> list[int]:
-    """Which examples update number `update` (from 0) trains on.
+    """The examples that update number `update` (from 0) trains on.
 
-    Every epoch is a permutation of its own; a batch may end one and begin the next. Nothing but the arguments decides,
-    so a resumed run sees the batches that an uninterrupted one would have seen.
+    Every epoch has its own permutation; a batch may cross from one epoch to the next. The result depends only on the
+    arguments, so a resumed run sees the batches of an uninterrupted one.
     """
     chosen: list[int] = []
     for position in range(update * batch_size, (update + 1) * batch_size):
@@ -37,7 +37,7 @@ def batch_indices(*, num_examples: int, batch_size: int, seed: int, update: int)
 
 
 def examples_seen(*, num_examples: int, batch_size: int, seed: int, num_updates: int) -> list[int]:
-    """Which examples the first `num_updates` updates train on at least once."""
+    """The examples that the first `num_updates` updates train on at least once."""
     num_drawn = num_updates * batch_size
     if num_drawn >= num_examples:
         return list(range(num_examples))
@@ -47,7 +47,7 @@ def examples_seen(*, num_examples: int, batch_size: int, seed: int, num_updates:
 
 
 class SftTrainer(DistributedTrainer):
-    """`update` takes the batch of that update; `batch_indices` chooses it."""
+    """Call `update` with the batch of that update; `batch_indices` selects it."""
 
     def __init__(
         self,
@@ -91,8 +91,7 @@ class SftTrainer(DistributedTrainer):
             loss, num_positions = self._accumulate(trajectories, num_response_tokens)
             if not math.isfinite(loss):
                 raise TrainingError(
-                    f"update {self.num_updates + 1}: the loss is {loss}; weights are left as they were, lower "
-                    "sft.learning_rate"
+                    f"update {self.num_updates + 1}: the loss is {loss}; weights are unchanged, lower sft.learning_rate"
                 )
             grad_norm = self.optimizer.step(max_grad_norm=self._settings.max_grad_norm)
         finally:
@@ -109,7 +108,7 @@ class SftTrainer(DistributedTrainer):
         }
 
     def _accumulate(self, trajectories: Sequence[Trajectory], num_response_tokens: int) -> tuple[float, float]:
-        """Gradients of all passes; returns the loss and the positions computed, over all ranks."""
+        """Gradients of all passes; returns the loss and the number of computed positions, over all ranks."""
         loss, num_positions = 0.0, 0
         with self._training(seed=self._settings.seed):
             for share, batch in self._passes(trajectories, max_sequences=None):

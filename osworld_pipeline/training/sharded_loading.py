@@ -1,7 +1,7 @@
-"""A model's weights, read by each rank as far as it holds them: no rank ever has a whole model in memory.
+"""Loads a model's weights, each rank only its own part: no rank holds a whole model in memory.
 
-The model is made without memory (`empty_model`), laid out and sharded, and then each rank reads its own slices out of
-the checkpoint's safetensors files (`load_shards`).
+The model is created without memory (`empty_model`) and sharded; then each rank reads its own slices from the
+checkpoint's safetensors files (`load_shards`).
 """
 
 from contextlib import ExitStack
@@ -21,11 +21,11 @@ META = torch.device("meta")
 
 
 def empty_model(folder: Path, *, dtype: torch.dtype, is_frozen: bool = False) -> Any:
-    """The model of a checkpoint folder as `load_model` makes it, its weights on the meta device: names, shapes and
+    """The model of a checkpoint folder as `load_model` makes it, with weights on the meta device: names, shapes and
     dtypes without memory. Buffers are real.
 
     Raises:
-        StoreError: no folder, or no Qwen3-VL in it; names it.
+        StoreError: the folder or its Qwen3-VL is missing; names it.
     """
     if not folder.is_dir():
         raise StoreError(f"no checkpoint folder at {folder}: make or download the checkpoint first")
@@ -50,7 +50,7 @@ def empty_model(folder: Path, *, dtype: torch.dtype, is_frozen: bool = False) ->
 
 
 def _make_buffers(module: Any) -> None:
-    """Rotary frequencies follow from the configuration; no file holds them."""
+    """Computes rotary frequencies from the configuration, because no file contains them."""
     names = [name for name, buffer in module.named_buffers(recurse=False) if buffer.device == META]
     if names:
         made = type(module)(module.config)
@@ -60,10 +60,10 @@ def _make_buffers(module: Any) -> None:
 
 def load_shards(model: Any, folder: Path, device: torch.device) -> int:
     """Fills a sharded model's weights that are on the meta device, each rank its own part, on `device`; returns the
-    bytes that this rank has read. What has memory already (adapters) stays as it is.
+    bytes that this rank has read. Tensors with memory (adapters) are unchanged.
 
     Raises:
-        StoreError: a weight is missing, of another shape, or cannot be read; names it.
+        StoreError: a weight is missing, has another shape, or cannot be read; names it.
     """
     with ExitStack() as files:
         stored = _open_all(folder, files)
@@ -81,7 +81,7 @@ def load_shards(model: Any, folder: Path, device: torch.device) -> int:
             nonlocal num_bytes
             if not tensor.is_meta:
                 return tensor
-            key = id(tensor)  # a tied weight comes once for each of its places
+            key = id(tensor)  # a tied weight occurs once for each of its names
             if key not in filled:
                 part = _read_part(stored[names[key]], names[key], tensor, folder)
                 num_bytes += part.nbytes
@@ -89,7 +89,7 @@ def load_shards(model: Any, folder: Path, device: torch.device) -> int:
                 _own(filled[key]).copy_(part)
             return filled[key]
 
-        # _apply and not an assignment: FSDP2 takes note of what becomes of its parameters there.
+        # _apply instead of an assignment, because FSDP2 tracks its parameters there.
         with torch.no_grad():
             model._apply(fill)
     model.tie_weights()
@@ -97,21 +97,21 @@ def load_shards(model: Any, folder: Path, device: torch.device) -> int:
 
 
 def _open_all(folder: Path, files: ExitStack) -> dict[str, Any]:
-    """Every stored weight by name, none of them read."""
+    """Every stored weight by name, without reading it."""
     found: dict[str, Any] = {}
     try:
         for path in sorted(folder.glob("model*.safetensors")):
             file: Any = files.enter_context(safe_open(path, framework="pt"))
-            found |= {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+            found |= {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - it is not a mapping
     except (OSError, SafetensorError) as error:
         raise StoreError(f"the weights in {folder} cannot be read ({error}): download or make it again") from error
     if not found:
-        raise StoreError(f"no model.safetensors in {folder}: this is no checkpoint in Hugging Face format")
+        raise StoreError(f"no model.safetensors in {folder}: this is not a checkpoint in Hugging Face format")
     return found
 
 
 def _stored_name(name: str) -> str:
-    """As a plain model calls a weight that adapters have been put on."""
+    """The name in a plain model of a weight that has adapters."""
     return name.replace(".base_layer.", ".")
 
 
@@ -133,5 +133,5 @@ def _read_part(stored: Any, name: str, tensor: torch.Tensor, folder: Path) -> to
 
 
 def _own(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank holds of it."""
+    """This rank's part of it."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -1,4 +1,4 @@
-"""FSDP2: the weights lie in shards on all ranks and come together layer by layer when a pass needs them."""
+"""FSDP2: the weights are sharded across all ranks and gathered layer by layer during a pass."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -22,10 +22,10 @@ from osworld_pipeline.training.process_group import ProcessGroup
 
 
 def shard_model(model: Any, process_group: ProcessGroup, *, forward_method: str, cpu_offload: bool = False) -> None:
-    """Shards a model in place, layer by layer; a single process keeps it whole. `forward_method` is the model's method
+    """Shards a model in place, layer by layer; a single process keeps it whole. `forward_method`: the model's method
     that runs a pass.
 
-    Gradients are summed over the ranks in float32, so each rank's loss is its share of the whole.
+    Gradients are summed over the ranks in float32, so each rank's loss must be its share of the total.
 
     Raises:
         TrainingError: `cpu_offload` without ranks to shard over.
@@ -38,7 +38,7 @@ def shard_model(model: Any, process_group: ProcessGroup, *, forward_method: str,
     options: dict[str, Any] = {
         "mesh": init_device_mesh(process_group.device.type, (process_group.world_size,)),
         "mp_policy": MixedPrecisionPolicy(reduce_dtype=torch.float32),
-        # Without an accelerator host memory is all there is.
+        # Without an accelerator, weights are in host memory anyway.
         "offload_policy": CPUOffloadPolicy() if cpu_offload and is_cuda else OffloadPolicy(),
     }
     for layer in [*model.model.visual.blocks, *model.model.language_model.layers]:
@@ -47,24 +47,24 @@ def shard_model(model: Any, process_group: ProcessGroup, *, forward_method: str,
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)  # gloo cannot scale on the way
+            module.set_force_sum_reduction_for_comms(True)  # gloo cannot scale during a reduction
     register_fsdp_forward_method(model, forward_method)
 
 
 def gather_weights(model: Any) -> dict[str, torch.Tensor]:
-    """All weights whole, under their names: on rank 0, in host memory; on other ranks nothing. A model that was never
-    sharded gives its own tensors."""
+    """All weights unsharded, by name: on rank 0, in host memory; empty on other ranks. A model that was never sharded
+    returns its own tensors."""
     if not isinstance(model, FSDPModule):
         return model.state_dict()
     whole_model: Any = model
     gathered: Any = get_model_state_dict(whole_model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
-    # Tied weights come under both their names here; a whole model's save writes them once.
+    # Tied weights have both their names here; a whole model's save writes them once.
     names = {name for name, _ in whole_model.named_parameters()} | {name for name, _ in whole_model.named_buffers()}
     return {name: tensor for name, tensor in gathered.items() if name in names}
 
 
 def gather_trained(model: Any, process_group: ProcessGroup) -> dict[str, torch.Tensor]:
-    """As `gather_weights`, of the parameters that are trained; the frozen ones stay where they are."""
+    """As `gather_weights`, for the trained parameters only."""
     trained = {name: param.detach() for name, param in model.named_parameters() if param.requires_grad}
     if process_group.is_alone:
         return trained
@@ -77,12 +77,12 @@ def gather_trained(model: Any, process_group: ProcessGroup) -> dict[str, torch.T
 
 
 def _on_mesh(tensor: torch.Tensor) -> torch.Tensor:
-    """Offloaded shards lie in host memory, and the ranks exchange on their devices."""
+    """Offloaded shards are in host memory, but the ranks exchange them on their devices."""
     return tensor.to(tensor.device_mesh.device_type) if isinstance(tensor, DTensor) else tensor
 
 
 def host_copies(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The same tensors in host memory, sharded as they were, whatever becomes of the originals. Every rank must ask."""
+    """Independent copies of the tensors in host memory, with the same sharding. Every rank must call this."""
     return {name: _host_copy(tensor) for name, tensor in state.items()}
 
 
@@ -98,13 +98,12 @@ def _host_copy(tensor: torch.Tensor) -> torch.Tensor:
 
 @cache
 def _host_mesh(mesh: DeviceMesh) -> DeviceMesh:
-    """The same ranks by their processors."""
+    """The same ranks on their CPUs."""
     return mesh if mesh.device_type == "cpu" else DeviceMesh("cpu", mesh.mesh)
 
 
 def host_weights(model: Any, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Weights that `gather_weights` gave, fixed in host memory: those that training changes are copied, tied ones
-    once."""
+    """Snapshot of the result of `gather_weights` in host memory: trained weights are copied, tied ones once."""
     if isinstance(model, FSDPModule):
         return dict(weights)
     changing = {param.untyped_storage().data_ptr() for param in model.parameters() if param.requires_grad}
@@ -122,5 +121,5 @@ def host_weights(model: Any, weights: Mapping[str, torch.Tensor]) -> dict[str, t
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor of all ranks' shards; every rank must ask."""
+    """Gathers a tensor from the shards of all ranks; every rank must call this."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -1,6 +1,6 @@
-"""Rank 0's trajectories on every rank. Screenshots that lie in the state folder travel as their hashes, and each rank
-reads those of its own passes; what lies nowhere (a demonstration's resized ones), or where a rank does not see the
-folder, travels as bytes, each distinct image once."""
+"""Sends rank 0's trajectories to every rank. Screenshots in the state folder are sent as hashes, and each rank reads
+those of its own passes. Other images (a demonstration's resized ones), and all images if a rank cannot read the folder,
+are sent as bytes, each distinct image once."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -16,16 +16,16 @@ ReadImage = Callable[[str], bytes]
 @dataclass(frozen=True, kw_only=True)
 class _Sent:
     trajectories: tuple[Trajectory, ...]
-    """Without the images that travel as hashes."""
+    """Without the images that are sent as hashes."""
     hashes: tuple[tuple[str, ...] | None, ...]
-    """Of each trajectory; None where its images are bytes."""
+    """Hashes of each trajectory; None if its images are sent as bytes."""
 
 
 def share_trajectories(
     trajectories: Sequence[Trajectory], process_group: ProcessGroup, read_image: ReadImage | None
 ) -> tuple[Trajectory, ...]:
-    """`trajectories` are rank 0's; `read_image` is this rank's own way to the state folder, None for none. Every rank
-    must ask."""
+    """`trajectories` are rank 0's; `read_image` reads from the state folder on this rank, None if it cannot. Every rank
+    must call this."""
     if process_group.is_alone:
         return tuple(trajectories)
     by_hash = read_image is not None
@@ -45,7 +45,7 @@ def _pack(trajectories: Sequence[Trajectory], *, by_hash: bool) -> _Sent:
 
 
 def _is_visible(sent: _Sent, read_image: ReadImage | None) -> bool:
-    """The newest image stands for all: it is the last to appear on a folder that is shared by a network."""
+    """Checks only the newest image: it is the last to appear in a folder on a network file system."""
     newest = next(hashes[-1] for hashes in reversed(sent.hashes) if hashes)
     if read_image is None:
         return False

@@ -1,4 +1,4 @@
-"""One trainer at a time on a stage: a lock that the kernel gives back when its holder dies. Imports no torch."""
+"""One trainer per stage: a lock that the kernel releases when its holder dies. Imports no torch."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,12 +8,12 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import TrainingError
 
 WAIT_S = 5.0
-"""A trainer that was just told to stop may need a moment."""
+"""A trainer that was just stopped may need a moment to end."""
 
 
 @contextmanager
 def stage_lock(state: StateDir, checkpoint_id: str, *, timeout_s: float = WAIT_S) -> Iterator[None]:
-    """Held for as long as a stage is being trained.
+    """Held while a stage is being trained.
 
     Raises:
         TrainingError: another process trains this stage; names its pid.

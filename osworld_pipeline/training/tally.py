@@ -1,4 +1,4 @@
-"""What an update's optimiser steps were like, gathered over passes, steps and ranks."""
+"""Statistics of an update's optimiser steps, collected over passes, steps and ranks."""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from osworld_pipeline.training.loss import PolicyLoss
 
 @dataclass(kw_only=True)
 class Tally:
-    """Figures by sequence are this rank's; those by step are all ranks'."""
+    """Per-sequence values are those of this rank; per-step values those of all ranks."""
 
     num_steps: int = 0
     loss: float = 0.0
@@ -23,7 +23,7 @@ class Tally:
     ratios: list[float] = field(default_factory=list)
     clipped: list[float] = field(default_factory=list)
     first_clipped: list[float] = field(default_factory=list)
-    """Of the first step, whose ratios are 1: above 0 it is rounding that is clipped."""
+    """Clip fraction of the first step, whose ratios are 1: above 0 it is due to rounding."""
     kls: list[float] = field(default_factory=list)
     entropies: list[float] = field(default_factory=list)
     importances: list[float] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""The sizes of the embedded default's tiny Qwen3-VL, as its config.json will say them. Imports no torch."""
+"""The sizes of the embedded default's tiny Qwen3-VL, in the format of config.json. Imports no torch."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ POSITION_GRID_SIDE = 48
 
 
 def text_config(spec: TinyModelSection, *, vocab_size: int) -> dict[str, Any]:
-    """Of the language model. Raises ValueError: the width cannot be split into heads."""
+    """Config of the language model. Raises ValueError if the width cannot be split into heads."""
     if spec.hidden_size % HEAD_DIM:
         raise ValueError(f"model.hidden_size must be a multiple of {HEAD_DIM}, not {spec.hidden_size}")
     num_heads = spec.hidden_size // HEAD_DIM
@@ -28,7 +28,7 @@ def text_config(spec: TinyModelSection, *, vocab_size: int) -> dict[str, Any]:
 
 
 def vision_config(spec: TinyModelSection) -> dict[str, Any]:
-    """Of the vision tower. Raises ValueError: the width cannot be split into heads."""
+    """Config of the vision tower. Raises ValueError if the width cannot be split into heads."""
     return {
         "depth": spec.vision_depth,
         "hidden_size": spec.vision_hidden_size,
@@ -44,7 +44,8 @@ def vision_config(spec: TinyModelSection) -> dict[str, Any]:
 
 
 def _vision_heads(hidden_size: int) -> int:
-    """As many heads of about 32 dimensions as divide the width; rotary positions in two axes need multiples of 4."""
+    """The number of heads of about 32 dimensions that divides the width; two-axis rotary positions need multiples of
+    4."""
     for num_heads in range(max(1, hidden_size // HEAD_DIM), 0, -1):
         if hidden_size % num_heads == 0 and hidden_size // num_heads % 4 == 0:
             return num_heads

@@ -1,8 +1,8 @@
-"""Builds the embedded default's base checkpoint: a Qwen3-VL of a few million parameters with its own tokenizer, random
-but for the copying that a recipe may have it taught.
+"""Builds the embedded default's base checkpoint: a Qwen3-VL of a few million parameters with its own tokenizer. Its
+weights are random, apart from the copying skill that a recipe may train.
 
-transformers' own classes in Qwen3-VL's own file layout, so that whatever loads it loads a published Qwen3-VL too. The
-same specification and corpus give the same bytes.
+It uses transformers' own classes and Qwen3-VL's own file layout, so any program that loads it can also load a published
+Qwen3-VL. The same specification and corpus give the same bytes.
 """
 
 import json
@@ -27,7 +27,7 @@ SPECIAL_TOKENS = (
     "<|image_pad|>", "<|video_pad|>",
 )  # fmt: skip
 PLAIN_TOKENS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
-"""One id each, but ordinary text: they are decoded even where special tokens are skipped."""
+"""One id each, but ordinary text: they are decoded even if special tokens are skipped."""
 
 CHAT_TEMPLATE = (
     "{%- for message in messages %}{{ '<|im_start|>' + message.role + '\\n' }}"
@@ -37,7 +37,7 @@ CHAT_TEMPLATE = (
     "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{%- endif %}"
 )
 
-# Qwen's pattern: words keep the space before them, every digit stands alone (coordinates are spelled, not memorised).
+# Qwen's pattern: words keep the space before them, every digit is one token (coordinates are spelled, not memorised).
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -57,7 +57,7 @@ def build_tiny_checkpoint(
 ) -> None:
     """Writes weights, configuration, tokenizer, image processor and chat template to `out_dir`.
 
-    `corpus` is what the tokenizer's merges are learned from, in order. `on_progress`: see `teach_copying`.
+    The tokenizer's merges are learned from `corpus`, in order. `on_progress`: see `teach_copying`.
     """
     out_dir.mkdir(parents=True, exist_ok=True)
     tokenizer = build_tokenizer(corpus, vocab_size=spec.vocab_size)
@@ -77,7 +77,7 @@ def build_tiny_checkpoint(
 
 
 def build_tokenizer(corpus: Iterable[str], *, vocab_size: int) -> Any:
-    """A byte-level BPE tokenizer of at most `vocab_size` ids, special tokens included; any text can be encoded."""
+    """A byte-level BPE tokenizer of at most `vocab_size` ids, including special tokens; it can encode any text."""
     num_added = len(SPECIAL_TOKENS) + len(PLAIN_TOKENS)
     bpe = Tokenizer(models.BPE())
     bpe.normalizer = normalizers.NFC()

@@ -1,9 +1,8 @@
-"""Teaches a tiny random model to copy what stands earlier in its context, as every published language model can.
+"""Teaches a tiny random model to copy from its context, as every published language model can.
 
-A policy reads the words of its task and writes them into its actions. A random model must learn that from
-demonstrations, which takes it longer than everything else they show. Rows of random tokens teach it in seconds: a list,
-a gap, then a part of the list again, some words of it with or without the space before them. They hold no task and no
-action.
+A policy copies words of its task into its actions. A random model must learn that from demonstrations, which takes
+longer than everything else in them. Rows of random tokens teach it in seconds: a list, a gap, then a part of the list
+again, with some words with or without the space before them. They contain no tasks and no actions.
 """
 
 import random
@@ -17,14 +16,14 @@ LIST_LENGTH = 14
 GAP_LENGTH = 3
 COPY_LENGTH = 8
 NUM_WORDS = 6
-"""Of the list, so many tokens have a twin with or without a space before it."""
+"""Number of tokens of the list that have a twin with or without a space before it."""
 TWIN_SHARE = 0.3
-"""Of the copied words, so many are copied as their twin."""
+"""Share of the copied words that are replaced by their twin."""
 BATCH_SIZE = 48
 LEARNING_RATE = 3e-3
 WARMUP_UPDATES = 30
 DECAY_SHARE = 0.3
-"""The last part of the updates, over which the learning rate falls to a twentieth."""
+"""The last part of the updates, in which the learning rate falls to a twentieth."""
 SPACE = "\u0120"
 """How a byte-level tokenizer writes the space before a word."""
 
@@ -32,8 +31,8 @@ SPACE = "\u0120"
 def teach_copying(
     model: Any, tokenizer: Any, *, num_updates: int, seed: int, on_progress: Callable[[int, float], None]
 ) -> None:
-    """Trains the language model in place; the vision tower is left alone. One thread, so that the same seed gives the
-    same weights on the same machine. `on_progress` gets the number of updates done and the loss."""
+    """Trains the language model in place, without the vision tower. Uses one thread, so that the same seed gives the
+    same weights on the same machine. `on_progress` receives the number of updates done and the loss."""
     rows = _CopyingRows(tokenizer, seed=seed)
     weights = [weight for name, weight in model.named_parameters() if "visual" not in name]
     optimizer = torch.optim.AdamW(weights, lr=LEARNING_RATE, weight_decay=0.1, betas=(0.9, 0.98))
@@ -45,7 +44,7 @@ def teach_copying(
             for group in optimizer.param_groups:
                 group["lr"] = LEARNING_RATE * _rate(update, num_updates)
             ids_BT = torch.tensor([rows.draw() for _ in range(BATCH_SIZE)])
-            # The first token of the copy chooses the place; those after it follow from it.
+            # The first token of the copy selects the position; later tokens follow from it.
             logits_BTV = model(input_ids=ids_BT, logits_to_keep=COPY_LENGTH).logits[:, :-1]
             loss = torch.nn.functional.cross_entropy(
                 logits_BTV.flatten(0, 1), ids_BT[:, -(COPY_LENGTH - 1) :].flatten()
@@ -81,7 +80,7 @@ class _CopyingRows:
         self._random = random.Random(seed)
 
     def draw(self) -> list[int]:
-        """One row of token ids, of the same length each time."""
+        """One row of token ids, always of the same length."""
         draw = self._random
         words = draw.sample(self._words, min(NUM_WORDS, len(self._words)))
         listed = [*words, *draw.sample(self._ids, LIST_LENGTH - len(words))]

@@ -1,4 +1,4 @@
-"""One GSPO update: trajectories in, a policy a little better, and the figures that say whether to believe it."""
+"""One GSPO update: trains the policy on trajectories and returns its metrics."""
 
 import math
 import random
@@ -47,9 +47,9 @@ class GspoTrainer(DistributedTrainer):
         max_response_tokens: int = 400,
         phase_updates: int | None = None,
     ) -> None:
-        """`reference` may be None where settings.kl_coef is 0, and under LoRA, where `model` holds its parent.
-        `max_response_tokens` is what length_norm `constant` divides by. `phase_updates`: over which the learning rate
-        falls, at least where settings.final_lr_fraction is below 1."""
+        """`reference` may be None if settings.kl_coef is 0, and under LoRA, where `model` holds its parent.
+        `max_response_tokens`: the divisor of length_norm `constant`. `phase_updates`: number of updates of the
+        learning-rate decay; needed if settings.final_lr_fraction is below 1."""
         if phase_updates is None and settings.final_lr_fraction < 1:
             raise ValueError("gspo.final_lr_fraction is below 1, so the number of updates is needed")
         has_adapters = section is not None and section.lora is not None
@@ -80,9 +80,9 @@ class GspoTrainer(DistributedTrainer):
         self._phase_updates = phase_updates or 1
 
     def _update(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
-        """Without a single advantage there is nothing to learn: the weights stay, and `is_skipped` is 1. KL alone does
-        not count, and Adam would blow its tiny gradient up to a full step. Where the importance weights leave less than
-        `min_effective_share` of the batch, the update is held: the weights stay, and `is_held` is 1."""
+        """Without any advantage the weights stay unchanged, and `is_skipped` is 1. KL alone is no reason for an update,
+        because Adam would scale its tiny gradient up to a full step. If the importance weights leave less than
+        `min_effective_share` of the batch, the update is held: the weights stay unchanged, and `is_held` is 1."""
         trained = [trajectory for trajectory in trajectories if not trajectory.is_canary]
         metrics = {
             "num_trajectories": float(len(trained)),
@@ -116,11 +116,11 @@ class GspoTrainer(DistributedTrainer):
     def _score_all(
         self, trajectories: Sequence[Trajectory], minibatches: Sequence[Sequence[Trajectory]]
     ) -> tuple[ScoredBatch, dict[str, float]]:
-        """The trainer's own log-probabilities before the update, held against the sampler's.
+        """The trainer's own log-probabilities before the update, compared with the sampler's.
 
-        They are computed in the very passes in which the first epoch trains, so that the ratio of its first step is 1
-        to the bit: in bfloat16 another layout of the batch rounds otherwise, and a clip of 3.5e-4 takes that for a
-        change of the policy.
+        They are computed in the same passes in which the first epoch trains, so that the ratio of its first step is
+        exactly 1: in bfloat16 another layout of the batch is rounded differently, which a clip of 3.5e-4 would treat as
+        a change of the policy.
         """
         settings = self._settings
         canaries = [trajectory for trajectory in trajectories if trajectory.is_canary]
@@ -148,14 +148,14 @@ class GspoTrainer(DistributedTrainer):
         return self._score(self._reference, trajectories, max_sequences=limit)
 
     def _with_gradient(self, minibatch: Sequence[Trajectory]) -> list[Trajectory]:
-        """Without KL and entropy terms, a trajectory without advantage counts in the denominators alone."""
+        """Without KL and entropy terms, a trajectory without advantage only counts in the denominators."""
         if self._settings.kl_coef > 0 or self._settings.entropy_coef > 0:
             return list(minibatch)
         return [trajectory for trajectory in minibatch if _has_signal(trajectory)]
 
     def _minibatches(self, trajectories: Sequence[Trajectory], epoch: int) -> list[list[Trajectory]]:
-        """Episodes shuffled by seed and dealt out evenly, the sequences of one together; minibatches without any
-        advantage are left out."""
+        """Episodes shuffled by seed and distributed evenly, with the sequences of an episode together; minibatches
+        without any advantage are omitted."""
         by_episode: dict[str, list[Trajectory]] = {}
         for trajectory in sorted(trajectories, key=lambda one: one.trajectory_id):
             by_episode.setdefault(trajectory.episode_id, []).append(trajectory)
@@ -187,9 +187,7 @@ class GspoTrainer(DistributedTrainer):
                         tally.add(result, batch)
             total = self.process_group.sum(loss)
             if not math.isfinite(total):
-                raise TrainingError(
-                    f"update {self.num_updates + 1}: the loss is {total}; the weights are left as they were"
-                )
+                raise TrainingError(f"update {self.num_updates + 1}: the loss is {total}; the weights are unchanged")
             passed = time.monotonic()
             grad_norm = self.optimizer.step(max_grad_norm=self._settings.max_grad_norm)
         finally:
@@ -199,7 +197,7 @@ class GspoTrainer(DistributedTrainer):
         )
 
     def _weight(self, trajectory: Trajectory, shares: Mapping[str, float]) -> float:
-        """Where length_norm counts tokens, each token of an episode counts once, whatever sequence it stands in."""
+        """If length_norm counts tokens, each token of an episode counts once, in any of its sequences."""
         if self._settings.length_norm == "sequence_mean":
             return trajectory.weight * shares[trajectory.trajectory_id]
         return trajectory.weight
@@ -240,7 +238,7 @@ class GspoTrainer(DistributedTrainer):
 
 
 def turn_shares(trajectories: Sequence[Trajectory], turn_weight: TurnWeight) -> dict[str, float]:
-    """By trajectory id: the share of its episode's weight that a sequence has; in `append` mode 1."""
+    """By trajectory id: a sequence's share of the weight of its episode; in `append` mode 1."""
     size = {"turn": lambda one: 1, "token": lambda one: one.num_response_tokens}[turn_weight]
     totals: Counter[str] = Counter()
     for trajectory in trajectories:

@@ -1,4 +1,4 @@
-"""What tells the weights of a checkpoint folder from all others; needs no torch."""
+"""The digest that identifies the weights of a checkpoint folder; needs no torch."""
 
 import hashlib
 from pathlib import Path
@@ -10,11 +10,11 @@ from osworld_pipeline.training.manifest import file_digests
 
 
 def weights_digest(folder: Path) -> str:
-    """SHA-256 (hex) of model.safetensors; of the shards' names and digests where there are several; of an adapter
+    """SHA-256 (hex) of model.safetensors; of the shards' names and digests if there are several; for an adapter
     checkpoint that of its base, its factors and their scale together.
 
     Raises:
-        StoreError: no safetensors weights there, or an adapter whose base is gone.
+        StoreError: there are no safetensors weights, or an adapter's base is missing.
     """
     adapter = find_adapter(folder)
     if adapter is not None:
@@ -28,7 +28,7 @@ def weights_digest(folder: Path) -> str:
         )
     files = sorted(folder.glob("model*.safetensors"))
     if not files:
-        raise StoreError(f"no model.safetensors in {folder}: this is no checkpoint in Hugging Face format")
+        raise StoreError(f"no model.safetensors in {folder}: this is not a checkpoint in Hugging Face format")
     digests = {path.name: digest for path, digest in sorted(file_digests(files).items())}
     if len(digests) == 1:
         return next(iter(digests.values()))

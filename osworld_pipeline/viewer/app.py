@@ -1,4 +1,4 @@
-"""The viewer's pages and what they load. Reading only: there is no request that changes the store."""
+"""The viewer's pages and their resources. No request changes the store."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
@@ -43,13 +43,13 @@ MAX_LANES = 16
 MAX_FORM_BYTES = 8 * 1024
 """The form that asks for the token is the one request with a body."""
 REPORT_INDEX = "index.html"
-"""Of `osworld-pipeline report`, in the folder of reports: names all of them."""
+"""Index of all reports, written by `osworld-pipeline report` into the folder of reports."""
 FOREVER = "private, max-age=31536000, immutable"
 REPORT_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; frame-ancestors 'none'; sandbox"
 PART_HEADER = "x-part"
-"""A page that asks for its changing part alone sends it."""
+"""Sent by a page that requests only its changing part."""
 _HUNG_UP = Response(status_code=499)
-"""Its client has left: it is sent to no one."""
+"""For a client that has disconnected; it is not sent."""
 
 
 def create_app(settings: ViewerSettings) -> ASGIApp:
@@ -78,7 +78,7 @@ def create_app(settings: ViewerSettings) -> ASGIApp:
 
 
 class Viewer:
-    """What all pages share. Its endpoints work in threads, each with a reader of its own."""
+    """Shared state and endpoints of all pages. Endpoints run in threads, each with its own reader."""
 
     def __init__(self, settings: ViewerSettings) -> None:
         self.settings = settings
@@ -105,8 +105,8 @@ class Viewer:
         }
 
     async def warm_up(self) -> None:
-        """Reads the store and the templates before the first request, which is answered with what is wrong; then starts
-        the first process for SQL."""
+        """Read the store and the templates before the first request, which reports any error; then start the first
+        process for SQL."""
         with suppress(PipelineError):
             await run_in_threadpool(self.home)
         await self.questions.processes.start_ahead()
@@ -124,7 +124,7 @@ class Viewer:
         return _HUNG_UP if asked is None else await run_in_threadpool(self._list, request, chosen, *asked)
 
     async def _ask(self, chosen: EpisodeFilter) -> tuple[str, str]:
-        """The table to list from, and what is wrong with the condition: then it is the table of all."""
+        """The table to list from, and the error in the condition; with an error it is the table of all episodes."""
         await run_in_threadpool(self.index.refresh)
         try:
             return await self.questions.source(chosen), ""
@@ -159,7 +159,7 @@ class Viewer:
         )
 
     def _neighbours(self, chosen: EpisodeFilter, source: str, episode_id: str) -> tuple[str | None, str | None]:
-        """None where they take too long to find: the episode is shown all the same."""
+        """(None, None) if the search takes too long: the episode is still shown."""
         try:
             with self.index.reading() as reader:
                 return neighbours(reader, chosen, source, episode_id)
@@ -223,11 +223,11 @@ class Viewer:
         path = {path.name: path for path in self.settings.state.reports.glob("*.html")}.get(name)
         if path is None:
             advised = pipeline_line(self.settings.state, "report", "--all")
-            raise NotFoundError(f"there is no report {name[:100]}: `{advised}` writes them")
+            raise NotFoundError(f"there is no report {name[:100]}: `{advised}` writes all reports")
         return FileResponse(path, media_type="text/html", headers={"Content-Security-Policy": REPORT_POLICY})
 
     def newer(self, _: Request) -> Response:
-        """How much is known now: a page that was made before asks whether there is more."""
+        """The current number of episodes and generation: open pages poll it for changes."""
         self.index.refresh()
         with self.index.reading() as reader:
             count = reader.rows("SELECT count(*) FROM facts")[0][0]
@@ -243,7 +243,7 @@ class Viewer:
         with self.index.reading() as reader:
             known = reader.one("SELECT path FROM checkpoints WHERE checkpoint_id = ?", [row["checkpoint_id"]])
         if known is None or not known["path"]:
-            raise NotFoundError(f"no checkpoint {row['checkpoint_id']} is in the tables: its tokenizer is not known")
+            raise NotFoundError(f"checkpoint {row['checkpoint_id']} is not in the tables: its tokenizer is not known")
         steps = tokens_by_step(row, self.settings.state.root / known["path"] / "tokenizer.json")
         return _json([[[token.text, round(token.logprob, 4)] for token in step] for step in steps])
 
@@ -264,7 +264,7 @@ class Viewer:
         )
 
     def tell_error(self, request: Request, error: Exception) -> Response:
-        """One sentence: what, and what to do; as a page, or as JSON where a script asked."""
+        """One sentence with the error and what to do, as a page, or as JSON for a script."""
         status = 500
         sentence = str(error)
         if isinstance(error, NotFoundError):
@@ -275,7 +275,7 @@ class Viewer:
             status = 503
         elif isinstance(error, HTTPException):
             status = error.status_code
-            sentence = "the viewer only shows" if status == 405 else f"there is no page at {request.url.path[:200]}"
+            sentence = "the viewer is read-only" if status == 405 else f"there is no page at {request.url.path[:200]}"
         elif isinstance(error, duckdb.Error):
             sentence = f"the list could not be made ({first_line(error)}): load the page again"
         if request.url.path.startswith(("/blob/", "/tokens/", "/observation/", "/static/", "/newer")):
@@ -301,7 +301,7 @@ class Viewer:
 
 
 def _step(request: Request, num_steps: int) -> int:
-    """From 0, of an address that counts from 1; held inside the episode."""
+    """The step from 0, of an address that counts from 1; limited to the episode."""
     text = request.query_params.get("step", "1")
     number = int(text) if text.isascii() and text.isdigit() and len(text) < 9 else 1
     return min(max(number, 1), max(num_steps, 1)) - 1

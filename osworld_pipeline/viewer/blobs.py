@@ -1,4 +1,4 @@
-"""Screenshots by their hash: the name is checked before any path is made of it, and the type is told by the bytes."""
+"""Screenshots by their hash: the name is checked before a path is made from it; the bytes determine the type."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ class Picture:
 def read_picture(root: Path, sha256: str) -> Picture:
     """
     Raises:
-        NotFoundError: it is no hash, the store has no such image, or its bytes are none.
+        NotFoundError: it is not a hash, the store has no such image, or its bytes are not an image.
     """
     if not SHA256.fullmatch(sha256):
         raise NotFoundError("an image is named by its SHA-256, 64 hexadecimal digits")
@@ -40,7 +40,7 @@ def read_picture(root: Path, sha256: str) -> Picture:
 def media_type_of(data: bytes, sha256: str) -> str:
     """
     Raises:
-        NotFoundError: neither PNG, JPEG nor WebP.
+        NotFoundError: the image is neither PNG, JPEG nor WebP.
     """
     for magic, media_type in _TYPES:
         if data.startswith(magic):

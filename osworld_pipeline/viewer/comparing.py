@@ -1,5 +1,5 @@
-"""Two checkpoints on the same tasks: what was gained and lost, task by task, with the episodes behind each. Only
-evaluations under the same settings are compared (evaluation/leaderboard.py says why)."""
+"""Two checkpoints on the same tasks: gains and losses task by task, with their episodes. Only
+evaluations with the same settings are compared (see evaluation/leaderboard.py)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ from osworld_pipeline.tables.views import DESKTOPS_OF_EVALUATION
 from osworld_pipeline.viewer.index import Reader
 
 NUM_RESAMPLES = 2_000
-"""Of the interval: enough for two digits, and quick over hundreds of tasks."""
+"""Resamples for the interval: enough for two digits, and fast over hundreds of tasks."""
 
-# The last attempt at each task and seed, as the view `evals` has it.
+# The last attempt at each task and seed, as in the view `evals`.
 _EVALS = f"""
 SELECT *, {DESKTOPS_OF_EVALUATION} AS desktops FROM (SELECT
     episode_id, checkpoint_id, stage, task_id, seed, coalesce(family, nullif(domain, ''), 'unknown') AS family, suite,
@@ -34,14 +34,14 @@ QUALIFY row_number() OVER (
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluated:
-    """What a checkpoint was evaluated on under some settings."""
+    """One evaluation of a checkpoint."""
 
     checkpoint_id: str
     stage: str
     settings: str
-    """The evaluation's key; empty where it is unknown."""
+    """The evaluation's key; empty if unknown."""
     name: EvaluationName
-    """The same in words."""
+    """Its readable name."""
     num_tasks: int
     num_episodes: int
     num_valid: int
@@ -50,14 +50,14 @@ class Evaluated:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskPair:
-    """A task on both sides, one episode a seed."""
+    """A task before and after, one episode for each seed."""
 
     task_id: str
     instruction: str
     before: tuple[Mapping[str, Any], ...]
     after: tuple[Mapping[str, Any], ...]
     difference: float | None
-    """Of the success rates, above 0 for a gain; None where a side has no valid episode."""
+    """Difference of the success rates, above 0 for a gain; None if a side has no valid episode."""
 
     @property
     def kind(self) -> str:
@@ -69,19 +69,19 @@ class TaskPair:
 @dataclass(frozen=True, kw_only=True)
 class Compared:
     pairs: tuple[TaskPair, ...]
-    """The most gained first, then the most lost, then the others."""
+    """Largest gains first, then largest losses, then the others."""
     effect: Effect | None
-    """Of these two alone; one run shows none."""
+    """Of these two only, which are one run."""
     across: Change | None
-    """Over all training runs that differ from these in seeds alone, where there are several."""
+    """Over all training runs that differ from these only in seeds, if there are several."""
     apart: str
-    """Why there is none, where both sides have graded episodes; else empty."""
+    """Why there is no effect although both sides have graded episodes; else empty."""
     counts: Mapping[str, int]
-    """By kind."""
+    """Number of tasks by kind."""
 
 
 def list_evaluated(reader: Reader, names: Mapping[str, EvaluationName]) -> list[Evaluated]:
-    """By suite and time, then in the order of the stages. `names`: of evaluations, by key."""
+    """All evaluations by suite and time, then in the order of the stages. `names`: of evaluations, by key."""
     rows = reader.dicts(
         "SELECT checkpoint_id, any_value(stage) AS stage, settings, "  # noqa: S608 - our own names
         "count(DISTINCT task_id) AS num_tasks, count(*) AS num_episodes, count(*) FILTER (is_valid) AS num_valid, "
@@ -100,7 +100,7 @@ def list_evaluated(reader: Reader, names: Mapping[str, EvaluationName]) -> list[
 
 
 def compare(reader: Reader, before: str, after: str, settings: str, training: Training) -> Compared:
-    """Of two checkpoints under the same settings."""
+    """Compare two checkpoints under the same settings."""
     evaluated = _checkpoints_under(reader, settings)
     runs = training.runs_of(before, after, evaluated)
     names = {before, after, *(name for run in runs for pair in run for name in pair)}

@@ -1,5 +1,5 @@
-"""One episode as a page shows it: its steps with what is drawn on their screenshots. Read from the one file that holds
-it, whose name the index knows."""
+"""The view of one episode: its steps with the marks on their screenshots. It is read from its file, whose name is in
+the index."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -41,10 +41,10 @@ _STEP_COLUMNS = (
 @dataclass(frozen=True, kw_only=True)
 class StepView:
     row: Mapping[str, Any]
-    """Of `steps`."""
+    """Row of `steps`."""
     drawn: Drawn
     image: str
-    """SHA-256 of the screenshot; empty where the step has none."""
+    """SHA-256 of the screenshot; empty if the step has none."""
     is_image_there: bool
 
     @property
@@ -57,7 +57,7 @@ class StepView:
 
     @property
     def state(self) -> str:
-        """In a word: unread, refused, guessed or done."""
+        """unread, refused, guessed or done."""
         if not self.row["action_parsed"]:
             return "unread"
         if not self.row["action_executed"]:
@@ -68,13 +68,13 @@ class StepView:
 @dataclass(frozen=True, kw_only=True)
 class EpisodeView:
     row: Mapping[str, Any]
-    """Of `episodes`, without its tokens."""
+    """Row of `episodes`, without its tokens."""
     instruction: str
     domain: str
     stage: str
     steps: tuple[StepView, ...]
     space: CoordinateSpace
-    """What the coordinates of its actions count."""
+    """Coordinate space of its actions."""
 
     @property
     def episode_id(self) -> str:
@@ -82,7 +82,7 @@ class EpisodeView:
 
     @property
     def longest_s(self) -> float:
-        """Of its steps, model and desktop together."""
+        """Time of the longest step, model and desktop together."""
         times = [(step.row["model_s"] or 0.0) + (step.row["step_s"] or 0.0) for step in self.steps]
         return max(times, default=0.0)
 
@@ -121,7 +121,7 @@ class Episodes:
         )
 
     def observation(self, episode_id: str, step_index: int) -> str:
-        """What the model read beside a screenshot. Raises as `view`."""
+        """The observation text that the model read with a screenshot. Raises as `view`."""
         steps = self._read_steps(episode_id, ("step_index", "observation_text"))
         for step in steps.to_pylist():
             if step["step_index"] == step_index:
@@ -152,7 +152,7 @@ class Episodes:
         return self._from_file(episode_id, read)
 
     def _from_file(self, episode_id: str, read: Callable[[HeadFile], pa.Table]) -> pa.Table:
-        """A file that compaction has retired since the index looked is gone some time later: then it looks again."""
+        """Compaction may have removed the file since the last refresh: then the index is refreshed once."""
         for is_last in (False, True):
             with self._index.reading() as reader:
                 known = reader.one("SELECT file FROM facts WHERE episode_id = ? LIMIT 1", [episode_id])
@@ -169,7 +169,7 @@ class Episodes:
         )
 
     def _known(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """What other tables say of it; the recipe is that of the stage that it was played for."""
+        """Facts from other tables; the recipe is that of the stage that played the episode."""
         with self._index.reading() as reader:
             found = reader.one(
                 "SELECT f.instruction, f.domain, f.stage, c.recipe, t.is_own FROM facts f LEFT JOIN checkpoints c ON "
@@ -181,8 +181,8 @@ class Episodes:
         return found or dict.fromkeys(("instruction", "domain", "stage", "recipe", "is_own"))
 
     def _instruction(self, episode_id: str, known: Mapping[str, Any]) -> str:
-        """As the table of tasks has it. A task of the user's own may have been changed since, or its file is gone: then
-        as the model was told."""
+        """The instruction in the table of tasks. The user's own task files may have been changed or removed since: for
+        these the instruction in the model's first prompt."""
         if known["instruction"] and not known["is_own"]:
             return known["instruction"]
         steps = self._read_steps(episode_id, ("step_index", "observation_text")).to_pylist()
@@ -216,12 +216,12 @@ class Episodes:
 
 
 def told_task(text: str) -> str:
-    """The task in the first turn's text; empty where it names none (agent/observation_text.py)."""
+    """The task in the first turn's text; empty if it has none (agent/observation_text.py)."""
     return f"\n{task_part(text)}".partition("\n[Task]\n")[2].strip()
 
 
 def space_of(recipe: str | None) -> str | None:
-    """What coordinates count by a recipe (as JSON); None where it does not say."""
+    """Coordinate space of a recipe (as JSON); None if it does not say."""
     try:
         agent = orjson.loads(recipe or "{}").get("agent") or {}
         return load_dialect(agent["dialect"], agent.get("coordinate_space", "dialect")).coordinate_space
@@ -230,6 +230,6 @@ def space_of(recipe: str | None) -> str | None:
 
 
 def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Maps come from Arrow as lists of pairs."""
+    """Convert maps, which Arrow returns as lists of pairs, to dicts."""
     maps = ("times_s", "reward_parts", "run_ids")
     return {name: dict(value or ()) if name in maps else value for name, value in row.items()}

@@ -1,4 +1,4 @@
-"""What evaluations are called on the pages, worked out once for each state of the store."""
+"""Names of evaluations on the pages, computed once for each state of the store."""
 
 import threading
 from collections.abc import Mapping
@@ -38,7 +38,7 @@ class Evaluations:
 
 
 def evaluation_words(stage_key: str | None, names: Mapping[str, EvaluationName]) -> str:
-    """Of `eval-<checkpoint>-<key>`: the evaluation and the checkpoint; any other key as it is."""
+    """The evaluation and the checkpoint of `eval-<checkpoint>-<key>`; any other key unchanged."""
     policy, _, key = (stage_key or "").rpartition("-")
     name = names.get(key) if policy.startswith("eval-") else None
     return f"{name.words} · {policy.removeprefix('eval-')}" if name else stage_key or ""

@@ -1,5 +1,5 @@
-"""The list of episodes and the counts beside each facet: of every value, how many episodes there would be if it alone
-were chosen, with all that is chosen elsewhere."""
+"""The list of episodes and the counts of each facet: for every value, the number of episodes if only this value of the
+facet were chosen, with the current choices of the other facets."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -44,7 +44,7 @@ class CountedFacet:
 class Bar:
     low: float
     high: float
-    """Both counted in."""
+    """Both inclusive."""
     count: int
 
 
@@ -54,14 +54,14 @@ class CountedSpan:
     bars: tuple[Bar, ...]
     low: float | None
     high: float | None
-    """Of all that could be chosen; None where no episode has a value."""
+    """Range of all values that could be chosen; None if no episode has a value."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeList:
     rows: list[dict[str, Any]]
     total: int
-    """Of all pages."""
+    """Episodes on all pages."""
     num_known: int
     """Episodes in the store."""
     facets: tuple[CountedFacet, ...]
@@ -73,7 +73,7 @@ class EpisodeList:
 
 
 def list_episodes(reader: Reader, chosen: EpisodeFilter, source: str) -> EpisodeList:
-    """One page of the episodes, and what could be chosen. `source`: as Questions.source."""
+    """One page of the episodes, with the facets. `source`: as Questions.source."""
     condition, values = chosen.condition()
     rows = reader.dicts(
         f"SELECT {', '.join(_LIST_COLUMNS)} FROM {source} WHERE {condition} ORDER BY {SORTS[chosen.sort]} "  # noqa: S608
@@ -92,7 +92,7 @@ def list_episodes(reader: Reader, chosen: EpisodeFilter, source: str) -> Episode
 
 
 def neighbours(reader: Reader, chosen: EpisodeFilter, source: str, episode_id: str) -> tuple[str | None, str | None]:
-    """The episodes before and after this one in the list; None at its ends, and where the list does not hold it."""
+    """The episodes before and after this one in the list; None at its ends, or if the list does not contain it."""
     condition, values = chosen.condition()
     order = SORTS[chosen.sort]
     rows = reader.rows(
@@ -104,8 +104,8 @@ def neighbours(reader: Reader, chosen: EpisodeFilter, source: str, episode_id: s
 
 
 def _facets(reader: Reader, chosen: EpisodeFilter, source: str) -> tuple[CountedFacet, ...]:
-    """Each facet is counted with all that is chosen but itself. One question: grouping by every facet in the same pass
-    (GROUPING SETS) takes twice as long over text."""
+    """Each facet is counted with the choices of all other facets. One query with UNION ALL: grouping by every facet in
+    the same pass (GROUPING SETS) takes twice as long over text."""
     counts: dict[str, list[tuple[str, int]]] = {facet.name: [] for facet in FACETS}
     parts, values = [], []
     for facet in FACETS:
@@ -141,7 +141,7 @@ def _spans(reader: Reader, chosen: EpisodeFilter, source: str) -> tuple[CountedS
 
 
 def _counted_span(span: Span, rows: list[tuple[Any, ...]]) -> CountedSpan:
-    """`rows`: as _BARS gives them."""
+    """`rows`: those of _BARS."""
     if not rows:
         return CountedSpan(span=span, bars=(), low=None, high=None)
     low, high = rows[0][0], rows[0][1]
@@ -151,7 +151,7 @@ def _counted_span(span: Span, rows: list[tuple[Any, ...]]) -> CountedSpan:
 
 
 def _bar(span: Span, start: float, end: float, low: float, high: float, count: int) -> Bar:
-    """Whole numbers are bounded by whole ones: those that lie in the bar."""
+    """For whole numbers the bounds are the first and last whole number in the bar."""
     if high == low:
         return Bar(low=low, high=high, count=count)
     if span.is_whole:

@@ -1,6 +1,6 @@
-"""Which files of the store count at one moment, each with its details (decision 0010); nothing is ever written.
+"""The valid files of the store at one moment, each with its details (decision 0010). Nothing is written.
 
-A file is never changed, so what has been read of it once stays true for as long as a snapshot names it.
+A file is never changed, so data that was read from it stays valid as long as a snapshot names it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,7 +18,7 @@ from osworld_pipeline.store.reading import details_path, read_part_table
 @dataclass(frozen=True, kw_only=True)
 class HeadFile:
     key: str
-    """The head's path below its table's folder: what tells files apart."""
+    """The head's path below its table's folder; it identifies the file."""
     head: Path
     detail: Path | None
     is_compacted: bool
@@ -26,12 +26,12 @@ class HeadFile:
 
 @dataclass(frozen=True, kw_only=True)
 class StoreFiles:
-    """Of one head table."""
+    """Files of one head table."""
 
     files: Mapping[str, HeadFile]
     """By key."""
     rewritten: frozenset[str]
-    """Parts whose rows in compacted files do not count any more."""
+    """Parts whose rows in compacted files are no longer valid."""
 
     def heads(self, *, is_compacted: bool) -> list[str]:
         return [str(file.head) for file in self.files.values() if file.is_compacted == is_compacted]
@@ -42,10 +42,10 @@ class StoreFiles:
 
 
 def list_files(state: StateDir, head: str) -> StoreFiles:
-    """The files of `head` as of now.
+    """The current files of `head`.
 
     Raises:
-        StoreError: the compaction's manifest is damaged, or a file from before versions.
+        StoreError: the compaction's manifest is damaged, or a file without a version.
     """
     root, detail = state.trajectories.resolve(), DETAIL_OF[head]
     snapshot = take_snapshot(root, head)
@@ -69,13 +69,13 @@ def _details_of(root: Path, head: str, file: PartFile) -> Path | None:
 
 @lru_cache(maxsize=4096)
 def _old_details(root: Path, head: str, file: PartFile) -> Path | None:
-    """Of a head from before versions, whose rows name their details' digest."""
+    """Details of a head without a version, whose rows name their details' digest."""
     return details_path(root, head, file, read_part_table(root / head / file.name, head, columns=["part_digest"]))
 
 
 def empty_rows(schema: pa.Schema) -> pa.RecordBatchReader:
-    """No rows of these columns, for DuckDB. An empty Arrow table would be made of lists, and for the first list that
-    Arrow is given it imports pandas, which takes a second or more."""
+    """No rows with these columns, for DuckDB. An empty Arrow table would be made from lists, and Arrow imports pandas
+    when it converts its first list, which takes a second or more."""
     return pa.RecordBatchReader.from_batches(schema, [])
 
 

@@ -1,5 +1,5 @@
-"""What a list of episodes is narrowed to: read from an address, written back into one, and turned into SQL over
-`facts`. Every state of the list is an address, so that it can be sent to somebody."""
+"""The filter of a list of episodes: read from an address, written into one, and translated to SQL over `facts`. Every
+state of the list has an address, so that it can be shared."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,19 +14,19 @@ MAX_CHOSEN = 50
 
 @dataclass(frozen=True, kw_only=True)
 class Facet:
-    """A column whose values are chosen among; several chosen ones are joined by OR."""
+    """A column with selectable values; several chosen ones are joined by OR."""
 
     name: str
-    """In an address."""
+    """Parameter of an address."""
     label: str
     column: str
     is_open: bool = True
-    """Shown unfolded."""
+    """Shown expanded."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """A column of which a range is chosen, both ends counted in."""
+    """A column of which a range is chosen, both ends inclusive."""
 
     name: str
     label: str
@@ -55,7 +55,7 @@ SPANS = (
     Span(name="update", label="Update", column='nullif("update", -1)', is_whole=True),
 )
 HIDDEN = {"group": "group_id", "mlflow": "mlflow_run", "dagster": "dagster_run"}
-"""Equal to one value, from links alone; shown where one is set."""
+"""Equal to one value; only set by links, and shown if set."""
 SORTS = {
     "newest": "started_at DESC NULLS LAST, episode_id",
     "oldest": "started_at NULLS LAST, episode_id",
@@ -66,9 +66,9 @@ SORTS = {
     "task": "task_id, checkpoint_id, seed, episode_id",
 }
 TEXTS = ("q", "said", "where")
-"""Free text: in task, instruction, id or fault; in what the model said; a condition in SQL over `episodes`."""
+"""Free text in task, instruction, id or fault; in the model's text; a condition in SQL over `episodes`."""
 NOTHING = "none"
-"""In an address, for what has no value."""
+"""In an address, for rows without a value."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ class EpisodeFilter:
     chosen: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """By facet."""
     spans: Mapping[str, tuple[float | None, float | None]] = field(default_factory=dict)
-    """By span: lowest and highest, None where open."""
+    """By span: lowest and highest, None if open."""
     hidden: Mapping[str, str] = field(default_factory=dict)
     texts: Mapping[str, str] = field(default_factory=dict)
     sort: str = "newest"
@@ -84,7 +84,7 @@ class EpisodeFilter:
 
     @classmethod
     def from_query(cls, pairs: Iterable[tuple[str, str]]) -> "EpisodeFilter":
-        """Of an address; what is none of ours, or no number where one belongs, is left out."""
+        """The filter of an address; unknown parameters and invalid numbers are ignored."""
         given: dict[str, list[str]] = {}
         for name, value in pairs:
             given.setdefault(name, []).append(value[:MAX_TEXT])
@@ -107,7 +107,7 @@ class EpisodeFilter:
         )
 
     def query(self) -> str:
-        """The address's query, in one order; empty where nothing is narrowed."""
+        """The address's query, in a fixed order; empty without a filter."""
         return urlencode(self.pairs())
 
     def pairs(self) -> list[tuple[str, str]]:
@@ -128,7 +128,7 @@ class EpisodeFilter:
         return pairs
 
     def toggled(self, facet: str, value: str) -> "EpisodeFilter":
-        """With a value chosen, or not any more; back on the first page."""
+        """With a value added or removed; on the first page."""
         had = self.chosen.get(facet, ())
         values = tuple(one for one in had if one != value) if value in had else (*had, value)
         chosen = {name: kept for name, kept in {**self.chosen, facet: values}.items() if kept}
@@ -139,7 +139,7 @@ class EpisodeFilter:
         return replace(self, spans={key: ends for key, ends in spans.items() if ends != (None, None)}, page=1)
 
     def without(self, name: str) -> "EpisodeFilter":
-        """Without what was chosen, bounded or written under this name."""
+        """Without the choice, range or text of this name."""
         kept = [{key: value for key, value in group.items() if key != name}
                 for group in (self.chosen, self.spans, self.hidden, self.texts)]  # fmt: skip
         return replace(self, chosen=kept[0], spans=kept[1], hidden=kept[2], texts=kept[3], page=1)
@@ -155,8 +155,8 @@ class EpisodeFilter:
         return bool(self.chosen or self.spans or self.hidden or self.texts)
 
     def condition(self, *, but: str = "") -> tuple[str, list[Any]]:
-        """What is chosen and bounded, as SQL with the values of its question marks. `but`: without this facet or span,
-        to count what else could be chosen."""
+        """The choices and ranges as SQL with the values of its question marks. `but`: without this facet or span, to
+        count its other values."""
         terms: list[str] = []
         values: list[Any] = []
         for facet in FACETS:
@@ -179,7 +179,7 @@ class EpisodeFilter:
         return " AND ".join(terms) or "true", values
 
     def words(self) -> tuple[str, list[Any]]:
-        """What is searched for in task, instruction, id and fault, as SQL with values."""
+        """The search in task, instruction, id and fault, as SQL with values."""
         text = self.texts.get("q", "").lower()
         if not text:
             return "true", []

@@ -18,9 +18,9 @@ DEFAULT_ESTIMATOR: Estimator = "mean_std"
 @dataclass(frozen=True, kw_only=True)
 class Sibling:
     row: Mapping[str, Any]
-    """Of `facts`."""
+    """Row of `facts`."""
     advantage: float | None
-    """None for a fault, and where the group was not trained on."""
+    """None for a fault, and if the group was not trained on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,18 +30,18 @@ class GroupView:
     injections: tuple[Mapping[str, Any], ...]
     estimator: Estimator
     num_missing: int
-    """Siblings that the group names and the store does not hold."""
+    """Siblings that the group names and the store does not have."""
 
     @property
     def advantages(self) -> dict[str, float]:
-        """By episode, of those that have one."""
+        """By episode, for those with an advantage."""
         return {one.row["episode_id"]: one.advantage for one in self.siblings if one.advantage is not None}
 
 
 def read_group(reader: Reader, group_id: str) -> GroupView:
     """
     Raises:
-        NotFoundError: neither a group nor an episode of one has this id.
+        NotFoundError: no group and no episode has this group id.
     """
     rows = reader.dicts(
         "SELECT *, (SELECT any_value(recipe) FROM checkpoints c WHERE c.checkpoint_id = grouped.stage_key) AS recipe "
@@ -70,15 +70,15 @@ def read_group(reader: Reader, group_id: str) -> GroupView:
 def advantages_of(
     episodes: Sequence[Mapping[str, Any]], replay_rewards: Sequence[float], estimator: Estimator
 ) -> dict[str, float]:
-    """By episode, as `training.advantage.group_advantages`: over the shaped rewards of the valid ones, a replay row
-    being one more sample."""
+    """By episode, as `training.advantage.group_advantages`: over the shaped rewards of the valid ones and one
+    replay row as one more sample."""
     valid = [episode for episode in episodes if episode["is_valid"] and episode["shaped_reward"] is not None]
     rewards = [*(episode["shaped_reward"] for episode in valid), *replay_rewards[:1]]
     return dict(zip([episode["episode_id"] for episode in valid], compute_advantages(rewards, estimator), strict=False))
 
 
 def estimator_of(recipe: str | None) -> Estimator:
-    """Of the stage's recipe (JSON); the default where it is not stored, as while the stage still trains."""
+    """Estimator of the stage's recipe (JSON); the default if it is not stored, as while the stage trains."""
     try:
         named = (orjson.loads(recipe or "{}").get("gspo") or {}).get("advantage")
     except (orjson.JSONDecodeError, AttributeError):
@@ -90,7 +90,7 @@ def estimator_of(recipe: str | None) -> Estimator:
 def list_groups(
     reader: Reader, *, run: str = "", mlflow: str = "", fate: str = "", task: str = "", page: int = 1
 ) -> tuple[list[dict[str, Any]], int]:
-    """Groups of one page, the newest update first, and how many there are in all. `mlflow`: those whose episodes were
+    """Groups of one page, the newest update first, and their total number. `mlflow`: only groups whose episodes were
     played in that run."""
     terms, values = ["true"], []
     for column, value in (("stage_key", run), ("task_id", task), ("coalesce(fate, 'trained')", fate)):
@@ -113,7 +113,7 @@ def list_groups(
 
 
 def _unfinished(group_id: str, episodes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What can be said of a group whose own row is not there yet: its update is not over."""
+    """A group without its own row, because its update is not finished."""
     first = episodes[0]
     return {
         "group_id": group_id,
@@ -127,7 +127,7 @@ def _unfinished(group_id: str, episodes: Sequence[Mapping[str, Any]]) -> dict[st
         "episode_ids": None,
         "replay_row_id": None,
         "fate": "",
-        "reason": "its update is not over yet, or the group was never finished",
+        "reason": "its update is not finished, or the group was never completed",
         "oldest_policy_version": None,
         "recipe": None,
     }

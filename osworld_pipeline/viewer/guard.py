@@ -1,5 +1,5 @@
-"""What every request passes first: where it comes from, the token where one is set, the size and pace of its body, and
-headers that let a page load and run nothing but our own."""
+"""Checks of every request: its origin, the token if one is set, and the size and pace of its body. Response headers let
+a page load and run only our own files."""
 
 import secrets
 from collections.abc import Callable, Mapping
@@ -29,19 +29,19 @@ HEADERS: Mapping[str, str] = {
     "Cross-Origin-Opener-Policy": "same-origin",
 }
 _FOREIGN = (
-    "this viewer has no token, so it answers programs of this machine at an address of this machine, and no page of "
-    "another site; start it with a token to reach it by other names"
+    "this viewer has no token, so it answers only programs of this machine at an address of this machine, and no pages "
+    "of other sites; start it with a token to reach it by other names"
 )
 
 
 class Guard:
-    """A browser that has shown the token gets a cookie, which is no token and ends with this process. Without a token
-    only what comes from here is answered (wire/cross_site.py), and links of other pages."""
+    """A browser that has sent the token gets a session cookie, which is not the token and expires with this process.
+    Without a token only requests from this machine (wire/cross_site.py) and links of other pages are answered."""
 
     def __init__(
         self, app: ASGIApp, *, token: SecretStr | None, body: BodyLimits, ask: Callable[[str, str], str]
     ) -> None:
-        """`ask`: the page that asks for the token, given what was wrong and where to go on."""
+        """`ask`: makes the page that asks for the token, from an error message and the address to continue at."""
         self._app, self._body, self._ask = app, body, ask
         self._token = None if token is None else Secret(token.get_secret_value())
         self._cookie = secrets.token_urlsafe(32)
@@ -60,11 +60,11 @@ class Guard:
         if answer is None and self._token is not None and _is_login(scope):
             form = dict(parse_qsl(body.decode("utf-8", "replace")))
             answer = self._answer(form.get(PARAMETER, ""), form.get("to", "/"))
-        # The page's own `receive` waits for nothing but the end of the connection: the body has been read.
+        # The body has been read, so the page's `receive` waits only for the end of the connection.
         await (answer or self._app)(scope, receive, _with_headers(send))
 
     def _refusal(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Response | None:
-        """What is answered instead of the page, before any of the body is read; None where the request may pass."""
+        """The response instead of the page, before any of the body is read; None if the request is allowed."""
         if self._token is None:
             return None if is_from_here(headers, allows_links=True) else _plain(_FOREIGN, 403)
         if scope["path"].startswith("/static/") or _is_login(scope):
@@ -78,7 +78,8 @@ class Guard:
         return None if self._is_known(headers) else HTMLResponse(self._ask("", here), 401)
 
     def _is_known(self, headers: Mapping[bytes, bytes]) -> bool:
-        """By its token; or by the cookie, which a browser adds to what another page sends, too."""
+        """By its token, or by the cookie. A browser adds the cookie to requests of other pages too, so these are
+        refused."""
         if self._is_token_in(headers):
             return True
         try:
@@ -95,7 +96,7 @@ class Guard:
         return self._token is not None and self._token.is_in(headers.get(b"authorization", b""))
 
     def _answer(self, given: str, to: str) -> Response:
-        """The way on with a cookie, by an address without the token; or the question again."""
+        """A redirect with a cookie to the address without the token; or the login page again."""
         to = to if to.startswith("/") and not to.startswith(("//", "/\\")) else "/"
         if self._token is None or not self._token.is_same(given.strip().encode()):
             return HTMLResponse(self._ask("The viewer refused this token.", to), 401)
@@ -109,7 +110,7 @@ def _is_login(scope: Scope) -> bool:
 
 
 def _plain(sentence: str, status: int) -> Response:
-    """The connection is closed after it: the body has not been read."""
+    """The connection is closed afterwards, because the body has not been read."""
     return Response(sentence, status, {"Connection": "close"}, media_type="text/plain")
 
 

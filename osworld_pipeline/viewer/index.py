@@ -1,7 +1,7 @@
-"""The light columns of every episode and group in memory, one row each, kept up with the store file by file: what a
-list of 100,000 episodes is filtered and counted from.
+"""The small columns of every episode and group in memory, one row each, updated from the store file by file. Lists of
+100,000 episodes are filtered and counted from it.
 
-What was read of a file is dropped when no snapshot names the file any more. So a part that a training run writes costs
+The rows of a file are dropped when no snapshot names the file any more. So a part that a training run writes costs
 one small read, and a compaction one large one.
 """
 
@@ -36,13 +36,13 @@ from osworld_pipeline.viewer.index_sql import (
 from osworld_pipeline.viewer.settings import BadQuestionError
 
 CHECK_EVERY_S = 1.0
-"""The folders are listed at most so often."""
+"""Minimum interval between listings of the folders."""
 QUERY_LIMIT_S = 20.0
 OWNED = ("union_tasks", "checkpoints")
 
 
 class EpisodeIndex:
-    """Safe for many threads: each asks in a transaction of its own, and one at a time refreshes."""
+    """Thread-safe: each thread reads in its own transaction, and one at a time refreshes."""
 
     def __init__(self, state: StateDir) -> None:
         self._state = state
@@ -52,9 +52,9 @@ class EpisodeIndex:
         self._files: dict[str, StoreFiles] = {}
         self._owned: dict[str, tuple[int, int, int]] = {}
         self.generation = 0
-        """One more for each change of what is known."""
+        """Incremented with each change of the index."""
         self.problem = ""
-        """Why the store could not be read again, where it could not; what was known before is still shown."""
+        """Error of the last refresh, or empty; after an error the previous rows are still shown."""
         self._database = duckdb.connect(":memory:")
         for setting in (
             f"threads = {min(4, os.cpu_count() or 1)}",
@@ -75,10 +75,10 @@ class EpisodeIndex:
         self._database.close()
 
     def refresh(self, *, at_once: bool = False) -> None:
-        """Takes in what has been written since, at most once a second unless `at_once`.
+        """Read new files, at most once a second unless `at_once`.
 
         Raises:
-            PipelineError: nothing is known yet, and the store cannot be read.
+            PipelineError: the index is empty, and the store cannot be read.
         """
         with self._lock:
             if not at_once and time.monotonic() - self._checked_at < CHECK_EVERY_S:
@@ -94,15 +94,15 @@ class EpisodeIndex:
             self._checked_at = time.monotonic()
 
     def files_of(self, head: str) -> StoreFiles:
-        """The files behind what is known now."""
+        """The files whose rows are in the index."""
         return self._files.get(head) or StoreFiles(files={}, rewritten=frozenset())
 
     @contextmanager
     def reading(self) -> Iterator["Reader"]:
-        """All questions of one reader see the same moment; each is stopped after QUERY_LIMIT_S.
+        """All queries of one reader see the same moment; each is stopped after QUERY_LIMIT_S.
 
         Raises:
-            BadQuestionError: it took too long.
+            BadQuestionError: a query took too long.
         """
         with self._database.cursor() as cursor:
             timer = threading.Timer(QUERY_LIMIT_S, cursor.interrupt)
@@ -113,13 +113,13 @@ class EpisodeIndex:
                 yield Reader(cursor)
                 cursor.execute("COMMIT")
             except duckdb.InterruptException as error:
-                raise BadQuestionError(f"the list took longer than {QUERY_LIMIT_S:g} s: ask for less") from error
+                raise BadQuestionError(f"the list took longer than {QUERY_LIMIT_S:g} s: filter it further") from error
             finally:
                 timer.cancel()
 
     def keep(self, condition: str, values: Sequence[Any], id_tables: Sequence[pa.Table]) -> str:
-        """The name of a new table with the rows of `facts` that pass, and whose episode_id is in each of
-        `id_tables`."""
+        """Make a table with the rows of `facts` that match and whose episode_id is in each of `id_tables`; returns its
+        name."""
         name = f"found_{next(self._numbers)}"
         with self._database.cursor() as cursor:
             terms = [condition]
@@ -186,8 +186,8 @@ class EpisodeIndex:
             cursor.execute(statement.format(heads=heads, details=details, hidden=hidden, keys=keys, root=str(root)))
 
     def _take_names(self, cursor: duckdb.DuckDBPyConnection, paths: Mapping[str, Path]) -> None:
-        """The few columns of the small tables that a list shows, and the tasks of the user's own suites; a table nobody
-        has written yet is empty."""
+        """Read the columns of the small tables that a list shows, and the tasks of the user's own suites; a missing
+        table is empty."""
         for name, key, columns in (
             ("union_tasks", "task_id, domain", ["task_id", "domain", "instruction"]),
             (
@@ -213,7 +213,7 @@ class EpisodeIndex:
 
 
 class Reader:
-    """Questions of one moment."""
+    """Queries of one moment."""
 
     def __init__(self, cursor: duckdb.DuckDBPyConnection) -> None:
         self._cursor = cursor
@@ -231,7 +231,7 @@ class Reader:
 
 
 def _scan(table: str, compacted: Sequence[str], small: Sequence[str], folder: str) -> str:
-    """All stored columns, those that older files lack as NULL; `path` is the file, `is_compacted` says which kind."""
+    """All stored columns, with NULL for columns that older files lack; `path` is the file, `is_compacted` its kind."""
     parts = [f"SELECT *, '' AS path, false AS is_compacted FROM no_{table}"]  # noqa: S608 - our own names and paths
     for paths, is_compacted in ((compacted, "true"), (small, "false")):
         if paths:
@@ -241,7 +241,7 @@ def _scan(table: str, compacted: Sequence[str], small: Sequence[str], folder: st
 
 
 def _stamp(path: Any) -> tuple[int, int, int]:
-    """Of a small table's file, which is replaced as a whole."""
+    """Identifies the version of a small table's file, which is replaced as a whole."""
     try:
         found = path.stat()
     except FileNotFoundError:

@@ -1,6 +1,6 @@
-"""The tables of the index, and how they are filled from the store's files, which count updates from 0 (here the first
-is 1). `{heads}` and `{details}` are scans of new files, `{hidden}` the parts written again since, `{keys}` which
-details belong to which head."""
+"""The tables of the index, and the SQL that fills them from the store's files, which count updates from 0 (here the
+first is 1). `{heads}` and `{details}` are scans of new files, `{hidden}` the parts that were written again, `{keys}`
+the pairs of details and head."""
 
 from osworld_pipeline.domain.checkpoint import Stage
 from osworld_pipeline.domain.task import FAMILY_OF_TASK, SUITE_OF_TASK
@@ -44,7 +44,7 @@ TABLES = (
     """,
 )
 
-# Suite and family as the view `evals` tells them. A fault's numbers and ids are taken out, so that like ones are one.
+# Suite and family as in the view `evals`. Numbers and ids are removed from faults, so that similar ones are grouped.
 FACTS_FROM_HEADS = f"""
 INSERT INTO facts BY NAME
 WITH keys AS (

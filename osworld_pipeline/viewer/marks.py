@@ -1,8 +1,8 @@
-"""Where an action points on the screenshot that the model saw, and what it does in a few words.
+"""Positions of an action on the screenshot that the model saw, and a short description of it.
 
-A step keeps its action as the model wrote it, in a space that the row does not name: pixels of the image, shares of its
-sides, or thousandths. `find_space` tells which from the numbers themselves: shares are the only ones with decimals, and
-the command, which is in pixels of the screen, tells pixels from thousandths wherever the image is not square.
+A step keeps its action as the model wrote it, in a coordinate space that the row does not name: pixels of the image,
+fractions of its sides, or thousandths. `find_space` infers it from the numbers: only fractions have decimals, and the
+command, which is in pixels of the screen, distinguishes pixels from thousandths unless the image is square.
 """
 
 import json
@@ -19,9 +19,9 @@ from osworld_pipeline.errors import ActionParseError
 
 Point = tuple[float, float]
 MAX_CAPTION = 400
-"""Characters of typed text that a caption shows."""
+"""Maximum number of characters of typed text in a caption."""
 _SQUARE = 0.1
-"""Logarithm of width by height below which an image counts as square: pixels and thousandths then differ alike."""
+"""Logarithm of width / height below which an image counts as square: pixels and thousandths cannot be distinguished."""
 _NAMES = {
     "left_click": "click",
     "right_click": "right click",
@@ -34,7 +34,7 @@ _NAMES = {
     "mouse_up": "let the button go",
 }
 _ENDS = {"success": "says that the task is done", "failure": "says that the task cannot be done"}
-"""What a policy says by ending; whether it is right, the grader tells."""
+"""Claim of a policy that ends; the grader decides whether it is right."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,25 +50,25 @@ class Mark:
     direction: str = ""
     """Of a scroll: up, down, left or right."""
     number: int = 0
-    """Of a sequence, from 1; 0 where the turn is one action."""
+    """Position in a sequence, from 1; 0 if the turn is one action."""
     is_assumed: bool = False
-    """The action does not say where: it is where the pointer was left."""
+    """The action has no position: this is the last position of the pointer."""
     is_outside: bool = False
-    """It points beside the image, and is drawn at its edge."""
+    """It points outside the image, and is drawn at its edge."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drawn:
-    """What is drawn of one step."""
+    """The drawing of one step."""
 
     caption: str
     marks: tuple[Mark, ...]
     pointer: Point | None
-    """Where the step leaves the pointer, in pixels of the image; None where it is unknown."""
+    """Position of the pointer after the step, in pixels of the image; None if unknown."""
 
 
 def read_action(text: str | None) -> Mapping[str, Any] | None:
-    """The `action` column: an action in normal form, or None where there is none or it is no such thing."""
+    """The `action` column: an action in normal form, or None if it is missing or invalid."""
     if not text:
         return None
     try:
@@ -81,7 +81,7 @@ def read_action(text: str | None) -> Mapping[str, Any] | None:
 
 
 def commanded(command: str | None) -> list[Mapping[str, Any]]:
-    """The actions of a `command`, points in pixels of the screen; none where it holds no calls that we know."""
+    """The actions of a `command`, with points in pixels of the screen; empty without known calls."""
     lines = [line for line in (command or "").split("\n") if line.strip() not in SPECIAL_ACTIONS]
     try:
         return list(actions_of(parse_pyautogui("\n".join(lines)))) if any(map(str.strip, lines)) else []
@@ -90,10 +90,10 @@ def commanded(command: str | None) -> list[Mapping[str, Any]]:
 
 
 def find_space(
-    turns: Iterable[tuple[Mapping[str, Any] | None, str | None]], image: tuple[int, int], told: str | None = None
+    turns: Iterable[tuple[Mapping[str, Any] | None, str | None]], image: tuple[int, int], default: str | None = None
 ) -> CoordinateSpace:
-    """What the coordinates of an episode count. `turns`: action and command of each step; `image`: (width, height) of
-    its screenshots; `told`: what the recipe says, believed where the numbers leave it open."""
+    """The coordinate space of an episode. `turns`: action and command of each step; `image`: (width, height) of its
+    screenshots; `default`: the space of the recipe, used if the numbers do not decide."""
     pairs: list[tuple[Point, Point]] = []
     for action, command in turns:
         points = list(_points(action)) if action else []
@@ -108,12 +108,12 @@ def find_space(
     by_scale = _space_by_scale(pairs, image)
     if by_scale is not None:
         return by_scale
-    return "thousand" if told == "thousand" else "model_pixels"
+    return "thousand" if default == "thousand" else "model_pixels"
 
 
 def _space_by_scale(pairs: Sequence[tuple[Point, Point]], image: tuple[int, int]) -> CoordinateSpace | None:
-    """A model's pixels grow alike along both sides of the screen, thousandths as width by height; None where neither
-    can be told."""
+    """A model's pixels scale equally along both sides of the screen, thousandths as width / height; None if the two
+    cannot be distinguished."""
     shape = math.log(image[0] / image[1]) if min(image) > 0 else 0.0
     own_x, own_y = sum(point[0] for point, _ in pairs), sum(point[1] for point, _ in pairs)
     screen_x, screen_y = sum(point[0] for _, point in pairs), sum(point[1] for _, point in pairs)
@@ -131,8 +131,8 @@ def draw_step(
     space: CoordinateSpace,
     pointer: Point | None,
 ) -> Drawn:
-    """`pointer`: where the step before left it. An action that could not be stored as one is drawn from its command, as
-    if the image showed the screen as it is."""
+    """`pointer`: its position after the previous step. An action that could not be stored is drawn from its command, as
+    if the image had the size of the screen."""
     if action is None:
         actions, space = commanded(command), "model_pixels"
     else:
@@ -180,7 +180,7 @@ def _mark(
 
 
 def describe(one: Mapping[str, Any]) -> str:
-    """An action in a few words, places as the model counted them."""
+    """A short description of an action, with positions in the model's coordinates."""
     name = str(one.get("action", ""))
     if name in _NAMES:
         ends = [_shown(one[key]) for key in POINT_KEYS if key in one]

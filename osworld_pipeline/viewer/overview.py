@@ -1,4 +1,4 @@
-"""What is in the store, for the first page: checkpoints with what was played by them and for them."""
+"""Contents of the store for the first page: checkpoints with their training episodes and evaluations."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,11 +16,11 @@ class Overview:
     checkpoints: list[dict[str, Any]]
     """In the order of the stages."""
     evaluations: dict[str, list[Evaluated]]
-    """By checkpoint, one for each way of evaluating: what was not run alike is not added up."""
+    """By checkpoint, one for each evaluation setting; different settings are not added up."""
     at_work: list[dict[str, Any]]
-    """Stages that have rolled out and left no checkpoint of their end: they train now, or were cut short."""
+    """Stages with rollouts and without a final checkpoint: they train now, or were interrupted."""
     others: list[dict[str, Any]]
-    """Further policies that no table of checkpoints knows: of imports, mostly."""
+    """Other policies that are not in the table of checkpoints, mostly of imports."""
 
 
 def read_overview(reader: Reader, names: Mapping[str, EvaluationName]) -> Overview:

@@ -1,4 +1,4 @@
-"""Pages as HTML: templates that escape whatever a model or a task wrote, and the few words and shapes they need."""
+"""HTML pages: templates that escape all text of models and tasks, and their filters for texts and shapes."""
 
 import hashlib
 import math
@@ -71,7 +71,7 @@ def _environment() -> Environment:
 
 @cache
 def static_url(name: str) -> str:
-    """With a digest, so that it may be kept for good."""
+    """The address with a digest, so that it can be cached permanently."""
     return f"/static/{name}?v={hashlib.sha256((STATIC / name).read_bytes()).hexdigest()[:12]}"
 
 
@@ -84,12 +84,13 @@ def group_url(group_id: str, **query: Any) -> str:
 
 
 def row_id(name: str) -> str:
-    """Of the link to an episode or a group in a list: an address that leads back names it, and browsers focus it."""
+    """Id of the link to an episode or a group in a list: the address back to the list names it, and browsers focus
+    it."""
     return f"row-{name}"
 
 
 def with_query(path: str, **query: Any) -> str:
-    """`path` with those of `query` that hold something; a list gives one pair each."""
+    """`path` with the non-empty values of `query`; a list makes one pair for each item."""
     pairs = [(name, one) for name, value in query.items() for one in (value if isinstance(value, list) else [value])]
     text = urlencode([(name, str(value)) for name, value in pairs if value not in (None, "")])
     return f"{path}?{text}" if text else path
@@ -100,21 +101,21 @@ def stage_name(stage: str | None) -> str:
 
 
 def facet_value(value: str, facet: str) -> str:
-    """As a person reads it."""
+    """Formatted for people."""
     if facet == "stage":
         return STAGE_NAMES.get(value, value)
     return value.replace("_", " ") if facet in ("outcome", "purpose") else value
 
 
 def outcome_kind(outcome: str | None) -> str:
-    """good, bad or fault: how it is coloured."""
+    """good, bad or fault: its colour."""
     if outcome == Outcome.SUCCESS:
         return "good"
     return "bad" if outcome in (Outcome.FAILURE, Outcome.TRUNCATED, Outcome.TAMPERING) else "fault"
 
 
 def figure(value: float | None, digits: int = 2) -> str:
-    """A number as a person reads it; unknown is no zero."""
+    """A number formatted for people; a dash if it is unknown."""
     if value is None or not math.isfinite(value):
         return NOT_KNOWN
     return f"{value:.{digits}f}"
@@ -135,7 +136,7 @@ def seconds(value: float | None) -> str:
 
 
 def when(unix_time: float | None) -> str:
-    """In UTC, as every machine writes it."""
+    """A time in UTC."""
     if not unix_time or not math.isfinite(unix_time):
         return NOT_KNOWN
     try:
@@ -149,19 +150,19 @@ def counted(count: int, word: str, plural: str = "") -> str:
 
 
 def px(value: float) -> str:
-    """A place in an SVG."""
+    """A coordinate of an SVG."""
     return f"{value:.1f}".rstrip("0").rstrip(".")
 
 
 def arrow(mark: Mark, size: float) -> str:
-    """The corners of a drag's head, its point at the end; empty where it goes nowhere."""
+    """The corners of a drag's arrow head, with its tip at the end; empty for a drag of length 0."""
     assert mark.to_x is not None, "only a drag has an end"
     assert mark.to_y is not None, "only a drag has an end"
     return _head(mark.x, mark.y, mark.to_x, mark.to_y, size)
 
 
 def scroll_arrow(mark: Mark, size: float) -> Mapping[str, Any]:
-    """A line from the place into the direction, and the corners of its head."""
+    """A line from the position in the scroll direction, and the corners of its head."""
     right, down = {"up": (0, -1), "down": (0, 1), "left": (-1, 0), "right": (1, 0)}.get(mark.direction, (0, 1))
     x, y = mark.x + 3 * size * right, mark.y + 3 * size * down
     return {"x": x, "y": y, "head": _head(mark.x, mark.y, x, y, size)}

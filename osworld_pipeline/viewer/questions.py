@@ -1,6 +1,6 @@
-"""What the index cannot answer by itself: text in what the model said, and a condition in SQL. Both are asked of the
-Parquet files in a process that can read nothing else, for a bounded time; the episodes found are kept while the store
-is the same, so that the next facet is quick again."""
+"""Queries beyond the index: a search in the model's text, and a condition in SQL. Both run over the Parquet files in a
+process that can read nothing else, for a bounded time. The found episodes are cached while the store does not change,
+so that further facets are fast."""
 
 import asyncio
 import threading
@@ -21,13 +21,13 @@ from osworld_pipeline.viewer.settings import QUESTION_LIMIT_S
 from osworld_pipeline.viewer.sql_processes import SqlProcesses
 
 MAX_KEPT = 6
-"""Each holds a copy of the rows that it found."""
+"""Cached results; each is a copy of the found rows."""
 Key = tuple[int, tuple[tuple[str, str], ...]]
-"""The index's generation, and the texts that were asked for."""
+"""The index's generation, and the texts of the filter."""
 
 
 class Questions:
-    """Of one event loop."""
+    """For use in one event loop."""
 
     def __init__(self, state: StateDir, index: EpisodeIndex, *, limit_s: float = QUESTION_LIMIT_S) -> None:
         self._state, self._index = state, index
@@ -36,8 +36,8 @@ class Questions:
         self._kept: OrderedDict[Key, str] = OrderedDict()
 
     async def source(self, chosen: EpisodeFilter) -> str:
-        """The table of the index to list from: all facts, or those that the texts of the filter hold for. Cancelled,
-        it ends what it has asked.
+        """The table of the index to list from: all facts, or those that match the texts of the filter. If it is
+        cancelled, its queries are ended.
 
         Raises:
             BadQuestionError, TooBusyError: as SqlProcesses.ask.
@@ -64,7 +64,7 @@ class Questions:
         return pa.table({"episode_id": pa.array(ids, pa.string())})
 
     def _keep(self, key: Key, chosen: EpisodeFilter, found: list[pa.Table]) -> str:
-        """Another request may have asked the same meanwhile."""
+        """Store the result, unless another request has stored the same meanwhile."""
         with self._lock:
             if key not in self._kept:
                 condition, values = chosen.words()
@@ -86,7 +86,7 @@ class Questions:
 
 @cache
 def _empty_tables() -> dict[str, str]:
-    """The statement that makes the empty table of each part table, with DuckDB's types."""
+    """For each part table, the statement that creates it empty with DuckDB's types."""
     with duckdb.connect(":memory:") as connection:
         for table, schema in PART_TABLES.items():
             connection.register("incoming", empty_rows(schema))

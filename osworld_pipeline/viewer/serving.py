@@ -1,4 +1,4 @@
-"""Runs the viewer until it is told to stop."""
+"""Run the viewer until it is stopped."""
 
 import signal
 import socket
@@ -20,7 +20,7 @@ SHUTDOWN_GRACE_S = 2
 def bind(settings: ViewerSettings) -> socket.socket:
     """
     Raises:
-        ViewerError: the port is taken, or not for us; or a network would be served without a token.
+        ViewerError: the port is in use or not permitted; or a network would be served without a token.
     """
     need_token(settings)
     try:
@@ -28,7 +28,7 @@ def bind(settings: ViewerSettings) -> socket.socket:
     except (OSError, OverflowError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise ViewerError(
-            f"cannot listen on {settings.host}:{settings.port} ({reason}): another viewer may be open there; choose "
+            f"cannot listen on {settings.host}:{settings.port} ({reason}): another viewer may be running there; choose "
             "another --port, or 0 for any"
         ) from error
 
@@ -36,7 +36,7 @@ def bind(settings: ViewerSettings) -> socket.socket:
 def serve(
     settings: ViewerSettings, *, path: str = "/", say: Callable[[str], None] = print, opens_browser: bool = False
 ) -> None:
-    """Serves until Ctrl-C or TERM; says its address once it listens.
+    """Serve until SIGINT or SIGTERM; print the address once it listens.
 
     Raises:
         ViewerError: as `bind`.
@@ -45,9 +45,9 @@ def serve(
         url = url_of(settings.host, listener)
 
         def ready() -> None:
-            say(f"trajectory viewer: {url}{path}  (Ctrl-C ends it)")
+            say(f"trajectory viewer: {url}{path}  (Ctrl-C stops it)")
             if opens_browser:
-                # In a thread of its own: a browser of the terminal does not return before it is left.
+                # In a separate thread: a text browser returns only when it is closed.
                 threading.Thread(target=webbrowser.open, args=(url + path,), daemon=True).start()
 
         make_server(settings, ready).run(sockets=[listener])
@@ -64,7 +64,7 @@ def make_server(settings: ViewerSettings, ready: Callable[[], None] = lambda: No
 
 
 class _Server(uvicorn.Server):
-    """Ctrl-C ends it without a traceback: uvicorn would raise the signal again after the shutdown."""
+    """SIGINT ends it without a traceback; uvicorn's own server raises the signal again after the shutdown."""
 
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
         super().__init__(config)

@@ -1,4 +1,4 @@
-"""Where the viewer listens, what it shows, and what it must be told by whom."""
+"""Settings of the viewer: its address, its state folder, its token and its limits."""
 
 import os
 from collections.abc import Mapping
@@ -16,19 +16,19 @@ QUESTION_LIMIT_S = 15.0
 
 
 class ViewerError(PipelineError):
-    """The viewer cannot start, or cannot show what it was asked for."""
+    """The viewer cannot start, or cannot show the requested page."""
 
 
 class NotFoundError(ViewerError):
-    """What was asked for is not in the store."""
+    """The requested object is not in the store."""
 
 
 class BadQuestionError(ViewerError):
-    """A condition that cannot be asked, or takes too long or too much memory."""
+    """A condition that is invalid, or takes too long or too much memory."""
 
 
 class TooBusyError(ViewerError):
-    """As many conditions are asked already as may be at a time."""
+    """The maximum number of concurrent queries is reached."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,28 +36,28 @@ class ViewerSettings:
     state: StateDir
     host: str = DEFAULT_HOST
     port: int = DEFAULT_PORT
-    """0: any that is free."""
+    """0: any free port."""
     token: SecretStr | None = field(default=None)
-    """A browser shows it once; a SecretStr never shows in a log or a traceback."""
+    """A browser sends it once; a SecretStr is never shown in a log or a traceback."""
     mlflow_url: str = MLFLOW_URL
-    """Where people see MLflow."""
+    """Address of MLflow's UI."""
     dagster_url: str = DAGSTER_URL
-    """Where people see Dagster."""
+    """Address of Dagster's UI."""
     max_connections: int = 512
-    """One more is answered 503 at once."""
+    """Further ones are answered with 503 at once."""
     slow_client_s: float = 10.0
-    """How long a request may take to arrive; a connection without one is closed then."""
+    """Time limit for a request to arrive; then the connection is closed."""
     question_s: float = QUESTION_LIMIT_S
-    """How long a search of what models said, or a condition in SQL, may take."""
+    """Time limit of a search in the models' text, or of a condition in SQL."""
 
     @property
     def is_open(self) -> bool:
-        """Nobody is asked for a token: only programs on this machine can ask anything."""
+        """No token is required: only programs on this machine are answered."""
         return self.token is None
 
 
 def token_from(environment: Mapping[str, str] | None = None) -> SecretStr | None:
-    """From the environment alone, for an argument shows in every process list."""
+    """The token in the environment; an argument would be visible in process lists."""
     token = (os.environ if environment is None else environment).get(TOKEN_VARIABLE, "").strip()
     return SecretStr(token) if token else None
 

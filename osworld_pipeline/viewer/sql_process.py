@@ -1,5 +1,5 @@
-"""The process that answers one question in users' SQL and ends. Its statements come from the viewer, which it trusts,
-but for `text`. Its memory has a limit that the kernel enforces: DuckDB's own does not count everything."""
+"""The process that runs one query with users' SQL and ends. It trusts the viewer's statements, but not `text`. The
+kernel enforces its memory limit, because DuckDB's own limit does not count everything."""
 
 import json
 import os
@@ -16,14 +16,14 @@ from osworld_pipeline.domain.parent import dies_with_parent
 
 LENGTH = struct.Struct("!Q")
 MEMORY_LIMIT_BYTES = 2 << 30
-"""Of the process's addresses."""
+"""Limit of the process's address space."""
 BOUNDS: Mapping[str, Any] = {
-    "memory_limit": "1GB",  # what DuckDB counts; the rest is its code, its threads and what it does not count
+    "memory_limit": "1GB",  # counted by DuckDB; the rest is for code, threads and uncounted memory
     "temp_directory": "",
     "threads": min(4, os.cpu_count() or 1),
 }
 NICENESS = 10
-"""Pages go first."""
+"""Pages have a higher priority."""
 MAX_ANSWER_BYTES = 64 << 20
 
 
@@ -39,14 +39,14 @@ def main(parent_pid: int) -> int:
         return 0
     answer = json.dumps(answer_to(json.loads(sys.stdin.buffer.read(LENGTH.unpack(head)[0])))).encode()
     if len(answer) > MAX_ANSWER_BYTES:
-        answer = json.dumps({"refused": f"it finds more than {MAX_ANSWER_BYTES >> 20} MiB of episode ids"}).encode()
+        answer = json.dumps({"refused": f"the result has over {MAX_ANSWER_BYTES >> 20} MiB of episode ids"}).encode()
     sys.stdout.buffer.write(LENGTH.pack(len(answer)) + answer)
     sys.stdout.buffer.flush()
     return 0
 
 
 def answer_to(question: dict[str, Any]) -> dict[str, Any]:
-    """`ids`; or `refused`, a sentence; or `is_too_much`, where memory did not suffice."""
+    """`ids`; or `refused`, an error message; or `is_too_much`, if memory did not suffice."""
     try:
         with duckdb.connect(":memory:", config=dict(BOUNDS)) as connection:
             for statement in question["statements"]:
@@ -71,26 +71,26 @@ def answer_to(question: dict[str, Any]) -> dict[str, Any]:
 
 
 class NoConditionError(Exception):
-    """Several statements, or what is no SELECT."""
+    """Several statements, or a statement other than SELECT."""
 
 
 def question_sql(connection: duckdb.DuckDBPyConnection, kind: str, text: str) -> tuple[str, list[str]]:
-    """The question that asks for `text`, with its values.
+    """The query for `text`, with its values.
 
     Raises:
-        NoConditionError: it is no condition.
+        NoConditionError: it is not a condition.
     """
     if kind == "said":
         return "SELECT DISTINCT episode_id FROM steps WHERE contains(lower(response_text), ?)", [text.lower()]
     sql = f"SELECT DISTINCT episode_id FROM episodes WHERE (\n{text}\n)"  # noqa: S608 - locked and read-only
     statements = connection.extract_statements(sql)
     if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
-        raise NoConditionError("a condition is what may stand after WHERE, for example: shaped_reward > 0.5")
+        raise NoConditionError("enter a condition as after WHERE, for example: shaped_reward > 0.5")
     return sql, []
 
 
 def _refusal(error: duckdb.Error) -> str:
-    """Its first line, and what it proposes instead."""
+    """Its first line, and its suggestions."""
     first, *others = str(error).strip().splitlines()
     proposed = [line.strip() for line in others if line.startswith(("Candidate bindings:", "Did you mean"))]
     return ". ".join(line.rstrip("!.") for line in (first, *proposed))

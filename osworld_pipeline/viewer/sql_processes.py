@@ -1,5 +1,5 @@
-"""Users' SQL is answered in processes that can be ended: no time limit ends a thread in the middle of a function of
-DuckDB's, and no limit inside a process bounds all of its memory (decision 0029)."""
+"""Run users' SQL in processes that can be killed: a thread cannot be stopped inside one of DuckDB's functions, and no
+limit inside a process bounds all of its memory (decision 0029)."""
 
 import asyncio
 import json
@@ -16,12 +16,12 @@ NUM_AT_ONCE = 2
 """Each may use all cores and MEMORY_LIMIT_BYTES."""
 MEMORY = f"{MEMORY_LIMIT_BYTES >> 30} GiB of memory"
 MAX_WAITING = 16
-"""For their turn, no longer than a question may take."""
+"""Queries that may wait for a slot, at most as long as the time limit of a query."""
 
 
 class SqlProcesses:
-    """One process a question, killed when the question is cancelled or takes too long. The next one is started ahead,
-    so that a question does not wait for Python and DuckDB to be loaded."""
+    """One process for each query, killed when the query is cancelled or takes too long. The next one is started ahead,
+    so that a query does not wait for Python and DuckDB to load."""
 
     def __init__(self, *, limit_s: float) -> None:
         self._limit_s = limit_s
@@ -31,7 +31,7 @@ class SqlProcesses:
         self._next: asyncio.subprocess.Process | None = None
 
     async def start_ahead(self) -> None:
-        """Keeps a process ready from now on, until `close`."""
+        """Keep a process ready until `close`."""
         self._starts_ahead = True
         await self._start_next()
 
@@ -42,11 +42,11 @@ class SqlProcesses:
             await _end(process)
 
     async def ask(self, question: Mapping[str, Any]) -> list[str]:
-        """The ids that it finds.
+        """The ids of the matching episodes.
 
         Raises:
-            BadQuestionError: no condition, or one that takes too long or too much memory.
-            TooBusyError: too many others are asked.
+            BadQuestionError: an invalid condition, or one that takes too long or too much memory.
+            TooBusyError: too many queries are running or waiting.
             ViewerError: no process can be started.
         """
         async with self._turn():
@@ -59,13 +59,13 @@ class SqlProcesses:
         if "ids" in answer:
             return answer["ids"]
         if "is_too_much" in answer:
-            raise BadQuestionError(f"it takes more than {MEMORY}: choose facets, or ask for less")
+            raise BadQuestionError(f"the query needs more than {MEMORY}: choose facets, or narrow the condition")
         raise BadQuestionError(answer["refused"])
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
         if self._num_asked >= NUM_AT_ONCE + MAX_WAITING:
-            raise TooBusyError(f"{self._num_asked} searches and conditions are asked already: try again in a moment")
+            raise TooBusyError(f"{self._num_asked} searches and conditions are running or waiting: try again later")
         self._num_asked += 1
         try:
             try:
@@ -73,7 +73,7 @@ class SqlProcesses:
                     await self._slots.acquire()
             except TimeoutError as error:
                 raise TooBusyError(
-                    f"other searches and conditions have taken all of {self._limit_s:g} s: try again in a moment"
+                    f"other searches and conditions took {self._limit_s:g} s: try again in a moment"
                 ) from error
             try:
                 yield
@@ -88,12 +88,13 @@ class SqlProcesses:
                 return await _exchange(process, question)
         except TimeoutError as error:
             raise BadQuestionError(
-                f"stopped after {self._limit_s:g} s: choose facets instead, or ask it by the command query, which may "
-                "take longer (--timeout-s)"
+                f"stopped after {self._limit_s:g} s: choose facets instead, or use the command query, which may "
+                "run longer (--timeout-s)"
             ) from error
         except (asyncio.IncompleteReadError, OSError) as error:
             raise BadQuestionError(
-                f"it ended the process that answers it, as more than {MEMORY} can: choose facets, or ask for less"
+                f"the query's process died, perhaps because it needs more than {MEMORY}: choose facets, or narrow "
+                "the condition"
             ) from error
 
     async def _take(self) -> asyncio.subprocess.Process:
@@ -110,7 +111,7 @@ class SqlProcesses:
             return
         self._is_starting = True
         try:
-            with suppress(OSError):  # the next question says so, if it is so still
+            with suppress(OSError):  # the next query reports a lasting error
                 self._next = await _start()
         finally:
             self._is_starting = False

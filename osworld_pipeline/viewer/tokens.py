@@ -1,7 +1,7 @@
-"""The sampled tokens of each step with their log-probabilities, in text: how surprised the policy was by what it said.
+"""The sampled tokens of each step as text, with their log-probabilities.
 
-Token ids become text by the vocabulary beside the checkpoint's weights (`tokenizer.json`, byte-level BPE as Qwen and
-GPT-2 write it): no model library is needed for that.
+Token ids are decoded with the vocabulary next to the checkpoint's weights (`tokenizer.json`, byte-level BPE in the
+format of Qwen and GPT-2), which needs no model library.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,8 +24,8 @@ class SampledToken:
 
 
 def sampled_runs(row: Mapping[str, Any]) -> list[tuple[list[int], list[float]]]:
-    """Ids and log-probabilities of each turn, in the order played: in every context mode a turn's response is one run
-    of the mask, and prompt tokens stand between two."""
+    """Ids and log-probabilities of each turn in order: in every context mode a turn's response is one run of the mask,
+    and prompt tokens separate two runs."""
     mask, ids, logprobs = row["response_mask"] or [], row["token_ids"] or [], row["sampled_logprobs"] or []
     starts, at = set(), 0
     for length in row["sequence_lengths"] or [len(ids)]:
@@ -47,11 +47,11 @@ def sampled_runs(row: Mapping[str, Any]) -> list[tuple[list[int], list[float]]]:
 def tokens_by_step(row: Mapping[str, Any], tokenizer: Path) -> list[list[SampledToken]]:
     """
     Raises:
-        NotFoundError: no tokens were kept, or the vocabulary is not there.
+        NotFoundError: no tokens were recorded, or the vocabulary is missing.
     """
     runs = sampled_runs(row)
     if not runs:
-        raise NotFoundError("this episode has no token ids: its engine deals in text, or it was imported")
+        raise NotFoundError("this episode has no token ids: its engine returns only text, or it was imported")
     vocabulary = load_vocabulary(tokenizer)
     return [
         [SampledToken(text=text, logprob=value) for text, value in zip(pieces(ids, vocabulary), values, strict=True)]
@@ -60,7 +60,7 @@ def tokens_by_step(row: Mapping[str, Any], tokenizer: Path) -> list[list[Sampled
 
 
 def pieces(ids: Sequence[int], vocabulary: Mapping[int, bytes]) -> list[str]:
-    """The text of each token; a character of several tokens stands with its last one."""
+    """The text of each token; a character of several tokens belongs to its last one."""
     texts, waiting = [], b""
     for place, token in enumerate(ids):
         waiting += vocabulary.get(token, f"<{token}>".encode())
@@ -69,7 +69,7 @@ def pieces(ids: Sequence[int], vocabulary: Mapping[int, bytes]) -> list[str]:
             texts.append(waiting.decode())
             waiting = b""
         except UnicodeDecodeError as error:
-            # Cut in the middle of a character it waits for the rest; what can never be one is shown as such.
+            # Bytes that end inside a character wait for the next token; invalid bytes are replaced.
             if error.reason == "unexpected end of data" and not is_last:
                 texts.append("")
                 continue
@@ -83,7 +83,7 @@ def load_vocabulary(path: Path) -> Mapping[int, bytes]:
     """Bytes by token id.
 
     Raises:
-        NotFoundError: it is not there, or of another kind.
+        NotFoundError: the file is missing, or of another kind.
     """
     try:
         found = orjson.loads(path.read_bytes())
@@ -95,13 +95,13 @@ def load_vocabulary(path: Path) -> Mapping[int, bytes]:
         raise NotFoundError(f"there is no tokenizer at {path}: tokens cannot be shown as text") from error
     except (OSError, orjson.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
         raise NotFoundError(
-            f"{path} holds no byte-level vocabulary ({error!r}): tokens cannot be shown as text"
+            f"{path} has no byte-level vocabulary ({error!r}): tokens cannot be shown as text"
         ) from error
     return vocabulary | added
 
 
 def _bytes_of_characters() -> dict[str, int]:
-    """GPT-2's table: printable bytes stand for themselves, the others for the characters from 256 on."""
+    """GPT-2's table: printable bytes map to themselves, the others to the characters from 256 on."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     return {chr(byte): byte for byte in printable} | {chr(256 + rank): byte for rank, byte in enumerate(others)}

@@ -1,7 +1,7 @@
-"""The messages between env server and client: Slime-OSWorld's endpoints, with additional fields of ours.
+"""The messages between env server and client: Slime-OSWorld's endpoints, with additional fields.
 
-Every added field is optional on the way in and ignored by a client that does not know it. A failure is a 4xx or 5xx
-with an `ErrorMessage`; `fault` tells which outcome the episode must end in.
+Every added field is optional in requests and ignored by a client that does not know it. A failure is a 4xx or 5xx with
+an `ErrorMessage`; `fault` names the outcome with which the episode must end.
 """
 
 from typing import Annotated, Any, Literal
@@ -20,30 +20,31 @@ class Message(BaseModel):
 
 
 class EnvConfig(Message):
-    """Slime's env_config. `provider_name`, `os_type` and `headless` are accepted and checked, not obeyed blindly."""
+    """Slime's env_config. `os_type` and `action_space` must match the server; `provider_name` and `headless` are
+    ignored."""
 
     provider_name: str | None = None
     os_type: str = "Ubuntu"
     action_space: str = "pyautogui"
     screen_size: tuple[int, int] | None = None
-    """(width, height); None takes the server's. A server with other replicas refuses with 409."""
+    """(width, height); None for the server's default. A server with other replicas refuses with 409."""
     headless: bool = True
     require_a11y_tree: bool = True
     require_terminal: bool = False
     image_format: ImageFormat = "png"
     image_quality: int | None = Field(default=None, ge=1, le=100)
-    """For the lossy formats; None is the desktop's own choice."""
+    """For the lossy formats; None for the desktop's default."""
     image_size: tuple[ImageSide, ImageSide] | None = None
-    """(width, height) of the screenshots in answers; None is the screen's own. Actions count the screen's pixels."""
+    """(width, height) of the screenshots in answers; None for the screen's own. Actions use the screen's pixels."""
 
 
 class ResetRequest(Message):
     task_config: dict[str, Any]
     env_config: EnvConfig = Field(default_factory=EnvConfig)
     client_id: str = ""
-    """Whose fair share of the queue this is; empty takes the peer address."""
+    """The client, for a fair share of the queue; empty uses the peer address."""
     request_id: str = Field(default="", max_length=128)
-    """A name of the client's own for this reset: sent again after a lost answer, it gets the same episode."""
+    """The client's own name for this reset: if it is sent again after a lost answer, it returns the same episode."""
 
 
 class StepRequest(Message):
@@ -53,10 +54,10 @@ class StepRequest(Message):
     pause: float = Field(default=2.0, ge=0.0, le=60.0, allow_inf_nan=False)
     """Seconds to let the screen settle before the next observation."""
     settle: Settle = "fixed"
-    """`adaptive` observes as soon as the screen has settled, at the latest after `pause`."""
+    """`adaptive` observes as soon as the screen has settled, after `pause` at the latest."""
     step: int | None = Field(default=None, ge=1)
-    """The number this step is to have, counted from 1. With it a step may be sent again after a lost answer: it is
-    done once, and answered the same."""
+    """The number of this step, counted from 1. With it a step may be sent again after a lost answer: it is executed
+    once, and the same answer is returned."""
 
 
 class EpisodeRequest(Message):
@@ -70,7 +71,7 @@ class ObservationMessage(Message):
     screenshot_base64: str
     screenshot_format: ImageFormat = "png"
     screen_size: tuple[int, int] | None = None
-    """(width, height) of the screen where the screenshot has another size."""
+    """(width, height) of the screen if the screenshot has another size."""
 
 
 class ResetAnswer(ObservationMessage):
@@ -78,16 +79,16 @@ class ResetAnswer(ObservationMessage):
     replica_id: str = ""
     provider: str = ""
     image_digest: str = ""
-    """Digest of the desktop image the replica was made from."""
+    """Digest of the desktop image that the replica was made from."""
     grader_version: str = ""
     reset_s: float = 0.0
     can_resend: bool = False
-    """This episode's numbered steps and its evaluation may be sent again after a lost answer. Ours says true."""
+    """This episode's numbered steps and its evaluation may be sent again after a lost answer. Our server sends true."""
 
 
 class StepAnswer(ObservationMessage):
     reward: float = 0.0
-    """Always 0 before /evaluate, as OSWorld's env.step answers."""
+    """Always 0 before /evaluate, as in OSWorld's env.step."""
     done: bool = False
     step: int = 0
     info: dict[str, Any] = Field(default_factory=dict)
@@ -109,10 +110,10 @@ class HealthAnswer(Message):
     replicas: int = 0
     free: int = 0
     active_sessions: int = 0
-    """`episodes` and `replicas` once more, by the names that AReaL's bridge has for them."""
+    """`episodes` and `replicas` under the names that AReaL's bridge uses."""
     max_envs: int = 0
     can_resend: bool = False
-    """A named reset may be sent again after a lost answer. Ours says true."""
+    """A named reset may be sent again after a lost answer. Our server sends true."""
 
 
 class ErrorMessage(Message):

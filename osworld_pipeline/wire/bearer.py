@@ -5,10 +5,10 @@ import hmac
 
 
 class Secret:
-    """Compares what a client sends with what the server knows."""
+    """Compares a client's token with the server's."""
 
     def __init__(self, text: str) -> None:
-        # Digests have one length, so not even the secret's length can be measured.
+        # Digests have equal lengths, so the secret's length cannot be measured.
         self._digest = _digest(text.encode())
 
     def is_same(self, given: bytes) -> bool:

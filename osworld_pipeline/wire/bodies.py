@@ -1,4 +1,4 @@
-"""The bodies of requests, bounded in size and pace."""
+"""Limits the size and the minimum speed of request bodies."""
 
 import asyncio
 import time
@@ -9,30 +9,30 @@ from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive
 
 BYTES_PER_S = 64 * 1024
-"""The pace that a body must keep beyond its first seconds."""
+"""The minimum speed of a body after its first seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BodyLimits:
     max_bytes: int
     slow_client_s: float = 10.0
-    """How long a body may take before it must keep the pace."""
+    """How long a body may take before the minimum speed applies."""
 
     @property
     def too_large(self) -> str:
         return f"the request is larger than {self.max_bytes} bytes; send less"
 
     def allows(self, headers: Mapping[bytes, bytes]) -> bool:
-        """False where a body is announced that is too large, or of no size at all. The connection is to be closed then,
-        or the rest of the body would have to be read for the sake of the next request."""
+        """Returns False if the announced body is too large or has no valid size. The connection must then be closed,
+        because otherwise the rest of the body would have to be read before the next request."""
         length = headers.get(b"content-length", b"0")
         return length.isdigit() and len(length) <= 18 and int(length) <= self.max_bytes
 
     async def read(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
-        """The whole body.
+        """Reads the whole body.
 
         Raises:
-            HTTPException: 408, it is too slow; 413, it is too large.
+            HTTPException: 408 if it is too slow; 413 if it is too large.
         """
         if not self.allows(headers):
             raise HTTPException(413, self.too_large)
@@ -44,7 +44,7 @@ class BodyLimits:
                 return body
 
     def bounded(self, receive: Receive) -> Receive:
-        """`receive` that raises HTTPException 408 or 413 where the body is too slow or too large."""
+        """`receive` that raises HTTPException 408 or 413 if the body is too slow or too large."""
         num_bytes, is_body_over, start = 0, False, time.monotonic()
 
         async def bounded() -> Message:
@@ -57,7 +57,7 @@ class BodyLimits:
                     message = await receive()
             except TimeoutError as error:
                 raise HTTPException(
-                    408, f"the body was not there within {limit_s:.0f} s; send it faster", {"Connection": "close"}
+                    408, f"the body did not arrive within {limit_s:.0f} s; send it faster", {"Connection": "close"}
                 ) from error
             num_bytes += len(message.get("body", b""))
             is_body_over = not message.get("more_body", False)

@@ -1,5 +1,5 @@
-"""The HTTP connections of a server: uvicorn's protocol, bounded. A client that does not finish its request's head,
-sends one without end, does not read its answer, or is one too many is disconnected."""
+"""The HTTP connections of a server: uvicorn's protocol with limits. It disconnects clients that do not finish a
+request's head, send an endless one, do not read their answer, or exceed the number of connections."""
 
 import asyncio
 import math
@@ -16,22 +16,22 @@ from osworld_pipeline.wire import ErrorMessage, Fault
 
 MAX_HEAD_BYTES = 64 * 1024
 MIN_READ_BYTES = 64 * 1024
-"""What a client must read of its answer in `slow_client_s`."""
+"""Bytes of its answer that a client must read within `slow_client_s`."""
 LINGER_S = 1.0
 MAX_DROPPED_BYTES = 8 * 1024 * 1024
-"""What a client may still send after its answer; over loopback a second is enough for a gigabyte."""
+"""How long a client may continue to send after its answer; over loopback a second is enough for a gigabyte."""
 
 
 class ClientFiles:
-    """Open files of this process that its clients hold, at all of its ports: at most half. Without the others no
-    desktop could be asked, reset or graded."""
+    """Open files of this process that belong to clients, at all of its ports: at most half of the limit. The other half
+    is needed to call, reset and grade desktops."""
 
     def __init__(self, most: float) -> None:
         self.num_open, self.most = 0, most
 
     @classmethod
     def half(cls) -> Self:
-        """Of what this process may open."""
+        """Half of the number of files that this process may open."""
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return cls(math.inf if limit == resource.RLIM_INFINITY else limit // 2)
 
@@ -41,31 +41,31 @@ class ClientFiles:
 
     @property
     def leave_no_time(self) -> bool:
-        """Those that are refused are open for a moment longer, and may be so many that even this is too much."""
+        """Refused connections stay open briefly, and may be too many even for that."""
         return self.num_open > self.most * 1.25
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConnectionLimits:
-    """Of one process; its servers share the object."""
+    """Limits of one process; its servers share the object."""
 
     max_connections: int
     slow_client_s: float
-    """From the first moment in which a request is awaited to the end of its head; and for MIN_READ_BYTES of an answer,
-    or what is left of it, to be read."""
+    """Limit from the start of waiting for a request to the end of its head; and for reading MIN_READ_BYTES of an
+    answer, or its remainder."""
     keep_alive_s: float
     """How long a connection may stay open after an answer without another request."""
     files: ClientFiles = field(default_factory=ClientFiles.half)
 
 
 def bounded_config(app: ASGIApp, limits: ConnectionLimits, *, shutdown_grace_s: int, **options: Any) -> uvicorn.Config:
-    """What every server of ours has in common. `options`: uvicorn's own."""
+    """Settings shared by all our servers. `options`: uvicorn's own."""
     return uvicorn.Config(
         app,
         http=type("BoundedProtocol", (_Bounded,), {"limits": limits}),
         ws="none",
-        proxy_headers=False,  # any program on this machine could name any address by them
-        access_log=False,  # an address may hold a token
+        proxy_headers=False,  # otherwise any local program could claim any client address
+        access_log=False,  # a URL may contain a token
         log_config=None,
         server_header=False,
         timeout_keep_alive=int(limits.keep_alive_s) or 1,
@@ -86,10 +86,10 @@ class _Bounded(cast("type[Any]", AutoHTTPProtocol)):
         super().connection_made(_LingeringTransport(transport, self.limits.slow_client_s, is_short=files.leave_no_time))
         most = self.limits.max_connections
         if len(self.connections) > most:
-            self._disconnect(503, f"there are {most} connections already; come back later")
+            self._disconnect(503, f"there are already {most} connections; try again later")
             return
         if files.are_too_many:
-            self._disconnect(503, f"clients hold {files.most:g} open files of this server already; come back later")
+            self._disconnect(503, f"clients already hold {files.most:g} open files of this server; try again later")
             return
         self._await_head()
 
@@ -114,7 +114,7 @@ class _Bounded(cast("type[Any]", AutoHTTPProtocol)):
         super().connection_lost(exc)
 
     def _take_part(self, num_bytes: int) -> None:
-        """Of a head, or of what is left of a body that is not read any more."""
+        """Part of a head, or of the rest of a body that is no longer read."""
         self._num_head_bytes += num_bytes
         is_head = self.cycle is None or not self.cycle.more_body
         if is_head and self._num_head_bytes > MAX_HEAD_BYTES:
@@ -134,7 +134,7 @@ class _Bounded(cast("type[Any]", AutoHTTPProtocol)):
     def _disconnect(self, status: int, sentence: str) -> None:
         self.transport.write(raw_error(status, sentence))
         self.transport.close()
-        self.connections.discard(self)  # it makes room at once
+        self.connections.discard(self)  # frees its place immediately
 
     def _stop_timer(self) -> None:
         if self._head_timer is not None:
@@ -143,9 +143,9 @@ class _Bounded(cast("type[Any]", AutoHTTPProtocol)):
 
 
 class _LingeringTransport:
-    """Closes in two steps: what the client still sends is taken and dropped for a moment, or the kernel would answer
-    it with a reset, and the client might never see the answer that it was given. A client that does not read its
-    answer is disconnected. `is_short` closes in one step."""
+    """Closes in two steps: further data from the client is read and dropped for a moment; otherwise the kernel would
+    answer it with a reset, and the client might never receive its answer. A client that does not read its answer is
+    disconnected. `is_short` closes in one step."""
 
     def __init__(self, transport: asyncio.Transport, slow_client_s: float, *, is_short: bool) -> None:
         self._transport, self._slow_client_s, self._is_short = transport, slow_client_s, is_short
@@ -180,7 +180,7 @@ class _LingeringTransport:
         asyncio.get_running_loop().call_later(LINGER_S, self._transport.close)
 
     def _expect_reading(self) -> None:
-        """Of what the kernel has not taken; its own buffers are large, and empty themselves."""
+        """Applies to data that the kernel has not accepted; its own buffers are large and drain without us."""
         num_waiting = self._transport.get_write_buffer_size()
         if num_waiting == 0:
             self._read_timer = None
@@ -197,7 +197,7 @@ class _LingeringTransport:
 
 
 def raw_error(status: int, sentence: str) -> bytes:
-    """A whole HTTP answer, for a connection that is closed before any application sees it."""
+    """A complete HTTP answer, for a connection that is closed before any application handles it."""
     fault: Fault = "no_capacity" if status == 503 else "client_error"
     body = ErrorMessage(error=sentence, fault=fault).model_dump_json().encode()
     retry = "Retry-After: 2\r\n" if status == 503 else ""

@@ -1,12 +1,12 @@
-"""Whether a request comes from a program of this machine or from a page of the server itself, and not from a page of
-another site that is open in a browser of this machine."""
+"""Checks whether a request comes from a local program or from a page of the server itself, instead of a page of another
+site in a browser on this machine."""
 
 import ipaddress
 from collections.abc import Mapping
 
 
 def is_loopback(host: str) -> bool:
-    """A name or an address of this machine alone."""
+    """Whether a name or an address is that of this machine only."""
     if host == "localhost":
         return True
     try:
@@ -16,10 +16,10 @@ def is_loopback(host: str) -> bool:
 
 
 def is_from_here(headers: Mapping[bytes, bytes], *, allows_links: bool = False) -> bool:
-    """Sent to a name of this machine, by a program or by a page of this very server. Browsers always name a host.
+    """Sent to a name of this machine, by a program or by a page of this server. Browsers always send a host.
 
-    A server without a token answers on loopback, where any page that is open in a browser of this machine reaches it:
-    by the address itself, or by a name of the page's own site that points here. `allows_links`: as in `is_own_page`.
+    A server without a token answers on loopback, which any page in a browser on this machine can reach: by the address,
+    or by a name of the page's own site that resolves to it. `allows_links`: as in `is_own_page`.
     """
     host = headers.get(b"host", b"localhost")
     name = host.rpartition(b"]")[0].removeprefix(b"[") if host.startswith(b"[") else host.partition(b":")[0]
@@ -31,8 +31,8 @@ def is_from_here(headers: Mapping[bytes, bytes], *, allows_links: bool = False) 
 
 
 def is_own_page(headers: Mapping[bytes, bytes], *, allows_links: bool = False) -> bool:
-    """No browser says that a page of another site sent it. `allows_links`: a link there, which a user follows to a
-    page of ours, is answered: what it shows stays out of the other page's reach."""
+    """Whether no browser marks the request as sent by a page of another site. `allows_links`: also accepts a link there
+    that a user follows to one of our pages, because the other page cannot read the result."""
     if allows_links and (headers.get(b"sec-fetch-mode"), headers.get(b"sec-fetch-dest")) == (b"navigate", b"document"):
         return True
     return headers.get(b"sec-fetch-site", b"none") in (b"same-origin", b"none")

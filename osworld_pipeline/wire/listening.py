@@ -1,4 +1,4 @@
-"""Where a server listens: its socket, its address, and the file that says so."""
+"""A server's listening socket, its URL, and the ready file."""
 
 import json
 import os
@@ -13,10 +13,10 @@ def listen_on(host: str, port: int) -> socket.socket:
     """A bound socket; `port` 0 takes any free one.
 
     Raises:
-        OSError, OverflowError: the port is taken, not for us, or none.
+        OSError, OverflowError: the port is in use, not permitted, or invalid.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # The protocol is named because asyncio turns Nagle's delay (40 ms an answer) off only for sockets that name it.
+    # The protocol is set because asyncio disables Nagle's delay (40 ms per answer) only for sockets that set it.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -33,7 +33,7 @@ def url_of(host: str, listener: socket.socket, *, scheme: str = "http") -> str:
 
 
 def write_ready_file(path: Path, url: str) -> None:
-    """Programs that wait for the file never read half of it. DependencyError where it cannot be written."""
+    """Written atomically, for programs that wait for the file. Raises DependencyError if it cannot be written."""
     temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -46,4 +46,6 @@ def write_ready_file(path: Path, url: str) -> None:
     except OSError as error:
         if temporary is not None:
             Path(temporary).unlink(missing_ok=True)
-        raise DependencyError(f"cannot write the ready file {path} ({error}); make room, or name another") from error
+        raise DependencyError(
+            f"cannot write the ready file {path} ({error}); free some space, or name another"
+        ) from error

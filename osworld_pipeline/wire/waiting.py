@@ -1,4 +1,4 @@
-"""Work for a client that is still connected: one that hangs up while it waits holds nothing any longer."""
+"""Work for a connected client: the work of a client that disconnects is cancelled."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
@@ -12,8 +12,8 @@ Result = TypeVar("Result")
 async def while_connected(
     request: Request, work: Coroutine[Any, Any, Result], *, undo: Callable[[Result], Awaitable[None]] | None = None
 ) -> Result | None:
-    """The result of `work`, or None when the client hung up: the work is cancelled then, and undone if it had ended in
-    that very moment. The request's body must have been read."""
+    """The result of `work`, or None if the client disconnected: the work is then cancelled, or undone if it has just
+    finished. The request's body must have been read."""
     working, hanging_up = asyncio.create_task(work), asyncio.create_task(_hang_up(request))
     try:
         await asyncio.wait({working, hanging_up}, return_when=asyncio.FIRST_COMPLETED)

@@ -1,6 +1,6 @@
-"""sglang's own server, made to import on a CPU. scripts/sglang-cpu runs it with the settings that it needs.
+"""sglang's own server, adapted so that it imports on a CPU. scripts/sglang-cpu runs it with the required settings.
 
-sglang spawns its other processes by running this file's head again, so what is declared there holds in all of them.
+sglang spawns its other processes by importing this file again, so its declarations apply to all of them.
 """
 
 import contextlib
@@ -13,8 +13,8 @@ import torch  # noqa: TID253 - another environment than the pipeline's
 
 
 def declare_torchvision_operators() -> None:
-    """torchvision from a package index is built for CUDA: its operators do not load beside a CPU's torch, and its
-    import fails where they are not even declared."""
+    """torchvision from a package index is built for CUDA: its operators do not load with a CPU build of torch, and its
+    import fails if they are not declared."""
     spec = importlib.util.find_spec("torchvision")
     folders = (spec.submodule_search_locations if spec else None) or []
     for library in [library for folder in folders for library in Path(folder).glob("_C*.so")]:
@@ -24,12 +24,12 @@ def declare_torchvision_operators() -> None:
     operators = torch.library.Library("torchvision", "DEF")
     for name in ("nms", "qnms"):
         operators.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    # A library that is collected takes its operators with it.
+    # If the library object is garbage-collected, its operators are removed.
     declare_torchvision_operators.kept = operators  # type: ignore[attr-defined]
 
 
 def ignore_pinned_memory() -> None:
-    """LoRA pins memory for an accelerator, which a CPU's torch refuses."""
+    """LoRA pins memory for an accelerator, which a CPU build of torch refuses."""
     for name in ("empty", "empty_like", "ones", "tensor", "zeros"):
         make = getattr(torch, name)
 

@@ -308,5 +308,5 @@ def test_a_log_probability_that_is_no_number_is_noticed(honest: Sequence[Traject
 
 def test_nothing_to_compare_is_no_proof(checkpoint: Path) -> None:
     report = compare_trajectories([], load_model(checkpoint), load_processor(checkpoint))
-    with pytest.raises(TrainingError, match="no sampled token"):
+    with pytest.raises(TrainingError, match="no sampled tokens"):
         report.require(max_diff=MAX_DIFF)

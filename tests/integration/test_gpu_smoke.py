@@ -17,7 +17,7 @@ EXPECTED = {
     "lora": "sequences clipped in the first on-policy update",
     "packing": "|packed - padded| of a log-probability",
     "speed": "sft: 2 sequences of 1,024 tokens, 6 screens",
-    "speed_lora": "gspo, lora: memory that torch held at most, and the estimate",
+    "speed_lora": "gspo, lora: peak memory of torch, and the estimate",
     "context": "longest sequence that fits",
     "context_lora": "longest sequence that fits",
 }

@@ -101,7 +101,7 @@ async def test_killing_the_sudo_helper_disables_only_sudo(guest: GuestClient) ->
 
 async def test_a_screenshot_of_a_truncated_framebuffer_is_an_error(guest: GuestClient) -> None:
     await guest.execute("truncate -s 100 /run/user/1000/framebuffer/Xvfb_screen0", shell=True)
-    with pytest.raises(Exception, match=r"framebuffer has been cut|cannot be reached"):
+    with pytest.raises(Exception, match=r"framebuffer has been truncated|cannot be reached"):
         await guest.screenshot()
 
 
@@ -183,8 +183,11 @@ async def test_a_desktop_that_takes_long_to_end_is_asked_for_the_cause_when_it_h
     desktop = await provider.start("replica-0")
     (bubblewrap,) = desktops_below(os.getpid())
     await desktop.guest.execute("sleep 600 > /dev/null 2>&1 &", shell=True)
+    async with asyncio.timeout(10):
+        while not (sleeping := program_inside(bubblewrap, "sleep")):  # noqa: ASYNC110 - first it is a copy of the shell
+            await asyncio.sleep(0.02)
     await desktop.guest.launch("pkill -KILL Xvfb", shell=True)
-    with frozen(program_inside(bubblewrap, "sleep") or 0):
+    with frozen(sleeping):
         with pytest.raises(ReplicaError):
             await ask_until_refused(lambda _: desktop.guest.platform())
         asking = asyncio.create_task(desktop.cause_inside())
@@ -227,7 +230,7 @@ async def test_descriptors_in_flight_do_not_disturb_a_neighbour(provider: LocalP
 async def test_exhausting_processes_is_tampering(provider: LocalProvider) -> None:
     guest = (await provider.start("replica-0")).guest
     await guest.launch(["python3", "-c", BOMB])
-    with pytest.raises(TamperingError, match=r"replica-0 have left no room for /execute"):
+    with pytest.raises(TamperingError, match=r"replica-0 have left no space or processes for /execute"):
         await ask_until_refused(lambda _: guest.execute("true", shell=True))
 
 
@@ -236,7 +239,7 @@ async def test_exhausting_threads_is_tampering(
 ) -> None:
     guest = (await provider.start("replica-0")).guest
     await guest.launch(["python3", "-c", BOMB])
-    with pytest.raises(TamperingError, match=r"replica-0 have left no room for /platform"):
+    with pytest.raises(TamperingError, match=r"replica-0 have left no space or processes for /platform"):
         # Each at the same time needs a connection, and each connection a thread.
         await ask_until_refused(lambda _: asyncio.gather(*(guest.platform() for _ in range(20))))
 
@@ -244,7 +247,7 @@ async def test_exhausting_threads_is_tampering(
 async def test_filling_the_disks_is_tampering(provider: LocalProvider) -> None:
     guest = (await provider.start("replica-0")).guest
     await guest.launch(FILL, shell=True)
-    with pytest.raises(TamperingError, match=r"replica-0 have left no room for /setup/upload"):
+    with pytest.raises(TamperingError, match=r"replica-0 have left no space or processes for /setup/upload"):
         await ask_until_refused(lambda number: guest.upload(f"/home/user/{number}", b"x" * 2_000_000))
 
 
@@ -320,7 +323,7 @@ async def test_disabling_the_accessibility_tree_is_tampering(provider: LocalProv
         while "mousepad" not in await guest.accessibility():  # noqa: ASYNC110 - in a desktop
             await asyncio.sleep(0.1)
     await guest.launch(command, shell=True)
-    with pytest.raises(TamperingError, match=r"replica-0 have disabled what answers /accessibility"):
+    with pytest.raises(TamperingError, match=r"replica-0 have disabled the services behind /accessibility"):
         await ask_until_refused(lambda _: guest.accessibility(timeout_s=20))
     assert await guest.platform() == "Linux"
 

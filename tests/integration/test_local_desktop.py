@@ -488,7 +488,7 @@ async def test_killing_bubblewrap_during_startup_leaves_no_process(images: Path)
             assert time.monotonic() < end
         time.sleep(number * 0.0005)  # noqa: ASYNC251 - nothing else may happen
         os.kill(bubblewrap, signal.SIGKILL)
-        with pytest.raises(ReplicaError, match="killed did not come up"):
+        with pytest.raises(ReplicaError, match="killed did not start"):
             async with asyncio.timeout(5.0):
                 await start
         await until_ended(inside)

@@ -69,7 +69,7 @@ async def test_examples_of_metrics_score_what_they_say(server_url: str) -> None:
 async def test_misspelt_tasks_are_refused_with_the_names_that_there_are(server_url: str) -> None:
     example = METRICS["check_include_exclude"].example
     wrong = {
-        "'wait', which there is not: there are activate_window": task_of(example, config=[{"type": "wait"}]),
+        "'wait', which does not exist: there are activate_window": task_of(example, config=[{"type": "wait"}]),
         "did you mean check_include_exclude": task_of({**example, "func": "check_includes"}),
         "its rules are include, exclude": task_of(
             {**example, "expected": {"type": "rule", "rules": {"contains": ["milk"]}}}

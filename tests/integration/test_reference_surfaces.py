@@ -243,7 +243,7 @@ def test_start_and_stop_touch_only_what_they_started(workers: Workers, tmp_path:
         assert "0 episodes, 2 of 2 replicas free" in said
         status, said = osgym_command(*start)
         assert status == 0
-        assert "run already" in said
+        assert "already running" in said
     finally:
         status, said = osgym_command("stop")
     assert (status, said) == (0, f"OSGym's workers are stopped (process {pid})\n")

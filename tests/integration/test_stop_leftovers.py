@@ -85,7 +85,7 @@ async def test_closing_names_what_does_not_end_and_removes_all_else(provider: Lo
     with frozen(bubblewrap):
         with pytest.raises(ReplicaError) as caught:
             await provider.close()
-        assert f"the desktop replica-0 outlived SIGKILL for 0.5 s (process {bubblewrap})" in str(caught.value)
+        assert f"the desktop replica-0 is still running 0.5 s after SIGKILL (process {bubblewrap})" in str(caught.value)
         assert [group for group in groups if group not in str(caught.value)] == []
         assert "replica-1" not in str(caught.value)
         assert desktops_below(os.getpid()) == [bubblewrap]

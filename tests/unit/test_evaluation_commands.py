@@ -33,13 +33,13 @@ def error_of(state: Path, *arguments: str) -> PipelineError:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("evaluate", "--suite", "heldout", "--tasks", "t.json"), "both say which tasks"),
-        (("evaluate", "--seeds", "one"), "whole numbers with commas"),
-        (("collect", "--oracle", "--checkpoint", "sft-1"), "both say who acts"),
+        (("evaluate", "--suite", "heldout", "--tasks", "t.json"), "both select the tasks"),
+        (("evaluate", "--seeds", "one"), "comma-separated whole numbers"),
+        (("collect", "--oracle", "--checkpoint", "sft-1"), "both select the policy"),
         (("evaluate", "--max-tasks", "0"), "0 is not in the range"),
         (("report", "--training", "sft", "--suite", "heldout"), "give one of them"),
         (("report", "--all", "--training", "sft"), "give one of them"),
-        (("report", "--checkpoints", "sft-1", "--suite", "heldout"), "--checkpoints chooses"),
+        (("report", "--checkpoints", "sft-1", "--suite", "heldout"), "--checkpoints applies"),
     ],
 )
 def test_options_that_contradict_each_other_are_a_mistake_of_usage(
@@ -91,5 +91,5 @@ def test_a_cache_knows_no_newest_checkpoint(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
     write_note(tmp_path, RemoteNote(url="s3://bucket/runs", role="cache"))
     StateDir(tmp_path).catalog.touch()
-    with pytest.raises(click.BadParameter, match="is a cache and knows no newest checkpoint: name one"):
+    with pytest.raises(click.BadParameter, match="is a cache and has no newest checkpoint: name one"):
         call(tmp_path, "evaluate", "--recipe", "smoke")

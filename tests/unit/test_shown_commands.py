@@ -107,11 +107,11 @@ def test_what_will_be_evaluated_is_one_sentence() -> None:
     from osworld_pipeline.cli.shown import planned_evaluations
 
     assert planned_evaluations(["sft-1"], "suite heldout", recipe="smoke", num_tasks=2, num_seeds=2) == (
-        "sft-1 on suite heldout, as recipe smoke says: 4 episodes (2 tasks, 2 seeds); what is finished is not run again"
+        "sft-1 on suite heldout, with recipe smoke: 4 episodes (2 tasks, 2 seeds); finished ones are not repeated"
     )
     assert planned_evaluations(["a-1", "b-1"], "heldout", recipe="smoke", num_tasks=2, num_seeds=1) == (
-        "a-1, b-1 on heldout, as recipe smoke says: 4 episodes (2 checkpoints, 2 tasks, 1 seed); "
-        "what is finished is not run again"
+        "a-1, b-1 on heldout, with recipe smoke: 4 episodes (2 checkpoints, 2 tasks, 1 seed); "
+        "finished ones are not repeated"
     )
 
 

@@ -1,1 +1,1 @@
-"""Stands in for OSWorld's package while a peer's server is measured: the same stub as ours, behind its interface."""
+"""A stub of OSWorld's package for measurements of another server: our stub with its interface."""

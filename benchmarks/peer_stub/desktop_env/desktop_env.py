@@ -1,4 +1,4 @@
-"""DesktopEnv as Slime-OSWorld's server calls it: a step sleeps 50 ms and answers the same 20 KB picture as our stub."""
+"""DesktopEnv as used by Slime-OSWorld's server: a step sleeps 50 ms and returns the same 20 KB picture as our stub."""
 
 import time
 from typing import Any

@@ -1,5 +1,5 @@
 "use strict";
-// Reads the server's own description with the token, and sends requests from here. All text is set as text.
+// Reads the server's OpenAPI document with the token, and sends requests from the page. All text is set as text.
 const KEY = "env-server-token", LIMIT_MS = 600000, MAX_SHOWN = 4000;
 const byId = (id) => document.getElementById(id);
 let token = sessionStorage.getItem(KEY) || "";
@@ -126,7 +126,7 @@ function askForToken(problem) {
 async function load() {
   try {
     const found = [["", await read("openapi.json")]];
-    // OSGym's surface answers the addresses of its clients alone.
+    // OSGym's API answers only the addresses of its clients.
     const osgym = await ask("osgym/openapi.json");
     if (osgym.ok) found.push(["/osgym", await osgym.json()]);
     byId("token-form").hidden = true;

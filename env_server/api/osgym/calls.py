@@ -1,7 +1,7 @@
-"""OSGym's action language, `click(10,20)`, read into the pyautogui calls that every driver takes.
+"""Translates OSGym's action language, such as `click(10,20)`, into the pyautogui calls that every driver accepts.
 
-Arguments stand unquoted between the parentheses, and several calls may be joined by `&`. What is typed may hold commas,
-parentheses and `&` as well, so a call ends only where `)` is followed by nothing, or by `&` and another known call."""
+Arguments are unquoted between the parentheses, and several calls may be joined by `&`. Typed text may also contain
+commas, parentheses and `&`, so a call ends only where `)` is followed by the end, or by `&` and another known call."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -12,10 +12,10 @@ from osworld_pipeline.domain.pyautogui import MAX_CALLS, MAX_TEXT_CHARS
 from osworld_pipeline.errors import ActionParseError
 
 SCROLL_CLICKS = 50
-"""What OSGym's client sends for `up`; it sends the negative for `down`."""
+"""The amount that OSGym's client sends for `up`; it sends the negative for `down`."""
 DRAG_S = 0.5
 WAIT_S = 2.0
-"""A `wait()` between other calls."""
+"""Duration of a `wait()` between other calls."""
 MAX_COORDINATE = 100_000
 
 Ending = Literal["WAIT", "DONE", "FAIL"]
@@ -23,7 +23,7 @@ Ending = Literal["WAIT", "DONE", "FAIL"]
 
 @dataclass(frozen=True, kw_only=True)
 class OsgymAction:
-    """`calls` are pyautogui's, empty where there are none; `ending` is what the step is beside them."""
+    """`calls` are pyautogui's, or empty; `ending` is the special action of the step in addition to them."""
 
     calls: str = ""
     ending: Ending | None = None
@@ -36,14 +36,14 @@ class OsgymAction:
 def read_osgym_action(text: str) -> OsgymAction:
     """
     Raises:
-        ActionParseError: it is not wholly made of known calls; nothing of it is to be carried out.
+        ActionParseError: it does not consist only of known calls; no part of it may be executed.
     """
     if len(text) > MAX_TEXT_CHARS:
-        raise ActionParseError(f"an action of {len(text)} characters; at most {MAX_TEXT_CHARS} are read")
+        raise ActionParseError(f"an action of {len(text)} characters is too long; the limit is {MAX_TEXT_CHARS}")
     calls = _read_joined(text.strip())
     for name, _ in calls[:-1]:
         if name in ("finish", "call_user"):
-            raise ActionParseError(f"{name}() ends the episode; nothing can be joined after it")
+            raise ActionParseError(f"{name}() ends the episode; no call can follow it")
     ending = _ENDINGS.get(calls[-1][0])
     if ending is None or (ending == "WAIT" and len(calls) > 1):
         return OsgymAction(calls="\n".join(translated for _, translated in calls))
@@ -51,8 +51,8 @@ def read_osgym_action(text: str) -> OsgymAction:
 
 
 def _read_joined(text: str) -> list[tuple[str, str]]:
-    """(name, pyautogui's words for it) of each joined call. What follows a `type(` and cannot be read as a call was
-    typed, `&` and all."""
+    """(name, pyautogui source) of each joined call. Text after `type(` that cannot be parsed as a call is typed text,
+    including its `&`."""
     first, *others = _JOIN.split(text)
     raw = [[first]]
     for joint, piece in zip(others[::2], others[1::2], strict=True):
@@ -65,7 +65,7 @@ def _read_joined(text: str) -> list[tuple[str, str]]:
         else:
             raw.append([piece])
     if len(raw) > MAX_CALLS:
-        raise ActionParseError(f"{len(raw)} calls in one action; at most {MAX_CALLS} are carried out")
+        raise ActionParseError(f"{len(raw)} calls in one action are too many; the limit is {MAX_CALLS}")
     return [_read_call("".join(parts)) for parts in raw]
 
 
@@ -73,7 +73,7 @@ def _read_call(text: str) -> tuple[str, str]:
     match = _CALL.fullmatch(text)
     if match is None:
         raise ActionParseError(
-            f"the action {text[:80]!r} is no OSGym call; known: {', '.join(f'{name}()' for name in CALL_NAMES)}"
+            f"the action {text[:80]!r} is not an OSGym call; known: {', '.join(f'{name}()' for name in CALL_NAMES)}"
         )
     name, body = match["name"], match["body"]
     if name not in _ENDINGS:
@@ -87,7 +87,7 @@ def _numbers(name: str, body: str, names: str) -> list[int]:
     values = [part.strip() for part in body.split(",")]
     wanted = names.split(",")
     if len(values) != len(wanted) or not all(_INTEGER.fullmatch(value) for value in values):
-        raise ActionParseError(f"{name}({names}) takes {len(wanted)} whole numbers, not {body[:40]!r}")
+        raise ActionParseError(f"{name}({names}) needs {len(wanted)} whole numbers, not {body[:40]!r}")
     numbers = [int(value) for value in values]
     if any(abs(number) > MAX_COORDINATE for number in numbers):
         raise ActionParseError(f"{name}: a number is out of range in {body[:40]!r}")
@@ -114,7 +114,7 @@ def _scroll(body: str) -> str:
     if amount is None and separator:
         (amount,) = _numbers("scroll", how, "amount")
     if amount is None:
-        raise ActionParseError(f"scroll(x,y,up|down or an amount) is not {body[:40]!r}")
+        raise ActionParseError(f"expected scroll(x,y,up|down or an amount), not {body[:40]!r}")
     x, y = _numbers("scroll", point, "x,y")
     return f"pyautogui.moveTo({x}, {y})\npyautogui.scroll({amount})"
 
@@ -122,14 +122,14 @@ def _scroll(body: str) -> str:
 def _hotkey(body: str) -> str:
     keys = [key.strip() for key in body.split(",")]
     if not all(keys):
-        raise ActionParseError(f"hotkey(key,key,...) takes key names, not {body[:40]!r}")
+        raise ActionParseError(f"hotkey(key,key,...) needs key names, not {body[:40]!r}")
     return f"pyautogui.hotkey({', '.join(map(repr, keys))})"
 
 
 def _press(body: str) -> str:
     key = body.strip() or body  # press( ) is the space bar
     if not key:
-        raise ActionParseError("press(key) takes a key name")
+        raise ActionParseError("press(key) needs a key name")
     return f"pyautogui.press({key!r})"
 
 

@@ -1,7 +1,7 @@
-"""OSGym's worker ports: each a worker with VM numbers and a share of the desktops of its own, all over one pool.
+"""OSGym's worker ports: each is a worker with its own VM numbers and share of the desktops, all over one pool.
 
-Its client knows no token, so on these ports the list of allowed addresses is the gate; where a token is set as well,
-both are asked for."""
+Its client has no token, so on these ports the list of allowed addresses controls access; if a token is set as well,
+both are required."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,10 +18,10 @@ from osworld_pipeline.wire.bodies import BodyLimits
 
 @contextmanager
 def osgym_listeners(settings: Settings) -> Iterator[list[ExtraListener]]:
-    """One for each of OSGym's ports, bound; none where there are no such ports.
+    """One listener, bound, for each of OSGym's ports; none if no ports are configured.
 
     Raises:
-        SettingsError: a port is taken, or not for us.
+        SettingsError: a port is in use, or may not be bound.
     """
     there = settings.model_copy(update={"host": settings.osgym.host})
     with ExitStack() as stack:

@@ -1,8 +1,8 @@
 """The OSGym endpoints: /reset, /step, /shutdown and /screenshot, as its state manager answers them.
 
-Every failure is 400 `{message}` (a full server 503), with the `fault` beside it; a lost desktop or a crashed grader is
-one, and never a reward of zero. A policy that disabled its desktop has finished, with that reward. Its client
-retries what failed immediately and without limit, hence the pause before such an answer. It ends by itself only where
+Every failure is 400 `{message}` (a full server 503), with the `fault` in addition. A lost desktop or a crashed grader
+is a failure, and never a reward of zero. An episode whose policy disabled its desktop is finished, with that reward.
+The client retries failures immediately and without limit, so each such answer is delayed. The client stops only where
 the answer changes: see worker.py."""
 
 import asyncio
@@ -28,7 +28,7 @@ from osworld_pipeline.wire import Fault, Message
 from osworld_pipeline.wire.waiting import while_connected
 
 FAILURE_PACE_S = 0.5
-"""How long a failure is held back: a client that tries again at once would do nothing else."""
+"""Delay before a failure is answered, because the client retries at once."""
 MAX_TIMEOUT_S = 7 * 24 * 3600
 
 Network = IPv4Network | IPv6Network
@@ -51,7 +51,7 @@ class OsgymStep(Message):
     action: str
     vm_id: StrictInt
     step: int | None = Field(default=None, ge=1)
-    """Not OSGym's: the number this step is to have, counted from 1; with it a step may be sent again."""
+    """Not in OSGym's protocol: the number of this step, counted from 1; a step with a number may be sent again."""
 
 
 class OsgymStepAnswer(Message):
@@ -59,7 +59,7 @@ class OsgymStepAnswer(Message):
     is_finish: bool
     reward: float
     message: str | None = None
-    """Not OSGym's: why the action was taken as wait(), or ended the episode as tampering."""
+    """Not in OSGym's protocol: why the action was run as wait(), or why the episode ended as tampering."""
 
 
 class OsgymShutdown(Message):
@@ -83,7 +83,7 @@ def osgym_app(
     port: int | None = None,
     on_fault: Callable[[Fault], None] = lambda _: None,
 ) -> FastAPI:
-    """The surface of a worker: a port's, with its share of the desktops, or without one the main port's own."""
+    """The API of a worker: of one port, with its share of the desktops, or of the main port if `port` is None."""
     worker = OsgymWorker(
         episodes,
         name="the main port" if port is None else f"port {port}",
@@ -104,7 +104,7 @@ def create_osgym_app(
     failure_pace_s: float = FAILURE_PACE_S,
     on_fault: Callable[[Fault], None] = lambda _: None,
 ) -> FastAPI:
-    """One worker's surface. `allowed` are the networks of its clients; none lets everybody in who has come so far."""
+    """The API of one worker. `allowed` are the networks of its clients; if empty, every client is admitted."""
     app = FastAPI(title=f"OSWorld env server, OSGym surface ({worker.name})", docs_url=None, redoc_url=None)
     app.include_router(_router(worker))
     _add_failures(app, retry_after_s, failure_pace_s, on_fault)
@@ -125,7 +125,7 @@ def _router(worker: OsgymWorker) -> APIRouter:
 
     @router.post("/reset", response_model=OsgymResetAnswer)
     async def reset(message: OsgymReset, request: Request) -> Response:
-        """A VM of its own for the task; other VMs go on."""
+        """Opens a separate VM for the task; other VMs are not affected."""
         opened = await while_connected(
             request,
             worker.reset(message.task_config, timeout_s=message.timeout, client_id=client_of(request)),
@@ -139,7 +139,7 @@ def _router(worker: OsgymWorker) -> APIRouter:
 
     @router.post("/step", response_model=OsgymStepAnswer)
     async def step(message: OsgymStep) -> Response:
-        """One or several calls; a finished episode is graded and its VM given back."""
+        """Executes one or several calls; a finished episode is graded and its VM closed."""
         reply = await worker.step(message.vm_id, message.action, number=message.step)
         fields: dict[str, Any] = {"is_finish": reply.is_finish, "reward": reply.reward}
         if reply.message:
@@ -148,7 +148,7 @@ def _router(worker: OsgymWorker) -> APIRouter:
 
     @router.post("/shutdown", response_model=OsgymShutdown)
     async def shutdown(message: OsgymShutdown, request: Request) -> OsgymShutdown:
-        """`all` are those that this client's address has at this worker."""
+        """`all` means every VM of this client's address at this worker."""
         if isinstance(message.vm_id, int):
             await worker.shutdown(message.vm_id)
         else:
@@ -159,8 +159,8 @@ def _router(worker: OsgymWorker) -> APIRouter:
 
 
 class AllowedAddresses:
-    """Lets in only who connects from one of the networks; a proxy's headers are not asked, for anybody can write
-    them."""
+    """Admits only clients that connect from one of the networks. Headers of a proxy are ignored, because any client can
+    set them."""
 
     def __init__(self, app: ASGIApp, *, allowed: Sequence[Network]) -> None:
         self._app, self._allowed = app, tuple(allowed)

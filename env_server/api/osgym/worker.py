@@ -1,7 +1,8 @@
-"""What OSGym calls a worker: a space of VM numbers of its own over the server's episodes, and a share of its desktops.
+"""A worker in OSGym's sense: its own VM numbers over the server's episodes, and a share of its desktops.
 
-Its client sends a request again until it succeeds, so whatever can be answered again is: a finished episode, and a
-refused action, which becomes wait() when it comes a second time. What is lost stays lost, with the reason."""
+Its client sends a request again until it succeeds, so every request that can succeed the second time does: a finished
+episode is answered again, and a refused action that is repeated becomes wait(). A lost VM stays lost, with the
+reason."""
 
 import asyncio
 import itertools
@@ -28,23 +29,23 @@ from osworld_pipeline.wire import EnvConfig
 SHARE_POLL_S = 0.05
 MAX_ENDED = 10_000
 MAX_KEPT_REPLIES = 8
-"""Last answers hold a screenshot each; who asks again does so soon."""
+"""Each last answer holds a screenshot; clients repeat a request soon."""
 _ENV_CONFIG = EnvConfig(require_a11y_tree=False, image_format="png")
 
 
 class UnknownVmError(UnknownEpisodeError):
-    """No live VM of that number at this worker."""
+    """There is no live VM with that number at this worker."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OsgymReply:
-    """What a step is answered with."""
+    """The answer to a step."""
 
     observation: Observation
     is_finish: bool
     reward: float
     message: str = ""
-    """Why the action was taken as wait(), or ended the episode."""
+    """Why the action was run as wait(), or why the episode ended."""
 
 
 @dataclass(kw_only=True)
@@ -57,7 +58,7 @@ class _Vm:
 
 
 class OsgymWorker:
-    """`max_vms` is the most desktops that it holds at a time; None leaves that to the pool."""
+    """`max_vms` is the most desktops that it holds at a time; None means no limit but the pool's."""
 
     def __init__(
         self,
@@ -71,25 +72,25 @@ class OsgymWorker:
         self.name = name
         self._episodes, self._max_vms = episodes, max_vms
         self._pause_s, self._queue_timeout_s = pause_s, queue_timeout_s
-        # Somewhere else after a restart: a client of the old server must not act on a new client's desktop.
+        # Starts at a random number, so that after a restart a client of the old server cannot act on a new client's VM.
         self._numbers = itertools.count(1000 * secrets.randbelow(1_000_000) + 1)
         self._vms: dict[int, _Vm] = {}
         self._ended: OrderedDict[int, str] = OrderedDict()
         """VM -> why it is gone"""
         self._replies: OrderedDict[int, tuple[str, OsgymReply]] = OrderedDict()
-        """VM -> the action that finished it, and how that was answered"""
+        """VM -> the action that finished it, and its answer"""
         self._num_opening = 0
         self._turn = asyncio.Lock()
 
     async def reset(
         self, task_config: Mapping[str, Any], *, timeout_s: float, client_id: str
     ) -> tuple[int, Observation]:
-        """The number of a new VM, which is closed when it was not used for `timeout_s`. Other VMs go on.
+        """The number of a new VM, which is closed when it is not used for `timeout_s`. Other VMs are not affected.
 
         Raises:
             TaskError: the task was refused.
             NoCapacityError: none became free in time, in the pool or of this worker's share.
-            SetupError, ReplicaError: the desktop could not be set up; it has been given back.
+            SetupError, ReplicaError: the desktop could not be set up; it has been returned to the pool.
         """
         async with self._room():
             episode, observation = await self._episodes.open(
@@ -101,13 +102,13 @@ class OsgymWorker:
         return vm_id, observation
 
     async def step(self, vm_id: int, action: str, *, number: int | None = None) -> OsgymReply:
-        """A finishing action is graded, and the desktop given back. A policy that has disabled its desktop has finished
-        too, with a reward of 0.
+        """A finishing action is graded, and the desktop returned. An episode whose policy has disabled its desktop is
+        also finished, with a reward of 0.
 
         Raises:
-            ActionParseError: refused; nothing has happened. Sent again, the same action becomes wait().
+            ActionParseError: refused; nothing was executed. Sent again, the same action becomes wait().
             EvaluatorError, ReplicaError: there is no reward; the VM is gone.
-            UnknownVmError: it is gone, with the reason.
+            UnknownVmError: the VM is gone, with the reason.
         """
         vm = self._vms.get(vm_id)
         async with vm.lock if vm is not None else nullcontext():
@@ -127,24 +128,24 @@ class OsgymWorker:
             return reply
 
     async def screenshot(self, vm_id: int) -> bytes:
-        """The screen as it is now, PNG. ReplicaError, UnknownVmError: it is gone."""
+        """A new screenshot, PNG. ReplicaError, UnknownVmError: the VM is gone."""
         async with self._using(vm_id) as (_, episode):
             return (await episode.look()).screenshot
 
     async def shutdown(self, vm_id: int) -> None:
-        """Closing twice is no error; UnknownVmError for a number that never was."""
+        """Closing twice is no error; UnknownVmError for a number that never existed."""
         if vm_id in self._vms:
             await self._end(vm_id, "it was shut down")
         elif vm_id not in self._ended:
             self._find(vm_id)
 
     async def shutdown_all(self, client_id: str) -> None:
-        """All that this client has at this worker."""
+        """Closes all VMs of this client at this worker."""
         for vm_id in [vm_id for vm_id, vm in self._vms.items() if vm.client_id == client_id]:
             await self.shutdown(vm_id)
 
     def num_live(self) -> int:
-        """VMs that hold a desktop, or are about to."""
+        """VMs that hold a desktop, or are being opened."""
         live = {episode.episode_id for episode in self._episodes}
         return self._num_opening + sum(vm.episode_id in live for vm in self._vms.values())
 
@@ -176,14 +177,14 @@ class OsgymWorker:
         """First come, first served among this worker's resets."""
         try:
             async with asyncio.timeout(self._queue_timeout_s), self._turn:
-                # Episodes end in many ways, without a notice.
+                # Episodes end in many ways, without a notification.
                 while self._max_vms is not None and self.num_live() >= self._max_vms:  # noqa: ASYNC110
                     await asyncio.sleep(SHARE_POLL_S)
                 self._num_opening += 1
         except TimeoutError as error:
             raise NoCapacityError(
                 f"the {self._max_vms} VMs of {self.name} did not become free within {self._queue_timeout_s:g} s; "
-                "shut down what is not needed, or use another port"
+                "shut down VMs that are not needed, or use another port"
             ) from error
         try:
             yield
@@ -192,7 +193,7 @@ class OsgymWorker:
 
     @asynccontextmanager
     async def _using(self, vm_id: int) -> AsyncIterator[tuple[_Vm, Episode]]:
-        """A VM that is lost under the call is given back at once: it must not count against the share."""
+        """A VM that is lost during the call is closed at once: it must not count against the share."""
         vm = self._find(vm_id)
         try:
             yield vm, self._episodes.find(vm.episode_id)

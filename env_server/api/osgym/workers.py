@@ -1,7 +1,7 @@
 """`env-server osgym start|stop|status`: OSGym's workers in the background, as one server over one pool.
 
-Only the very process that `start` made is ever ended: its number, its start time and the boot it belongs to are kept in
-a file for the owner alone. No process is looked for by its name."""
+Only the process that `start` created is ever ended: its id, its start time and the id of the boot are kept in a file
+that only the owner can read. Processes are never looked up by name."""
 
 import argparse
 import fcntl
@@ -30,16 +30,16 @@ STATE_FILE, LOG_FILE, LOCK_FILE, READY_FILE = "osgym.json", "osgym.log", "osgym.
 POLL_S = 0.05
 KILL_WAIT_S = 10.0
 NOT_RUNNING = 3
-"""Exit status of `status`, as the system's service scripts answer it."""
+"""Exit status of `status`, as in LSB init scripts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkersState:
-    """The server that `start` made."""
+    """The server that `start` created."""
 
     pid: int
     start_ticks: int
-    """Since boot: a process that has got the same number since has another."""
+    """Since boot: a later process with the same id has another value."""
     boot_id: str
     ports: tuple[int, ...]
     host: str
@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
         if arguments.command == "start":
             return start(arguments, _checked(server_options), folder)
         if server_options:
-            raise SettingsError(f"osgym {arguments.command} knows no {server_options[0]!r}")
+            raise SettingsError(f"osgym {arguments.command} has no option {server_options[0]!r}")
         return stop(folder, grace_s=arguments.grace_s) if arguments.command == "stop" else status(folder)
     except PipelineError as error:
         print(f"env-server osgym: {error}", file=sys.stderr)
@@ -64,13 +64,13 @@ def start(arguments: argparse.Namespace, server_options: Sequence[str], folder: 
 
     Raises:
         SettingsError: wrong options.
-        ReplicaError: the server ended, or was not ready in time; nothing is left of it.
+        ReplicaError: the server ended, or was not ready in time; it has been removed.
     """
     ports = read_ports(arguments.config)
     with _locked(folder):
         running = read_state(folder)
         if running is not None:
-            print(f"OSGym's workers run already: {_describe(running)}")
+            print(f"OSGym's workers are already running: {_describe(running)}")
             return 0
         process, state = _spawn(arguments, server_options, ports, folder)
     try:
@@ -116,44 +116,44 @@ def _spawn(
 
 
 def host_for(environment: Mapping[str, str], *, is_local: bool) -> str:
-    """Where the ports are bound: on every interface, as OSGym's are, where a client that may use them is elsewhere.
+    """The address to bind: every interface, as OSGym does, if a client on another machine is allowed; else loopback.
 
     Raises:
         SettingsError: the list of addresses cannot be read.
     """
     if is_local or all(network.is_loopback for network in osgym_networks(environment)):
         return "127.0.0.1"
-    return "0.0.0.0"  # noqa: S104 - the list of addresses guards it
+    return "0.0.0.0"  # noqa: S104 - access is limited by the list of addresses
 
 
 def read_ports(path: Path) -> tuple[int, ...]:
     """The `ports` of OSGym's config.yaml.
 
     Raises:
-        SettingsError: it cannot be read, or holds no list of ports.
+        SettingsError: it cannot be read, or has no list of ports.
     """
     try:
         fields = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise SettingsError(f"cannot read {path}: {error.strerror}; give OSGym's config.yaml with --config") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path} is no YAML: {' '.join(str(error).split())[:200]}") from error
+        raise SettingsError(f"{path} is not valid YAML: {' '.join(str(error).split())[:200]}") from error
     ports = fields.get("ports") if isinstance(fields, dict) else None
     try:
         numbers = OsgymSettings.model_validate({"ports": ports}).ports
     except ValidationError as error:
         raise SettingsError(f"{path} needs a list 'ports' of numbers from 1 to 65535, not {ports!r:.80}") from error
     if not numbers or len(set(numbers)) != len(numbers):
-        raise SettingsError(f"the 'ports' of {path} are none, or one is there twice: {list(numbers)!r:.80}")
+        raise SettingsError(f"the 'ports' of {path} are empty or contain a duplicate: {list(numbers)!r:.80}")
     return numbers
 
 
 def stop(folder: Path, *, grace_s: float) -> int:
-    """TERM, and KILL after the grace. Stopping twice is no error."""
+    """Sends TERM, and KILL after the grace period. Stopping twice is no error."""
     with _locked(folder):
         state = read_state(folder)
         if state is None:
-            print("OSGym's workers do not run")
+            print("OSGym's workers are not running")
         else:
             was_killed = _end(state, grace_s=grace_s)
             print(f"OSGym's workers are {'killed' if was_killed else 'stopped'} (process {state.pid})")
@@ -165,9 +165,9 @@ def stop(folder: Path, *, grace_s: float) -> int:
 def status(folder: Path) -> int:
     state = read_state(folder)
     if state is None:
-        print("OSGym's workers do not run")
+        print("OSGym's workers are not running")
         return NOT_RUNNING
-    print(f"OSGym's workers run: {_describe(state)}")
+    print(f"OSGym's workers are running: {_describe(state)}")
     try:
         url = json.loads((folder / READY_FILE).read_text())["url"]
         health = httpx.get(f"{url}/health", timeout=5.0, trust_env=False).json()
@@ -181,7 +181,7 @@ def status(folder: Path) -> int:
 
 
 def read_state(folder: Path) -> WorkersState | None:
-    """None where nothing was started, or what was started is not there any more."""
+    """None if no server was started, or it is not running any more."""
     try:
         fields = json.loads((folder / STATE_FILE).read_text())
         state = WorkersState(**{**fields, "ports": tuple(fields["ports"])})
@@ -191,7 +191,7 @@ def read_state(folder: Path) -> WorkersState | None:
 
 
 def _end(state: WorkersState, *, grace_s: float) -> bool:
-    """Whether it had to be killed. A handle on the process, not its number, is what signals go to."""
+    """Whether it had to be killed. Signals are sent through a handle on the process, not to its id."""
     try:
         handle = os.pidfd_open(state.pid)
     except ProcessLookupError:
@@ -204,7 +204,7 @@ def _end(state: WorkersState, *, grace_s: float) -> bool:
             return False
         _signal(handle, signal.SIGKILL)
         if not _has_ended(handle, KILL_WAIT_S):
-            raise ReplicaError(f"process {state.pid} does not end; it hangs in the kernel")
+            raise ReplicaError(f"process {state.pid} does not exit; it hangs in the kernel")
         return True
     finally:
         os.close(handle)
@@ -231,18 +231,18 @@ def _wait_ready(process: subprocess.Popen[bytes], folder: Path, limit_s: float) 
         if time.monotonic() > deadline:
             raise ReplicaError(
                 f"the server was not ready within {limit_s:g} s and was ended; see {folder / LOG_FILE}, "
-                "or give it more with --wait-s"
+                "or increase the limit with --wait-s"
             )
         time.sleep(POLL_S)
 
 
 def _stderr_tail(folder: Path) -> str:
     lines = (folder / LOG_FILE).read_text(errors="replace").strip().splitlines()
-    return lines[-1][:500] if lines else "it said nothing"
+    return lines[-1][:500] if lines else "no output"
 
 
 def _write_state(folder: Path, state: WorkersState) -> None:
-    """Whole or not at all, and readable for the owner alone."""
+    """Atomically, and readable only for the owner."""
     descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=f".{STATE_FILE}.")
     try:
         with os.fdopen(descriptor, "w") as file:
@@ -257,7 +257,7 @@ def _write_state(folder: Path, state: WorkersState) -> None:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """One command at a time: two starts would fight for the ports."""
+    """One command at a time: two concurrent starts would need the same ports."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / LOCK_FILE).open("w") as file:
@@ -272,7 +272,7 @@ def _is_alive(state: WorkersState) -> bool:
 
 
 def _start_ticks(pid: int) -> int | None:
-    """When the process began, in ticks since boot; None where it is gone, or dead and not yet waited for."""
+    """When the process started, in ticks since boot; None if it is gone or a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -291,7 +291,7 @@ def _describe(state: WorkersState) -> str:
 
 
 def _checked(server_options: list[str]) -> list[str]:
-    """Wrong ones end the program with a sentence, as argparse does."""
+    """Invalid options end the program with a message, as argparse does."""
     parser = argparse.ArgumentParser(prog="env-server osgym start")
     add_server_options(parser)
     parser.parse_args(server_options)
@@ -300,7 +300,7 @@ def _checked(server_options: list[str]) -> list[str]:
 
 def _parser() -> argparse.ArgumentParser:
     common = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    common.add_argument("--state-dir", type=Path, default=Path("var/desktops"), help="where the workers are remembered")
+    common.add_argument("--state-dir", type=Path, default=Path("var/desktops"), help="folder of the workers' state")
     parser = argparse.ArgumentParser(prog="env-server osgym", allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True)
     begin = commands.add_parser(
@@ -311,7 +311,7 @@ def _parser() -> argparse.ArgumentParser:
     begin.add_argument("--replicas-per-port", type=int, default=2, help="desktops of each port (default 2)")
     begin.add_argument("--server-config", type=Path, metavar="FILE", help="env-server's own TOML")
     begin.add_argument("--wait-s", type=float, default=600.0, help="longest wait for the desktops (default 600)")
-    end = commands.add_parser("stop", parents=[common], allow_abbrev=False, help="only what start started")
+    end = commands.add_parser("stop", parents=[common], allow_abbrev=False, help="only what start created")
     end.add_argument("--grace-s", type=float, default=45.0, help="longest wait for episodes before KILL (default 45)")
     commands.add_parser("status", parents=[common], allow_abbrev=False, help="ports, episodes and free replicas")
     return parser

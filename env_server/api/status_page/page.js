@@ -1,6 +1,6 @@
 "use strict";
-// Asks for the figures once a second while the tab is looked at, and for the pictures of the cards in view when they
-// have changed. Whatever comes from a task, a model or a client is set as text, never as markup.
+// Requests the figures once a second while the tab is visible, and the pictures of the cards in view when they
+// have changed. Text of a task, a model or a client is set as text, never as markup.
 const REFRESH_MS = 1000, LIMIT_MS = 10000, RETRY_MS = 2000, MAX_FETCHES = 4, SMALL = 480, LARGE = 1280;
 const STATES = ["starting", "warm", "leased", "resetting", "failed"];
 const OUTCOMES = ["evaluated", "closed", "idle", "client_gone", "shutdown", "env_fault", "grader_fault"];
@@ -171,7 +171,7 @@ async function fetchPicture(card) {
       card.noPicture.hidden = true;
     }
   } catch (error) {
-    setText(card.noPicture, "the picture did not come");
+    setText(card.noPicture, "the picture could not be loaded");
     card.retryAt = performance.now() + RETRY_MS;
   } finally {
     card.isFetching = false;
@@ -213,7 +213,7 @@ async function refreshZoom() {
       zoomVersion = version;
     }
   } catch (error) {
-    setText(byId("zoom-title"), `${card.id}: the picture did not come`);
+    setText(byId("zoom-title"), `${card.id}: the picture could not be loaded`);
   } finally {
     card.isZooming = false;
   }

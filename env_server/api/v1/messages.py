@@ -1,4 +1,4 @@
-"""The messages of our own API, /v1. Failures are `wire.ErrorMessage`, as everywhere."""
+"""The messages of our own API, /v1. Failures are `wire.ErrorMessage`, as in the other APIs."""
 
 import time
 from typing import Any, Literal, Self
@@ -25,20 +25,20 @@ class OpenRequest(Message):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     request_id: str = Field(min_length=1, max_length=128, examples=["run-7/task-3/attempt-0"])
-    """A name of the client's own for this request. Sent again after a lost answer, it gets the same episode."""
+    """The client's name for this request. Sent again after a lost answer, it returns the same episode."""
     task_config: dict[str, Any] = Field(examples=[TASK_EXAMPLE])
     """A task in OSWorld's format."""
     env_config: EnvConfig = Field(default_factory=EnvConfig)
     client_id: str = Field(default="", max_length=128)
-    """Whose fair share of the queue this is; empty takes the peer address."""
+    """The client id by which the queue is fair; empty means the peer address."""
 
 
 class StepMessage(Message):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     step: int = Field(ge=1, examples=[1])
-    """The number this step is to have, counted from 1. Sent again after a lost answer, it is done once and answered
-    the same."""
+    """The number of this step, counted from 1. Sent again after a lost answer, the step is executed once and gets the
+    same answer."""
     action: str = Field(examples=["pyautogui.click(200, 120)", "WAIT", "DONE"])
     """`pyautogui.f(...)` calls with literal arguments, or WAIT, DONE, FAIL."""
     pause: float = Field(default=2.0, ge=0.0, le=60.0, allow_inf_nan=False)
@@ -46,7 +46,7 @@ class StepMessage(Message):
     settle: Settle = "fixed"
     """`adaptive` observes as soon as the screen has settled, at the latest after `pause`."""
     image_format: ImageFormat | None = None
-    """For this step's observation; None takes the episode's."""
+    """For this step's observation; None means the episode's setting."""
     image_quality: int | None = Field(default=None, ge=1, le=100)
 
 
@@ -56,7 +56,7 @@ class ObservationBody(Message):
     instruction: str = ""
     screenshot_format: ImageFormat
     screen_size: tuple[int, int] | None = None
-    """(width, height) of the screen where the screenshot has another size."""
+    """(width, height) of the screen if the screenshot has another size."""
     screenshot_base64: str | None = None
     """Absent in a multipart answer, whose second part is the image."""
 
@@ -68,7 +68,7 @@ class OpenAnswer(Message):
     image_digest: str
     grader_version: str
     reset_s: float
-    """From the request to the first observation, the wait for a desktop included."""
+    """From the request to the first observation, including the wait for a desktop."""
     observation: ObservationBody
 
 
@@ -78,7 +78,7 @@ class StepReply(Message):
     is_done: bool
     """The action was DONE or FAIL. The episode stays open for its evaluation."""
     is_repeated: bool
-    """It had been done before; this is its answer again."""
+    """The step had been executed before; this is the same answer again."""
     observation: ObservationBody
 
 
@@ -100,7 +100,7 @@ class EpisodeInfo(Message):
     num_steps: int
     last_action: str | None
     reward: float | None
-    """The last evaluation's; null before one, and after a further step."""
+    """The reward of the last evaluation; null before one, and after a further step."""
     is_busy: bool
     age_s: float
     idle_s: float
@@ -130,7 +130,7 @@ class ReplicaInfo(Message):
     replica_id: str
     state: Literal["starting", "warm", "leased", "resetting", "failed"]
     state_s: float
-    """How long it has been in it."""
+    """Seconds in this state."""
     num_served: int
     num_starts: int
     num_failures: int
@@ -149,7 +149,7 @@ class ServerInfo(Message):
     image_digest: str
     grader_version: str
     details: str
-    """For people: what the provider's desktops run under and within."""
+    """Free text: the accelerator and the limits of the provider's desktops."""
     screen_size: tuple[int, int]
     num_replicas: int
     is_draining: bool

@@ -1,5 +1,5 @@
-"""Our own API, /v1: episodes named by their clients, steps by number, images in the format and the wrapping that each
-request asks for."""
+"""Our own API, /v1: episodes with names set by clients, numbered steps, and images in the format and encoding that each
+request selects."""
 
 import time
 from dataclasses import replace
@@ -28,7 +28,7 @@ from env_server.settings import Settings
 
 SURFACES = ("/v1", "slime", "areal", "osgym")
 MULTIPART = {"multipart/mixed": {"schema": {"type": "string", "format": "binary"}}}
-"""Two parts, the JSON without the image and the raw image: for whom it asks for it by Accept."""
+"""Two parts, the JSON without the image and the raw image, for requests whose Accept header asks for them."""
 FRESH = {
     "parameters": [
         {
@@ -36,7 +36,7 @@ FRESH = {
             "in": "query",
             "required": False,
             "schema": {"type": "boolean", "default": False},
-            "description": "Look at the desktop anew.",
+            "description": "Take a new observation.",
         }
     ]
 }
@@ -62,8 +62,8 @@ def _episodes_router(episodes: EpisodeTable) -> APIRouter:
         responses={201: {"content": MULTIPART}},
     )
     async def open_episode(message: OpenRequest, request: Request) -> Response:
-        """Waits for a free desktop, sets the task up, and answers what the desktop shows. Sent again under the same
-        `request_id` after a lost answer, it gets the same episode."""
+        """Waits for a free desktop, sets the task up, and returns the first observation. Sent again with the same
+        `request_id` after a lost answer, it returns the same episode."""
         opened = await open_and_tell(episodes, message, request)
         if opened is None:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
@@ -82,7 +82,7 @@ def _episodes_router(episodes: EpisodeTable) -> APIRouter:
         "/{episode_id}/steps", summary="Act once", response_model=StepReply, responses={200: {"content": MULTIPART}}
     )
     async def step(episode_id: str, message: StepMessage, request: Request) -> Response:
-        """Does one action and answers what the desktop shows then. The number makes it safe to send again."""
+        """Executes one action and returns the observation. With its number a step may be sent again."""
         episode = episodes.find(episode_id)
         view = episode.view
         if message.image_format is not None or message.image_quality is not None:
@@ -107,7 +107,7 @@ def _episodes_router(episodes: EpisodeTable) -> APIRouter:
         openapi_extra=FRESH,
     )
     async def observe(episode_id: str, request: Request) -> Response:
-        """What the last step, or the opening, was answered with, unless a fresh look is asked for."""
+        """The observation of the last step, or of the opening, unless a new one is requested."""
         episode = episodes.find(episode_id)
         is_fresh = request.query_params.get("fresh", "").lower() in ("1", "true", "yes")
         observation = await episode.look() if is_fresh else episode.observation
@@ -115,8 +115,8 @@ def _episodes_router(episodes: EpisodeTable) -> APIRouter:
 
     @router.post("/{episode_id}/evaluation", summary="Grade the episode")
     async def evaluate(episode_id: str) -> EvaluationReply:
-        """The grader's reward in 0..1; graded once for the same last step, so it may be sent again. A grader that
-        crashed is a 500 with `grader_fault`, never a reward."""
+        """The grader's reward in 0..1; graded once for the same last step, so the request may be repeated. A grader
+        that crashed is a 500 with `grader_fault`, never a reward."""
         start = time.monotonic()
         reward = await episodes.find(episode_id).evaluate()
         return EvaluationReply(
@@ -125,7 +125,7 @@ def _episodes_router(episodes: EpisodeTable) -> APIRouter:
 
     @router.post("/{episode_id}/recording/start", summary="Begin a video", status_code=204, response_class=Response)
     async def start_recording(episode_id: str) -> Response:
-        """Of the desktop, until its end is asked for; 409 where the desktop cannot record, or does already."""
+        """Records the desktop until the end is requested; 409 where the desktop cannot record or already records."""
         await episodes.find(episode_id).start_recording()
         return Response(status_code=204)
 
@@ -136,12 +136,12 @@ def _episodes_router(episodes: EpisodeTable) -> APIRouter:
         responses={200: {"content": {"video/mp4": {"schema": {"type": "string", "format": "binary"}}}}},
     )
     async def end_recording(episode_id: str) -> Response:
-        """409 where none was begun."""
+        """409 where no recording was started."""
         return Response(await episodes.find(episode_id).end_recording(), headers={"Content-Type": "video/mp4"})
 
-    @router.delete("/{episode_id}", summary="Give the desktop back", status_code=204, response_class=Response)
+    @router.delete("/{episode_id}", summary="Close the episode", status_code=204, response_class=Response)
     async def close(episode_id: str) -> Response:
-        """Closing twice is no error; an id that never was is a 404."""
+        """Closing twice is no error; an unknown id is a 404."""
         await episodes.close(episode_id)
         return Response(status_code=204)
 
@@ -152,9 +152,9 @@ def _server_router(episodes: EpisodeTable, settings: Settings) -> APIRouter:
     router = APIRouter(route_class=QuickRoute, tags=["server"], responses=ERROR_ANSWERS)
     pool, started_at = episodes.pool, time.monotonic()
 
-    @router.get("/server", summary="What this server is")
+    @router.get("/server", summary="Information about this server")
     async def server() -> ServerInfo:
-        """Versions, desktops, grader and limits: what an episode's figures depend on."""
+        """Versions, desktops, grader and limits: everything that measurements of episodes depend on."""
         return ServerInfo(
             version=version("osworld-pipeline"),
             provider=pool.provider.name,

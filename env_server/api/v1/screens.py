@@ -1,4 +1,4 @@
-"""Screens as plain images, of an episode and of any replica, in the format that the request asks for."""
+"""Screens as plain images, of an episode and of any replica, in the format that the request selects."""
 
 import time
 from typing import Annotated, Any
@@ -21,11 +21,11 @@ IMAGE_ANSWER: dict[int | str, dict[str, Any]] = {
         "content": {f"image/{name}": {"schema": {"type": "string", "format": "binary"}} for name in FORMATS},
         "description": "The image.",
     },
-    406: {"description": "Accept names no format that there is."},
+    406: {"description": "Accept names no supported format."},
 }
 NO_STORE = {"Cache-Control": "no-store"}
 FULL_WIDTH = 16_384
-"""Wider than any screen: not reduced."""
+"""Wider than any screen, so the image is not reduced."""
 
 
 def screens_router(episodes: EpisodeTable) -> APIRouter:
@@ -46,8 +46,8 @@ def screens_router(episodes: EpisodeTable) -> APIRouter:
         quality: Annotated[int | None, Query(ge=1, le=100)] = None,
         fresh: bool = False,
     ) -> Response:
-        """The last observation's, or as it is now with `fresh`. The format is `format`, else what Accept prefers, else
-        the episode's own; `quality` is for the lossy ones."""
+        """The screenshot of the last observation, or a new one with `fresh`. The format is `format`, else the one that
+        Accept prefers, else the episode's own; `quality` applies to the lossy formats."""
         episode = episodes.find(episode_id)
         wanted = image_format or _accepted(request.headers.get("accept", ""), episode)
         seen = await episode.screenshot(wanted, quality) if fresh else episode.observation
@@ -64,7 +64,7 @@ def _replicas_router(episodes: EpisodeTable) -> APIRouter:
     pool = episodes.pool
     pictures = Pictures()
 
-    @router.get("", summary="Every replica and what it does")
+    @router.get("", summary="Every replica and its state")
     async def list_replicas() -> ReplicaList:
         infos = {episode.replica_id: EpisodeInfo.of(episode) for episode in episodes}
         return ReplicaList(
@@ -74,20 +74,20 @@ def _replicas_router(episodes: EpisodeTable) -> APIRouter:
 
     @router.get(
         "/{replica_id}/screenshot",
-        summary="What a replica shows",
+        summary="The screen of a replica",
         response_class=Response,
         responses={200: {"content": {"image/jpeg": {"schema": {"type": "string", "format": "binary"}}}}},
     )
     async def replica_screenshot(replica_id: str) -> Response:
-        """A JPEG: what its episode's client saw last, else what the idle desktop shows. Looking costs an episode
-        nothing; 503 while there is nothing to see."""
+        """A JPEG: the screen that its episode's client saw last, or else the idle desktop's. The request does not
+        affect an episode; 503 while there is no screen."""
         replica = next((found for found in pool.replicas if found.replica_id == replica_id), None)
         if replica is None:
             raise HTTPException(404, f"there is no replica {replica_id[:64]!r}; /v1/replicas lists them")
         episode = next((found for found in episodes if found.replica_id == replica_id), None)
         image = await pictures.of(replica, episode, FULL_WIDTH)
         if image is None:
-            raise HTTPException(503, f"replica {replica_id} is {replica.state} and shows nothing; ask again")
+            raise HTTPException(503, f"replica {replica_id} is {replica.state} and has no screen; ask again")
         return Response(image, headers={"Content-Type": "image/jpeg", **NO_STORE})
 
     return router
@@ -107,7 +107,7 @@ def _replica_info(replica: Replica, episode: EpisodeInfo | None) -> ReplicaInfo:
 
 
 def _accepted(accept: str, episode: Episode) -> ImageFormat:
-    """HTTPException 406: none of ours is acceptable."""
+    """Raises HTTPException 406 if no supported format is acceptable."""
     own = episode.view.image_format
     weights: dict[str, float] = {}
     for entry in accept.split(",")[:20]:
@@ -118,8 +118,8 @@ def _accepted(accept: str, episode: Episode) -> ImageFormat:
     if not weights:
         return own
     fallback = weights.get("image/*", weights.get("*/*", 0.0))
-    # The episode's own format first: at equal weight nothing is encoded anew.
+    # The episode's own format first: at equal weight no image is encoded again.
     ranked = sorted(FORMATS, key=lambda name: (-weights.get(f"image/{name}", fallback), name != own))
     if weights.get(f"image/{ranked[0]}", fallback) <= 0:
-        raise HTTPException(406, "the screen can be had as image/png, image/jpeg or image/webp; accept one of them")
+        raise HTTPException(406, "the screen is available as image/png, image/jpeg or image/webp; accept one of them")
     return ranked[0]

@@ -1,5 +1,5 @@
-"""From an action's text to source that a desktop-env VM runs: written anew from the calls that were read, never the
-text itself, for desktop-env rewrites what it is given by pattern and so may turn a string into code."""
+"""Converts an action's text to source for a desktop-env VM: generated from the parsed calls, never the text itself,
+because desktop-env rewrites its input by pattern and so may turn a string into code."""
 
 from typing import Any
 
@@ -7,13 +7,13 @@ from env_server.episodes.pyautogui_calls import read_calls
 from env_server.guest_client import GuestCall
 
 _LESS = "pyautogui.hotkey('shift', ',')"
-"""pyautogui types `>` where it is asked for `<` on the layout of OSWorld's images; the keys themselves are right."""
+"""pyautogui types `>` for `<` on the layout of OSWorld's images; these keys type `<`."""
 
 
 def source_of(text: str) -> str:
     """
     Raises:
-        ActionParseError: it is no sequence of known calls with literal arguments.
+        ActionParseError: it is not a sequence of known calls with literal arguments.
     """
     return "; ".join(_source_of_call(call) for call in read_calls(text))
 

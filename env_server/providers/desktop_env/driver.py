@@ -1,4 +1,4 @@
-"""Carries episodes out on DesktopEnv's own loop: its set-up, its input, its observation and its grading."""
+"""Runs episodes on DesktopEnv's own loop: its set-up, its input, its observation and its grading."""
 
 import asyncio
 import io
@@ -28,7 +28,7 @@ from osworld_pipeline.errors import EvaluatorError
 
 ACT_MARGIN_S = 60.0
 OBSERVE_LIMIT_S = 120.0
-"""DesktopEnv's controller tries each part three times, 10 s long."""
+"""DesktopEnv's controller tries each part three times, with 10 s each."""
 DEFAULT_QUALITY = 90
 
 
@@ -50,7 +50,7 @@ class DesktopEnvDrivers:
         return DesktopEnvPlan(task=task, config=harmless_task(task, self.install, self.limits), limits=self.limits)
 
     async def close(self) -> None:
-        """Nothing was taken; the workers are the provider's."""
+        """Holds no resources; the workers belong to the provider."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ class DesktopEnvPlan:
     limits: TaskLimits
 
     def drive(self, desktop: ProvidedDesktop) -> EpisodeDriver:
-        assert isinstance(desktop, DesktopEnvDesktop), "these drivers are for that provider"
+        assert isinstance(desktop, DesktopEnvDesktop), "these drivers need that provider"
         return DesktopEnvDriver(self, desktop)
 
 
@@ -99,7 +99,7 @@ class DesktopEnvDriver:
         return await in_size(observation, view, screen=None)
 
     async def evaluate(self, *, last_action: str | None) -> float:
-        """DesktopEnv remembers the actions itself."""
+        """`last_action` is unused: DesktopEnv records the actions itself."""
         limit_s = self._plan.limits.evaluate_timeout_s
         try:
             answer = await self._desktop.worker.call("evaluate", limit_s=limit_s)
@@ -108,7 +108,7 @@ class DesktopEnvDriver:
         return reward_of(answer.fields["score"])
 
     async def close(self) -> None:
-        """Nothing was taken."""
+        """Holds no resources."""
 
     async def _look(self, *, with_tree: bool, with_terminal: bool) -> Answer:
         return await self._desktop.worker.call(
@@ -120,14 +120,14 @@ class DesktopEnvDriver:
 
 
 def reward_of(score: object) -> float:
-    """EvaluatorError where it is no number in 0..1."""
+    """EvaluatorError if it is not a number in 0..1."""
     if not isinstance(score, int | float) or not 0.0 <= score <= 1.0:
-        raise EvaluatorError(f"OSWorld's evaluator answered {score!r}, which is no score in 0..1")
+        raise EvaluatorError(f"OSWorld's evaluator returned {score!r}, which is not a score in 0..1")
     return float(score)
 
 
 def transcode(image: bytes, view: View) -> bytes:
-    """The screenshot in the format that is wanted; a VM of OSWorld's knows PNG alone."""
+    """The screenshot in the requested format; an OSWorld VM returns only PNG."""
     if format_of(image) == view.image_format:
         return image
     buffer = io.BytesIO()

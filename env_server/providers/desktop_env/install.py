@@ -1,4 +1,4 @@
-"""Where desktop-env is installed, and what that release can do: read from its sources, without loading it."""
+"""Finds an installed desktop-env and its features, read from its sources without loading it."""
 
 import json
 import subprocess
@@ -11,8 +11,8 @@ from osworld_pipeline.errors import DependencyError
 PROBE_LIMIT_S = 60.0
 _HERE = Path(__file__).resolve().parent
 SEARCH_PATH = (_HERE / "stubs",)
-"""Folders in which that Python looks for modules last: stand-ins for what the installation leaves out."""
-_WAY_OUT = "make it with scripts/setup-desktop-env, or name its interpreter with --desktop-env-python"
+"""Last folders of that Python's module search path: substitutes for packages that the installation leaves out."""
+_WAY_OUT = "create it with scripts/setup-desktop-env, or name its interpreter with --desktop-env-python"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,19 +20,19 @@ class DesktopEnvInstall:
     python: Path
     version: str
     digest: str
-    """Of the sources that scores are made by."""
+    """Of the sources that compute scores."""
     metrics: frozenset[str]
     getters: frozenset[str]
     port_getters: frozenset[str]
-    """Those that reach a browser or VLC by a port of the desktop's own."""
+    """Getters that reach a browser or VLC through a port of the desktop."""
     verbs: frozenset[str]
     folders: tuple[Path, ...]
-    """All that an interpreter of that environment reads, apart from the system's /usr."""
+    """Every folder that an interpreter of that environment reads, except the system's /usr."""
     search_path: tuple[Path, ...]
 
     @property
     def name(self) -> str:
-        """What a score by these evaluators is labelled with."""
+        """The version label of scores by these evaluators."""
         return f"desktop-env-{self.version}+{self.digest[:12]}"
 
     @classmethod
@@ -41,7 +41,7 @@ class DesktopEnvInstall:
         Raises:
             DependencyError: there is no such interpreter, or no desktop-env in it.
         """
-        # Not resolved: an environment's interpreter is a link, and which link it is called by makes the environment.
+        # Not resolved: a virtual environment is selected by the path of the link to its interpreter.
         python = python.absolute()
         command = [str(python), "-I", str(_HERE / "worker" / "probe.py"), *map(str, search_path)]
         try:
@@ -56,15 +56,15 @@ class DesktopEnvInstall:
                 f"the desktop-env of {python} cannot be read ({complaint[-1] if complaint else done.returncode}); "
                 f"{_WAY_OUT}"
             )
-        told = json.loads(done.stdout)
-        if told is None:
+        probed = json.loads(done.stdout)
+        if probed is None:
             raise DependencyError(f"{python} has no desktop-env; {_WAY_OUT}")
-        sets = {key: frozenset(told[key]) for key in ("metrics", "getters", "port_getters", "verbs")}
-        folders = tuple(map(Path, told["folders"]))
+        sets = {key: frozenset(probed[key]) for key in ("metrics", "getters", "port_getters", "verbs")}
+        folders = tuple(map(Path, probed["folders"]))
         return cls(
             python=python,
-            version=told["version"],
-            digest=told["digest"],
+            version=probed["version"],
+            digest=probed["digest"],
             folders=folders,
             search_path=search_path,
             **sets,

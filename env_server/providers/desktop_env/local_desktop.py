@@ -1,5 +1,5 @@
-"""One local desktop for a program that is not the env server: started, shown at a port of the loopback, and taken away
-when the program closes this one's standard input, or ends."""
+"""One local desktop for a program that is not the env server: it is started, served at a loopback port, and removed
+when that program closes this one's standard input, or ends."""
 
 import argparse
 import asyncio

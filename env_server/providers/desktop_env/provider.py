@@ -1,5 +1,5 @@
-"""The `desktop_env` provider: OSWorld's DesktopEnv and whatever runs its VMs (docker, vmware, aws, ...), each in a
-worker process of the Python where it is installed."""
+"""The `desktop_env` provider: OSWorld's DesktopEnv with its own VM providers (docker, vmware, aws, ...), each desktop
+in a worker process of the Python where it is installed."""
 
 import json
 import sys
@@ -15,7 +15,7 @@ from osworld_pipeline.errors import PipelineError, ReplicaError
 
 START_LIMIT_S = 540.0
 RESET_LIMIT_S = 300.0
-"""A VM of OSWorld's boots anew for a reset, unless its provider has snapshots."""
+"""A VM of OSWorld's boots again for a reset, unless its provider has snapshots."""
 PROVIDERS = ("docker", "vmware", "virtualbox", "aws", "azure", "aliyun", "volcengine", "local")
 """DesktopEnv's own, and `local`: the desktops of this project under DesktopEnv's loop."""
 _ROOT = Path(__file__).resolve().parents[3]
@@ -27,8 +27,8 @@ _LOCAL_HELPER = (
 
 
 class DesktopEnvProvider:
-    """`folder` holds what DesktopEnv keeps beside its VMs; `plugin` is a function (region, options) that answers a VM
-    manager and a provider of desktop-env's kind, as module:function or file.py:function."""
+    """`folder` holds DesktopEnv's files other than its VMs; `plugin` is a function (region, options) that returns a VM
+    manager and a provider with desktop-env's interfaces, as module:function or file.py:function."""
 
     name = "desktop_env"
     reset_timeout_s = RESET_LIMIT_S
@@ -43,7 +43,7 @@ class DesktopEnvProvider:
         region: str | None = None,
         snapshot_name: str = "init_state",
         os_type: str = "Ubuntu",
-        client_password: str = "password",  # noqa: S107 - the published images' own
+        client_password: str = "password",  # noqa: S107 - that of the published images
         headless: bool = True,
         plugin: str | None = None,
         plugin_options: Mapping[str, Any] | None = None,
@@ -79,7 +79,8 @@ class DesktopEnvProvider:
 
     @property
     def image_digest(self) -> str:
-        """Of what names the image: DesktopEnv's options, its release, and the VM file's size and age."""
+        """Digest of everything that identifies the image: DesktopEnv's options, its release, and the VM file's size and
+        modification time."""
         options = {key: value for key, value in self._options.items() if key != "client_password"}
         path = self._options["path_to_vm"]
         if path is not None and Path(str(path)).is_file():
@@ -100,7 +101,7 @@ class DesktopEnvProvider:
         except BaseException as error:
             await self._launcher.stop_worker(worker)
             if isinstance(error, PipelineError):
-                raise ReplicaError(f"the desktop {replica_id} did not come up: {error}") from error
+                raise ReplicaError(f"the desktop {replica_id} did not start: {error}") from error
             raise
         return DesktopEnvDesktop(self._launcher, worker, address)
 
@@ -122,7 +123,7 @@ class DesktopEnvDesktop:
         await self.moved(await self.worker.call("refresh", limit_s=RESET_LIMIT_S))
 
     async def moved(self, address: Answer) -> None:
-        """A VM that has been started anew may be found elsewhere."""
+        """Updates the guest's address: a restarted VM may have another one."""
         new = self._client(address)
         if new.address == self._guest.address:
             await new.close()

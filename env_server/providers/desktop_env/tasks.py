@@ -1,5 +1,5 @@
-"""What desktop-env may be asked to carry out: it trusts a task file with this machine's files and network, so the file
-is checked first, and made harmless."""
+"""Checks task files for desktop-env. desktop-env gives a task file access to this machine's files and network, so the
+file is checked and restricted first."""
 
 import base64
 from collections.abc import Mapping, Sequence
@@ -17,10 +17,10 @@ Config = Mapping[str, Any]
 
 
 def check_evaluator(task: Task, install: DesktopEnvInstall, *, has_ports: bool) -> None:
-    """`has_ports` says that the desktop's browser and VLC can be reached by ports of their own.
+    """`has_ports`: the ports of the desktop's browser and VLC can be reached.
 
     Raises:
-        TaskError: OSWorld's evaluate would crash on it, or it needs what is not there.
+        TaskError: OSWorld's evaluate would crash on it, or it needs something that is missing.
     """
     evaluator, task_id = task.config["evaluator"], task.task_id
     func = evaluator["func"]
@@ -38,19 +38,19 @@ def check_evaluator(task: Task, install: DesktopEnvInstall, *, has_ports: bool) 
         if not value and key != "result":
             continue
         if is_list and (not isinstance(value, list) or len(value) != len(func)):
-            raise TaskError(f"task {task_id} has {len(func)} evaluator functions and not as many of {key!r}")
+            raise TaskError(f"task {task_id} has {len(func)} evaluator functions and another number of {key!r}")
         for config in value if is_list and isinstance(value, list) else [value]:
             if key != "options":
                 _check_getter(task_id, key, config, install, has_ports=has_ports)
             elif config and not isinstance(config, Mapping):
-                raise TaskError(f"task {task_id} has an evaluator whose 'options' are no object")
+                raise TaskError(f"task {task_id} has an evaluator whose 'options' are not an object")
     if evaluator.get("conj", "and") not in ("and", "or"):
-        raise TaskError(f"task {task_id} joins its metrics by {evaluator['conj']!r}; OSWorld knows and, or")
+        raise TaskError(f"task {task_id} joins its metrics by {evaluator['conj']!r}; OSWorld supports and, or")
 
 
 def _check_getter(task_id: str, key: str, config: object, install: DesktopEnvInstall, *, has_ports: bool) -> None:
     if not isinstance(config, Mapping) or not isinstance(config.get("type"), str):
-        raise TaskError(f"task {task_id} has an evaluator whose {key!r} is no object with a 'type'")
+        raise TaskError(f"task {task_id} has an evaluator whose {key!r} is not an object with a 'type'")
     kind = config["type"]
     if kind not in install.getters:
         raise TaskError(
@@ -59,8 +59,8 @@ def _check_getter(task_id: str, key: str, config: object, install: DesktopEnvIns
         )
     if kind in install.port_getters and not has_ports:
         raise TaskError(
-            f"task {task_id} needs the getter {kind!r}, which reaches into a browser or VLC by a port that this "
-            "server's desktops do not show; serve it with --provider desktop_env"
+            f"task {task_id} needs the getter {kind!r}, which uses a port of the browser or VLC that this "
+            "server's desktops do not expose; serve it with --provider desktop_env"
         )
     names = [config.get("dest"), config.get("settings_file")] + ([config.get("path")] if kind == "cache_file" else [])
     for name in names:
@@ -69,16 +69,16 @@ def _check_getter(task_id: str, key: str, config: object, install: DesktopEnvIns
 
 
 def harmless_task(task: Task, install: DesktopEnvInstall, limits: TaskLimits) -> dict[str, Any]:
-    """The task's config with every verb checked, and its uploads read from the upload folder alone.
+    """The task's config with every verb checked, and uploads restricted to the upload folder.
 
     Raises:
-        TaskError: an unknown verb, a download from elsewhere, or a file that is not the task's to read or write.
+        TaskError: an unknown verb, a download from another host, or a file that the task may not read or write.
     """
     verbs = {}
     for key, config in (("config", task.config), ("postconfig", task.config["evaluator"])):
         value = config.get(key) or []
         if not isinstance(value, Sequence) or isinstance(value, str | bytes):
-            raise TaskError(f"task {task.task_id} has a {key} that is no list")
+            raise TaskError(f"task {task.task_id} has a {key} that is not a list")
         verbs[key] = [_harmless_verb(task.task_id, verb, install, limits) for verb in value]
     evaluator = {**task.config["evaluator"], "postconfig": verbs["postconfig"]}
     return {**task.config, "config": verbs["config"], "evaluator": evaluator}
@@ -115,7 +115,7 @@ def _allowed_download(task_id: str, file: Config, limits: TaskLimits) -> dict[st
 
 
 def _allowed_upload(task_id: str, file: Config, limits: TaskLimits) -> dict[str, Any]:
-    """`content` and `content_base64` are ours; desktop-env gets a file of its worker's for them."""
+    """`content` and `content_base64` are our extensions; the worker writes them to a file for desktop-env."""
     if "content" in file:
         data = base64.b64encode(str(file["content"]).encode()).decode()
         return {"path": file.get("path"), "content_base64": data}
@@ -123,18 +123,18 @@ def _allowed_upload(task_id: str, file: Config, limits: TaskLimits) -> dict[str,
         return dict(file)
     if limits.upload_root is None:
         raise TaskError(
-            f"task {task_id}: {file.get('local_path')!r} is a file of this server, and none may be uploaded; "
+            f"task {task_id}: {file.get('local_path')!r} is a file of this server, and uploads are not allowed; "
             "start it with --upload-root"
         )
     source = (limits.upload_root / str(file.get("local_path", ""))).resolve()
     if not source.is_relative_to(limits.upload_root.resolve()):
-        raise TaskError(f"task {task_id}: {file.get('local_path')!r} lies outside the server's upload folder")
+        raise TaskError(f"task {task_id}: {file.get('local_path')!r} is outside the server's upload folder")
     return {"path": file.get("path"), "local_path": str(source)}
 
 
 def _check_file_name(task_id: str, name: object) -> None:
-    """A name below the episode's folder. None and the empty string stand for no file."""
+    """Accepts a name below the episode's folder; None and the empty string mean no file."""
     if name is None or name == "":
         return
     if not isinstance(name, str) or Path(name).is_absolute() or ".." in Path(name).parts or "\0" in name:
-        raise TaskError(f"task {task_id} names {name!r} as a file of its own, which lies elsewhere")
+        raise TaskError(f"task {task_id} names {name!r}, which is outside its own folder")

@@ -1,5 +1,6 @@
-"""Processes of desktop-env's Python: a launcher that has loaded it once, and workers that it forks, one a replica or a
-grading. A worker answers one call at a time, each within a limit; one that is silent is ended with all it started."""
+"""Processes of desktop-env's Python: a launcher that has loaded it once, and workers that it forks, one per replica or
+grading. A worker answers one call at a time, each within a limit; one that does not answer is killed with its
+children."""
 
 import asyncio
 import contextlib
@@ -34,11 +35,11 @@ FAULTS: Mapping[str, type[PipelineError]] = {
     "excess": EvaluatorError,
 }
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-"""A fork carries no threads over, so what is forked from must have none."""
+"""A fork copies only the calling thread, so the launcher must have no others."""
 
 
 class WorkerSilentError(ReplicaError):
-    """A call was not answered within its limit, and the worker has been given up."""
+    """A call was not answered within its limit, and the worker is abandoned."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,14 +49,14 @@ class Answer:
 
 
 class Worker:
-    """`name` is for messages."""
+    """`name` is used in messages."""
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, name: str, pid: int, folder: Path
     ) -> None:
         self.name, self.pid, self.folder = name, pid, folder
         self._reader, self._writer = reader, writer
-        # By descriptor, for the process is the launcher's child and its id may be given to another.
+        # By descriptor, because the process is the launcher's child and its id may be reused.
         self._process_fd = os.pidfd_open(pid)
         self._numbers = itertools.count(1)
         self._lock = asyncio.Lock()
@@ -66,11 +67,11 @@ class Worker:
         return self._lost is None and not self._is_gone()
 
     async def call(self, call: str, /, *, limit_s: float, blob: bytes = b"", **arguments: Any) -> Answer:
-        """A caller that is cancelled leaves the call to run to its end; the next one waits for it.
+        """A cancelled call runs to its end; the next call waits for it.
 
         Raises:
-            SetupError, EvaluatorError: what the worker says of what it was asked to do.
-            ReplicaError: the desktop is gone, or the worker is.
+            SetupError, EvaluatorError: reported by the worker.
+            ReplicaError: the desktop or the worker is gone.
             WorkerSilentError: it did not answer in time.
         """
         exchange = asyncio.ensure_future(self._exchange(call, arguments, blob, limit_s))
@@ -84,7 +85,7 @@ class Worker:
         return Answer(fields=answer.fields["ok"], blob=answer.blob)
 
     async def stop(self) -> None:
-        """Gives back its VM if it can, and leaves no process and no folder. Idempotent, and safe under cancellation."""
+        """Releases its VM if possible, and leaves no process and no folder. Idempotent, and safe under cancellation."""
         self._lost = self._lost or f"the worker of {self.name} is stopped"
         if self._stopping is None:
             self._stopping = asyncio.ensure_future(self._stop())
@@ -116,7 +117,7 @@ class Worker:
                 await asyncio.to_thread(kill_below, self.pid)
                 self._signal(signal.SIGKILL)
                 if not await self._wait_gone(KILL_LIMIT_S):
-                    raise ReplicaError(f"the worker of {self.name} outlived SIGKILL for {KILL_LIMIT_S:g} s")
+                    raise ReplicaError(f"the worker of {self.name} is still running {KILL_LIMIT_S:g} s after SIGKILL")
         finally:
             self._writer.close()
             await asyncio.to_thread(shutil.rmtree, self.folder, ignore_errors=True)
@@ -148,7 +149,7 @@ class Worker:
 
 
 async def receive(reader: asyncio.StreamReader) -> Answer:
-    """IncompleteReadError when the other side is gone."""
+    """IncompleteReadError if the other side is gone."""
     import orjson
 
     num_json, num_blob = unpack_header(await reader.readexactly(HEADER.size))
@@ -156,7 +157,7 @@ async def receive(reader: asyncio.StreamReader) -> Answer:
 
 
 class Launcher:
-    """Starts when the first worker is wanted, and again when it has died; `folder` is where its workers run."""
+    """Starts with the first worker, and again after it has died; `folder` is where its workers run."""
 
     def __init__(self, install: DesktopEnvInstall, *, folder: Path) -> None:
         self._install, self._folder = install, folder.absolute()
@@ -167,7 +168,7 @@ class Launcher:
         self._is_closed = False
 
     def start(self) -> None:
-        """Begins to load desktop-env, where that has not begun; the first worker is there the sooner.
+        """Starts loading desktop-env if it is not started yet, so that the first worker is ready sooner.
 
         Raises:
             DependencyError: it cannot be started.
@@ -202,10 +203,10 @@ class Launcher:
         """
         Raises:
             DependencyError: desktop-env cannot be loaded.
-            ReplicaError: the worker did not come up.
+            ReplicaError: the worker did not start.
         """
         self.start()
-        assert self._control is not None, "start has made it"
+        assert self._control is not None, "created by start"
         ours, theirs = socket.socketpair()
         try:
             socket.send_fds(self._control, [b"w"], [theirs.fileno()])
@@ -222,13 +223,13 @@ class Launcher:
         except TimeoutError as error:
             writer.close()
             raise ReplicaError(
-                f"desktop-env was not loaded within {LOAD_LIMIT_S:g} s; see the machine's load"
+                f"desktop-env was not loaded within {LOAD_LIMIT_S:g} s; check the load of the machine"
             ) from error
         except (asyncio.IncompleteReadError, OSError) as error:
             writer.close()
             raise self._unloadable() from error
         except BaseException:
-            writer.close()  # which ends it
+            writer.close()  # ends the worker
             raise
         self._workers.add(worker)
         if self._is_closed:
@@ -268,5 +269,5 @@ class Launcher:
 
     def _unloadable(self) -> PipelineError:
         complaint = self._stderr_tail.lines
-        last = f"it said: {complaint[-1][:300]}" if complaint else "it said nothing"
+        last = f"its output: {complaint[-1][:300]}" if complaint else "it printed nothing"
         return DependencyError(f"the desktop-env of {self._install.python} does not load; {last}")

@@ -1,5 +1,5 @@
-"""Desktops that are somewhere else: sandboxes behind a gateway, asked for and spoken to through a client of one's own
-or through the reference client for plain HTTPS."""
+"""Remote desktops: sandboxes behind a gateway, used through a client of your own or through the reference client for
+plain HTTPS."""
 
 from env_server.providers.gateway.client import (
     Sandbox,

@@ -1,5 +1,5 @@
-"""The seam between this provider and a vendor's gateway: five calls, which the reference client makes over plain HTTPS
-and a vendor's own client as it likes. Clients are found by entry point; they neither wait nor try again themselves."""
+"""The interface between this provider and a vendor's gateway: five calls, which the reference client makes over plain
+HTTPS. Clients are found by entry point; they neither wait nor retry themselves."""
 
 import importlib
 from collections.abc import Callable, Mapping
@@ -11,33 +11,33 @@ from typing import Protocol
 from osworld_pipeline.errors import DependencyError, PipelineError, ReplicaError
 
 ENTRY_POINTS = "osworld_pipeline.sandbox_clients"
-"""The group in which a distribution names its clients: a callable that takes ClientOptions."""
+"""The group in which a distribution registers its clients: callables with one argument, ClientOptions."""
 
 
 class SandboxBusyError(ReplicaError):
-    """The quota is used up, or the gateway is too busy. Nothing has happened, so any call may be sent again later."""
+    """The quota is used up, or the gateway is too busy. The call was not executed, so it may be sent again later."""
 
     def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
-        """What the gateway asked for; None where it said nothing."""
+        """The delay that the gateway requested; None if it named none."""
 
 
 class SandboxFailedError(ReplicaError):
-    """The gateway failed (5xx), or the connection to it broke."""
+    """The gateway failed (5xx), or the connection to it was lost."""
 
     def __init__(self, message: str, *, may_have_happened: bool = True) -> None:
         super().__init__(message)
         self.may_have_happened = may_have_happened
-        """False only where it is known that the call never reached the sandbox."""
+        """False only if the call certainly did not reach the sandbox."""
 
 
 class SandboxGoneError(ReplicaError):
-    """There is no such sandbox any more, or its session is over."""
+    """The sandbox does not exist any more, or its session is over."""
 
 
 class SandboxRefusedError(DependencyError):
-    """It will never be otherwise: a wrong token, a wrong address, or a request that the gateway does not know."""
+    """A permanent error: a wrong token, a wrong address, or a request that the gateway does not support."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,11 +47,11 @@ class Sandbox:
     sandbox_id: str
     session_id: str
     lifetime_s: float | None = None
-    """It ends when it has not been refreshed for so long; None where the gateway does not say."""
+    """The sandbox ends if it is not refreshed for this time; None if the gateway does not say."""
     image_digest: str = ""
-    """Equal digests mean equal desktops; empty where the gateway does not say."""
+    """Equal digests mean equal desktops; empty if the gateway does not say."""
     details: str = ""
-    """For people, what it runs under."""
+    """Free text about its environment."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,12 +65,12 @@ class SandboxRequest:
     content_type: str = ""
     body: bytes = b""
     request_id: str = ""
-    """Names a call that must not happen twice; empty where that does no harm."""
+    """Identifies a call that must not be executed twice; empty if repeating does no harm."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SandboxAnswer:
-    """What the guest itself answered, whatever its status."""
+    """The guest's own answer, with any status."""
 
     status: int
     content_type: str
@@ -78,36 +78,36 @@ class SandboxAnswer:
 
 
 class SandboxClient(Protocol):
-    """Every call ends within `limit_s` and raises one of the four errors above, as soon as it knows."""
+    """Every call ends within `limit_s` and raises one of the four errors above as early as possible."""
 
     @property
     def keeps_answers(self) -> bool:
-        """The gateway remembers answers by `request_id`, so that a call whose answer was lost may be sent again and
-        happens once all the same."""
+        """Whether the gateway stores answers by `request_id`, so that a call whose answer was lost may be sent again
+        and is executed only once."""
         ...
 
     async def start(self, request_id: str, *, limit_s: float) -> Sandbox:
-        """A sandbox of the caller's own; its guest may still be booting."""
+        """Starts a separate sandbox for the caller; its guest may still be booting."""
         ...
 
     async def stop(self, sandbox: Sandbox, *, limit_s: float) -> None:
-        """One that is gone already counts as stopped."""
+        """A sandbox that is already gone counts as stopped."""
         ...
 
     async def refresh(self, sandbox: Sandbox, *, limit_s: float) -> Sandbox:
-        """Proves that it lives and prolongs its life; its session may have another id from then on."""
+        """Checks that it is alive and extends its lifetime; its session id may change."""
         ...
 
     async def request(self, sandbox: Sandbox, request: SandboxRequest, *, limit_s: float) -> SandboxAnswer: ...
 
     async def close(self) -> None:
-        """Of the client, not of its sandboxes."""
+        """Closes the client, not its sandboxes."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClientOptions:
-    """What a client is made of."""
+    """The arguments of a client."""
 
     url: str
     token: str = field(repr=False)
@@ -115,22 +115,22 @@ class ClientOptions:
     ca_file: Path | None = None
     """Certificates to trust instead of the system's."""
     extra: Mapping[str, str] = field(default_factory=dict)
-    """A vendor's own, from the configuration's [gateway.options]; no secrets."""
+    """A vendor's own options, from the configuration's [gateway.options]; no secrets."""
 
 
 MakeClient = Callable[[ClientOptions], SandboxClient]
 
 
 def load_client(name: str, options: ClientOptions) -> SandboxClient:
-    """`name` is an entry point's, or module:attribute.
+    """`name` is that of an entry point, or module:attribute.
 
     Raises:
-        DependencyError: there is no such client, or it cannot be made; names the clients there are.
-        ValueError: the client will not have these options.
+        DependencyError: there is no such client, or it cannot be created; lists the known clients.
+        ValueError: the client rejects these options.
     """
     found = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
     try:
-        if name == "https":  # whether or not this checkout is installed
+        if name == "https":  # also if this checkout is not installed
             from env_server.providers.gateway.https_client import HttpsSandboxClient
 
             make: MakeClient = HttpsSandboxClient
@@ -142,7 +142,7 @@ def load_client(name: str, options: ClientOptions) -> SandboxClient:
         else:
             known = ", ".join(sorted({"https", *found}))
             raise DependencyError(
-                f"no sandbox client is named {name!r}; there are: {known}. Install the distribution that has it (an "
+                f"no sandbox client is named {name!r}; known: {known}. Install the distribution that has it (an "
                 f"entry point of the group {ENTRY_POINTS}), or give module:attribute"
             )
         return make(options)
@@ -150,5 +150,5 @@ def load_client(name: str, options: ClientOptions) -> SandboxClient:
         raise
     except (ImportError, AttributeError, TypeError) as error:
         raise DependencyError(
-            f"the sandbox client {name!r} cannot be made ({error}); check --gateway-client"
+            f"the sandbox client {name!r} cannot be created ({error}); check --gateway-client"
         ) from error

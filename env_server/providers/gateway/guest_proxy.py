@@ -1,5 +1,5 @@
-"""A guest's protocol on a Unix socket of this machine, for programs that speak HTTP themselves, such as OSWorld's
-graders: each request goes on through the guest's own transport, by its rules."""
+"""Serves a guest's protocol on a Unix socket of this machine, for programs with their own HTTP client, such as
+OSWorld's graders: each request is forwarded through the guest's own transport, with its retry rules."""
 
 import asyncio
 from pathlib import Path
@@ -13,7 +13,7 @@ READ_BYTES = 256 * 1024
 MAX_BODY_BYTES = 512 * 1024 * 1024
 IDLE_LIMIT_S = 120.0
 CALL_LIMIT_S = 300.0
-"""Of one call: its program has limits of its own, which are shorter."""
+"""Limit of one call; the calling program has its own, shorter limits."""
 
 
 class GuestProxy:
@@ -44,9 +44,9 @@ class GuestProxy:
             while await self._answer_one(connection, reader, writer):
                 connection.start_next_cycle()
         except (OSError, TimeoutError, h11.ProtocolError):
-            pass  # the caller sees its connection closed, as from a guest that is gone
+            pass  # the caller sees its connection closed, as if the guest were gone
         except asyncio.CancelledError:
-            pass  # by `close` alone
+            pass  # only by `close`
         finally:
             writer.close()
             self._serving.discard(task)
@@ -54,7 +54,7 @@ class GuestProxy:
     async def _answer_one(
         self, connection: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
-        """False where the connection is over."""
+        """False if the connection is over."""
         request: h11.Request | None = None
         body = bytearray()
         while True:

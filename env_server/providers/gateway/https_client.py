@@ -27,7 +27,7 @@ CONNECT_LIMIT_S = 10.0
 SESSION_HEADER = "X-Sandbox-Session"
 REQUEST_HEADER = "Idempotency-Key"
 ORIGIN_HEADER = "X-Answered-By"
-"""`guest` on what the guest itself answered; without it an error is the gateway's."""
+"""`guest` marks the guest's own answer; an error without this header is the gateway's."""
 _BUSY = (429, 503)
 _REFUSED = (400, 401, 403, 404, 405, 413, 415, 422)
 
@@ -40,13 +40,13 @@ class HttpsSandboxClient:
     def __init__(self, options: ClientOptions, *, transport: httpx.AsyncBaseTransport | None = None) -> None:
         """
         Raises:
-            ValueError: no web address, or a token that would cross a network in the clear.
+            ValueError: not a web address, or a token that would be sent unencrypted.
         """
         parts = urlsplit(options.url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
             raise ValueError("the gateway's address must be https://HOST[:PORT][/PATH], without a user or a query")
         if parts.scheme == "http" and not is_loopback(parts.hostname):
-            raise ValueError(f"the token would cross the network in the clear to {parts.hostname}; use https://")
+            raise ValueError(f"the token would be sent to {parts.hostname} unencrypted; use https://")
         self._name = f"the gateway {parts.scheme}://{parts.netloc}"
         if transport is None:
             verify = _certificates(options) if parts.scheme == "https" else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -57,7 +57,7 @@ class HttpsSandboxClient:
             headers={"Authorization": f"Bearer {options.token}"} if options.token else {},
             transport=transport,
             trust_env=False,
-            follow_redirects=False,  # a token does not follow anybody elsewhere
+            follow_redirects=False,  # the token must not be sent to another host
         )
 
     async def start(self, request_id: str, *, limit_s: float) -> Sandbox:
@@ -84,7 +84,7 @@ class HttpsSandboxClient:
         answer = await self._send(request.method, path, limit_s=limit_s, headers=headers, body=request.body)
         if answer.headers.get(ORIGIN_HEADER) != "guest":
             raise SandboxRefusedError(
-                f"{self._name} answered {request.path} itself, and not its guest; is it a gateway of this kind?"
+                f"{self._name} answered {request.path} itself instead of its guest; is it a gateway of this kind?"
             )
         kind = answer.headers.get("content-type", "")
         return SandboxAnswer(status=answer.status_code, content_type=kind, body=answer.content)
@@ -95,7 +95,7 @@ class HttpsSandboxClient:
     async def _send(
         self, method: str, path: str, *, limit_s: float, headers: Mapping[str, str], body: bytes = b""
     ) -> httpx.Response:
-        """The answer, where it is the guest's or the gateway's yes; an error otherwise."""
+        """The answer if it is the guest's, or a success of the gateway; otherwise raises an error."""
         call = f"{method} {path.partition('?')[0]}"
         try:
             async with asyncio.timeout(limit_s):
@@ -110,7 +110,7 @@ class HttpsSandboxClient:
             raise SandboxFailedError(f"{self._name} did not answer {call} within {limit_s:.3g} s") from error
         except httpx.HTTPError as error:
             raise SandboxFailedError(
-                f"the connection to {self._name} broke in {call} ({type(error).__name__})"
+                f"the connection to {self._name} was lost in {call} ({type(error).__name__})"
             ) from error
         if answer.status_code < 300 or answer.headers.get(ORIGIN_HEADER) == "guest":
             return answer
@@ -149,7 +149,7 @@ class HttpsSandboxClient:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise SandboxRefusedError(
-                f"{self._name} gave a sandbox without a usable {error}; is it a gateway of this kind?"
+                f"{self._name} returned a sandbox without a usable {error}; is it a gateway of this kind?"
             ) from error
 
 
@@ -169,7 +169,7 @@ def _session(sandbox: Sandbox) -> dict[str, str]:
 
 
 def _retry_after_s(text: str | None) -> float | None:
-    """Seconds; a date, which only clocks that agree could tell, counts as nothing said."""
+    """Seconds; a date, which needs synchronised clocks, is ignored."""
     try:
         seconds = float(text) if text is not None else math.nan
     except ValueError:

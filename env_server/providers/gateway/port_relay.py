@@ -1,9 +1,9 @@
-"""Runs inside a guest, by its own Python and with the standard library alone: carries bytes between ports of the
-guest's loopback and files of one folder. `port_tunnel.py` is its other end and sends this file's text.
+"""Runs inside a guest, with its own Python and only the standard library: transfers bytes between ports of the guest's
+loopback and files of one folder. `port_tunnel.py` is the other end and sends the text of this file.
 
-`in-N` is written by the other end, `out-N` by us, N from 0 on either side, each one JSON object:
+`in-N` is written by the other end, `out-N` by this program, N from 0 for both, each one JSON object:
 
-    in-N   {"records": [[connection, [port, ...], base64 or null], ...], "num_fetched": how many out-N it has had}
+    in-N   {"records": [[connection, [port, ...], base64 or null], ...], "num_fetched": number of out-N files fetched}
     out-N  [connection, base64 or null]
 
 null ends that direction. The first record of a connection opens it, at the first port that answers. A file in-N that is
@@ -23,12 +23,12 @@ IDLE_LIMIT_S = 60.0
 CONNECT_LIMIT_S = 5.0
 WRITE_LIMIT_S = 10
 PARTIAL_LIMIT_S = 10.0
-"""How long a file may be there by half."""
+"""How long a file may be incomplete."""
 READ_BYTES = 512 * 1024
 MAX_HELD_BYTES = 8 * 1024 * 1024
-"""Of what has not been fetched yet; then the ports are read no further."""
+"""Limit of data that has not been fetched; beyond it the ports are not read."""
 BUSY_S, IDLE_S = 0.005, 0.05
-"""Between two looks for the next file, with a connection and without."""
+"""Interval between two looks for the next file, with a connection and without."""
 
 
 class Relay:
@@ -52,7 +52,7 @@ class Relay:
                 self.take(*record)
 
     def look(self, number):
-        """The next file in, removed once it is whole; None where it is not there yet."""
+        """The next file in, removed once it is complete; None if it does not exist yet."""
         path = os.path.join(self.folder, f"in-{number}")
         until = time.monotonic() + PARTIAL_LIMIT_S
         while os.path.exists(path):
@@ -130,7 +130,7 @@ def main(folder):
         Relay(folder).serve()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        os._exit(0)  # whatever its threads wait for
+        os._exit(0)  # without waiting for threads
 
 
 if __name__ == "__main__":

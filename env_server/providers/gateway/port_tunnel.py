@@ -1,5 +1,5 @@
-"""Ports of a desktop's own loopback (a browser's, VLC's) as ports of this machine's, for graders that open them. What
-goes through are small files, written and fetched by the guest's protocol: whatever reaches that reaches its ports."""
+"""Forwards ports of a desktop's own loopback (a browser's, VLC's) to ports of this machine, for graders that open them.
+The data travels in small files, written and fetched with the guest's protocol, so no other connection is needed."""
 
 import asyncio
 import base64
@@ -17,14 +17,14 @@ from env_server.tcp_forward import tcp_forward
 from osworld_pipeline.errors import EvaluatorError, ReplicaError, SetupError
 
 EVALUATOR_PORTS: Mapping[str, Sequence[int]] = {"chromium": (9222, 1337), "vlc": (8080,)}
-"""Where OSWorld's getters look; of a browser the port that tasks forward, then the one that they start it with."""
+"""The ports that OSWorld's getters use; for a browser the port that tasks forward, then the one it is started with."""
 READ_BYTES = 256 * 1024
 MAX_WAITING = 16
-"""Records that wait to be sent, before a connection is read no further."""
+"""Most records that wait to be sent; beyond that a connection is not read."""
 SHORT_POLL_S, LONG_POLL_S = 0.01, 0.25
-"""Between two looks for what the guest has to say: at first, and when it has said nothing for a while."""
+"""Interval between two polls of the guest: at first, and after some time without data."""
 KEEP_S = 20.0
-"""The guest's program ends when it has heard nothing for three times as long."""
+"""The guest's program ends when it has received nothing for three times this long."""
 ACKNOWLEDGE_AFTER = 8
 """Files fetched; the guest holds 8 MiB of them."""
 CALL_LIMIT_S = 30.0
@@ -44,8 +44,8 @@ async def forwarded_ports(
     listeners: Mapping[str, socket.socket] | None = None,
 ) -> AsyncIterator[dict[str, int]]:
     """For each name a port on 127.0.0.1, for processes of this user, until the block ends. A connection to it goes to
-    the first of the guest's ports that answers, and is closed where none does, or where the guest is gone. `listeners`
-    are used instead of new ports: sockets of a sandbox's own loopback."""
+    the first of the guest's ports that answers, and is closed if none does, or if the guest is gone. `listeners` are
+    used instead of new ports: sockets of a sandbox's own loopback."""
     tunnel = _Tunnel(guest)
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ports-"))
@@ -70,7 +70,7 @@ class _Tunnel:
 
     def __init__(self, guest: GuestClient) -> None:
         self._guest = guest
-        self._folder = f"/tmp/.ports-{secrets.token_hex(8)}"  # noqa: S108 - the guest's, and it cannot be guessed
+        self._folder = f"/tmp/.ports-{secrets.token_hex(8)}"  # noqa: S108 - in the guest, and not guessable
         self._program = Path(__file__).with_name("port_relay.py").read_text(encoding="utf-8")
         self._num_opened = self._num_sent = self._num_fetched = self._num_acknowledged = 0
         self._outbox: list[Record] = []
@@ -129,7 +129,7 @@ class _Tunnel:
         try:
             await pump()
         except (ReplicaError, SetupError, EvaluatorError):
-            pass  # an open connection is closed, as from a port that is gone
+            pass  # open connections are closed, as if the port were gone
         finally:
             await self._end()
 
@@ -172,7 +172,7 @@ class _Tunnel:
     async def _pass_on(self, connection: int, data: bytes | None) -> None:
         writer, is_over = self._open.get(connection, (None, None))
         if writer is None or is_over is None:
-            return  # its client has hung up
+            return  # its client has disconnected
         try:
             if data is None:
                 is_over.set()
@@ -193,16 +193,16 @@ class _Tunnel:
 
 
 def _record(text: bytes) -> tuple[int, bytes | None]:
-    """ReplicaError: whatever runs in the guest may have written it."""
+    """ReplicaError if it is invalid: any program in the guest may have written it."""
     try:
         connection, data = json.loads(text)
         return int(connection), None if data is None else base64.b64decode(data, validate=True)
     except (ValueError, TypeError) as error:
-        raise ReplicaError("the guest's end of the ports wrote nonsense") from error
+        raise ReplicaError("the relay in the guest wrote invalid data") from error
 
 
 async def _surely(call: Callable[[], Awaitable[T]]) -> T:
-    """Sent again where it failed: a file written or read twice is the same."""
+    """Repeats a failed call: writing or reading a file twice has the same result."""
     for _ in range(NUM_ATTEMPTS - 1):
         with suppress(ReplicaError, SetupError):
             return await call()

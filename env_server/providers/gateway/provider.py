@@ -1,5 +1,5 @@
-"""The `gateway` provider: each desktop is a sandbox behind a gateway, new after each episode. Waiting for quota holds
-nothing: the old sandbox is given back first, and the replica has no sandbox meanwhile."""
+"""The `gateway` provider: each desktop is a sandbox behind a gateway, new after each episode. A replica that waits for
+quota holds none: the old sandbox is stopped first, and the replica has no sandbox meanwhile."""
 
 import asyncio
 import contextlib
@@ -34,16 +34,16 @@ log = logging.getLogger(__name__)
 
 STOP_LIMIT_S = 20.0
 CALL_LIMIT_S = 15.0
-"""Of one refresh."""
+"""Time limit of one refresh."""
 READY_POLL_S = 0.25
 REFRESH_S = 20.0
-"""Between two proofs that a sandbox lives, where its lifetime does not ask for more."""
-DEAF_S = 90.0
-"""A sandbox of unknown lifetime whose gateway has failed for so long counts as dead."""
+"""Longest interval between two refreshes of a sandbox; a short lifetime makes it shorter."""
+UNREACHABLE_S = 90.0
+"""If the gateway fails for this long, a sandbox of unknown lifetime counts as dead."""
 
 
 class GatewayProvider:
-    """`client` and `retry_policy` are the tests' to replace."""
+    """`client` and `retry_policy` are replaced by tests."""
 
     name = "gateway"
 
@@ -58,7 +58,7 @@ class GatewayProvider:
     ) -> None:
         """
         Raises:
-            ValueError: no address.
+            ValueError: no address is configured.
             DependencyError: there is no such client.
         """
         if not settings.url:
@@ -80,7 +80,7 @@ class GatewayProvider:
 
     @property
     def image_digest(self) -> str:
-        """What the gateway says; where it says nothing, of its address alone."""
+        """The gateway's digest; if it reports none, a digest of its address."""
         return self._digest or hashlib.sha256(f"gateway {self.settings.client} {self._address}".encode()).hexdigest()
 
     @property
@@ -114,11 +114,11 @@ class GatewayProvider:
         self._desktops.discard(desktop)
 
     async def obtain(self, replica_id: str) -> Sandbox:
-        """A sandbox, when the quota has one.
+        """A sandbox, once the quota has one.
 
         Raises:
             ReplicaError: none within the wait for quota, or the gateway failed.
-            DependencyError: it refused for good.
+            DependencyError: it refused permanently.
         """
         clock = self.retry_policy.clock
         deadline = clock() + self.settings.quota_wait_s
@@ -128,7 +128,7 @@ class GatewayProvider:
             if not await self.gate.wait(deadline=deadline):
                 raise ReplicaError(
                     f"no sandbox for {replica_id} within {self.settings.quota_wait_s:g} s"
-                    f" ({refusal or 'the quota is used up'}); ask for more quota, or start with fewer --replicas"
+                    f" ({refusal or 'the quota is used up'}); increase the quota, or start with fewer --replicas"
                 ) from refusal
             try:
                 sandbox = await self._start_surely(request_id)
@@ -150,14 +150,14 @@ class GatewayProvider:
             return sandbox
 
     async def give_back(self, sandbox: Sandbox) -> None:
-        """Stopped, or told in the log: its lifetime ends it then. Never raises, and not ended by cancellation."""
+        """Stops it, or logs that it could not; its lifetime ends it then. Never raises; continues if cancelled."""
         stopping = asyncio.create_task(self._stop_surely(sandbox))
         self._strays.add(stopping)
         stopping.add_done_callback(self._strays.discard)
         await asyncio.shield(stopping)
 
     async def _start_surely(self, request_id: str) -> Sandbox:
-        """A start whose caller is cancelled goes on to its end, and what it gives is given back."""
+        """If the caller is cancelled, the start runs to its end and its sandbox is stopped."""
         limit_s = self.settings.start_timeout_s
         starting = asyncio.create_task(self.client.start(request_id, limit_s=limit_s))
         try:
@@ -189,7 +189,7 @@ class GatewayProvider:
         except SandboxGoneError:
             return
         except (ReplicaError, DependencyError) as error:
-            log.error("sandbox %s was not stopped, and holds quota until its life ends: %s", sandbox.sandbox_id, error)
+            log.error("sandbox %s was not stopped, and uses quota until its life ends: %s", sandbox.sandbox_id, error)
 
     def _note(self, sandbox: Sandbox) -> None:
         self._sandbox_details = sandbox.details
@@ -197,8 +197,8 @@ class GatewayProvider:
             return
         if self._digest is not None:
             log.error(
-                "the gateway's desktops are of another image now (%.12s, before %.12s): scores from here on are not to "
-                "be compared with earlier ones; restart the env server", sandbox.image_digest, self._digest,
+                "the gateway's desktops have another image now (%.12s, before %.12s): scores from now on cannot be "
+                "compared with earlier ones; restart the env server", sandbox.image_digest, self._digest,
             )  # fmt: skip
         self._digest = sandbox.image_digest
 
@@ -222,13 +222,13 @@ class GatewayDesktop:
 
     @property
     def sandbox(self) -> Sandbox:
-        """As of the last refresh. ReplicaError where there is none, or it is dead."""
+        """As of the last refresh. ReplicaError if there is none, or it is dead."""
         if self._sandbox is None or self._death is not None:
             raise SandboxGoneError(self._death or f"the desktop {self._replica_id} has no sandbox; start another")
         return self._sandbox
 
     async def reset(self) -> None:
-        """A new sandbox; the old one is given back before the new one is asked for."""
+        """Starts a new sandbox; the old one is stopped before that."""
         if self._is_stopped:
             raise ReplicaError(f"the desktop {self._replica_id} is stopped; start another")
         await self._let_go()
@@ -254,7 +254,7 @@ class GatewayDesktop:
         transport = SandboxTransport(
             provider.client, lambda: self.sandbox, retry_policy=provider.retry_policy, on_gone=self._die
         )
-        # Only processes of this user get into the folder; the socket in it is for graders that speak HTTP themselves.
+        # Only processes of this user can enter the folder; its socket is for graders with their own HTTP client.
         self._folder = tempfile.TemporaryDirectory(prefix="gateway-")
         socket = Path(self._folder.name) / "guest"
         self._proxy = GuestProxy(transport)
@@ -263,7 +263,7 @@ class GatewayDesktop:
         self._guest = GuestClient(http, name=self._replica_id, address=f"unix:{socket}")
 
     async def _wait_ready(self) -> None:
-        """Until the guest has shown its screen."""
+        """Returns when the guest has returned a screenshot."""
         limit_s, clock = self._provider.settings.start_timeout_s, self._provider.retry_policy.clock
         deadline = clock() + limit_s
         while True:
@@ -275,7 +275,7 @@ class GatewayDesktop:
             except ReplicaError as error:
                 if clock() + READY_POLL_S >= deadline:
                     raise ReplicaError(
-                        f"the sandbox of {self._replica_id} showed no screen within {limit_s:g} s: {error}"
+                        f"the sandbox of {self._replica_id} returned no screenshot within {limit_s:g} s: {error}"
                     ) from error
                 await self._provider.retry_policy.sleep(READY_POLL_S)
         size, wanted = await asyncio.to_thread(size_of, image), self._provider.screen_size
@@ -286,13 +286,13 @@ class GatewayDesktop:
             )
 
     async def _keep(self) -> None:
-        """Refreshes the sandbox for as long as it is ours, and finds out that it is dead."""
+        """Refreshes the sandbox while it is held, and detects that it is dead."""
         provider = self._provider
         clock = provider.retry_policy.clock
         proven_at = clock()
         while self._sandbox is not None and self.is_alive():
             lifetime_s = self._sandbox.lifetime_s
-            await provider.retry_policy.sleep(min(REFRESH_S, (lifetime_s or DEAF_S) / 4))
+            await provider.retry_policy.sleep(min(REFRESH_S, (lifetime_s or UNREACHABLE_S) / 4))
             try:
                 self._sandbox = await provider.client.refresh(self.sandbox, limit_s=CALL_LIMIT_S)
                 proven_at = clock()
@@ -300,7 +300,7 @@ class GatewayDesktop:
                 self._die(str(error))
                 return
             except ReplicaError as error:
-                if clock() - proven_at > (lifetime_s or DEAF_S):
+                if clock() - proven_at > (lifetime_s or UNREACHABLE_S):
                     self._die(f"the sandbox could not be refreshed for {clock() - proven_at:.0f} s: {error}")
                     return
                 log.warning("%s was not refreshed: %s", self._replica_id, error)
@@ -311,7 +311,7 @@ class GatewayDesktop:
             self._death = reason
 
     async def _let_go(self) -> None:
-        """Of everything that belongs to the sandbox. Idempotent."""
+        """Releases everything that belongs to the sandbox. Idempotent."""
         keeper, self._keeper = self._keeper, None
         guest, self._guest = self._guest, None
         proxy, self._proxy = self._proxy, None

@@ -1,4 +1,4 @@
-"""How long to wait before asking a gateway again: a backoff with jitter and a cap, and one gate for all who wait for
+"""The wait before a retry at a gateway: a backoff with jitter and a cap, and one gate for all replicas that wait for
 the same quota."""
 
 import asyncio
@@ -12,19 +12,19 @@ from env_server.providers.gateway.client import SandboxBusyError, SandboxFailedE
 Clock = Callable[[], float]
 Sleep = Callable[[float], Awaitable[None]]
 MAX_RETRY_AFTER_S = 600.0
-"""A gateway that asks for more is not believed: its quota may be free sooner."""
+"""A longer Retry-After of the gateway is reduced to this, because its quota may be free sooner."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Backoff:
-    """Doubles up to a cap; of each wait at least half, the rest at random, so that no two askers stay in step."""
+    """Doubles up to a cap; at least half of each wait is fixed, the rest random, so that clients do not synchronise."""
 
     first_s: float = 0.5
     cap_s: float = 20.0
 
     def wait_s(self, attempt: int, *, asked_s: float | None = None, share: float = 1.0) -> float:
-        """Before attempt number `attempt` + 1; `share` (0..1) is the random part. What the gateway asked for is never
-        undercut, and is spread by a tenth."""
+        """The wait before attempt number `attempt` + 1; `share` (0..1) is the random part. A delay that the gateway
+        requested is never shortened, and is extended by up to a tenth."""
         own_s = min(self.cap_s, self.first_s * 2.0 ** min(attempt, 30)) * (0.5 + 0.5 * share)
         if asked_s is None:
             return own_s
@@ -33,20 +33,20 @@ class Backoff:
 
 @dataclass(frozen=True, kw_only=True)
 class RetryPolicy:
-    """How often a failed call is sent again, and when. The clock, sleep and chance are the tests' to replace."""
+    """How often a failed call is sent again, and when. Tests replace the clock, sleep and chance."""
 
     num_attempts: int = 4
-    """Of one call that the gateway failed; a busy gateway is asked until the time is up."""
+    """Attempts of one call that the gateway failed; calls to a busy gateway are repeated until the time is up."""
     backoff: Backoff = Backoff()
     clock: Clock = time.monotonic
     sleep: Sleep = asyncio.sleep
     chance: Callable[[], float] = random.random
 
     async def wait(self, error: SandboxBusyError | SandboxFailedError, attempt: int, *, deadline: float) -> None:
-        """Until the call may be sent again.
+        """Waits until the call may be sent again.
 
         Raises:
-            The error itself: that moment lies beyond the deadline (by this clock), or the attempts are used up.
+            The error itself: that moment is after the deadline (by this clock), or the attempts are used up.
         """
         asked_s = error.retry_after_s if isinstance(error, SandboxBusyError) else None
         if isinstance(error, SandboxFailedError) and attempt + 1 >= self.num_attempts:
@@ -58,8 +58,8 @@ class RetryPolicy:
 
 
 class QuotaGate:
-    """Closed while the gateway has said that there is no sandbox to be had: who comes then waits like the one who was
-    told, holding nothing, and does not ask."""
+    """Closed after the gateway has reported that no sandbox is available: further replicas then wait like the one that
+    was refused, hold nothing, and send no request."""
 
     def __init__(self, retry_policy: RetryPolicy) -> None:
         self._retry_policy = retry_policy
@@ -68,14 +68,14 @@ class QuotaGate:
         self.num_waiting = 0
 
     async def wait(self, *, deadline: float) -> bool:
-        """Returns when it is open; False where that lies beyond the deadline, after having waited until then."""
+        """Returns True when it is open; False if that is after the deadline, after having waited until then."""
         retry_policy = self._retry_policy
         self.num_waiting += 1
         try:
             while (now := retry_policy.clock()) < self._closed_until:
                 if now >= deadline:
                     return False
-                # Not all in the same moment.
+                # Spreads the waiters over time.
                 until = self._closed_until + 0.25 * retry_policy.chance() * retry_policy.backoff.first_s
                 await retry_policy.sleep(max(0.001, min(until, deadline) - now))
             return True
@@ -83,7 +83,7 @@ class QuotaGate:
             self.num_waiting -= 1
 
     def refused(self, error: SandboxBusyError) -> None:
-        """The gateway has said no."""
+        """The gateway has refused."""
         wait_s = self._retry_policy.backoff.wait_s(
             self._num_refused, asked_s=error.retry_after_s, share=self._retry_policy.chance()
         )
@@ -91,5 +91,5 @@ class QuotaGate:
         self._closed_until = max(self._closed_until, self._retry_policy.clock() + wait_s)
 
     def granted(self) -> None:
-        """The gateway has given a sandbox."""
+        """The gateway has returned a sandbox."""
         self._num_refused = 0

@@ -1,7 +1,7 @@
-"""A guest's protocol over a sandbox client, as an httpx transport: what speaks to a guest need not know where it is.
+"""A guest's protocol over a sandbox client, as an httpx transport: the guest's client need not know where the guest is.
 
-A call that the gateway refused without doing it is sent again until its time is up. One that may have happened is sent
-again only where twice does no harm, or where the gateway keeps answers; else its failure is the replica's."""
+A call that the gateway refused without executing it is repeated until its time is up. A call that may have been
+executed is repeated only if that does no harm, or if the gateway stores answers; else its failure is the replica's."""
 
 import uuid
 from collections.abc import Callable
@@ -30,11 +30,11 @@ REPEATABLE_POSTS = frozenset(
         "/setup/upload", "/wallpaper", "/window_size",
     }
 )  # fmt: skip
-"""They read, or they leave the same however often they are done. What clicks, types or runs is none of them."""
+"""They read, or have the same effect however often they are executed. Calls that click, type or run are not here."""
 
 
 class SandboxTransport(httpx.AsyncBaseTransport):
-    """`find_sandbox` gives the sandbox as it is now, or raises; `on_gone` is called when it is gone."""
+    """`find_sandbox` returns the current sandbox, or raises; `on_gone` is called when it is gone."""
 
     def __init__(
         self,
@@ -50,8 +50,8 @@ class SandboxTransport(httpx.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """
         Raises:
-            ReplicaError: the guest could not be asked within the request's time, or not without the danger that it
-                happens twice.
+            ReplicaError: the guest did not answer within the request's time, or a retry might execute the call
+                twice.
         """
         limit_s = request.extensions.get("timeout", {}).get("read") or DEFAULT_LIMIT_S
         call = SandboxRequest(
@@ -76,12 +76,12 @@ class SandboxTransport(httpx.AsyncBaseTransport):
                 share_s = left_s if call.request_id else min(left_s, max(SHORTEST_SHARE_S, left_s / 3))
                 return await self._client.request(self._find_sandbox(), call, limit_s=share_s)
             except SandboxBusyError as error:
-                # Nothing has happened. A busy gateway is no reason to count attempts: time is what ends this.
+                # The call was not executed. A busy gateway does not use up attempts: the deadline ends this loop.
                 await retry_policy.wait(error, attempt, deadline=deadline)
             except SandboxFailedError as error:
                 if error.may_have_happened and not can_repeat:
                     raise ReplicaError(
-                        f"{error}; {call.path} may have been done, so it is not sent again: replace the replica"
+                        f"{error}; {call.path} may have been executed, so it is not sent again: replace the replica"
                     ) from error
                 await retry_policy.wait(error, attempt, deadline=deadline)
             except SandboxGoneError as error:

@@ -1,4 +1,4 @@
-"""One sandbox started at a gateway and stopped again: what proves its address, its token and its guests at once."""
+"""Starts and stops one sandbox at a gateway, which tests its address, its token and its guests together."""
 
 import asyncio
 import time
@@ -14,17 +14,17 @@ from env_server.providers.gateway.client import (
 from osworld_pipeline.errors import ReplicaError
 
 TRIAL_LIMIT_S = 60.0
-"""From asking for a sandbox to its guest's first answer."""
+"""From the request for a sandbox to its guest's first answer."""
 STOP_LIMIT_S = 20.0
 POLL_S = 0.5
 
 
 async def try_gateway(client: SandboxClient, *, limit_s: float = TRIAL_LIMIT_S) -> str:
-    """In words, what happened; closes the client.
+    """Returns the result as text; closes the client.
 
     Raises:
-        DependencyError: the gateway refuses for good.
-        ReplicaError: it fails, or is silent.
+        DependencyError: the gateway refuses permanently.
+        ReplicaError: it fails, or does not answer.
     """
     began = time.monotonic()
     try:
@@ -36,10 +36,10 @@ async def try_gateway(client: SandboxClient, *, limit_s: float = TRIAL_LIMIT_S) 
                 await asyncio.shield(client.stop(sandbox, limit_s=STOP_LIMIT_S))
         return f"a sandbox started there and its guest answered in {time.monotonic() - began:.1f} s"
     except SandboxBusyError as error:
-        return f"it answers, and has no sandbox to give now ({error})"
+        return f"it answers, but has no free sandbox now ({error})"
     except TimeoutError as error:
         raise ReplicaError(
-            f"no guest of a sandbox answered within {limit_s:g} s; look at what the gateway logs"
+            f"no guest of a sandbox answered within {limit_s:g} s; check the log of the gateway"
         ) from error
     finally:
         await client.close()
@@ -53,5 +53,5 @@ async def _wait_for_guest(client: SandboxClient, sandbox: Sandbox, limit_s: floa
             if answer.status == 200:
                 return
         except (SandboxBusyError, SandboxFailedError):
-            pass  # it is still booting, or the gateway has a moment
+            pass  # it is still booting, or the gateway failed briefly
         await asyncio.sleep(POLL_S)

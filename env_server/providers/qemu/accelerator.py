@@ -1,5 +1,5 @@
-"""Whether machines really run under KVM here. /dev/kvm alone proves nothing: a kernel is booted under it, and only if
-it gets as far as its first program is KVM used. The answer is kept for as long as it can be true."""
+"""Whether KVM works here. The existence of /dev/kvm proves nothing: a kernel is booted under it, and KVM is used only
+if that kernel reaches its first program. The result is cached while it is valid."""
 
 import asyncio
 import hashlib
@@ -27,7 +27,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 class KernelBoot(Protocol):
     def __call__(self, accelerator: Accelerator, kernel: Path, initrd: Path) -> str | None:
-        """Why the kernel did not reach its first program; None where it did."""
+        """Why the kernel did not reach its first program; None if it did."""
         ...
 
 
@@ -40,7 +40,7 @@ async def choose_accelerator(
     device: Path = Path("/dev/kvm"),
     boot: KernelBoot | None = None,
 ) -> Accelerator:
-    """DependencyError where KVM is demanded and no kernel boots under it."""
+    """DependencyError if KVM is required and no kernel boots under it."""
     if wanted == "tcg":
         return "tcg"
     reason = await asyncio.to_thread(_why_no_kvm, kernel, initrd, state_dir, device, boot or boot_kernel)
@@ -48,14 +48,14 @@ async def choose_accelerator(
         return "kvm"
     if wanted == "kvm":
         raise DependencyError(
-            f"KVM is not usable here: {reason}; allow nested virtualisation, or take --accelerator tcg"
+            f"KVM does not work here: {reason}; allow nested virtualisation, or use --accelerator tcg"
         )
     log.warning("virtual machines are emulated (TCG), which is about 20 times slower: %s", reason)
     return "tcg"
 
 
 def _why_no_kvm(kernel: Path, initrd: Path, state_dir: Path, device: Path, boot: KernelBoot) -> str | None:
-    """None where it works."""
+    """None if it works."""
     refusal = kvm_refusal(device)
     if refusal is not None:
         return refusal
@@ -74,16 +74,16 @@ def _why_no_kvm(kernel: Path, initrd: Path, state_dir: Path, device: Path, boot:
 
 
 def kvm_refusal(device: Path = Path("/dev/kvm")) -> str | None:
-    """Why nothing can be tried under KVM at all."""
+    """Why KVM cannot even be tried; None if it can."""
     if not device.exists():
         return f"there is no {device}"
     if not os.access(device, os.R_OK | os.W_OK):
-        return f"{device} may not be opened; add this user to the group kvm"
+        return f"{device} cannot be opened; add this user to the group kvm"
     return None
 
 
 def boot_kernel(accelerator: Accelerator, kernel: Path, initrd: Path, *, limit_s: float = PROBE_LIMIT_S) -> str | None:
-    """A KernelBoot with real QEMU. No disk, no network: the initial RAM disk's own `echo` is the first program."""
+    """A KernelBoot with real QEMU. No disk, no network: the first program is `echo` of the initial RAM disk."""
     command = [
         *(find("setpriv"), "--pdeathsig", "KILL", "--", find("qemu-system-x86_64"), "-nodefaults", "-no-user-config"),
         *("-display", "none", "-accel", accelerator, "-cpu", "host" if accelerator == "kvm" else "max"),
@@ -105,7 +105,7 @@ def boot_kernel(accelerator: Accelerator, kernel: Path, initrd: Path, *, limit_s
                 if has_ended:
                     return f"QEMU ended with {process.returncode}: {' '.join(text.split())[-300:]}"
                 if time.monotonic() > until:
-                    return f"/dev/kvm is there, but a kernel did not boot under it within {limit_s:g} s"
+                    return f"/dev/kvm exists, but a kernel did not boot under it within {limit_s:g} s"
                 time.sleep(0.05)
         finally:
             process.kill()

@@ -1,5 +1,4 @@
-"""Where the build gets its Debian packages: from wherever this host's own apt gets them, else from
-where mmdebstrap gets them by itself."""
+"""The sources of Debian packages for the build: those of this host's own apt, or else the defaults of mmdebstrap."""
 
 import subprocess
 from pathlib import Path
@@ -12,8 +11,8 @@ _QUERY_LIMIT_S = 30
 
 
 def host_sources(etc_apt: Path = Path("/etc/apt")) -> tuple[str, ...]:
-    """One-line entries for Debian's main component of the image's release. None where the host does not have that
-    release: mmdebstrap, given none, takes Debian's own."""
+    """One-line entries for Debian's main component of the image's release. Empty if the host does not have that
+    release: mmdebstrap then uses its default, Debian's own."""
     found: list[str] = []
     paths = [etc_apt / "sources.list", *sorted((etc_apt / "sources.list.d").glob("*.list"))]
     for path in paths:
@@ -56,7 +55,7 @@ def _entries(uris: list[str], suites: list[str]) -> list[str]:
 
 
 def host_apt_options() -> tuple[str, ...]:
-    """How the host's apt fetches (proxies, certificates, tolerances): lines for an apt.conf."""
+    """The host's apt settings (proxies, certificates, tolerances) as lines for an apt.conf."""
     try:
         done = subprocess.run(
             ["apt-config", "dump", "--no-empty", "Acquire"],

@@ -1,6 +1,6 @@
-"""Process 1 of a machine's sandbox: starts QEMU, and carries each connection of the server's listener to the port that
-QEMU forwards to the guest, in the sandbox's own network. It ends with QEMU and with the server, and the whole sandbox
-ends with it. The system's Python runs it by itself, without this package."""
+"""Process 1 of a machine's sandbox: starts QEMU, and forwards each connection of the server's listener to the port that
+QEMU forwards to the guest, in the sandbox's own network. It ends with QEMU and with the server, and the sandbox ends
+with it. The system's Python runs this file alone, without this package."""
 
 import contextlib
 import os
@@ -41,7 +41,7 @@ def connect(connection: socket.socket, port: int) -> None:
 
 
 def carry(source: socket.socket, sink: socket.socket) -> None:
-    """One direction. HTTP closes both at once, so the end of one is the other's end."""
+    """One direction. HTTP closes both directions at once, so the end of one also ends the other."""
     with contextlib.suppress(OSError):
         while data := source.recv(_READ_BYTES):
             sink.sendall(data)

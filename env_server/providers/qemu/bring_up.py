@@ -1,5 +1,5 @@
-"""Brings a machine without a guest agent from power-on to a desktop that answers, as a state machine: each stage does
-something and then looks until it sees what must follow. Nothing is slept through, and every stage has a limit."""
+"""Brings a machine without a guest agent from power-on to a desktop that answers, as a state machine: each stage sends
+input and then polls for its expected result. There are no fixed sleeps, and every stage has a limit."""
 
 import asyncio
 import logging
@@ -39,36 +39,36 @@ class Sight:
 
     screen: Image.Image
     before: Image.Image
-    """What the screen showed before the stage did anything."""
+    """The screen before the stage sent any input."""
     still_s: float
-    """For so long nothing but a caret has changed."""
+    """For this time nothing but a caret has changed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sign:
-    """What a stage waits for."""
+    """The condition that a stage waits for."""
 
     words: str
-    """As `answer of the file server`, of which there was none; for messages."""
+    """For messages, such as `answer of the file server`."""
     is_there: Callable[[Sight], Awaitable[bool]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
     name: str
-    """As `the login`; for messages."""
+    """For messages, such as `the login`."""
     until: Sign
     limit_s: float
     """For each try."""
     do: tuple[Call, ...] = field(default=(), repr=False)
-    """Keys. Never in a message, for a password may be among them."""
+    """Keys. Never in a message, because a password may be among them."""
     num_tries: int = 1
-    """How often `do` is done before the stage has failed."""
+    """How often `do` is tried before the stage fails."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BroughtUp:
-    """What a stage took; for logs and tests."""
+    """The duration of a stage; for logs and tests."""
 
     stage: str
     num_tries: int
@@ -76,8 +76,8 @@ class BroughtUp:
 
 
 def shows_something(*, still_s: float) -> Sign:
-    """Firmware, boot loader and spinning dots show something, too: only a screen that stands still for longer than they
-    do is up."""
+    """Firmware, boot loader and spinning dots also show something: only a screen that stands still for longer than they
+    do counts as up."""
 
     async def is_there(sight: Sight) -> bool:
         return not is_blank(sight.screen) and sight.still_s >= still_s
@@ -107,7 +107,7 @@ def is_answered(what: str, ask: Callable[[], Awaitable[bool]]) -> Sign:
 
 
 class BringUp:
-    """`is_alive` tells whether the machine still runs; failures leave a screenshot below `folder`."""
+    """`is_alive` returns whether the machine is running; failures leave a screenshot below `folder`."""
 
     def __init__(
         self,
@@ -123,11 +123,11 @@ class BringUp:
         self._folder, self._poll_s = folder, poll_s
 
     async def run(self, stages: Sequence[Stage]) -> list[BroughtUp]:
-        """Every stage in order.
+        """Runs every stage in order.
 
         Raises:
-            ReplicaError: a stage did not come about, or the machine ended; names the stage, what was looked for, the
-                tries, and a screenshot.
+            ReplicaError: a stage failed, or the machine ended; names the stage, its condition, the tries, and a
+                screenshot.
         """
         done: list[BroughtUp] = []
         for stage in stages:
@@ -137,7 +137,7 @@ class BringUp:
                     done.append(BroughtUp(stage=stage.name, num_tries=number, seconds=time.monotonic() - started))
                     log.info("%s: %s after %.1f s (try %d)", self._name, stage.name, done[-1].seconds, number)
                     break
-                log.warning("%s: %s did not come about (try %d of %d)", self._name, stage.name, number, stage.num_tries)
+                log.warning("%s: %s failed (try %d of %d)", self._name, stage.name, number, stage.num_tries)
             else:
                 raise await self._failure(stage)
         return done
@@ -161,7 +161,7 @@ class BringUp:
 
     async def _look(self, stage: Stage) -> Image.Image:
         if not self._is_alive():
-            raise ReplicaError(f"{self._name} ended before {stage.name}; look at what it said last")
+            raise ReplicaError(f"{self._name} ended before {stage.name}; check its last output")
         return open_screen(await self._eyes.dump())
 
     async def _failure(self, stage: Stage) -> ReplicaError:
@@ -173,7 +173,7 @@ class BringUp:
         )
 
     async def _keep_screenshot(self, stage: Stage) -> str:
-        """Where it is; never an error of its own."""
+        """Its path, or why there is none; raises no error."""
         try:
             screen = await self._look(stage)
             folder = self._folder / _FOLDER
@@ -182,5 +182,5 @@ class BringUp:
             screen.save(path)
             keep_newest(folder, "*.png", KEPT_SCREENSHOTS)
         except (OSError, ReplicaError) as error:
-            return f"not to be had ({error})"
+            return f"not available ({error})"
         return str(path)

@@ -1,5 +1,5 @@
 """Builds the base disk of our virtual machines with mmdebstrap: one command, about a minute, cached by the digest of
-its recipe. `python -m env_server.providers.qemu.build --state-dir DIR` does it by hand."""
+its recipe. To run it by hand: `python -m env_server.providers.qemu.build --state-dir DIR`."""
 
 import argparse
 import hashlib
@@ -37,13 +37,13 @@ KEPT_IMAGES = 2
 _TAIL_CHARS = 600
 _WITHOUT_ROOT = (
     "without root it needs user namespaces, the Debian package uidmap, ids of this user in /etc/subuid and "
-    "/etc/subgid, and a state folder that others may pass through; or build the image as root"
+    "/etc/subgid, and a state folder that other users can enter; or build the image as root"
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class BaseImage:
-    """A built base disk and what boots it."""
+    """A built base disk with its kernel and initial RAM disk."""
 
     folder: Path
     digest: str
@@ -63,7 +63,7 @@ class BaseImage:
 
 
 def find_image(images: Path) -> BaseImage | None:
-    """The base image of the present recipe, if it has been built."""
+    """The base image of the current recipe, if it has been built."""
     folder = images / f"base-{recipe_digest()[:24]}"
     manifest = folder / "manifest.json"
     if not manifest.is_file():
@@ -72,8 +72,8 @@ def find_image(images: Path) -> BaseImage | None:
 
 
 def build_image(images: Path, *, make: Callable[[Path], None] | None = None) -> BaseImage:
-    """The base image below `images`, built when it is not there. Safe against parallel builders and kills: it appears
-    whole, by a rename, or not at all. `make` fills `out` below a folder to work in; mmdebstrap does by default.
+    """The base image below `images`, built if it does not exist. Safe against parallel builders and kills: it appears
+    by an atomic rename. `make` fills `out` below a working folder; the default is mmdebstrap.
 
     Raises:
         DependencyError: a program, a package source, disk space or a kernel feature is missing.
@@ -92,7 +92,9 @@ def build_image(images: Path, *, make: Callable[[Path], None] | None = None) -> 
                 _build(images, make or _bootstrap)
                 keep_newest(images, "base-*", KEPT_IMAGES)
     except OSError as error:
-        raise DependencyError(f"cannot build the machines' image below {images} ({error}); free or allow it") from error
+        raise DependencyError(
+            f"cannot build the machines' image below {images} ({error}); check space and access"
+        ) from error
     image = image or find_image(images)
     assert image is not None, "a build without error leaves an image"
     return image
@@ -120,7 +122,7 @@ def _build(images: Path, make: Callable[[Path], None]) -> None:
 def _bootstrap(work: Path) -> None:
     (work / "tmp").mkdir()
     if os.geteuid() != 0:
-        # The builder's root is another user id outside of its namespace. Nobody else knows the folder's name.
+        # The builder's root is another user id outside of its namespace. The folder's name is random.
         work.chmod(0o711)
         for folder in (work / "out", work / "tmp"):
             folder.chmod(0o777)
@@ -128,7 +130,7 @@ def _bootstrap(work: Path) -> None:
 
 
 def mmdebstrap_command() -> list[str]:
-    """Wrapped so that killing the builder ends everything that it started."""
+    """Wrapped so that killing the builder also ends its child processes."""
     command = [find("mmdebstrap"), "--variant=minbase", "--format=null", "--quiet"]
     command += [f"--mode={'root' if os.geteuid() == 0 else 'auto'}"]
     command += [f"--include={','.join((*DESKTOP_PACKAGES, *MACHINE_PACKAGES))}"]
@@ -172,10 +174,10 @@ def _run(command: Sequence[str], *, work: Path) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--state-dir", type=Path, default=Path("var/desktops"), help="the env server's state folder")
-    parser.add_argument("--die-with-parent", type=int, metavar="PID", help="end when that process, our parent, ends")
+    parser.add_argument("--die-with-parent", type=int, metavar="PID", help="exit when the parent process exits")
     arguments = parser.parse_args(argv)
     parent_pid = arguments.die_with_parent
-    # KILL takes mmdebstrap with it.
+    # SIGKILL also ends mmdebstrap.
     if parent_pid is not None and not dies_with_parent(signal.SIGKILL, parent_pid=parent_pid):
         return 1
     started_at = time.monotonic()

@@ -1,5 +1,5 @@
-"""The processes of one contained QEMU: its sandbox with the bridge in it, and the way out where its network is open.
-They run as a host user of their own, in a control group of their own, and end with the server, however it ends."""
+"""The processes of one sandboxed QEMU: its sandbox with the bridge in it, and slirp4netns if its network is open. They
+run as a separate host user, in a separate control group, and end with the server, however it ends."""
 
 import asyncio
 import os
@@ -37,14 +37,14 @@ class Cell:
 
     @property
     def pid(self) -> int | None:
-        """QEMU's, on the host; None while it is not running."""
+        """The process id of QEMU on the host; None while it is not running."""
         process = self._held.process
         bridges = [] if process is None else children_of(process.pid)
         return next((pid for bridge in bridges for pid in children_of(bridge)), None)
 
     @property
     def guest_socket(self) -> str:
-        """The path of the socket that leads to the guest's server, for this process alone."""
+        """The path of the socket to the guest's server, usable only by this process."""
         if self._socket_fd is None:
             raise ReplicaError(f"the machine of {self._name} is not running; start or replace it")
         return f"/proc/self/fd/{self._socket_fd}"
@@ -103,7 +103,7 @@ class Cell:
         """
         Raises:
             ReplicaError: the sandbox has ended.
-            DependencyError: slirp4netns cannot work here.
+            DependencyError: slirp4netns does not work here.
         """
         held = self._held
         assert held.process is not None, "spawned"
@@ -116,17 +116,17 @@ class Cell:
         await self._network.start(inside[0], uid=held.uid, group=held.group, lifeline_fd=self._lifeline_fd)
 
     async def wait(self, timeout_s: float) -> None:
-        """Until it has ended by itself; TimeoutError."""
+        """Waits until it has ended by itself; TimeoutError."""
         await asyncio.wait_for(self.stderr_tail.is_silent.wait(), timeout_s)
 
     async def stop(self) -> None:
-        """Kills it. Idempotent. What has not ended within the limit is ended in the background."""
+        """Kills it. Idempotent. Processes that have not ended within the limit are ended in the background."""
         self._socket_fd = None
         await self._walls.releases.release(self._held)
 
 
 def _text(content: bytes) -> IO[bytes]:
-    """A file without a name, to be read from its beginning."""
+    """An unnamed file, positioned at its beginning."""
     file = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
     file.write(content)
     file.seek(0)

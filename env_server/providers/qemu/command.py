@@ -1,5 +1,5 @@
-"""The command line of one virtual machine. Pure: the same machine always gets the same words, and a saved state fits
-only the machine that it was saved of."""
+"""The command line of one virtual machine. Pure: the same machine always gets the same arguments, and a saved state
+fits only the machine that it was saved from."""
 
 import json
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ Accelerator = Literal["kvm", "tcg"]
 
 GUEST_PORT = 5000
 TRANSLATION_CACHE_MB = 96
-"""What TCG may fill with translated code, in every machine anew."""
+"""Memory that TCG may use for translated code, in each machine."""
 _BYTES_PER_PIXEL = 4
 _SMALLEST_VIDEO_MB = 16
 _VIRTUAL_DEVICES = (
@@ -19,11 +19,11 @@ _VIRTUAL_DEVICES = (
     "-device", "virtio-net-pci,netdev=net,romfile=", "-device", "virtio-rng-pci",
 )  # fmt: skip
 _PLAIN_DEVICES = (
-    # the keyboard is the board's own
+    # the keyboard is on the board
     "-device", "qemu-xhci", "-device", "usb-tablet", "-device", "e1000,netdev=net,romfile=",
 )  # fmt: skip
 _WINDOWS_CPU = ",hv_relaxed,hv_vapic,hv_spinlocks=0x1fff,hv_time"
-"""What Windows asks of a processor that it shares; without it timers cost half the machine."""
+"""Hyper-V features that Windows expects of a virtual processor; without them timers take half of the CPU time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,28 +52,28 @@ class MachineSpec:
     num_cpus: int
     accelerator: Accelerator
     disks: tuple[Path, ...]
-    """The chain under the overlay, from its direct parent down to the base; every file qcow2, opened read-only."""
+    """The chain under the overlay, from its direct parent down to the base; every file is qcow2, opened read-only."""
     boot: DirectBoot | None = None
     firmware: Firmware | None = None
     files_archive: Path | None = None
-    """Our own guest files, as a second read-only disk; a compact disc where the hardware is plain."""
+    """Our own guest files, as a second read-only disk; a CD-ROM if the hardware is plain."""
     hardware: Literal["virtual", "plain"] = "virtual"
-    """`plain`: what every system has drivers for, as Windows fresh from its disc: IDE, a USB tablet, an Intel network
+    """`plain`: hardware that every system has drivers for, also a fresh Windows: IDE, a USB tablet, an Intel network
     card, and a clock in local time."""
     guest_port: int = GUEST_PORT
-    """Of the guest's server; QEMU forwards the same port of its sandbox's loopback to it."""
+    """Port of the guest's server; QEMU forwards the same port of its sandbox's loopback to it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attachments:
-    """What belongs to one start of a machine: inherited file descriptors."""
+    """The inherited file descriptors of one start of a machine."""
 
     memory_fd: int
     overlay_fd: int
     qmp_fd: int
     wake_fd: int
     shares_ram: bool
-    """True while a state is made: what the machine writes lands in the memory file. False maps it copy-on-write."""
+    """True while a state is saved: the machine's writes go to the memory file. False maps it copy-on-write."""
     variables_fd: int | None = None
     """The machine's own copy of UEFI's variables."""
     waits_for_state: bool = False
@@ -139,9 +139,9 @@ def _disks(spec: MachineSpec, attached: Attachments) -> list[str]:
 
 def _qcow2(filename: str, backing: Mapping[str, Any] | None) -> dict[str, Any]:
     file = {"driver": "file", "filename": filename, "locking": "off"}
-    cache = {"direct": False, "no-flush": True}  # an overlay outlives neither its machine nor the host
+    cache = {"direct": False, "no-flush": True}  # an overlay is not kept after its machine or the host ends
     node: dict[str, Any] = {"driver": "qcow2", "file": file, "cache": cache}
-    # Where it is named, what a qcow2 file itself says about its backing file is not followed.
+    # An explicit backing file overrides the one that the qcow2 file names.
     return node if backing is None else node | {"backing": dict(backing)}
 
 
@@ -164,7 +164,7 @@ def _devices(spec: MachineSpec, attached: Attachments) -> list[str]:
 
 
 def video_memory_mb(width: int, height: int) -> int:
-    """Room for two screens, as the driver in the guest wants it; QEMU takes powers of two."""
+    """Space for two screens, which the driver in the guest requires; QEMU accepts powers of two."""
     size_mb = _SMALLEST_VIDEO_MB
     while size_mb << 20 < 2 * width * height * _BYTES_PER_PIXEL:
         size_mb *= 2

@@ -1,4 +1,4 @@
-"""What QEMU's emulated display shows, without any help of the guest: milliseconds even where the guest is emulated."""
+"""Screenshots of QEMU's emulated display, without the guest: milliseconds even if the guest is emulated."""
 
 import asyncio
 import io
@@ -15,7 +15,7 @@ from osworld_pipeline.wire import ImageFormat
 JPEG_QUALITY = 90
 WEBP_QUALITY = 80
 FULL_COLOUR_QUALITY = 95
-"""From here on a JPEG keeps a colour for every pixel."""
+"""From this quality a JPEG has full chroma resolution."""
 PNG_LEVEL = 1
 _FDSET = 3
 _HEADER = re.compile(rb"P6\s+(\d+)\s+(\d+)\s+255\s")
@@ -23,13 +23,13 @@ _DUMP_LIMIT_S = 20.0
 
 
 class Display:
-    """Dumps land in a file in memory that has no name and is used again and again."""
+    """Dumps are written to an unnamed file in memory, which is reused."""
 
     def __init__(self, qmp: QmpClient, *, name: str) -> None:
         self._qmp, self._name = qmp, name
         self._turn = asyncio.Lock()
         self._memory = os.memfd_create("screen")
-        # QEMU takes a descriptor only where it is open for exactly what it wants to do.
+        # QEMU accepts a descriptor only if its access mode is exactly the requested one.
         self._written = os.open(f"/proc/self/fd/{self._memory}", os.O_WRONLY | os.O_CLOEXEC)
         self._is_known = False
         self._is_closed = False
@@ -48,10 +48,10 @@ class Display:
             return os.pread(self._memory, os.fstat(self._memory).st_size, 0)
 
     async def size(self) -> tuple[int, int]:
-        """(width, height). ReplicaError where the dump is no PPM file."""
+        """(width, height). ReplicaError if the dump is not a PPM file."""
         found = _HEADER.match(await self.dump())
         if found is None:
-            raise ReplicaError(f"QEMU of {self._name} dumped a screen that is no PPM file; replace the replica")
+            raise ReplicaError(f"QEMU of {self._name} dumped a screen that is not a PPM file; replace the replica")
         return int(found[1]), int(found[2])
 
     async def screenshot(
@@ -70,14 +70,14 @@ class Display:
 def encode_ppm(
     data: bytes, image_format: ImageFormat, quality: int | None = None, size: tuple[int, int] | None = None
 ) -> bytes:
-    """A PPM file in another format, and in another (width, height) where one is given. ReplicaError where it is none,
-    or cut short."""
+    """Converts a PPM file to another format, and to another (width, height) if one is given. ReplicaError if it is
+    invalid or truncated."""
     found = _HEADER.match(data)
     if found is None:
-        raise ReplicaError("QEMU dumped a screen that is no PPM file; replace the replica")
+        raise ReplicaError("QEMU dumped a screen that is not a PPM file; replace the replica")
     width, height = int(found[1]), int(found[2])
     if len(data) - found.end() < width * height * 3:
-        raise ReplicaError("QEMU dumped only a part of the screen; replace the replica")
+        raise ReplicaError("QEMU dumped an incomplete screen; replace the replica")
     image = Image.frombytes("RGB", (width, height), data[found.end() :])
     if size is not None and size != image.size:
         image = image.resize(size, Image.Resampling.BICUBIC)

@@ -1,6 +1,6 @@
-"""Reads a guest's files around its desktop: an HTTP server inside that answers GET with the bytes of the file whose
-path the URL is, as in the Windows example. It runs apart from the session that the agent sees: no closed window ends
-it."""
+"""Reads a guest's files from outside its desktop: an HTTP server inside answers GET with the bytes of the file whose
+path the URL is, as in the Windows example. It runs outside of the session that the agent sees, so closing windows does
+not end it."""
 
 import asyncio
 from urllib.parse import quote
@@ -18,7 +18,7 @@ _READY_LIMIT_S = 5.0
 
 
 class FileChannel:
-    """`socket_path` leads to the guest's port; `name` is the replica's, for messages."""
+    """`socket_path` is the socket to the guest's port; `name` is the replica's, for messages."""
 
     def __init__(self, socket_path: str, *, name: str, http: httpx.AsyncClient | None = None) -> None:
         self._http = http or http_client_over_unix_socket(socket_path)
@@ -33,10 +33,10 @@ class FileChannel:
         return answer.status_code == 200 and answer.content == READY_ANSWER
 
     async def read(self, path: str, *, max_bytes: int = MAX_FILE_BYTES, timeout_s: float) -> bytes | None:
-        """The bytes of a file; None where it is not there or cannot be read.
+        """The bytes of a file; None if it does not exist or cannot be read.
 
         Raises:
-            ReplicaError: the server is silent, gone, or answers anything else.
+            ReplicaError: the server does not answer, is gone, or sends any other status.
             FileTooLargeError: it is larger than `max_bytes`.
         """
         try:
@@ -71,5 +71,5 @@ class FileChannel:
 
 
 def _url_path(path: str) -> str:
-    """`C:\\a b.txt` as `/C%3A/a%20b.txt`; a path that is absolute already keeps its slash."""
+    """`C:\\a b.txt` as `/C%3A/a%20b.txt`; an absolute path keeps its slash."""
     return "/" + quote(path.replace("\\", "/").lstrip("/"), safe="/")

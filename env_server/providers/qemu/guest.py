@@ -1,4 +1,4 @@
-"""The guest of a virtual machine: OSWorld's protocol, and where its agent is silent, QEMU's own screen and keys."""
+"""The guest of a virtual machine: OSWorld's protocol, or QEMU's own screen and keys if its agent does not answer."""
 
 import logging
 from collections.abc import Sequence
@@ -12,12 +12,12 @@ from osworld_pipeline.wire import ImageFormat
 log = logging.getLogger(__name__)
 
 SILENCE_S = 20.0
-"""After so long without an answer to the simplest question the agent counts as silent."""
+"""If the agent does not answer the simplest request within this time, it counts as silent."""
 
 
 class MachineGuest(GuestClient):
-    """`reads_display` takes every screenshot from QEMU, which is faster than any guest and shows the cursor where the
-    guest draws it itself, as ours does. Without it the guest is asked, as OSWorld does."""
+    """With `reads_display` every screenshot is taken from QEMU, which is faster than any guest and includes the cursor
+    if the guest draws it itself, as ours does. Otherwise the guest is asked, as OSWorld does."""
 
     has_agent = True
     """Whether there is an agent that could be silent."""
@@ -37,7 +37,7 @@ class MachineGuest(GuestClient):
         self._display, self._keys = display, keys
         self._reads_display, self._silence_s = reads_display, silence_s
         self.is_silent = False
-        """Whether the agent has been given up for the screen and the keys that QEMU itself has."""
+        """Whether QEMU's own screen and keys have replaced the agent."""
 
     async def screenshot(
         self,
@@ -51,14 +51,14 @@ class MachineGuest(GuestClient):
             try:
                 if not self._reads_display:
                     return await super().screenshot(image_format, quality=quality, size=size, timeout_s=timeout_s)
-                # The X server answers only once it has put on the screen what it was told before.
+                # The X server answers only after it has drawn all earlier requests.
                 await self._request("GET", "/cursor_position", timeout_s=min(timeout_s, self._silence_s))
             except ReplicaError as error:
                 self._give_up_agent(error)
         return await self._display.screenshot(image_format, quality, size)
 
     async def act(self, calls: Sequence[GuestCall], *, settle_s: float | None = None, timeout_s: float = 60.0) -> bool:
-        """An agent that falls silent in the middle is a ReplicaError: what it may have done is not done again."""
+        """An agent that stops answering during a call is a ReplicaError: the call is not repeated."""
         if self.is_silent:
             await self._keys.perform(calls, limit_s=timeout_s)
             return False
@@ -70,4 +70,4 @@ class MachineGuest(GuestClient):
 
     def _give_up_agent(self, error: ReplicaError) -> None:
         self.is_silent = True
-        log.warning("%s; its screen and keys go through QEMU from now on", error)
+        log.warning("%s; from now on its screen and keys are QEMU's", error)

@@ -1,5 +1,5 @@
-"""Our own files of a machine's first boot, as one tar archive that the machine reads from a second disk: so a changed
-line of the guest agent costs a boot, and not a build."""
+"""Our own files for a machine's first boot, as one tar archive that the machine reads from a second disk: so a change
+of the guest agent needs a new boot, but no new build."""
 
 import hashlib
 import io
@@ -12,13 +12,13 @@ HOME = "home/user"
 PYTHON_FOLDER = "opt/osworld-guest"
 USER_ID = 1000
 _NOT_COPIED = ("passwd", "group", "shadow", "sudoers", "nsswitch.conf", "shells", "timezone")
-"""Below /etc: what Debian's own packages have set up in a whole system."""
+"""Below /etc: files that Debian's own packages configure in a full system."""
 _FAKED_PROGRAMS = ("sudo",)
-"""Stand-ins of the local desktop; a machine has the real ones."""
+"""Programs that replace the real ones on a local desktop; a machine has the real ones."""
 
 
 def guest_archive() -> bytes:
-    """The tar archive: the same bytes for the same files, whenever and wherever it is made."""
+    """The tar archive: the same bytes for the same files, whenever and wherever it is created."""
     files: dict[str, tuple[bytes, int]] = {
         name: (text.encode(), 0o644)
         for name, text in TEXT_FILES.items()
@@ -44,7 +44,7 @@ def digest_of(archive: bytes) -> str:
 
 
 def _place(relative: Path) -> str | None:
-    """Where a file of the guest sources belongs in a machine; None for nowhere."""
+    """The path of a guest source file in a machine; None if it is left out."""
     parts = relative.parts
     if parts[:2] == ("assets", "bin"):
         return None if parts[2] in _FAKED_PROGRAMS else f"usr/local/bin/{'/'.join(parts[2:])}"

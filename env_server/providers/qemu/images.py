@@ -1,5 +1,5 @@
-"""Where a machine's disk comes from: our own Debian image, or a disk image of the user's. Each says how it boots, what
-it is called by, when it is ready, and what a desktop has to be told after its memory came back."""
+"""The source of a machine's disk: our own Debian image, or a disk image of the user's. Each defines how it boots, its
+digest, when it is ready, and what a restored desktop must be sent."""
 
 import asyncio
 import contextlib
@@ -33,7 +33,7 @@ FOREIGN_MEMORY_MB = 4096
 KERNEL_OPTIONS = "root=/dev/vda rw init=/sbin/desktop-init console=ttyS0 quiet net.ifnames=0 mitigations=off"
 KERNEL_OPTIONS += " random.trust_cpu=on drm_kms_helper.fbdev_emulation=0 panic=-1"
 _BACKING_FILE = slice(8, 16)
-"""Where a qcow2 file says at which offset it names the file below it; zeros for none."""
+"""Where a qcow2 file has the offset of its backing file's name; zeros for none."""
 _CHUNK_BYTES = 1 << 22
 _CLOCK_LIMIT_S = 20.0
 
@@ -43,7 +43,7 @@ Wanted = Literal["auto", "kvm", "tcg"]
 class ImageSource(Protocol):
     memory_mb: int
     num_boots: int
-    """How often a machine is booted anew before its failure to come up counts."""
+    """How often a machine is booted again before its failure to start counts."""
 
     async def prepare(
         self, images: Path, *, accelerator: Wanted, screen_size: tuple[int, int]
@@ -52,28 +52,28 @@ class ImageSource(Protocol):
         ...
 
     async def bring_up(self, machine: Machine, *, folder: Path) -> None:
-        """Returns once a booted machine is what every desktop shall start from; screenshots of failures go below
-        `folder`. The whole has a limit where it is called."""
+        """Returns once a booted machine is in the state that every desktop starts from; screenshots of failures go
+        below `folder`. The caller limits the total time."""
         ...
 
     def make_guest(
         self, socket_path: str, *, name: str, display: Display, keys: QmpInput, silence_s: float
     ) -> MachineGuest:
-        """The client of a restored machine's guest, whose server answers at that socket."""
+        """The client of a restored machine's guest, whose server is reached at that socket."""
         ...
 
     async def wake(self, machine: Machine, guest: MachineGuest) -> None:
-        """The clock, the random numbers and the network of a machine that has just been restored."""
+        """Sets the clock, the random numbers and the network of a machine that has just been restored."""
         ...
 
 
 class ImageWithAgent:
-    """What images have in common whose system starts a server that speaks OSWorld's guest protocol."""
+    """Common parts of images whose system starts a server with OSWorld's guest protocol."""
 
     draws_cursor: bool
     """Whether the guest draws its mouse cursor into the screen that QEMU shows."""
     calm_s: float
-    """For so long the screen of a booted machine must stand still before it counts as ready."""
+    """How long the screen of a booted machine must stand still before it counts as ready."""
     num_boots = 1
 
     async def bring_up(self, machine: Machine, *, folder: Path) -> None:
@@ -140,18 +140,17 @@ class ForeignImage(ImageWithAgent):
         firmware: Firmware | None = None,
         boot: DirectBoot | None = None,
         files_archive: Path | None = None,
-        password: str = "password",  # noqa: S107 - what OSWorld's images are published with
+        password: str = "password",  # noqa: S107 - of OSWorld's published images
     ) -> None:
         if not path.is_file():
             raise DependencyError(f"there is no disk image {path}; name an existing qcow2 file")
         with path.open("rb") as file:
             header = file.read(_BACKING_FILE.stop)
         if not header.startswith(b"QFI\xfb"):
-            raise DependencyError(f"{path} is no qcow2 image; convert it with `qemu-img convert -O qcow2`")
+            raise DependencyError(f"{path} is not a qcow2 image; convert it with `qemu-img convert -O qcow2`")
         if any(header[_BACKING_FILE]):
             raise DependencyError(
-                f"{path} is based on another file, which QEMU does not see; make one of both with "
-                "`qemu-img convert -O qcow2`"
+                f"{path} has a backing file, which QEMU cannot see; merge both with `qemu-img convert -O qcow2`"
             )
         self._path, self._firmware, self._boot = path.absolute(), firmware, boot
         self._files_archive, self._password = files_archive, password
@@ -165,7 +164,7 @@ class ForeignImage(ImageWithAgent):
             archive = await asyncio.to_thread(self._files_archive.read_bytes)
             digest = hashlib.sha256(f"{digest} {digest_of(archive)}".encode()).hexdigest()
         if accelerator != "tcg":
-            base = await build_in_child(images)  # its kernel is what KVM is tried out with
+            base = await build_in_child(images)  # its kernel is used to test KVM
             accelerator = await choose_accelerator(
                 accelerator, kernel=base.kernel, initrd=base.initrd, state_dir=images
             )
@@ -181,7 +180,7 @@ class ForeignImage(ImageWithAgent):
         )
 
     def _digest(self, images: Path) -> str:
-        """SHA-256 of the file, remembered for as long as its size and time stay the same."""
+        """SHA-256 of the file, cached while its size and time stay the same."""
         facts = self._path.stat()
         key = hashlib.sha256(f"{self._path} {facts.st_size} {facts.st_mtime_ns} {facts.st_ino}".encode()).hexdigest()
         cache = images / f"digest-{key[:24]}.json"
@@ -195,8 +194,8 @@ class ForeignImage(ImageWithAgent):
         return digest.hexdigest()
 
     async def wake(self, machine: Machine, guest: MachineGuest) -> None:
-        """The emulated clock is right after a restore; the guest's own is what root sets by it. Best effort: not every
-        image has sudo or this password. The kernel draws new random numbers by itself (vmgenid)."""
+        """After a restore the emulated clock is right; root in the guest sets the guest's own clock from it. Best
+        effort: not every image has sudo or this password. The kernel reseeds its random numbers by itself (vmgenid)."""
         script = f"printf '%s\\n' {shlex.quote(self._password)} | sudo -S -k hwclock --hctosys --utc"
         setting = guest.execute(["/bin/sh", "-c", script], timeout_s=_CLOCK_LIMIT_S)
         await _if_possible(setting, "setting a foreign guest's clock")
@@ -206,11 +205,11 @@ async def _if_possible(attempt: Awaitable[object], what: str) -> None:
     try:
         await attempt
     except ReplicaError as error:
-        log.info("%s did not succeed: %s", what, error)
+        log.info("%s failed: %s", what, error)
 
 
 async def build_in_child(images: Path) -> BaseImage:
-    """In a process of its own, so that a caller that is cancelled, or terminated, does not wait for the build."""
+    """In a separate process, so that a cancelled or terminated caller does not wait for the build."""
     image = find_image(images)
     if image is not None:
         return image

@@ -1,5 +1,5 @@
-"""One virtual machine: started, spoken to, watched and killed. It owns no file with a name: its disk overlay is
-unlinked from the start, its monitor is a socket pair, so not even a kill leaves anything behind."""
+"""One virtual machine: start, commands, liveness and end. It owns no named file: its disk overlay is unlinked from the
+start, and its monitor is a socket pair, so even a kill leaves no files behind."""
 
 import asyncio
 import contextlib
@@ -47,23 +47,23 @@ class Machine:
 
     @property
     def pid(self) -> int | None:
-        """QEMU's, on the host."""
+        """The process id of QEMU on the host."""
         return self._cell.pid
 
     @property
     def guest_socket(self) -> str:
-        """The path of the socket that leads to the guest's server, for this process alone."""
+        """The path of the socket to the guest's server, usable only by this process."""
         return self._cell.guest_socket
 
     def is_alive(self) -> bool:
         return self._cell.is_alive()
 
     def stderr_tail(self) -> str:
-        """The end of what QEMU and the guest's console said, for messages."""
+        """The last output of QEMU and of the guest's console, for messages."""
         return " ".join(" ".join(self._cell.stderr_tail.lines).split())[-400:]
 
     def overlay_bytes(self) -> int:
-        """Disk space that this machine alone takes."""
+        """Disk space that only this machine uses."""
         return 0 if self._overlay is None else os.fstat(self._overlay.fileno()).st_blocks * 512
 
     async def start(
@@ -75,8 +75,8 @@ class Machine:
         waits_for_state: bool,
         variables: Path | None = None,
     ) -> None:
-        """Returns when QEMU has opened everything and answers; it runs unless it waits for a state. `overlay` and
-        `variables` are templates that are copied, or with `shares_ram` the files that are written."""
+        """Returns when QEMU has opened every file and answers; the machine runs unless it waits for a state. `overlay`
+        and `variables` are templates that are copied, or with `shares_ram` the files that are written."""
         with contextlib.ExitStack() as stack:
             qmp, qmp_end = socket.socketpair()
             wake, wake_end = socket.socketpair()
@@ -103,7 +103,7 @@ class Machine:
         try:
             await self._qmp.open(timeout_s=START_LIMIT_S)
         except ReplicaError as error:
-            raise ReplicaError(f"{error}. It said: {self.stderr_tail() or 'nothing'}") from error
+            raise ReplicaError(f"{error}. Its output: {self.stderr_tail() or 'none'}") from error
         if self.open_network:
             await self._cell.open_network()
 
@@ -115,7 +115,7 @@ class Machine:
         self._cell.spawn(self.spec, qemu, fds=fds, has_network=self.open_network)
 
     async def restore(self, state: Path) -> None:
-        """Loads the devices' state into a machine that waits for it, and lets it run."""
+        """Loads the devices' state into a machine that waits for it, and starts it."""
         with state.open("rb") as file:
             await self._migrate("migrate-incoming", file)
         await self.qmp.execute("cont")
@@ -134,11 +134,11 @@ class Machine:
         await self.qmp.execute(command, {"uri": "fd:state"})
         status = (await over.wait(MIGRATE_LIMIT_S)).get("status")
         if status != "completed":
-            raise ReplicaError(f"the state of {self.name} could not be carried over ({status}): {self.stderr_tail()}")
+            raise ReplicaError(f"the state of {self.name} could not be transferred ({status}): {self.stderr_tail()}")
 
     async def wake(self) -> None:
-        """Tells process 1 of our own image the time, gives it random numbers of its own, and opens the network where
-        that is wanted. Returns once it has answered, so its kernel runs."""
+        """Sends process 1 of our own image the time and a random seed, and opens the network if configured. Returns
+        once it has answered, which means that its kernel runs."""
         assert self._wake_line is not None, "started"
         message = {"time_s": time.time(), "seed": secrets.token_hex(SEED_BYTES), "open_network": self.open_network}
         loop = asyncio.get_running_loop()
@@ -149,7 +149,7 @@ class Machine:
                 while not answer.endswith(b"\n"):
                     piece = await loop.sock_recv(self._wake_line, 4096)
                     if not piece:
-                        raise ReplicaError(f"the machine of {self.name} ended as it woke up: {self.stderr_tail()}")
+                        raise ReplicaError(f"the machine of {self.name} ended during its wake-up: {self.stderr_tail()}")
                     answer += piece
         except (TimeoutError, OSError) as error:
             raise ReplicaError(f"the machine of {self.name} did not wake up within {WAKE_LIMIT_S:g} s") from error
@@ -157,13 +157,13 @@ class Machine:
             raise ReplicaError(f"the machine of {self.name} could not wake up: {answer.decode(errors='replace')}")
 
     async def quit(self) -> None:
-        """Ends QEMU in order, with everything written."""
+        """Ends QEMU cleanly, with everything written."""
         with contextlib.suppress(ReplicaError):
             await self.qmp.execute("quit")
         await self.stop(grace_s=STOP_LIMIT_S)
 
     async def stop(self, *, grace_s: float = 0.0) -> None:
-        """Idempotent, and done even where the caller is cancelled."""
+        """Idempotent, and completed even if the caller is cancelled."""
         await asyncio.shield(asyncio.ensure_future(self._stop(grace_s)))
 
     async def _stop(self, grace_s: float) -> None:
@@ -181,7 +181,7 @@ class Machine:
 
 
 def unnamed_copy(template: Path) -> IO[bytes]:
-    """A copy beside the template that has no name: it is gone with the last process that has it open."""
+    """An unnamed copy in the template's folder: it is removed with the last process that has it open."""
     try:
         copy = tempfile.TemporaryFile(dir=template.parent)  # noqa: SIM115 - the machine closes it
         with template.open("rb") as source:

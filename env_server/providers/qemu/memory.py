@@ -1,5 +1,5 @@
-"""A machine's memory as a file in the host's memory, without a name. That of a saved state is sealed: every machine
-maps it copy-on-write, and no process can write to it, not even QEMU, which wants it open for writing."""
+"""A machine's memory as an unnamed file in the host's memory. That of a saved state is sealed: every machine maps it
+copy-on-write, and no process can write to it, not even QEMU, which opens it for writing."""
 
 import fcntl
 import os
@@ -22,7 +22,7 @@ class GuestMemory:
 
     @classmethod
     def load(cls, saved: Path) -> "GuestMemory":
-        """A sealed copy. DependencyError where there is no room for it."""
+        """A sealed copy. DependencyError if memory does not suffice."""
         memory = cls(saved.stat().st_size)
         try:
             _copy(str(saved), f"/proc/self/fd/{memory.fd}", memory.fd)
@@ -33,7 +33,7 @@ class GuestMemory:
         return memory
 
     def save(self, path: Path) -> None:
-        """Zeros take no room."""
+        """Writes a sparse file: zeros use no space."""
         _copy(f"/proc/self/fd/{self.fd}", str(path), self.fd)
 
     def close(self) -> None:

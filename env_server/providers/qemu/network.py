@@ -1,5 +1,5 @@
-"""The way out of a machine's sandbox where its network is open: slirp4netns, which opens ordinary connections of the
-host for it. It leads to whatever the host itself reaches, but not to the host's loopback."""
+"""The network of a machine's sandbox if it is open: slirp4netns, which opens ordinary connections of the host for it.
+It reaches everything that the host reaches, except the host's loopback."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,7 @@ from osworld_pipeline.errors import DependencyError, ReplicaError
 START_LIMIT_S = 20.0
 STOP_LIMIT_S = 10.0
 _SUBNET = "10.0.3.0/24"
-"""Another than QEMU's own, which the guest is in."""
+"""Different from QEMU's own network, which the guest is in."""
 NAME_SERVERS = b"nameserver 10.0.3.3\n"
 _DEVICE = "tap0"
 
@@ -36,7 +36,7 @@ class OpenNetwork:
         """Connects the namespaces of that process. It ends when the other end of the lifeline is closed.
 
         Raises:
-            DependencyError: it is not installed, or cannot work here.
+            DependencyError: it is not installed, or does not work here.
         """
         ready, ready_end = os.pipe()
         try:
@@ -83,7 +83,7 @@ class OpenNetwork:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stderr_tail.is_silent.wait(), STOP_LIMIT_S)
             said = " ".join(self._stderr_tail.lines)[-300:]
-            raise DependencyError(f"slirp4netns gave {self._name} no network: {said or 'no message'}")
+            raise DependencyError(f"slirp4netns failed to connect {self._name}: {said or 'no message'}")
 
     async def close(self) -> None:
         """Idempotent."""
@@ -97,4 +97,6 @@ class OpenNetwork:
                     await asyncio.sleep(0.02)
             self._process.wait(1.0)
         except (TimeoutError, subprocess.TimeoutExpired) as error:
-            raise ReplicaError(f"slirp4netns of {self._name} outlived SIGKILL for {STOP_LIMIT_S:g} s") from error
+            raise ReplicaError(
+                f"slirp4netns of {self._name} is still running {STOP_LIMIT_S:g} s after SIGKILL"
+            ) from error

@@ -1,4 +1,4 @@
-"""The programs of the host that virtual machines need; each lack is a DependencyError that names the Debian package."""
+"""The programs of the host that virtual machines need; a missing one is a DependencyError with its Debian package."""
 
 import shutil
 import subprocess
@@ -16,9 +16,9 @@ RUN_PROGRAMS: Mapping[str, str] = {
     "python3": "python3",
 }
 NETWORK_PROGRAMS: Mapping[str, str] = {"slirp4netns": "slirp4netns"}
-"""Where machines reach the network."""
+"""Needed if machines have network access."""
 BUILD_PROGRAMS: Mapping[str, str] = {"mmdebstrap": "mmdebstrap", "mke2fs": "e2fsprogs", "qemu-img": "qemu-utils"}
-"""Program on PATH -> the Debian package that brings it."""
+"""Program on PATH -> the Debian package that contains it."""
 TOOLS_PROGRAMS: Mapping[str, str] = {"genisoimage": "genisoimage"}
 """For the disc with a guest's tools."""
 _QUERY_LIMIT_S = 30
@@ -33,7 +33,7 @@ def check_builder() -> None:
 
 
 def qemu_version() -> str:
-    """Its first line, as `QEMU emulator version 7.2.22 (Debian ...)`: another version reads no saved state of this."""
+    """Its first line, such as `QEMU emulator version 7.2.22 (Debian ...)`: other versions cannot read its states."""
     try:
         done = subprocess.run(
             [find("qemu-system-x86_64"), "--version"],
@@ -45,7 +45,7 @@ def qemu_version() -> str:
 
 
 def find(program: str) -> str:
-    """Its path. DependencyError where it is missing."""
+    """Its path. DependencyError if it is missing."""
     path = shutil.which(program, path=SYSTEM_PATH)
     if path is None:
         package = {**RUN_PROGRAMS, **NETWORK_PROGRAMS, **BUILD_PROGRAMS, **TOOLS_PROGRAMS}.get(program, program)

@@ -1,5 +1,5 @@
 """The `qemu` provider: every desktop is a virtual machine restored from one saved state, its memory mapped
-copy-on-write and its disk an overlay. A reset throws the machine away and restores another, so nothing of an episode
+copy-on-write and its disk an overlay. A reset discards the machine and restores another, so no state of an episode
 survives."""
 
 import asyncio
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 DEFAULT_SCREEN = (1920, 1080)
 SMALLEST_SCREEN = (320, 200)
 ANSWER_LIMIT_S = 60.0
-"""Until a restored guest has answered its first screenshot."""
+"""Until a restored guest has returned its first screenshot."""
 _OVMF = (
     Firmware(code=Path("/usr/share/OVMF/OVMF_CODE_4M.fd"), variables=Path("/usr/share/OVMF/OVMF_VARS_4M.fd")),
     Firmware(code=Path("/usr/share/OVMF/OVMF_CODE.fd"), variables=Path("/usr/share/OVMF/OVMF_VARS.fd")),
@@ -36,20 +36,20 @@ _OVMF = (
 
 @dataclass(frozen=True, kw_only=True)
 class _Ready:
-    """What every desktop of this provider starts from."""
+    """The common starting point of all desktops of this provider."""
 
     image_digest: str
     spec: MachineSpec
     """Of a restored machine: its disks begin with the saved one."""
     state: SavedState
     memory: GuestMemory
-    """The saved one, sealed."""
+    """The memory of the saved state, sealed."""
 
 
 class QemuProvider:
-    """Makes desktops in virtual machines. `images` holds what is built and saved; it is made when missing. `image` is a
-    qcow2 file with OSWorld's guest server, or with `os_type` windows any Windows, whose administrator's `password` is
-    typed at its first boot; without it our own is built. `source` replaces both."""
+    """Makes desktops in virtual machines. `images` is the folder of built images and saved states; it is created if
+    missing. `image` is a qcow2 file with OSWorld's guest server, or with `os_type` windows any Windows, whose
+    administrator's `password` is typed at its first boot; without it our own is built. `source` replaces both."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class QemuProvider:
         firmware = _find_firmware() if uefi else None
         if os_type == "windows" and source is None:
             if image is None:
-                raise ValueError("there is no Windows to download: name a qcow2 image of yours with --image")
+                raise ValueError("Windows cannot be downloaded: name your own qcow2 image with --image")
             source = WindowsImage(
                 image, memory_mb=memory_mb, firmware=firmware, password=password, login_mark=login_mark
             )
@@ -99,7 +99,7 @@ class QemuProvider:
 
     @property
     def accelerator(self) -> Accelerator | None:
-        """What machines run under; None before the first."""
+        """The accelerator of the machines; None before the first."""
         return self._ready.spec.accelerator if self._ready else None
 
     @property
@@ -152,7 +152,7 @@ class QemuProvider:
             return self._ready, self._walls
 
     async def _ensure_state(self, digest: str, spec: MachineSpec, walls: Walls) -> SavedState:
-        """Booted again where a boot may fail by chance; the last failure is the one that counts."""
+        """Booted again, because a boot may fail by chance; the last failure is raised."""
         for _ in range(self._source.num_boots - 1):
             try:
                 return await self._save(digest, spec, walls)
@@ -264,9 +264,9 @@ class QemuDesktop:
 
 def _check_screen(width: int, height: int) -> None:
     if width < SMALLEST_SCREEN[0] or height < SMALLEST_SCREEN[1]:
-        raise ValueError(f"a screen of {width}x{height} is too small; take 320x200 or more")
+        raise ValueError(f"a screen of {width}x{height} is too small; the minimum is 320x200")
     if width % 8:
-        raise ValueError(f"an emulated display's width is a multiple of 8: take {width - width % 8}x{height}")
+        raise ValueError(f"an emulated display's width must be a multiple of 8: use {width - width % 8}x{height}")
 
 
 def _find_firmware() -> Firmware:

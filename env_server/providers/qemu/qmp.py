@@ -1,5 +1,5 @@
-"""A small client of QEMU's machine protocol (QMP): JSON lines over a socket that is already connected, one command at
-a time, file descriptors passed along, every wait with a limit."""
+"""A small client of QEMU's machine protocol (QMP): JSON lines over a connected socket, one command at a time, with file
+descriptors; every wait has a limit."""
 
 import asyncio
 import contextlib
@@ -44,7 +44,7 @@ class QmpClient:
         fds: Sequence[int] = (),
         timeout_s: float = COMMAND_LIMIT_S,
     ) -> Any:
-        """What QEMU returns. ReplicaError where it refuses, is gone or silent."""
+        """What QEMU returns. ReplicaError if it refuses, is gone or does not answer."""
         async with self._turn:
             if self._failure is not None:
                 raise self._lost()
@@ -58,7 +58,7 @@ class QmpClient:
                 self._answers.pop(self._last_id, None)
 
     def expect(self, event: str, matches: Callable[[Mapping[str, Any]], bool] = lambda _: True) -> "ExpectedEvent":
-        """To be called before the command that brings the event about."""
+        """To be called before the command that causes the event."""
         future: asyncio.Future[Mapping[str, Any]] = asyncio.get_running_loop().create_future()
         watcher = (lambda message: message["event"] == event and matches(message.get("data", {})), future)
         self._watchers.append(watcher)
@@ -94,7 +94,7 @@ class QmpClient:
         data = json.dumps(message).encode() + b"\n"
         try:
             if fds:
-                # A command is shorter than any socket's buffer: it goes in one piece or not at all.
+                # A command is shorter than any socket's buffer, so a send is never partial.
                 sent = socket.send_fds(self._socket, [data], list(fds))
                 data = data[sent:]
             await asyncio.get_running_loop().sock_sendall(self._socket, data)
@@ -113,17 +113,17 @@ class QmpClient:
                 return self._fail("has ended")
             *lines, pending = (pending + data).split(b"\n")
             if len(pending) > _MAX_LINE_BYTES:
-                return self._fail("sends lines without end")
+                return self._fail("sent a line without end")
             for line in lines:
                 try:
                     message = json.loads(line) if line.strip() else {}
                 except ValueError:
-                    return self._fail("sent a line that is no JSON")
-                self._hear(message)
+                    return self._fail("sent a line that is not JSON")
+                self._handle(message)
 
-    def _hear(self, message: Any) -> None:
+    def _handle(self, message: Any) -> None:
         if not isinstance(message, dict) or not isinstance(message.get("data", {}), dict):
-            return self._fail("sent a line that is no message of QMP")
+            return self._fail("sent a line that is not a QMP message")
         if "QMP" in message and self._greeted is not None and not self._greeted.done():
             self._greeted.set_result(None)
         elif "event" in message:
@@ -143,25 +143,25 @@ class QmpClient:
         return None
 
     def _fail(self, reason: str) -> None:
-        """Fails all requests that wait, and all later ones."""
+        """Fails all pending requests, and all later ones."""
         if self._failure is None:
             self._failure = reason
         waiting = [*self._answers.values(), *(future for _, future in self._watchers)]
         for future in (*waiting, self._greeted):
             if future is not None and not future.done():
                 future.set_exception(self._lost())
-                future.exception()  # read, so that asyncio does not log it as never retrieved
+                future.exception()  # retrieved, so that asyncio does not log it
 
     def _lost(self) -> ReplicaError:
         return ReplicaError(f"QEMU of {self._name} {self._failure}; replace the replica")
 
 
 class ExpectedEvent:
-    """An event that is going to come."""
+    """An event that is expected."""
 
     def __init__(self, client: QmpClient, name: str, future: asyncio.Future[Mapping[str, Any]]) -> None:
         self._client, self._name, self._future = client, name, future
 
     async def wait(self, timeout_s: float) -> Mapping[str, Any]:
-        """Its data. ReplicaError when it does not come, or QEMU ends."""
+        """Its data. ReplicaError if it does not come, or QEMU ends."""
         return await self._client.wait_for(self._name, self._future, timeout_s)

@@ -1,5 +1,5 @@
-"""Keys and mouse through QEMU's emulated devices, for a guest whose agent is silent or that has none: pyautogui-named
-calls become a list of input events first (pure), which are then sent."""
+"""Keys and mouse through QEMU's emulated devices, for a guest without an agent that answers: calls with pyautogui names
+are first converted to a list of input events (pure), which are then sent."""
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ from env_server.providers.qemu.qmp import QmpClient
 from osworld_pipeline.errors import ActionParseError
 
 HOLD_S = 0.02
-"""Between a press and its release: a guest that polls its keyboard sees both."""
+"""Between a press and its release, so that a guest that polls its keyboard sees both."""
 AXIS_MAX = 0x7FFF
 DRAG_EVENTS = 12
 
@@ -56,8 +56,8 @@ class Moment:
 
 
 def qcodes_of(key: str) -> tuple[str, ...]:
-    """The keys of a US keyboard that stand for a pyautogui key name or a character, Shift first where it is needed.
-    ActionParseError for what such a keyboard does not have."""
+    """The keys of a US keyboard for a pyautogui key name or a character, Shift first if it is needed. ActionParseError
+    for keys that such a keyboard does not have."""
     if len(key) == 1:
         if key in _PUNCTUATION:
             return (_PUNCTUATION[key],)
@@ -67,14 +67,14 @@ def qcodes_of(key: str) -> tuple[str, ...]:
             return ("shift", key.lower()) if key.isupper() else (key,)
     elif key.lower() in _NAMED:
         return (_NAMED[key.lower()],)
-    raise ActionParseError(f"no key of an emulated US keyboard stands for {key!r}; let the guest agent type it")
+    raise ActionParseError(f"an emulated US keyboard has no key for {key!r}; let the guest agent type it")
 
 
 def plan_input(calls: Sequence[Call], *, screen_size: tuple[int, int], start: tuple[int, int]) -> tuple[Moment, ...]:
     """The events of some calls, in order; `start` is where the mouse is.
 
     Raises:
-        ActionParseError: a call that is not known, or a character without a key; nothing has happened then.
+        ActionParseError: an unknown call, or a character without a key; nothing was sent.
     """
     device = _Recorder(screen_size=screen_size, x=start[0], y=start[1])
     for call in calls:
@@ -91,7 +91,7 @@ def plan_input(calls: Sequence[Call], *, screen_size: tuple[int, int], start: tu
 
 @dataclass(kw_only=True)
 class _Recorder:
-    """Has the methods of the guest's own input device, and writes down what they would do."""
+    """Has the methods of the guest's own input device, and records their events."""
 
     screen_size: tuple[int, int]
     x: int
@@ -174,24 +174,24 @@ def _absolute(axis: str, value: int, size: int) -> Event:
 
 
 class QmpInput:
-    """The keyboard and the absolute pointer of one machine; it remembers where it put the mouse."""
+    """The keyboard and the absolute pointer of one machine; it records the mouse position."""
 
     def __init__(self, qmp: QmpClient, *, screen_size: tuple[int, int]) -> None:
         self._qmp, self._screen_size = qmp, screen_size
         self._position = (screen_size[0] // 2, screen_size[1] // 2)
 
     async def perform(self, calls: Sequence[Call], *, limit_s: float | None = None) -> None:
-        """Each key is an order of its own, so a long text goes in pieces that no guest's buffer is too small for.
+        """Each key is a separate command, so that a long text is sent in parts that fit every guest's buffer.
 
         Raises:
-            ActionParseError: refused as a whole, where it would take longer than `limit_s`, too; nothing has happened.
+            ActionParseError: refused completely, also if it would take longer than `limit_s`; nothing was sent.
             ReplicaError: QEMU is gone.
         """
         moments = plan_input(calls, screen_size=self._screen_size, start=self._position)
         takes_s = sum(moment.pause_s for moment in moments)
         if limit_s is not None and takes_s > limit_s:
             raise ActionParseError(
-                f"the input would take {takes_s:.0f} s on emulated keys, of at most {limit_s:g} s; type it in parts"
+                f"the input would take {takes_s:.0f} s on emulated keys, the limit is {limit_s:g} s; type it in parts"
             )
         for moment in moments:
             if moment.events:

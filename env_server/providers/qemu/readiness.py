@@ -10,12 +10,12 @@ from env_server.providers.qemu.machine import Machine
 from osworld_pipeline.errors import ReplicaError
 
 CALM_LIMIT_S = 60.0
-"""A screen that never stands still is taken as it is after so long."""
+"""If the screen never stands still, the machine counts as ready after this time."""
 _POLL_S = 0.25
 
 
 async def wait_for_agent(machine: Machine, *, calm_s: float) -> None:
-    """Without a limit of its own for the agent; the screen has CALM_LIMIT_S. ReplicaError where the machine ends."""
+    """Has no limit for the agent; the screen has CALM_LIMIT_S. ReplicaError if the machine ends."""
     display = Display(machine.qmp, name=machine.name)
     guest = GuestClient.over_unix_socket(machine.guest_socket, name=machine.name)
     try:

@@ -1,30 +1,30 @@
-"""What the base disk of our virtual machines is made of. Pure: everything that decides the disk's content is here, so
-a digest over it names the disk. What changes more often, our own guest files, is put in at the first boot."""
+"""The contents of the base disk of our virtual machines. Pure: everything that determines the disk is here, so a digest
+over it names the disk. Our own guest files change more often and are added at the first boot."""
 
 import hashlib
 import json
 
 SUITE = "bookworm"
 DISK_BYTES = 4 * 1024**3
-"""What the guest sees; only what is written takes room."""
+"""The size that the guest sees; only written blocks use space."""
 
 DESKTOP_PACKAGES = (
     # the window manager and the bus
     "openbox", "dbus", "dbus-x11", "at-spi2-core", "python3-pyatspi",
-    # the programs a person uses
+    # programs that users work with
     "xterm", "mousepad", "pcmanfm", "yad",
-    # what the guest agent and the tasks call
+    # programs that the guest agent and the tasks call
     "python3", "python3-xlib", "python3-gi", "python3-pil", "python-is-python3", "gir1.2-gtk-3.0", "gir1.2-atspi-2.0",
     "xdotool", "wmctrl", "x11-utils", "x11-xserver-utils", "xclip", "libglib2.0-bin", "gsettings-desktop-schemas",
     "adwaita-icon-theme", "fonts-dejavu-core", "xdg-utils", "procps", "iproute2", "socat", "util-linux",
 )  # fmt: skip
-"""The Debian packages of a local desktop (scripts/debian-packages.txt) but for its X server and its walls."""
+"""The Debian packages of a local desktop (scripts/debian-packages.txt), except its X server and its sandbox."""
 
 MACHINE_PACKAGES = (
     "linux-image-amd64", "initramfs-tools", "busybox-static", "cpio", "fontconfig", "kmod", "sudo",
     "xserver-xorg-core", "xserver-xorg-input-evdev", "x11-xkb-utils",
 )  # fmt: skip
-"""What a machine of its own needs besides."""
+"""Further packages that a virtual machine needs."""
 
 KERNEL_MODULES = (
     "arch/x86/crypto", "crypto", "drivers/block/virtio_blk.ko", "drivers/cdrom", "drivers/char/hw_random",
@@ -33,7 +33,7 @@ KERNEL_MODULES = (
     "drivers/input/evdev.ko", "drivers/net/net_failover.ko", "drivers/net/virtio_net.ko", "drivers/virtio", "fs/ext4",
     "fs/fuse", "fs/isofs", "fs/jbd2", "fs/mbcache.ko", "fs/overlayfs", "lib", "net/core",
 )  # fmt: skip
-"""All that is kept of the kernel's drivers; the rest is for hardware that no virtual machine has."""
+"""The kernel drivers that are kept; all others are for hardware that no virtual machine has."""
 
 BOOT_MODULES = (
     "crc32c_generic", "virtio_pci", "virtio_blk", "ext4", "virtio_net", "virtio_rng", "bochs", "virtio_input", "evdev",
@@ -42,7 +42,7 @@ BOOT_MODULES = (
 EXCLUDED_PATHS = (
     "/usr/share/doc/*", "/usr/share/man/*", "/usr/share/info/*", "/usr/share/locale/*", "/usr/share/help/*",
     "/lib/modules/*/kernel/*", "/usr/lib/udev/hwdb.d/*", "/usr/share/poppler/*",
-    # 3D drivers and the compiler behind them: the screen of these machines is drawn by the processor
+    # 3D drivers and their compiler: these machines draw their screen with the processor
     "/usr/lib/x86_64-linux-gnu/libLLVM*", "/usr/lib/x86_64-linux-gnu/libz3*", "/usr/lib/x86_64-linux-gnu/dri/*",
 )  # fmt: skip
 
@@ -84,7 +84,7 @@ mkdir -p "$1/etc/initramfs-tools/conf.d"
 printf 'MODULES=list\\n' >"$1/etc/initramfs-tools/conf.d/desktop"
 printf '/dev/vda / ext4 defaults 0 1\\n' >"$1/etc/fstab"
 """
-"""Before the kernel is installed, whose installation makes an initial RAM disk, small and not used."""
+"""Runs before the kernel is installed, whose installation creates an initial RAM disk, small and not used."""
 
 FINISH_HOOK = f"""\
 set -e
@@ -127,8 +127,8 @@ rmdir "$OUT/root"
 qemu-img convert -O qcow2 "$OUT/disk.raw" "$OUT/disk.qcow2"
 rm "$OUT/disk.raw"
 """
-"""In the namespaces of the build, so that files belong to whom they should; `$OUT` is the folder for what remains.
-The bind mount shows the root without /proc and the like, which are mounted in it meanwhile."""
+"""Runs in the namespaces of the build, so that files have the right owners; `$OUT` is the folder of the results. The
+bind mount shows the root without /proc and the like, which are mounted in it meanwhile."""
 
 
 def dpkg_options() -> list[str]:
@@ -143,6 +143,6 @@ def dpkg_options() -> list[str]:
 
 
 def recipe_digest() -> str:
-    """SHA-256 of everything above that has a say in the disk; package versions are the build's to record."""
+    """SHA-256 of everything above that affects the disk; the build records package versions."""
     parts = [SUITE, DISK_BYTES, DESKTOP_PACKAGES, MACHINE_PACKAGES, dpkg_options(), PREPARE_HOOK, FINISH_HOOK]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()

@@ -1,5 +1,5 @@
-"""A booted machine on disk: its memory as one file that every desktop maps copy-on-write, its devices, and the disk as
-the boot left it. Made once for each digest; it appears whole, by a rename, or not at all."""
+"""A booted machine on disk: its memory as one file that every desktop maps copy-on-write, its devices, and its disk
+after the boot. Made once for each digest; it appears by an atomic rename."""
 
 import asyncio
 import contextlib
@@ -26,14 +26,14 @@ from osworld_pipeline.errors import DependencyError, ReplicaError
 log = logging.getLogger(__name__)
 
 SAVE_LIMIT_S = 900.0
-"""A first boot under emulation, on a busy machine, of a large foreign image."""
+"""Covers a first boot of a large foreign image under emulation, on a busy machine."""
 KEPT_STATES = 4
 """Of all images, screen sizes and versions together; the oldest are removed when another is saved."""
 _TOOL_LIMIT_S = 300.0
 _LEFTOVER_PREFIX = ".state-"
 
 Ready = Callable[[Machine], Awaitable[None]]
-"""Returns once the booted machine is what every desktop shall start from."""
+"""Returns once the booted machine is in the state that every desktop starts from."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ class SavedState:
 
 
 def state_digest(spec: MachineSpec, *, image_digest: str, qemu: str, host_cpu: str) -> str:
-    """Names a state by all that it depends on. `host_cpu` matters only under KVM, where the guest sees it."""
+    """A digest of everything that a state depends on. `host_cpu` matters only under KVM, where the guest sees it."""
     parts = [image_digest, qemu, spec.screen_size, spec.memory_mb, spec.num_cpus, spec.accelerator, len(spec.disks)]
     parts += [spec.boot.command_line if spec.boot else None, spec.firmware is not None]
     parts += [host_cpu if spec.accelerator == "kvm" else None]
@@ -91,11 +91,11 @@ def find_state(images: Path, digest: str) -> SavedState | None:
 
 
 async def ensure_state(images: Path, digest: str, spec: MachineSpec, *, walls: Walls, is_ready: Ready) -> SavedState:
-    """The state below `images`, made when it is not there. Parallel makers wait for the first.
+    """The state below `images`, created if it does not exist. Parallel callers wait for the first.
 
     Raises:
         DependencyError: disk space is missing, or another process holds the lock for too long.
-        ReplicaError: the machine does not boot; the message ends with its console's last words.
+        ReplicaError: the machine does not boot; the message ends with the last output of its console.
     """
     state = find_state(images, digest)
     if state is not None:
@@ -110,11 +110,13 @@ async def ensure_state(images: Path, digest: str, spec: MachineSpec, *, walls: W
             await _make(SavedState(folder=work), spec, walls, is_ready)
             return _publish(images, digest, work)
         except OSError as error:
-            raise DependencyError(f"cannot save a booted machine below {images} ({error}); free or allow it") from error
+            raise DependencyError(
+                f"cannot save a booted machine below {images} ({error}); check space and access"
+            ) from error
 
 
 def _begin(images: Path, digest: str, stack: contextlib.ExitStack) -> Path:
-    """A folder to work in, which the stack removes unless it has been published; with the lock held."""
+    """A working folder, which the stack removes unless it has been published; with the lock held."""
     remove_leftovers(images, _LEFTOVER_PREFIX)
     work = Path(tempfile.mkdtemp(prefix=f"{_LEFTOVER_PREFIX}{digest[:24]}-", dir=images))
     stack.callback(shutil.rmtree, work, ignore_errors=True)
@@ -130,7 +132,7 @@ def _publish(images: Path, digest: str, work: Path) -> SavedState:
 
 
 async def _acquire(lock: contextlib.ExitStack, path: Path) -> None:
-    """Waits without blocking the loop; a cancelled wait gives the lock up at once."""
+    """Waits without blocking the loop; a cancelled wait releases the lock at once."""
     path.parent.mkdir(parents=True, exist_ok=True)
     until = time.monotonic() + SAVE_LIMIT_S
     while True:
@@ -167,10 +169,10 @@ async def _make(state: SavedState, spec: MachineSpec, walls: Walls, is_ready: Re
         await asyncio.to_thread(memory.save, state.ram)
     except TimeoutError as error:
         raise ReplicaError(
-            f"the machine was not ready to be saved within {SAVE_LIMIT_S:g} s; it said: {machine.stderr_tail()}"
+            f"the machine was not ready to be saved within {SAVE_LIMIT_S:g} s; its output: {machine.stderr_tail()}"
         ) from error
     except ReplicaError as error:
-        raise ReplicaError(f"{error}. Its console said: {machine.stderr_tail()}") from error
+        raise ReplicaError(f"{error}. Its console output: {machine.stderr_tail()}") from error
     finally:
         await machine.stop()
         memory.close()
@@ -179,7 +181,7 @@ async def _make(state: SavedState, spec: MachineSpec, walls: Walls, is_ready: Re
 
 
 def _make_overlay(path: Path, parent: Path) -> None:
-    # The parent's absolute path is written into the file, but each start names it anew (see command.py).
+    # The parent's absolute path is written into the file, but each start overrides it (see command.py).
     _tool("qemu-img", "create", "-q", "-f", "qcow2", "-b", str(parent.absolute()), "-F", "qcow2", str(path))
 
 

@@ -1,5 +1,5 @@
-"""What can be told of a screen without asking the guest: whether it shows anything, whether it stands still, and where
-a picture is in it. Pure; screens are PPM files as QEMU dumps them, exact to the pixel."""
+"""Facts about a screen without the guest: whether it is blank, whether it stands still, and where it contains a given
+image. Pure; screens are PPM files as QEMU dumps them, exact to the pixel."""
 
 import io
 from dataclasses import dataclass
@@ -13,27 +13,27 @@ from osworld_pipeline.errors import DependencyError, ReplicaError
 STILL_SHARE = 0.002
 """A blinking caret and a clock change fewer pixels than this share of a screen; a window changes more."""
 DRAWN_SHARE = 0.0005
-"""Of a screen that is off, or shows a caret alone, fewer pixels than this are of another colour than the rest."""
+"""A screen that is off, or shows only a caret, has fewer pixels than this share outside its most common colour."""
 
 
 @dataclass(frozen=True, eq=False)
 class Mark:
-    """A piece of a screen that is looked for, cut from a screenshot of the same machine."""
+    """A part of a screen to be found, cut from a screenshot of the same machine."""
 
     name: str
     image: Image.Image
 
     @classmethod
     def load(cls, path: Path) -> "Mark":
-        """DependencyError where it is no picture."""
+        """DependencyError if it is not an image."""
         try:
             return cls(path.stem, Image.open(path).convert("RGB"))
         except OSError as error:
-            raise DependencyError(f"the mark {path} is no picture ({error}); cut one from a screenshot") from error
+            raise DependencyError(f"the mark {path} is not an image ({error}); cut one from a screenshot") from error
 
 
 def open_screen(dump: bytes) -> Image.Image:
-    """ReplicaError where it is no whole picture."""
+    """ReplicaError if it is not a complete image."""
     try:
         return Image.open(io.BytesIO(dump), formats=["PPM"]).convert("RGB")
     except NO_PICTURE as error:
@@ -46,7 +46,7 @@ def is_blank(screen: Image.Image) -> bool:
 
 
 def changed_share(before: Image.Image, after: Image.Image) -> float:
-    """The share of pixels that differ; 1 where the sizes do."""
+    """The share of pixels that differ; 1 if the sizes differ."""
     if before.size != after.size:
         return 1.0
     difference = ImageChops.difference(before, after).convert("L")
@@ -55,7 +55,7 @@ def changed_share(before: Image.Image, after: Image.Image) -> float:
 
 
 def find_mark(screen: Image.Image, mark: Image.Image) -> tuple[int, int] | None:
-    """The left upper corner of the first place where the screen shows just these pixels; None where nowhere."""
+    """The upper left corner of the first place where the screen has exactly these pixels; None if there is none."""
     pixels, rows = screen.tobytes(), mark.tobytes()
     width, height = mark.width * 3, screen.width * 3
     if mark.width > screen.width or mark.height > screen.height:

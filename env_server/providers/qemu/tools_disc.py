@@ -1,4 +1,4 @@
-"""The disc that a guest's own tools come on: an ISO image with Joliet names, made by genisoimage from a few files."""
+"""The disc with a guest's tools: an ISO image with Joliet names, made by genisoimage from a few files."""
 
 import hashlib
 import subprocess
@@ -17,7 +17,7 @@ _LIMIT_S = 60.0
 
 
 def windows_files() -> dict[str, bytes]:
-    """What Windows runs from the disc, with the line ends that its command interpreter wants."""
+    """The files that Windows runs from the disc, with the line ends that its command interpreter needs."""
     return {
         path.name: path.read_bytes().replace(b"\r\n", b"\n").replace(b"\n", b"\r\n")
         for path in sorted(WINDOWS_TOOLS.iterdir())
@@ -25,8 +25,8 @@ def windows_files() -> dict[str, bytes]:
 
 
 def ensure_disc(images: Path, files: Mapping[str, bytes]) -> Path:
-    """The ISO below `images`, made when it is not there; it appears whole or not at all. DependencyError where it
-    cannot be made."""
+    """The ISO below `images`, created if it does not exist; it appears by an atomic rename. DependencyError if it
+    cannot be created."""
     digest = hashlib.sha256()
     for name, data in sorted(files.items()):
         digest.update(f"{name} {len(data)}\0".encode() + data)

@@ -1,6 +1,6 @@
-"""What contains one virtual machine on its host: the command line of its sandbox, and the users and control groups that
-this host has for machines. QEMU sees the system's folders and its own files, and can write to none of them: what it
-may write, it is handed open."""
+"""The sandbox of one virtual machine on its host: its command line, and the users and control groups that this host has
+for machines. QEMU sees the system's folders and its own files, and can write to none of them: it gets writable files
+as open descriptors."""
 
 import asyncio
 import logging
@@ -23,7 +23,7 @@ from osworld_pipeline.errors import DependencyError
 log = logging.getLogger(__name__)
 
 QEMU_MEMORY_MB = 512
-"""What QEMU, its translated code and the bridge take beyond the guest's own memory."""
+"""Memory that QEMU, its translated code and the bridge use in addition to the guest's own."""
 NUM_THREADS = 256
 PROBE_LIMIT_S = 20.0
 KVM_DEVICE = Path("/dev/kvm")
@@ -53,13 +53,13 @@ done
 shift
 exec setpriv --reuid "$uid" --regid "$uid" --clear-groups "$@"
 """
-"""In a mount namespace of its own: the devices become the user's, the files are shown where that user can reach them,
-be their folders as private as they may, and then root is given up."""
+"""Run in a separate mount namespace: gives the devices to the user, mounts the files where that user can reach them
+even in private folders, and then drops root."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SandboxFiles:
-    """What a sandbox shows. The descriptors are inherited and read to their end."""
+    """The files that a sandbox sees. The descriptors are inherited and read to their end."""
 
     read_only: tuple[Path, ...]
     devices: tuple[Path, ...]
@@ -69,7 +69,7 @@ class SandboxFiles:
 
 
 def files_of(spec: MachineSpec) -> tuple[Path, ...]:
-    """Those that QEMU reads by their paths."""
+    """The files that QEMU opens by their paths."""
 
     def paths() -> Iterator[Path]:
         yield from spec.disks
@@ -88,7 +88,7 @@ def files_of(spec: MachineSpec) -> tuple[Path, ...]:
 def sandbox_command(
     files: SandboxFiles, qemu: Sequence[str], *, uid: int | None, listener_fd: int, lifeline_fd: int, port: int
 ) -> list[str]:
-    """The whole command line; process 1 inside is the bridge. `uid` is None where this process is an ordinary user."""
+    """The whole command line; process 1 inside is the bridge. `uid` is None if this process is an ordinary user."""
     bridge = [SYSTEM_PYTHON, "-IS", _BRIDGE, str(listener_fd), str(lifeline_fd), str(port)]
     shown = ["--perms", "0444", "--ro-bind-data", str(files.bridge_fd), _BRIDGE]
     if files.name_servers_fd is not None:
@@ -109,7 +109,7 @@ _WALLS = (
 
 
 def as_user(uid: int | None, *, devices: Sequence[Path] = (), files: Sequence[Path] = ()) -> list[str]:
-    """What a command is prefixed with to run as that user; nothing where there is none to become."""
+    """The prefix of a command that is to run as that user; empty if `uid` is None."""
     if uid is None:
         return []
     shell = ["/bin/sh", "-c", _AS_USER, "sh", str(uid), *map(str, devices), "--", *map(str, files), "--"]
@@ -117,8 +117,8 @@ def as_user(uid: int | None, *, devices: Sequence[Path] = (), files: Sequence[Pa
 
 
 class Walls:
-    """The users and control groups of one provider's machines. `open` finds out what this host has; `close` takes away
-    what is left."""
+    """The users and control groups of one provider's machines. `open` finds out what this host has; `close` removes
+    the rest."""
 
     def __init__(self, users: HostUsers, bounds: Bounds) -> None:
         self.users, self.bounds = users, bounds
@@ -134,13 +134,13 @@ class Walls:
         _check_namespaces(users)
         limits = DesktopLimits(memory_bytes=(memory_mb + QEMU_MEMORY_MB) << 20, num_processes=NUM_THREADS)
         bounds = Bounds.open(limits)
-        log.info("virtual machines are bounded by: %s", bounds.description)
+        log.info("each virtual machine has %s", bounds.description)
         return cls(users, bounds)
 
     async def close(self) -> None:
         """
         Raises:
-            ReplicaError: it names what could not be removed.
+            ReplicaError: names what could not be removed.
         """
         try:
             await self.releases.close()
@@ -148,13 +148,13 @@ class Walls:
             await asyncio.to_thread(self.bounds.close)
 
     def check_readable(self, paths: Sequence[Path]) -> None:
-        """DependencyError where QEMU's user may not read a file, which root may."""
+        """DependencyError if QEMU's user, unlike root, may not read a file."""
         if os.geteuid() != 0:
             return
         for path in paths:
             if not path.stat().st_mode & stat.S_IROTH:
                 raise DependencyError(
-                    f"QEMU runs as a user without rights, who may not read {path}; allow it: chmod o+r {path}"
+                    f"QEMU runs as an unprivileged user, who may not read {path}; allow it: chmod o+r {path}"
                 )
 
 
@@ -171,7 +171,7 @@ def _check_namespaces(users: HostUsers) -> None:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise DependencyError(f"bubblewrap made no sandbox for QEMU ({error}); try it by hand") from error
+        raise DependencyError(f"bubblewrap made no sandbox for QEMU ({error}); run it by hand") from error
     finally:
         users.release(uid)
     if done.returncode:

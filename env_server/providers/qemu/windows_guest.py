@@ -1,5 +1,5 @@
-"""A Windows guest without OSWorld's server: its screen, keys and mouse are QEMU's, its files come through the file
-channel, and what needs a program inside is refused."""
+"""A Windows guest without OSWorld's server: its screen, keys and mouse are QEMU's, its files are read through the file
+channel, and calls that need a program inside are refused."""
 
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -24,13 +24,13 @@ class WindowsGuest(MachineGuest):
         return await self._channel.read(path, max_bytes=max_bytes, timeout_s=timeout_s)
 
     async def platform(self) -> str:
-        """Says at the same time that the guest lives. ReplicaError where its file server does not answer."""
+        """Also checks that the guest is alive. ReplicaError if its file server does not answer."""
         if not await self._channel.is_ready():
             raise ReplicaError(f"the file server of {self._name} does not answer; replace the replica")
         return "Windows"
 
     async def accessibility(self, *, timeout_s: float = 60.0) -> str:
-        """None is to be had from outside."""
+        """Empty: no tree is available from outside."""
         return ""
 
     async def terminal(self) -> str | None:
@@ -46,7 +46,7 @@ class WindowsGuest(MachineGuest):
         self._refuse("starts no programs")
 
     async def upload(self, path: str, data: bytes, *, timeout_s: float = 120.0) -> None:
-        self._refuse("takes no files")
+        self._refuse("accepts no files")
 
     async def close(self) -> None:
         await self._channel.close()
@@ -55,5 +55,5 @@ class WindowsGuest(MachineGuest):
     def _refuse(self, what: str) -> NoReturn:
         raise SetupError(
             f"the Windows guest of {self._name} {what}: it has no guest server; install OSWorld's in the image and "
-            "leave os_type out, or take tasks without set-up verbs"
+            "leave os_type out, or use tasks without set-up verbs"
         )

@@ -1,5 +1,5 @@
-"""A disk image with Windows on it and nothing of ours: it is booted once, logged in at by keys, given the file server
-from a disc, and saved; every desktop is then restored from there."""
+"""A disk image with Windows and without our programs. It is booted once, logged in by keys, given the file server from
+a disc, and saved; every desktop is then restored from that state."""
 
 import asyncio
 import time
@@ -37,7 +37,7 @@ PROMPT_LIMIT_S = 30.0
 WAKE_LIMIT_S = 20.0
 WAKE_POLL_S = 0.2
 START_TOOLS = r"cmd /c for %d in (D E F G H) do if exist %d:\start.cmd call %d:\start.cmd"
-"""The disc has the first letter that is free, which differs between computers."""
+"""The disc gets the first free drive letter, which differs between computers."""
 
 
 def press(*keys: str) -> Call:
@@ -49,8 +49,8 @@ def write(text: str) -> Call:
 
 
 def windows_stages(password: str, channel: FileChannel, *, login_mark: Mark | None = None) -> tuple[Stage, ...]:
-    """From power-on to a desktop whose files can be read. That the login succeeded is known by the last stage alone:
-    no server is started at a lock screen."""
+    """From power-on to a desktop whose files can be read. Only the last stage shows that the login succeeded: no server
+    is started at a lock screen."""
     prompt: Sign = shows_mark(login_mark) if login_mark is not None else has_changed(still_s=2.0)
     return (
         Stage(name="the start", until=shows_something(still_s=8.0), limit_s=BOOT_LIMIT_S),
@@ -82,8 +82,8 @@ def windows_stages(password: str, channel: FileChannel, *, login_mark: Mark | No
 
 
 class WindowsImage(ForeignImage):
-    """`password` is its administrator's, to be typed on a US keyboard; `login_mark` a picture of the password prompt,
-    where a screen that changed is not sign enough."""
+    """`password` is its administrator's, typed on a US keyboard; `login_mark` is an image of the password prompt, for
+    Windows versions where a changed screen does not prove that the prompt is there."""
 
     num_boots = 3
 
@@ -110,7 +110,7 @@ class WindowsImage(ForeignImage):
                 qcodes_of(character)
         except ActionParseError:
             raise DependencyError(
-                f"{WINDOWS_PASSWORD_VARIABLE} holds a character that no key of a US keyboard types; change the password"
+                f"{WINDOWS_PASSWORD_VARIABLE} has a character that no key of a US keyboard types; change the password"
             ) from None
         self._windows_password = password
         self._mark = Mark.load(login_mark) if login_mark is not None else None
@@ -142,7 +142,7 @@ class WindowsImage(ForeignImage):
         return WindowsGuest(FileChannel(socket_path, name=name), socket_path, name=name, display=display, keys=keys)
 
     async def wake(self, machine: Machine, guest: MachineGuest) -> None:
-        """The file server answers again. The clock stays where it was saved: nothing outside can set it."""
+        """Waits for the file server. The clock keeps the saved time: it cannot be set from outside."""
         until = time.monotonic() + WAKE_LIMIT_S
         while True:
             try:

@@ -1,4 +1,4 @@
-"""Dialects: how a model writes an action, and how that becomes a command for a desktop."""
+"""Dialects: the formats in which a model writes actions, and their conversion to desktop commands."""
 
 from osworld_pipeline.agent.coordinates import COORDINATE_SPACES
 from osworld_pipeline.agent.dialects.base import Dialect, Grammar, ParsedTurn
@@ -12,14 +12,14 @@ __all__ = ["GRAMMARS", "STORED_DIALECT", "Dialect", "ParsedTurn", "load_dialect"
 GRAMMARS: dict[str, Grammar] = {grammar.name: grammar for grammar in (SLIME, PYAUTOGUI, SENDKEY, CALLS)}
 
 STORED_DIALECT = "slime"
-"""In which demonstrations are built and recorded; what a recipe's agent speaks they are said in when it sees them."""
+"""The dialect in which demonstrations are built and recorded; for a recipe's agent they are translated to its own."""
 
 
 def load_dialect(name: str, coordinate_space: str = "dialect") -> Dialect:
-    """The dialect a recipe or a demonstration names: `slime`, or `slime@unit` with what its coordinates count.
+    """The dialect that a recipe or a demonstration names: `slime`, or `slime@unit` with a coordinate space.
 
     Raises:
-        ValueError: no such dialect, or no such coordinate space.
+        ValueError: there is no such dialect or coordinate space.
     """
     name, _, own_space = name.partition("@")
     grammar = GRAMMARS.get(name)

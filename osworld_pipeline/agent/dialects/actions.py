@@ -1,5 +1,5 @@
-"""The one normal form of actions, whatever dialect a model wrote them in: a mapping with `action` and its arguments,
-known keys only, coordinates as the model counts them, keys under pyautogui's names.
+"""The normal form of actions, for all dialects: a mapping with `action` and its arguments, known keys only, coordinates
+in the model's units, keys by pyautogui's names.
 
 Several actions of one turn are {"action": "sequence", "actions": [...]}.
 """
@@ -21,35 +21,35 @@ Arguments = Mapping[str, Any]
 SEQUENCE = "sequence"
 CLICKS = ("left_click", "right_click", "middle_click", "double_click", "triple_click")
 POINT_KEYS = ("coordinate", "start_coordinate", "end_coordinate")
-"""Whose values are points."""
+"""Keys whose values are points."""
 _PLACES = {
     "left_click_drag": "start_coordinate",
     **dict.fromkeys(("scroll", "hscroll", "mouse_down", "mouse_up"), "coordinate"),
 }
-"""Where an action keeps the place that it may leave out."""
+"""The key of an action's optional place."""
 MAX_SCROLL = 1_000
 MAX_ACTIONS = 32
-"""Of a sequence."""
+"""In a sequence."""
 WAIT_S = 2.0
-"""Of a wait among other actions that does not say how long."""
+"""Duration of a wait among other actions without a duration of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Vocabulary:
-    """Which actions a dialect can say."""
+    """The actions that a dialect can express."""
 
     names: frozenset[str]
     takes_sequences: bool
     clicks_at_pointer: bool = False
-    """Whether a click may leave out where."""
+    """Whether the place of a click is optional."""
 
 
 def normalise(raw: Arguments, *, space: CoordinateSpace, vocabulary: Vocabulary) -> dict[str, Any]:
     """The action, or sequence of actions, in normal form.
 
     Raises:
-        ActionParseError: an action that the dialect does not have, or an argument missing or of the wrong kind; names
-            it.
+        ActionParseError: an action that the dialect does not have, or an argument that is missing or of the wrong
+            kind; names it.
     """
     if raw.get("action") != SEQUENCE:
         return _single(raw, space, vocabulary)
@@ -74,8 +74,8 @@ def normalise(raw: Arguments, *, space: CoordinateSpace, vocabulary: Vocabulary)
 
 
 def _merged(singles: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A move right before what begins or happens at the pointer is where that begins: both forms do the same, and there
-    is to be one."""
+    """Merges a move into a following action at the pointer, as that action's start: both forms are equivalent, and the
+    normal form is unique."""
     merged: list[dict[str, Any]] = []
     for one in singles:
         key = _PLACES.get(one["action"])
@@ -86,12 +86,12 @@ def _merged(singles: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def actions_in(arguments: Arguments) -> list[Arguments]:
-    """The single actions of one in normal form."""
+    """The single actions of an action in normal form."""
     return list(arguments["actions"]) if arguments["action"] == SEQUENCE else [arguments]
 
 
 def with_actions(actions: list[dict[str, Any]]) -> dict[str, Any]:
-    """One action as itself, several as a sequence."""
+    """A single action unchanged, several as a sequence."""
     return actions[0] if len(actions) == 1 else {"action": SEQUENCE, "actions": actions}
 
 
@@ -100,24 +100,24 @@ def ends_episode(arguments: Arguments) -> bool:
 
 
 def action_type(arguments: Arguments) -> str:
-    """The action's name; of a sequence the different names in it, in order, joined by +."""
+    """The action's name; of a sequence the distinct names in it, in order, joined by +."""
     return "+".join(dict.fromkeys(one["action"] for one in actions_in(arguments)))
 
 
 def first_point(arguments: Arguments) -> list[int | float] | None:
-    """Where the turn points first; None where nowhere."""
+    """The first point of the turn; None if there is none."""
     points = (one[key] for one in actions_in(arguments) for key in POINT_KEYS if key in one)
     return next(points, None)
 
 
 def last_point(arguments: Arguments) -> list[int | float] | None:
-    """Where the turn leaves the pointer; None where it does not move it."""
+    """The final position of the pointer; None if the turn does not move it."""
     places = (one.get("end_coordinate", one.get("coordinate")) for one in reversed(actions_in(arguments)))
     return next((place for place in places if place is not None), None)
 
 
 def at_pointer(arguments: Arguments, pointer: list[int | float]) -> dict[str, Any]:
-    """The same action with the place named that it leaves out first: where the pointer is."""
+    """The same action with its first omitted place set to the pointer's position."""
     actions = [dict(one) for one in actions_in(arguments)]
     for one in actions:
         key = _PLACES.get(one["action"])
@@ -136,8 +136,8 @@ def move_points(arguments: Arguments, move: Callable[[float, float], tuple[float
 
 
 def literal(text: str) -> str:
-    """A string literal of Python on one line."""
-    # JSON's escapes are a subset of Python's; what splits lines beside \n must not stand in the literal either.
+    """A Python string literal on one line."""
+    # JSON's escapes are a subset of Python's; line separators other than \n must be escaped in the literal, too.
     quoted = json.dumps(text, ensure_ascii=False)
     return "".join(f"\\u{ord(char):04x}" if char in "\x85\u2028\u2029" else char for char in quoted)
 

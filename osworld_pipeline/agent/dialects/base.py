@@ -1,4 +1,4 @@
-"""The seam between a model's words and a desktop's commands: one shape for every dialect, filled with its grammar."""
+"""The interface between a model's text and a desktop's commands: one class for all dialects, with a grammar each."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ from osworld_pipeline.errors import ActionParseError
 
 @dataclass(frozen=True, kw_only=True)
 class ParsedTurn:
-    """One assistant turn, read. `arguments` is None exactly where nothing could be read."""
+    """One parsed assistant turn. `arguments` is None if and only if it could not be parsed."""
 
     description: str = ""
-    """What the model says it does, in one line."""
+    """The model's description of its action, on one line."""
     arguments: Arguments | None
-    """The action in normal form, coordinates as the model wrote them."""
+    """The action in normal form, with coordinates as the model wrote them."""
     action_type: str
-    """The action's name; `unknown` where nothing could be read."""
+    """The action's name; `unknown` if it could not be parsed."""
     fallback_used: bool = False
     error: str | None = None
 
@@ -30,7 +30,7 @@ class ParsedTurn:
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """What a grammar found in a turn: an action not normalised yet."""
+    """The result of a grammar: an action that is not normalised yet."""
 
     raw: Arguments
     fallback_used: bool = False
@@ -38,33 +38,33 @@ class Reading:
 
 @dataclass(frozen=True, kw_only=True)
 class Grammar:
-    """A dialect as data."""
+    """The definition of a dialect."""
 
     name: str
     stop: tuple[str, ...]
-    """Sampling ends after the first of these; none where only the end of the turn ends it."""
+    """Sampling ends after the first of these; empty if only the end of the turn ends it."""
     coordinate_space: CoordinateSpace
-    """What coordinates count where a recipe does not say."""
+    """The coordinate space if a recipe does not set one."""
     vocabulary: Vocabulary
     prompts: tuple[str, str]
     """The full and the short system prompt."""
     describe: Callable[[str], str]
     read: Callable[[str, CoordinateSpace], Reading]
-    """Raises ActionParseError where there is no action."""
+    """Raises ActionParseError if there is no action."""
     write: Callable[[str, Arguments], str]
-    """A description of one line and an action in normal form as a turn; what cannot be said so is ActionParseError."""
+    """Writes a one-line description and an action in normal form as a turn; raises ActionParseError if it cannot."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dialect:
-    """How a model writes an action: a grammar, and what its coordinates count."""
+    """A grammar with a coordinate space."""
 
     grammar: Grammar
     coordinate_space: CoordinateSpace
 
     @property
     def name(self) -> str:
-        """What `load_dialect` finds it by; the space is named where it is not the grammar's own."""
+        """The name for `load_dialect`; includes the coordinate space if it is not the grammar's default."""
         own = self.coordinate_space == self.grammar.coordinate_space
         return self.grammar.name if own else f"{self.grammar.name}@{self.coordinate_space}"
 
@@ -80,7 +80,7 @@ class Dialect:
         return fill_prompt(self.grammar.prompts, kind, self.coordinate_space)
 
     def parse(self, text: str) -> ParsedTurn:
-        """Never raises: what cannot be read is a ParsedTurn with an error."""
+        """Never raises: a turn that cannot be parsed is a ParsedTurn with an error."""
         description = self.grammar.describe(text)
         try:
             reading = self.grammar.read(text, self.coordinate_space)
@@ -95,28 +95,28 @@ class Dialect:
         )
 
     def parse_strict(self, text: str) -> ParsedTurn:
-        """Raises ActionParseError where not even a fallback can read the turn."""
+        """Raises ActionParseError if not even a fallback can parse the turn."""
         turn = self.parse(text)
         if turn.arguments is None:
             raise ActionParseError(f"no action could be read: {turn.error}; the turn begins {text[:60]!r}")
         return turn
 
     def format(self, description: str, arguments: Arguments) -> str:
-        """The turn as a model should write it; `parse` reads the same arguments back.
+        """The turn in the dialect's standard form; `parse` returns the same arguments for it.
 
         Raises:
-            ActionParseError: the dialect cannot say it.
+            ActionParseError: the dialect cannot express it.
         """
         action = self._normalised(arguments)
         text = self.grammar.write(" ".join(description.split()), action)
         turn = self.parse(text)
         if turn.arguments != action or turn.fallback_used:
-            raise ActionParseError(f"{action_type(action)} with these arguments cannot be said in {self.name}")
+            raise ActionParseError(f"{action_type(action)} with these arguments cannot be expressed in {self.name}")
         return text
 
     def to_command(self, arguments: Arguments, scale: ScalePoint | None = None) -> str:
-        """For a desktop; `scale` maps points as the model wrote them to the screen. `split_command` says what to send
-        where the turn also ends the task."""
+        """The command for a desktop; `scale` maps points as the model wrote them to the screen. If the turn also ends
+        the task, `split_command` splits the result."""
         return to_command(arguments, scale)
 
     def _normalised(self, raw: Arguments) -> dict:

@@ -1,8 +1,8 @@
 """OSGym's dialect: `<|think_start|>...<|think_end|><|action_start|>click(100,100)<|action_end|>`, several calls joined
-by `&`. What is no call is an error, never a silent wait.
+by `&`. Text that is not a call is an error, not a silent wait.
 
-Arguments stand unquoted between the parentheses. What is typed may hold commas, parentheses and `&` as well, so a call
-ends only where `)` is followed by nothing, or by `&` and another known call.
+Arguments are unquoted. Typed text may contain commas, parentheses and `&`, so a call ends only at a `)` that is
+followed by the end of the text, or by `&` and another known call.
 """
 
 import re
@@ -16,7 +16,7 @@ from osworld_pipeline.agent.prompts import CALLS_PROMPTS
 from osworld_pipeline.errors import ActionParseError
 
 SCROLL_CLICKS = 50
-"""What OSGym's client scrolls for `up` and `down`."""
+"""OSGym's scroll amounts for `up` and `down`."""
 MAX_DESCRIPTION_CHARS = 400
 _THINK = re.compile(r"<\|think_start\|>(.*?)(?:<\|think_end\|>|(?=<\|action_start\|>)|\Z)", re.DOTALL)
 _ACTION = re.compile(r"<\|action_start\|>(.*?)(?:<\|action_end\|>|\Z)", re.DOTALL)
@@ -25,7 +25,7 @@ _NUMBER = re.compile(r"[+-]?(?:\d{1,6}(?:\.\d{1,9})?|\.\d{1,9})", re.ASCII)
 
 
 def describe(text: str) -> str:
-    """What is thought, in one line."""
+    """The thought, on one line."""
     match = _THINK.search(text)
     return " ".join(match[1].split())[:MAX_DESCRIPTION_CHARS] if match else ""
 
@@ -45,7 +45,7 @@ def write(description: str, action: Arguments) -> str:
 
 
 def _joined(text: str) -> list[str]:
-    """The calls one by one. What follows a `type(` and cannot be read as a call was typed, `&` and all."""
+    """Splits the calls. Text after `type(` that cannot be parsed as a call is typed, including `&`."""
     first, *others = _JOIN.split(text)
     parts = [first]
     for joint, piece in zip(others[::2], others[1::2], strict=True):

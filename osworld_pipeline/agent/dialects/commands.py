@@ -1,4 +1,4 @@
-"""The one translation of actions to what a desktop is told: pyautogui calls, one a line, or WAIT, DONE, FAIL."""
+"""Translates actions to desktop commands: pyautogui calls, one per line, or WAIT, DONE, FAIL."""
 
 from osworld_pipeline.agent.coordinates import ScalePoint
 from osworld_pipeline.agent.dialects.actions import Arguments, actions_in, literal
@@ -17,12 +17,12 @@ ENDINGS = ("DONE", "FAIL")
 
 def to_command(arguments: Arguments, scale: ScalePoint | None = None) -> str:
     """The calls of an action in normal form, or WAIT, DONE, FAIL; `scale` maps its points to the screen. A sequence
-    that ends the task has DONE or FAIL for its last line (`split_command`)."""
+    that ends the task has DONE or FAIL as its last line (`split_command`)."""
     return "\n".join(line for one in actions_in(arguments) for line in _lines(one, scale))
 
 
 def split_command(command: str) -> tuple[str, ...]:
-    """What a desktop is told one after the other: calls together, then the DONE or FAIL that ends the task."""
+    """The commands to send in order: all calls as one command, then the DONE or FAIL that ends the task."""
     *calls, last = command.split("\n")
     return ("\n".join(calls), last) if calls and last in ENDINGS else (command,)
 

@@ -1,4 +1,4 @@
-"""The names of keys: pyautogui's, and what models and QEMU call the same keys."""
+"""Key names: pyautogui's, and those of models and QEMU for the same keys."""
 
 from osworld_pipeline.errors import ActionParseError
 
@@ -71,15 +71,15 @@ QEMU_KEYS = {
     "asterisk": "*",
     **{f"kp_{digit}": str(digit) for digit in range(10)},
 }
-"""QEMU's monitor names (HMP `sendkey`) of keys that pyautogui calls otherwise."""
+"""QEMU's monitor names (HMP `sendkey`) of keys with other names in pyautogui."""
 _TO_QEMU = {ours: theirs for theirs, ours in reversed(QEMU_KEYS.items()) if not theirs.startswith("kp_")}
 
 
 def normalise_key(name: str) -> str:
-    """pyautogui's name of a key; single characters stay as they are.
+    """pyautogui's name of a key; single characters are unchanged.
 
     Raises:
-        ActionParseError: no such key.
+        ActionParseError: there is no such key.
     """
     if len(name) == 1 and name.isprintable() and name != " ":
         return name
@@ -91,14 +91,14 @@ def normalise_key(name: str) -> str:
 
 
 def key_from_qemu(name: str) -> str:
-    """pyautogui's name of a key that QEMU's monitor, or pyautogui itself, calls so.
+    """pyautogui's name of a key from its name in QEMU's monitor or in pyautogui.
 
     Raises:
-        ActionParseError: no such key.
+        ActionParseError: there is no such key.
     """
     return QEMU_KEYS.get(name.lower()) or normalise_key(name)
 
 
 def key_to_qemu(name: str) -> str:
-    """QEMU's name of a key of pyautogui's; where it has none of its own, that is the same."""
+    """QEMU's name of a pyautogui key; the same if QEMU has no other name."""
     return _TO_QEMU.get(name, name)

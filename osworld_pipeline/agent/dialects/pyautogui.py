@@ -1,7 +1,7 @@
-"""AReaL's dialect: a short plan, then one fenced block of pyautogui calls, or a line that says DONE, FAIL or WAIT.
+"""AReaL's dialect: a short plan, then one fenced block of pyautogui calls, or a line with DONE, FAIL or WAIT.
 
-The last block that is not empty is the action, whatever its tag and even if it is never closed; code goes before such a
-line, but a DONE or FAIL that follows the code ends the task once the code has run.
+The last non-empty block is the action, with any tag and even without a closing fence. Code takes precedence over such a
+line, but a DONE or FAIL after the code ends the task once the code has run.
 """
 
 import re
@@ -19,9 +19,10 @@ MAX_DESCRIPTION_CHARS = 400
 _ARTEFACTS = re.compile(r"(?:<\|im_end\|>|<\|endoftext\|>|</s>)\s*\Z")
 _FENCE = re.compile(r"```")
 _TAG = re.compile(r"(?!(?:DONE|FAIL|WAIT)\b)[\w+-]*[ \t]*(?=\n|\Z)|(?:python3?|py|bash|sh|shell)\s+", re.IGNORECASE)
-"""What follows an opening fence and is no code: a word alone on its line, or a known one before code on the same."""
+"""Text after an opening fence that is not code: a word alone on its line, or a known tag before code on the same
+line."""
 _WORD = re.compile(r"^(?:[^\w\n]|_)*(DONE|FAIL|WAIT)(?:[^\w\n]|_)*$", re.IGNORECASE | re.MULTILINE)
-"""Alone on its line, whatever marks stand around it."""
+"""Alone on its line, with any surrounding marks."""
 _SPECIAL = {
     "WAIT": {"action": "wait"},
     "DONE": {"action": "terminate", "status": "success"},
@@ -30,13 +31,13 @@ _SPECIAL = {
 
 
 def describe(text: str) -> str:
-    """The plan before the code, in one line."""
+    """The plan before the code, on one line."""
     plan = _WORD.sub("", text.split("```", 1)[0])
     return " ".join(plan.split())[:MAX_DESCRIPTION_CHARS]
 
 
 def read(text: str, space: CoordinateSpace) -> Reading:
-    # Only the end is cleared of artefacts: what code types may look like one.
+    # Artefacts are removed only at the end: typed text may look like one.
     block, after = _last_block(_ARTEFACTS.sub("", text))
     words = [match[1].upper() for match in _WORD.finditer(block)]
     code = _WORD.sub("", block)
@@ -46,7 +47,7 @@ def read(text: str, space: CoordinateSpace) -> Reading:
         if not words:
             raise ActionParseError("no block of pyautogui calls and no DONE, FAIL or WAIT in the response")
         return Reading(raw=_SPECIAL[words[-1]])
-    # Code goes before a word; that the task is over is heard once the code has run.
+    # Code takes precedence over a keyword; a DONE or FAIL applies once the code has run.
     ending = [_SPECIAL[words[-1]]] if words and words[-1] != "WAIT" else []
     return Reading(raw={"action": SEQUENCE, "actions": [*actions, *ending]})
 
@@ -65,7 +66,7 @@ def write(description: str, action: Arguments) -> str:
 
 
 def _last_block(text: str) -> tuple[str, str]:
-    """The last fenced block that is not empty, and the text after it; without a block, nothing and the whole text."""
+    """The last non-empty fenced block, and the text after it; without a block an empty string and the whole text."""
     block, after = "", text
     position = 0
     while (opening := _FENCE.search(text, position)) is not None:
@@ -81,7 +82,7 @@ def _last_block(text: str) -> tuple[str, str]:
 
 
 def _closing(text: str, start: int) -> int:
-    """Where the block ends: at a fence that begins a line, else, for a block of one line, at the first."""
+    """The end of the block: a fence at the start of a line, or else, for a block of one line, the first fence."""
     line = re.compile(r"^[ \t]*```", re.MULTILINE).search(text, start)
     newline = text.find("\n", start)
     same_line = text.find("```", start, newline if newline >= 0 else len(text))

@@ -1,4 +1,4 @@
-"""Calls of pyautogui, read by syntax tree, as actions in the one normal form."""
+"""Parses pyautogui calls from a syntax tree to actions in normal form."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -31,16 +31,16 @@ _PARAMETERS = {
     "keyUp": ("key",),
     "sleep": ("seconds",),
 }
-"""Names of arguments by position; of every other call they begin with x and y."""
+"""Names of positional arguments; those of every other call begin with x and y."""
 _BUTTONS = {"primary": "left", "secondary": "right"}
 MAX_PRESSES = 32
 
 
 def actions_of(calls: Iterable[Call]) -> list[dict[str, Any]]:
-    """What the calls do, in order; not normalised yet.
+    """The actions of the calls, in order; not normalised yet.
 
     Raises:
-        ActionParseError: a call that none of the actions can express; names it.
+        ActionParseError: no action can express a call; names the call.
     """
     return [action for call in calls for action in _read(call)]
 
@@ -66,7 +66,7 @@ def _named(call: Call) -> dict[str, Any]:
         return dict(call.kwargs)
     names = _PARAMETERS.get(call.name, ("x", "y"))
     args = call.args
-    # A point may be given as one pair.
+    # A point may be given as a pair.
     if args and isinstance(args[0], tuple) and names[0] == "x":
         args = (*args[0], *args[1:])
     return dict(zip(names, args, strict=False)) | dict(call.kwargs)

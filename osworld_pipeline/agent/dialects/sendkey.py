@@ -1,10 +1,10 @@
 """The dialect of the Windows example: a thought, then one tag: `<action>sendkey ctrl-s</action>`, `type`, `typeline`,
-`wait`, or `<done/>`. The example is keyboard only; the verbs of the mouse are ours: `click X Y` and its kin, `move`,
-`drag`, `scroll`.
+`wait`, or `<done/>`. The example uses only the keyboard; the mouse verbs are ours: `click X Y` and its variants,
+`move`, `drag`, `scroll`.
 
-`<fail/>` is ours, too: without it a task that cannot be done could not be told from one that is. A typed line break
-is an Enter. Quotes around a text are left out, quotes that belong to it stay; where a text begins or ends with what
-would be left out, or holds a tag, characters are written as &lt; &quot; and &amp;.
+`<fail/>` is ours, too: it distinguishes an infeasible task from a finished one. A typed line break is an Enter. Quotes
+around a text are removed, quotes that belong to it are kept. If a text begins or ends with characters that would be
+removed, or contains a tag, they are written as &lt; &quot; and &amp;.
 """
 
 import math
@@ -20,7 +20,7 @@ from osworld_pipeline.errors import ActionParseError
 
 MAX_WAIT_S = 10.0
 UNREAD_WAIT_S = 2.0
-"""Of a wait whose seconds are no number."""
+"""Default duration of a wait without a valid number."""
 MAX_DESCRIPTION_CHARS = 400
 POINTING = {
     "click": "left_click",
@@ -44,14 +44,14 @@ _READ_ENTITY = re.compile("|".join(_ENTITIES))
 
 
 def describe(text: str) -> str:
-    """The thought before the last tag, in one line."""
+    """The thought before the last tag, on one line."""
     tags = [match.start() for match in re.finditer(r"<(?:action|done|fail)\b", text)]
     thought = re.sub(r"<[^>]*>", " ", text[: tags[-1]] if tags else text)
     return " ".join(thought.split())[:MAX_DESCRIPTION_CHARS]
 
 
 def read(text: str, space: CoordinateSpace) -> Reading:
-    # What ends the task beats any action in the same answer: that action is not run.
+    # A tag that ends the task takes precedence over actions in the same response, which are not run.
     if _DONE.search(text):
         return Reading(raw={"action": "terminate", "status": "success"})
     if _FAIL.search(text):
@@ -95,7 +95,7 @@ def write(description: str, action: Arguments) -> str:
 
 
 def _read_keys(text: str) -> list[str]:
-    """A key or a chord; spaces join as hyphens do. Every part must be a key, so nothing else reaches a monitor."""
+    """A key or a chord, joined by hyphens or spaces. Every part must be a key, so no other text reaches a monitor."""
     if any(not char.isprintable() for char in text):
         raise ActionParseError("a key name holds a line break or a control character")
     text = _READ_ENTITY.sub(lambda match: _ENTITIES[match[0]], text)
@@ -125,7 +125,7 @@ def _read_wait(text: str) -> dict[str, Any]:
 
 
 def _read_points(verb: str, text: str, *, counts: tuple[int, ...]) -> list[list[float]]:
-    """As many points as one of `counts` says; numbers stand apart by blanks, commas or brackets."""
+    """A number of points from `counts`; numbers are separated by blanks, commas or brackets."""
     words = re.sub(r"[,()\[\]]", " ", text).split()
     try:
         numbers = [float(word) for word in words]

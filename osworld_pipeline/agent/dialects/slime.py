@@ -1,7 +1,7 @@
 """Slime-OSWorld's dialect: an `Action:` line, then one `computer_use` tool call as JSON between `<tool_call>` tags.
 
-Reading goes from strict to lenient: tags, JSON, a bare action object, WAIT/DONE/FAIL, a pyautogui call in noise, and
-only then the fallback, whose result is marked.
+Parsing goes from strict to lenient: tags, JSON, a bare action object, WAIT/DONE/FAIL, a pyautogui call in other text,
+and finally the fallback, whose result is marked.
 """
 
 import json
@@ -26,7 +26,7 @@ _SPECIAL = {
     "FAIL": {"action": "terminate", "status": "failure"},
 }
 _SPECIAL_LINE = re.compile(r"^\s*(?:Action:\s*)?(WAIT|DONE|FAIL)[.\s]*$", re.MULTILINE)
-# What the reader strips or cuts at must not stand unescaped inside a JSON string that we write.
+# Characters that the parser strips or cuts at must be escaped inside a JSON string that we write.
 _ESCAPED = re.compile(r"<(?=\||/?(?:tool_call|answer|action|s)>)|`")
 _DECODER = json.JSONDecoder(strict=False)
 
@@ -62,14 +62,13 @@ def write(description: str, action: Arguments) -> str:
 
 
 def _read_tagged(text: str, space: CoordinateSpace) -> dict[str, Any] | None:
-    """The first tagged action; None where there is no tag. A tag around nonsense is an error, not a reason to go on
-    to another tag."""
+    """The first tagged action; None without a tag. An invalid tagged action is an error; later tags are not tried."""
     for opening, closing in _TAGS:
         start = opening.search(text)
         if start is None:
             continue
         rest = text[start.end() :]
-        # A string inside the JSON may hold a closing tag, so the JSON itself says where it ends.
+        # A string inside the JSON may contain a closing tag, so the JSON itself determines its end.
         action = _json_action(rest.lstrip(), space)
         if action is None:
             body = _ARTEFACTS.sub("", closing.split(rest, maxsplit=1)[0]).strip()
@@ -95,7 +94,7 @@ def _read_bare(text: str, space: CoordinateSpace) -> dict[str, Any] | None:
 
 
 def _objects(text: str) -> Iterator[str]:
-    """The text from each opening brace on; at most 32, because noise may be all braces."""
+    """The text from each opening brace on; at most 32, because the text may consist of braces."""
     for count, match in enumerate(re.finditer(r"\{", text)):
         if count == 32:
             return
@@ -103,7 +102,7 @@ def _objects(text: str) -> Iterator[str]:
 
 
 def _json_action(text: str, space: CoordinateSpace) -> dict[str, Any] | None:
-    """The action of a JSON object that begins `text`; None where none does.
+    """The action of a JSON object at the start of `text`; None if there is none.
 
     Raises:
         ActionParseError: a tool call whose action is unknown or malformed.
@@ -126,7 +125,7 @@ def _json_action(text: str, space: CoordinateSpace) -> dict[str, Any] | None:
 
 
 def _call_action(text: str, space: CoordinateSpace) -> dict[str, Any] | None:
-    """The first pyautogui call in `text`, its parentheses balanced outside string literals."""
+    """The first pyautogui call in `text`, with balanced parentheses outside string literals."""
     start = text.find("pyautogui.")
     if start < 0:
         return None

@@ -1,4 +1,4 @@
-"""The actions of Slime-OSWorld's tool `computer_use`, and the pyautogui calls that a lenient reader takes for them."""
+"""The actions of Slime-OSWorld's tool `computer_use`, and the pyautogui calls that the lenient parser maps to them."""
 
 import ast
 from collections.abc import Mapping
@@ -16,19 +16,19 @@ SLIME_VOCABULARY = Vocabulary(
 
 
 def normalise_action(raw: Mapping[str, Any], space: CoordinateSpace = "model_pixels") -> dict[str, Any]:
-    """One action of the tool in its normal form: known keys only, integer coordinates, lower-case key names.
+    """One action of the tool in normal form: known keys only, integer coordinates, lower-case key names.
 
     Raises:
-        ActionParseError: unknown action, or an argument missing or of the wrong kind; names it.
+        ActionParseError: the action is unknown, or an argument is missing or of the wrong kind; names it.
     """
     return normalise(raw, space=space, vocabulary=SLIME_VOCABULARY)
 
 
 def action_from_call(source: str, space: CoordinateSpace = "model_pixels") -> dict[str, Any]:
-    """The action a `pyautogui.f(...)` call with literal arguments means, so that every turn has one form.
+    """The action of a `pyautogui.f(...)` call with literal arguments, so that every turn has one form.
 
     Raises:
-        ActionParseError: not such a call, or one that no action of ours can express.
+        ActionParseError: it is not such a call, or no action can express it.
     """
     try:
         node = ast.parse(source.strip(), mode="eval").body

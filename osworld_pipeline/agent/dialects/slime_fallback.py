@@ -1,4 +1,4 @@
-"""The last resort for a response in no known form: a guess from its words. Steps that needed it are penalised."""
+"""Fallback for a response in an unknown format: guesses an action from its text. Such steps are penalised."""
 
 import json
 import re
@@ -22,8 +22,8 @@ _STATUS = re.compile(r'"status"\s*:\s*"(success|failure)"')
 
 
 def guess_action(text: str, space: CoordinateSpace = "model_pixels") -> dict[str, Any] | None:
-    """An action in normal form, or None where the words suggest none."""
-    # Words inside a tool call are its arguments, no second thought: a fragment that names its action is judged alone.
+    """An action in normal form, or None if the text suggests none."""
+    # Text inside a tool call is its arguments: a fragment that names its action is parsed on its own.
     guesses = (_json_fragment,) if _ACTION.search(text) else (_wait, _click, _typing, _key, _scrolling)
     for guess in guesses:
         raw = guess(text, space)
@@ -37,7 +37,7 @@ def guess_action(text: str, space: CoordinateSpace = "model_pixels") -> dict[str
 
 
 def _json_fragment(text: str, space: CoordinateSpace) -> dict[str, Any] | None:
-    """Cut or broken JSON that still names its action and holds what that action needs."""
+    """Truncated or invalid JSON that still contains its action and the required arguments."""
     match = _ACTION.search(text)
     if match is None:
         return None
@@ -58,7 +58,7 @@ def _json_fragment(text: str, space: CoordinateSpace) -> dict[str, Any] | None:
     if status := _STATUS.search(text):
         raw["status"] = status.group(1)
     elif raw["action"] == "terminate":
-        # How the episode ends is not for a guess to say.
+        # A guess must not end the episode.
         return None
     return raw
 
@@ -94,7 +94,7 @@ def _key(text: str, space: CoordinateSpace) -> dict[str, Any] | None:
     if match is None:
         return None
     names = [name.strip() for name in match.group(1).split("+") if name.strip()]
-    # "press a button" must not press the letter a: a single character counts only beside a modifier.
+    # "press a button" must not press the letter a: a single character counts only with a modifier.
     if len(names) == 1 and names[0].lower() not in KEY_NAMES and names[0].lower() not in KEY_ALIASES:
         return None
     try:

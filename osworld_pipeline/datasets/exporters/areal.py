@@ -1,8 +1,8 @@
-"""Exports episodes as AReaL's per-turn tensors: same keys, dtypes and shapes, one file an episode,
-each distinct image in it once.
+"""Exports episodes as AReaL's per-turn tensors: same keys, dtypes and shapes, one file per episode, with each distinct
+image once.
 
-What its example gets wrong is put right: faults are left out and counted, never scored or lost; every sequence has
-its entry of images; turns share their episode's reward; what would not fit a trainer is told before training."""
+It corrects faults of AReaL's example: faulty episodes are left out and counted, not scored; every sequence has its
+entry of images; turns share their episode's reward; sequences too long for a trainer are reported before training."""
 
 import json
 import shutil
@@ -47,16 +47,16 @@ _VALID = tuple(str(outcome) for outcome in Outcome if outcome.is_valid)
 
 @dataclass(frozen=True, kw_only=True)
 class ArealExport:
-    """What was written."""
+    """Summary of the export."""
 
     num_episodes: int
     num_turns: int
     num_images: int
-    """Each once for its episode."""
+    """Distinct images per episode, summed."""
     longest_sequence: int
     """Tokens: AReaL's `max_tokens_per_mb` and `context_length` must be at least this."""
     left_out: dict[str, int]
-    """Episodes that were chosen and not exported, by why: a fault's name, no_tokens, too_long, no_spread."""
+    """Episodes that were selected and not exported, by reason: a fault's name, no_tokens, too_long, no_spread."""
 
 
 def export_areal(
@@ -73,15 +73,15 @@ def export_areal(
 ) -> ArealExport:
     """Writes the turns into a new folder `target`.
 
-    `selection` is over the `episodes` view. `processor` is the folder of the checkpoint that sampled. `reward` is what
-    every turn of an episode gets: the grader's score, the shaped one, or the grader's score less its group's mean, over
-    its group's deviation (groups without any are left out). Turn t of T gets it times `turn_discount` ** (T - 1 - t).
-    An episode with a turn of more than `max_tokens` is left out whole.
+    `selection` is over the `episodes` view. `processor` is the folder of the checkpoint that sampled. `reward` is
+    assigned to every turn of an episode: the grader's score, the shaped one, or the grader's score less its group's
+    mean, divided by its group's deviation (groups with zero deviation are left out). Turn t of T gets it times
+    `turn_discount` ** (T - 1 - t). An episode with a turn of more than `max_tokens` is left out.
 
     Raises:
-        DatasetError: no episode to export, or one whose tokens are another processor's or do not fit its images.
+        DatasetError: no episode to export, or one whose tokens are of another processor or do not match its images.
         TableError: a table cannot be read, or a filter is bad SQL.
-        StoreError: `target` is taken, an image or the processor is missing, or the file system refused.
+        StoreError: `target` exists, an image or the processor is missing, or the file system refused.
         DependencyError: safetensors is missing.
     """
     if not 0.0 < turn_discount <= 1.0:
@@ -127,7 +127,7 @@ class _Writer:
     def write(
         self, row: Mapping[str, Any], shas: Sequence[str], reward: float | None, turn_discount: float
     ) -> dict[str, Any] | None:
-        """The episode's line in the index; None where it is left out, which is counted."""
+        """The episode's line in the index; None if it is left out; that is counted."""
         reason = _unfit(row, reward)
         if reason is not None or reward is None:
             self._left_out[reason or "no_reward"] += 1
@@ -143,7 +143,7 @@ class _Writer:
                 return None
             file = self._write_file(row["episode_id"], turns, shas, reward, turn_discount)
         except (ValueError, IndexError) as error:
-            raise DatasetError(f"{name} cannot be told in turns: {error}") from error
+            raise DatasetError(f"{name} cannot be split into turns: {error}") from error
         self._num_episodes += 1
         self._num_turns += len(turns)
         self._longest = max(self._longest, longest)
@@ -204,7 +204,7 @@ def _unfit(row: Mapping[str, Any], reward: float | None) -> str | None:
 
 
 def _sequences(row: Mapping[str, Any]) -> Iterator[TokenSequence]:
-    """NULL lengths are one sequence, as older parts have it."""
+    """NULL lengths mean one sequence, as in older parts."""
     lengths = row["sequence_lengths"] or [len(row["token_ids"])]
     counts = row["sequence_image_counts"] or [len(row["image_steps"] or ())]
     start = first_image = 0
@@ -231,7 +231,7 @@ def _episodes(connection: duckdb.DuckDBPyConnection, query: str) -> Iterator[tup
 
 
 def _rewards(connection: duckdb.DuckDBPyConnection, query: str, kind: RewardKind) -> dict[str, float]:
-    """Of each valid episode that is to be trained on, by id."""
+    """The rewards of the valid episodes by id."""
     column = "shaped_reward" if kind == "shaped" else "task_reward"
     found = connection.execute(
         f"SELECT episode_id, group_id, {column} FROM ({query}) "  # noqa: S608 - our own SQL

@@ -1,10 +1,9 @@
-"""Reads an export of turns for AReaL: a copy of this file stands in every such export, and needs torch and safetensors
-alone.
+"""Reads an export of turns for AReaL: every such export has a copy of this file. It needs only torch and safetensors.
 
     for turn in read_turns("OUTPUT"): ...          # all, episode by episode
     turns = read_episode("OUTPUT/episodes/x.safetensors")
 
-Each turn is the dictionary that AReaL's trainer takes for one sequence (a leading batch dimension of 1)."""
+Each turn is the dictionary that AReaL's trainer expects for one sequence (a leading batch dimension of 1)."""
 
 import json
 from collections.abc import Iterator
@@ -20,8 +19,8 @@ def read_turns(folder: str | Path) -> Iterator[dict[str, Any]]:
 
 
 def read_episode(path: str | Path) -> list[dict[str, Any]]:
-    """Its turns in order. `multi_modal_input` has one entry for each sequence, always: an empty one for a turn without
-    images; an export without any image has no such key at all, as AReaL's text-only stage."""
+    """The episode's turns in order. `multi_modal_input` always has one entry for each sequence, an empty one for a turn
+    without images. An export without any image has no such key, like AReaL's text-only stage."""
     import torch
     from safetensors import safe_open
 

@@ -1,5 +1,5 @@
-"""An episode as AReaL's turns: one training sequence for each response, its prompt the whole text
-before it, with the images that stand in it.
+"""An episode as AReaL's turns: one training sequence for each response, its prompt the whole text before it, with its
+images.
 
 Shapes: L tokens of a turn, P patches of an image."""
 
@@ -15,19 +15,19 @@ from osworld_pipeline.domain.episode import TokenSequence
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """One response and what stood before it."""
+    """One response and its prompt."""
 
     prompt_ids: tuple[int, ...]
     output_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     versions: tuple[int, ...]
-    """Both of the output."""
+    """Both for the output tokens."""
     image_steps: tuple[int, ...]
-    """Whose screenshots stand in the prompt, in order."""
+    """The steps whose screenshots are in the prompt, in order."""
 
 
 def split_turns(sequences: Iterable[TokenSequence], *, image_token_id: int) -> list[Turn]:
-    """Each run of sampled tokens is a turn: in `append` mode a sequence has several, in `window` mode one.
+    """Each run of sampled tokens is a turn: a sequence has several in `append` mode and one in `window` mode.
 
     Raises:
         ValueError: a sequence that begins with a response, or with more images in its prompts than it has.
@@ -45,7 +45,7 @@ def _turns_of(sequence: TokenSequence, image_token_id: int) -> Iterator[Turn]:
         if start == 0:
             raise ValueError("a sequence begins with a response: there is no prompt")
         if num_images > len(sequence.image_steps):
-            raise ValueError(f"{num_images} images stand in a prompt, and {len(sequence.image_steps)} are known")
+            raise ValueError(f"a prompt has {num_images} images, and {len(sequence.image_steps)} are known")
         yield Turn(
             prompt_ids=sequence.token_ids[:start],
             output_ids=sequence.token_ids[start:end],
@@ -58,10 +58,10 @@ def _turns_of(sequence: TokenSequence, image_token_id: int) -> Iterator[Turn]:
 def turn_tensors(
     processor: Any, turn: Turn, grids: Sequence[np.ndarray], *, reward: float, is_multimodal: bool
 ) -> dict[str, np.ndarray]:
-    """AReaL's keys, but for `multi_modal_input`: each [1, L], `rewards` [1].
+    """AReaL's keys, except `multi_modal_input`: each [1, L], `rewards` [1].
 
     Raises:
-        ValueError: placeholders and images disagree, in number or in length.
+        ValueError: placeholders and images differ in number or in length.
     """
     check_placeholders(processor, 0, turn.prompt_ids, grids)
     num_prompt, num_output = len(turn.prompt_ids), len(turn.output_ids)

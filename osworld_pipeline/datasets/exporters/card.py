@@ -1,4 +1,4 @@
-"""The card of an exported dataset: front matter for the hub, then what a reader must know before using the rows."""
+"""The card of an exported dataset: front matter for the hub, then a description of the rows."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -12,21 +12,21 @@ from osworld_pipeline.columns import EPISODES, REPLAY_BUFFER, STEPS, doc_of, uni
 _SCHEMAS = {"steps": STEPS, "episodes": EPISODES, "replay": REPLAY_BUFFER}
 _ADDED = {
     "screenshot": "The exact bytes that the model saw before it acted.",
-    "images": "In the order of their placeholders in `messages`.",
+    "images": "The images in the order of their placeholders in `messages`.",
     "image_sha256s": "SHA-256 of each of the images.",
-    "instruction": "What the agent was asked.",
-    "domain": "Of the task.",
-    "licence": "Of the row's source; NULL where it is unknown.",
+    "instruction": "The instruction of the task.",
+    "domain": "The domain of the task.",
+    "licence": "The licence of the row's source; NULL if unknown.",
     "kind": "`demonstration`: chat turns of a dataset or an import.",
-    "verified_reward": "What executing its actions again earned at best; NULL where that was not tried. A share 0..1.",
-    "verified_at": "When. In seconds since 1970.",
-    "num_verifications": "How often that was tried.",
+    "verified_reward": "The best reward of re-executing its actions; NULL if not tried. From 0 to 1.",
+    "verified_at": "Time of the last verification, in seconds since 1970.",
+    "num_verifications": "Number of verifications.",
     "episode_id": "The attempt; the key of `episodes`.",
     "checkpoint_id": "The policy that acted.",
     "recorded_at": "NULL for demonstrations.",
 }
 _ABOUT = {
-    "steps": "One row for each turn of an episode: the screenshot the model saw, its words, the action, what it did.",
+    "steps": "One row for each turn of an episode: the model's screenshot and response, the action, its result.",
     "episodes": "One row for each attempt at a task, with the sampled tokens; its turns are the rows of `steps` with "
     "the same `episode_id`.",
     "replay": "One row for each demonstration: chat turns, and the images in the order of their placeholders.",
@@ -39,17 +39,17 @@ class LicenceCount:
 
     source: str
     licence: str | None
-    """None where it is unknown."""
+    """None if unknown."""
     num_rows: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """What the card tells; every mapping is by config."""
+    """The content of the card; every mapping is by config."""
 
     num_rows: Mapping[str, int]
     shards: Mapping[str, Sequence[str]]
-    """The files; a config without rows has none, and is not named to the library."""
+    """The files; a config without rows has none and is not listed for the library."""
     columns: Mapping[str, pa.Schema]
     licences: Mapping[str, Sequence[LicenceCount]]
     checkpoints: Sequence[tuple[Any, ...]]
@@ -93,8 +93,8 @@ def _licences(card: Card) -> str:
             )
     if unknown:
         lines.append(
-            f"\n**The licence of {unknown:,} rows is unknown** (the sources above so marked): ask those who made them "
-            "before you publish or train on these rows."
+            f"\n**The licence of {unknown:,} rows is unknown** (the sources above so marked): ask "
+            "their authors before you publish or train on these rows."
         )
     return "\n".join([*lines, ""])
 

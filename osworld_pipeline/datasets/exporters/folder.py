@@ -1,5 +1,5 @@
-"""An export's folder: filled beside its place, synced, and put there by one rename; what is there already is kept
-unless the caller asked to replace an earlier export."""
+"""An export's folder: written to a temporary folder, synced, and moved into place by one rename. An existing target is
+kept unless the caller replaces an earlier export."""
 
 import ctypes
 import errno
@@ -16,17 +16,17 @@ from osworld_pipeline.errors import StoreError
 from osworld_pipeline.temp_names import is_stale, temp_name
 
 MANIFEST = "export.json"
-"""In the root of every export: what it is. Only a folder that has one is ever replaced."""
+"""In the root of every export: describes it. Only a folder with this file is replaced."""
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 
 
 @contextmanager
 def export_folder(target: Path, *, replace: bool) -> Iterator[Path]:
-    """Yields an empty folder to fill; at the end it is `target`, or it is gone where anything failed.
+    """Yields an empty folder to fill; at the end it is renamed to `target`, or removed after a failure.
 
     Raises:
-        StoreError: there is something at `target` that may not be replaced, or the file system refused.
+        StoreError: `target` exists and may not be replaced, or the file system refused.
     """
     target = target.absolute()
     _refuse_existing(target, replace=replace)
@@ -37,14 +37,14 @@ def export_folder(target: Path, *, replace: bool) -> Iterator[Path]:
             remove_stale_exports(target.parent)
             temp.mkdir()
             yield temp
-            # One call for all: an export may hold a million files.
+            # One call for all files: an export may have a million.
             os.sync()
             _refuse_existing(target, replace=replace)
             _put(temp, target)
         except OSError as error:
             raise StoreError(
-                f"cannot write the export {target}: {error.strerror or error}; mend that and run again, "
-                "nothing half-written is left"
+                f"cannot write the export {target}: {error.strerror or error}; fix that and run again. "
+                "No partial output remains"
             ) from error
     finally:
         shutil.rmtree(temp, ignore_errors=True)
@@ -56,7 +56,7 @@ def write_manifest(folder: Path, kind: str, content: Mapping[str, Any]) -> None:
 
 
 def remove_stale_exports(parent: Path) -> int:
-    """Removes what killed exporters left in `parent`; never what a living one is writing."""
+    """Removes the temporary folders of killed exporters in `parent`, not those of running ones."""
     removed = 0
     for path in parent.glob(".*.export"):
         if is_stale(path):
@@ -66,7 +66,7 @@ def remove_stale_exports(parent: Path) -> int:
 
 
 def folder_name(text: str) -> str:
-    """`text` as the name of one folder: what a file system or a shell could take amiss becomes an underscore."""
+    """`text` as the name of one folder: characters that a file system or a shell may misread become underscores."""
     name = re.sub(r"[^A-Za-z0-9._@+=-]", "_", text)[:180]
     return f"_{name}" if not name.strip("._") or name.startswith(".") else name
 
@@ -75,17 +75,17 @@ def _refuse_existing(target: Path, *, replace: bool) -> None:
     if not target.is_symlink() and (not target.exists() or (target.is_dir() and not any(target.iterdir()))):
         return
     if not replace:
-        raise StoreError(f"{target} is there already: choose another folder, or add --replace to write it anew")
+        raise StoreError(f"{target} exists: choose another folder, or add --replace to replace it")
     if target.is_symlink() or not (target / MANIFEST).is_file():
-        raise StoreError(f"{target} is no earlier export (it has no {MANIFEST}): remove it yourself, or choose another")
+        raise StoreError(f"{target} is not an export (it has no {MANIFEST}): remove it yourself, or choose another")
 
 
 def _put(temp: Path, target: Path) -> None:
-    """Afterwards `temp` is gone, or is what was at `target` before."""
+    """Moves `temp` to `target`. Afterwards `temp` is gone, or contains the former `target`."""
     if not target.exists() or not any(target.iterdir()):
         os.rename(temp, target)
     elif not _exchange(temp, target):
-        # For a moment there is neither.
+        # Between the two renames, `target` does not exist.
         old = temp.with_name(temp_name("export"))
         os.rename(target, old)
         os.rename(temp, target)
@@ -93,7 +93,7 @@ def _put(temp: Path, target: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Swaps two folders in one call; False where this system cannot."""
+    """Swaps two folders in one call; False if the system does not support it."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
         return False

@@ -1,6 +1,6 @@
 """Exports a dataset that `datasets.load_dataset(folder)` reads: Parquet shards with the images inside, each file with
-the `huggingface` metadata that makes them Image features, and a card (README.md) that says what the rows are, how they
-are licensed and what made them."""
+the `huggingface` metadata that makes them Image features, and a card (README.md) with the meaning, licences and origin
+of the rows."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -22,7 +22,7 @@ from osworld_pipeline.store import BlobStore
 from osworld_pipeline.tables.views import NAMED_TASKS
 
 BATCH_ROWS = {"steps": 100, "episodes": 500, "replay": 20}
-"""Rows in memory at once, with their images; also the rows of a row group."""
+"""Rows in memory at once, with their images; also the size of a row group."""
 CONFIGS = tuple(BATCH_ROWS)
 _EPISODES = """
 SELECT {columns}, {licence} AS licence, t.instruction, coalesce(t.domain, nullif(e.domain, '')) AS domain
@@ -39,7 +39,7 @@ _REPLAY = "SELECT * FROM ({rows}) WHERE kind = 'demonstration'"
 
 @dataclass(frozen=True, kw_only=True)
 class HuggingFaceExport:
-    """What was written."""
+    """Summary of the export."""
 
     num_rows: dict[str, int]
     """By config."""
@@ -63,13 +63,13 @@ def export_huggingface(
 ) -> HuggingFaceExport:
     """Writes the dataset into a new folder `target`.
 
-    `selection` is over `episodes` (for `steps` and `episodes`) and over `replay`; a condition that fits only one of
-    them needs `configs` to leave the other out. `own_licence` is that of the episodes this pipeline made itself.
+    `selection` is over `episodes` (for `steps` and `episodes`) and over `replay`; a condition that is valid for only
+    one of them needs `configs` to exclude the other. `own_licence` is that of the episodes of this pipeline.
 
     Raises:
         DatasetError: an unknown config, or no row to export.
         TableError: a table cannot be read, or a filter is bad SQL.
-        StoreError: `target` is taken, an image is missing, or the file system refused.
+        StoreError: `target` exists, an image is missing, or the file system refused.
     """
     unknown = sorted(set(configs) - set(CONFIGS))
     if unknown or not configs:
@@ -142,7 +142,7 @@ def _plan(selection: Selection, own_licence: str | None, batch_rows: Mapping[str
 
 
 def _columns(alias: str, schema: pa.Schema) -> str:
-    """A table's columns. Maps are told as JSON text: a map is no feature of the `datasets` library."""
+    """A table's columns. Maps become JSON text: the `datasets` library has no map feature."""
     return ", ".join(
         f'to_json({alias}."{field.name}")::VARCHAR AS "{field.name}"'
         if pa.types.is_map(field.type)
@@ -171,7 +171,7 @@ def _licences(connection: duckdb.DuckDBPyConnection, sql: str) -> list[LicenceCo
 
 
 def _checkpoints(connection: duckdb.DuckDBPyConnection, configs: Sequence[DatasetConfig]) -> list[tuple[Any, ...]]:
-    """Id, stage, parent and digests of the checkpoints whose episodes are among the rows."""
+    """Id, stage, parent and digests of the checkpoints whose episodes are in the rows."""
     ids = " UNION ".join(f"SELECT checkpoint_id FROM ({config.sql})" for config in configs)  # noqa: S608 - our own SQL
     return connection.execute(
         "SELECT i.checkpoint_id, c.stage, c.parent_id, c.recipe_digest, c.data_digest, c.weights_digest "  # noqa: S608

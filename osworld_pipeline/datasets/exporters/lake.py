@@ -1,5 +1,5 @@
 """Exports the tables of the store for other engines: Parquet files or Lance datasets, the views over them as SQL, and a
-manifest (`export.json`) that says of each file how many rows it has and its SHA-256, and of the rows whose they are."""
+manifest (`export.json`) with row count and SHA-256 of each file, and the sources and licences of the rows."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -22,9 +22,9 @@ LakeFormat = Literal["parquet", "lance"]
 TABLES = (*OWNED_TABLES, *PART_TABLES)
 VIEWS_FILE = "views.sql"
 BATCH_ROWS = 2_048
-"""Rows in memory at once, and of a row group: DuckDB's vector, the least that it streams."""
+"""Rows in memory at once and per row group: DuckDB's vector size, the smallest batch that it streams."""
 STORED = "stored_"
-"""What a client names a Lance dataset, so that the views find it."""
+"""Prefix under which a client registers a Lance dataset, for the views."""
 _WRITERS = {"parquet": write_parquet_table, "lance": write_lance_table}
 _HEADERS: Mapping[LakeFormat, str] = {
     "parquet": "-- In DuckDB: SET file_search_path = 'this folder'; then these statements.",
@@ -36,7 +36,7 @@ _OWN = "this pipeline"
 
 @dataclass(frozen=True, kw_only=True)
 class LakeExport:
-    """What was written."""
+    """Summary of the export."""
 
     num_rows: dict[str, int]
     """By table."""
@@ -56,14 +56,13 @@ def export_lake(
     replace: bool = False,
     on_progress: OnProgress | None = None,
 ) -> LakeExport:
-    """Writes all tables into a new folder `target`, as of one moment. `own_licence` is that of what this pipeline made
-    itself.
+    """Writes one snapshot of all tables into a new folder `target`. `own_licence` is that of the rows of this pipeline.
 
     Raises:
-        DatasetError: there is no row at all.
+        DatasetError: no table has a row.
         DependencyError: the package of the format is not installed.
         TableError: a table cannot be read.
-        StoreError: `target` is taken, or the file system refused.
+        StoreError: `target` exists, or the file system refused.
     """
     with export_views(state) as connection, export_folder(target, replace=replace) as folder:
         num_rows = {name: _count(connection, name) for name in TABLES}
@@ -114,7 +113,7 @@ ORDER BY ALL
 
 
 def _licences(connection: duckdb.DuckDBPyConnection, own_licence: str | None) -> list[dict[str, Any]]:
-    """Of the rows that have a source; those of other tables are parts of them."""
+    """Licences of the tables whose rows have a source; rows of other tables belong to these."""
     return _rows(connection, _LICENCES, {"own": _OWN, "licence": own_licence})
 
 
@@ -131,7 +130,7 @@ def _count(connection: duckdb.DuckDBPyConnection, name: str) -> int:
 
 
 def _schema(connection: duckdb.DuckDBPyConnection, name: str) -> pa.Schema:
-    """As DuckDB streams the table, with what each column means."""
+    """The schema as DuckDB streams the table, with the meaning of each column."""
     known = stored(name) if name in PART_TABLES else OWNED_TABLES[name]
     found = connection.sql(f"FROM {name} LIMIT 0").to_arrow_table().schema
     fields = [
@@ -144,7 +143,7 @@ def _schema(connection: duckdb.DuckDBPyConnection, name: str) -> pa.Schema:
 
 
 def _views(connection: duckdb.DuckDBPyConnection, form: LakeFormat) -> str:
-    """SQL that gives every view of the catalog over the exported tables; each column has the type it has here."""
+    """SQL of all views of the catalog over the exported tables, with the same column types."""
     statements = [_HEADERS[form]]
     for name in TABLES:
         columns = connection.execute(f"DESCRIBE {name}").fetchall()

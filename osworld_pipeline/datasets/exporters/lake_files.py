@@ -1,4 +1,4 @@
-"""How an export's tables lie on disk: as Parquet files, or as Lance datasets; and the manifest entry of each file."""
+"""Writes an export's tables as Parquet files or Lance datasets, with the manifest entry of each file."""
 
 import hashlib
 from collections.abc import Iterable, Iterator
@@ -12,9 +12,9 @@ from osworld_pipeline.columns import SCHEMA_KEY, SCHEMA_VERSION
 from osworld_pipeline.errors import DependencyError, StoreError
 
 LANCE_FORMAT = "2.2"
-"""The first version of Lance's files that has maps."""
+"""The first Lance file version that supports maps."""
 LANCE_ROWS = 1_000_000
-"""Rows of a Lance file, which may also end earlier by its size."""
+"""Maximum rows of a Lance file; its size may limit it further."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,7 @@ class LakeFile:
     file: str
     """Relative to the export."""
     rows: int | None
-    """None of a file that holds no rows of its own (Lance's manifests)."""
+    """None for a file without rows (Lance's manifests)."""
     bytes: int
     sha256: str
 
@@ -78,7 +78,7 @@ def write_lance_table(
                 for file in fragment.data_files()}  # fmt: skip
     except OSError as error:
         raise StoreError(
-            f"Lance could not write {name}: {str(error).splitlines()[0]}; nothing is left of it"
+            f"Lance could not write {name}: {str(error).splitlines()[0]}; no partial output remains"
         ) from error
     if sum(rows.values()) != counted.num_rows:
         raise StoreError(

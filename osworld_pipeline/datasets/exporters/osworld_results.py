@@ -1,10 +1,10 @@
 """Exports evaluation episodes as OSWorld's own result tree:
 `<action_space>/<observation_type>/<model>/<domain>/<task_id>/{result.txt, traj.jsonl, step_<n>_<timestamp>.png}`.
 
-OSWorld's runner saves at step n the screen AFTER action n; a step of ours holds the screen the model saw BEFORE its
+OSWorld's runner saves at step n the screen AFTER action n; our steps have the screen that the model saw BEFORE its
 action. So `step_<n>` is the screenshot of our next step, and `step_0` is the screen before the first action, which the
-runner never saves and a reader of traj.jsonl never meets. After the last action there is no screenshot, unless that
-action was DONE or FAIL: these touch nothing, so the screen is still the one the model saw.
+runner does not save and traj.jsonl does not mention. After the last action there is no screenshot, unless that action
+was DONE or FAIL: these change nothing, so the screen is still the one that the model saw.
 """
 
 import io
@@ -33,12 +33,12 @@ from osworld_pipeline.store import BlobStore
 
 ACTION_SPACE = "pyautogui"
 LEFT_OUT_FILE = "LEFT_OUT.md"
-"""In the root: the episodes without a result, and why."""
+"""In the root: the episodes without a result, with reasons."""
 RESULT_FILE = "result.txt"
 TRAJECTORY_FILE = "traj.jsonl"
 _TIMESTAMP = "%Y%m%d@%H%M%S%f"
 _ENDS = {"DONE": "done", "FAIL": "fail"}
-# OSWorld's tree holds one attempt at a task; the seeds of an evaluation become models of their own, in their order.
+# OSWorld's tree has one attempt per task; each seed of an evaluation becomes a separate model, in order.
 _ATTEMPTS = """
 WITH chosen AS ({chosen}),
 trees AS (
@@ -57,8 +57,8 @@ ORDER BY v.checkpoint_id, v.stage_key, v.task_id, run
 """
 _LEFT_OUT_HEAD = """# Episodes without a result
 
-An episode that ended in a fault has no grader's score, so it has a trajectory and no `result.txt`: a 0.0 there would be
-a lie. OSWorld's scripts take such a task for unfinished and leave it out of their rates, as `lenient` success does;
+An episode that ended in a fault has no grader's score, so it has a trajectory and no `result.txt`: a 0.0 would be
+false. OSWorld's scripts treat such a task as unfinished and exclude it from their rates, as `lenient` success does;
 `strict` success counts it as not solved.
 
 | model | domain | task | seed | outcome | what happened |
@@ -68,13 +68,13 @@ a lie. OSWorld's scripts take such a task for unfinished and leave it out of the
 
 @dataclass(frozen=True, kw_only=True)
 class ResultsExport:
-    """What was written."""
+    """Summary of the export."""
 
     num_episodes: int
     num_results: int
-    """Episodes with a grader's score, so with a result.txt."""
+    """Episodes with a grader's score, and therefore a result.txt."""
     num_faults: int
-    """Episodes without one: no result.txt, which OSWorld's scripts take for unfinished and never for 0."""
+    """Episodes without one: no result.txt; OSWorld's scripts treat them as unfinished, not as 0."""
     num_successes: int
     num_screenshots: int
     models: tuple[str, ...]
@@ -93,7 +93,7 @@ def export_osworld_results(
 
     Raises:
         TableError: a table cannot be read, or a filter is bad SQL.
-        StoreError: `target` is taken, an image is missing, or the file system refused.
+        StoreError: `target` exists, an image is missing, or the file system refused.
     """
     selection = selection or Selection()
     chosen = selection.over("evals", reward="reward", checkpoint="checkpoint_id")
@@ -134,7 +134,8 @@ def export_osworld_results(
 
 
 def _model(row: Mapping[str, Any]) -> str:
-    """The checkpoint; with the evaluation where it has several, and the number of the seed from the second on."""
+    """The model name: the checkpoint, the evaluation if it has several, and the index of the seed from the second
+    on."""
     evaluation = row["stage_key"].removeprefix(f"eval-{row['checkpoint_id']}-")
     name = row["checkpoint_id"] + (f"_{evaluation or 'unknown'}" if row["num_evaluations"] > 1 else "")
     return name if row["run"] == 1 else f"{name}_run{row['run']}"
@@ -155,7 +156,7 @@ def _domain(row: Mapping[str, Any]) -> str:
 
 
 def _write_arguments(model: Path, row: Mapping[str, Any]) -> None:
-    """`args.json`, where OSWorld's runner keeps the settings of a run."""
+    """`args.json`, in which OSWorld's runner keeps the settings of a run."""
     model.mkdir(parents=True)
     arguments = {
         "action_space": ACTION_SPACE,
@@ -173,7 +174,7 @@ def _write_episode(place: Path, row: Mapping[str, Any], steps: Sequence[Mapping[
     """Writes one task's folder; returns the number of its screenshots."""
     place.mkdir(parents=True)
     num_screenshots = 0
-    # When the runner would have looked: after the reset, then after each action.
+    # Time of the runner's screenshots: after the reset, then after each action.
     clock_s = (row["started_at"] or 0.0) + (row["reset_s"] or 0.0)
     if steps:
         _write_png(place / f"step_0_{_timestamp(clock_s)}.png", blobs.read(steps[0]["screenshot_sha256"]))
@@ -196,7 +197,7 @@ def _write_episode(place: Path, row: Mapping[str, Any], steps: Sequence[Mapping[
 
 
 def _seen_after(steps: Sequence[Mapping[str, Any]], index: int) -> Mapping[str, Any] | None:
-    """The step whose screenshot shows the screen after action `index`; None where there is no screenshot."""
+    """The step whose screenshot shows the screen after action `index`; None if there is no screenshot."""
     if index + 1 < len(steps):
         return steps[index + 1]
     return steps[index] if steps[index]["command"] in _ENDS else None
@@ -209,7 +210,7 @@ def _row(step: Mapping[str, Any], index: int, stamp: str, screenshot_file: str |
         "action_timestamp": stamp,
         "action": step["command"],
         "response": step["response_text"],
-        # As OSWorld's step answers: the grader speaks once, at the end, in result.txt.
+        # As in OSWorld's steps: the grader's score is only in result.txt.
         "reward": 0,
         "done": end is not None,
         "info": ({end: True} if end else {})
@@ -228,7 +229,7 @@ def _timestamp(clock_s: float) -> str:
 
 
 def _write_png(path: Path, data: bytes) -> None:
-    """The exact bytes where they are a PNG; another format is written as the PNG of the same pixels."""
+    """Writes a PNG byte for byte; another format is converted to PNG."""
     if not data.startswith(b"\x89PNG"):
         sink = io.BytesIO()
         with open_picture(data) as image:

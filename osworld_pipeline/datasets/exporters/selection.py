@@ -1,4 +1,4 @@
-"""Which rows an export takes, as SQL over the views, and how it reads them: in batches, never all at once."""
+"""Selects the rows of an export, as SQL over the views, and reads them in batches."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ from osworld_pipeline.errors import TableError
 from osworld_pipeline.tables.catalog import first_line, fresh_views
 
 OnProgress = Callable[[int, int], None]
-"""Called with the rows done and the rows there are."""
+"""Called with the rows done and the total."""
 EPISODES_A_BATCH = 256
 STEP_COLUMNS = (
     "episode_id, step_index, screenshot_sha256, screenshot_format, observation_text, response_text, action, command, "
@@ -23,15 +23,15 @@ STEP_COLUMNS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """What an export takes; what is empty or None leaves nothing out."""
+    """Filters of an export; an empty or None filter excludes nothing."""
 
     checkpoints: tuple[str, ...] = ()
     purposes: tuple[str, ...] = ()
     """Empty: all but superseded."""
     min_reward: float | None = None
-    """Of the raw task reward; rows without one (faults) are left out then."""
+    """Minimum of the raw task reward; excludes rows without one (faults)."""
     licences: tuple[str, ...] = ()
-    """In any case; a row of unknown licence is left out then."""
+    """Case-insensitive; excludes rows of unknown licence."""
     where: str | None = None
     """A SQL condition over the relation's own columns."""
 
@@ -39,7 +39,7 @@ class Selection:
         self, relation: str, *, reward: str, checkpoint: str | None = None, purpose: str | None = None,
         licence: str | None = None,
     ) -> str:  # fmt: skip
-        """The chosen rows of `relation`; the names say in which of its columns a filter looks, None that it has none.
+        """The chosen rows of `relation`; the names are the columns that a filter uses; None if the relation has none.
 
         Raises:
             TableError: `where` is more than one condition.
@@ -71,10 +71,10 @@ class Selection:
 
 @contextmanager
 def export_views(state: StateDir) -> Iterator[duckdb.DuckDBPyConnection]:
-    """The views as of now, for streams: one thread, whose buffers are the smaller part of an export's memory.
+    """A snapshot of the views for streams. It uses one thread, to limit the memory of DuckDB's buffers.
 
     Raises:
-        TableError: there is no such state folder, a table cannot be read, or a filter is bad SQL.
+        TableError: no such state folder, a table cannot be read, or a filter is bad SQL.
     """
     if not state.root.is_dir():
         raise TableError(f"there is no state folder {state.root}: name another one with --state")
@@ -84,20 +84,20 @@ def export_views(state: StateDir) -> Iterator[duckdb.DuckDBPyConnection]:
 
 
 def count(connection: duckdb.DuckDBPyConnection, sql: str, *, of: str) -> int:
-    """The number of rows of `sql`, chosen `of` a view: asked before any is read, so that a bad filter shows at once.
+    """The number of rows of `sql`, a selection `of` a view. Called before reading, so that a bad filter fails at once.
 
     Raises:
         TableError: a filter is bad SQL, or names no column of the view.
     """
     try:
-        # All is fetched: a result with rows to come would keep the connection from other work.
+        # Fetch all: a pending result would block the connection.
         return connection.execute(f"SELECT count(*) FROM ({sql})").fetchall()[0][0]  # noqa: S608 - our own SQL
     except duckdb.Error as error:
         raise TableError(f"DuckDB refused the filters over `{of}`: {first_line(error)}") from error
 
 
 def stream(connection: duckdb.DuckDBPyConnection, sql: str, *, batch_rows: int) -> Iterator[pa.RecordBatch]:
-    """The rows of `sql` as they come, by a cursor of its own: the connection stays free. Raises TableError."""
+    """Streams the rows of `sql` through a separate cursor, so the connection stays free. Raises TableError."""
     cursor = connection.cursor()
     try:
         _share_snapshot(connection, cursor)
@@ -113,9 +113,9 @@ def stream(connection: duckdb.DuckDBPyConnection, sql: str, *, batch_rows: int) 
 
 
 def steps_of(connection: duckdb.DuckDBPyConnection, episode_ids: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
-    """The steps of these episodes (at least one) in their order; an episode without steps has an empty list."""
+    """The steps of these episodes (at least one) in order; an episode without steps has an empty list."""
     steps: dict[str, list[dict[str, Any]]] = {episode_id: [] for episode_id in episode_ids}
-    # The range lets DuckDB leave out most files: the ids of a batch that comes in the store's order are neighbours.
+    # The range lets DuckDB skip most files: a batch in the store's order has a narrow range of ids.
     cursor = connection.execute(
         f"SELECT {STEP_COLUMNS} FROM steps WHERE episode_id BETWEEN ? AND ? "  # noqa: S608 - our own names
         "AND episode_id IN (SELECT unnest(?)) ORDER BY episode_id, step_index",
@@ -128,7 +128,7 @@ def steps_of(connection: duckdb.DuckDBPyConnection, episode_ids: Sequence[str]) 
 
 
 def _share_snapshot(connection: duckdb.DuckDBPyConnection, cursor: duckdb.DuckDBPyConnection) -> None:
-    """Which files the views read is told by variables, and a cursor has variables of its own."""
+    """Copies the variables that name the files of the views: a cursor does not inherit them."""
     for (name,) in connection.execute("SELECT name FROM duckdb_variables()").fetchall():
         cursor.execute(f"SET VARIABLE {name} = ?", connection.execute(f"SELECT getvariable('{name}')").fetchall()[0])
 
@@ -138,7 +138,7 @@ def _texts(texts: Sequence[str]) -> str:
 
 
 def _one_condition(where: str) -> str:
-    """A condition is an expression, not the end of our statement and the start of another one."""
+    """Checks that the condition is one expression and does not end our statement and start another one."""
     try:
         is_one = len(duckdb.extract_statements(f"SELECT 1 WHERE ({where}\n)")) == 1
     except duckdb.Error as error:

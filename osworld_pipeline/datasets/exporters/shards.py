@@ -1,4 +1,4 @@
-"""Parquet files as the `datasets` library reads them: images inside, and in the schema's metadata the features."""
+"""Parquet files as the `datasets` library reads them: images inside, and the features in the schema's metadata."""
 
 import json
 from dataclasses import dataclass
@@ -20,17 +20,17 @@ class DatasetConfig:
 
     name: str
     view: str
-    """Over whose columns filters are."""
+    """The view whose columns the filters use."""
     sql: str
     batch_rows: int
-    """Rows in memory at once, with their images; also the rows of a row group."""
+    """Rows in memory at once, with their images; also the size of a row group."""
     image_column: str | None = None
     """`screenshot`, made of screenshot_sha256; or `images`, a list of SHA-256 that becomes a list of images."""
 
 
 class ShardWriter:
-    """Writes batches as row groups, and a new file when one has grown large enough; at the end each file's name says of
-    how many it is one."""
+    """Writes batches as row groups, and starts a new file when one is large enough. At the end each file's name
+    includes the number of files."""
 
     def __init__(self, folder: Path, config: DatasetConfig, blobs: BlobStore, max_bytes: int) -> None:
         self._folder = folder
@@ -54,7 +54,7 @@ class ShardWriter:
         return num_images
 
     def close(self) -> list[Path]:
-        """Returns the files under their last names; none without rows, which the `datasets` library cannot read."""
+        """Returns the files under their final names; no file without rows, which the `datasets` library cannot read."""
         if self._writer is not None:
             self._writer.close()
         total = len(self._files)
@@ -78,7 +78,7 @@ class ShardWriter:
         return table.replace_schema_metadata(_metadata(table.schema)), num_images
 
     def _image(self, sha256: str) -> dict[str, Any] | None:
-        """None where no screen was recorded, as in some imports."""
+        """None if no screen was recorded, as in some imports."""
         if not sha256:
             return None
         data = self._blobs.read(sha256)

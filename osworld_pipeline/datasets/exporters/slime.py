@@ -1,6 +1,6 @@
-"""Exports replay and tasks in Slime-OSWorld's files: `osworld_replay_train.jsonl`, whose rows keep where they
-come from in `metadata`, and the two task Parquets. Demonstrations come from the replay table; online successes are
-told again as chat turns, from what the model saw and said."""
+"""Exports replay and tasks in Slime-OSWorld's files: `osworld_replay_train.jsonl`, whose rows keep their origin in
+`metadata`, and the two task Parquets. Demonstrations come from the replay table; online successes are converted to chat
+turns, from the model's observations and responses."""
 
 import base64
 import itertools
@@ -30,14 +30,14 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.store import BlobStore
 
 DEMONSTRATIONS_A_BATCH = 64
-# The reference's `domain` is the config's own word; ours may be better informed. Older tables know only ours. It
-# knows tasks by their ids alone, and of several in the tree the last.
+# Slime-OSWorld takes `domain` from the config; ours may be more exact. Older tables have only ours. Slime-OSWorld
+# identifies tasks by id alone and uses the last of several in the tree.
 _TASKS = """
 SELECT DISTINCT ON (task_id) task_id, prompt, coalesce(config_domain, domain) AS domain, instruction,
        coalesce(task_config::VARCHAR, '{}') AS task_config, task_config_source, has_task_config, platform
 FROM union_tasks ORDER BY task_id, task_config_source = 'osworld_repo', union_tasks.domain DESC
 """
-# As the union build has it: a config that nothing can run is left out, but one that only lacks a grader is not.
+# As in the union build: a config that cannot be run is left out; one that only lacks a grader is kept.
 _TRAIN_TASKS = f"""
 SELECT * FROM ({_TASKS})
 WHERE has_task_config AND platform <> 'windows' AND task_id IN (SELECT task_id FROM exported_ids)
@@ -62,7 +62,7 @@ _PROVENANCE = (
 
 @dataclass(frozen=True, kw_only=True)
 class SlimeExport:
-    """What was written."""
+    """Summary of the export."""
 
     num_demonstrations: int
     num_online: int
@@ -83,11 +83,12 @@ def export_slime(
 ) -> SlimeExport:
     """Writes the three files into a new folder `target`.
 
-    `selection` is over the `replay` view; its checkpoints choose among online successes only, demonstrations have none.
+    `selection` is over the `replay` view; its checkpoints filter online successes only, because demonstrations have
+    none.
 
     Raises:
         TableError: a table cannot be read, or a filter is bad SQL.
-        StoreError: `target` is taken, an image is missing, or the file system refused.
+        StoreError: `target` exists, an image is missing, or the file system refused.
     """
     selection = selection or Selection()
     blobs = BlobStore(state.blobs)
@@ -120,7 +121,7 @@ def export_slime(
 
 
 class _Written:
-    """Records on their way into the file, and what is counted of them."""
+    """Writes records to the file and counts them."""
 
     def __init__(self, *, total: int, on_progress: OnProgress | None) -> None:
         self.num_rows = {"demonstration": 0, "episode": 0}
@@ -157,10 +158,10 @@ class _Written:
 
 
 def chat_content(message: Mapping[str, Any]) -> str | list[dict[str, str]]:
-    """A turn's content as Slime-OSWorld's trainer reads it: text with `<image>` where an image stands.
+    """A turn's content as Slime-OSWorld's trainer reads it: text with `<image>` in place of an image.
 
-    Where text itself says `<image>`, or two texts stand side by side, that would not read back as it was: such a turn
-    stays a list of parts.
+    If the text itself contains `<image>`, or two texts are adjacent, reading it back would differ; such a turn stays a
+    list of parts.
     """
     parts = message["content"]
     texts = [part["text"] or "" for part in parts if part["type"] == "text"]
@@ -192,7 +193,7 @@ def _online(
 
 
 def _turn(role: str, text: str, *, has_image: bool) -> dict[str, Any]:
-    """The screenshot stands before the text, as the model had it."""
+    """A turn with the screenshot before the text, as in the model's prompt."""
     content = [{"type": "image"}] if has_image else []
     if text or not has_image:
         content.append({"type": "text", "text": text})
@@ -200,7 +201,8 @@ def _turn(role: str, text: str, *, has_image: bool) -> dict[str, Any]:
 
 
 def _write_tasks(connection: duckdb.DuckDBPyConnection, folder: Path, replay_ids: set[str]) -> tuple[int, int]:
-    """The task tables; trained on is what has a config, is no Windows task and has a row in this export's replay."""
+    """The task tables; training tasks are those with a config and a row in this export's replay, except Windows
+    tasks."""
     ids = pa.table({"task_id": pa.array(sorted(replay_ids), pa.string())})
     connection.register("exported_ids", ids)
     tasks = connection.sql(_TASKS).to_arrow_table().cast(TASK_COLUMNS)

@@ -1,5 +1,5 @@
-"""Importers: demonstrations and attempts made elsewhere, each into a folder of its own under `imports/`, with source
-and licence kept. The union build reads these folders as further sources."""
+"""Importers: demonstrations and attempts from other systems, each in its own folder under `imports/` with source and
+licence. The union build reads these folders as further sources."""
 
 from osworld_pipeline.datasets.importers.folder import ImportOptions, ImportSummary
 

@@ -1,7 +1,7 @@
-"""AgentNet (people's recorded trajectories, JSONL beside a folder of screenshots) as demonstrations.
+"""AgentNet (recorded human trajectories: JSONL and a folder of screenshots) as demonstrations.
 
-Its points are shares of the screen, its steps hold pyautogui code and calls of its own (`computer.terminate`), and the
-published files add a model's words: thought and action of each step, and whether it thinks that the task was done.
+Its points are fractions of the screen. Its steps have pyautogui code and AgentNet's own calls (`computer.terminate`).
+The published files add text of a model: thought and action of each step, and whether it judges the task completed.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ from osworld_pipeline.errors import ActionParseError, DatasetError
 
 IMPORTER = "agentnet"
 FAILED_REWARD = 0.0
-"""Where the published file says that the task was not completed."""
+"""If the published file marks the task as not completed."""
 
 
 def import_agentnet(
@@ -37,10 +37,10 @@ def import_agentnet(
     images: Path | None = None,
     on_progress: OnProgress | None = None,
 ) -> ImportSummary:
-    """`path`: a JSONL file, or a folder of them; `images`: their folder, where it is not `images/` beside each file.
+    """`path`: a JSONL file, or a folder of them; `images`: their folder; default: `images/` next to each file.
 
     Raises:
-        DatasetError: no such file, bad options, or another import at work.
+        DatasetError: no such file, bad options, or another import runs.
         StoreError: the file system refused.
     """
     files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
@@ -81,7 +81,7 @@ def _import_line(writer: ImportWriter, line: Line, path: str, folder: Path) -> N
 
 
 def _task(record: Mapping[str, Any]) -> Task:
-    """The person's own words for the task come first, then a model's."""
+    """Prefers the person's instruction to the model's."""
     task_id = record.get("task_id")
     if not isinstance(task_id, str) or not task_id:
         raise BadRecord(kind="malformed", reason="no task_id")
@@ -132,7 +132,7 @@ def _conversation(
 def _on_image(image: ProvenImage) -> ToPixels:
     def to_pixels(x: float, y: float) -> tuple[int, int]:
         if not (0 <= x <= 1 and 0 <= y <= 1):
-            raise ActionParseError(f"the point ({x:g}, {y:g}) is not on the screen, whose sides go from 0 to 1")
+            raise ActionParseError(f"the point ({x:g}, {y:g}) is not on the screen, whose coordinates are from 0 to 1")
         return min(round(x * image.width), image.width - 1), min(round(y * image.height), image.height - 1)
 
     return to_pixels

@@ -1,5 +1,5 @@
-"""Recorded pyautogui code as actions of our dialect: one action a turn, exactly what the code did, or a sentence saying
-why that cannot be said. Nothing is ever run or guessed."""
+"""Recorded pyautogui code as actions of our dialect: one action per turn, equal to the code, or an error that names the
+reason. The code is neither run nor guessed."""
 
 import ast
 import math
@@ -17,10 +17,10 @@ from osworld_pipeline.errors import ActionParseError
 Arguments = Mapping[str, Any]
 """An action in the dialect's normal form."""
 ToPixels = Callable[[float, float], tuple[int, int]]
-"""A recorded point on the image of its step. Raises ActionParseError where it lies outside."""
+"""Converts a recorded point to the image of its step. Raises ActionParseError if it is outside."""
 
 MAX_REPEATS = 32
-"""Presses of one key in one call; each becomes a turn of its own."""
+"""Presses of one key in one call; each becomes a separate turn."""
 _FENCE = re.compile(r"^[ \t]*```\w*[ \t]*$", re.MULTILINE)
 _SPECIAL = {
     "WAIT": {"action": "wait"},
@@ -48,7 +48,7 @@ _POSITIONS = {
     "keyDown": ("key",),
     "keyUp": ("key",),
 }
-"""Names of arguments by position; of every other call they begin with x and y."""
+"""Names of arguments by position; for all other calls they begin with x and y."""
 
 
 def read_code(code: str) -> tuple[Call, ...]:
@@ -56,7 +56,7 @@ def read_code(code: str) -> tuple[Call, ...]:
     name.
 
     Raises:
-        ActionParseError: anything else than known calls with literal arguments.
+        ActionParseError: anything other than known calls with literal arguments.
     """
     if len(code) > MAX_TEXT_CHARS:
         raise ActionParseError(f"code of {len(code)} characters; at most {MAX_TEXT_CHARS} are read")
@@ -69,12 +69,12 @@ def read_code(code: str) -> tuple[Call, ...]:
 
 
 def _pieces(code: str) -> Iterator[str]:
-    """Statements one by one, because two languages may stand in one step. An import says nothing, and what is no
-    Python is left as it is, for the parser to refuse."""
+    """Splits the code into statements, because one step may contain two languages. Imports are dropped; text that is
+    not Python is passed to the parser, which refuses it."""
     body: list[ast.stmt] | None = None
     for text in (code, "\n".join(line.strip() for line in code.splitlines())):
         with suppress(SyntaxError, ValueError, RecursionError, MemoryError), warnings.catch_warnings():
-            # A recorded "C:\dir" is a string with a backslash, not a reason to warn.
+            # A recorded "C:\dir" is a string with a backslash; suppress the warning.
             warnings.simplefilter("ignore")
             body = ast.parse(text).body
             break
@@ -87,7 +87,7 @@ def _pieces(code: str) -> Iterator[str]:
 
 
 def _computer_call(text: str) -> list[Call]:
-    """AgentNet's own call; empty where this is none."""
+    """AgentNet's own call; empty if the text is not one."""
     if not text.startswith("computer."):
         return []
     try:
@@ -107,25 +107,25 @@ def _computer_call(text: str) -> list[Call]:
         return [Call(name="DONE" if status == "success" else "FAIL")]
     if node.func.attr in ("tripleClick", "doubleClick", "click"):
         return [Call(name=node.func.attr, args=args, kwargs=kwargs)]
-    raise ActionParseError(f"computer.{node.func.attr[:40]} is none of the actions")
+    raise ActionParseError(f"computer.{node.func.attr[:40]} is not a known action")
 
 
 @dataclass
 class Pointer:
-    """Where the recorded pointer and the held keys are, from one step to the next."""
+    """Position of the recorded pointer, and the held keys, across steps."""
 
     point: tuple[int, int] | None = None
-    """Pixels of the step's image; None where nothing has said."""
+    """In pixels of the step's image; None if unknown."""
     held: dict[str, bool] = field(default_factory=dict)
-    """Keys that are down, in order, and whether another was pressed meanwhile."""
+    """Keys that are held, in order, and whether another was pressed meanwhile."""
 
 
 def actions_of(calls: Sequence[Call], to_pixels: ToPixels, pointer: Pointer) -> list[Arguments]:
-    """The actions of one step, in order. Pauses beside other calls are left out, because every turn has its own; a
-    step of nothing but a pause is a wait, and a click without a place is one where the pointer is known to be.
+    """The actions of one step, in order. Pauses next to other calls are dropped, because every turn has a pause of its
+    own; a step with only a pause is a wait, and a click without a point is at the last known pointer position.
 
     Raises:
-        ActionParseError: a call that none of the actions can express; names it.
+        ActionParseError: a call that no action can express; the message names it.
     """
     actions: list[Arguments] = []
     for call in calls:
@@ -133,7 +133,7 @@ def actions_of(calls: Sequence[Call], to_pixels: ToPixels, pointer: Pointer) -> 
             raise ActionParseError("calls after the end of the task")
         actions += [normalise_action(raw) for raw in _raw_actions(call, to_pixels, pointer)]
     if pointer.held:
-        raise ActionParseError(f"the key {next(iter(pointer.held))} is held beyond its step, which no action can say")
+        raise ActionParseError(f"the key {next(iter(pointer.held))} is held beyond its step: no action can do that")
     if not actions and any(call.name == "sleep" for call in calls):
         return [{"action": "wait"}]
     if not actions:
@@ -150,7 +150,7 @@ def _raw_actions(call: Call, to_pixels: ToPixels, pointer: Pointer) -> list[dict
     if call.name in ("press", "hotkey", "keyDown", "keyUp"):
         return _keys(call, named, pointer)
     if pointer.held:
-        raise ActionParseError(f"{call.name} while the key {next(iter(pointer.held))} is held, which no action can say")
+        raise ActionParseError(f"{call.name} while the key {next(iter(pointer.held))} is held: no action can do that")
     if call.name in ("write", "typewrite"):
         message = named.get("message")
         if isinstance(message, tuple):
@@ -162,18 +162,18 @@ def _raw_actions(call: Call, to_pixels: ToPixels, pointer: Pointer) -> list[dict
         action, point = _click_action(call, named), _point(call, named, to_pixels)
         pointer.point = point or pointer.point
         if pointer.point is None:
-            raise ActionParseError(f"{call.name} without a place, where nothing has said where the pointer is")
+            raise ActionParseError(f"{call.name} without a point, and the position of the pointer is unknown")
         return [{"action": action, "coordinate": list(pointer.point)}]
     if call.name in ("moveTo", "dragTo"):
         if call.name == "dragTo" and named.get("button") not in (None, "left", "primary"):
             raise ActionParseError(f"a drag with the {named['button']} button")
         point = _point(call, named, to_pixels)
         if point is None:
-            raise ActionParseError(f"{call.name} without a place")
+            raise ActionParseError(f"{call.name} without a point")
         pointer.point = point
         key = "coordinate" if call.name == "moveTo" else "end_coordinate"
         return [{"action": "mouse_move" if call.name == "moveTo" else "left_click_drag", key: list(point)}]
-    raise ActionParseError(f"pyautogui.{call.name} is none of the actions")
+    raise ActionParseError(f"pyautogui.{call.name} is not a known action")
 
 
 def _named(call: Call) -> dict[str, Any]:
@@ -192,7 +192,7 @@ def _point(call: Call, named: Mapping[str, Any], to_pixels: ToPixels) -> tuple[i
     if x is None and y is None:
         return None
     if not _is_number(x) or not _is_number(y):
-        raise ActionParseError(f"{call.name} at ({x}, {y}), which is no point")
+        raise ActionParseError(f"{call.name} at ({x}, {y}), which is not a point")
     return to_pixels(x, y)  # pyright: ignore[reportArgumentType]
 
 
@@ -222,7 +222,7 @@ def _scroll(named: Mapping[str, Any], to_pixels: ToPixels, pointer: Pointer) -> 
 
 
 def _keys(call: Call, named: Mapping[str, Any], pointer: Pointer) -> list[dict[str, Any]]:
-    """A key held while others are pressed makes a hotkey of them, and one held for nothing is a press."""
+    """A key held while others are pressed forms a hotkey; a key held alone is a press."""
     if call.name == "keyDown":
         pointer.held[str(named.get("key"))] = False
         return []

@@ -1,5 +1,5 @@
-"""An import on disk: a folder of demonstrations, tasks, rejects and images, written beside its place and put there as a
-whole. A killed import leaves a hidden folder, which the next one removes."""
+"""An import on disk: a folder of demonstrations, tasks, rejects and images, written to a hidden folder and renamed into
+place. The next import removes the hidden folder of a killed one."""
 
 import errno
 import hashlib
@@ -31,18 +31,18 @@ _HIDDEN = re.compile(r"\.(?P<name>[a-z0-9_]+)\.(?P<kind>new|old)")
 @dataclass(frozen=True, kw_only=True)
 class ImportOptions:
     name: str
-    """Of the import and of its rows' source_dataset: lower-case letters, digits and `_`."""
+    """Name of the import and its rows' source_dataset: lower-case letters, digits and `_`."""
     licence: str
-    """What the owner of the data allows, in words."""
+    """The licence of the data, as text."""
     revision: str = ""
-    """Of the origin: a commit, a date, a version; empty where it is not given."""
+    """Revision of the origin: a commit, a date, a version; empty if unknown."""
     quality_rank: int = -1
-    """Of two equal demonstrations the one with the higher rank stays."""
+    """Of two equal demonstrations the one with the higher rank is kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImportSummary:
-    """`source.json` in words."""
+    """The content of `source.json`."""
 
     name: str
     importer: str
@@ -54,21 +54,21 @@ class ImportSummary:
     num_tasks: int
     num_rejects: int
     sha256: str
-    """Of demonstrations and tasks; images are named by their own."""
+    """SHA-256 of demonstrations and tasks; images have theirs in the name."""
     num_episodes: int = 0
     num_rejects_by_kind: Mapping[str, int]
 
 
 def check_options(options: ImportOptions) -> None:
-    """Raises DatasetError for a name that is none, or a licence that is not told."""
+    """Raises DatasetError for an invalid name or a missing licence."""
     if not _NAME.fullmatch(options.name):
         raise DatasetError(f"'{options.name}' cannot name an import: use lower-case letters, digits and '_'")
     if not options.licence.strip():
-        raise DatasetError(f"import {options.name} has no licence: say what the data's owner allows, or 'unknown'")
+        raise DatasetError(f"import {options.name} has no licence: name the licence of the data, or 'unknown'")
 
 
 class ImportWriter:
-    """Fills the hidden folder of one import. Made by `open_import`."""
+    """Writes into the hidden folder of one import. Created by `open_import`."""
 
     def __init__(self, folder: Path, *, importer: str, origin: str, options: ImportOptions) -> None:
         self.folder = folder
@@ -85,12 +85,12 @@ class ImportWriter:
             self._files[name] = (folder / name).open("wb")
 
     def add_image(self, image: ProvenImage) -> None:
-        """Puts it at its `name`: a hard link to the origin's file where the file system can, else a copy."""
+        """Stores the image at its `name`: a hard link to the origin's file if possible, else a copy."""
         target = self.folder / image.name
         if target.exists():
             return
         if image.path is not None:
-            # Other file system, too many links, links forbidden: a copy does as well.
+            # Another file system, too many links, or links forbidden: copy instead.
             with suppress(OSError):
                 os.link(image.path, target)
                 return
@@ -110,7 +110,7 @@ class ImportWriter:
         source_line: int,
         extra: Mapping[str, Any] | None = None,
     ) -> None:
-        """`images`: names of added images, in placeholder order; `extra`: provenance of the origin's own."""
+        """`images`: names of added images, in placeholder order; `extra`: provenance recorded by the origin."""
         record = {
             "task_id": task_id,
             "messages": messages,
@@ -124,7 +124,7 @@ class ImportWriter:
         self._num_demonstrations += 1
 
     def add_task(self, *, task_id: str, instruction: str, domain: str, config: Mapping[str, Any] | None = None) -> None:
-        """Once a task; the first word counts."""
+        """Adds each task once; the first call for an id counts."""
         if task_id in self._task_ids:
             return
         self._task_ids.add(task_id)
@@ -132,7 +132,7 @@ class ImportWriter:
         self._write(TASKS, {"task_id": task_id, "instruction": instruction, "domain": domain, "task_config": text})
 
     def add_reject(self, bad: BadRecord, *, path: str, line: int, task_id: str = "") -> None:
-        """`path`: relative to the origin; `line`: from 1, or 0 where the whole file is meant."""
+        """`path`: relative to the origin; `line`: from 1, or 0 for the whole file."""
         self._write(REJECTS, {"path": path, "line": line, "kind": bad.kind, "reason": bad.reason, "task_id": task_id})
         self._rejects[bad.kind] += 1
 
@@ -172,10 +172,10 @@ class ImportWriter:
 
 @contextmanager
 def open_import(state: StateDir, *, importer: str, origin: str, options: ImportOptions) -> Iterator[ImportWriter]:
-    """A writer into a hidden folder, which is removed at the end unless `publish` has put it in place.
+    """Yields a writer into a hidden folder, which is removed at the end unless `publish` has renamed it.
 
     Raises:
-        DatasetError: bad options, or another import is at work.
+        DatasetError: bad options, or another import runs.
         StoreError: the file system refused.
     """
     check_options(options)
@@ -190,17 +190,17 @@ def open_import(state: StateDir, *, importer: str, origin: str, options: ImportO
             finally:
                 writer.close()
         except OSError as error:
-            space = "free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "mend that"
+            space = "free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "fix that"
             raise StoreError(
-                f"cannot write import {options.name} in {root}: {error.strerror or error}; {space} and run again, "
-                "nothing half-written is left"
+                f"cannot write import {options.name} in {root}: {error.strerror or error}; {space} and run again. "
+                "No partial output remains"
             ) from error
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def publish(state: StateDir, writer: ImportWriter) -> None:
-    """Puts the finished folder in place of an older import of that name."""
+    """Replaces an older import of that name with the finished folder."""
     name = writer.options.name
     target, aside = state.imports / name, state.imports / f".{name}.old"
     if target.exists():
@@ -210,8 +210,8 @@ def publish(state: StateDir, writer: ImportWriter) -> None:
 
 
 def remove_unfinished(root: Path) -> None:
-    """Removes what killed imports left. Whoever died between the two renames of `publish` gets the older import back.
-    Call it with the lock held."""
+    """Removes the folders of killed imports. If one died between the two renames of `publish`, the older import is
+    restored. Call it with the lock held."""
     for path in root.glob(".*"):
         match = _HIDDEN.fullmatch(path.name)
         if match is None:

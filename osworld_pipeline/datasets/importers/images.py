@@ -1,4 +1,4 @@
-"""Images of an origin: proven whole as the union build proves them, and kept as the exact bytes they are."""
+"""Images of an origin: checked like those of the union build, and kept byte for byte."""
 
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -14,7 +14,7 @@ from osworld_pipeline.errors import DatasetError
 @dataclass(frozen=True, kw_only=True)
 class ProvenImage:
     data: bytes | None
-    """None for a file of its own, which is read again where it is needed."""
+    """None for an image in a file, which is read again when needed."""
     suffix: str
     width: int
     height: int
@@ -24,7 +24,7 @@ class ProvenImage:
 
     @property
     def name(self) -> str:
-        """Its place in an import's folder."""
+        """Its path in an import's folder."""
         return f"images/{self.sha256}.{self.suffix}"
 
     def read(self) -> bytes:
@@ -35,7 +35,7 @@ class ProvenImage:
 
 
 def prove_image(data: bytes, *, path: Path | None = None) -> ProvenImage:
-    """Raises DatasetError: not a PNG, JPEG or WebP, too large, or damaged as far as its structure tells."""
+    """Raises DatasetError: not a PNG, JPEG or WebP, too large, or of damaged structure."""
     suffix = prove_structure(data)
     try:
         with open_picture(data) as image:
@@ -54,10 +54,10 @@ def prove_image(data: bytes, *, path: Path | None = None) -> ProvenImage:
 
 
 def read_image(folder: Path, name: object) -> ProvenImage:
-    """An image that a record names, inside `folder` or below it.
+    """An image that a record names, in or below `folder`.
 
     Raises:
-        DatasetError: no name, a path out of the folder, no such file, or no image.
+        DatasetError: no name, a path outside the folder, no such file, or not an image.
     """
     if not isinstance(name, str) or not name:
         raise DatasetError("no image is named")
@@ -66,7 +66,7 @@ def read_image(folder: Path, name: object) -> ProvenImage:
         raise DatasetError(f"the image '{name[:80]}' is not inside its folder")
     path = folder / relative
     try:
-        # A link may lead anywhere (a hub's cache is all links): what it leads to must be an image.
+        # A link may point anywhere (a hub's cache consists of links); its target must be an image.
         path = path.resolve(strict=True)
         data = read_regular_file(path, max_bytes=MAX_IMAGE_BYTES)
     except (OSError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Records of a JSONL origin one by one, plain or compressed, with how far the reader is."""
+"""Reads the records of a JSONL origin, plain or compressed, and reports progress."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,12 +19,12 @@ class Line:
     number: int
     """From 1."""
     record: dict[str, Any] | None
-    """None where the line is no JSON object; `reason` says why."""
+    """None if the line is not a JSON object; `reason` says why."""
     reason: str = ""
 
 
 def read_lines(path: Path, on_progress: OnProgress | None = None) -> Iterator[Line]:
-    """Every line that is not blank. Raises DatasetError where the file cannot be read from its start."""
+    """Every line that is not blank. Raises DatasetError if not even the start of the file can be read."""
     number = done = 0
     total = path.stat().st_size if path.is_file() else 0
     for block in read_blocks(path):

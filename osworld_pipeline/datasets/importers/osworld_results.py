@@ -1,7 +1,6 @@
 """OSWorld's result folders: every attempt becomes an episode of the trajectory store, and every success that our
-dialect can say becomes a demonstration. As evaluations they are rows of `evals`, and nothing to train on.
-
-An attempt without a grader's score is a fault, never a zero.
+dialect can express becomes a demonstration. Imported as evaluations, the attempts are rows of `evals` and not training
+data. An attempt without a grader's score is a fault, not a score of 0.
 """
 
 import shutil
@@ -51,12 +50,12 @@ def import_osworld_results(
     as_evaluations: bool = False,
     on_progress: OnProgress | None = None,
 ) -> ImportSummary:
-    """`path`: the results, from any level of their tree on; `osworld_path`: the checkout whose tasks they are of, for
-    instructions and configs (the state's own tree where none is named). With `as_evaluations` each model is a
-    checkpoint of its own in `evals`, and there are no demonstrations: what is scored on is not trained on.
+    """`path`: the results, any level of their tree; `osworld_path`: the OSWorld checkout with their tasks, for
+    instructions and configs (default: the state's own tree). With `as_evaluations` each model is a separate checkpoint
+    in `evals`, and there are no demonstrations, because evaluation tasks are not trained on.
 
     Raises:
-        DatasetError: no attempts there, bad options, or another import at work.
+        DatasetError: no attempts found, bad options, or another import runs.
         StoreError: the file system refused.
     """
     root = path.resolve()
@@ -80,7 +79,7 @@ def import_osworld_results(
 
 
 class _StagedEpisodes:
-    """Episodes in a store of their own inside the hidden folder, until the whole import is known to be good."""
+    """Episodes in a temporary store inside the hidden folder, until the whole import has succeeded."""
 
     def __init__(self, writer: ImportWriter) -> None:
         self._prefix = f"import-{writer.options.name}-"
@@ -106,8 +105,8 @@ class _StagedEpisodes:
         return self._parts
 
     def publish(self, store: TrajectoryStore, parts: Sequence[str]) -> None:
-        """Images first, which no query sees, then the parts, which are few and small. A part that only an older import
-        of that name had is written again as empty."""
+        """Moves the images first, which no query sees, then the few small parts. A part that only an older import of
+        that name had is rewritten as empty."""
         for path, suffix in self._images.values():
             store.write_blob(read_regular_file(path, max_bytes=MAX_IMAGE_BYTES), suffix=suffix)
         for part in parts:
@@ -137,7 +136,7 @@ def _import_attempt(writer: ImportWriter, episodes: _StagedEpisodes, folder: Pat
     screens = [step.screen for step in attempt.steps if step.screen is not None]
     episodes.add(attempt_episode(attempt, task, actions, relative=relative, options=writer.options), screens)
     if attempt.num_earlier_rows:
-        reason = f"{attempt.num_earlier_rows} rows of an earlier run in the same file, which has no result of its own"
+        reason = f"{attempt.num_earlier_rows} rows of an earlier run in the same file, without a result of their own"
         writer.add_reject(BadRecord(kind="malformed", reason=reason), path=relative, line=1, task_id=attempt.task_id)
     _add_task(writer, task)
     if attempt.score is None or attempt.score < SUCCESS_THRESHOLD:
@@ -163,7 +162,7 @@ def _import_attempt(writer: ImportWriter, episodes: _StagedEpisodes, folder: Pat
 def _import_evaluation(
     writer: ImportWriter, episodes: _StagedEpisodes, folder: Path, root: Path, tasks: Path, played: Sequence[str]
 ) -> None:
-    """`played`: all that the model has an attempt at."""
+    """`played`: all tasks that the model has an attempt at."""
     relative = plain(folder.relative_to(root).as_posix())
     attempt = told_attempt(read_result(folder))
     task = _find_task(tasks, attempt)
@@ -181,7 +180,7 @@ def _add_task(writer: ImportWriter, task: Task | None) -> None:
 
 
 def _find_task(tasks: Path, attempt: ResultAttempt) -> Task | None:
-    """The attempt's task by its file; with its instruction alone where it cannot be scored."""
+    """The attempt's task by its file; only its instruction if it cannot be scored."""
     path = tasks / attempt.domain / f"{attempt.task_id}.json"
     if not path.is_file():
         elsewhere = [found for found in tasks.glob("*/*.json") if found.stem == attempt.task_id]
@@ -197,7 +196,7 @@ def _find_task(tasks: Path, attempt: ResultAttempt) -> Task | None:
 
 
 def _actions(attempt: ResultAttempt) -> list[StepActions]:
-    """Of each step its actions, or why they cannot be said."""
+    """The actions of each step, or the reason that they cannot be expressed."""
     sizes = [(step.screen.width, step.screen.height) for step in attempt.steps if step.screen is not None]
     pointer = Pointer()
     found: list[StepActions] = []
@@ -225,7 +224,7 @@ def _on_screen(size: tuple[int, int] | None) -> ToPixels:
 
 
 def _conversation(attempt: ResultAttempt, task: Task | None, actions: Sequence[StepActions]) -> Conversation:
-    """Raises BadRecord: an unknown task, steps that are missing, a screen that is, or an action that cannot be said."""
+    """Raises BadRecord: an unknown task, missing steps, a missing screen, or an action that cannot be expressed."""
     if task is None:
         raise BadRecord(
             kind="bad_task",
@@ -245,6 +244,6 @@ def _conversation(attempt: ResultAttempt, task: Task | None, actions: Sequence[S
 
 
 def _words(response: str) -> str:
-    """What the model said beside its code; nothing where it only wrote code."""
+    """The model's text besides its code; empty if it wrote only code."""
     outside = "".join(response.split("```")[::2]).strip()
     return "" if "pyautogui." in outside or outside in ("WAIT", "DONE", "FAIL") else outside

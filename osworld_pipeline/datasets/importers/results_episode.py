@@ -1,4 +1,4 @@
-"""An attempt of OSWorld's as an episode: the same columns as our own, with what was not recorded left empty."""
+"""An OSWorld attempt as an episode: the same columns as our own; values that were not recorded are empty."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ SUCCESS_THRESHOLD = 0.5
 @dataclass(frozen=True, kw_only=True)
 class StepActions:
     actions: tuple[Arguments, ...] = ()
-    """In our dialect, one or several; none exactly where there is a problem."""
+    """One or several, in our dialect; empty if and only if there is a problem."""
     problem: str = ""
 
 
@@ -37,8 +37,8 @@ def attempt_episode(
     relative: str,
     options: ImportOptions,
 ) -> Episode:
-    """`relative`: the attempt's folder below the results, which names the episode, so that importing again replaces it.
-    The model is the engine; it is no checkpoint of ours, so checkpoint_id is empty."""
+    """`relative`: the attempt's folder below the results, which names the episode, so that a second import replaces it.
+    The model is recorded as the engine; it is not a checkpoint of ours, so checkpoint_id is empty."""
     outcome, error = _outcome(attempt)
     known = task or Task(task_id=attempt.task_id, instruction="", domain=attempt.domain, config={})
     steps = [
@@ -70,8 +70,8 @@ def attempt_episode(
 
 
 def _outcome(attempt: ResultAttempt) -> tuple[Outcome, str | None]:
-    """By the grader's score where there is one. Without it: the model ended the task and it was not graded, or the run
-    never came to its end."""
+    """From the grader's score if there is one. Otherwise the model ended the task and it was not graded, or the run did
+    not finish."""
     if attempt.score is not None:
         if attempt.score >= SUCCESS_THRESHOLD:
             return Outcome.SUCCESS, None
@@ -104,7 +104,7 @@ def _step(index: int, step: ResultStep, found: StepActions, task: Task) -> Step:
         screenshot_num_bytes=screen.num_bytes if screen else 0,
         observation_text=step_text(task, index),
         response_text=step.response,
-        # An action of ours is one; a step of several has its whole code in `command`.
+        # Our steps have one action; a step of several has its whole code in `command`.
         action=last if len(found.actions) == 1 else None,
         command=step.action,
         signals=StepSignals(

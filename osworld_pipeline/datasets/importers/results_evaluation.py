@@ -1,5 +1,5 @@
-"""An attempt of a result folder as an episode of an evaluation: a row of `evals`, under a checkpoint and an evaluation
-of its own. What an export of ours wrote down beside the result is taken from there."""
+"""An attempt of a result folder as an episode of an evaluation: a row of `evals`, with its own checkpoint and
+evaluation. Values that an export of ours recorded next to the result are used."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,19 +16,19 @@ from osworld_pipeline.domain.digest import digest_json
 from osworld_pipeline.domain.episode import Episode, EpisodePurpose, Outcome
 
 EPISODE_FILE = "episode.json"
-"""What an export of ours says of an episode."""
+"""The file in which an export of ours describes an episode."""
 KEY_LENGTH = 12
 _KEY = re.compile(rf"[0-9a-f]{{{KEY_LENGTH}}}")
 _SCORED_BY = (
     "action_space", "observation_type", "max_steps", "max_trajectory_length", "screen_width", "screen_height",
     "sleep_after_execution", "temperature", "top_p", "max_tokens", "stop_token",
 )  # fmt: skip
-"""Arguments of OSWorld's runner that two evaluations must share to be comparable; the others name the model, or where
-things are."""
+"""Arguments of OSWorld's runner that two evaluations must share to be comparable; the others name the model or
+paths."""
 
 
 def tasks_by_model(folders: Sequence[Path]) -> dict[Path, tuple[str, ...]]:
-    """By a model's folder, the tasks it has an attempt at."""
+    """The tasks that each model has an attempt at, by the model's folder."""
     found: dict[Path, set[str]] = {}
     for folder in folders:
         found.setdefault(folder.parent.parent, set()).add(f"{folder.parent.name}/{folder.name}")
@@ -36,17 +36,17 @@ def tasks_by_model(folders: Sequence[Path]) -> dict[Path, tuple[str, ...]]:
 
 
 def told_attempt(attempt: ResultAttempt) -> ResultAttempt:
-    """With the task's own id, where an export of ours had to write another one as the folder's name."""
-    task_id = _told(attempt).get("task_id")
+    """The attempt with the original task id, if an export of ours had to change it for the folder's name."""
+    task_id = _recorded(attempt).get("task_id")
     return replace(attempt, task_id=task_id) if isinstance(task_id, str) and task_id else attempt
 
 
 def as_evaluation(episode: Episode, attempt: ResultAttempt, *, options: ImportOptions, tasks: Iterable[str]) -> Episode:
     """`episode`: the attempt's, as an import makes it; `tasks`: all that the model has an attempt at."""
-    settings, told = attempt.settings, _told(attempt)
+    settings, recorded = attempt.settings, _recorded(attempt)
     checkpoint_id = f"{options.name}-{_identifier(_policy(attempt))}"
-    seed = told.get("seed", settings.get("seed"))
-    outcome, error = _told_outcome(told, attempt) or (episode.outcome, episode.error)
+    seed = recorded.get("seed", settings.get("seed"))
+    outcome, error = _recorded_outcome(recorded, attempt) or (episode.outcome, episode.error)
     return replace(
         episode,
         purpose=EpisodePurpose.EVALUATE,
@@ -62,19 +62,19 @@ def as_evaluation(episode: Episode, attempt: ResultAttempt, *, options: ImportOp
 
 
 def _policy(attempt: ResultAttempt) -> str:
-    """The checkpoint that an export of ours names: its folder may be that of one seed among several."""
+    """The checkpoint that an export of ours names; the folder may be that of one of several seeds."""
     return _text(attempt.settings, "checkpoint_id") if _own_key(attempt.settings) else attempt.model
 
 
 def _identifier(name: str) -> str:
-    """A name that a partition, a path and a shell take as it is; another name is never the same one."""
+    """A name that is valid in a partition, a path and a shell; different names stay different."""
     cleaned = re.sub(r"[^A-Za-z0-9._-]", "_", name)[:100]
     return cleaned if cleaned == name else f"{cleaned}-{digest_json(name)[:8]}"
 
 
 def _evaluation_key(settings: Mapping[str, Any], checkpoint_id: str, tasks: Iterable[str]) -> str:
-    """Equal for what can be compared: the key of an evaluation of ours, else a digest of what decides a score. Settings
-    that were not recorded are comparable with nothing."""
+    """Equal for comparable evaluations: the key of an evaluation of ours, else a digest of the settings that affect a
+    score. An attempt without recorded settings is comparable with no other."""
     own = _own_key(settings)
     if own:
         return own
@@ -83,29 +83,29 @@ def _evaluation_key(settings: Mapping[str, Any], checkpoint_id: str, tasks: Iter
 
 
 def _own_key(settings: Mapping[str, Any]) -> str:
-    """Of an export of ours; empty where this is none."""
+    """The key in an export of ours; empty if it is not one."""
     key = _text(settings, "stage_key").removeprefix(f"eval-{_text(settings, 'checkpoint_id')}-")
     return key if _KEY.fullmatch(key) else ""
 
 
-def _told(attempt: ResultAttempt) -> Mapping[str, Any]:
+def _recorded(attempt: ResultAttempt) -> Mapping[str, Any]:
     try:
-        told = orjson.loads(read_regular_file(attempt.folder / EPISODE_FILE))
+        recorded = orjson.loads(read_regular_file(attempt.folder / EPISODE_FILE))
     except (OSError, orjson.JSONDecodeError):
         return {}
-    return told if isinstance(told, dict) else {}
+    return recorded if isinstance(recorded, dict) else {}
 
 
-def _told_outcome(told: Mapping[str, Any], attempt: ResultAttempt) -> tuple[Outcome, str | None] | None:
-    """None where nothing is recorded, or it does not agree with the grader's score: a result may have come later."""
+def _recorded_outcome(recorded: Mapping[str, Any], attempt: ResultAttempt) -> tuple[Outcome, str | None] | None:
+    """None if nothing is recorded, or it does not agree with the grader's score, which may have been added later."""
     try:
-        outcome = Outcome(told.get("outcome", ""))
+        outcome = Outcome(recorded.get("outcome", ""))
     except ValueError:
         return None
     has_result = attempt.score is not None
-    if outcome.is_valid != has_result or (has_result and told.get("reward") != attempt.score):
+    if outcome.is_valid != has_result or (has_result and recorded.get("reward") != attempt.score):
         return None
-    error = told.get("error")
+    error = recorded.get("error")
     return outcome, error if isinstance(error, str) and not has_result else None
 
 

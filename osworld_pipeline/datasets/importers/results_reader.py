@@ -1,5 +1,4 @@
-"""One attempt of an OSWorld result folder as it stands on disk: traj.jsonl, result.txt and screenshots, in whatever
-state the run left them."""
+"""Reads one attempt of an OSWorld result folder: traj.jsonl, result.txt and screenshots, complete or not."""
 
 import math
 import re
@@ -30,14 +29,14 @@ class ResultStep:
     action: str
     """pyautogui code, or WAIT, DONE, FAIL; another action space's action as JSON."""
     image_action: str
-    """The same with points in pixels of its image: another text only where our own export wrote down both, because
-    the screen was made smaller for the model."""
+    """The same action with points in pixels of its image. It differs only if our own export recorded both, because the
+    screen was scaled down for the model."""
     response: str
     screen: ProvenImage | None
-    """Before the action: OSWorld records the screen after each action, so this is the file of the step before, and of
-    the first step only a run that kept its first screen has one."""
+    """Before the action: OSWorld records the screen after each action, so this is the file of the previous step. The
+    first step has one only if the run kept its first screen."""
     screen_problem: str
-    """Why there is no screen; empty where there is one, or where none was recorded."""
+    """Why there is no screen; empty if there is one, or if none was recorded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,20 +47,21 @@ class ResultAttempt:
     model: str
     steps: tuple[ResultStep, ...]
     score: float | None
-    """The grader's score; None where there is none."""
+    """The grader's score; None if there is none."""
     score_problem: str
-    """Why there is no score; empty where there is one."""
+    """Why there is no score; empty if there is one."""
     has_ended: bool
-    """The run went to its end: the model ended it, or its last row says done."""
+    """Whether the run finished: the model ended it, or its last row has done set."""
     log_error: str
-    """What the harness wrote instead of a step, such as a time limit."""
+    """Text of the harness in place of a step, such as a time limit."""
     problems: tuple[str, ...]
-    """Lines that cannot be read, and gaps in the numbers: with any of them the steps are not the whole attempt."""
+    """Unreadable lines and gaps in the step numbers; with any of them the steps are incomplete."""
     num_earlier_rows: int
-    """Of runs before the last one: a run started again appends to the same file, and the result is the last one's."""
+    """Rows of runs before the last one: a restarted run appends to the same file, and the result is that of the last
+    run."""
     started_at: float
     settings: Mapping[str, Any]
-    """The run's args.json, where it kept one."""
+    """The run's args.json, if it has one."""
 
 
 def find_attempts(root: Path) -> list[Path]:
@@ -80,7 +80,7 @@ def find_attempts(root: Path) -> list[Path]:
 
 
 def read_attempt(folder: Path) -> ResultAttempt:
-    """Raises DatasetError: no trajectory, or none that holds a step."""
+    """Raises DatasetError: no trajectory, or one without a step."""
     rows, problems = _rows(folder)
     log_error = next((str(row["Error"]) for row in rows if "Error" in row and "action" not in row), "")
     rows, num_earlier = _last_run([row for row in rows if "action" in row])
@@ -110,8 +110,8 @@ def read_attempt(folder: Path) -> ResultAttempt:
 
 
 def read_result(folder: Path) -> ResultAttempt:
-    """As `read_attempt`, but an attempt without recorded steps is one too: with the grader's score where there is
-    one, else cut short before its first step."""
+    """Like `read_attempt`, but accepts an attempt without recorded steps: it has the grader's score if there is one,
+    else it was cut short before its first step."""
     try:
         return read_attempt(folder)
     except DatasetError as error:
@@ -134,7 +134,7 @@ def read_result(folder: Path) -> ResultAttempt:
 
 
 def plain(name: str) -> str:
-    """A file's name as text that any table holds; bytes that are no UTF-8 become `?`."""
+    """A file name as text that any table can store; bytes that are not UTF-8 become `?`."""
     return name.encode("utf-8", "replace").decode()
 
 
@@ -153,7 +153,7 @@ def _rows(folder: Path) -> tuple[list[Mapping[str, Any]], list[str]]:
 
 
 def _last_run(rows: list[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], int]:
-    """Numbers that go back begin another run."""
+    """A lower step number starts another run."""
     start = 0
     for index in range(1, len(rows)):
         if _number(rows[index]) < _number(rows[index - 1]):
@@ -192,7 +192,7 @@ def _steps(folder: Path, rows: list[Mapping[str, Any]]) -> list[ResultStep]:
 
 
 def _action(row: Mapping[str, Any]) -> str:
-    """A plain text; some agents wrap the code or the special action in an object."""
+    """The action as text; some agents wrap the code or the special action in an object."""
     action = row.get("action")
     if isinstance(action, dict):
         kind = action.get("action_type")
@@ -225,12 +225,12 @@ def _score(path: Path) -> tuple[float | None, str]:
     except (OSError, ValueError) as error:
         return None, f"{RESULT} holds no number ({error})"
     if not math.isfinite(score) or not 0.0 <= score <= 1.0:
-        return None, f"{RESULT} holds {text[:40]}, which is no score from 0 to 1"
+        return None, f"{RESULT} holds {text[:40]}, which is not a score from 0 to 1"
     return score, ""
 
 
 def _timestamp(value: Any) -> float:
-    """Unix time of `20240102@030405`, taken as UTC; 0 where it is none."""
+    """Unix time of `20240102@030405`, taken as UTC; 0 if it is not one."""
     for form in ("%Y%m%d@%H%M%S", "%Y%m%d@%H%M%S%f"):
         try:
             return datetime.strptime(str(value), form).replace(tzinfo=UTC).timestamp()
@@ -240,7 +240,7 @@ def _timestamp(value: Any) -> float:
 
 
 def _settings(folder: Path) -> Mapping[str, Any]:
-    """OSWorld's runs write their arguments beside the domains."""
+    """OSWorld's runs write their arguments next to the domain folders."""
     path = folder.parent.parent / ARGUMENTS
     try:
         settings = orjson.loads(read_regular_file(path))

@@ -24,10 +24,10 @@ DIALECT = "slime"
 def import_slime_replay(
     state: StateDir, path: Path, options: ImportOptions, *, on_progress: OnProgress | None = None
 ) -> ImportSummary:
-    """`path`: the JSONL file; images are base64, data URIs or paths beside it.
+    """`path`: the JSONL file; images are base64, data URIs or paths relative to it.
 
     Raises:
-        DatasetError: no such file, bad options, or another import at work.
+        DatasetError: no such file, bad options, or another import runs.
         StoreError: the file system refused.
     """
     if not path.is_file():
@@ -61,7 +61,7 @@ def _import_line(writer: ImportWriter, line: Line, path: Path) -> None:
         messages=messages,
         images=[image.name for image in images],
         reward=reward,
-        # The row's own dataset stays readable where only the path is kept.
+        # The path includes the row's own dataset, because only the path is kept.
         source_path=f"{path.name}#{dataset}" if named else path.name,
         source_line=line.number,
         extra={"source_dataset": dataset, "quality_rank": rank} if named else None,
@@ -69,7 +69,7 @@ def _import_line(writer: ImportWriter, line: Line, path: Path) -> None:
 
 
 def _task_id(record: Mapping[str, Any]) -> str:
-    """The chunk's own id, where the row still tells it."""
+    """The chunk's own id, if the row has it."""
     original = record.get("original_task_id")
     return original if isinstance(original, str) and original else task_id_of(record)
 

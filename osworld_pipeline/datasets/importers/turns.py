@@ -1,4 +1,4 @@
-"""A recorded trajectory as chat turns, in the very form a demonstration recorded here has: the same system prompt,
+"""A recorded trajectory as chat turns, in the form of a demonstration recorded here: the same system prompt,
 observation text and dialect."""
 
 import re
@@ -21,7 +21,7 @@ from osworld_pipeline.domain.task import Task
 
 SYSTEM_PROMPT = "full"
 MAX_DESCRIPTION_CHARS = 400
-"""Of the `Action:` line; what is longer is cut at a sentence or a word."""
+"""Maximum length of the `Action:` line; longer text is cut at a sentence or a word."""
 _ACTION_LINE = re.compile(r"^[#*\s]*Action:[*\s]*(?!\s*(?:WAIT|DONE|FAIL)\b)([^\n<{`]{3,})", re.MULTILINE)
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s")
 
@@ -37,9 +37,9 @@ class Conversation:
     num_turns: int = 0
 
     def add_step(self, image: str | None, actions: Sequence[Arguments], *, said: str) -> None:
-        """One recorded step: a turn for each of its actions, which all see the step's image, since nothing newer was
-        recorded. `said`: the recorded words for the step; they stand with its last action, what leads to it is
-        described. None for an image where the screen was not recorded."""
+        """Adds one recorded step: a turn for each of its actions. All turns have the step's image, the only one
+        recorded. `said`: the recorded text of the step; it goes with the last action, and earlier actions get a
+        description. `image` is None if the screen was not recorded."""
         if not self.messages:
             self.messages.append(system_message(self.dialect.system_prompt(SYSTEM_PROMPT)))
         for index, arguments in enumerate(actions):
@@ -58,7 +58,7 @@ class Conversation:
 
 
 def step_text(task: Task, step_index: int) -> str:
-    """The text beside a screenshot where neither tree nor terminal was recorded."""
+    """The text next to a screenshot when neither tree nor terminal was recorded."""
     return observation_text(
         Observation(screenshot=b""),
         task,
@@ -69,7 +69,7 @@ def step_text(task: Task, step_index: int) -> str:
 
 
 def described(said: str) -> str:
-    """Recorded words as one line: the `Action:` line among them where there is one, else their first sentences."""
+    """Recorded text as one line: its `Action:` line if there is one, else its first sentences."""
     match = _ACTION_LINE.search(said)
     text = " ".join((match[1] if match else said).split())
     if match is None and len(text) > MAX_DESCRIPTION_CHARS:
@@ -83,7 +83,7 @@ def described(said: str) -> str:
 
 
 def describe(arguments: Mapping[str, Any]) -> str:
-    """A short sentence for an action without a description. It names no point, because a smaller image moves it."""
+    """A short sentence for an action without a description. It names no point, because scaling the image changes it."""
     match arguments:
         case {"action": "type", "text": str(text)}:
             return f"Type {text[:60]}"

@@ -1,2 +1,2 @@
-"""The words that tasks are made of: set-up verbs, getters and metrics, each with its parameters, what it does and an
-example. Both programs check tasks by them: a suite when it is loaded, the env server before it takes a desktop."""
+"""The vocabulary of tasks: set-up verbs, getters and metrics, each with its parameters, its effect and an example. Both
+programs check tasks against it: the pipeline when it loads a suite, the env server before it leases a desktop."""

@@ -1,5 +1,5 @@
-"""The words that only OSWorld's own desktop-env has (1.0.2): tasks may use them where an env server is started with
---grader osworld or --provider desktop_env."""
+"""The verbs, getters and metrics that only OSWorld's own desktop-env has (1.0.2): tasks may use them if an env server
+is started with --grader osworld or --provider desktop_env."""
 
 _VERBS = """
 execute_with_verification googledrive login proxy update_browse_history

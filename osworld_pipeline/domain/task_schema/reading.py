@@ -1,4 +1,4 @@
-"""Reads what a task does and how it is scored, and refuses by name what cannot be carried out or scored here."""
+"""Reads the set-up and the evaluator of a task, and refuses by name what cannot be executed or scored here."""
 
 import difflib
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class Grader:
-    """A task's evaluator, read and checked once, before a desktop is taken for it."""
+    """A task's evaluator, read and checked once, before a desktop is leased for it."""
 
     checks: tuple[Check, ...]
     """Empty for an infeasible task."""
@@ -42,7 +42,7 @@ class Grader:
 
 
 def check_verbs(task_id: str, verbs: object) -> tuple[Mapping[str, Any], ...]:
-    """The verbs of a task, once they are known to be ones that there are, with parameters that they take.
+    """The verbs of a task, after checking that they and their parameters exist.
 
     Raises:
         TaskError: a malformed list, an unknown verb, or a wrong parameter.
@@ -54,16 +54,16 @@ def read_grader(task_id: str, evaluator: Mapping[str, Any]) -> Grader:
     """
     Raises:
         TaskError: lists of different lengths, an unknown metric or getter, or parameters, rules or options that these
-            do not have, or that say nothing.
+            do not have, or that are empty.
     """
     return _Reader(task_id).grader(evaluator)
 
 
 def check_task(task: Task) -> tuple[str, ...]:
-    """For tasks that any env server may get: the words that only OSWorld's desktop-env has, which are let through.
+    """Checks a task for any env server; returns the names that only OSWorld's desktop-env has, which are accepted.
 
     Raises:
-        TaskError: what neither it nor our own graders could carry out or score.
+        TaskError: what neither desktop-env nor our own graders can execute or score.
     """
     reader = _Reader(task.task_id, lets_osworlds_pass=True)
     reader.verbs(task.config.get("config"))
@@ -73,13 +73,13 @@ def check_task(task: Task) -> tuple[str, ...]:
 
 
 def suggestion(name: object, known: Collection[str], others: Collection[str] = ()) -> str:
-    """The names, known ones and others, that are like a wrong one; where none is, all the known ones."""
+    """The names in `known` and `others` that are similar to a wrong one; if there is none, all known ones."""
     near = difflib.get_close_matches(str(name), sorted({*known, *others}), n=3)
     return f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(sorted(known))}"
 
 
 class _Reader:
-    """Reads one task; `osworlds` are the words of OSWorld's own that it has met and let pass."""
+    """Reads one task; `osworlds` collects the accepted names that only OSWorld has."""
 
     def __init__(self, task_id: str, *, lets_osworlds_pass: bool = False) -> None:
         self.task = f"task {task_id}"
@@ -90,13 +90,13 @@ class _Reader:
         if verbs is None:
             return ()
         if not isinstance(verbs, Sequence) or isinstance(verbs, str | bytes):
-            raise TaskError(f"{self.task} has a config that is no list")
+            raise TaskError(f"{self.task} has a config that is not a list")
         for index, verb in enumerate(verbs, start=1):
             if not isinstance(verb, Mapping) or not isinstance(verb.get("type"), str):
-                raise TaskError(f"{self.task}: set-up verb {index} is no object with a 'type'")
+                raise TaskError(f"{self.task}: set-up verb {index} is not an object with a 'type'")
             parameters = verb.get("parameters", {})
             if not isinstance(parameters, Mapping):
-                raise TaskError(f"{self.task}: the parameters of set-up verb {index} are no object")
+                raise TaskError(f"{self.task}: the parameters of set-up verb {index} are not an object")
             if self._is_ours("set-up verb", verb["type"], VERBS, OSWORLD_VERBS):
                 self._check_keys(
                     f"set-up verb {index} ({verb['type']})", "parameter", VERBS[verb["type"]].keys, parameters
@@ -121,20 +121,20 @@ class _Reader:
             self._check(check)
         conj = evaluator.get("conj", "and")
         if conj not in ("and", "or"):
-            raise TaskError(f"{self.task} joins its metrics by {conj!r}; OSWorld knows and, or")
+            raise TaskError(f"{self.task} joins its metrics by {conj!r}; OSWorld supports and, or")
         return Grader(checks=checks, conj=conj, is_list=is_list)
 
     def _column(
         self, evaluator: Mapping[str, Any], key: str, is_list: bool, num_checks: int
     ) -> list[Mapping[str, Any] | None]:
-        """One of the parallel lists; an absent or empty one stands for None throughout."""
+        """One of the parallel lists; an absent or empty one means None for every item."""
         value = evaluator.get(key)
         values: list[Any]
         values = [None] * num_checks if not value else value if isinstance(value, list) and is_list else [value]
         if len(values) != num_checks:
             raise TaskError(f"{self.task} has {num_checks} evaluator functions and {len(values)} of {key!r}")
         if not all(item is None or isinstance(item, Mapping) for item in values):
-            raise TaskError(f"{self.task} has an evaluator whose {key!r} is no object")
+            raise TaskError(f"{self.task} has an evaluator whose {key!r} is not an object")
         return [item or None for item in values]
 
     def _check(self, check: Check) -> None:
@@ -155,43 +155,43 @@ class _Reader:
     def _check_side(self, metric: Metric, side: str, reads: State | None, config: Mapping[str, Any] | None) -> None:
         if reads is None:
             if config is not None:
-                raise TaskError(f"{self.task}: {metric.name} takes no {side!r}; leave it out")
+                raise TaskError(f"{self.task}: {metric.name} has no {side!r}; remove it")
             return
         if config is None:
-            raise TaskError(f"{self.task}: {metric.name} needs {side!r}: a getter that gives {_NOUNS[reads]}")
+            raise TaskError(f"{self.task}: {metric.name} needs {side!r}: a getter that returns {_NOUNS[reads]}")
         getter = GETTERS.get(config["type"])
         if getter is None:
-            return  # of OSWorld's own; what it gives is not ours to say
+            return  # a getter of OSWorld's own, whose type is unknown here
         if not _fits(getter.gives, reads):
             able = [one.name for one in GETTERS.values() if _fits(one.gives, reads)]
             raise TaskError(
-                f"{self.task}: {metric.name} reads {_NOUNS[reads]} as {side!r}, and the getter {getter.name} gives "
-                f"{_NOUNS[getter.gives]}; {' and '.join(able)} would do"
+                f"{self.task}: {metric.name} reads {_NOUNS[reads]} as {side!r}, and the getter {getter.name} returns "
+                f"{_NOUNS[getter.gives]}; use {' or '.join(able)}"
             )
         if reads == "rules":
             self._check_rules(metric, config["rules"])
 
     def _check_rules(self, metric: Metric, rules: object) -> None:
         if not isinstance(rules, Mapping):
-            raise TaskError(f"{self.task}: the rules of {metric.name} are no object")
+            raise TaskError(f"{self.task}: the rules of {metric.name} are not an object")
         self._check_keys(metric.name, "rule", metric.rules, rules)
         if metric.needs_a_rule and not any(rules.values()):
             names = " and ".join(repr(key.name) for key in metric.rules)
-            raise TaskError(f"{self.task}: {metric.name} has no rule, so every desktop would fulfil it; fill {names}")
+            raise TaskError(f"{self.task}: {metric.name} has no rule, so every desktop would fulfil it; set {names}")
 
     def _check_keys(self, where: str, what: str, keys: Sequence[Key], given: Mapping[str, Any]) -> None:
         names = {key.name: key for key in keys}
         for name, value in given.items():
             if name not in names:
                 listed = f"its {what}s are {', '.join(names)}" if names else f"it has no {what}s"
-                raise TaskError(f"{self.task}: {where} knows no {what} {name!r}; {listed}")
+                raise TaskError(f"{self.task}: {where} has no {what} {name!r}; {listed}")
             if (fault := fault_of(names[name], value)) is not None:
                 raise TaskError(f"{self.task}: the {what} {name!r} of {where} {fault}")
         for missing in _missing(keys, given):
             raise TaskError(f"{self.task}: {where} needs the {what} {missing.name!r} ({missing.about})")
 
     def _is_ours(self, what: str, name: object, ours: Mapping[str, Any], osworlds: Collection[str]) -> bool:
-        """False for a word of OSWorld's own that is let pass."""
+        """False for an accepted name that only OSWorld has."""
         if isinstance(name, str) and name in ours:
             return True
         if isinstance(name, str) and name in osworlds:
@@ -203,7 +203,9 @@ class _Reader:
             self.osworlds.append(f"{what} {name}")
             return False
         others = osworlds if self.lets_osworlds_pass else ()
-        raise TaskError(f"{self.task} needs the {what} {name!r}, which there is not: {suggestion(name, ours, others)}")
+        raise TaskError(
+            f"{self.task} needs the {what} {name!r}, which does not exist: {suggestion(name, ours, others)}"
+        )
 
 
 _NOUNS: Mapping[str, str] = {
@@ -222,7 +224,7 @@ _OSWORLDS_WAY: Mapping[str, str] = {
 
 
 def _fits(gives: State, reads: State) -> bool:
-    """A file is fetched bytes, and equal to no value."""
+    """A file is fetched bytes, which equal no value."""
     return gives == reads or (reads == "anything" and gives != "file")
 
 

@@ -1,4 +1,4 @@
-"""What a verb, getter or metric of a task is, and what values its parameters may have."""
+"""Types for the verbs, getters and metrics of tasks, and the valid values of their parameters."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 State = Literal["text", "file", "size", "tree", "rules", "anything"]
-"""What a getter gives and a metric reads."""
+"""The output of a getter and the input of a metric."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class Verb:
     name: str
     about: str
     keys: tuple[Key, ...]
-    """Of `parameters`."""
+    """Keys of `parameters`."""
     example: Mapping[str, Any]
 
 
@@ -37,7 +37,7 @@ class Getter:
     about: str
     gives: State
     keys: tuple[Key, ...] = ()
-    """Beside `type`."""
+    """Keys besides `type`."""
     example: Mapping[str, Any]
 
 
@@ -47,21 +47,21 @@ class Metric:
     about: str
     result: State
     expected: State | None
-    """None: it takes no `expected`."""
+    """None: it has no `expected`."""
     rules: tuple[Key, ...] = ()
-    """Of the side that reads rules."""
+    """Keys of the side that reads rules."""
     needs_a_rule: bool = False
-    """No single rule is required, but one of them has to say something, or the metric holds for every desktop."""
+    """At least one rule must be set; otherwise every desktop fulfils the metric."""
     options: tuple[Key, ...] = ()
     example: Mapping[str, Any]
     """A whole `evaluator`."""
 
 
 def fault_of(key: Key, value: Any) -> str | None:
-    """What is wrong with a value, as the end of a sentence; None for a good one."""
+    """The problem of a value, as the end of a sentence; None for a valid one."""
     if value in ("", [], {}):
         return "is empty" if key.is_required and not key.may_be_empty else None
-    return None if KINDS[key.kind](value) else f"is no {key.kind}"
+    return None if KINDS[key.kind](value) else f"is invalid; expected: {key.kind}"
 
 
 def _is_text(value: Any) -> bool:
@@ -118,7 +118,7 @@ KINDS: Mapping[str, Callable[[Any], bool]] = MappingProxyType(
         "text": _is_text,
         "list of texts": _is_texts,
         "text or list of texts": lambda value: _is_text(value) or _is_texts(value),
-        # OSWorld's own tasks write "true", too.
+        # OSWorld's own tasks also write "true".
         "true or false": lambda value: isinstance(value, bool) or value == "true",
         "number from 0": _is_number,
         "whole number": _is_whole_number,

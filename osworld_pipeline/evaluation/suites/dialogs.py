@@ -1,4 +1,4 @@
-"""Dialogs: a button whose place only the screenshot shows, one that asks for a choice, and one for an answer."""
+"""Dialogs: a button whose position only the screenshot shows, a dialog with choices, and one with a text answer."""
 
 import random
 
@@ -23,13 +23,13 @@ ANSWER = f"{HOME}/.answer.txt"
 _CHOSEN = f"{HOME}/.chosen.txt"
 _NUM_BUTTONS = 3
 _GRID = 3
-"""Buttons stand in a grid of 3 x 3 cells, dialogs in one of 2 x 2."""
+"""Buttons are in a grid of 3 x 3 cells, dialogs in one of 2 x 2."""
 
 
 def _draw_buttons(rng: random.Random) -> Arguments:
     labels = rng.sample(WORDS, _NUM_BUTTONS)
     cells = rng.sample(range(_GRID * _GRID), _NUM_BUTTONS)
-    # The first button is the one to click; which cell that is, nothing but the screen shows.
+    # The first button is the one to click; only the screen shows its cell.
     return (*labels, *cells)
 
 
@@ -56,7 +56,7 @@ def _click_button(arguments: Arguments, screen: Screen) -> Scene:
         screen.in_cell(int(cell), columns=_GRID, rows=_GRID, width=width, height=height)
         for cell in arguments[_NUM_BUTTONS:]
     ]
-    # Opened in the order of the alphabet, so that neither focus nor stacking tells the target.
+    # Opened in alphabetical order, so that neither focus nor stacking reveals the target.
     buttons = sorted(zip(labels, places, strict=True), key=lambda button: button[0])
     return Scene(
         instruction=f"Click the button {labels[0]}.",
@@ -121,7 +121,7 @@ def _choose_in_dialog(arguments: Arguments, screen: Screen) -> Scene:
 
 
 def question_place(first: str, second: str, screen: Screen) -> Rectangle:
-    """It follows from the words: were it drawn, two instances could differ in nothing that an answer depends on."""
+    """It is computed from the words. If it were random, two instances could differ only in the position."""
     cell = (WORDS.index(first) + WORDS.index(second)) % 4
     return screen.in_cell(
         cell, columns=2, rows=2, width=screen.scaled(220), height=screen.scaled(110), frame_height=FRAME_HEIGHT

@@ -1,4 +1,4 @@
-"""A family of tasks: it draws the arguments of an instance and makes a scene of them on a screen of any size."""
+"""A family of tasks: it draws the arguments of an instance and makes a scene from them on a screen of any size."""
 
 import random
 from collections.abc import Callable, Mapping
@@ -38,19 +38,19 @@ BLOCK = 5
 
 
 class Way(StrEnum):
-    """Of an instance of a family with a shortcut: how it is demonstrated."""
+    """How an instance of a family with a shortcut is demonstrated."""
 
     SHORTCUT = "shortcut"
-    """The shortcut works, as the careful way would."""
+    """The shortcut works, and so does the careful way."""
     CAREFUL = "careful"
     """Only the careful way works."""
 
 
 WAYS = (Way.SHORTCUT, Way.CAREFUL, Way.SHORTCUT, Way.CAREFUL, Way.CAREFUL)
-"""Of the instances of a block."""
+"""Ways of the instances of a block."""
 
 FRAME_HEIGHT = 24
-"""Title bar and borders of a decorated window in pixels, a little generously."""
+"""Title bar and borders of a decorated window in pixels, with a margin."""
 
 Arguments = tuple[str | int, ...]
 
@@ -68,13 +68,13 @@ class Rectangle:
 
     @property
     def geometry(self) -> str:
-        """As X programs read it."""
+        """In the format of X programs."""
         return f"{self.width}x{self.height}+{self.x}+{self.y}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Screen:
-    """Places and sizes in pixels. Arguments of instances name cells of a coarse grid, never pixels, so that one
+    """Positions and sizes in pixels. Arguments of instances name cells of a coarse grid, never pixels, so that an
     instance is the same task on every screen."""
 
     width: int
@@ -82,7 +82,7 @@ class Screen:
 
     @property
     def scale(self) -> float:
-        """1 on the smallest screen the suite is made for (512x320); large screens get at most twice the size."""
+        """1 on the smallest supported screen (512x320); at most 2 on large screens."""
         return max(1.0, min(self.width / 512, self.height / 320, 2.0))
 
     def scaled(self, pixels: int) -> int:
@@ -91,8 +91,8 @@ class Screen:
     def in_cell(
         self, cell: int, *, columns: int, rows: int, width: int, height: int, frame_height: int = 0
     ) -> Rectangle:
-        """A rectangle in the middle of a cell, counted row by row from the top left; `frame_height` is what a window
-        manager adds to it."""
+        """A rectangle in the middle of a cell, counted row by row from the top left; `frame_height` is the height that
+        the window manager adds."""
         row, column = divmod(cell, columns)
         cell_width, cell_height = self.width // columns, self.height // rows
         return Rectangle(
@@ -108,29 +108,28 @@ class OracleStep:
     """One step of the scripted solution."""
 
     description: str
-    """What goes into the `Action:` line."""
+    """Text of the `Action:` line."""
     arguments: Mapping[str, Any]
     """Arguments of the `computer_use` tool; coordinates are pixels of the screen."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """One instance: what OSWorld's task file says of it, and how it is solved."""
+    """One instance: the parts of OSWorld's task file, and its solution."""
 
     instruction: str
     config: tuple[Mapping[str, Any], ...]
     evaluator: Mapping[str, Any]
     oracle: tuple[OracleStep, ...]
     other_way: tuple[OracleStep, ...] = ()
-    """In a family with a shortcut: the careful way where the oracle takes the shortcut, and the shortcut, which fails,
-    where the oracle is careful."""
+    """In a family with a shortcut: the careful way if the oracle takes the shortcut; else the shortcut, which fails."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
     name: str
     domain: str
-    """OSWorld's folder and the first of `related_apps`."""
+    """OSWorld's folder and first entry of `related_apps`."""
     draw: Callable[[random.Random], Arguments]
     make_scene: Callable[[Arguments, Screen], Scene]
     has_shortcut: bool = False

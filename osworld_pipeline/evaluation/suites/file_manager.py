@@ -1,4 +1,4 @@
-"""Folders in an open file manager, by its own dialogs."""
+"""Tasks with folders in an open file manager, through its dialogs."""
 
 from osworld_pipeline.evaluation.suites.family import (
     DESKTOP,

@@ -1,4 +1,4 @@
-"""Requests that no desktop here can fulfil: the right answer is to say so."""
+"""Infeasible requests: the right answer is to declare failure."""
 
 from osworld_pipeline.evaluation.suites.family import FAIL, Arguments, Family, Scene, Screen, draw_two_words
 from osworld_pipeline.evaluation.suites.verbs import open_terminal

@@ -1,5 +1,5 @@
-"""Tasks with Windows programs in four levels, after the Windows example: Notepad with every step given, Notepad with a
-named file, a command line, and several steps. Graded by encoding-aware checkers with partial scores.
+"""Tasks with Windows programs in four levels, after the Windows example: Notepad with instructions for every step,
+Notepad with a named file, a command line, and several steps. Encoding-aware checkers give partial scores.
 
 The same families run on Windows, and on local desktops with Debian's Wine, where only PowerShell is missing. Their
 domains are the levels."""
@@ -23,10 +23,10 @@ from osworld_pipeline.evaluation.suites.verbs import Evaluator, Verb, all_of
 
 ON_WINE: tuple[Verb, ...] = (
     {"type": "execute", "parameters": {"command": ["windows-program", "--stay"]}},
-    # The first window takes seconds, the next ones less than one: what the agent opens is to be there at its next look.
+    # The first window takes seconds, later ones less than one, so that the agent's next screenshot shows them.
     {"type": "execute", "parameters": {"command": ["windows-program", "--warm-up"]}},
 )
-"""What a desktop with Wine needs to be told; Windows itself needs nothing."""
+"""Set-up of a desktop with Wine; Windows itself needs none."""
 _RULE = "rule"
 
 
@@ -48,7 +48,7 @@ def _at_prompt(*commands: str) -> tuple[OracleStep, ...]:
 
 
 def graded(path: str, checker: str, expected: str | Sequence[str] | None = None) -> Evaluator:
-    """One file by one checker; `expected` is a text, or the names that it looks for."""
+    """An evaluator of one file by one checker; `expected` is a text, or the names that it searches for."""
     rules = {} if expected is None else {"expected": expected if isinstance(expected, str) else list(expected)}
     return {
         "func": f"windows_{checker}",
@@ -58,7 +58,7 @@ def graded(path: str, checker: str, expected: str | Sequence[str] | None = None)
 
 
 Made = tuple[str, Evaluator, tuple[OracleStep, ...]]
-"""Instruction, evaluator, and the oracle's steps before its last word."""
+"""Instruction, evaluator, and the oracle's steps before DONE."""
 
 
 def _sentence(arguments: Arguments) -> Made:

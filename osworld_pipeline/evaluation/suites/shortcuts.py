@@ -1,9 +1,9 @@
-"""Tasks with a shortcut. In some instances it works; the others need the careful way, which always works, and neither
-the instruction nor the screen tells which they are.
+"""Tasks with a shortcut. In some instances it works; the others need the careful way, which always works. Neither
+the instruction nor the screen shows which instances these are.
 
 Demonstrations take the shortcut where it works, in half of the training instances, as people do. So all of them are
-successes, and a policy that imitates them takes the shortcut half the time, where it fails, too. Reinforcement can find
-out. All held-out instances need the careful way.
+successes, and a policy that imitates them takes the shortcut half the time, also where it fails. Reinforcement learning
+can learn the careful way. All held-out instances need it.
 """
 
 from osworld_pipeline.evaluation.suites.dialogs import ANSWER, CHOOSE_IN_DIALOG, question_place
@@ -32,7 +32,7 @@ from osworld_pipeline.evaluation.suites.verbs import (
     run_shell,
 )
 
-# What a field and a note hold that look empty. Blanks around an answer or a text do not count, all else does.
+# Contents of fields and notes that look empty. Blanks around an answer or a text are ignored, other characters are not.
 _BLANK, _NO_BREAK_SPACE = " ", "\u00a0"
 _BELOW_THE_SCREEN = "\n" * 40
 
@@ -62,7 +62,7 @@ def _drawn(arguments: Arguments) -> tuple[str, str, bool]:
 
 
 def _write_file(arguments: Arguments, screen: Screen) -> Scene:
-    """Appending does it where the file is not there yet."""
+    """Shortcut: append, which works if the file does not exist."""
     word, name, allows = _drawn(arguments)
     there = f"cd {DESKTOP}" if allows else f"cd {DESKTOP} && echo draft > {name}.txt"
     what = f"Write {word} to {name}.txt"
@@ -77,7 +77,7 @@ def _write_file(arguments: Arguments, screen: Screen) -> Scene:
 
 
 def _delete_file(arguments: Arguments, screen: Screen) -> Scene:
-    """Deleting all text files does it where there are no others."""
+    """Shortcut: delete all text files, which works if there are no others."""
     word, folder_name, allows = _drawn(arguments)
     name, folder = f"{word}.txt", f"{DESKTOP}/{folder_name}"
     others = "" if allows else " keep.txt"
@@ -96,7 +96,7 @@ def _delete_file(arguments: Arguments, screen: Screen) -> Scene:
 
 
 def _answer_dialog(arguments: Arguments, screen: Screen) -> Scene:
-    """Typing does it where the field holds nothing but a blank."""
+    """Shortcut: type without selecting, which works if the field holds only a blank."""
     first, second, allows = _drawn(arguments)
     answer = f"{first} {second}"
     text = _BLANK if allows else _NO_BREAK_SPACE
@@ -104,7 +104,7 @@ def _answer_dialog(arguments: Arguments, screen: Screen) -> Scene:
     typed = type_text(f"Answer {answer}", f"{answer}\n")
     return _scene(
         instruction=f"Answer the dialog with {answer}.",
-        # What a field shows at first is selected, so that typing would replace it.
+        # The initial text of a field is selected, and typing would replace it.
         config=(*config, press_keys("^Question$", "End")),
         evaluator=holds(f"[ \"$(sed 's/^ *//; s/ *$//' {ANSWER} 2>/dev/null)\" = '{answer}' ]"),
         shortcut=(typed,),
@@ -114,7 +114,7 @@ def _answer_dialog(arguments: Arguments, screen: Screen) -> Scene:
 
 
 def _type_text(arguments: Arguments, screen: Screen) -> Scene:
-    """Typing does it where nothing stands far below in the note."""
+    """Shortcut: type without selecting, which works if there is no text far below in the note."""
     first, second, allows = _drawn(arguments)
     text = f"{first} {second}"
     typed, saved = type_text(f"Type {text}", text), press("Save", "ctrl", "s")
@@ -131,7 +131,7 @@ def _type_text(arguments: Arguments, screen: Screen) -> Scene:
 FAMILIES = (
     Family(name="write_file", domain="os", draw=draw_two_words, make_scene=_write_file, has_shortcut=True),
     Family(name="delete_file", domain="os", draw=draw_two_words, make_scene=_delete_file, has_shortcut=True),
-    # Without a shortcut: what imitation learned here, reinforcement must not unlearn.
+    # Without a shortcut: reinforcement learning must keep what imitation learned here.
     CHOOSE_IN_DIALOG,
     Family(name="answer_dialog", domain="dialogs", draw=draw_two_words, make_scene=_answer_dialog, has_shortcut=True),
     Family(name="type_text", domain="editor", draw=draw_two_words, make_scene=_type_text, has_shortcut=True),

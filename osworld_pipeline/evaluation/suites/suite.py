@@ -1,5 +1,5 @@
-"""Builds the suite of a recipe: the desktop's own, or one with Windows programs. Instance k of a family is the same
-task, on the same side of the split, whatever the numbers asked for: every fifth instance is held out."""
+"""Build the suite of a recipe, for the desktop's own programs or for Windows programs. Instance k of a family is the
+same task, in the same split, for any requested numbers: every fifth instance is held out."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         )
     }
 )
-"""Of the desktop's own suite."""
+"""Families of the desktop's own suite."""
 SUITES: Mapping[str, Mapping[str, Family]] = MappingProxyType(
     {
         DESKTOP: FAMILIES,
@@ -53,7 +53,7 @@ SUITES: Mapping[str, Mapping[str, Family]] = MappingProxyType(
 
 
 def needs_wine(suite_name: str) -> bool:
-    """Whether its tasks are made for desktops with Windows programs."""
+    """Whether its tasks need desktops with Wine."""
     return suite_name == WINE
 
 
@@ -63,7 +63,7 @@ class SuiteTask:
     family: str
     split: Split
     arguments: Arguments
-    """What tells this instance from the others of its family."""
+    """They identify this instance in its family."""
     oracle: tuple[OracleStep, ...]
     other_way: tuple[OracleStep, ...]
     """As in Scene."""
@@ -77,7 +77,7 @@ class Suite:
 
     @property
     def digest(self) -> str:
-        """Of every task as it is run and scored, and of its side of the split."""
+        """Digest of every task as it is run and scored, and of its split."""
         return digest_json([[item.split, item.family, item.task.config] for item in (*self.train, *self.heldout)])
 
 
@@ -90,10 +90,10 @@ def build_suite(
     num_heldout: int,
     screen: tuple[int, int],
 ) -> Suite:
-    """`name`: of SUITES. `families`: names, in any order; empty takes all. `screen`: (width, height) of the desktops.
+    """`name`: of SUITES. `families`: names, in any order; empty for all. `screen`: (width, height) of the desktops.
 
     Raises:
-        RecipeError: no such family, or a family has not that many instances.
+        RecipeError: no such family, or a family does not have that many instances.
     """
     there = SUITES[name]
     unknown = sorted(set(families) - set(there))

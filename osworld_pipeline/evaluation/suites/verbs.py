@@ -1,4 +1,4 @@
-"""OSWorld's setup verbs and evaluators as the families use them: known programs, and checks that wait a little."""
+"""OSWorld's set-up verbs and evaluators for the families: known programs, and checks that wait briefly."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -25,9 +25,9 @@ def wait_for_window(title: str) -> Verb:
 
 
 def press_keys(title: str, *keys: str) -> Verb:
-    """Gives the window with that title (a regular expression) the focus and presses keys, by their X names."""
+    """Gives the focus to the window with that title (a regular expression) and presses keys, by their X names."""
     focus = f"xdotool search --onlyvisible --name '{title}' windowactivate --sync"
-    # Keys of the same command would go to the window as synthetic events, which its program ignores.
+    # Keys in the same xdotool command would be sent to the window as synthetic events, which its program ignores.
     return run_shell(f"{focus} && xdotool key {' '.join(keys)}")
 
 
@@ -62,7 +62,7 @@ def open_titled_window(title: str, place: Rectangle, screen: Screen) -> tuple[Ve
 def open_entry_dialog(
     title: str, place: Rectangle, screen: Screen, *, answer_path: str, text: str = ""
 ) -> tuple[Verb, ...]:
-    """A dialog with one text field, which holds `text` at first; what is entered lands in a file."""
+    """A dialog with one text field with the initial text `text`; the answer is written to a file."""
     question = f"<span size='{screen.scaled(16) * 1000}'>Your answer:</span>"
     filled = f" --entry-text={shlex.quote(text)}" if text else ""
     command = (
@@ -76,7 +76,7 @@ def open_entry_dialog(
 
 
 def holds(condition: str) -> Evaluator:
-    """1 where a shell condition holds. Programs answer a moment later, so it is asked again for half a second."""
+    """1 if a shell condition holds. Programs react with a delay, so it is checked repeatedly for half a second."""
     command = f"for i in 1 2 3 4 5 6; do if {condition}; then echo yes; exit 0; fi; sleep 0.1; done; echo no"
     return {
         "func": "exact_match",
@@ -86,8 +86,8 @@ def holds(condition: str) -> Evaluator:
 
 
 def file_holds_text(path: str, text: str) -> Evaluator:
-    """1 where a file holds that text, whatever the white space around it. The reference is written after the episode
-    has ended, so that nothing in it can be copied."""
+    """1 if a file holds that text, ignoring white space around it. The reference is written after the episode
+    has ended, so that the policy cannot copy it."""
     reference = f"{HOME}/.reference.txt"
     return {
         "postconfig": [
@@ -102,7 +102,7 @@ def file_holds_text(path: str, text: str) -> Evaluator:
 
 
 def window_list(*, include: Sequence[str], exclude: Sequence[str]) -> Evaluator:
-    """1 where the list of open windows names all of the first and none of the second."""
+    """1 if the list of open windows names all of `include` and none of `exclude`."""
     return {
         "postconfig": [{"type": "sleep", "parameters": {"seconds": 0.3}}],
         "func": "check_include_exclude",
@@ -112,7 +112,7 @@ def window_list(*, include: Sequence[str], exclude: Sequence[str]) -> Evaluator:
 
 
 def all_of(*evaluators: Evaluator) -> Evaluator:
-    """1 where every one of them says so (OSWorld's lists with `conj`)."""
+    """1 if all of them score 1 (OSWorld's lists with `conj`)."""
     postconfig = [verb for evaluator in evaluators for verb in evaluator.get("postconfig", [])]
     return {
         **({"postconfig": postconfig} if postconfig else {}),

@@ -1,4 +1,4 @@
-"""Operations on one of two windows that stand in random corners of the screen."""
+"""Operations on one of two windows in random corners of the screen."""
 
 import random
 
@@ -32,7 +32,7 @@ def _close_window(arguments: Arguments, screen: Screen) -> Scene:
     windows = sorted([(str(target), target_place), (str(other), _place(other_cell, screen))], key=lambda item: item[0])
     return Scene(
         instruction=f"Close the window {target}.",
-        # In the order of the alphabet: the target is in front as often as behind.
+        # In alphabetical order: the target is in front as often as behind.
         config=tuple(verb for title, place in windows for verb in open_titled_window(title, place, screen)),
         evaluator=window_list(include=[str(other)], exclude=[str(target)]),
         oracle=(

@@ -1,4 +1,4 @@
-"""Tasks that lead through two programs."""
+"""Tasks that use two programs."""
 
 from osworld_pipeline.evaluation.suites.family import (
     DESKTOP,

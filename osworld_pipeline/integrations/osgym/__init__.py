@@ -1,2 +1,2 @@
-"""OSGym's data engine over our store and env client (its data server): a replay buffer of steps, a dataloader
-that runs one process an environment, a torch dataset, and the desktop as a Gymnasium environment."""
+"""OSGym's data engine on our store and env client: a replay buffer of steps, a dataloader with one process per
+environment, a torch dataset, and the desktop as a Gymnasium environment."""

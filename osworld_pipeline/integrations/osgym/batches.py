@@ -1,4 +1,4 @@
-"""Rows of prompts and of recorded steps as the batches that OSGym documents.
+"""Converts prompts and recorded steps to the batches that OSGym documents.
 
 Shapes: B rows, P = max_prompt_length, R = max_response_length, T = P (prompts) or P + R (recorded steps). Prompts are
 padded on the left, responses on the right.
@@ -15,18 +15,18 @@ from osworld_pipeline.domain.pictures import open_picture
 from osworld_pipeline.integrations.osgym.encoding import EncodedPrompt, PromptEncoder
 
 Batch = dict[str, Any]
-"""Tensors: input_ids, attention_mask (B, T), position_ids (B, T) or (B, 3, T), and of recorded steps responses (B, R)
+"""Tensors: input_ids, attention_mask (B, T), position_ids (B, T) or (B, 3, T), and for recorded steps responses (B, R)
 and reward (B,). Arrays of B objects: multi_modal_inputs, multi_modal_data, raw_prompt_ids, worker_id, meta_info."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepTokens:
-    """What a policy saw and sampled at one step, token by token."""
+    """A policy's prompt and response at one step, as tokens."""
 
     prompt: EncodedPrompt
     response_ids: tuple[int, ...]
     logprobs: tuple[float, ...] | None = None
-    """Of the sampled tokens, where the policy told them."""
+    """Log-probabilities of the sampled tokens, if the policy reports them."""
 
 
 def prompt_row(encoder: PromptEncoder, prompt: EncodedPrompt, worker_id: int, meta_info: Mapping[str, Any]) -> Batch:
@@ -42,7 +42,7 @@ def step_row(
     reward: float,
     max_response_length: int,
 ) -> Batch:
-    """A recorded step with the ids that were sampled. A response longer than the limit keeps its beginning."""
+    """A recorded step with the sampled ids. A response longer than the limit keeps its beginning."""
     response_ids = tokens.response_ids[:max_response_length]
     row = _row(encoder, tokens.prompt, response_ids, encoder.max_length, max_response_length)
     responses = torch.full((max_response_length,), encoder.tokenizer.pad_token_id, dtype=torch.int64)
@@ -56,14 +56,14 @@ def step_row(
 
 
 def collate(rows: Sequence[Batch]) -> Batch:
-    """Tensors stacked, everything else as an array of B objects. What not every row has is left out."""
+    """Stacks tensors and makes arrays of B objects of the rest. Keys that some rows lack are omitted."""
     keys = [key for key in rows[0] if all(key in row for row in rows)]
     return {key: _together([row[key] for row in rows]) for key in keys}
 
 
 def model_inputs(batch: Batch) -> Batch:
-    """What `model(**inputs)` takes of a batch: ids, mask, positions (Qwen-VL's first axis is (time, height, width)) and
-    the images of all rows."""
+    """The arguments of `model(**inputs)` from a batch: ids, mask, positions (Qwen-VL's first axis is (time, height,
+    width)) and the images of all rows."""
     inputs: Batch = {key: batch[key] for key in ("input_ids", "attention_mask")}
     positions = batch["position_ids"]
     inputs["position_ids"] = positions.transpose(0, 1) if positions.ndim == 3 else positions
@@ -107,7 +107,7 @@ def _row(
 def _together(values: list[Any]) -> Any:
     if isinstance(values[0], torch.Tensor):
         return torch.stack(values)
-    # np.array would make a table of lists that happen to have one length.
+    # np.array would make a 2D table of lists with equal lengths.
     array = np.empty(len(values), dtype=object)
     array[:] = values
     return array

@@ -1,9 +1,9 @@
-"""OSGym's MultiTurnDataloader: a process for each environment, batches of those that are ready, and a replay buffer
-that fills on the way.
+"""OSGym's MultiTurnDataloader: one process per environment, batches of those that are ready, and a replay buffer that
+it fills.
 
-A batch holds the prompts of environments that wait for an action; `async_step` answers them, in any order and any
-number. What an answer was sampled as stays as it was: neither prompt nor response is tokenised again for training.
-Every wait is bounded. A lost desktop or a dead process costs its episode, which has no reward, and is replaced.
+A batch holds the prompts of environments that wait for an action; `async_step` answers them, in any order and number.
+Sampled tokens are kept: neither prompt nor response is tokenised again for training. Every wait is bounded. A lost
+desktop or a dead process loses its episode, which has no reward, and is replaced.
 """
 
 import logging
@@ -26,9 +26,9 @@ from osworld_pipeline.integrations.osgym.worker import EnvClass, EnvProcess, Fau
 log = logging.getLogger(__name__)
 
 SlotState = Literal["busy", "ready", "offered"]
-"""`busy` resets or steps, `ready` has a prompt, `offered` waits for the action to one."""
+"""`busy`: in a reset or step; `ready`: has a prompt; `offered`: its prompt waits for an action."""
 RUNNING_SHARE = 0.01
-"""Of the newest episode in the running mean of outcomes."""
+"""Weight of the newest episode in the running mean of outcomes."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -40,13 +40,13 @@ class _Slot:
     encoded: EncodedPrompt | None = None
     meta_info: Mapping[str, Any] = field(default_factory=dict)
     tokens: StepTokens | None = None
-    """Of the step that is being carried out."""
+    """Tokens of the step in progress."""
     num_faults: int = 0
-    """Since a step last went well."""
+    """Faults since the last successful step."""
 
 
 class MultiTurnDataloader:
-    """Close it, or use it as a context manager. Not to be shared by threads."""
+    """Close it, or use it as a context manager. Not thread-safe."""
 
     def __init__(
         self,
@@ -69,12 +69,13 @@ class MultiTurnDataloader:
         recorder: EpisodeRecorder | None = None,
         seed: int | None = None,
     ) -> None:
-        """`timeout_s` bounds each wait for environments; an environment that fails `max_faults` times in a row ends
-        the run. `recorder` writes finished episodes to a trajectory store. `image_text`: see `PromptEncoder`.
+        """`timeout_s` limits each wait for environments; an environment that fails `max_faults` times in a row ends the
+        run. `recorder` writes finished episodes to a trajectory store. `image_text`: see `PromptEncoder`.
 
         Raises:
-            ValueError: more rows a batch than environments, which cannot run two steps at once, or a tokenizer without
-                padding.
+            ValueError: a batch has more rows than environments, each of which runs one step at a time, or the tokenizer
+            has
+                no padding token.
         """
         if not 1 <= batch_size <= len(env_configs):
             raise ValueError(
@@ -85,7 +86,7 @@ class MultiTurnDataloader:
         self.max_response_length = max_response_length
         self.replay = ReplayBuffer(replay_capacity, replay_reward_discount, only_keep_outcome_in_replay, seed=seed)
         self.num_faults = 0
-        """Episodes that were lost."""
+        """Number of lost episodes."""
         self._encoder = PromptEncoder(
             tokenizer, processor if is_multi_modal else None, max_length=max_prompt_length, image_text=image_text
         )
@@ -117,11 +118,11 @@ class MultiTurnDataloader:
         return self
 
     def __next__(self) -> Batch:
-        """The prompts of the `batch_size` environments that have waited longest. Without an end.
+        """The prompts of the `batch_size` environments that have waited longest. Never ends.
 
         Raises:
             ValueError: too many environments wait for an action; a prompt does not fit `max_prompt_length`.
-            EnvServerError: too few became ready in time, or one fails again and again; names it.
+            EnvServerError: too few environments became ready in time, or one fails repeatedly; names it.
         """
         self._gather_until(lambda: len(self._ready) >= self.batch_size, f"{self.batch_size} environments to be ready")
         slots = [self._ready[index] for index in range(self.batch_size)]
@@ -135,18 +136,19 @@ class MultiTurnDataloader:
         return collate(rows)
 
     def async_step(self, batch_return: Mapping[str, Any]) -> None:
-        """Sends each row's response to its environment, and returns at once.
+        """Sends each row's response to its environment and returns immediately.
 
-        Keys: `responses` (B, R), `attention_mask` (B, P + R) that says which of them count, `worker_id`, `meta_info`,
-        and where the policy tells them `rollout_log_probs` (B, R). Other keys are not read.
+        Keys: `responses` (B, R), `attention_mask` (B, P + R) that selects the valid ones, `worker_id`, `meta_info`, and
+        `rollout_log_probs` (B, R) if the policy reports them. Other keys are ignored.
 
         Raises:
-            ValueError: an environment that no prompt was taken of, twice the same one, or an empty response; nothing
-                has been sent then. An answer to an episode that was lost meanwhile is dropped.
+            ValueError: an environment whose prompt was not taken, a repeated environment, or an empty response; in
+            these
+                cases no response is sent. An answer to an episode that was lost in the meantime is dropped.
         """
         answers = [self._answer_of(batch_return, row) for row in range(len(batch_return["worker_id"]))]
         if len({slot.worker_id for slot, _ in answers if slot is not None}) < sum(bool(slot) for slot, _ in answers):
-            raise ValueError("two rows are of one environment, which takes one action at a time")
+            raise ValueError("two rows belong to one environment, which accepts one action at a time")
         for slot, tokens in answers:
             if slot is None:
                 continue
@@ -155,10 +157,10 @@ class MultiTurnDataloader:
                 self._lost(slot, slot.process.ending, is_gone=True)
 
     def sample_from_buffer(self, batch_size: int | None = None, *, is_balanced: bool = True) -> Batch:
-        """Recorded steps with their returns as `reward`; waits until there are as many.
+        """Recorded steps with their returns as `reward`; waits until there are enough.
 
         Raises:
-            ValueError: there are fewer, and no environment acts.
+            ValueError: there are fewer, and no environment is acting.
             EnvServerError: there were not enough in time.
         """
         wanted = batch_size or self.batch_size
@@ -172,16 +174,16 @@ class MultiTurnDataloader:
         return self.replay.get_balance_stats()
 
     def calculate_outcome_reward(self) -> float:
-        """Mean return of the last steps of the episodes in the buffer; 0 for none."""
+        """Mean return of the last steps of the episodes in the buffer; 0 without episodes."""
         outcomes = [env_ret["reward"] for _, env_ret, _ in self.replay.items if env_ret.get("done")]
         return sum(outcomes) / len(outcomes) if outcomes else 0.0
 
     def running_outcome_reward(self) -> float:
-        """Of the episodes as they end, the newest counting most; it begins at 0."""
+        """Running mean over ended episodes that weights the newest most; starts at 0."""
         return self._running_reward
 
     def print_stats_in_replay_buffer(self) -> None:
-        """How many steps and episodes there are, how many episodes have how many steps, and the balance."""
+        """Prints the numbers of steps and episodes, a histogram of episode lengths, and the balance."""
         print(self.stats_in_replay_buffer())
 
     def stats_in_replay_buffer(self) -> str:
@@ -196,7 +198,7 @@ class MultiTurnDataloader:
         )
 
     def close(self) -> None:
-        """Ends the environments' processes, their desktops given back; idempotent, and bounded."""
+        """Ends the environments' processes and releases their desktops; idempotent, with bounded waits."""
         if not self._is_closed:
             self._is_closed = True
             close_processes([slot.process for slot in self._slots], grace_s=self._close_grace_s)
@@ -207,7 +209,7 @@ class MultiTurnDataloader:
 
     def _reset(self, slot: _Slot) -> None:
         slot.state, slot.prompt, slot.encoded, slot.tokens, slot.meta_info = "busy", (), None, None, {}
-        # A process that ended before it heard this is found by its sentinel.
+        # A process that ended before it received this is detected by its sentinel.
         slot.process.ask("reset")
 
     def _gather_until(self, is_enough: Callable[[], bool], what: str) -> None:
@@ -227,12 +229,12 @@ class MultiTurnDataloader:
             if left_s <= 0:
                 raise EnvServerError(
                     f"waited {self._timeout_s:g} s for {what}: {busy} of {self.num_envs} environments are still "
-                    "resetting or acting; look at the env server, or raise timeout_s"
+                    "resetting or acting; check the env server, or raise timeout_s"
                 )
             self._gather(left_s)
 
     def _gather(self, timeout_s: float) -> None:
-        """Takes what environments have to say; waits for the first of them where none has."""
+        """Receives pending messages of environments; waits for the first one if there are none."""
         by_handle: dict[Any, _Slot] = {}
         for slot in self._slots:
             if slot.state == "busy":
@@ -240,8 +242,8 @@ class MultiTurnDataloader:
                 by_handle[slot.process.sentinel] = slot
         if not by_handle:
             return
-        heard = {by_handle[handle].worker_id for handle in wait(list(by_handle), timeout_s)}
-        for worker_id in sorted(heard):
+        pending = {by_handle[handle].worker_id for handle in wait(list(by_handle), timeout_s)}
+        for worker_id in sorted(pending):
             slot = self._slots[worker_id]
             said = slot.process.receive()
             if isinstance(said, State):
@@ -258,7 +260,7 @@ class MultiTurnDataloader:
             if tokens is not None:
                 self._keep(slot, state, tokens)
         except (ValueError, KeyError) as error:
-            self._lost(slot, f"its answer is not an environment's: {error}")
+            self._lost(slot, f"it sent an invalid answer: {error}")
             return
         if tokens is not None:
             slot.num_faults = 0
@@ -270,8 +272,8 @@ class MultiTurnDataloader:
         self._ready.append(slot)
 
     def _keep(self, slot: _Slot, state: State, tokens: StepTokens) -> None:
-        """The step into the buffer, and into the record of its episode. The prompt that it answered is in `tokens`, so
-        of what was shown only that is held."""
+        """Adds the step to the buffer and to the record of its episode. `tokens` contains its prompt, so the
+        observations are not kept."""
         uid = state.meta_info["uid"]
         env_ret = {key: value for key, value in state.env_ret.items() if key not in ("obs", "prev_obs")}
         self.replay.add((slot.worker_id, {**env_ret, "tokens": tokens}, state.meta_info))
@@ -283,10 +285,10 @@ class MultiTurnDataloader:
             log.debug("episode %s of environment %d ended with reward %g", uid, slot.worker_id, reward)
 
     def _lost(self, slot: _Slot, reason: str, *, is_gone: bool = False) -> None:
-        """The episode is gone; the environment begins another one, in a new process where the old one `is_gone`.
+        """Drops the episode; the environment begins another one, in a new process if the old one `is_gone`.
 
         Raises:
-            EnvServerError: it has failed too often in a row.
+            EnvServerError: it has failed too many times in a row.
         """
         uid = slot.meta_info.get("uid")
         if uid is not None:
@@ -306,7 +308,7 @@ class MultiTurnDataloader:
         self._reset(slot)
 
     def _answer_of(self, batch_return: Mapping[str, Any], row: int) -> tuple[_Slot | None, StepTokens]:
-        """The environment that a row answers, None where the episode is gone, and what was sampled."""
+        """The environment that a row answers, None if its episode is gone, and the sampled tokens."""
         responses = batch_return["responses"][row]
         is_response = batch_return["attention_mask"][row][-len(responses) :].bool()
         response_ids = tuple(responses[is_response].tolist())
@@ -314,7 +316,7 @@ class MultiTurnDataloader:
         if not response_ids:
             raise ValueError(f"row {row} answers environment {worker_id} with an empty response")
         if not 0 <= worker_id < self.num_envs:
-            raise ValueError(f"row {row} is of environment {worker_id}; there are {self.num_envs}")
+            raise ValueError(f"row {row} belongs to environment {worker_id}; there are {self.num_envs}")
         slot = self._slots[worker_id]
         logprobs = batch_return.get("rollout_log_probs")
         tokens = StepTokens(
@@ -325,7 +327,7 @@ class MultiTurnDataloader:
         if batch_return["meta_info"][row].get("uid") != slot.meta_info.get("uid"):
             return None, tokens
         if slot.state != "offered":
-            raise ValueError(f"environment {worker_id} waits for no action: take its prompt from a batch first")
+            raise ValueError(f"environment {worker_id} does not wait for an action: take its prompt from a batch first")
         return slot, tokens
 
     def _text_of(self, response_ids: Sequence[int]) -> str:
@@ -349,7 +351,7 @@ class MultiTurnDataloader:
 
 
 def _shared(prompt: Prompt, earlier: Prompt) -> Prompt:
-    """The same prompt, its screenshots being the objects of the earlier one where they are equal: an episode holds each
-    once, however often it was shown."""
+    """The same prompt, with equal screenshots replaced by the objects of the earlier one, so that an episode holds each
+    screenshot once."""
     known = {part: part for part in earlier if isinstance(part, bytes)}
     return tuple(known.get(part, part) if isinstance(part, bytes) else part for part in prompt)

@@ -1,5 +1,5 @@
-"""The data engine as a torch IterableDataset: a policy acts in the environments, and batches of recorded steps come
-out."""
+"""The data engine as a torch IterableDataset: a policy acts in the environments, and it yields batches of recorded
+steps."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -10,12 +10,12 @@ from osworld_pipeline.integrations.osgym.batches import Batch
 from osworld_pipeline.integrations.osgym.dataloader import MultiTurnDataloader
 
 Policy = Callable[[Batch], Mapping[str, Any]]
-"""Answers a batch of prompts with what `MultiTurnDataloader.async_step` reads."""
+"""Answers a batch of prompts with the input of `MultiTurnDataloader.async_step`."""
 
 
 class MultiTurnDataset(IterableDataset[Batch]):
-    """Yields whole batches: give it to `torch.utils.data.DataLoader` with `batch_size=None`. The dataloader is the
-    caller's to close."""
+    """Yields whole batches: pass it to `torch.utils.data.DataLoader` with `batch_size=None`. The caller closes the
+    dataloader."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class MultiTurnDataset(IterableDataset[Batch]):
         batch_size: int | None = None,
     ) -> None:
         """Before each batch the policy answers `rounds_per_batch` batches of prompts, and more until there are enough
-        steps of finished episodes. `batch_size`: recorded steps a batch; None takes the dataloader's."""
+        steps of finished episodes. `batch_size`: recorded steps per batch; None for the dataloader's."""
         super().__init__()
         self._dataloader, self._policy = dataloader, policy
         self._num_batches, self._rounds = num_batches, rounds_per_batch
@@ -39,11 +39,11 @@ class MultiTurnDataset(IterableDataset[Batch]):
     def __iter__(self) -> Iterator[Batch]:
         """
         Raises:
-            ValueError: in a worker process of torch's; the environments have processes of their own.
+            ValueError: called in a worker process of torch; the environments have their own processes.
             EnvServerError: environments fail, or do not answer.
         """
         if get_worker_info() is not None:
-            raise ValueError("the environments have processes of their own: use the DataLoader with num_workers=0")
+            raise ValueError("the environments have their own processes: use the DataLoader with num_workers=0")
         for _ in range(self._num_batches):
             num_rounds = 0
             while num_rounds < self._rounds or len(self._dataloader.replay) < self._batch_size:

@@ -1,4 +1,4 @@
-"""Desktops for a caller that waits: the env client behind plain calls, its event loop in a thread of its own."""
+"""Desktops for synchronous callers: the env client behind blocking calls, with its event loop in a separate thread."""
 
 import asyncio
 import threading
@@ -20,7 +20,8 @@ JOIN_S = 5.0
 
 
 class WaitingDesktop:
-    """One desktop at a time; each reset gives back the last one. Its calls raise what `protocols.Desktop` raises."""
+    """One desktop at a time; each reset releases the previous one. Its calls raise the exceptions of
+    `protocols.Desktop`."""
 
     def __init__(
         self,
@@ -32,7 +33,7 @@ class WaitingDesktop:
         client_id: str = "",
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        """As `EnvClient`. Nothing is opened or started before the first reset."""
+        """As `EnvClient`. Connections and thread start with the first reset."""
         self._options: dict[str, Any] = {
             "token": token, "env_config": env_config, "timeouts": timeouts, "client_id": client_id,
             "transport": transport,
@@ -71,7 +72,7 @@ class WaitingDesktop:
             self._run(desktop.close())
 
     def close(self) -> None:
-        """Gives the desktop back and ends the thread; idempotent. A reset after it begins anew."""
+        """Releases the desktop and ends the thread; idempotent. A later reset starts them again."""
         if self._loop is None or self._thread is None:
             return
         self.give_back()
@@ -84,11 +85,11 @@ class WaitingDesktop:
     @property
     def _live(self) -> HttpDesktop:
         if self._desktop is None:
-            raise EnvServerError("there is no desktop: reset comes first")
+            raise EnvServerError("there is no desktop: call reset first")
         return self._desktop
 
     def _run(self, call: Coroutine[Any, Any, Result]) -> Result:
-        """Every call of the client has limits of its own. One that is interrupted here is cancelled there."""
+        """Every call of the client has its own time limits. A call that is interrupted here is cancelled there."""
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             self._thread = threading.Thread(target=_run_loop, args=(self._loop,), name="env-client", daemon=True)

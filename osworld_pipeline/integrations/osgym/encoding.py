@@ -1,7 +1,7 @@
-"""Prompts as token ids and image inputs, by any tokenizer and processor of Hugging Face's interface.
+"""Prompts as token ids and image inputs, with any tokenizer and processor of Hugging Face's interface.
 
-A screenshot is encoded once, by the processor itself, which says how many tokens it takes. A prompt that is too long
-loses its oldest screenshots whole, so that placeholders and pixels always agree.
+A screenshot is encoded once, by the processor itself, which determines its number of tokens. A prompt that is too long
+loses its oldest screenshots completely, so that placeholders and pixels always agree.
 """
 
 import functools
@@ -19,15 +19,15 @@ from osworld_pipeline.domain.pictures import open_picture
 from osworld_pipeline.integrations.osgym.prompts import Markup, Prompt, without_oldest
 
 TEXT_KEYS = {"input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids"}
-"""What a processor answers of the text; the rest is of the image."""
+"""Keys of a processor's result that belong to the text; the others belong to the image."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncodedImage:
     token_ids: tuple[int, ...]
-    """As they stand in the prompt, placeholders expanded."""
+    """As in the prompt, with placeholders expanded."""
     inputs: Mapping[str, torch.Tensor]
-    """What the model takes beside them (pixel_values, image_grid_thw, ...), images along the first axis."""
+    """The model's other inputs (pixel_values, image_grid_thw, ...), with images along the first axis."""
 
     @property
     def num_bytes(self) -> int:
@@ -38,13 +38,13 @@ class EncodedImage:
 class EncodedPrompt:
     token_ids: tuple[int, ...]
     raw_token_ids: tuple[int, ...]
-    """The same with each image's text as written, for an engine that expands it itself."""
+    """The same with each image's text unexpanded, for an engine that expands it itself."""
     images: tuple[bytes, ...]
     """Encoded images in the order of their placeholders."""
 
 
 class PromptEncoder:
-    """Holds a tokenizer, a processor or none, and the pixel values of the newest screenshots."""
+    """Holds a tokenizer, an optional processor, and the pixel values of the newest screenshots."""
 
     def __init__(
         self,
@@ -55,8 +55,8 @@ class PromptEncoder:
         image_text: str | None = None,
         cache_bytes: int = 1 << 30,
     ) -> None:
-        """`image_text`: how one image is written in a prompt for this processor; None takes its image token, between
-        its vision tokens where it has some.
+        """`image_text`: the text of one image in a prompt for this processor; None uses its image token, between its
+        vision tokens if it has them.
 
         Raises:
             ValueError: the tokenizer has no padding token.
@@ -71,7 +71,7 @@ class PromptEncoder:
         self._num_cached_bytes = 0
 
     def encode(self, prompt: Prompt) -> EncodedPrompt:
-        """The prompt, or as much of it as `max_length` holds: the task, and the newest screenshots whole.
+        """The prompt, or the part of it that fits `max_length`: the task, and the newest screenshots completely.
 
         Raises:
             ValueError: not even the task and the newest screenshot fit, or there are images and no processor.
@@ -103,7 +103,7 @@ class PromptEncoder:
         return found
 
     def image_inputs(self, images: Sequence[bytes]) -> dict[str, torch.Tensor]:
-        """What a model takes of these images together; empty for none.
+        """A model's inputs for these images together; empty without images.
 
         Raises:
             ValueError: this processor's inputs cannot hold images of different sizes together.
@@ -116,12 +116,12 @@ class PromptEncoder:
             if len(shapes) > 1:
                 raise ValueError(
                     f"the screenshots of one prompt make {key} of different shapes {sorted(shapes)}, which this "
-                    f"{type(self.processor).__name__} cannot show together: let the environment send one size"
+                    f"{type(self.processor).__name__} cannot combine: make the environment send one size"
                 )
         return {key: torch.cat([inputs[key] for inputs in encoded]) for key in encoded[0]}
 
     def positions(self, token_ids: Sequence[int], image_inputs: Mapping[str, torch.Tensor]) -> np.ndarray:
-        """(T,) for a model that counts tokens, (3, T) for Qwen-VL's, which counts time, height and width."""
+        """(T,) for a model with 1D positions, (3, T) for Qwen-VL's, with time, height and width."""
         if not self.has_rope_positions:
             return np.arange(len(token_ids), dtype=np.int64)
         grids = image_inputs.get("image_grid_thw")
@@ -159,7 +159,7 @@ class PromptEncoder:
         return EncodedPrompt(token_ids=tuple(ids), raw_token_ids=tuple(raw_ids), images=tuple(images))
 
     def _end_of(self, prompt: EncodedPrompt) -> EncodedPrompt:
-        """As much of the end as fits; an image is never cut."""
+        """The longest end of the prompt that fits; an image is never cut."""
         if prompt.images:
             raise ValueError(
                 f"the task and one screenshot take {len(prompt.token_ids)} tokens, more than max_prompt_length "
@@ -170,7 +170,7 @@ class PromptEncoder:
 
     def _tokens(self, text: str) -> list[int]:
         is_plain = not isinstance(text, Markup)
-        # A tokenizer reads any string; the subclass only says how.
+        # A tokenizer accepts any string; the subclass only marks special tokens.
         return list(self.tokenizer(str(text), add_special_tokens=False, split_special_tokens=is_plain)["input_ids"])
 
     def _process(self, image: bytes) -> EncodedImage:

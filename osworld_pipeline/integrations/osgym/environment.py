@@ -1,9 +1,9 @@
-"""OSGym's environment over our env server: `reset()` and `step(text)` for one desktop, its dialect and prompt, its
-configuration's names.
+"""OSGym's environment on our env server: `reset()` and `step(text)` for one desktop, with OSGym's dialect, prompt and
+configuration names.
 
-A response that is no call changes nothing, and the model is told why; a fault is raised, never a reward of zero. The
-step that uses up `max_step` is carried out and graded. A policy that disables its desktop or interferes with grading
-has failed: its episode ends with a reward of zero.
+A response without a valid call changes nothing, and the model receives the reason. A fault is raised and is never a
+reward of zero. The step that reaches `max_step` is executed and graded. A policy that disables its desktop or
+interferes with grading has failed: its episode ends with a reward of zero.
 """
 
 import json
@@ -36,7 +36,7 @@ from osworld_pipeline.rollout.signals import step_signals
 from osworld_pipeline.wire import EnvConfig, ImageFormat
 
 DIFF_THRESHOLD = 0.01
-"""Of a changed screen, as recipes have it."""
+"""Threshold of a changed screen, as in recipes."""
 
 
 class OsgymEnvConfig(BaseModel):
@@ -45,32 +45,32 @@ class OsgymEnvConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     server_url: str | tuple[str, ...]
-    """Of one env server, or of several, which are tried in turn."""
+    """URL of one env server, or of several, which are used in rotation."""
     json_dir: Path
-    """Tasks: every .json below it."""
+    """Folder of tasks: every .json file below it."""
     img_h: int = Field(default=1080, ge=32)
     img_w: int = Field(default=1920, ge=32)
     """The screen's size."""
     max_step: int = Field(default=100, ge=1)
     max_hist: int = Field(default=10, ge=1)
-    """Screenshots shown at most."""
+    """Maximum number of screenshots in the prompt."""
     timeout: float = Field(default=120.0, gt=0)
-    """Seconds of one request."""
+    """Timeout of one request in seconds."""
     vlm_img_w: int = Field(default=1260, ge=32)
     vlm_img_h: int = Field(default=700, ge=32)
-    """The screenshots' size as the model sees them; resized where the desktop is."""
+    """Size of the screenshots in the model's input; they are resized on the desktop's machine."""
     image_format: ImageFormat = "jpeg"
     image_quality: int | None = Field(default=80, ge=1, le=100)
     prompt_format: Literal["osgym", "chatml"] = "osgym"
-    """`osgym`: the task, then screenshots and actions in turn. `chatml`: the same as a conversation, as Qwen's chat
-    template writes it."""
+    """`osgym`: the task, then screenshots and actions in turn. `chatml`: the same as a conversation in Qwen's chat
+    template."""
     dialect: str = "calls"
     coordinate_space: str = "dialect"
     pause_s: float = Field(default=2.0, ge=0.0, le=60.0)
     capacity_s: float = Field(default=300.0, gt=0)
     """How long a reset waits for a free replica."""
     seed: int | None = None
-    """Of the draw of tasks, which differs by worker."""
+    """Seed of the task selection, which differs by worker."""
     token: SecretStr | None = None
 
 
@@ -86,7 +86,7 @@ class OsgymEnv:
     ) -> None:
         """
         Raises:
-            RecipeError: a key of the configuration is unknown or wrong; names it.
+            RecipeError: a key of the configuration is unknown or invalid; names it.
             TaskError: there are no tasks, or one is malformed.
         """
         self.config = config = _checked(env_config)
@@ -112,14 +112,14 @@ class OsgymEnv:
         )
         self._meta_info: dict[str, Any] = {}
         self._turns: list[tuple[bytes, str]] = []
-        """Screenshot and what was said to it."""
+        """Screenshot and response."""
         self._before: Observation | None = None
         self._task = self.tasks[0]
         self._num_steps = 0
         self._is_over = True
 
     def reset(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """A task at random, on a fresh desktop. Raises as `protocols.Desktop.reset`."""
+        """A random task on a fresh desktop. Raises as `protocols.Desktop.reset`."""
         self._is_over = True
         self._task = self._random.choice(self.tasks)
         self._before, info = self._desktop.reset(self._task)
@@ -139,11 +139,11 @@ class OsgymEnv:
         """
         Raises:
             ValueError: the episode is over.
-            EnvServerError, ReplicaError, EvaluatorError: the episode is lost; its desktop has been given back.
+            EnvServerError, ReplicaError, EvaluatorError: the episode is lost; its desktop has been released.
         """
         if self._is_over or self._before is None:
-            raise ValueError("the episode is over: reset comes first")
-        self._is_over = True  # until the step has ended well
+            raise ValueError("the episode is over: call reset first")
+        self._is_over = True  # until the step has succeeded
         try:
             return self._step(action, self._before), self._meta_info
         finally:
@@ -151,7 +151,7 @@ class OsgymEnv:
                 self._desktop.give_back()
 
     def close(self) -> None:
-        """Gives the desktop back; idempotent."""
+        """Releases the desktop; idempotent."""
         self._is_over = True
         self._desktop.close()
 
@@ -202,7 +202,7 @@ class OsgymEnv:
         }
 
     def _act(self, turn: ParsedTurn, image: ModelImage, before: Observation) -> tuple[Observation, str | None]:
-        """The observation after, and why nothing was done where nothing was."""
+        """The next observation, and the reason if no action ran."""
         command = self._command(turn, image)
         if command is None:
             return before, turn.error or "no action found in the response"
@@ -221,7 +221,7 @@ class OsgymEnv:
         return self._dialect.to_command(turn.arguments, scale)
 
     def _prompt(self, screenshot: bytes) -> Prompt:
-        """The task, the newest `max_hist` screenshots, and what was said to all but the last of them."""
+        """The task, the newest `max_hist` screenshots, and the responses to all but the last of them."""
         is_chat = self.config.prompt_format == "chatml"
         begin, to_policy, to_user = _CHAT if is_chat else ("", "", "")
         parts: list[Part] = [Markup(begin)]
@@ -242,10 +242,10 @@ _CHAT = (
 
 
 def read_tasks(folder: Path) -> tuple[Task, ...]:
-    """Every task below a folder, in the order of their paths.
+    """Every task below a folder, sorted by path.
 
     Raises:
-        TaskError: there is none, or a file holds none.
+        TaskError: there are no tasks, or a file contains none.
     """
     tasks = []
     for path in sorted(folder.rglob("*.json")):
@@ -253,14 +253,14 @@ def read_tasks(folder: Path) -> tuple[Task, ...]:
             config = json.loads(path.read_text(encoding="utf-8"))
             tasks.append(Task.from_config(config, domain=path.parent.name))
         except (OSError, ValueError, AttributeError) as error:
-            raise TaskError(f"{path} holds no task: {error}") from error
+            raise TaskError(f"{path} does not contain a task: {error}") from error
     if not tasks:
-        raise TaskError(f"there is no task below {folder}: put OSWorld's JSON files there")
+        raise TaskError(f"there are no tasks below {folder}: put OSWorld's JSON files there")
     return tuple(tasks)
 
 
 def _model_image(observation: Observation) -> ModelImage:
-    """What the screenshot is to the model, its bytes unchanged: the desktop has resized it."""
+    """The screenshot as a model image, with unchanged bytes: the desktop has resized it."""
     data = observation.screenshot
     try:
         with open_picture(data) as image:
@@ -268,7 +268,8 @@ def _model_image(observation: Observation) -> ModelImage:
             image_format = (image.format or observation.image_format).lower()
             image.load()
     except (OSError, SyntaxError, Image.DecompressionBombError) as error:
-        raise ReplicaError(f"the desktop sent a screenshot of {len(data)} bytes that is no image: {error}") from error
+        message = f"the desktop sent a screenshot of {len(data)} bytes that is not an image: {error}"
+        raise ReplicaError(message) from error
     screen_width, screen_height = observation.screen_size or (width, height)
     return ModelImage(
         data=data,

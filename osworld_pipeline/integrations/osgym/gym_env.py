@@ -1,7 +1,7 @@
 """The desktop as a Gymnasium environment: `gymnasium.make("osworld_pipeline/Desktop-v0", server_url=..., tasks=...)`.
 
-Importing this module registers it. An observation is the screenshot and the task's words, an action is a turn of text
-in the environment's dialect (OSGym's calls by default), and the grader's score is the reward of the last step.
+Importing this module registers it. An observation is the screenshot and the task's instruction, an action is a turn of
+text in the environment's dialect (OSGym's calls by default), and the grader's score is the reward of the last step.
 """
 
 import string
@@ -42,13 +42,13 @@ MAX_ACTION_CHARS = 10_000
 FAULTS = (EnvServerError, EvaluatorError, ReplicaError, SetupError)
 
 DesktopObservation = dict[str, Any]
-"""`screenshot`: uint8 (height, width, 3); `instruction`: the task's words."""
+"""`screenshot`: uint8 (height, width, 3); `instruction`: the task's instruction."""
 
 
 class DesktopEnv(gymnasium.Env[DesktopObservation, str]):
-    """One desktop. `terminated`: the policy said that it is done, or that it cannot be; `truncated`: the steps are used
-    up. Both are graded. A policy that disables its desktop is terminated with a reward of zero, and `info["tampering"]`
-    says how. An action that is none changes nothing, and `info["action_error"]` says why."""
+    """One desktop. `terminated`: the policy has declared the task done or infeasible; `truncated`: the step limit is
+    reached. Both are graded. A policy that disables its desktop is terminated with a reward of zero, and
+    `info["tampering"]` describes it. An invalid action changes nothing, and `info["action_error"]` has the reason."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 1}  # noqa: RUF012 - Gymnasium's own name and kind
 
@@ -72,13 +72,13 @@ class DesktopEnv(gymnasium.Env[DesktopObservation, str]):
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         """`tasks`: a folder of OSWorld's JSON files, or their contents. `screen_size` and `image_size` are (width,
-        height), of the desktop and of the screenshots; None is the screen's. `fault_mode` says what a lost desktop or a
-        crashed grader is: an error, or an episode that ends truncated with a reward that is not a number and the
-        sentence in `info["fault"]`, so that a vector of environments goes on. Never a reward of zero.
+        height), of the desktop and of the screenshots; None for the screen's size. `fault_mode` selects how a lost
+        desktop or a crashed grader is reported: as an exception, or as a truncated episode with a reward of NaN and the
+        message in `info["fault"]`, so that a vector of environments continues. It is never a reward of zero.
 
         Raises:
             TaskError: there are no tasks, or one is malformed.
-            ValueError: no such dialect or render mode.
+            ValueError: there is no such dialect or render mode.
         """
         if render_mode not in (None, "rgb_array"):
             raise ValueError(f"render_mode is 'rgb_array' or None, not {render_mode!r}")
@@ -108,35 +108,35 @@ class DesktopEnv(gymnasium.Env[DesktopObservation, str]):
         self.action_space = spaces.Text(MAX_ACTION_CHARS, min_length=0, charset=string.printable)
         self._task = self.tasks[0]
         self._seen: Observation | None = None
-        """None while no episode goes on."""
+        """None if there is no running episode."""
         self._num_steps = 0
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[DesktopObservation, dict[str, Any]]:
-        """A fresh desktop for a task drawn by the seed, or for `options["task_id"]`.
+        """A fresh desktop for a task selected by the seed, or for `options["task_id"]`.
 
         Raises:
-            TaskError: no such task.
-            EnvServerError, ReplicaError, SetupError: there is no desktop for it; in either fault mode.
+            TaskError: there is no such task.
+            EnvServerError, ReplicaError, SetupError: no desktop could be prepared; raised in both fault modes.
         """
         super().reset(seed=seed)
         self._task = self._choose((options or {}).get("task_id"))
         self._seen = None
         self._seen, info = self._desktop.reset(self._task)
         self._num_steps = 0
-        told = {"replica_id": info.replica_id, "provider": info.provider, "image_digest": info.image_digest}
-        return self._observation(self._seen), {"task_id": self._task.task_id, **told}
+        desktop = {"replica_id": info.replica_id, "provider": info.provider, "image_digest": info.image_digest}
+        return self._observation(self._seen), {"task_id": self._task.task_id, **desktop}
 
     def step(self, action: str) -> tuple[DesktopObservation, float, bool, bool, dict[str, Any]]:
         """
         Raises:
-            ValueError: no episode goes on.
+            ValueError: there is no running episode.
             EnvServerError, ReplicaError, EvaluatorError: the episode is lost (`fault_mode="raise"`).
         """
         before, self._seen = self._seen, None
         if before is None:
-            raise ValueError("no episode goes on: reset comes first")
+            raise ValueError("there is no running episode: call reset first")
         info: dict[str, Any] = {"task_id": self._task.task_id}
         try:
             return self._step(action, before, info)
@@ -159,7 +159,7 @@ class DesktopEnv(gymnasium.Env[DesktopObservation, str]):
         return self._observation(self._seen)["screenshot"]
 
     def close(self) -> None:
-        """Gives the desktop back; idempotent."""
+        """Releases the desktop; idempotent."""
         self._seen = None
         self._desktop.close()
 
@@ -204,7 +204,7 @@ class DesktopEnv(gymnasium.Env[DesktopObservation, str]):
             with open_picture(seen.screenshot) as image:
                 pixels = np.array(image.convert("RGB"))
         except (OSError, SyntaxError, Image.DecompressionBombError) as error:
-            raise ReplicaError(f"the desktop sent what is no image: {error}") from error
+            raise ReplicaError(f"the desktop sent invalid image data: {error}") from error
         width, height = self._image_size
         if pixels.shape != (height, width, 3):
             raise EnvServerError(
@@ -221,5 +221,5 @@ def _tasks_of(configs: Sequence[Mapping[str, Any]]) -> tuple[Task, ...]:
 
 
 if ENV_ID not in gymnasium.registry:
-    # A real desktop has a clock, and programs that start when they like.
+    # A real desktop has a clock, and programs that start at any time.
     gymnasium.register(id=ENV_ID, entry_point=f"{__name__}:DesktopEnv", nondeterministic=True)

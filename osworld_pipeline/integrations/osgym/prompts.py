@@ -1,7 +1,7 @@
-"""What an environment shows a model: text and encoded screenshots in order, as parts or as OSGym's one long string.
+"""Prompts of an environment: text and encoded screenshots in order, as parts or as OSGym's single string.
 
-OSGym's string holds a screenshot as `<|vision_start|>BASE64<|vision_end|>`. Text between these tags that is no image
-stays text: an instruction or an action may hold anything.
+OSGym's string holds a screenshot as `<|vision_start|>BASE64<|vision_end|>`. Text between these tags that is not an
+image stays text, because an instruction or an action may contain anything.
 """
 
 import base64
@@ -17,7 +17,7 @@ _TAGGED = re.compile(r"<\|vision_start\|>([A-Za-z0-9+/=\s]+)<\|vision_end\|>")
 
 
 class Markup(str):
-    """Text of which the names of special tokens are these tokens. In any other text they are only characters, so that
+    """Text in which the names of special tokens are these tokens. In other text they are plain characters, so that
     neither a task nor a model can end a turn or show an image."""
 
     __slots__ = ()
@@ -29,7 +29,7 @@ Prompt = tuple[Part, ...]
 
 
 def read_prompt(observation: Any) -> Prompt:
-    """What an environment calls `obs`: parts, or OSGym's string.
+    """Reads an environment's `obs`: parts, or OSGym's string.
 
     Raises:
         ValueError: it is neither.
@@ -44,7 +44,7 @@ def read_prompt(observation: Any) -> Prompt:
 
 
 def write_prompt(prompt: Sequence[Part]) -> str:
-    """As OSGym's one string."""
+    """As OSGym's single string."""
     return "".join(
         part if isinstance(part, str) else f"{VISION_START}{base64.b64encode(part).decode()}{VISION_END}"
         for part in prompt
@@ -52,8 +52,8 @@ def write_prompt(prompt: Sequence[Part]) -> str:
 
 
 def without_oldest(prompt: Prompt) -> Prompt | None:
-    """The same without the oldest screenshot and what was said to it, or without the oldest text after the first where
-    nothing is shown. None where only the task and the newest screenshot are left."""
+    """Removes the oldest screenshot and its response, or without screenshots the oldest text after the first. Returns
+    None if only the task and the newest screenshot remain."""
     images = [index for index, part in enumerate(prompt) if isinstance(part, bytes)]
     if len(images) > 1:
         return prompt[: images[0]] + prompt[images[1] :]

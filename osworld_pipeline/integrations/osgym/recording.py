@@ -1,4 +1,4 @@
-"""Between the replay buffer and the trajectory store: finished episodes are written as the store keeps all others, and
+"""Connects the replay buffer and the trajectory store: finished episodes are written in the store's format, and
 recorded ones fill a buffer, token by token.
 """
 
@@ -37,8 +37,8 @@ class _Growing:
 
 
 class EpisodeRecorder:
-    """Writes each episode of environments that tell their steps (`OsgymEnv` does) as a part of its own, when it ends:
-    whole, with its outcome, or as a fault without a reward."""
+    """Writes each episode of environments that report step records (as `OsgymEnv` does) as a separate part when it
+    ends: complete, with its outcome, or as a fault without a reward."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class EpisodeRecorder:
         success_threshold: float = 1.0,
         max_turns: int = 0,
     ) -> None:
-        """`policy_version`: number of updates that produced the weights that sample; set it anew when they change."""
+        """`policy_version`: number of updates in the sampling weights; set it again when they change."""
         self.policy_version = policy_version
         self._store = store
         self._checkpoint_id, self._sampling, self._engine = checkpoint_id, sampling, engine
@@ -59,15 +59,15 @@ class EpisodeRecorder:
         self._growing: dict[str, _Growing] = {}
 
     def add(self, env_ret: Mapping[str, Any], meta_info: Mapping[str, Any], tokens: StepTokens) -> None:
-        """One step; the last one writes the episode.
+        """Adds one step; the last one writes the episode.
 
         Raises:
-            ValueError: the environment tells no steps.
+            ValueError: the environment reports no step records.
             StoreError: the file system refused.
         """
         record, uid = env_ret.get("record"), meta_info["uid"]
         if not isinstance(record, StepRecord):
-            raise ValueError(f"a step of episode {uid} has no record: only environments that tell one are recorded")
+            raise ValueError(f"a step of episode {uid} has no record: only environments that report one are recorded")
         growing = self._growing.setdefault(uid, _Growing(started_at=time.time(), meta_info=meta_info))
         sha256 = self._store.write_blob(record.screenshot, suffix=record.suffix)
         growing.steps.append(
@@ -92,17 +92,17 @@ class EpisodeRecorder:
             self._write(uid, outcome, reward=Reward(task=reward, shaped=reward), error=tampering)
 
     def fault(self, uid: str, reason: str) -> None:
-        """The episode will not end. One of which no step was told leaves nothing."""
+        """The episode will not end. Without any recorded step nothing is written."""
         if uid in self._growing:
             self._write(uid, Outcome.ENV_FAULT, error=reason)
 
     def _write(self, uid: str, outcome: Outcome, *, reward: Reward | None = None, error: str | None = None) -> None:
         growing = self._growing.pop(uid)
-        told = growing.meta_info
+        meta = growing.meta_info
         episode = Episode(
             episode_id=f"osgym-{uid}",
-            task_id=told.get("task_id", ""),
-            task_digest=told.get("task_digest", ""),
+            task_id=meta.get("task_id", ""),
+            task_digest=meta.get("task_digest", ""),
             purpose=EpisodePurpose.TRAIN,
             checkpoint_id=self._checkpoint_id,
             engine=self._engine,
@@ -112,12 +112,12 @@ class EpisodeRecorder:
             reward=reward,
             steps=tuple(growing.steps),
             context_mode=ContextMode.WINDOW,
-            # Without the log-probabilities of every step they would be no use to a trainer.
+            # Without the log-probabilities of every step, token ids are of no use to a trainer.
             sequences=tuple(growing.sequences) if len(growing.sequences) == len(growing.steps) else (),
-            replica_id=told.get("replica_id", ""),
-            provider=told.get("provider", ""),
-            image_digest=told.get("image_digest", ""),
-            grader_version=told.get("grader_version", ""),
+            replica_id=meta.get("replica_id", ""),
+            provider=meta.get("provider", ""),
+            image_digest=meta.get("image_digest", ""),
+            grader_version=meta.get("grader_version", ""),
             max_turns=self._max_turns,
             started_at=growing.started_at,
             times_s={"total": time.time() - growing.started_at},
@@ -126,7 +126,7 @@ class EpisodeRecorder:
 
     def _sequence(self, tokens: StepTokens, num_steps: int) -> TokenSequence:
         prompt, response = tokens.prompt.token_ids, tokens.response_ids
-        assert tokens.logprobs is not None, "the caller looks"
+        assert tokens.logprobs is not None, "checked by the caller"
         return TokenSequence(
             token_ids=(*prompt, *response),
             response_mask=(0,) * len(prompt) + (1,) * len(response),
@@ -137,8 +137,8 @@ class EpisodeRecorder:
 
 
 def fill_from_store(buffer: ReplayBuffer, store: TrajectoryStore, *, prefix: str = "") -> int:
-    """The steps of recorded episodes (of parts whose names begin so) into the buffer, with the ids that were sampled;
-    returns how many episodes. Faults and timeouts, and episodes without token ids, are left out.
+    """Adds the steps of recorded episodes (of parts whose names start with `prefix`) to the buffer, with the sampled
+    ids; returns the number of episodes. Faults, timeouts and episodes without token ids are skipped.
 
     Raises:
         StoreError: a part or a screenshot cannot be read.
@@ -178,8 +178,8 @@ def _items_of(episode: Episode, store: TrajectoryStore) -> Iterator[Item]:
 
 
 def _turns_of(sequence: TokenSequence) -> Iterator[tuple[int, int, TokenSequence, tuple[int, ...]]]:
-    """(first, end) of each run of sampled tokens, and the steps whose screenshots stand before it: in a sequence with
-    several turns each of them shows one screenshot more."""
+    """(first, end) of each run of sampled tokens, and the steps whose screenshots come before it: in a sequence with
+    several turns each of them shows one more screenshot."""
     mask = (*sequence.response_mask, 0)
     starts = [at for at, value in enumerate(mask) if value and not (at and mask[at - 1])]
     for index, start in enumerate(starts):

@@ -1,7 +1,7 @@
-"""OSGym's ReplayBuffer: a ring of steps with discounted returns, to sample from.
+"""OSGym's ReplayBuffer: a ring buffer of steps with discounted returns, for sampling.
 
-It is not `rollout.replay.ReplayBuffer`, which lets a recorded success join a group of failures. OSGym's has its name
-from its documentation, and holds steps of whole episodes, good and bad.
+It is not `rollout.replay.ReplayBuffer`, which adds a recorded success to a group of failures. The name is from OSGym's
+documentation; it holds the steps of complete episodes, successful or not.
 """
 
 import math
@@ -12,11 +12,11 @@ from typing import Any
 Item = tuple[int, dict[str, Any], Mapping[str, Any]]
 """(worker_id, env_ret, meta_info): `env_ret` holds `reward` and `done`, `meta_info` the episode's `uid`."""
 MAX_OPEN_EPISODES = 4096
-"""Of episodes that have not ended; the oldest is forgotten for one more."""
+"""Limit of unfinished episodes; beyond it the oldest is dropped."""
 
 
 class ReplayBuffer:
-    """Holds the newest `capacity` steps of finished episodes. An episode becomes visible when it ends, whole."""
+    """Holds the newest `capacity` steps of finished episodes. An episode becomes visible as a whole when it ends."""
 
     def __init__(
         self,
@@ -27,9 +27,8 @@ class ReplayBuffer:
         *,
         seed: int | None = None,
     ) -> None:
-        """`gamma` discounts: a step's return is its reward and gamma times the next step's return. With
-        `only_keep_outcome` the last step of an episode is kept alone, with the reward it had. Returns under
-        `balance_thres` are low ones.
+        """`gamma`: a step's return is its reward plus gamma times the next step's return. With `only_keep_outcome` only
+        the last step of an episode is kept, with its reward. Returns below `balance_thres` are low.
 
         Raises:
             ValueError: a capacity below 1, or a gamma outside 0..1.
@@ -44,13 +43,13 @@ class ReplayBuffer:
         self.balance_thres = balance_thres
         self._ring: list[Item] = []
         self._oldest = 0
-        """Where in a full ring the next item goes."""
+        """Index of the next item in a full ring."""
         self._open: dict[str, list[Item]] = {}
-        """uid -> the steps of an episode that goes on"""
+        """uid -> the steps of an unfinished episode"""
         self._random = random.Random(seed)
 
     def __len__(self) -> int:
-        """Steps that can be sampled."""
+        """Number of steps that can be sampled."""
         return len(self._ring)
 
     @property
@@ -60,21 +59,21 @@ class ReplayBuffer:
 
     @property
     def num_open_episodes(self) -> int:
-        """That have begun and not ended."""
+        """Started and not ended."""
         return len(self._open)
 
     def add(self, data: Item) -> None:
-        """One step; the last of an episode (`done`) makes all of it visible.
+        """Adds one step; the last of an episode (`done`) makes all of it visible.
 
         Raises:
-            ValueError: a step without a reward that is a finite number, or without a uid.
+            ValueError: a step without a finite reward or without a uid.
         """
         _, env_ret, meta_info = data
         uid, reward = meta_info.get("uid"), env_ret.get("reward")
         if not isinstance(uid, str) or not uid:
             raise ValueError("a step's meta_info needs a uid, the name of its episode")
         if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
-            raise ValueError(f"a step of episode {uid} has the reward {reward!r}, which is no finite number")
+            raise ValueError(f"a step of episode {uid} has the reward {reward!r}, which is not a finite number")
         self._open.setdefault(uid, []).append(data)
         if env_ret.get("done"):
             self._finish(self._open.pop(uid))
@@ -82,12 +81,12 @@ class ReplayBuffer:
             self.drop(next(iter(self._open)))
 
     def drop(self, uid: str) -> None:
-        """Forgets an episode that will not end: a fault is never a reward of zero."""
+        """Drops an unfinished episode: a fault is never a reward of zero."""
         self._open.pop(uid, None)
 
     def sample(self, batch_size: int, *, is_balanced: bool = True) -> list[Item]:
-        """At most `batch_size` different steps. Balanced: as many low returns as others, as far as there are; otherwise
-        every step is as likely as any other."""
+        """At most `batch_size` different steps. Balanced: equally many low returns and others, as far as possible;
+        otherwise uniformly at random."""
         if not is_balanced:
             return self._random.sample(self._ring, min(batch_size, len(self._ring)))
         low = [item for item in self._ring if self._is_low(item)]
@@ -99,12 +98,12 @@ class ReplayBuffer:
         return drawn
 
     def get_balance_stats(self) -> tuple[int, int]:
-        """How many steps have a return below the threshold, and how many have not."""
+        """Numbers of steps with a return below the threshold, and not below it."""
         below = sum(self._is_low(item) for item in self._ring)
         return below, len(self._ring) - below
 
     def clear(self) -> None:
-        """Forgets every step, those of episodes that go on among them."""
+        """Removes every step, including those of unfinished episodes."""
         self._ring.clear()
         self._open.clear()
         self._oldest = 0

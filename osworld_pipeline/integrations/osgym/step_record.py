@@ -1,5 +1,5 @@
-"""What an environment's process tells of a step for the trajectory store. Apart from the rest, because it loads no
-torch: there are as many of these processes as environments."""
+"""The step record that an environment's process sends for the trajectory store. A separate module that loads no torch,
+because every environment is a process."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,11 +8,11 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class StepRecord:
-    """What an environment tells of a step beyond OSGym's keys, under `record` in `env_ret`. The screenshot is the one
-    that the step answered."""
+    """An environment's data of a step beyond OSGym's keys, under `record` in `env_ret`. The screenshot is the one that
+    the step answered."""
 
     fields: Mapping[str, Any]
-    """Of `domain.episode.Step`: what is not of tokens and of the stored image."""
+    """Fields of `domain.episode.Step`, except tokens and the stored image."""
     screenshot: bytes
-    """Encoded, exactly as the model saw it."""
+    """Encoded, exactly as in the model's input."""
     suffix: str

@@ -1,7 +1,7 @@
-"""The process of one environment, and the parent's hold on it.
+"""The process of one environment, and the parent's handle to it.
 
-The parent says reset, step or close; the child answers each of the first two with a state or a fault. A child whose
-parent is gone reads the end of its pipe, closes its environment and ends.
+The parent sends reset, step or close; the child answers the first two with a state or a fault. If the parent dies, the
+child reads the end of its pipe, closes its environment and exits.
 """
 
 import contextlib
@@ -19,13 +19,13 @@ from typing import Any, Protocol
 from osworld_pipeline.errors import PipelineError
 
 CONTEXT = multiprocessing.get_context("forkserver")
-"""Not fork: the parent has torch's threads. Not spawn: a hundred environments would load Python a hundred times."""
+"""Not fork, because the parent has torch's threads. Not spawn, because it would load Python for each environment."""
 CONTEXT.set_forkserver_preload(["__main__", __name__])
 
 
 class Environment(Protocol):
-    """What OSGym calls an env class's instance. `env_ret` holds `obs` (and of a step `action`, `reward`, `done`);
-    `meta_info` holds the episode's `uid`. One that has `close()` is closed."""
+    """The interface of an instance of OSGym's env class. `env_ret` holds `obs` (and after a step `action`, `reward`,
+    `done`); `meta_info` holds the episode's `uid`. `close()` is called if it exists."""
 
     def reset(self) -> tuple[dict[str, Any], Mapping[str, Any]]: ...
 
@@ -33,7 +33,7 @@ class Environment(Protocol):
 
 
 EnvClass = Callable[[Any, int], Environment]
-"""Called with an environment's config and the worker's id. Found by its name in another process: no lambda."""
+"""Called with an environment's config and the worker's id. Another process imports it by name, so no lambda."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,12 +81,12 @@ class EnvProcess:
 
     @property
     def ending(self) -> str:
-        """How it ended, after a moment for one whose pipe was the first to close."""
+        """How it ended; waits briefly, because its pipe may close first."""
         self._process.join(1.0)
         return f"its process ended with status {self._process.exitcode}"
 
     def ask(self, order: str, action: str = "") -> bool:
-        """False where the client has gone."""
+        """Returns False if the child has ended."""
         try:
             self.connection.send((order, action))
         except (BrokenPipeError, ConnectionResetError):
@@ -94,7 +94,7 @@ class EnvProcess:
         return True
 
     def receive(self) -> State | Fault | None:
-        """What it says; None where it has said nothing, or nothing more will come."""
+        """Its message; None if there is none, or no more will come."""
         try:
             return self.connection.recv() if self.connection.poll() else None
         except (EOFError, ConnectionResetError):
@@ -102,7 +102,7 @@ class EnvProcess:
 
 
 def close_processes(processes: Sequence[EnvProcess], *, grace_s: float) -> None:
-    """Ends all of them, and returns when they have ended: asked first, then told, then killed."""
+    """Ends all of them and returns when they have ended: with a close order, then SIGTERM, then SIGKILL."""
     for process in processes:
         process.ask("close")
     for end in (None, "terminate", "kill"):
@@ -121,8 +121,8 @@ def close_processes(processes: Sequence[EnvProcess], *, grace_s: float) -> None:
 
 
 def serve_environment(connection: Connection, env_class: EnvClass, env_config: Any, worker_id: int) -> None:
-    """The child's whole life."""
-    # Ctrl-C is the parent's business; being told to end still closes the environment.
+    """The main function of the child."""
+    # Ctrl-C is handled by the parent; SIGTERM still closes the environment.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _end)
     with contextlib.suppress(BrokenPipeError, ConnectionResetError, EOFError):
@@ -143,7 +143,7 @@ def _serve(connection: Connection, env_class: EnvClass, env_config: Any, worker_
                 answer: State | Fault = State(env_ret=env_ret, meta_info=meta_info)
             except PipelineError as error:
                 answer = Fault(sentence=str(error) or type(error).__name__)
-            except Exception as error:  # noqa: BLE001 - an env class is anybody's, and its bug must not hang the parent
+            except Exception as error:  # noqa: BLE001 - a bug of a user's env class must not hang the parent
                 traceback.print_exc(file=sys.stderr)
                 answer = Fault(sentence=f"{type(error).__name__}: {error}")
             connection.send(answer)

@@ -1,1 +1,1 @@
-"""Policy engines: where responses are sampled."""
+"""Policy engines, which sample responses."""

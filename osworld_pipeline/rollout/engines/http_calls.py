@@ -1,6 +1,6 @@
-"""Calls to policy servers: JSON both ways, and what may succeed on another try told apart from what never will.
+"""Calls to policy servers: JSON in both directions. Separates errors that a retry may fix from permanent ones.
 
-The token travels in a header alone; no error sentence repeats it, or what stands before the @ of an address.
+The token is sent only in a header; error messages contain neither the token nor the user information of an address.
 """
 
 import asyncio
@@ -21,24 +21,24 @@ CONNECT_TIMEOUT_S = 10.0
 FIRST_WAIT_S = 0.4
 MAX_WAIT_S = 20.0
 MAX_RETRY_AFTER_S = 60.0
-"""However long a server asks for."""
+"""Upper limit of the wait that a server may request."""
 BIG_BODY_BYTES = 64 * 1024
-"""Bodies from this size on are read in a thread."""
+"""Larger bodies are read in a thread."""
 PASSING_STATUSES = (httpx.codes.REQUEST_TIMEOUT, httpx.codes.TOO_EARLY, httpx.codes.TOO_MANY_REQUESTS)
 
 
 class TransientError(EngineError):
-    """It may succeed on another try, or on another server."""
+    """May succeed on another try, or on another server."""
 
     def __init__(self, message: str, *, retry_after_s: float | None = None, is_busy: bool = False) -> None:
-        """`is_busy`: the server is well and wants to be asked later."""
+        """`is_busy`: the server works and asks to be called later."""
         super().__init__(message)
         self.retry_after_s = retry_after_s
         self.is_busy = is_busy
 
 
 class MissingError(EngineError):
-    """The server does not know the address."""
+    """The server does not have this address."""
 
 
 class JsonClient:
@@ -52,7 +52,7 @@ class JsonClient:
         )
 
     async def get(self, url: str, *, timeout_s: float, allow_missing: bool = False) -> dict[str, Any]:
-        """As `post`. `allow_missing`: an address that the server does not know answers with nothing."""
+        """As `post`. `allow_missing`: returns an empty result for an unknown address."""
         try:
             return await self._call("GET", url, None, timeout_s)
         except MissingError:
@@ -61,11 +61,11 @@ class JsonClient:
             raise
 
     async def post(self, url: str, body: bytes, *, timeout_s: float, wants_object: bool = True) -> dict[str, Any]:
-        """`wants_object`: False for an address that may answer anything, which is then nothing.
+        """`wants_object`: False for an address with any kind of answer, which is then ignored.
 
         Raises:
-            TransientError: no answer, half an answer, 429 or 5xx.
-            EngineError: the server refused the request for good.
+            TransientError: no answer, an incomplete answer, 429 or 5xx.
+            EngineError: the server refused the request permanently.
         """
         return await self._call("POST", url, body, timeout_s, wants_object=wants_object)
 
@@ -83,14 +83,14 @@ class JsonClient:
                     method, url, content=body, headers={"Content-Type": "application/json"}, timeout=timeout
                 )
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            raise TransientError(f"nothing answers at {where}: is the policy server up?") from error
+            raise TransientError(f"no server answers at {where}: is the policy server running?") from error
         except (httpx.TimeoutException, TimeoutError) as error:
             raise TransientError(f"{where} did not answer within {timeout_s:.3g} s") from error
         except httpx.TransportError as error:
             reason = self._clean(str(error) or type(error).__name__)
             raise TransientError(f"the connection to {where} broke: {reason}") from error
         except (httpx.InvalidURL, RuntimeError) as error:
-            # RuntimeError: the client was closed meanwhile.
+            # RuntimeError: the client was closed in the meantime.
             raise EngineError(f"{where} cannot be called: {self._clean(str(error))}") from error
         if len(response.content) < BIG_BODY_BYTES:
             answer = _json_object(response.content)
@@ -101,7 +101,7 @@ class JsonClient:
         if answer is None and not wants_object:
             return {}
         if answer is None:
-            raise TransientError(f"{where} answered what is no JSON object: is it a policy server?")
+            raise TransientError(f"{where} did not answer with a JSON object: is it a policy server?")
         return answer
 
     def _refusal(self, where: str, response: httpx.Response, answer: dict[str, Any] | None) -> EngineError:
@@ -118,18 +118,18 @@ class JsonClient:
         return EngineError(message)
 
     def _clean(self, sentence: str) -> str:
-        """One line without the token: servers like to repeat what they refused."""
+        """One line without the token, because servers may repeat what they refused."""
         if self._token:
             sentence = sentence.replace(self._token, "***")
         return " ".join(sentence.split())[:500]
 
 
 async def within_budget(attempt: Callable[[float], Awaitable[Result]], *, timeout_s: float, budget_s: float) -> Result:
-    """The first attempt that succeeds. Each gets the seconds it may take; a new one begins within `budget_s` only,
-    after a wait that grows, with full jitter, or that the server asked for.
+    """Returns the result of the first attempt that succeeds. Each attempt receives its time limit in seconds. Retries
+    start only within `budget_s`, after a wait that grows with full jitter or that the server requested.
 
     Raises:
-        EngineError: an attempt failed for good, or the budget is spent; says after how many tries.
+        EngineError: an attempt failed permanently, or the budget is spent; includes the number of tries.
     """
     start = time.monotonic()
     for num_tries in itertools.count(1):
@@ -147,7 +147,7 @@ async def within_budget(attempt: Callable[[float], Awaitable[Result]], *, timeou
 
 
 def shown(url: str) -> str:
-    """An address as it may be printed: without a user or a password."""
+    """An address for display: without user or password."""
     scheme, separator, rest = url.partition("://")
     host, slash, path = rest.partition("/")
     return f"{scheme}{separator}{host.rpartition('@')[2]}{slash}{path.partition('?')[0]}"
@@ -155,13 +155,13 @@ def shown(url: str) -> str:
 
 def _wait_s(num_tries: int, retry_after_s: float | None) -> float:
     if retry_after_s is not None:
-        # At least what was asked for; the jitter keeps the episodes of a group from coming back all at once.
+        # At least the requested wait; the jitter keeps the episodes of a group from retrying simultaneously.
         return retry_after_s * random.uniform(1.0, 1.25)
     return random.uniform(0.0, min(MAX_WAIT_S, FIRST_WAIT_S * 2 ** min(num_tries - 1, 10)))
 
 
 def _retry_after_s(response: httpx.Response) -> float | None:
-    """Seconds, or a date; None where the header is neither."""
+    """Seconds, or a date; None if the header is neither."""
     value = response.headers.get("Retry-After", "")
     try:
         seconds = float(value)
@@ -174,7 +174,7 @@ def _retry_after_s(response: httpx.Response) -> float | None:
 
 
 def _sentence(answer: dict[str, Any] | None) -> str:
-    """What a server says went wrong: {"error": {"message"}}, {"error"}, {"message"}, {"error_message"} or
+    """The error message of a server: {"error": {"message"}}, {"error"}, {"message"}, {"error_message"} or
     {"detail"}."""
     for key in ("error", "message", "error_message", "detail"):
         value = (answer or {}).get(key)

@@ -1,7 +1,7 @@
-"""Asks an OpenAI-compatible endpoint (/chat/completions): words and pictures in, words out, for evaluation alone.
+"""Queries an OpenAI-compatible endpoint (/chat/completions): text and images in, text out, for evaluation only.
 
-There are no ids and no log-probabilities, so nothing can be trained on. What a closed model withholds (a refusal, a
-content filter) is what it answered, not a fault.
+It returns no ids and no log-probabilities, so the responses cannot be trained on. A refusal or filtered content of a
+closed model counts as its answer, not as a fault.
 """
 
 import asyncio
@@ -21,9 +21,9 @@ from osworld_pipeline.recipes.schema import EngineSection
 from osworld_pipeline.rollout.engines.http_calls import JsonClient, TransientError, shown, within_budget
 
 MAX_STOPS = 4
-"""That an endpoint takes; the rest is cut off here."""
+"""Maximum that an endpoint accepts; further stop strings are applied here."""
 OPENINGS = (("</", "<"), ("_end|>", "_start|>"))
-"""How a closing mark becomes its opening one."""
+"""Maps a closing tag to its opening tag."""
 MEDIA_TYPES = {b"\x89PNG": "image/png", b"\xff\xd8\xff": "image/jpeg", b"RIFF": "image/webp", b"GIF8": "image/gif"}
 
 
@@ -42,7 +42,7 @@ class OpenAiEngine:
     ) -> None:
         """`url` ends in /v1. Use it from one event loop."""
         if not section.model:
-            raise EngineError(f"engine.model names no model of {shown(url)}")
+            raise EngineError(f"engine.model is not set: name a model of {shown(url)}")
         self._url = url.strip().rstrip("/")
         self._section = section
         self._version = policy_version
@@ -55,7 +55,7 @@ class OpenAiEngine:
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         if not request.turns:
-            raise EngineError("an OpenAI-compatible endpoint takes a conversation, and the request holds none")
+            raise EngineError("an OpenAI-compatible endpoint needs a conversation, and the request has none")
         attempt = functools.partial(self._attempt, request)
         section = self._section
         answer = await within_budget(attempt, timeout_s=section.request_timeout_s, budget_s=section.retry_budget_s)
@@ -68,10 +68,10 @@ class OpenAiEngine:
         )
 
     async def forget(self, episode_id: str) -> None:
-        """Nothing is kept between turns."""
+        """No state is kept between turns."""
 
     async def health(self) -> None:
-        """An endpoint that lists its models must list this one; one that lists none must only answer."""
+        """If an endpoint lists models, the list must contain this one; otherwise it must only answer."""
         limit_s = self._section.health_timeout_s
         timeout_s = min(limit_s, self._section.request_timeout_s)
         await within_budget(self._check_model, timeout_s=timeout_s, budget_s=limit_s)
@@ -95,7 +95,7 @@ class OpenAiEngine:
         except TransientError:
             raise
         except EngineError as error:
-            # Newer models know the limit under another name alone.
+            # Newer models accept only another name of the limit.
             if self._limit_key == "max_tokens" and "max_completion_tokens" in str(error):
                 self._limit_key = "max_completion_tokens"
                 raise TransientError(str(error), retry_after_s=0.0) from error
@@ -112,7 +112,7 @@ def chat_body(request: GenerateRequest, model: str, *, limit_key: str) -> bytes:
         limit_key: sampling.max_new_tokens,
         "seed": sampling.seed % 2**31,
     }
-    # An endpoint leaves the stop string away, so it is sent only those that can be told from what is left.
+    # An endpoint omits the stop string, so it is sent only those that can be inferred from the rest.
     stops = [stop for stop in sampling.stop if _opening(stop) is not None]
     if stops:
         body["stop"] = stops[:MAX_STOPS]
@@ -122,7 +122,7 @@ def chat_body(request: GenerateRequest, model: str, *, limit_key: str) -> bytes:
 def read_answer(answer: Mapping[str, Any], sampling: SamplingParams, *, policy_version: int) -> GenerateResult:
     """
     Raises:
-        EngineError: the endpoint answered what is no chat completion.
+        EngineError: the endpoint's answer is not a chat completion.
     """
     try:
         choice = answer["choices"][0]
@@ -142,8 +142,8 @@ def read_answer(answer: Mapping[str, Any], sampling: SamplingParams, *, policy_v
 
 
 def with_stop(text: str, stops: Sequence[str], choice: Mapping[str, Any]) -> str:
-    """The text up to its first stop string, which an endpoint leaves away: the one it names, else the one whose opening
-    is still open."""
+    """Restores the text up to and including its first stop string, which an endpoint omits: the one that it names, or
+    else one whose opening tag is still open."""
     if any(stop in text for stop in stops):
         return cut_at_stop(text, stops)
     named = (choice.get("matched_stop"), choice.get("stop_reason"))
@@ -159,7 +159,7 @@ def cut_at_stop(text: str, stops: Sequence[str]) -> str:
 
 
 def _is_open(text: str, stop: str) -> bool:
-    """Whether a closing mark is what the text lacks."""
+    """Whether the text lacks a closing tag."""
     opening = _opening(stop)
     return opening is not None and text.count(opening) > text.count(stop)
 

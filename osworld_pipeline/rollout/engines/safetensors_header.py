@@ -1,4 +1,4 @@
-"""What a safetensors file says of its tensors, read without them."""
+"""Reads the header of a safetensors file without its tensors."""
 
 import json
 import struct
@@ -21,7 +21,7 @@ class Span:
 
 
 def read_header(path: Path) -> list[Span]:
-    """Raises EngineError where it is no such file."""
+    """Raises EngineError if it is not a safetensors file."""
     try:
         with path.open("rb") as opened:
             (length,) = struct.unpack("<Q", opened.read(8))
@@ -42,7 +42,7 @@ def read_header(path: Path) -> list[Span]:
 
 
 def encode_tensor(name: str, shape: tuple[int, ...], values: bytes) -> bytes:
-    """A file of one float32 tensor."""
+    """A file with one float32 tensor."""
     entry = {"dtype": "F32", "shape": list(shape), "data_offsets": [0, len(values)]}
     header = json.dumps({name: entry}).encode()
     header += b" " * (-len(header) % 8)

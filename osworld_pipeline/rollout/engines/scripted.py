@@ -1,5 +1,5 @@
-"""An engine that reads its answers from scripts: with a suite's oracles it shows how tasks are solved, episode by
-episode as any policy would. It answers words alone."""
+"""An engine that reads its answers from scripts. With a suite's oracles it solves tasks in episodes like those of any
+policy. It returns only text."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ class ScriptedEngine:
     policy_version = 0
 
     def __init__(self, scripts: Mapping[str, Sequence[str]]) -> None:
-        """`scripts`: the answers of an episode in turn, by its planned id; each attempt at it begins anew."""
+        """`scripts`: the answers of an episode in order, by its planned id; each attempt starts from the first."""
         self._scripts = scripts
         self._num_said: dict[str, int] = {}
 
@@ -35,7 +35,7 @@ class ScriptedEngine:
         self._num_said.pop(episode_id, None)
 
     async def health(self) -> None:
-        """Scripts are always there."""
+        """Always succeeds."""
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Has no resources."""

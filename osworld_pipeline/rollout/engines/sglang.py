@@ -1,8 +1,8 @@
-"""Samples on sglang servers: an episode stays with one server, a failed server is left out for a while, and only
+"""Samples on sglang servers: an episode stays on one server, a failed server is excluded for a while, and only
 responses of the run's own weights are returned.
 
 Any number of engines, in any number of processes, may share a server. A server is admitted before it is sampled from
-(`sglang_admission`), and where the engine compares newcomers (`sglang_newcomers`), one that joins during a run is
+(`sglang_admission`). If the engine compares newcomers (`sglang_newcomers`), a server that joins during a run is
 compared first.
 """
 
@@ -59,14 +59,14 @@ class SglangEngine:
         token: str | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        """Use it from one event loop. Until `load_weights` it samples what the servers were started with, as
-        `policy_version`.
+        """Use it from one event loop. Until `load_weights` it samples the weights that the servers were started with,
+        as `policy_version`.
 
         `vocab_size`: rows of the model's embedding, from which the banned ids follow. `owner`: the name of the run;
-        engines of one run change weights together. Empty: the engine is a run of its own.
+        engines of one run change weights together. Empty: the engine is its own run.
         """
         if not urls:
-            raise EngineError("no sglang server named: set engine.urls, or start one with scripts/sglang-cpu")
+            raise EngineError("no sglang server configured: set engine.urls, or start one with scripts/sglang-cpu")
         self._renderer = renderer
         self._section = section
         self._client = JsonClient(token=token, transport=transport)
@@ -81,11 +81,11 @@ class SglangEngine:
         self._weights = Weights(digest=None, policy_version=policy_version)
         self._incoming: Weights | None = None
         self._versions: dict[str, int] = {}
-        """The policy version behind each digest of whole weights."""
+        """The policy version of each digest of whole weights."""
         self._loading = asyncio.Lock()
         self._of_episode: dict[str, SglangServer] = {}
         self._newcomers: Newcomers | None = None
-        """None where whatever joins is taken in."""
+        """None if every server that joins is admitted."""
         self._renewals: asyncio.Task[None] | None = None
         self._is_expanded = False
         """Whether routers were replaced by their servers."""
@@ -99,8 +99,8 @@ class SglangEngine:
         return await self._generate(request, None)
 
     def by_server(self) -> dict[str, Callable[[GenerateRequest], Awaitable[GenerateResult]]]:
-        """`generate` of each server that holds the weights of the moment, by its address: for a check that every one of
-        them must pass."""
+        """`generate` of each server that holds the current weights, by its address; for a check that all of them must
+        pass."""
         return {
             shown(server.url): functools.partial(self._generate, server=server)
             for server in self._servers
@@ -108,8 +108,8 @@ class SglangEngine:
         }
 
     async def compare_newcomers(self, compare: Compare, *, passed: Collection[str], warn: Warn) -> None:
-        """From here on a server is sampled from only after a comparison, except those of `passed`, which are named as
-        `by_server` names them. `warn`: gets a sentence where a server is refused or cannot be compared."""
+        """From here on a server is sampled from only after a comparison, except those in `passed`, which uses the names
+        of `by_server`. `warn`: receives a message if a server is refused or cannot be compared."""
         self._newcomers = Newcomers(
             compare, run=self._admission.owner, peer_of=self._peer, reference_of=self._reference, warn=warn
         )
@@ -119,7 +119,7 @@ class SglangEngine:
                     await self._newcomers.has_passed(server)
 
     async def _generate(self, request: GenerateRequest, server: SglangServer | None) -> GenerateResult:
-        """`server`: the one to ask; None for any that is well."""
+        """`server`: the server to use; None for any healthy one."""
         body = await self._body(request)
         return await self._within_budget(functools.partial(self._attempt, request, body, server))
 
@@ -128,9 +128,9 @@ class SglangEngine:
         return await asyncio.to_thread(generate_body, request, self._renderer, banned_ids=banned_ids, **extra)
 
     async def load_weights(self, path: Path, *, policy_version: int) -> None:
-        """Loads a checkpoint folder, which the servers see under the same path, into each server that does not hold its
-        weights yet; an adapter checkpoint is loaded as an adapter over its base. A server that fails is left out until
-        it holds them; the engine's weights change where at least one server loaded them.
+        """Loads a checkpoint folder, which the servers see under the same path, into each server without its weights;
+        an adapter checkpoint is loaded as an adapter over its base. A server that fails is excluded until it holds
+        them; the engine's weights change if at least one server loaded them.
 
         Raises:
             EngineError: no server loaded them within the budget, or one of them keeps stale image features.
@@ -138,7 +138,7 @@ class SglangEngine:
         path = await asyncio.to_thread(path.resolve)
         async with self._loading:
             weights = await asyncio.to_thread(read_weights, path, policy_version=policy_version)
-            # Before they are loaded: unfinished responses are the first to name them.
+            # Set before loading: responses in progress are the first to name the new weights.
             if weights.digest is not None and weights.adapter is None:
                 self._versions[weights.digest] = policy_version
             self._incoming = weights
@@ -152,8 +152,8 @@ class SglangEngine:
         self._of_episode.pop(episode_id, None)
 
     async def health(self) -> None:
-        """Waits `health_timeout_s` for every server: it answers, serves one model, and gives the log-probabilities that
-        training needs. A router is replaced by the servers behind it, since it passes no weights on."""
+        """Waits `health_timeout_s` for every server: it must answer, serve one model, and return the log-probabilities
+        that training needs. A router is replaced by the servers behind it, because it does not forward weights."""
         limit_s = self._section.health_timeout_s
         timeout_s = min(self._section.request_timeout_s, limit_s)
         await within_budget(self._inspect_all, timeout_s=timeout_s, budget_s=limit_s)
@@ -197,14 +197,14 @@ class SglangEngine:
     async def _ask(
         self, request: GenerateRequest, body: bytes, server: SglangServer, timeout_s: float
     ) -> tuple[dict[str, Any], GenerateResult]:
-        """The answer of a server that holds weights, as it came and as it was read."""
+        """The raw and the parsed answer of a server that holds the weights."""
         try:
             weights = self._weights_of(server)
             if weights.adapter is not None:
                 body = with_adapter(body, weights.adapter.name)
             answer = await server.generate(body, timeout_s=timeout_s)
             if "weight_versions" not in (answer.get("meta_info") or {}) and server.held != weights.name:
-                raise TransientError(f"{shown(server.url)} does not say which weights sampled which token")
+                raise TransientError(f"{shown(server.url)} does not report which weights sampled which token")
             return answer, await self._read(answer, request, weights)
         except UnknownWeightsError:
             server.lost()
@@ -220,7 +220,7 @@ class SglangEngine:
             raise TransientError(str(error)) from error
 
     async def _read(self, answer: dict[str, Any], request: GenerateRequest, weights: Weights) -> GenerateResult:
-        """Reads an answer; one of the run's next weights waits until this engine receives them."""
+        """Parses an answer; one of the run's next weights waits until this engine receives them."""
         deadline = time.monotonic() + LAG_LIMIT_S
         last = Label.parse(str((answer.get("meta_info") or {}).get("weight_version")))
         while weights.adapter is None and last.owner == self._admission.owner and last.weights not in self._versions:
@@ -235,8 +235,8 @@ class SglangEngine:
         )
 
     def _choose(self, episode_id: str) -> SglangServer:
-        """The episode's own server while it is well, for what it has computed of the episode; else the one with the
-        fewest requests."""
+        """The episode's own server while it is healthy, because it caches the episode; else the one with the fewest
+        requests."""
         now = time.monotonic()
         well = [
             server
@@ -247,7 +247,7 @@ class SglangEngine:
         kept = self._of_episode.get(episode_id)
         if kept is not None and kept in well:
             return kept
-        # Where all are left out, the one that comes back first is worth a try.
+        # If all are excluded, try the one that is due first.
         servers = well or [min(self._servers, key=lambda one: max(one.out_until, one.standing.held_back_until))]
         least = min(server.num_running for server in servers)
         server = random.choice([server for server in servers if server.num_running == least])
@@ -256,12 +256,11 @@ class SglangEngine:
         return server
 
     async def _admit(self, server: SglangServer, timeout_s: float) -> None:
-        """Returns at once where the server is known to hold the weights of the moment, and has passed where newcomers
-        are compared.
+        """Returns at once if the server is known to hold the current weights, and has passed if newcomers are compared.
 
         Raises:
-            TransientError: it cannot be asked now, or not at all while others can.
-            EngineError: it is the only one, and not to be sampled from.
+            TransientError: it cannot be used now, or is refused while others are available.
+            EngineError: it is the only server and is refused.
         """
         if self._is_admitted(server):
             return
@@ -278,7 +277,7 @@ class SglangEngine:
             raise TransientError(str(error)) from error
 
     async def _make_hold(self, server: SglangServer, timeout_s: float) -> None:
-        """Raises TransientError, EngineError: it cannot be made to hold the weights of the moment."""
+        """Raises TransientError or EngineError if the server cannot be made to hold the current weights."""
         async with server.lock:
             if self._holds_weights(server):
                 return
@@ -288,7 +287,7 @@ class SglangEngine:
         self._start_renewals()
 
     async def _adopt(self, server: SglangServer, timeout_s: float) -> None:
-        """An engine without weights takes those of the first server that it inspects."""
+        """An engine without weights adopts those of the first server that it inspects."""
         if self._weights.digest is not None or self._incoming is not None:
             return
         info = await self._admission.inspect(server, timeout_s=timeout_s)
@@ -321,7 +320,7 @@ class SglangEngine:
                 )
 
     def _peer(self, server: SglangServer) -> Peer:
-        """Asks the server under the weights that it holds now, one try a call."""
+        """Calls the server with the weights that it holds now, one try per call."""
         weights, timeout_s = self._weights_of(server), self._section.request_timeout_s
 
         async def ask(request: GenerateRequest, watched_ids: Sequence[int]) -> tuple[dict[str, Any], GenerateResult]:
@@ -330,14 +329,14 @@ class SglangEngine:
             answer, result = await self._ask(request, body, server, timeout_s)
             versions = {result.policy_version, *result.policy_versions}
             if server.held != weights.name or versions != {weights.policy_version}:
-                raise TransientError(f"the weights of {shown(server.url)} changed meanwhile")
+                raise TransientError(f"the weights of {shown(server.url)} changed in the meantime")
             return answer, result
 
         return Peer(name=f"the sglang server at {shown(server.url)}", ask=ask)
 
     def _reference(self, server: SglangServer) -> Peer | Path | None:
-        """What a server that joins is compared with. One that is not alone waits a while for another, for a checkpoint
-        takes long to load."""
+        """The reference for a server that joins. If there are other servers, it waits for one of them first, because a
+        checkpoint takes long to load."""
         others = [
             one for one in self._servers if one is not server and self._is_admitted(one) and one.held == server.held
         ]
@@ -364,8 +363,8 @@ class SglangEngine:
     async def _load_everywhere(self, weights: Weights) -> None:
         """
         Raises:
-            TransientError: no server took them, and one of them may yet.
-            EngineError: no server took them, or one of them keeps stale images.
+            TransientError: no server loaded them, but one of them may on another try.
+            EngineError: no server loaded them, or one of them keeps stale images.
         """
         results = await asyncio.gather(
             *(self._load_locked(server, weights) for server in self._servers), return_exceptions=True
@@ -391,7 +390,7 @@ class SglangEngine:
             server.answered()
 
     def _start_renewals(self) -> None:
-        """Starts to renew leases, once a server holds weights that a program loaded."""
+        """Starts to renew leases once a server holds weights that a program loaded."""
         if self._renewals is None and not self._is_closed and any(server.owner for server in self._servers):
             self._renewals = asyncio.create_task(self._keep_leases())
 

@@ -25,7 +25,7 @@ MAX_RELOADS = 5
 RELOAD_WINDOW_S = 600.0
 """The window in which a server is given lost weights at most MAX_RELOADS times."""
 NUM_ADAPTERS_KEPT = 2
-"""On a server: running requests may still sample from the previous one."""
+"""Adapters on a server: running requests may still sample from the previous one."""
 LAG_POLL_S = 0.5
 """Retry interval of an engine that has not yet received the weights that the rest of its run has loaded."""
 
@@ -39,7 +39,7 @@ class Admission:
     renderer: Renderer
     banned_ids: Sequence[int]
     owner: str
-    """Recorded with weights that are loaded here; the same for all engines of a run."""
+    """The run's name, recorded with weights that are loaded here; the same for all its engines."""
     request_timeout_s: float
 
     async def inspect(self, server: SglangServer, *, timeout_s: float) -> dict[str, Any]:
@@ -114,7 +114,7 @@ class Admission:
     async def _require_free(
         self, server: SglangServer, label: Label, info: dict[str, Any], weights: Weights, *, is_explicit: bool
     ) -> None:
-        """Raises TransientError or EngineError where the server's weights must not be replaced."""
+        """Raises TransientError or EngineError if the server's weights must not be replaced."""
         where = shown(server.url)
         if weights.path is None:
             raise EngineError(
@@ -159,14 +159,14 @@ class Admission:
         return loaded
 
     async def _check_vision_cache(self, server: SglangServer, label: Label, info: dict[str, Any], path: Path) -> None:
-        """Raises EngineError where the cache is on, and then the server has its weights back."""
+        """Raises EngineError if the cache is on; the server then has its weights back."""
         problem = await vision_cache_problem(
             server, self.renderer, self.banned_ids, path, timeout_s=self.request_timeout_s
         )
         if problem is None:
             await sglang_locks.leave_mark(server, sglang_locks.VISION_CHECKED)
             return
-        # Where they cannot be loaded, the check's label stays, which no engine accepts.
+        # If they cannot be loaded, the label of the check remains, which no engine accepts.
         with suppress(EngineError):
             await server.load_weights(Path(str(info["model_path"])), str(label))
         raise EngineError(problem)
@@ -178,7 +178,7 @@ async def _label_of(server: SglangServer) -> tuple[Label, dict[str, Any]]:
 
 
 async def _vision_of(label: Label, info: dict[str, Any]) -> str:
-    """Digest of the vision tower that the server holds; empty where it is unknown."""
+    """Digest of the vision tower that the server holds; empty if unknown."""
     if label.owner:
         return label.vision
     with suppress(EngineError, OSError):

@@ -28,19 +28,19 @@ from osworld_pipeline.rollout.engines.sglang_messages import generate_body, read
 from osworld_pipeline.rollout.engines.sglang_server import SglangServer
 
 WARM, HOT = 2.0, 8.0
-"""Temperatures: at the second, log-probabilities after temperature lie a quarter as far apart. Above 1: below it
-those of unlikely ids may be too small to be told."""
+"""Temperatures: at HOT, log-probabilities after temperature are a quarter as far apart as at WARM. Both are above 1,
+because below it the values of unlikely ids may be too small to compare."""
 LEAST_SPREAD = 1e-4
-"""Of log-probabilities, in which a scale can be seen."""
+"""Minimum spread of log-probabilities at which a scale is detectable."""
 IMAGE_SIDE = 256
 NUM_WATCHED = 32
 """Ids whose log-probabilities are compared."""
 VISION_BIAS = "visual.merger.linear_fc2.bias"
-"""The vision tower's output ends with it."""
+"""The last parameter of the vision tower."""
 SHIFT = 10.0
-"""By which it is moved: far more than any training moves it."""
+"""Added to the bias: far more than training changes it."""
 LEAST_CHANGE = 1e-3
-"""Of a log-probability, that such a shift brings about at least; it was 0.35 with a model of untrained weights."""
+"""Minimum change of a log-probability by such a shift; it was 0.35 with a model of untrained weights."""
 
 
 async def check_logprob_scale(
@@ -48,7 +48,7 @@ async def check_logprob_scale(
 ) -> None:
     """
     Raises:
-        EngineError: the server's log-probabilities are not those of what it samples from; names the setting.
+        EngineError: the server's log-probabilities are not those of its sampling distribution; names the setting.
         TransientError: it did not answer.
     """
     score = functools.partial(_score, server, renderer, banned_ids, (), timeout_s=timeout_s)
@@ -56,21 +56,22 @@ async def check_logprob_scale(
     # 1 before temperature, HOT / WARM after it.
     if _spread(warm) > LEAST_SPREAD and _spread(warm) / max(_spread(hot), 1e-9) < math.sqrt(HOT / WARM):
         raise EngineError(
-            f"the sglang server at {shown(server.url)} gives log-probabilities before temperature, which are not those "
-            "of what it samples from: start it without SGLANG_RETURN_ORIGINAL_LOGPROB=1"
+            f"the sglang server at {shown(server.url)} returns log-probabilities before temperature, not those of its "
+            "sampling distribution: start it without SGLANG_RETURN_ORIGINAL_LOGPROB=1"
         )
 
 
 async def vision_cache_problem(
     server: SglangServer, renderer: Renderer, banned_ids: Sequence[int], path: Path, *, timeout_s: float
 ) -> str | None:
-    """What is wrong with the server's vision cache, None where nothing is. Moves one bias of the vision tower: weights
-    must be loaded afterwards, whatever came of it.
+    """Describes the problem of the server's vision cache; None if there is none. Shifts one bias of the vision tower:
+    weights must be loaded afterwards in any case.
 
-    `path`: a checkpoint, for the name and the shape of that bias; the server must see what is written beside it.
+    `path`: a checkpoint, for the name and the shape of that bias; the server must be able to read the folder next to
+    it.
 
     Raises:
-        TransientError, EngineError: the check could not be made.
+        TransientError, EngineError: the check could not be completed.
     """
     bias = await asyncio.to_thread(_vision_bias, path)
     if bias is None:
@@ -130,7 +131,7 @@ def _spread(values: list[float]) -> float:
 
 
 def _noise_png() -> bytes:
-    """An image that no server has seen."""
+    """An image that no server has cached."""
     buffer = io.BytesIO()
     pixels = random.randbytes(IMAGE_SIDE * IMAGE_SIDE * 3)
     Image.frombytes("RGB", (IMAGE_SIDE, IMAGE_SIDE), pixels).save(buffer, format="PNG", compress_level=1)
@@ -138,7 +139,7 @@ def _noise_png() -> bytes:
 
 
 def _vision_bias(path: Path) -> tuple[str, tuple[int, ...]] | None:
-    """Its name and shape in a checkpoint; None of a model without one.
+    """Its name and shape in a checkpoint; None for a model without one.
 
     Raises:
         EngineError: the checkpoint cannot be read.
@@ -148,7 +149,7 @@ def _vision_bias(path: Path) -> tuple[str, tuple[int, ...]] | None:
 
 
 def _write_shifted(parent: Path, name: str, shape: tuple[int, ...]) -> Path:
-    """A checkpoint of that bias alone, beside the real one: servers that see the one see the other."""
+    """A checkpoint with only that bias, next to the real one, so that servers that see one see the other."""
     num_values = math.prod(shape)
     values = struct.pack(f"<{num_values}f", *(SHIFT if index % 2 else -SHIFT for index in range(num_values)))
     try:

@@ -17,12 +17,12 @@ from osworld_pipeline.rollout.engines.sglang_server import LOAD_TIMEOUT_S, Sglan
 
 LOAD_LOCK = "osworld-loading"
 LOAD_LOCK_LIMIT_S = 120.0
-"""After which the lock of a killed program expires."""
+"""The lock of a killed program expires after this time."""
 POLL_S = 0.5
-"""Mean pause between two attempts at a lock."""
+"""Mean pause between attempts to get a lock."""
 RENEWAL_S = 20.0
 LEASE_LIMIT_S = 90.0
-"""After which the lease of a killed program expires."""
+"""The lease of a killed program expires after this time."""
 VISION_CHECKED = "osworld-vision-checked"
 """A session without expiry: marks a server process that was found to keep no stale image features."""
 PROBE_LIMIT_S = 5.0
@@ -41,8 +41,8 @@ async def exclusive(
     limit_s: float,
     is_needless: Callable[[], Awaitable[bool]] = _never,
 ) -> AsyncIterator[bool]:
-    """Yields True with the exclusive right that the session stands for; False where `is_needless` returned True while
-    another program held that right. It expires after `expires_s` where its holder is killed.
+    """Yields True with the exclusive right of the session; False if `is_needless` returned True while another program
+    held it. The right expires after `expires_s` if its holder is killed.
 
     Raises:
         TransientError: other programs held it for `limit_s`.
@@ -93,7 +93,7 @@ async def release_lease(server: SglangServer, owner: str) -> None:
 
 
 async def is_leased(server: SglangServer, owner: str) -> bool:
-    """Whether `owner` uses the weights that it loaded. Looks twice: a renewal may have waited for a long load."""
+    """Whether `owner` uses the weights that it loaded. Checks twice: a renewal may have waited for a long load."""
     for attempt in range(2):
         if attempt:
             await asyncio.sleep(POLL_S)
@@ -105,8 +105,8 @@ async def is_leased(server: SglangServer, owner: str) -> bool:
 
 
 async def is_marked(server: SglangServer, mark: str) -> bool:
-    """Whether any engine has left this mark on this server process. Opens it for a moment: where a wrong "yes" would do
-    harm, only one engine at a time may ask."""
+    """Whether any engine has left this mark on this server process. Opens the session briefly; if a wrong "yes" is
+    harmful, only one engine at a time may call this."""
     if not await _open(server, mark, PROBE_LIMIT_S):
         return True
     await _close(server, mark)

@@ -1,7 +1,7 @@
-"""What is said to an sglang server's /generate, and what its answer is worth: read whole or refused.
+"""Builds requests to an sglang server's /generate, and validates its answers: they are read completely or refused.
 
-sglang expands image placeholders itself, so it is sent one for each image; the prompt that it then reports must be the
-very ids that were asked for.
+sglang expands image placeholders itself, so each image is sent as one placeholder; the prompt that sglang reports must
+have exactly the requested ids.
 """
 
 import base64
@@ -19,7 +19,7 @@ from osworld_pipeline.rollout.engines.sglang_weights import Label
 
 SEED_RANGE = 2**31
 BAN = -1e9
-"""Added to a logit, it leaves a probability of exactly 0 at any temperature, in every type that logits have."""
+"""Added to a logit: its probability becomes exactly 0 at any temperature and in every dtype of logits."""
 
 
 class UnknownWeightsError(TransientError):
@@ -30,7 +30,7 @@ def generate_body(request: GenerateRequest, renderer: Renderer, *, banned_ids: S
     """The JSON of a request. Banned ids are never sampled, and the log-probabilities are over the others.
 
     Raises:
-        EngineError: images and runs of placeholders differ in number.
+        EngineError: the numbers of images and of placeholder runs differ.
     """
     token_ids = one_placeholder_each(request.token_ids, renderer.image_id)
     num_placeholders = token_ids.count(renderer.image_id)
@@ -47,7 +47,7 @@ def generate_body(request: GenerateRequest, renderer: Renderer, *, banned_ids: S
             "max_new_tokens": sampling.max_new_tokens,
             "stop": list(sampling.stop),
             "stop_token_ids": sorted({renderer.im_end_id, renderer.tokenizer.pad_token_id}),
-            # Added to the logits before anything is computed from them.
+            # Added to the logits before any other computation.
             "logit_bias": {str(token_id): BAN for token_id in banned_ids},
             "sampling_seed": sampling.seed % SEED_RANGE,
             "no_stop_trim": True,
@@ -69,7 +69,7 @@ def with_adapter(body: bytes, name: str) -> bytes:
 
 
 def one_placeholder_each(token_ids: Sequence[int], image_id: int) -> list[int]:
-    """Ids with each run of image placeholders as one."""
+    """Replaces each run of image placeholders by one."""
     return [
         token_id
         for index, token_id in enumerate(token_ids)
@@ -85,21 +85,21 @@ def read_answer(
     versions: Mapping[str, int],
     banned_ids: Container[int],
 ) -> GenerateResult:
-    """`versions`: the policy version behind each name of weights.
+    """`versions`: the policy version of each name of weights.
 
     Raises:
-        UnknownWeightsError: as it says.
-        TransientError: the server aborted the request, or its answer is not whole.
+        UnknownWeightsError: the weights are unknown to this engine.
+        TransientError: the server aborted the request, or its answer is incomplete.
         EngineError: its prompt is not the one that was sent, or it sampled a banned id.
     """
     meta = answer.get("meta_info")
     token_ids = answer.get("output_ids")
     if not isinstance(meta, dict) or not isinstance(token_ids, list) or not token_ids:
-        raise TransientError("the server's answer holds no sampled tokens")
+        raise TransientError("the server's answer has no sampled tokens")
     reason = (meta.get("finish_reason") or {}).get("type")
     if reason not in ("stop", "length"):
         message = (meta.get("finish_reason") or {}).get("message") or "no reason given"
-        raise TransientError(f"the server ended the request before its time ({reason}: {str(message)[:200]})")
+        raise TransientError(f"the server ended the request early ({reason}: {str(message)[:200]})")
     logprobs = _logprobs(meta, token_ids)
     _check_prompt(answer, meta, request)
     token_versions = _policy_versions(meta, len(token_ids), versions)
@@ -120,12 +120,12 @@ def read_scores(answer: Mapping[str, Any]) -> list[float]:
     """Log-probabilities of the ids that `token_ids_logprob` named, in their order, for the first sampled token.
 
     Raises:
-        TransientError: the answer holds none.
+        TransientError: the answer has none.
     """
     try:
         return [float(entry[0]) for entry in answer["meta_info"]["output_token_ids_logprobs"][0]]
     except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise TransientError("the server does not score tokens that it is asked for") from error
+        raise TransientError("the server does not score the requested tokens") from error
 
 
 def _logprobs(meta: Mapping[str, Any], token_ids: Sequence[int]) -> tuple[float, ...]:
@@ -143,13 +143,13 @@ def _check_prompt(answer: Mapping[str, Any], meta: Mapping[str, Any], request: G
     is_same = prompt == list(request.token_ids) if prompt else meta.get("prompt_tokens") == len(request.token_ids)
     if not is_same:
         raise EngineError(
-            f"the server made another prompt of what it was sent ({meta.get('prompt_tokens')} tokens of "
+            f"the server built another prompt than the one sent ({meta.get('prompt_tokens')} tokens of "
             f"{len(request.token_ids)}): does it hold the tokenizer and the image processor of this checkpoint?"
         )
 
 
 def _policy_versions(meta: Mapping[str, Any], num_tokens: int, versions: Mapping[str, int]) -> tuple[int, ...]:
-    """Of each token: of the spans that the server reports, where it does, else of the weights it ended with."""
+    """The version of each token: from the spans that the server reports, or else from the weights at the end."""
     spans = meta.get("weight_versions") or [{"version": meta.get("weight_version"), "start": 0, "end": num_tokens}]
     token_versions: list[int] = []
     for span in spans:

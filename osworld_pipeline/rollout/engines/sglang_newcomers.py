@@ -1,8 +1,8 @@
-"""Compares servers that join an engine during a run, before they are sampled from: one that was away when the engine
-opened, that was restarted, or that lost its place.
+"""Compares servers that join an engine during a run, before they are sampled from: servers that were unreachable when
+the engine opened, were restarted, or lost their admission.
 
-A server process that has passed carries a mark of its run, a session that ends with the process: one that lost its
-place through a broken connection is admitted again without a comparison, and engines of one run compare a server once.
+A server process that has passed has a mark of its run, a session that ends with the process. After a broken connection
+it is admitted again without a comparison, and the engines of one run compare a server once.
 """
 
 import asyncio
@@ -20,23 +20,23 @@ from osworld_pipeline.rollout.engines.sglang_messages import read_scores
 from osworld_pipeline.rollout.engines.sglang_server import SglangServer
 
 PEER_LIMIT_S = 120.0
-"""Of a comparison with another server."""
+"""Limit of a comparison with another server."""
 FOLDER_LIMIT_S = 900.0
-"""Of one with a checkpoint, which has to be loaded first."""
+"""Limit of a comparison with a checkpoint, which must be loaded first."""
 FIRST_RETRY_S, MAX_RETRY_S = 5.0, 60.0
-"""Pauses after a comparison that could not be made; each is twice the one before."""
+"""Pauses after a comparison that failed to run; each is twice the previous one."""
 FIRST_REFUSAL_S, MAX_REFUSAL_S = 60.0, 1800.0
 """Pauses after a refusal, likewise."""
 PASSED_LIMIT_S = 24 * 3600.0
-"""After which a mark expires: runs leave no sessions for good."""
+"""A mark expires after this time, so that runs leave no permanent sessions."""
 
 Ask = Callable[[GenerateRequest, Sequence[int]], Awaitable[tuple[dict[str, Any], GenerateResult]]]
-"""A server's answer, as it came and as it was read, with the log-probabilities of the ids that are named."""
+"""Returns a server's raw and parsed answer, with the log-probabilities of the given ids."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Peer:
-    """A server as a comparison asks it. Calls raise TransientError once its weights have changed."""
+    """A server as seen by a comparison. Calls raise TransientError once its weights have changed."""
 
     name: str
     ask: Ask
@@ -45,8 +45,8 @@ class Peer:
         return (await self.ask(request, ()))[1]
 
     async def score(self, request: GenerateRequest, token_ids: Sequence[int]) -> tuple[float, ...]:
-        """Log-probabilities of given tokens after a prompt, each under the distribution that would have sampled it:
-        with the request's temperature, images and banned ids. All but the last are read as part of the prompt."""
+        """Log-probabilities of given tokens after a prompt, each under the distribution that would have sampled it,
+        with the request's temperature, images and banned ids. All but the last are sent as part of the prompt."""
         logprobs: list[float] = []
         for index, token_id in enumerate(token_ids):
             sampling = replace(request.sampling, max_new_tokens=1)
@@ -58,12 +58,12 @@ class Peer:
 
 Compare = Callable[[Peer, Peer | Path], Awaitable[None]]
 """Compares a server that joins with one that has passed, or with the checkpoint folder that it is to sample. Raises
-TransientError where that cannot be done now, EngineError where the server is refused; says why."""
+TransientError with the reason if it cannot run now, EngineError if the server is refused."""
 Warn = Callable[[str], None]
 
 
 class Newcomers:
-    """The gate before the servers of one engine. Use it from the engine's event loop."""
+    """Controls the admission of servers to one engine. Use it from the engine's event loop."""
 
     def __init__(
         self,
@@ -74,8 +74,8 @@ class Newcomers:
         reference_of: Callable[[SglangServer], Peer | Path | None],
         warn: Warn,
     ) -> None:
-        """`run`: whose marks and locks count. `reference_of`: what to compare a server with; None where there is
-        nothing at present."""
+        """`run`: scope of marks and locks. `reference_of`: the reference for a server; None if there is none at
+        present."""
         self._compare = compare
         self._passed, self._refused, self._lock = (
             f"osworld-parity-{what}-{run}" for what in ("passed", "refused", "lock")
@@ -85,10 +85,10 @@ class Newcomers:
         self._warn = warn
         self._joining: dict[SglangServer, asyncio.Task[None]] = {}
         self._turn = asyncio.Lock()
-        """One comparison at a time: the next server can be compared with this one."""
+        """One comparison at a time, because the next server can be compared with this one."""
 
     async def has_passed(self, server: SglangServer) -> None:
-        """Lets in a server that was probed otherwise."""
+        """Admits a server that was probed otherwise."""
         server.standing.has_passed = True
         await sglang_locks.leave_mark(server, self._passed, limit_s=PASSED_LIMIT_S)
 
@@ -97,10 +97,10 @@ class Newcomers:
         return server in self._joining or server.standing.held_back_until > time.monotonic()
 
     async def admit(self, server: SglangServer, *, has_others: bool, timeout_s: float) -> None:
-        """Returns once the server has passed. `has_others`: others can be asked instead, so nothing is waited for.
+        """Returns once the server has passed. `has_others`: other servers are available, so do not wait.
 
         Raises:
-            TransientError: it is being compared, or could not be.
+            TransientError: the comparison is running, or failed to run.
             EngineError: it is refused.
         """
         standing = server.standing
@@ -114,7 +114,7 @@ class Newcomers:
             return
         if standing.is_refused and server not in self._joining:
             raise EngineError(standing.reason)
-        reason = f"the sglang server at {shown(server.url)} has joined and is compared before it is sampled from"
+        reason = f"the sglang server at {shown(server.url)} has joined and must be compared before it is sampled from"
         left_s = max(1.0, standing.held_back_until - time.monotonic())
         raise TransientError(
             standing.reason or reason, retry_after_s=0.0 if has_others else min(FIRST_RETRY_S, left_s), is_busy=True
@@ -127,19 +127,19 @@ class Newcomers:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _join(self, server: SglangServer) -> None:
-        """Never raises, and always leaves a standing: a server must not be compared again and again."""
+        """Never raises, and always updates the standing, so that a server is not compared again immediately."""
         try:
             async with self._turn:
                 reference = self._reference_of(server)
                 limit_s = FOLDER_LIMIT_S if isinstance(reference, Path) else PEER_LIMIT_S
                 await self._compare_within(server, reference, limit_s)
             if server.held is None:
-                raise TransientError("its connection or its weights were lost meanwhile")
+                raise TransientError("its connection or its weights were lost in the meantime")
         except TransientError as error:
             self._hold_back(server, str(error), is_refused=False)
         except EngineError as error:
             self._hold_back(server, str(error), is_refused=True)
-        except Exception as error:  # noqa: BLE001 - a defect of the probe must not let a server in
+        except Exception as error:  # noqa: BLE001 - a defect of the probe must not admit a server
             self._hold_back(server, f"{type(error).__name__}: {error}", is_refused=False)
         else:
             server.standing.admit()
@@ -159,7 +159,7 @@ class Newcomers:
                         f"the sglang server at {shown(server.url)} was refused by another engine of this run"
                     )
                 if reference is None:
-                    raise TransientError("no server that has passed the parity probe is there to compare it with")
+                    raise TransientError("there is no server that has passed the parity probe to compare it with")
                 await self._compare_marked(server, reference)
         except TimeoutError as error:
             raise TransientError(f"the comparison did not end within {limit_s:g} s") from error
@@ -170,7 +170,7 @@ class Newcomers:
         except TransientError:
             raise
         except EngineError:
-            # It ends before this engine compares again.
+            # The mark expires before this engine compares again.
             limit_s = 0.9 * _pause_s(FIRST_REFUSAL_S, MAX_REFUSAL_S, server.standing.num_tries)
             await sglang_locks.leave_mark(server, self._refused, limit_s=limit_s)
             raise
@@ -181,11 +181,11 @@ class Newcomers:
         limits = (FIRST_REFUSAL_S, MAX_REFUSAL_S) if is_refused else (FIRST_RETRY_S, MAX_RETRY_S)
         pause_s = _pause_s(*limits, standing.num_tries)
         where = f"the sglang server at {shown(server.url)}"
-        told = reason if is_refused else f"{where} has joined and could not be compared: {reason}"
-        told = f"{told}; it is not sampled from, and compared again after {pause_s:g} s"
-        standing.hold_back(told, pause_s, is_refused=is_refused)
+        message = reason if is_refused else f"{where} has joined and could not be compared: {reason}"
+        message = f"{message}; it is not sampled from, and compared again after {pause_s:g} s"
+        standing.hold_back(message, pause_s, is_refused=is_refused)
         if is_refused or standing.num_tries > 1:
-            self._warn(told)
+            self._warn(message)
 
 
 def _pause_s(first_s: float, most_s: float, num_tries: int) -> float:

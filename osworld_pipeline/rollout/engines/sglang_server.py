@@ -1,4 +1,4 @@
-"""One sglang server: what is known of it, and the calls that weights and health need."""
+"""State of one sglang server, and its calls for weights and health."""
 
 import asyncio
 import random
@@ -13,7 +13,7 @@ from osworld_pipeline.errors import EngineError
 from osworld_pipeline.rollout.engines.http_calls import JsonClient, MissingError, TransientError, shown
 
 LOAD_TIMEOUT_S = 900.0
-"""Of loading weights from disk: a large checkpoint on a network's file system."""
+"""For loading weights from disk: a large checkpoint on a network file system."""
 CONTROL_TIMEOUT_S = 60.0
 FIRST_PAUSE_S = 1.0
 MAX_PAUSE_S = 30.0
@@ -21,15 +21,15 @@ MAX_PAUSE_S = 30.0
 
 @dataclass(kw_only=True)
 class Standing:
-    """What an engine that compares servers (`sglang_newcomers`) knows of one."""
+    """State of a server in an engine that compares servers (`sglang_newcomers`)."""
 
     has_passed: bool = False
     held_back_until: float = 0.0
     """Monotonic time before which it is not compared again."""
     is_refused: bool = False
-    """It was compared and differs; False where it was not compared to the end."""
+    """The comparison found a difference; False if the comparison did not finish."""
     reason: str = ""
-    """Why it was held back last."""
+    """Reason of the last refusal or failure."""
     num_tries: int = 0
     """Comparisons since it last passed."""
 
@@ -48,38 +48,38 @@ class SglangServer:
     url: str
     client: JsonClient
     held: str | None = None
-    """Name of the weights that it is known to hold; None while unknown, and then it is not sampled from."""
+    """Name of the weights that it is known to hold; None if unknown, and then it is not sampled from."""
     last_label: str | None = None
-    """The label it last reported."""
+    """The label that it last reported."""
     owner: str = ""
     """The run that loaded its weights."""
     num_running: int = 0
     num_failures: int = 0
     out_until: float = 0.0
-    """Monotonic time until which it is left out."""
+    """Monotonic time until which it is excluded."""
     is_scale_checked: bool = False
     reloads: list[float] = field(default_factory=list)
-    """Monotonic times at which lost weights were loaded into it again."""
+    """Monotonic times at which lost weights were reloaded."""
     adapters: list[str] = field(default_factory=list)
-    """Loaded by this engine, oldest first."""
+    """Adapters loaded by this engine, oldest first."""
     standing: Standing = field(default_factory=Standing)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while its weights or its checks are seen to."""
+    """Held while its weights are loaded or its settings are checked."""
 
     def lost(self) -> None:
-        """What it holds is not known, and it may be another process by now."""
+        """Its weights are unknown, and it may be a new process."""
         self.held = None
         self.standing.has_passed = False
 
     def failed(self, error: EngineError) -> None:
-        """It is left out for a while, the longer the more often it fails."""
+        """Excludes it for a while, longer after each failure."""
         if isinstance(error, TransientError) and error.is_busy:
             self.out_until = time.monotonic() + (error.retry_after_s or FIRST_PAUSE_S)
             return
         self.lost()
         self.num_failures += 1
         pause_s = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2 ** min(self.num_failures - 1, 10))
-        # Jitter: engines that share it must not all retry at once.
+        # Jitter: engines that share it must not all retry at the same time.
         self.out_until = time.monotonic() + random.uniform(0.5, 1.0) * pause_s
 
     def answered(self) -> None:
@@ -93,36 +93,36 @@ class SglangServer:
         """Model, architecture and label of the weights.
 
         Raises:
-            TransientError, EngineError: it does not answer, or is no sglang server that sees images.
+            TransientError, EngineError: it does not answer, or is not an sglang server with image support.
         """
         info = await self.client.get(f"{self.url}/model_info", timeout_s=timeout_s)
         if "model_path" not in info:
-            raise EngineError(f"{shown(self.url)}/model_info did not answer as an sglang server does")
+            raise EngineError(f"{shown(self.url)}/model_info did not answer like an sglang server")
         if info.get("has_image_understanding") is False:
-            raise EngineError(f"the sglang server at {shown(self.url)} serves a model that sees no images")
+            raise EngineError(f"the sglang server at {shown(self.url)} serves a model without image input")
         if "weight_version" not in info:
             raise EngineError(
-                f"the sglang server at {shown(self.url)} does not say which weights it holds: use a newer sglang"
+                f"the sglang server at {shown(self.url)} does not report which weights it holds: use a newer sglang"
             )
         return info
 
     async def load_weights(self, path: Path, label: str) -> None:
-        """Weights from disk under a label, between two tokens of whatever runs: what was sampled stays, and goes on
-        with the new weights over a cache computed anew.
+        """Loads weights from disk under a label, between two tokens of running requests: sampled tokens are kept, and
+        sampling continues with the new weights over a recomputed cache.
 
         Raises:
-            TransientError, EngineError: it did not, and what it holds now is not known.
+            TransientError, EngineError: loading failed, and the weights that the server holds are unknown.
         """
         self.held = None
         body = orjson.dumps({"model_path": str(path), "weight_version": label, "flush_cache": True})
         try:
             try:
-                # `retract`, because `in_place` would go on over keys and values that the old weights made.
+                # `retract`, because `in_place` would reuse keys and values of the old weights.
                 await self._control("/pause_generation", {"mode": "retract"})
                 url = f"{self.url}/update_weights_from_disk"
                 answer = await self.client.post(url, body, timeout_s=LOAD_TIMEOUT_S)
             finally:
-                # Shielded: whoever gives up here must not leave a server that is paused for ever.
+                # Shielded: a cancelled caller must not leave the server paused.
                 await asyncio.shield(self.continue_generation())
         except TransientError:
             raise
@@ -132,7 +132,7 @@ class SglangServer:
             raise EngineError(f"the weights at {path} were not loaded: {shown(self.url)}: {answer.get('message')}")
 
     async def relabel(self, label: str) -> None:
-        """Another label for the weights that it holds."""
+        """Sets another label for the weights that it holds."""
         await self._control("/update_weight_version", {"new_version": label, "abort_all_requests": False})
 
     async def continue_generation(self) -> None:
@@ -140,10 +140,10 @@ class SglangServer:
         await self._control("/continue_generation", {})
 
     async def load_adapter(self, name: str, path: Path) -> None:
-        """Loads a LoRA adapter in peft's format; does nothing where an adapter of that name is loaded.
+        """Loads a LoRA adapter in peft's format; does nothing if an adapter of that name is loaded.
 
         Raises:
-            TransientError, EngineError: it did not.
+            TransientError, EngineError: loading failed.
         """
         if name in await self._adapter_names():
             return
@@ -153,11 +153,11 @@ class SglangServer:
         except TransientError:
             raise
         except EngineError as error:
-            if name in await self._adapter_names():  # another engine was faster
+            if name in await self._adapter_names():  # another engine has loaded it
                 return
             raise EngineError(
                 f"the adapter at {path} was not loaded: {error}; the server must run with --enable-lora and a "
-                "--max-lora-rank and --lora-target-modules that hold it"
+                "--max-lora-rank and --lora-target-modules that fit it"
             ) from error
 
     async def unload_adapter(self, name: str) -> None:
@@ -166,7 +166,7 @@ class SglangServer:
         await self.client.post(f"{self.url}/unload_lora_adapter", body, timeout_s=LOAD_TIMEOUT_S)
 
     async def open_session(self, name: str, *, limit_s: float | None) -> bool:
-        """Whether it was opened; False where it is open already. It expires after `limit_s`.
+        """Returns False if it is already open. It expires after `limit_s`.
 
         Raises:
             TransientError: the server does not answer.
@@ -174,7 +174,7 @@ class SglangServer:
         """
         body = orjson.dumps({"capacity_of_str_len": 0, "session_id": name, "timeout": limit_s})
         try:
-            # Answered only after a load in progress has ended.
+            # The answer comes only after a load in progress has ended.
             await self.client.post(f"{self.url}/open_session", body, timeout_s=LOAD_TIMEOUT_S, wants_object=False)
         except (TransientError, MissingError):
             raise
@@ -193,7 +193,7 @@ class SglangServer:
         return {str(model["id"]) for model in answer.get("data") or () if isinstance(model, dict) and "id" in model}
 
     async def worker_urls(self, *, timeout_s: float) -> tuple[str, ...]:
-        """Those of the servers behind it where it is a router; empty where it is a server."""
+        """The URLs of the servers behind a router; empty if this is a server."""
         answer = await self.client.get(f"{self.url}/workers", timeout_s=timeout_s, allow_missing=True)
         workers = answer.get("workers")
         if not isinstance(workers, list):

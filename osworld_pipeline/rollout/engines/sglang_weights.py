@@ -28,22 +28,22 @@ DIGEST_FILE = "weights-digest.json"
 CONFIG_FILE = "config.json"
 WEIGHTS = "*.safetensors"
 VISION = "visual."
-"""In the name of each tensor of the vision tower."""
+"""Part of the name of each tensor of the vision tower."""
 CHUNK_BYTES = 64 << 20
 NUM_DIGITS = 24
-"""Of a digest, as labels carry it."""
+"""Number of digits of a digest in labels."""
 LABEL_START = "osworld"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Label:
-    """A server's `weight_version`. A label in another format is itself the name of the weights."""
+    """A server's `weight_version`. A label in another format is used as the name of the weights."""
 
     weights: str
     vision: str = ""
-    """Digest of the vision tower; empty where it is unknown."""
+    """Digest of the vision tower; empty if unknown."""
     owner: str = ""
-    """The run that loaded them; empty where no engine did."""
+    """The run that loaded them; empty if no engine did."""
 
     def __str__(self) -> str:
         return ".".join((LABEL_START, self.weights, self.vision, self.owner)) if self.owner else self.weights
@@ -66,16 +66,16 @@ class Adapter:
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """What an engine samples from."""
+    """The weights that an engine samples from."""
 
     digest: str | None
-    """Of the whole weights; with an adapter those of its base. None until a server has reported its label."""
+    """Digest of the whole weights; with an adapter those of its base. None until a server has reported its label."""
     policy_version: int
     path: Path | None = None
-    """Folder of the whole weights; None for what the servers were started with."""
+    """Folder of the whole weights; None for the weights that the servers were started with."""
     adapter: Adapter | None = None
     checkpoint: Path | None = None
-    """Folder that was loaded: `path`, or the adapter checkpoint's over it."""
+    """Folder that was loaded: `path`, or that of the adapter checkpoint over it."""
 
     @property
     def name(self) -> str | None:
@@ -83,10 +83,10 @@ class Weights:
 
 
 def read_weights(folder: Path, *, policy_version: int) -> Weights:
-    """The weights of a checkpoint folder. Reads all of its files, once, where no digest is stored.
+    """The weights of a checkpoint folder. Reads all of its files once if no digest is stored.
 
     Raises:
-        EngineError: no weights there, or the base of its adapter is gone; names the folder.
+        EngineError: there are no weights, or the base of its adapter is missing; names the folder.
     """
     try:
         adapter = find_adapter(folder)
@@ -103,10 +103,10 @@ def read_weights(folder: Path, *, policy_version: int) -> Weights:
 
 
 def weights_digest(folder: Path, *, manifest_folder: Path | None = None) -> str:
-    """Of the safetensors files there. `manifest_folder`: of the manifest that lists them; None for the same folder.
+    """Digest of the safetensors files. `manifest_folder`: of the manifest that lists them; None for the same folder.
 
     Raises:
-        EngineError: no weights there, or they cannot be read.
+        EngineError: there are no weights, or they cannot be read.
     """
     files = _weight_files(folder)
     known = _from_digest_file(folder, files) or _from_manifest(manifest_folder or folder, files)
@@ -114,7 +114,7 @@ def weights_digest(folder: Path, *, manifest_folder: Path | None = None) -> str:
 
 
 def vision_digest(folder: Path) -> str:
-    """Of the vision tower: its tensors by name, type and bytes. Empty where the folder holds none, or is no folder.
+    """Digest of the vision tower: its tensors by name, type and bytes. Empty if there is none, or no such folder.
 
     Raises:
         EngineError: its files cannot be read.
@@ -155,7 +155,7 @@ def write_digest(folder: Path) -> None:
 
 
 def vocab_size_of(folder: Path) -> int:
-    """Rows of the model's embedding, from config.json; from the base's where an adapter folder has none.
+    """Rows of the model's embedding, from config.json; from the base's if an adapter folder has none.
 
     Raises:
         EngineError: the file is missing, or does not contain it.
@@ -167,11 +167,11 @@ def vocab_size_of(folder: Path) -> int:
         config = json.loads(path.read_text())
         return int((config.get("text_config") or config)["vocab_size"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, StoreError) as error:
-        raise EngineError(f"{path} does not say how large the vocabulary is ({error})") from error
+        raise EngineError(f"{path} has no vocabulary size ({error})") from error
 
 
 def _adapter_name(folder: Path, adapter: AdapterCheckpoint) -> str:
-    """From its factors and its configuration."""
+    """Derived from its factors and its configuration."""
     path = adapter.folder / ADAPTER_CONFIG_FILE
     try:
         config = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -198,7 +198,7 @@ def _from_digest_file(folder: Path, files: list[Path]) -> str | None:
 
 
 def _from_manifest(folder: Path, files: list[Path]) -> str | None:
-    """As `weights_digest` in checkpoint.json: the digest of a single file, else of all names and digests."""
+    """As `weights_digest` in checkpoint.json: the digest of a single file, or else of all names and digests."""
     try:
         entries = json.loads((folder / MANIFEST_FILE).read_text())["files"]
         digests: list[str] = []
@@ -215,10 +215,10 @@ def _from_manifest(folder: Path, files: list[Path]) -> str | None:
 
 
 def _hashed(files: list[Path]) -> str:
-    """Of names, sizes and content, chunk by chunk; large files that stay the same are read once."""
+    """Digest of names, sizes and content, chunk by chunk; unchanged large files are read once."""
     try:
         stats = [(path, path.stat()) for path in files]
-        # Small ones may be written again within a tick of the clock that stamps them.
+        # A small file may be rewritten within the resolution of its modification time.
         is_large = sum(stat.st_size for _, stat in stats) >= CHUNK_BYTES
         digest = _hash_files if is_large else _hash_files.__wrapped__
         return digest(tuple((path, stat.st_size, stat.st_mtime_ns) for path, stat in stats))
@@ -228,7 +228,7 @@ def _hashed(files: list[Path]) -> str:
 
 @functools.lru_cache(maxsize=8)
 def _hash_files(files: tuple[tuple[Path, int, int], ...]) -> str:
-    """`files`: with their sizes and times of change."""
+    """`files`: with their sizes and modification times."""
     chunks = [
         (path, Span(name=path.name, dtype="", shape=(), start=start, end=min(start + CHUNK_BYTES, size)))
         for path, size, _ in files
@@ -252,7 +252,7 @@ def _digest_span(path: Path, span: Span) -> str:
         while left > 0:
             data = opened.read(min(left, 1 << 20))
             if not data:
-                raise OSError(f"{path} is shorter than it says")
+                raise OSError(f"{path} is shorter than its header says")
             digest.update(data)
             left -= len(data)
     return digest.hexdigest()

@@ -1,8 +1,8 @@
-"""Samples in process with transformers, in a thread of its own: requests that wait together are answered together, and
-in `append` mode an episode's keys and values are kept between its turns, so that a turn costs its new tokens alone.
+"""Samples in process with transformers, in a separate thread: waiting requests are batched, and in `append` mode an
+episode's keys and values are kept between its turns, so that a turn processes only its new tokens.
 
-The reported log-probabilities are those of the distribution that is sampled, as protocols.GenerateResult says. In
-float32 on a CPU a response is the same, to the bit, whatever else is in its batch; elsewhere to rounding.
+The reported log-probabilities are those of the sampling distribution, as defined in protocols.GenerateResult. In
+float32 on a CPU a response is bit-identical in any batch; elsewhere it is equal up to rounding.
 """
 
 import asyncio
@@ -49,13 +49,13 @@ class TransformersEngine:
         base_folder: Path | None = None,
     ) -> None:
         """Use it from one event loop. `model` may be the trainer's own object as long as the trainer awaits its
-        rollouts before an update and calls `mark_updated` after it; or a copy, kept up to date by `load_state`.
+        rollouts before an update and calls `mark_updated` after it; or a copy, updated by `load_state`.
 
-        `num_threads`: of torch in the engine's thread. Desktops share the machine, and threads that spin for a busy
-        core make a token take a hundred times as long; a small model gains nothing from the second thread.
-        `kv_cache_bytes`: of all that is kept between turns, the least recently used going first; None for 1 GiB on a
-        CPU and a quarter of an accelerator's free memory. `base_folder`: where the model's whole weights were read;
-        adapters of other bases are refused.
+        `num_threads`: torch threads in the engine's thread. Desktops share the machine, and threads that spin for a
+        busy core make a token a hundred times slower; a small model gains nothing from a second thread.
+        `kv_cache_bytes`: limit of everything kept between turns, with LRU eviction; None for 1 GiB on a CPU and a
+        quarter of an accelerator's free memory. `base_folder`: where the model's whole weights were read; adapters of
+        other bases are refused.
         """
         self._processor = processor
         self._model = model
@@ -82,7 +82,7 @@ class TransformersEngine:
         self._is_draining = False
         self._is_closed = False
         self._lock = threading.Lock()
-        """Of the three above it."""
+        """Guards the three fields above."""
         self._open: set[Future[Any]] = set()
 
     @property
@@ -91,16 +91,16 @@ class TransformersEngine:
 
     @property
     def model(self) -> Any:
-        """What it samples from; do not change it."""
+        """The model that it samples from; do not change it."""
         return self._model
 
     @property
     def num_kept_bytes(self) -> int:
-        """Of keys and values between turns."""
+        """Size of keys and values kept between turns."""
         return 0 if self._kept is None else self._kept.num_bytes
 
     def mark_updated(self, *, policy_version: int) -> None:
-        """The weights of `model` were changed in place by the trainer."""
+        """The trainer has changed the weights of `model` in place."""
         self._version = policy_version
         self._post(lambda: self._sampler.forget_weights(policy_version=policy_version))
 
@@ -115,8 +115,8 @@ class TransformersEngine:
             raise EngineError(f"the transformers engine gave no response within {self._timeout_s:g} s") from error
 
     async def load_weights(self, path: Path, *, policy_version: int) -> None:
-        """Weights of a checkpoint folder into the model in place; of an adapter checkpoint its factors alone. They are
-        read while sampling goes on. Raises EngineError, also where an adapter does not belong to the model."""
+        """Loads the weights of a checkpoint folder into the model in place; of an adapter checkpoint only its factors.
+        They are read while sampling continues. Raises EngineError, also if an adapter does not belong to the model."""
         self._check_open()
         tensors = await asyncio.to_thread(read_weights, path, model=self._model, base_folder=self._base_folder)
         await self.load_state(tensors, policy_version=policy_version, source=path)
@@ -124,12 +124,12 @@ class TransformersEngine:
     async def load_state(
         self, state_dict: Mapping[str, torch.Tensor], *, policy_version: int, source: Path | str = "a state dict"
     ) -> None:
-        """Copies weights (all, or an adapter's factors) into the model in place, between two tokens; responses in
-        flight are continued by the new weights, and say so token by token. The tensors must not change before this
-        returns.
+        """Copies weights (all, or an adapter's factors) into the model in place, between two tokens. Responses in
+        progress continue with the new weights and record the version of each token. The tensors must not change before
+        this returns.
 
         Raises:
-            EngineError: a tensor is missing or of another shape, and then nothing was changed; names it and `source`.
+            EngineError: a tensor is missing or has another shape, and then nothing was changed; names it and `source`.
         """
         self._check_open()
         try:
@@ -163,7 +163,7 @@ class TransformersEngine:
         try:
             await asyncio.wait_for(stopped, CLOSE_TIMEOUT_S)
         except TimeoutError:
-            return  # the thread ends with the forward pass that holds it
+            return  # the thread ends after its current forward pass
         if self._kept is not None:
             self._kept.clear()
 
@@ -180,7 +180,7 @@ class TransformersEngine:
             self._open.discard(future)
 
     def _prepare(self, request: GenerateRequest, future: "Future[GenerateResult]") -> Row:
-        """Checked alone, so that a malformed request fails no other."""
+        """Validated separately, so that a malformed request does not fail others."""
         kept = self._kept.find(request) if self._kept is not None and request.episode_id else None
         num_known = 0 if kept is None else len(kept.images)
         known = () if kept is None else kept.grids
@@ -200,13 +200,13 @@ class TransformersEngine:
         )
 
     def _check_ids(self, request: GenerateRequest) -> None:
-        """An id outside the embedding ends a whole process on an accelerator."""
+        """An id outside the embedding crashes the process on an accelerator."""
         vocab_size = self._model.config.text_config.vocab_size
         if not 0 <= min(request.token_ids) <= max(request.token_ids) < vocab_size:
             raise ValueError(f"a token id is outside the vocabulary of {vocab_size}")
 
     def _complete(self, row: Row) -> None:
-        """What was kept of the row's episode is gone: its prompt is read whole, so all pixels are needed."""
+        """The row's cached episode is gone: its prompt is read completely, which needs all pixels."""
         try:
             row.pixels = [self._cache.pixel_values(self._processor, image)[0] for image in row.request.images]
             self._post(row)
@@ -223,7 +223,7 @@ class TransformersEngine:
             self._executor.submit(self._drain)
 
     def _take(self) -> list[Row | Callable[[], None]] | None:
-        """What came in; None where there is nothing left to do."""
+        """Returns the incoming items; None if there is no work left."""
         with self._lock:
             items, self._inbox = self._inbox, []
             if self._is_closed or (not items and self._sampler.is_idle):
@@ -232,7 +232,7 @@ class TransformersEngine:
             return items
 
     def _drain(self) -> None:
-        """In the engine's thread, until no request waits."""
+        """Runs in the engine's thread until no request waits."""
         while (items := self._take()) is not None:
             try:
                 for item in items:
@@ -241,7 +241,7 @@ class TransformersEngine:
                     else:
                         item()
                 progress = self._sampler.advance()
-            except Exception as error:  # noqa: BLE001 - a bug fails the requests that wait, and the next ones are answered
+            except Exception as error:  # noqa: BLE001 - a bug fails waiting requests, later ones are answered
                 progress = self._sampler.fail_all(generation_error(error))
                 for item in items:
                     if isinstance(item, Row):
@@ -259,7 +259,7 @@ class TransformersEngine:
 
 
 def _settle(future: "Future[Any]", result: Any) -> None:
-    """Whoever gave up waiting (a timeout, a cancelled episode) needs no answer."""
+    """A caller that no longer waits (timeout, cancelled episode) needs no answer."""
     try:
         if isinstance(result, BaseException):
             future.set_exception(result)
@@ -270,8 +270,8 @@ def _settle(future: "Future[Any]", result: Any) -> None:
 
 
 def _set_own_threads(num_threads: int) -> None:
-    """In this thread alone. Torch also notes the number for threads that are yet to come, so a last word from another
-    thread puts that right: a trainer's thread must not inherit the engine's."""
+    """Sets it in this thread only. Torch also records the number for future threads, so another thread restores it: a
+    trainer's thread must not inherit the engine's."""
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
     restoring = threading.Thread(target=torch.set_num_threads, args=(before,))

@@ -1,5 +1,5 @@
-"""What the engine keeps between forward passes: the keys and values of the rows that run, those of episodes between
-their turns, and the features of images.
+"""Caches that the engine keeps between forward passes: keys and values of running rows and of episodes between turns,
+and image features.
 
 Shapes: B rows, S slots, H key/value heads, Q new tokens, C tokens that a slot holds, D head dimension.
 """
@@ -16,16 +16,16 @@ import torch
 from osworld_pipeline.protocols import GenerateRequest
 
 KV_MULTIPLE = 64
-"""A decoding step looks at a multiple of this many places. A CPU's attention sums what is left over in another order,
-so without it a row's last digits would hang on its neighbours' lengths."""
+"""A decoding step attends over a multiple of this many positions. A CPU's attention sums a remainder in another order,
+so otherwise a row's last digits would depend on the lengths of other rows."""
 GROWTH = 256
 
 
 class KvSlots:
-    """Keys and values of running rows, one slot each, every row from place 0 on."""
+    """Keys and values of running rows, one slot each, every row from position 0."""
 
     def __init__(self, config: Any, *, device: torch.device, dtype: torch.dtype) -> None:
-        """`config`: the language model's."""
+        """`config`: of the language model."""
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self._shape = (config.num_key_value_heads, head_dim)
         self._options: dict[str, Any] = {"device": device, "dtype": dtype}
@@ -35,7 +35,7 @@ class KvSlots:
         self.values: list[torch.Tensor] = []
 
     def reserve(self, *, num_slots: int, num_tokens: int) -> None:
-        """Grows to at least so many slots of so many tokens; what is in them stays."""
+        """Grows to at least this number of slots and tokens; the content is kept."""
         num_tokens = -(-num_tokens // GROWTH) * GROWTH
         if num_slots <= self.num_slots and num_tokens <= self.num_tokens:
             return
@@ -45,7 +45,7 @@ class KvSlots:
         shape = (self.num_slots, num_heads, self.num_tokens, head_dim)
         for tensors in (self.keys, self.values):
             for layer in range(self.num_layers):
-                # Zeros, for what is masked is still multiplied by 0.
+                # Zeros, because masked values are still multiplied by 0.
                 grown = torch.zeros(shape, **self._options)
                 if layer < len(tensors):
                     grown[before] = tensors[layer]
@@ -68,13 +68,13 @@ class KvSlots:
                 tensor[slot, :, : layer.shape[1]] = layer
 
     def release(self) -> None:
-        """Gives the memory back; nothing may run."""
+        """Frees the memory; no row may run."""
         self.num_slots = self.num_tokens = 0
         self.keys, self.values = [], []
 
 
 class PrefillView:
-    """The cache of a forward pass over the new tokens of one row, behind `start` tokens that its slot holds."""
+    """The cache of a forward pass over the new tokens of one row, after `start` tokens in its slot."""
 
     def __init__(self, slots: KvSlots, slot: int, start: int) -> None:
         self._slots = slots
@@ -124,12 +124,12 @@ class DecodeView:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class KeptEpisode:
-    """What the last turn of an episode computed."""
+    """The cache of an episode after its last turn."""
 
     token_ids: tuple[int, ...]
-    """Whose keys and values these are."""
+    """The tokens of these keys and values."""
     images: tuple[bytes, ...]
-    """Those among the tokens."""
+    """The images among the tokens."""
     grids: tuple[np.ndarray, ...]
     keys: list[torch.Tensor]
     """(H, tokens, D) of each layer."""
@@ -150,7 +150,7 @@ class KeptEpisode:
 
 
 class KeptEpisodes:
-    """Episodes between two turns, the least recently used leaving first. Thread-safe."""
+    """Episodes between two turns, with LRU eviction. Thread-safe."""
 
     def __init__(self, *, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -166,7 +166,7 @@ class KeptEpisodes:
         return len(self._entries)
 
     def find(self, request: GenerateRequest) -> KeptEpisode | None:
-        """What is kept of the request's episode, where its prompt extends that."""
+        """The cache of the request's episode, if its prompt extends it."""
         with self._lock:
             entry = self._entries.get(request.episode_id)
             if entry is None:

@@ -1,4 +1,4 @@
-"""Which token comes next, and whether it is the last: sampling for all rows of a batch at once.
+"""Selects the next tokens and detects stop strings: sampling for all rows of a batch.
 
 Shapes: B rows, V vocabulary.
 """
@@ -17,9 +17,9 @@ def choose_tokens(
     chances: Sequence[float],
     banned_V: torch.Tensor,
 ) -> tuple[list[int], list[float]]:
-    """A token of each row and its log-probability as protocols.GenerateResult has it. At temperature 0 the token is
-    the likeliest, else the one at which the summed probabilities, in the order of the ids, pass the row's chance
-    (0 <= chance < 1). A row's choice is the same in any batch."""
+    """A token of each row and its log-probability as defined in protocols.GenerateResult. At temperature 0 it is the
+    most likely token; otherwise the first one, in id order, at which the cumulative probability exceeds the row's
+    chance (0 <= chance < 1). A row's choice is the same in any batch."""
     temperatures = [sampling.temperature if sampling.temperature > 0 else 1.0 for sampling in samplings]
     scaled_BV = logits_BV.float() / torch.tensor(temperatures, device=logits_BV.device)[:, None]
     logprobs_BV = torch.log_softmax(scaled_BV.masked_fill(banned_V, -torch.inf), dim=-1)
@@ -36,7 +36,7 @@ def _sample(logprobs_BV: torch.Tensor, samplings: Sequence[SamplingParams], chan
     for index, sampling in enumerate(samplings):
         if sampling.top_p < 1:
             probs_BV[index] = keep_top_p(probs_BV[index], sampling.top_p)
-    # In double precision, so that the last ids of a large vocabulary are not lost in the sum's rounding.
+    # In double precision, so that the last ids of a large vocabulary are not lost to rounding.
     sums_BV = probs_BV.double().cumsum(dim=-1)
     aims_B1 = torch.tensor(chances, dtype=torch.double, device=device)[:, None] * sums_BV[:, -1:]
     return torch.searchsorted(sums_BV, aims_B1, right=True)[:, 0].clamp_(max=logprobs_BV.shape[1] - 1)
@@ -45,14 +45,14 @@ def _sample(logprobs_BV: torch.Tensor, samplings: Sequence[SamplingParams], chan
 def keep_top_p(probs_V: torch.Tensor, top_p: float) -> torch.Tensor:
     """Zeros outside the smallest set of tokens whose probability reaches top_p."""
     sorted_V, order_V = probs_V.sort(descending=True, stable=True)
-    # A token stays while the probability before it is below top_p: the first always does.
+    # A token is kept while the probability before it is below top_p: the first always is.
     kept_V = sorted_V.cumsum(dim=-1) - sorted_V < top_p
     return torch.zeros_like(probs_V).scatter(0, order_V, sorted_V * kept_V)
 
 
 class StopCheck:
-    """Whether the newest token completes a stop string. It was not complete before, so it must end within that token:
-    its text is looked up first, and the tail is decoded only where that is possible."""
+    """Detects whether the newest token completes a stop string. It was not complete before, so it must end within that
+    token: the token's text is looked up first, and the tail is decoded only if that is possible."""
 
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer
@@ -65,7 +65,7 @@ class StopCheck:
         # A token that is part of a character decodes to the replacement character.
         if "\ufffd" not in text and not any(stop[-1] in text for stop in stops):
             return False
-        # A token is at least one byte, so a stop string of n bytes lies within the last n tokens.
+        # A token is at least one byte, so a stop string of n bytes is within the last n tokens.
         window = max(len(stop.encode()) for stop in stops)
         tail = self._renderer.decode_response(token_ids[-window:])
         return any(stop in tail for stop in stops)

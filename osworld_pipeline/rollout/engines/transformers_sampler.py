@@ -1,9 +1,9 @@
-"""Samples the rows of many episodes together, one token of each at a time; rows join and leave between two tokens.
+"""Samples the rows of many episodes together, one token each per step; rows join and leave between steps.
 
-A prompt is read alone, so its row is the same in any company. Rows then decode together, at least MIN_ROWS of them and
-over a multiple of KV_MULTIPLE places: with these a CPU computes each row to the same bit whatever its neighbours are.
+A prompt is processed alone, so its result does not depend on other rows. Rows then decode together, at least MIN_ROWS
+of them and over a multiple of KV_MULTIPLE positions: a CPU then computes each row bit-identically in any batch.
 
-Shapes: B rows that run, Q tokens to be read, K tokens that are seen, N images, V vocabulary.
+Shapes: B running rows, Q tokens to be read, K visible tokens, N images, V vocabulary.
 """
 
 from collections import deque
@@ -33,21 +33,21 @@ from osworld_pipeline.rollout.engines.transformers_cache import (
 from osworld_pipeline.rollout.engines.transformers_choice import StopCheck, choose_tokens
 
 MIN_ROWS = 4
-"""A matrix product of fewer rows takes another path through a CPU's library, and rounds otherwise."""
+"""A matrix product with fewer rows uses another kernel of a CPU's library, and rounds differently."""
 FEATURE_BYTES = 256 << 20
 FAULTS = (RuntimeError, ValueError, IndexError, MemoryError)
 
 
 @dataclass(kw_only=True, eq=False)
 class Row:
-    """One request while it is being answered."""
+    """One request in progress."""
 
     request: GenerateRequest
     future: "Future[GenerateResult]"
     """Cancelled by a caller that no longer waits."""
     grids: tuple[np.ndarray, ...]
     pixels: list[np.ndarray | None]
-    """Patches of each image; None where they were already read, by the episode's last turn or by this row."""
+    """Patches of each image; None if already processed, in the episode's last turn or by this row."""
     generator: torch.Generator
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -62,11 +62,11 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """What came of one call of `advance`."""
+    """Result of one call of `advance`."""
 
     done: list[tuple[Row, GenerateResult | EngineError]]
     unprepared: list[Row]
-    """Rows that must be read from their beginning, and whose first images' pixels are not at hand."""
+    """Rows that must be read from their beginning and lack the pixels of their first images."""
 
 
 class Sampler:
@@ -90,7 +90,7 @@ class Sampler:
         self._kept = kept
         self._waiting: deque[Row] = deque()
         self._running: list[Row] = []
-        """In the order of their slots. The newest token of each is not in its slot yet."""
+        """In slot order. The newest token of each is not in its slot yet."""
         self._slots = KvSlots(model.config.text_config, device=device, dtype=model.dtype)
         self._features = FeatureCache(max_bytes=FEATURE_BYTES)
         self._stop_check = StopCheck(renderer)
@@ -106,15 +106,15 @@ class Sampler:
         self._waiting.append(row)
 
     def forget_weights(self, *, policy_version: int) -> None:
-        """The weights are others now: nothing that the old ones computed is used again. Responses that run are
-        continued by the new weights, which read their prompts anew."""
+        """The weights have changed: no cached result of the old ones is used again. Running responses continue with the
+        new weights, which read their prompts anew."""
         self.policy_version = policy_version
         self._release()
         self._waiting.extendleft(reversed(self._running))
         self._running.clear()
 
     def advance(self) -> Progress:
-        """Reads prompts that wait, as far as there is room, and samples one token of each row that runs."""
+        """Reads waiting prompts as far as there is room, and samples one token of each running row."""
         self._progress = Progress(done=[], unprepared=[])
         with self._evaluating(), torch.inference_mode():
             for row in [row for row in self._running if row.future.cancelled()]:
@@ -135,7 +135,7 @@ class Sampler:
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
-        """A trainer's own model goes back to training mode before the result is returned."""
+        """A trainer's own model returns to training mode before the result is returned."""
         was_training = self._model.training
         if was_training:
             self._model.eval()
@@ -149,7 +149,7 @@ class Sampler:
         try:
             logits_1V = self._read_prompt(row)
         except torch.OutOfMemoryError:
-            # What is kept for later turns is only a convenience.
+            # The cache for later turns is optional.
             self._release()
             try:
                 logits_1V = self._read_prompt(row)
@@ -166,7 +166,7 @@ class Sampler:
         self._extend([row], logits_1V)
 
     def _read_prompt(self, row: Row) -> torch.Tensor | None:
-        """Logits of the token after what the row holds so far; None where pixels are missing."""
+        """Logits of the token after the current tokens of the row; None if pixels are missing."""
         slot = len(self._running)
         token_ids = (*row.request.token_ids, *row.token_ids)
         kept = self._kept.find(row.request) if self._kept is not None and row.request.episode_id else None
@@ -206,19 +206,19 @@ class Sampler:
         return self._model.lm_head(hidden_1QD[:, -1])
 
     def _prefill_mask(self, start: int, end: int) -> torch.Tensor | None:
-        """(1, 1, Q, K); None from the beginning on, where attention is plainly causal."""
+        """(1, 1, Q, K); None from position 0, where attention is causal."""
         if not start:
             return None
         places = torch.arange(end, device=self._device)
         return self._additive(places[None, :] <= places[start:, None])[None, None]
 
     def _additive(self, is_seen: torch.Tensor) -> torch.Tensor:
-        """Attention would make this of a Boolean mask, in every layer anew."""
+        """An additive mask, which attention would otherwise compute from a Boolean mask in every layer."""
         mask = torch.zeros(is_seen.shape, dtype=self._model.dtype, device=self._device)
         return mask.masked_fill_(~is_seen, -torch.inf)
 
     def _image_features(self, row: Row, index: int) -> ImageFeatures:
-        """Each image is encoded alone, so that its features do not hang on what else there is to read."""
+        """Encodes each image alone, so that its features do not depend on other images."""
 
         def compute() -> ImageFeatures:
             patches = row.pixels[index]
@@ -300,7 +300,7 @@ class Sampler:
         self._progress.done.append((row, result))
 
     def _leave(self, row: Row) -> None:
-        """The last row takes the slot that becomes free."""
+        """The last row moves to the slot that becomes free."""
         slot, last = self._running.index(row), len(self._running) - 1
         if slot != last:
             mover = self._running[slot] = self._running[last]
@@ -315,7 +315,7 @@ class Sampler:
         )
 
     def _release(self) -> None:
-        """What could be computed again goes; rows that run keep their slots."""
+        """Frees everything that can be recomputed; running rows keep their slots."""
         if self._kept is not None:
             self._kept.clear()
         self._features.clear()

@@ -1,4 +1,4 @@
-"""Weights for a model that is sampling: read from a checkpoint folder, checked against the model, copied in place."""
+"""Loads weights into a model that is sampling: read from a checkpoint folder, validated, and copied in place."""
 
 import json
 from collections.abc import Mapping
@@ -17,12 +17,12 @@ INDEX_FILE = "model.safetensors.index.json"
 
 
 def read_weights(folder: Path, *, model: Any, base_folder: Path | None = None) -> dict[str, torch.Tensor]:
-    """The tensors of a checkpoint folder, on the CPU, under their names in the model; of an adapter checkpoint its
-    factors. `from_pretrained` is not for this: it changes torch's default type for every thread while it runs.
+    """The tensors of a checkpoint folder, on the CPU, with their names in the model; of an adapter checkpoint its
+    factors. `from_pretrained` is unsuitable: it changes torch's default dtype for all threads while it runs.
 
     Raises:
-        EngineError: no weights there, damaged ones, or an adapter that does not belong to the model, whose
-            whole weights lie in `base_folder`; names the folder.
+        EngineError: there are no weights, they are damaged, or an adapter does not belong to the model, whose
+            whole weights are in `base_folder`; names the folder.
     """
     try:
         adapter = find_adapter(folder)
@@ -41,11 +41,11 @@ def read_weights(folder: Path, *, model: Any, base_folder: Path | None = None) -
 
 
 def check_state(model: Any, state_dict: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors by the names of the model's own: all of them, or all factors of its adapter. A tied one may be given
-    under any of its names.
+    """The tensors by their names in the model: all of them, or all factors of its adapter. A tied tensor may have any
+    of its names.
 
     Raises:
-        ValueError: one is missing, too many, or of another shape; names it.
+        ValueError: a tensor is missing, unexpected, or has another shape; names it.
     """
     own = model.state_dict()
     if state_dict and all(map(is_factor, state_dict)):
@@ -64,7 +64,7 @@ def check_state(model: Any, state_dict: Mapping[str, torch.Tensor]) -> dict[str,
 
 
 def copy_state(model: Any, tensors: Mapping[str, torch.Tensor]) -> None:
-    """In place, so that references to the model's parameters stay valid."""
+    """Copies in place, so that references to the model's parameters stay valid."""
     own = model.state_dict()
     with torch.no_grad():
         for name, tensor in tensors.items():
@@ -72,11 +72,11 @@ def copy_state(model: Any, tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def _require_fit(adapter: AdapterCheckpoint, model: Any, base_folder: Path | None) -> None:
-    """Raises ValueError; shapes are for `check_state` to compare."""
+    """Raises ValueError; shapes are left to `check_state`."""
     if base_folder is not None and adapter.base_folder.resolve() != base_folder.resolve():
         raise ValueError(f"it is an adapter of {adapter.base_folder}, and the model was read from {base_folder}")
     config = getattr(model, "peft_config", {}).get(ADAPTER)
     if config is None:
-        raise ValueError("it is an adapter, and the model has none to load it into")
+        raise ValueError("it is an adapter, and the model has no adapter to load it into")
     if config.lora_alpha != adapter.alpha:
         raise ValueError(f"its adapter has alpha {adapter.alpha:g}, and the model's has {config.lora_alpha:g}")

@@ -29,18 +29,18 @@ from osworld_pipeline.training.stage_lock import stage_lock
 
 Report = Callable[[dict[str, Any]], None]
 REPORT_EVERY = 10
-"""Updates of pretraining between two reports of progress."""
+"""Updates of pretraining between progress reports."""
 NUMBERS_UP_TO = 2048
-"""Coordinates the tokenizer sees; its digits stand alone, so this only teaches the punctuation around them."""
+"""Coordinates in the tokenizer's corpus; digits are single tokens, so these only teach the punctuation around them."""
 
 
 def main(job: dict[str, Any], report: Report) -> dict[str, Any]:
     """`job`: recipe, state_root, checkpoint_id, data_digest; optionally run_ids. Result: the checkpoint's card.
 
     Raises:
-        DependencyError: a published model is neither a folder nor to be had from its hub.
-        StoreError: it holds no weights, or the checkpoint cannot be written.
-        TrainingError: another process makes this checkpoint.
+        DependencyError: a published model is neither a folder nor available from its hub.
+        StoreError: the model has no weights, or the checkpoint cannot be written.
+        TrainingError: another process is making this checkpoint.
     """
     state = StateDir(Path(job["state_root"]))
     recipe = Recipe.model_validate(job["recipe"])
@@ -103,7 +103,7 @@ def _make(job: Mapping[str, Any], recipe: Recipe, state: StateDir, report: Repor
 
 
 def _num_updates(recipe: Recipe) -> int:
-    """Of pretraining."""
+    """Number of pretraining updates."""
     return recipe.model.copying_updates if isinstance(recipe.model, TinyModelSection) else 0
 
 
@@ -111,7 +111,7 @@ def resolve_pretrained(model: PretrainedModelSection) -> Path:
     """The folder of a published model: the path itself, or the hub's snapshot at the recipe's revision.
 
     Raises:
-        DependencyError: it is neither there nor to be had; names it and the way out.
+        DependencyError: it is neither on disk nor available; names it and a fix.
     """
     folder = Path(model.path).expanduser()
     if folder.is_dir():
@@ -123,13 +123,13 @@ def resolve_pretrained(model: PretrainedModelSection) -> Path:
         return Path(snapshot_download(model.path, revision=model.revision)).resolve()
     except (OSError, ValueError, httpx.HTTPError) as error:
         raise DependencyError(
-            f"model.path '{model.path}' is no folder, and the hub did not give it at revision "
+            f"model.path '{model.path}' is not a folder, and the hub did not provide it at revision "
             f"{model.revision or 'main'} ({str(error).splitlines()[0]}): download it and set model.path to its folder"
         ) from error
 
 
 def tokenizer_corpus(recipe: Recipe) -> Iterator[str]:
-    """What a model reads and writes in the suite's training tasks, turn by turn."""
+    """The text that a model reads and writes in the suite's training tasks, turn by turn."""
     dialect = load_dialect(recipe.agent.dialect, recipe.agent.coordinate_space)
     screen = (recipe.desktop.screen_width, recipe.desktop.screen_height)
     for kind in ("short", recipe.agent.system_prompt):
@@ -151,7 +151,7 @@ def tokenizer_corpus(recipe: Recipe) -> Iterator[str]:
 
 
 def _said(dialect: Dialect, description: str, arguments: Arguments, screen: Size) -> Iterator[str]:
-    """The turn, where the dialect can say it."""
+    """The turn, if the dialect can express it."""
     move = partial(from_screen, space=dialect.coordinate_space, image=screen, screen=screen)
     with suppress(ActionParseError):
         yield f"assistant\n{dialect.format(description, move_points(arguments, move))}"

@@ -1,4 +1,4 @@
-"""An OpenAI-compatible endpoint as a checkpoint: its address says where it is and which of its models is meant."""
+"""An OpenAI-compatible endpoint as a checkpoint: its address names the server and the model."""
 
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -24,7 +24,7 @@ class Endpoint:
         """`http(s)://host/v1#model`.
 
         Raises:
-            StoreError: no host, no model, or a name or password in it.
+            StoreError: the host or the model is missing, or the address holds a user name or a password.
         """
         parts = urlsplit(address.strip())
         if parts.username is not None or parts.password is not None:
@@ -40,6 +40,6 @@ class Endpoint:
         return f"{self.url}#{self.model}"
 
     def sampled_by(self, recipe: Recipe) -> Recipe:
-        """The recipe with this endpoint as its engine, whatever its own is."""
+        """The recipe with this endpoint as its engine."""
         engine = {"kind": "openai", "urls": (self.url,), "launch": None, "model": self.model}
         return recipe.model_copy(update={"engine": recipe.engine.model_copy(update=engine)})

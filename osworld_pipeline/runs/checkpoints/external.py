@@ -1,6 +1,6 @@
 """Checkpoints made elsewhere: a folder, a model of the hub at one commit, or an OpenAI-compatible endpoint. Each gets a
-card and a row, and nothing is copied; a folder must still be what was added whenever it is used. A folder may be a LoRA
-adapter in peft's format, where the base that it names is a folder or in the hub's cache."""
+card and a table row; nothing is copied. A folder is verified on each use to be unchanged. It may hold a LoRA adapter in
+peft's format if the base that it names is a folder or in the hub's cache."""
 
 import json
 import time
@@ -27,19 +27,20 @@ HUB = "hub:"
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 MODEL_TYPE = "qwen3_vl"
 HUB_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt")
-"""Of a repository that may hold its weights in other formats, too."""
+"""For a repository that may hold its weights in other formats, too."""
 
 FetchModel = Callable[[str, str | None], Path]
-"""The folder of a hub's model at a revision, None being its main branch; named after the commit."""
+"""Returns the folder of a hub model at a revision (None: its main branch), named after the commit."""
 
 
 def add_checkpoint(state: StateDir, source: str, *, fetch: FetchModel | None = None) -> Checkpoint:
-    """The checkpoint that `source` is: a folder in Hugging Face format, `hub:OWNER/NAME[@REVISION]`, or an endpoint
-    `http(s)://host/v1#model`. Adding the same again changes nothing but where it lies. `fetch`: None asks the hub.
+    """The checkpoint that `source` names: a folder in Hugging Face format, `hub:OWNER/NAME[@REVISION]`, or an endpoint
+    `http(s)://host/v1#model`. Adding the same weights again changes only the recorded location. `fetch`: None downloads
+    from the hub.
 
     Raises:
-        StoreError: it is none of these, has no weights, or those of a model that cannot be loaded here.
-        DependencyError: the hub does not give it.
+        StoreError: the source is none of these, has no weights, or holds a model that cannot be loaded here.
+        DependencyError: the hub does not provide it.
         TableError: the table cannot be written.
     """
     if is_address(source):
@@ -61,10 +62,10 @@ def add_checkpoint(state: StateDir, source: str, *, fetch: FetchModel | None = N
 
 
 def find_or_add(state: StateDir, named: str) -> Checkpoint:
-    """What a person means by `named`: the id of a checkpoint that is there, else a source, which is added.
+    """The checkpoint that `named` means: the id of an existing checkpoint, or else a source, which is added.
 
     Raises:
-        TableError: it is no id, nor a source.
+        TableError: it is neither an id nor a source.
         StoreError, DependencyError: as add_checkpoint.
     """
     is_known = any(one.checkpoint_id == named for one in all_checkpoints(state))
@@ -75,23 +76,23 @@ def find_or_add(state: StateDir, named: str) -> Checkpoint:
 def require_unchanged(checkpoint_id: str, folder: Path) -> None:
     """
     Raises:
-        StoreError: the folder of an external checkpoint is gone, or is not what was added.
+        StoreError: the folder of an external checkpoint is missing or has changed since it was added.
     """
     if not folder.is_dir():
         raise StoreError(
-            f"{checkpoint_id} is gone: there is no folder {folder}; put it back, or add the folder where it lies now "
+            f"{checkpoint_id} is gone: there is no folder {folder}; put it back, or add it from its new location "
             "(the command checkpoint add)"
         )
     if _identify(folder)[0] != checkpoint_id:
         raise StoreError(
             f"{folder} has changed since it was added as {checkpoint_id} (its weights or its {CONFIG}): put the old "
-            "files back, or add it anew, as a checkpoint of its own "
+            "files back, or add it as a new checkpoint "
             f"({shell_line(PIPELINE, 'checkpoint', 'add', folder)})"
         )
 
 
 def fetch_model(repo_id: str, revision: str | None) -> Path:
-    """Raises DependencyError where the hub does not give it."""
+    """Raises DependencyError if the hub does not provide it."""
     import httpx
     from huggingface_hub import snapshot_download
 
@@ -99,7 +100,7 @@ def fetch_model(repo_id: str, revision: str | None) -> Path:
         return Path(snapshot_download(repo_id, revision=revision, allow_patterns=list(HUB_FILES))).resolve()
     except (OSError, ValueError, httpx.HTTPError) as error:
         raise DependencyError(
-            f"the hub did not give {repo_id} at revision {revision or 'main'} ({str(error).splitlines()[0]}): "
+            f"the hub did not provide {repo_id} at revision {revision or 'main'} ({str(error).splitlines()[0]}): "
             "download it elsewhere and add its folder"
         ) from error
 
@@ -118,7 +119,7 @@ def _of_endpoint(endpoint: Endpoint) -> Checkpoint:
 
 
 def _of_folder(folder: Path, state: StateDir) -> Checkpoint:
-    """The processor of a folder that was added before is not loaded again, for that takes seconds."""
+    """The processor of a folder that was added before is not loaded again, because that takes seconds."""
     _require_folder(folder)
     adapter = find_adapter(folder)
     if adapter is not None:
@@ -147,14 +148,14 @@ def _require_loadable(folder: Path) -> None:
         kind = config["model_type"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StoreError(
-            f"{folder} is no model in Hugging Face format: it has no {CONFIG} that names its model_type"
+            f"{folder} is not a model in Hugging Face format: it has no {CONFIG} that names its model_type"
         ) from error
     if kind != MODEL_TYPE:
         raise StoreError(
-            f"{folder} holds a model of type {kind}, and only {MODEL_TYPE} is loaded here: have a server serve it, and "
-            "add that (http://host/v1#model)"
+            f"{folder} holds a model of type {kind}, and only {MODEL_TYPE} can be loaded here: have a server "
+            "serve it and add its endpoint (http://host/v1#model)"
         )
-    # Without this file an empty tokenizer would be made up, without a warning.
+    # Without this file an empty tokenizer would be created without a warning.
     if not (folder / TOKENIZER).is_file():
         raise StoreError(f"{folder} has no {TOKENIZER}: save the model's processor there, too")
 
@@ -171,7 +172,7 @@ def _require_processor(folder: Path) -> None:
 
 
 def _identify(folder: Path) -> tuple[str, str]:
-    """Its id, and the digest of its weights. Raises StoreError where it has none."""
+    """Its id, and the digest of its weights. Raises StoreError if the weights cannot be read."""
     try:
         weights = weights_digest(folder)
         config = digest_bytes((whole_weights_folder(folder) / CONFIG).read_bytes())

@@ -1,4 +1,4 @@
-"""Names of stages: a checkpoint's id is a digest of all that makes it, so a rerun finds what is already there."""
+"""Ids of stages: a checkpoint's id is a digest of all its inputs, so a rerun finds existing results."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ CARD = "checkpoint.json"
 DIGEST_LENGTH = 12
 
 EVALUATION_TOP_P = 1.0
-"""Evaluations sample from the whole distribution."""
+"""Evaluations sample from the full distribution."""
 
 _FORMERLY_JUDGED_BY: Mapping[str, tuple[str, ...]] = {
     "evaluation": ("seeds", "temperature", "max_turns", "confidence"),
@@ -41,19 +41,19 @@ _FORMERLY_JUDGED_BY: Mapping[str, tuple[str, ...]] = {
     ),
     "desktop": ("screen_width", "screen_height", "pause_s", "require_a11y_tree", "require_terminal"),
 }
-"""What former keys of evaluations are digests of; never to be added to."""
+"""The settings in former evaluation keys; never add to them."""
 
 REPLAY_COLUMNS = ("row_id", "original_task_id", "quality_rank", "reward", "images")
-"""Of a replay row; its id is a digest of task and turns."""
+"""Columns of a replay row; its id is a digest of task and turns."""
 
 
 def stage_params(stage: Stage, recipe: Recipe) -> dict[str, Any]:
-    """The sections of `recipe` that decide what `stage` makes; also its MLflow parameters."""
+    """The sections of `recipe` that determine the result of `stage`; also its MLflow parameters."""
     return learned_by(stage, recipe.model_dump(mode="json"))
 
 
 def stage_recipe_digest(stage: Stage, recipe: Recipe) -> str:
-    """Digest of what of the recipe decides `stage`."""
+    """Digest of the parts of the recipe that determine `stage`."""
     return digest_json(stage_params(stage, recipe))
 
 
@@ -64,8 +64,8 @@ def stage_checkpoint_id(stage: Stage, recipe: Recipe, *, parent_id: str | None, 
 
 
 def evaluation_key(recipe: Recipe, *, suite_digest: str) -> str:
-    """Digest of all that a recipe says of what makes two evaluations comparable, apart from the checkpoint. What
-    desktops and graders are, only they say: episodes record it, and the view `evals` has it as `desktops`."""
+    """Digest of all recipe settings that make two evaluations comparable, without the checkpoint. Desktops and graders
+    are recorded by the episodes; the view `evals` has them as `desktops`."""
     limits = {
         "episode_timeout_s": recipe.gspo.episode_timeout_s,
         "turn_timeout_s": recipe.gspo.turn_timeout_s,
@@ -83,14 +83,14 @@ def evaluation_key(recipe: Recipe, *, suite_digest: str) -> str:
         "top_p": EVALUATION_TOP_P,
     }
     if recipe.evaluation.temperature > 0:
-        # Evaluations on record without this sampled every task with the same draws.
+        # Recorded evaluations without this part used the same sampling seed for every task.
         parts |= {"draws": "by task"}
     return digest_json(parts)[:DIGEST_LENGTH]
 
 
 def former_evaluation_key(recipe: Recipe, *, suite_digest: str) -> str:
-    """The key of evaluations that were recorded before limits were part of it: they are reported, and are never
-    compared with others."""
+    """The key of evaluations recorded before limits were part of it. They are reported, but not compared with
+    others."""
     dumped = recipe.model_dump(mode="json")
     parts = {
         **{section: {name: dumped[section][name] for name in names} for section, names in _FORMERLY_JUDGED_BY.items()},
@@ -114,13 +114,13 @@ def recipe_suite(recipe: Recipe) -> Suite:
 
 
 def flywheel_data_digest(state: StateDir, recipe: Recipe) -> str:
-    """Of what a round of the flywheel learns from, besides what it rolls out."""
+    """Digest of the data that a flywheel round learns from, apart from its rollouts."""
     tables = ["replay_buffer", "train_tasks"] if recipe.flywheel.with_demonstrations else ["train_tasks"]
     return training_data_digest(state, tables, replay=recipe.replay, sft=recipe.sft)
 
 
 def gspo_data_digest(state: StateDir, recipe: Recipe) -> str:
-    """Of what both phases train on."""
+    """Digest of the training data of both phases."""
     digest = training_data_digest(state, ["replay_buffer", "train_tasks"], replay=recipe.replay)
     if recipe.rollout.tasks == "all":
         return digest
@@ -128,18 +128,18 @@ def gspo_data_digest(state: StateDir, recipe: Recipe) -> str:
 
 
 def imitated_tasks(state: StateDir, recipe: Recipe) -> set[str]:
-    """The base ids of the tasks whose demonstrations SFT takes."""
+    """The base ids of the tasks whose demonstrations SFT uses."""
     return {base_task_id(row["original_task_id"]) for row in _chosen_rows(state, recipe.replay, recipe.sft)}
 
 
 def training_data_digest(
     state: StateDir, tables: Sequence[str], *, replay: ReplaySection | None = None, sft: SftSection | None = None
 ) -> str:
-    """Digest of what the named tables hold, whatever order their rows are in.
+    """Digest of the content of the named tables, independent of the order of their rows.
 
-    With the `replay` section of a recipe, of the replay buffer only what that lets be trained on: a change of what was
-    verified is then another digest just where it changes what is learned. With its `sft` section, only the
-    demonstrations that SFT chooses of these.
+    With the `replay` section of a recipe, only the trainable part of the replay buffer counts, so a new verification
+    changes the digest only if it changes the training data. With its `sft` section, only the demonstrations that SFT
+    selects count.
     """
     tasks = ("task_id", "task_config")
     content: dict[str, Any] = {}
@@ -153,7 +153,7 @@ def training_data_digest(
 
 
 def checkpoint_lineage(state: StateDir, checkpoint_id: str | None) -> tuple[Ancestor, ...]:
-    """The stages that made the checkpoint and those it descends from, the nearest first."""
+    """The stages that made the checkpoint and its ancestors, nearest first."""
     lineage: list[str] = []
     while checkpoint_id is not None and checkpoint_id not in lineage:
         lineage.append(checkpoint_id)
@@ -163,7 +163,7 @@ def checkpoint_lineage(state: StateDir, checkpoint_id: str | None) -> tuple[Ance
 
 
 def read_checkpoint(state: StateDir, checkpoint_id: str) -> Checkpoint | None:
-    """The finished checkpoint of that id; None where its stage has not ended."""
+    """The finished checkpoint of that id; None if its stage has not ended."""
     card = state.checkpoints / checkpoint_id / CARD
     if not card.is_file():
         return None
@@ -177,7 +177,7 @@ def read_checkpoint(state: StateDir, checkpoint_id: str) -> Checkpoint | None:
 
 
 def checkpoint_card(checkpoint: Checkpoint) -> dict[str, Any]:
-    """What `checkpoint.json` beside the weights holds: the checkpoint, in its own words."""
+    """The content of `checkpoint.json` next to the weights."""
     return {**asdict(checkpoint), "stage": str(checkpoint.stage)}
 
 
@@ -199,7 +199,7 @@ def _chosen_rows(state: StateDir, section: ReplaySection | None, sft: SftSection
 
 
 def task_domains(state: StateDir) -> dict[str, str]:
-    """Of the training tasks, by their ids."""
+    """Domains of the training tasks, by task id."""
     return dict(zip(*_columns(state, "train_tasks", ("task_id", "domain")), strict=True))
 
 

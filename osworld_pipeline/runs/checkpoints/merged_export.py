@@ -1,4 +1,4 @@
-"""An adapter checkpoint as a plain Hugging Face folder, with the error that rounding made."""
+"""Exports an adapter checkpoint as a plain Hugging Face folder, with the rounding error of the merge."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +8,7 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.runs.checkpoints.registry import register_checkpoint
 
 LARGE_ERROR = 0.01
-"""A rounding error above this is worth a warning."""
+"""A larger rounding error causes a warning."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,11 +24,11 @@ class MergedExport:
 
 
 def export_merged(state: StateDir, checkpoint: str, output: Path, *, dtype: str, replace: bool) -> MergedExport:
-    """`checkpoint`: a folder, or the id of one of the state folder's.
+    """`checkpoint`: a folder, or the id of a checkpoint in the state folder.
 
     Raises:
-        TableError: no such checkpoint.
-        StoreError: it has no adapter, its base is gone or another, or `output` is there already or cannot be written.
+        TableError: there is no such checkpoint.
+        StoreError: it has no adapter, its base is missing or differs, or `output` exists already or cannot be written.
     """
     from osworld_pipeline.training.merging import write_merged
     from osworld_pipeline.training.weights_digest import weights_digest

@@ -1,4 +1,4 @@
-"""Checkpoints that can be evaluated: those the stages ended with, and milestones that lie beside them."""
+"""Checkpoints that can be evaluated: final checkpoints of stages, and milestones stored next to them."""
 
 from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
 from osworld_pipeline.domain.near_names import did_you_mean
@@ -9,7 +9,7 @@ from osworld_pipeline.tables.checkpoints import find_checkpoint, read_checkpoint
 
 
 def all_checkpoints(state: StateDir) -> list[Checkpoint]:
-    """Those of the table and those that only their folders tell of yet, by stage and number of updates."""
+    """Those of the table and those that exist only as folders so far, by stage and number of updates."""
     found = {checkpoint.checkpoint_id: checkpoint for checkpoint in read_checkpoints(state)}
     for card in sorted(state.checkpoints.glob(f"*/{CARD}")):
         if card.parent.name not in found and (checkpoint := read_checkpoint(state, card.parent.name)) is not None:
@@ -19,10 +19,10 @@ def all_checkpoints(state: StateDir) -> list[Checkpoint]:
 
 
 def register_checkpoint(state: StateDir, checkpoint_id: str) -> Checkpoint:
-    """The checkpoint of that id, with a row in the table from now on.
+    """The checkpoint of that id; adds its row to the table if it is missing.
 
     Raises:
-        TableError: there is none; names those that are there.
+        TableError: there is no such checkpoint; names the existing ones.
     """
     found = find_checkpoint(state, checkpoint_id)
     if found is not None:
@@ -35,7 +35,7 @@ def register_checkpoint(state: StateDir, checkpoint_id: str) -> Checkpoint:
 
 
 def no_such_checkpoint(state: StateDir, checkpoint_id: str) -> TableError:
-    """Names those that are there, and the one that was perhaps meant."""
+    """Names the existing checkpoints, and a similar id if there is one."""
     known = [one.checkpoint_id for one in all_checkpoints(state)]
     there = ", ".join(known) or "none yet"
     near = did_you_mean(checkpoint_id, known)
@@ -43,6 +43,6 @@ def no_such_checkpoint(state: StateDir, checkpoint_id: str) -> TableError:
 
 
 def newest_checkpoint(state: StateDir) -> Checkpoint | None:
-    """The one whose card was written last; None where there is none."""
+    """The checkpoint whose card was written last; None if there are none."""
     cards = sorted(state.checkpoints.glob(f"*/{CARD}"), key=lambda card: (card.stat().st_mtime_ns, card.parent.name))
     return register_checkpoint(state, cards[-1].parent.name) if cards else None

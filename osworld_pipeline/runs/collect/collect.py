@@ -1,6 +1,7 @@
-"""Rolls out a checkpoint, an endpoint or the suite's oracles on tasks, and keeps every episode, so many of each task.
+"""Rolls out a checkpoint, an endpoint or the suite's oracles on tasks, `num_samples` times each, and keeps all
+episodes.
 
-The loop is the flywheel's: a graded episode is a part of its own and is not run again, a fault is.
+The loop is the flywheel's: each graded episode is stored as its own part and not run again; faults are run again.
 """
 
 import asyncio
@@ -42,14 +43,14 @@ Report = Callable[[dict[str, Any]], None]
 
 
 def main(job: dict[str, Any], report: Report) -> dict[str, Any]:
-    """`job`: recipe, state_root, servers, checkpoint {checkpoint_id, stage, path} (of `oracle` the id alone),
+    """`job`: recipe, state_root, servers, checkpoint {checkpoint_id, stage, path} (for `oracle` only the id),
     num_samples, temperature; optionally suite, tasks_file, max_tasks (TaskChoice), run_ids and engine_token. Result:
     the number of episodes by outcome.
 
     Raises:
-        DatasetError: no such tasks, or no oracle for one of them.
-        EnvServerError, EngineError: no desktop, or no policy, for a single episode.
-        StoreError: the checkpoint is not what was added.
+        DatasetError: there are no such tasks, or one of them has no oracle.
+        EnvServerError, EngineError: no episode got a desktop, or a response of the policy.
+        StoreError: the checkpoint has changed since it was added.
     """
     recipe, state = Recipe.model_validate(job["recipe"]), StateDir(Path(job["state_root"]))
     suite = load_collected(state, recipe, TaskChoice.from_job(job))
@@ -73,15 +74,15 @@ async def _collect(
     outcomes: Counter[str] = Counter()
     total = len(plan.episode_ids)
 
-    def tell(episode: Episode | None = None) -> None:
+    def report_progress(episode: Episode | None = None) -> None:
         if episode is not None:
             outcomes[str(episode.outcome)] += 1
         note = f"{outcomes['success']} successes"
         report({"kind": "progress", "done": sum(outcomes.values()), "total": total, "note": note})
 
-    tell()
+    report_progress()
     if len(known) == total:
-        await gather_groups(plan.groups, remembering(known, store, tell, run_one=None))
+        await gather_groups(plan.groups, remembering(known, store, report_progress, run_one=None))
         return dict(outcomes)
     servers = EnvServers.from_job(job["servers"])
     policy = await _policy(plan, recipe, state, job["checkpoint"])
@@ -95,13 +96,13 @@ async def _collect(
     ) as session:
         settings = episode_settings(recipe, max_turns=recipe.agent.max_turns)
         run_one = in_turn(episode_runner(session.tools, settings), num_slots(recipe, servers))
-        groups = await gather_groups(plan.groups, remembering(known, store, tell, run_one=run_one))
+        groups = await gather_groups(plan.groups, remembering(known, store, report_progress, run_one=run_one))
     require_services([episode for group in groups for episode in group.episodes])
     return dict(outcomes)
 
 
 async def _policy(plan: CollectionPlan, recipe: Recipe, state: StateDir, entry: Mapping[str, Any]) -> dict[str, Any]:
-    """What rollout_session is told of the policy, its recipe included."""
+    """The policy's arguments for `rollout_session`, including its recipe."""
     if entry["checkpoint_id"] == ORACLE:
         require_oracles(recipe, [task for task, _, _ in plan.groups])
         return {"recipe": recipe, "engine": ScriptedEngine(oracle_scripts(plan, recipe))}
@@ -114,8 +115,8 @@ async def _policy(plan: CollectionPlan, recipe: Recipe, state: StateDir, entry: 
 
 
 def oracle_scripts(plan: CollectionPlan, recipe: Recipe) -> dict[str, list[str]]:
-    """What a policy would say that solves the tasks, by planned episode, in the recipe's dialect and for the images
-    that it would see."""
+    """The responses of a policy that solves the tasks, by planned episode, in the recipe's dialect and for the images
+    that the policy would see."""
     suite = recipe_suite(recipe)
     oracles = {item.task.task_id: item.oracle for item in (*suite.train, *suite.heldout)}
     dialect = load_dialect(recipe.agent.dialect, recipe.agent.coordinate_space)

@@ -1,7 +1,7 @@
-"""Which episodes a collection consists of: tasks, and so many samples of each; needs no torch.
+"""Plans the episodes of a collection: `num_samples` episodes of each task. Needs no torch.
 
-The episodes count as training rollouts, so that `replay` and the exports find their successes. A collection of more
-tasks or more samples holds the smaller one's episodes, which are not run again.
+The episodes count as training rollouts, so that `replay` and the exports find their successes. A collection with more
+tasks or samples contains the episodes of a smaller one, which are not run again.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ from osworld_pipeline.store import TrajectoryStore
 TRAIN = "train"
 """The training tasks of the recipe's own suite."""
 ORACLE = "oracle"
-"""In the place of a checkpoint: the scripts that solve the recipe's own tasks."""
+"""Takes the place of a checkpoint id: scripts that solve the recipe's own tasks."""
 OUTSIDE_TRAINING = -1
 
 
@@ -43,12 +43,12 @@ class CollectionPlan:
         )
 
     def episodes(self, state: StateDir) -> list[Episode]:
-        """Those that have been run, faults included."""
+        """The episodes that have been run, including faults."""
         return [found[0] for found in TrajectoryStore(state).read_parts(self.episode_ids).values()]
 
 
 def load_collected(state: StateDir, recipe: Recipe, choice: TaskChoice) -> EvalSuite:
-    """As load_tasks, and `train`. Raises DatasetError."""
+    """As load_tasks, with the additional suite `train`. Raises DatasetError."""
     if choice.suite != TRAIN or choice.tasks_file:
         return load_tasks(state, recipe, choice)
     suite = recipe_suite(recipe)
@@ -67,7 +67,7 @@ def plan_collection(
     run_ids: Mapping[str, str] | None = None,
     stage: str = "",
 ) -> CollectionPlan:
-    """`checkpoint_id`: or `oracle`. `stage`: of the checkpoint."""
+    """`checkpoint_id`: may be `oracle`. `stage`: stage of the checkpoint."""
     settings = {
         "episode": evaluation_key(recipe, suite_digest=""),
         "max_turns": recipe.agent.max_turns,
@@ -84,7 +84,7 @@ def plan_collection(
         run_ids=dict(run_ids or {}),
         stage=stage,
     )
-    # A task that is changed keeps its id; its episodes must not be taken for the old one's.
+    # A changed task keeps its id; episodes of the old version must not count for the new one.
     groups = tuple(
         (task, plan, f"{stage_key}-{task.task_id}-{task.config_digest[:DIGEST_LENGTH]}") for task in suite.tasks
     )
@@ -92,7 +92,7 @@ def plan_collection(
 
 
 def holds_back(recipe: Recipe, suite: EvalSuite) -> int:
-    """How many of its tasks the recipe holds out: what is trained on them says nothing any more."""
+    """How many of the suite's tasks the recipe holds out. Training on them makes their evaluation meaningless."""
     heldout = {item.task.task_id for item in recipe_suite(recipe).heldout}
     return sum(task.task_id in heldout for task in suite.tasks)
 
@@ -100,13 +100,13 @@ def holds_back(recipe: Recipe, suite: EvalSuite) -> int:
 def require_oracles(recipe: Recipe, tasks: Sequence[Task]) -> None:
     """
     Raises:
-        DatasetError: one of the tasks is not of the recipe's own suite, so that there is no script for it.
+        DatasetError: one of the tasks does not belong to the recipe's own suite, so it has no script.
     """
     suite = recipe_suite(recipe)
     known = {item.task.task_id: item.task.config_digest for item in (*suite.train, *suite.heldout)}
     strange = [task.task_id for task in tasks if known.get(task.task_id) != task.config_digest]
     if strange:
         raise DatasetError(
-            f"there is no oracle for task {strange[0]}: scripts solve the recipe's own tasks alone "
+            f"there is no oracle for task {strange[0]}: scripts exist only for the recipe's own tasks "
             f"(--suite {TRAIN} or --suite {HELDOUT})"
         )

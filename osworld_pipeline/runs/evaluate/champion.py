@@ -1,4 +1,4 @@
-"""Which checkpoint is the champion: on the recipe's held-out tasks, and only where a paired test says so."""
+"""Chooses the champion checkpoint by paired tests on the recipe's held-out tasks."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,14 +16,14 @@ from osworld_pipeline.runs.evaluate.plan import plan_evaluation
 @dataclass(frozen=True, kw_only=True)
 class Choice:
     checkpoint_id: str | None
-    """None where nothing can be a champion yet."""
+    """None if no checkpoint qualifies yet."""
     is_new: bool
     reason: str
 
 
 def choose_champion(state: StateDir, recipe: Recipe, *, current: str | None) -> Choice:
-    """`current`: today's champion. A challenger's evaluation must be whole. Without a champion the best of them becomes
-    it; a base, which was never trained, cannot, nor can what was trained elsewhere. Raises TableError."""
+    """`current`: the current champion. Only checkpoints with a complete evaluation qualify. Without a champion the best
+    of them is chosen. Base and external checkpoints, which were not trained here, do not qualify. Raises TableError."""
     rows = _whole_evaluations(state, recipe)
     challengers = {name: evals for name, evals in rows.items() if name != current}
     if not challengers:
@@ -33,7 +33,7 @@ def choose_champion(state: StateDir, recipe: Recipe, *, current: str | None) -> 
     challengers = {name: evals for name, evals in challengers.items() if evals[0].desktops == desktops}
     if not challengers:
         reason = (
-            f"{current} stays: no other was evaluated on its desktop image by its grader ({desktops}); evaluate it anew"
+            f"{current} stays: no other was evaluated with its desktop image and grader ({desktops}); evaluate it again"
         )
         return Choice(checkpoint_id=current, is_new=False, reason=reason)
     rates = {name: summarise(evals).success_rate for name, evals in challengers.items()}
@@ -42,23 +42,23 @@ def choose_champion(state: StateDir, recipe: Recipe, *, current: str | None) -> 
         reason = f"{best} is the first champion, at {rates[best]:.1%}"
         return Choice(checkpoint_id=best, is_new=True, reason=reason)
     if current not in rows:
-        reason = f"{current} stays: it has no whole evaluation under these settings to be beaten in; evaluate it"
+        reason = f"{current} stays: it has no whole evaluation under these settings to compare with; evaluate it"
         return Choice(checkpoint_id=current, is_new=False, reason=reason)
     comparison = compare_tasks(rows[current], challengers[best], confidence=recipe.evaluation.confidence).comparison
     if comparison is None:
         reason = f"{current} stays: it has no task in common with {best}"
         return Choice(checkpoint_id=current, is_new=False, reason=reason)
-    told = (
+    difference = (
         f"{best} against {current}: {100 * comparison.difference:+.1f} points "
         f"({100 * comparison.low:+.1f} to {100 * comparison.high:+.1f}, {comparison.num_tasks} tasks)"
     )
     if comparison.is_better:
-        return Choice(checkpoint_id=best, is_new=True, reason=f"{told}: better")
-    return Choice(checkpoint_id=current, is_new=False, reason=f"{told}: not better for certain, {current} stays")
+        return Choice(checkpoint_id=best, is_new=True, reason=f"{difference}: better")
+    return Choice(checkpoint_id=current, is_new=False, reason=f"{difference}: not proven better, {current} stays")
 
 
 def _whole_evaluations(state: StateDir, recipe: Recipe) -> dict[str, Sequence[EvalRow]]:
-    """By checkpoint, of those that were trained here; with a valid episode for every planned one, all of them graded on
+    """By checkpoint. Includes only checkpoints trained here, with a valid episode for each planned one, all graded on
     one desktop image by one version of the grader."""
     plans = {
         one.checkpoint_id: plan_evaluation(recipe, one.checkpoint_id)
@@ -78,5 +78,5 @@ def _whole_evaluations(state: StateDir, recipe: Recipe) -> dict[str, Sequence[Ev
 
 
 def _usual_desktops(rows: Mapping[str, Sequence[EvalRow]]) -> str:
-    """Those of the most checkpoints."""
+    """The image and grader that most checkpoints were evaluated with."""
     return Counter(sorted(evals[0].desktops for evals in rows.values())).most_common(1)[0][0]

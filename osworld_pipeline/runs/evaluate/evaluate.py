@@ -1,4 +1,4 @@
-"""Evaluates checkpoints on the held-out tasks, task by task: what a killed run has finished is not run again."""
+"""Evaluates checkpoints on the held-out tasks, task by task. Episodes finished by a killed run are not run again."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -28,8 +28,8 @@ Report = Callable[[Mapping[str, Any]], None]
 
 def main(job: dict[str, Any], report: Report) -> dict[str, Any]:
     """`job`: recipe, state_root, servers, checkpoints [{checkpoint_id, stage, path, run_ids}]; optionally suite,
-    tasks_file, max_tasks (TaskChoice) and engine_token. A path is below the state folder or absolute; it is the address
-    of an endpoint that is a checkpoint, and may be missing where the recipe's engine has weights of its own."""
+    tasks_file, max_tasks (TaskChoice) and engine_token. A path is relative to the state folder, absolute, or the
+    address of an endpoint; it may be missing if the recipe's engine has its own weights."""
     recipe = Recipe.model_validate(job["recipe"])
     state = StateDir(Path(job["state_root"]))
     servers = EnvServers.from_job(job["servers"])
@@ -46,7 +46,7 @@ def main(job: dict[str, Any], report: Report) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Evaluation:
-    """What all checkpoints of a job share."""
+    """Settings that all checkpoints of a job share."""
 
     recipe: Recipe
     state: StateDir
@@ -57,7 +57,7 @@ class _Evaluation:
 
 
 async def _evaluate_all(checkpoints: Sequence[Mapping[str, Any]], evaluation: _Evaluation) -> dict[str, Any]:
-    """One after the other; the figures of each by checkpoint id."""
+    """Evaluates them in sequence; returns the metrics by checkpoint id."""
     async with SharedServers(evaluation.state) as launched:
         return {entry["checkpoint_id"]: await _evaluate(entry, evaluation, launched) for entry in checkpoints}
 
@@ -72,12 +72,12 @@ async def _evaluate(entry: Mapping[str, Any], evaluation: _Evaluation, launched:
     missing = [planned for part, planned in plan.episodes.items() if part not in finished]
     episodes, again = list(finished.values()), frozenset[str]()
 
-    def tell() -> None:
+    def report_progress() -> None:
         note = f"{sum(episode.is_success for episode in episodes)} successes"
         done = {"done": len(episodes), "total": len(plan.episodes), "note": note}
         evaluation.report({"kind": "progress", "stage": f"evaluate {entry['stage']}", **done})
 
-    tell()
+    report_progress()
     if missing:
         if folder is not None and entry["stage"] == Stage.EXTERNAL:
             await asyncio.to_thread(require_unchanged, entry["checkpoint_id"], folder)
@@ -93,9 +93,9 @@ async def _evaluate(entry: Mapping[str, Any], evaluation: _Evaluation, launched:
         ) as session:
             again = await on_other_grounds(finished, session, evaluation.report)
             episodes[:] = [episode for part, episode in finished.items() if part not in again]
-            tell()
+            report_progress()
             missing += [plan.episodes[part] for part in again]
-            await _run(missing, session, evaluation, episodes, tell)
+            await _run(missing, session, evaluation, episodes, report_progress)
     return {
         "num_episodes": len(episodes),
         "num_reused": len(finished) - len(again),
@@ -105,12 +105,12 @@ async def _evaluate(entry: Mapping[str, Any], evaluation: _Evaluation, launched:
 
 
 async def on_other_grounds(finished: Mapping[str, Episode], session: RolloutSession, report: Report) -> frozenset[str]:
-    """Names of the finished episodes that were graded on another desktop image or by another grader than the servers
-    have: with new ones they would make one score of two."""
+    """Names of the finished episodes that were graded on another desktop image or by another grader than those of the
+    servers. Together with new episodes they would mix two scores."""
     grounds = await session.grounds()
     if grounds is not None and len(grounds) > 1:
-        told = "; ".join(sorted(map(str, grounds)))
-        message = f"the env servers differ in desktop image or grader ({told}): this evaluation will have no rank"
+        named = "; ".join(sorted(map(str, grounds)))
+        message = f"the env servers differ in desktop image or grader ({named}): this evaluation will have no rank"
         report({"kind": "warning", "message": message})
         return frozenset()
     again = frozenset(part for part, episode in finished.items() if has_other_grounds(episode, grounds))
@@ -121,7 +121,7 @@ async def on_other_grounds(finished: Mapping[str, Episode], session: RolloutSess
 
 
 def policy_of(entry: Mapping[str, Any], recipe: Recipe, state: StateDir) -> tuple[Recipe, Path | None]:
-    """The recipe with the engine that samples this checkpoint, and its weights where they are a folder."""
+    """The recipe with the engine that samples this checkpoint, and its weights if they are a folder."""
     path = entry.get("path")
     if not path:
         return recipe, None
@@ -133,9 +133,9 @@ async def _run(
     session: RolloutSession,
     evaluation: _Evaluation,
     episodes: list[Episode],
-    tell: Callable[[], None],
+    report_progress: Callable[[], None],
 ) -> None:
-    """Runs and stores the episodes, as many at a time as may be; adds them to `episodes`."""
+    """Runs and stores the episodes, as many in parallel as allowed; adds them to `episodes`."""
     recipe = evaluation.recipe
     run_one = episode_runner(session.tools, episode_settings(recipe, max_turns=recipe.evaluation.max_turns))
 
@@ -143,7 +143,7 @@ async def _run(
         episode = await run_one(task, plan)
         await asyncio.to_thread(session.store.write_episodes, plan.episode_id, [episode])
         episodes.append(episode)
-        tell()
+        report_progress()
         return episode
 
     ran = await gather_episodes(missing, in_turn(run_and_store, num_slots(recipe, evaluation.servers)))

@@ -1,4 +1,4 @@
-"""The leaderboard of a state folder: all evaluations, with what each checkpoint was trained from."""
+"""The leaderboard of a state folder: all evaluations, with the training data of each checkpoint."""
 
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.evaluation.leaderboard import Leaderboard, build_leaderboard
@@ -14,7 +14,7 @@ def read_leaderboard(state: StateDir, *, confidence: float = 0.95) -> Leaderboar
 
 
 def worse_than_their_parents(state: StateDir) -> Violations:
-    """Checkpoints that a paired comparison puts below their parents. Raises TableError."""
+    """Checkpoints that a paired comparison ranks below their parents. Raises TableError."""
     found = [
         (row.score.checkpoint_id, row.versus_parent.checkpoint_id, comparison.before, comparison.after, comparison.high)
         for table in read_leaderboard(state).tables

@@ -1,4 +1,4 @@
-"""What an evaluation of a checkpoint consists of, and how much of it is already there; needs no torch."""
+"""Plans the evaluation of a checkpoint and finds which of its episodes are done. Needs no torch."""
 
 import re
 from collections.abc import Mapping
@@ -30,17 +30,17 @@ from osworld_pipeline.store import TrajectoryStore
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationPlan:
-    """One episode for each held-out task and seed; each is stored as a part of its own, named after it."""
+    """One episode for each held-out task and seed; each is stored as a separate part with its name."""
 
     key: str
-    """Of the settings; two evaluations with the same key can be compared."""
+    """Key of the settings; evaluations with the same key are comparable."""
     stage_key: str
     suite_digest: str
     episodes: Mapping[str, tuple[Task, EpisodePlan]]
     """By part name."""
 
     def finished(self, state: StateDir) -> dict[str, Episode]:
-        """The episodes that need not run again, by part name: a fault is run again, an outcome is not."""
+        """The episodes that need not run again, by part name. Faults are run again."""
         store = TrajectoryStore(state)
         episodes = {part: found[0] for part, found in store.read_parts(tuple(self.episodes)).items()}
         return {part: episode for part, episode in episodes.items() if episode.outcome.is_valid}
@@ -48,11 +48,11 @@ class EvaluationPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskChoice:
-    """Which tasks: those of a suite by name, or of a file; all of them, or the first."""
+    """The chosen tasks: a suite by name or a file; all its tasks or the first ones."""
 
     suite: str = HELDOUT
     tasks_file: str = ""
-    """In the form of a suite file; wins over `suite`."""
+    """A file in the format of a suite; overrides `suite`."""
     max_tasks: int | None = None
 
     @classmethod
@@ -66,7 +66,7 @@ class TaskChoice:
 
 
 def load_tasks(state: StateDir, recipe: Recipe, choice: TaskChoice) -> EvalSuite:
-    """Raises DatasetError as load_suite."""
+    """Raises DatasetError, as load_suite."""
     named = Path(choice.tasks_file) if choice.tasks_file else None
     suite = load_suite(state, recipe, choice.suite) if named is None else read_suite_file(named)
     return suite if choice.max_tasks is None else first_tasks(suite, choice.max_tasks)
@@ -76,7 +76,7 @@ def load_suite(state: StateDir, recipe: Recipe, name: str) -> EvalSuite:
     """The suite of that name: the recipe's held-out tasks, one of OSWorld's, or a file of the user's.
 
     Raises:
-        DatasetError: there is none of that name, or it cannot be read.
+        DatasetError: there is no suite of that name, or it cannot be read.
     """
     if name == HELDOUT:
         return heldout_suite(recipe)
@@ -101,7 +101,7 @@ def evaluation_stage_key(checkpoint_id: str, key: str) -> str:
 
 
 def recorded_keys(recipe: Recipe, suite: EvalSuite) -> tuple[str, str]:
-    """Under which an evaluation of the suite, as the recipe says, may be on record: the key of now first."""
+    """Keys under which an evaluation of the suite with this recipe may be recorded; the current key first."""
     return (
         evaluation_key(recipe, suite_digest=suite.digest),
         former_evaluation_key(recipe, suite_digest=suite.digest),
@@ -116,7 +116,7 @@ def plan_evaluation(
     suite: EvalSuite | None = None,
     stage: str = "",
 ) -> EvaluationPlan:
-    """`suite`: None takes the recipe's held-out tasks. `stage`: of the checkpoint, for the record."""
+    """`suite`: None selects the recipe's held-out tasks. `stage`: stage of the checkpoint, for the record."""
     suite = suite or heldout_suite(recipe)
     key = evaluation_key(recipe, suite_digest=suite.digest)
     stage_key = evaluation_stage_key(checkpoint_id, key)
@@ -128,8 +128,8 @@ def plan_evaluation(
                 episode_id=f"{stage_key}-{re.sub('[^A-Za-z0-9._-]', '_', name)}-s{seed}",
                 purpose=EpisodePurpose.EVALUATE,
                 checkpoint_id=checkpoint_id,
-                # Draws of its own for each task: with the same ones, a choice between two ways would be the same
-                # choice on every task. Every checkpoint gets the same ones on the same task.
+                # A separate seed for each task: with a shared one, a choice between two actions would come out the same
+                # on all tasks. All checkpoints use the same seed on the same task.
                 sampling=sampling_params(
                     recipe,
                     temperature=recipe.evaluation.temperature,

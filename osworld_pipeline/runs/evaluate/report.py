@@ -1,4 +1,4 @@
-"""Gathers what the HTML reports show: scores and episodes from the tables, curves from MLflow."""
+"""Collects the content of the HTML reports: scores and episodes from the tables, curves from MLflow."""
 
 import logging
 import math
@@ -42,12 +42,12 @@ Say = Callable[[str], None]
 def reported_checkpoints(
     state: StateDir, recipe: Recipe, named: Sequence[str], *, recipe_options: Sequence[str] = ()
 ) -> list[str]:
-    """Those of `named`, or of all where none is, that were evaluated on the recipe's held-out tasks. Empty where all
-    evaluations of this state were run with other settings. `recipe_options`: the words of a command line that chose
-    the recipe, for the command that an error advises.
+    """The checkpoints of `named`, or of all if it is empty, that were evaluated on the recipe's held-out tasks. Empty
+    if all evaluations of this state used other settings. `recipe_options`: the command-line arguments that selected the
+    recipe, for the command that an error suggests.
 
     Raises:
-        TableError: one is not there, none of `named` was evaluated so, or there is no evaluation at all.
+        TableError: one does not exist, none of `named` has such an evaluation, or there are no evaluations at all.
     """
     ids = [register_checkpoint(state, name).checkpoint_id for name in named]
     ids = ids or [checkpoint.checkpoint_id for checkpoint in all_checkpoints(state)]
@@ -65,8 +65,8 @@ def reported_checkpoints(
 
 
 def _recorded_stage_keys(state: StateDir, recipe: Recipe, checkpoint_ids: Collection[str]) -> dict[str, str]:
-    """By checkpoint, its evaluation on the recipe's held-out tasks; one that was recorded under the former key only
-    where there is none under the key of now."""
+    """The evaluation of each checkpoint on the recipe's held-out tasks. One recorded under the former key is used only
+    if there is none under the current key."""
     keys = recorded_keys(recipe, heldout_suite(recipe))
     candidates = {name: [evaluation_stage_key(name, key) for key in keys] for name in checkpoint_ids}
     asked = [stage_key for names in candidates.values() for stage_key in names]
@@ -81,9 +81,9 @@ def _recorded_stage_keys(state: StateDir, recipe: Recipe, checkpoint_ids: Collec
 def make_report(
     state: StateDir, recipe: Recipe, *, checkpoint_ids: Collection[str], tracking_uri: str, say: Say | None = None
 ) -> Path:
-    """Writes `reports/report.html`: these checkpoints' evaluations on the recipe's held-out tasks, then all evaluations
-    under other settings; returns its path. `say` is called where MLflow does not answer and the curves are left out;
-    None logs a warning."""
+    """Writes `reports/report.html` and returns its path: these checkpoints' evaluations on the recipe's held-out tasks,
+    then all evaluations with other settings. `say` is called if MLflow does not answer and the curves are omitted; None
+    logs a warning."""
     path = _write_report(state, recipe, checkpoint_ids, tracking_uri, say=say)
     write_index(state)
     return path
@@ -111,7 +111,7 @@ def _write_report(
 
 
 def training_stages(state: StateDir) -> list[str]:
-    """Keys of the stages that trained anything, or are at it. Raises TableError."""
+    """Keys of the stages that have trained or are training. Raises TableError."""
     trained = [
         Ancestor.parse(checkpoint.checkpoint_id).stage_key
         for checkpoint in all_checkpoints(state)
@@ -121,11 +121,11 @@ def training_stages(state: StateDir) -> list[str]:
 
 
 def find_stage(state: StateDir, named: str) -> str:
-    """The key of the stage that `named` means: a checkpoint it made, itself, or `gspo_phase1` for the newest of that
-    kind.
+    """The key of the stage that `named` means: a checkpoint that it made, its own key, or a kind such as `gspo_phase1`
+    for the newest stage of that kind.
 
     Raises:
-        TableError: there is none; names those that are there.
+        TableError: there is no such stage; names the existing ones.
     """
     stages = training_stages(state)
     wanted = Ancestor.parse(named).stage_key
@@ -142,7 +142,7 @@ def find_stage(state: StateDir, named: str) -> str:
 def make_training_report(
     state: StateDir, stage_key: str, *, tracking_uri: str, confidence: float = 0.95, say: Say | None = None
 ) -> Path:
-    """Writes `reports/training-<stage key>.html` of a stage that has ended or is at work; returns its path."""
+    """Writes `reports/training-<stage key>.html` of a finished or running stage; returns its path."""
     path = _write_training(
         state, stage_key, all_checkpoints(state), read_evals(state), tracking_uri, confidence=confidence, say=say
     )
@@ -151,12 +151,12 @@ def make_training_report(
 
 
 def make_suite_report(state: StateDir, recipe: Recipe, suite_name: str, *, recipe_options: Sequence[str] = ()) -> Path:
-    """Writes `reports/suite-<name>-<evaluation key>.html` of all checkpoints evaluated on the suite as the recipe says;
-    returns its path. `recipe_options` as in `reported_checkpoints`.
+    """Writes `reports/suite-<name>-<evaluation key>.html` of all checkpoints evaluated on the suite with the recipe's
+    settings; returns its path. `recipe_options` as in `reported_checkpoints`.
 
     Raises:
         DatasetError: there is no such suite.
-        TableError: nothing was evaluated so.
+        TableError: there is no such evaluation.
     """
     path = _write_suite(state, recipe, suite_name, recipe_options)
     write_index(state)
@@ -206,9 +206,9 @@ def make_all_reports(
     say: Say | None = None,
     on_page: Callable[[Path], None] | None = None,
 ) -> list[Path]:
-    """The report of these checkpoints, the page of each of these stages that trained, the page of each suite that
-    anything was evaluated on as the recipe says, and the index, which comes last; all as of one moment. `on_page` hears
-    of each when it is there."""
+    """Writes, from one snapshot, the report of these checkpoints, the page of each of these stages that trained, the
+    page of each suite with evaluations under the recipe, and finally the index. `on_page` is called with each written
+    page."""
     paths: list[Path] = []
 
     def add(path: Path) -> None:
@@ -227,7 +227,7 @@ def make_all_reports(
             except DatasetError as error:
                 if say is not None and (state.suites / f"{name}.json").is_file():
                     say(f"suite {name} has no page: {error}")
-                continue  # or a list of OSWorld's whose checkout is not here: nothing was evaluated on it
+                continue  # or a list of OSWorld without its checkout: nothing was evaluated on it
             if evaluated.intersection(recorded_keys(recipe, suite)):
                 add(_write_suite(state, recipe, name))
         for stage_key in training_stages(state):
@@ -258,13 +258,13 @@ def _rows_of(rows: Sequence[EvalRow], key: str) -> list[EvalRow]:
 
 
 def _ended_at(state: StateDir, stage_key: str) -> float:
-    """When the stage's checkpoint was written; a stage without one is at work now."""
+    """When the stage's checkpoint was written; infinity for a running stage."""
     card = state.checkpoints / stage_key / CARD
     return card.stat().st_mtime if card.is_file() else math.inf
 
 
 def _history(tracking_uri: str, stage_key: str, stage: str, names: Sequence[str], say: Say | None) -> list[MetricPoint]:
-    """Nothing where MLflow knows nothing, or is not there."""
+    """Empty if MLflow has no data or is unreachable."""
     if tracking_uri.startswith(SQLITE) and not Path(tracking_uri.removeprefix(SQLITE)).exists():
         return []
     try:

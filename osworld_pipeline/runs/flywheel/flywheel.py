@@ -1,8 +1,8 @@
-"""One round of the flywheel: roll out the training tasks, keep the episodes that earned enough raw task reward, and
-fine-tune on them (with the demonstrations where the recipe says so).
+"""One round of the flywheel: roll out the training tasks, keep the episodes with enough raw task reward, and fine-tune
+on them (together with the demonstrations if the recipe says so).
 
-A killed round goes on where it was: each graded episode is a part of its own and is not run again, and the training
-resumes from its newest partial checkpoint.
+A killed round resumes: each graded episode is stored as its own part and not run again, and training resumes from the
+newest partial checkpoint.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from osworld_pipeline.training.sft import SftTrainer
 
 UPDATE = 0
-"""Of a round's groups: all of them are rolled out before its training."""
+"""Update number of a round's groups: all of them are rolled out before its training."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,11 +69,11 @@ class RoundJob:
 
 
 def main(job: dict[str, Any], report: Report) -> dict[str, Any]:
-    """`job`: as train_sft's, and servers, previous {num_valid, num_kept, num_episodes} of the round before, or None.
-    Result: the checkpoint's card; nothing where the round stopped the flywheel.
+    """`job`: as train_sft's, with servers and previous {num_valid, num_kept, num_episodes} of the round before, or
+    None. Result: the checkpoint's card; empty if the round stopped the flywheel.
 
     Raises:
-        EnvServerError, EngineError: no desktop, or no policy, for a single episode.
+        EnvServerError, EngineError: no episode got a desktop, or a response of the policy.
         TrainingError, StoreError, TableError: as train_sft.
     """
     parsed = RoundJob.parse(job)
@@ -82,7 +82,7 @@ def main(job: dict[str, Any], report: Report) -> dict[str, Any]:
 
 
 def _examples(job: RoundJob, trainer: "SftTrainer", report: Report) -> Examples | None:
-    """The round's own successes, and the demonstrations; None where the round is the flywheel's last."""
+    """The round's own successes, and the demonstrations; None if the round is the flywheel's last."""
     state, recipe = job.sft.state, job.sft.recipe
     groups = asyncio.run(_roll_out(job, trainer, report))
     measured = measure(groups, recipe.flywheel.threshold)
@@ -106,7 +106,7 @@ def _examples(job: RoundJob, trainer: "SftTrainer", report: Report) -> Examples 
 
 
 def choose_tasks(tasks: Sequence[Task], settings: FlywheelSection) -> list[Task]:
-    """The same in every round, so that two rounds can be compared."""
+    """Chooses the same tasks in every round, so that rounds are comparable."""
     if settings.max_tasks is None or len(tasks) <= settings.max_tasks:
         return list(tasks)
     chosen = random.Random(f"flywheel:{settings.seed}").sample(range(len(tasks)), settings.max_tasks)
@@ -114,7 +114,7 @@ def choose_tasks(tasks: Sequence[Task], settings: FlywheelSection) -> list[Task]
 
 
 def kept_episodes(groups: Sequence[RolloutGroup], threshold: float) -> list[Episode]:
-    """Those whose raw task reward reaches the threshold; the shaped reward has no say."""
+    """The episodes whose raw task reward reaches the threshold; the shaped reward is ignored."""
     return [
         episode
         for group in groups
@@ -132,7 +132,8 @@ def measure(groups: Sequence[RolloutGroup], threshold: float) -> Measurement:
 
 
 async def _roll_out(job: RoundJob, trainer: "SftTrainer", report: Report) -> tuple[RolloutGroup, ...]:
-    """A group for each task; what is graded already is read back. Stored as one part once all have ended."""
+    """Rolls out a group for each task. Graded episodes are read from the store. Writes all groups as one part at the
+    end."""
     sft, recipe = job.sft, job.sft.recipe
     flywheel = recipe.flywheel
     tasks = choose_tasks(load_train_tasks(sft.state), flywheel)
@@ -150,9 +151,9 @@ async def _roll_out(job: RoundJob, trainer: "SftTrainer", report: Report) -> tup
     store = TrajectoryStore(sft.state)
     is_over = read_measurement(sft.state, sft.checkpoint_id, threshold=flywheel.threshold) is not None
     known = known_episodes(store, planned, is_over=is_over)
-    told = _Progress(total=len(planned) * flywheel.samples_per_task, report=report)
-    if len(known) == told.total:
-        groups = await gather_groups(planned, remembering(known, store, told.hear, run_one=None))
+    progress = _Progress(total=len(planned) * flywheel.samples_per_task, report=report)
+    if len(known) == progress.total:
+        groups = await gather_groups(planned, remembering(known, store, progress.on_episode, run_one=None))
     else:
         async with rollout_session(
             recipe=recipe,
@@ -167,12 +168,12 @@ async def _roll_out(job: RoundJob, trainer: "SftTrainer", report: Report) -> tup
         ) as session:
             if session.engine.uses_chat_api:
                 raise EngineError(
-                    f"the {session.engine.name} engine answers words without token ids, so nothing it says can be "
+                    f"the {session.engine.name} engine returns text without token ids, so its responses cannot be "
                     "trained on: set engine.kind to transformers or sglang"
                 )
             settings = episode_settings(recipe, max_turns=recipe.agent.max_turns)
             run_one = in_turn(episode_runner(session.tools, settings), num_slots(recipe, job.servers))
-            groups = await gather_groups(planned, remembering(known, store, told.hear, run_one=run_one))
+            groups = await gather_groups(planned, remembering(known, store, progress.on_episode, run_one=run_one))
         require_services([episode for group in groups for episode in group.episodes])
     groups = tuple(judge_group(group, flywheel.threshold) for group in groups)
     await asyncio.to_thread(store.write_groups, sft.checkpoint_id, groups, ())
@@ -180,7 +181,7 @@ async def _roll_out(job: RoundJob, trainer: "SftTrainer", report: Report) -> tup
 
 
 def _samples_in_place(recipe: Recipe, trainer: "SftTrainer") -> bool:
-    """Nothing trains while a round samples, so that the engine may use the trainer's own model, while that is still the
+    """Nothing trains while a round samples, so the engine may use the trainer's own model as long as it is still the
     round's parent."""
     return recipe.engine.kind == "transformers" and trainer.shares_weights and not trainer.num_updates
 
@@ -188,8 +189,8 @@ def _samples_in_place(recipe: Recipe, trainer: "SftTrainer") -> bool:
 def known_episodes(
     store: TrajectoryStore, planned: Sequence[tuple[Task, GroupPlan, str]], *, is_over: bool
 ) -> dict[str, Episode]:
-    """By id, the round's episodes that need not run again: a fault is run again, an outcome is not. Once the rollouts
-    are over their faults stand too, so that a resumed training has the very same examples."""
+    """The round's episodes that need not run again, by id. Faults are run again unless the rollouts are over
+    (`is_over`); then faults are final too, so that a resumed training has the same examples."""
     ids = [
         plan_episode(plan, group_id, sample).episode_id
         for _, plan, group_id in planned
@@ -206,7 +207,7 @@ class _Progress:
     num_ended: int = 0
     num_successes: int = 0
 
-    def hear(self, episode: Episode) -> None:
+    def on_episode(self, episode: Episode) -> None:
         self.num_ended += 1
         self.num_successes += episode.is_success
         note = f"{self.num_successes}/{self.num_ended} succeeded"
@@ -216,7 +217,7 @@ class _Progress:
 def remembering(
     known: Mapping[str, Episode], store: TrajectoryStore, on_episode: OnEpisode, *, run_one: RunEpisode | None
 ) -> RunEpisode:
-    """Episodes as they are known, or run and stored as parts of their own. `run_one`: None where all are known."""
+    """Returns known episodes, and runs and stores the others as separate parts. `run_one`: None if all are known."""
 
     async def run(task: Task, plan: EpisodePlan) -> Episode:
         episode = known.get(plan.episode_id)
@@ -237,7 +238,7 @@ def judge_group(group: RolloutGroup, threshold: float) -> RolloutGroup:
 
 
 def _kept_examples(job: RoundJob, episodes: Sequence[Episode], processor: Any) -> LazyExamples:
-    """Episodes as their own sampled tokens."""
+    """Episodes with their own sampled tokens."""
     blobs = BlobStore(job.sft.state.blobs)
     max_tokens, digest = job.sft.recipe.agent.max_context_tokens, Renderer(processor).processor_digest
 

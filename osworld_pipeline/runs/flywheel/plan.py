@@ -1,7 +1,7 @@
-"""Which rounds of the flywheel there are, what each of them measured, and where it stops; needs no torch.
+"""Plans the rounds of the flywheel, reads their measurements, and decides when it stops. Needs no torch.
 
-A round's rollouts measure the checkpoint it begins with; its training makes the next one. What a killed flywheel has
-done is found again: a round's checkpoint by its id, its measurement in the groups of that name.
+The rollouts of a round measure the checkpoint that it starts from; its training makes the next one. Finished work of a
+killed flywheel is found again: the checkpoint of a round by its id, the measurement in the groups of that name.
 """
 
 from collections.abc import Callable
@@ -19,60 +19,60 @@ GROUPS = "rollout_groups"
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """What a round's rollouts showed of the checkpoint it began with."""
+    """Result of a round's rollouts for the checkpoint that it started from."""
 
     num_valid: int
     num_kept: int
-    """Whose raw task reward reaches the threshold."""
+    """Episodes whose raw task reward reaches the threshold."""
     num_episodes: int
-    """Faults and timeouts included."""
+    """Includes faults and timeouts."""
 
     @property
     def success_rate(self) -> float:
-        """0 without a valid episode."""
+        """0 without valid episodes."""
         return self.num_kept / self.num_valid if self.num_valid else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """One that is to be run, or has been."""
+    """A planned or finished round."""
 
     number: int
-    """From 1."""
+    """Starts at 1."""
     round_id: str
-    """The id of the checkpoint it makes."""
+    """The id of the checkpoint that the round makes."""
     parent: Checkpoint
     previous: Measurement | None = None
-    """Of the round before; None for the first."""
+    """The measurement of the previous round; None for the first."""
     measured: Measurement | None = None
-    """None where its rollouts have not all ended."""
+    """None until all its rollouts have ended."""
     checkpoint: Checkpoint | None = None
-    """None where it has not ended, or stopped the flywheel."""
+    """None if the round has not ended or stopped the flywheel."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FlywheelResult:
     checkpoint: Checkpoint
-    """The newest; where the flywheel stopped, the one that measured best. Its parent where no round was better."""
+    """The newest checkpoint, or the best measured one if the flywheel stopped. The parent if no round was better."""
     rounds: tuple[Round, ...]
     stopped: str
-    """Why; empty where all rounds were run."""
+    """Reason of the stop; empty if all rounds were run."""
 
 
 RunRound = Callable[[Round], None]
-"""Runs one that is not finished: afterwards it is measured, and has its checkpoint or stops the flywheel."""
+"""Runs an unfinished round. Afterwards it is measured, and has a checkpoint or stops the flywheel."""
 
 
 EndReason = Callable[[], str]
-"""Asked before a round that is to be run: why it is not, and none after it; empty where it is."""
+"""Called before each unfinished round: the reason to stop before it; empty to continue."""
 
 
 def stop_reason(measured: Measurement, previous: Measurement | None, *, min_gain: float) -> str:
-    """Why no training follows a round's rollouts; empty where it does."""
+    """Why no training follows a round's rollouts; empty if training follows."""
     if not measured.num_valid:
         return f"none of its {measured.num_episodes} episodes was graded"
     if not measured.num_kept:
-        return "no episode reached the threshold, so there is nothing to train on"
+        return "no episode reached the threshold, so there is no data to train on"
     if previous is not None and measured.success_rate <= previous.success_rate + min_gain:
         return f"the success rate went from {previous.success_rate:.1%} to {measured.success_rate:.1%}"
     return ""
@@ -87,8 +87,8 @@ def walk_flywheel(
     run_round: RunRound,
     end_reason: EndReason = lambda: "",
 ) -> FlywheelResult:
-    """Goes through the rounds, running those that are not finished, until all are done or one of them stops it, or
-    `end_reason` does; then the newest checkpoint is the flywheel's, and the rounds left are run another time."""
+    """Runs the unfinished rounds in order until all are done, a round stops the flywheel, or `end_reason` does. In the
+    last case the newest checkpoint is the result, and the remaining rounds can be run later."""
     flywheel = recipe.flywheel
     rounds: list[Round] = []
     for number in range(1, flywheel.num_rounds + 1):
@@ -100,11 +100,11 @@ def walk_flywheel(
         is_stopped = one.measured is not None and stop_reason(one.measured, previous, min_gain=flywheel.min_gain)
         if not is_stopped and (one.checkpoint is None or one.measured is None):
             if ended := end_reason():
-                told = f"round {number} was not run: {ended}"
-                return FlywheelResult(checkpoint=current, rounds=tuple(rounds), stopped=told)
+                stopped = f"round {number} was not run: {ended}"
+                return FlywheelResult(checkpoint=current, rounds=tuple(rounds), stopped=stopped)
             run_round(one)
             one = _look(state, recipe, one)
-        assert one.measured is not None, f"{round_id} ended well and left no measurement"
+        assert one.measured is not None, f"{round_id} succeeded without a measurement"
         rounds.append(one)
         stopped = stop_reason(one.measured, previous, min_gain=flywheel.min_gain)
         if stopped:
@@ -112,13 +112,13 @@ def walk_flywheel(
             return FlywheelResult(
                 checkpoint=best.parent, rounds=tuple(rounds), stopped=f"round {number} was the last: {stopped}"
             )
-        assert one.checkpoint is not None, f"{round_id} ended well and left no checkpoint"
+        assert one.checkpoint is not None, f"{round_id} succeeded without a checkpoint"
     newest = rounds[-1].checkpoint if rounds else None
     return FlywheelResult(checkpoint=newest or parent, rounds=tuple(rounds), stopped="")
 
 
 def read_measurement(state: StateDir, round_id: str, *, threshold: float) -> Measurement | None:
-    """None where the round's rollouts have not all ended. Raises StoreError."""
+    """None until all of the round's rollouts have ended. Raises StoreError."""
     root, files = state.trajectories / GROUPS, take_snapshot(state.trajectories, GROUPS)
     columns = ["task_rewards"]
     found = [

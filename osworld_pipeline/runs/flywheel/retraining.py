@@ -1,4 +1,5 @@
-"""Whether the champion is to be trained further now: what is new since it last was, and how often it was in vain."""
+"""Decides whether to train the champion further: checks for new data, and counts re-trainings that brought no new
+champion."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from osworld_pipeline.runs.flywheel.plan import Round, walk_flywheel
 from osworld_pipeline.tables.replay import part_views
 
 RETRAINING_TAG = "osworld/retraining"
-"""Of a Dagster run that trains a checkpoint further: that checkpoint's id."""
+"""Tag of a Dagster run that trains a checkpoint further: the id of that checkpoint."""
 _NEW = """
 WITH proven AS (
     SELECT row_id, min(started_at) AS proven_at FROM replay_verifications
@@ -35,29 +36,29 @@ SELECT (SELECT count(*) FROM proven WHERE proven_at >= $since),
 
 @dataclass(frozen=True, kw_only=True)
 class Retraining:
-    """One that was begun, however it ended."""
+    """A re-training that has started, with any result."""
 
     run_id: str
     """Dagster's."""
     champion_id: str
-    """What it went on from."""
+    """The checkpoint that it started from."""
     began_at: float
     """Unix time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NewData:
-    """What is new since the champion was last trained further, or was made."""
+    """New data since the champion was last trained further, or was made."""
 
     verified: int
-    """Demonstrations whose re-execution first earned the threshold."""
+    """Demonstrations that first reached the threshold on replay."""
     rolled_out: int
-    """Episodes of training that a grader found successful, but those of `by_retrainings`."""
+    """Successful training episodes, except those of `by_retrainings`."""
     by_retrainings: int
-    """Those that re-trainings of this very champion rolled out: without a new champion they are no new data, for
-    another one goes on from where those began."""
+    """Successful episodes of re-trainings of this champion. They are not new data without a new champion, because the
+    next re-training starts from the same checkpoint."""
     is_data_new: bool
-    """Replay buffer or training tasks are other ones than they were."""
+    """Whether the replay buffer or the training tasks have changed."""
 
     @property
     def successes(self) -> int:
@@ -74,7 +75,7 @@ class Decision:
 def new_data_since(
     state: StateDir, champion_id: str, history: Sequence[Retraining], *, threshold: float, is_data_new: bool
 ) -> NewData:
-    """`history`: as of decide. `threshold`: raw task reward from which a success counts. Raises TableError."""
+    """`history`: as in decide. `threshold`: minimum raw task reward of a success. Raises TableError."""
     asked = {
         "since": last_look(state, champion_id, history),
         "threshold": threshold,
@@ -87,7 +88,7 @@ def new_data_since(
 
 
 def last_look(state: StateDir, champion_id: str, history: Sequence[Retraining]) -> float:
-    """When the last re-training began; where none is known, when the champion was made (Unix time)."""
+    """When the last re-training began; without one, when the champion was made (Unix time)."""
     if history:
         return history[0].began_at
     return (state.checkpoints / champion_id / CARD).stat().st_mtime
@@ -101,9 +102,10 @@ def decide(
     *,
     is_scheduled: bool,
 ) -> Decision:
-    """`history`: the re-trainings there were, the newest first. A scheduled one needs no news, but has patience too."""
+    """`history`: earlier re-trainings, newest first. A scheduled re-training needs no new data, but `patience` applies
+    to it."""
     num_in_vain = len(_of_champion(champion_id, history))
-    told = f"{new_data.successes} of {section.min_new_successes} new successes"
+    count = f"{new_data.successes} of {section.min_new_successes} new successes"
     is_fresh = new_data.is_data_new or new_data.verified + new_data.rolled_out >= section.min_new_successes
     if num_in_vain >= section.patience and not is_fresh:
         reason = f"{num_in_vain} re-trainings of {champion_id} brought no new champion, and there is no new data since"
@@ -111,15 +113,15 @@ def decide(
     if new_data.is_data_new:
         return Decision(is_due=True, reason="the replay buffer or the training tasks have changed")
     if new_data.successes >= section.min_new_successes:
-        return Decision(is_due=True, reason=told)
+        return Decision(is_due=True, reason=count)
     if is_scheduled:
-        return Decision(is_due=True, reason=f"it is time; {told}")
-    return Decision(is_due=False, reason=f"{told} (retraining.min_new_successes), and the same data as before")
+        return Decision(is_due=True, reason=f"it is scheduled; {count}")
+    return Decision(is_due=False, reason=f"{count} (retraining.min_new_successes), and the same data as before")
 
 
 def end_that_is_there(state: StateDir, recipe: Recipe, champion: Checkpoint) -> Checkpoint | None:
-    """What training `champion` further by this recipe and today's tables would end with, where all of it is there
-    already; None where something is to be trained. Raises TableError."""
+    """The final checkpoint of training `champion` further with this recipe and the current tables, if all of its stages
+    are done; None if anything remains to be trained. Raises TableError."""
     unfinished: list[str] = []
 
     def note_unfinished() -> str:
@@ -146,5 +148,5 @@ def end_that_is_there(state: StateDir, recipe: Recipe, champion: Checkpoint) -> 
 
 
 def _of_champion(champion_id: str, history: Sequence[Retraining]) -> list[Retraining]:
-    """Those that went on from this champion: it still is, so none of them brought another."""
+    """Re-trainings of this champion; none of them made a new champion, because it is still the champion."""
     return [one for one in history if one.champion_id == champion_id]

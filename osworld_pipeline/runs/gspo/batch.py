@@ -1,4 +1,5 @@
-"""From scored groups to what one update trains on: replay joins failed groups; advantages, trajectories, records."""
+"""Makes the batch of one update from scored groups: adds replay to failed groups, computes advantages, builds
+trajectories and records."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -20,19 +21,19 @@ from osworld_pipeline.training.fits import check_length
 
 @dataclass(frozen=True, kw_only=True)
 class RowRenderer:
-    """A replay row as trajectories for the group it joins; their advantage is not known yet."""
+    """Renders a replay row as trajectories for the group that it joins; their advantage is set later."""
 
     agent: AgentSection
     renderer: Renderer
     temperature: float
-    """Of the phase."""
+    """Settings of the phase."""
     read_blob: Callable[[str], bytes]
     find_episode: Callable[[str], Episode]
 
     def __call__(self, group: RolloutGroup, row: ReplayRow) -> list[Trajectory]:
         """
         Raises:
-            ValueError: the row cannot be trained on here; says why.
+            ValueError: the row cannot be trained on here; names the reason.
             StoreError: its episode or one of its images is missing.
         """
         max_tokens = self.agent.max_context_tokens
@@ -67,9 +68,9 @@ def build_batch(
     min_valid: int = 2,
     num_served_before: int = 0,
 ) -> GspoBatch:
-    """Shaped rewards decide advantages; raw task rewards alone decide whether replay joins; `signal` says which of them
-    decide whether a group is trained on. A group with fewer than `min_valid` valid episodes is dropped before all that.
-    `num_served_before`: as ReplayBuffer.serve's."""
+    """Shaped rewards determine advantages; only raw task rewards determine whether replay joins; `signal` selects which
+    of them determine whether a group is trained on. Groups with fewer than `min_valid` valid episodes are dropped
+    first. `num_served_before`: as in ReplayBuffer.serve."""
     complete = [group for group in groups if len(group.valid_episodes) >= min_valid]
     served = replay.serve(complete, update=update, render=render_row, num_served_before=num_served_before)
     trajectories: list[Trajectory] = []
@@ -96,7 +97,7 @@ def build_batch(
                 trajectories += _counted(episode, read_blob, advantage=advantage)
         if one is not None and advantages.replay is not None:
             trajectories += [
-                # One row may join two groups of an update: there it counts as two episodes.
+                # A row that joins two groups of an update counts as two episodes.
                 replace(
                     part,
                     trajectory_id=f"{group.group_id}/{part.trajectory_id}",
@@ -116,8 +117,8 @@ def build_batch(
 
 
 class StageBatchBuilder:
-    """Implements rollout.collector.BatchBuilder for a stage. Calls `build_batch` and counts the injections of an update
-    over all its calls."""
+    """Implements rollout.collector.BatchBuilder for a stage. Calls `build_batch` and counts the injections of each
+    update across calls."""
 
     def __init__(
         self,
@@ -132,7 +133,7 @@ class StageBatchBuilder:
         min_valid: int,
         max_tokens: int,
     ) -> None:
-        """`max_tokens`: of a sequence; a longer one is refused here, and not in the middle of an update."""
+        """`max_tokens`: limit of a sequence; a longer one is refused here instead of in the middle of an update."""
         self._replay = replay
         self._settings = settings
         self._render_row = render_row
@@ -145,7 +146,7 @@ class StageBatchBuilder:
         self._num_served: Counter[int] = Counter()
 
     def __call__(self, groups: Sequence[RolloutGroup], *, update: int) -> GspoBatch:
-        """Raises TableError, StoreError; TrainingError for a sequence that is too long."""
+        """Raises TableError, StoreError, and TrainingError if a sequence is too long."""
         batch = build_batch(
             groups,
             update=update,
@@ -169,14 +170,14 @@ class StageBatchBuilder:
 
 
 def _with_advantages(group: RolloutGroup, advantages: Sequence[float]) -> RolloutGroup:
-    """`advantages`: of its valid episodes, in their order."""
+    """`advantages`: of its valid episodes, in order."""
     left = iter(advantages)
     episodes = (replace(one, advantage=next(left)) if one.outcome.is_valid else one for one in group.episodes)
     return replace(group, episodes=tuple(episodes))
 
 
 def _counted(episode: Episode, read_blob: Callable[[str], bytes], *, advantage: float = 0.0) -> list[Trajectory]:
-    """Nothing of an episode that ended before its first response."""
+    """Empty for an episode that ended before its first response."""
     return episode_trajectories(episode, read_blob, advantage=advantage) if episode.sequences else []
 
 

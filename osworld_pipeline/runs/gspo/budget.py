@@ -1,5 +1,5 @@
-"""What a run may still spend: wall time, episodes and sampled tokens. What it has spent is in the trajectory store, so
-that a stage which was killed and goes on in the same run is told the truth."""
+"""The remaining budget of a run: wall time, episodes and sampled tokens. The spent amounts are read from the trajectory
+store, so they are right after a killed stage resumes in the same run."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -26,7 +26,7 @@ class Spent:
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """What is left; None is no limit."""
+    """The remaining amounts; None means no limit."""
 
     deadline: float | None = None
     """Unix time."""
@@ -49,7 +49,7 @@ class Budget:
         )
 
     def end_reason(self, *, now: float) -> str:
-        """Why nothing more may begin, and which key of the recipe says so; empty where something may."""
+        """Why no further work may start, with the recipe key that limits it; empty if work may start."""
         if self.deadline is not None and now >= self.deadline:
             return "the budget of wall time is spent (retraining.max_wall_s)"
         if self.episodes is not None and self.episodes <= 0:
@@ -63,19 +63,19 @@ UNLIMITED = Budget()
 
 
 def whole_budget(section: RetrainingSection, *, began_at: float) -> Budget:
-    """Of a re-training that began at `began_at` (Unix time)."""
+    """The budget of a re-training that began at `began_at` (Unix time)."""
     return Budget(deadline=began_at + section.max_wall_s, episodes=section.max_episodes, tokens=section.max_tokens)
 
 
 def spent_by(episodes: Iterable[Episode]) -> Spent:
-    """Last attempts only, as the store keeps them."""
+    """Counts last attempts only, as the store keeps them."""
     counted = list(episodes)
     tokens = sum(step.response_num_tokens for episode in counted for step in episode.steps)
     return Spent(episodes=len(counted), tokens=tokens)
 
 
 def read_spent(state: StateDir, run_id: str) -> Spent:
-    """What the recorded episodes of a Dagster run come to. Raises TableError."""
+    """Totals of the recorded episodes of a Dagster run. Raises TableError."""
     with part_views(state) as views:
         row = views.execute(_SPENT, {"run_id": run_id}).fetchone()
     assert row is not None, "two counts are always a row"

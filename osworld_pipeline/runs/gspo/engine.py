@@ -1,5 +1,5 @@
-"""What samples the policy of a GSPO phase, and how the trainer's weights get there: an engine of this program's own, or
-Ray actors with an engine each."""
+"""Samples the policy of a GSPO phase and hands over the trainer's weights: with an engine in this program, or with Ray
+actors that have an engine each."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -39,13 +39,13 @@ Result = TypeVar("Result")
 class PhaseRollouts:
     run_one: RunEpisode
     generate: Generate
-    """One response by the engine, or by one of the engines, that sample the episodes."""
+    """Generates one response with the engine, or with one of the engines, that sample the episodes."""
     handover: Handover
     store: TrajectoryStore
     renderer: Renderer
     utilisation: Utilisation
     parity: ParityReport | None = None
-    """Of the engine at the beginning; None where it was not probed, or by each actor for itself."""
+    """Parity of the engine at the start; None if it was not probed, or if each actor probes its own."""
 
 
 @asynccontextmanager
@@ -57,12 +57,12 @@ async def open_rollouts(
     cache: PixelCache,
     report: Callable[[dict[str, Any]], None],
 ) -> AsyncIterator[PhaseRollouts]:
-    """Episodes with the weights of `point`, until the block ends. `thread`: where the trainer may be called. `report`:
-    gets warnings.
+    """Runs episodes with the weights of `point` until the block ends. `thread`: the thread that may call the trainer.
+    `report`: receives warnings.
 
     Raises:
         EnvServerError: an env server does not answer; names it.
-        EngineError: the engine does not, or says nothing that can be trained on.
+        EngineError: the engine does not answer, or its responses cannot be trained on.
     """
     if job.actors is not None:
         async with _on_actors(job, trainer, thread, point) as rollouts:
@@ -85,8 +85,8 @@ async def open_rollouts(
         settings = episode_settings(job.recipe, max_turns=job.recipe.agent.max_turns)
         if session.engine.uses_chat_api or session.renderer is None:
             raise EngineError(
-                f"the {session.engine.name} engine answers words without token ids and log-probabilities, so nothing "
-                "it says can be trained on: set engine.kind to transformers or sglang"
+                f"the {session.engine.name} engine returns text without token ids and log-probabilities, so its "
+                "responses cannot be trained on: set engine.kind to transformers or sglang"
             )
         yield PhaseRollouts(
             run_one=episode_runner(session.tools, settings),
@@ -103,15 +103,15 @@ async def open_rollouts(
 async def _on_actors(
     job: GspoJob, trainer: "GspoTrainer", thread: ThreadPoolExecutor, point: ResumePoint
 ) -> AsyncIterator[PhaseRollouts]:
-    assert job.actors is not None, "asked for by the caller"
+    assert job.actors is not None, "checked by the caller"
     if job.recipe.engine.launch is not None:
         raise EngineError(
-            "engine.launch starts policy servers that only this machine reaches, and rollout actors may run on others: "
-            "start the servers apart and name them in engine.urls, or run without rollout actors"
+            "engine.launch starts policy servers that only this machine can reach, and rollout actors may run "
+            "on others: start the servers separately and name them in engine.urls, or run without rollout actors"
         )
     parity = None
     if job.recipe.engine.kind == "sglang":
-        # Once here, where the trainer's accelerator is, and not in each actor.
+        # Probed once here, where the trainer's accelerator is, instead of in each actor.
         parity = await probe_servers(
             job.recipe,
             point.folder,

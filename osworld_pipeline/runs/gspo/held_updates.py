@@ -1,8 +1,8 @@
-"""Collects what an update trains on. Where too many episodes ended in faults, the update is held: it is on record with
-its reason, and its groups run again after a pause.
+"""Collects the batch of an update. If too many episodes ended in faults, the update is held: the reason is recorded,
+and the groups run again after a pause.
 
-A try runs the same groups under the same names and seeds, so that what is trained in the end is what would have been
-trained without the faults. A killed stage begins again with the first try.
+Each try runs the same groups with the same names and seeds, so the final batch is the one that would have been
+collected without the faults. A killed stage starts with the first try again.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ Kind = TypeVar("Kind")
 
 MAX_PAUSE_S = 600.0
 JITTER = 0.5
-"""Of a pause, added by chance: stages that share desktops do not come back together."""
+"""Random share added to a pause, so that stages that share desktops do not resume together."""
 _ERRORS: Mapping[Outcome, type[PipelineError]] = {
     Outcome.ENV_FAULT: EnvServerError,
     Outcome.POLICY_FAULT: EngineError,
@@ -34,9 +34,9 @@ _ERRORS: Mapping[Outcome, type[PipelineError]] = {
 }
 
 Record = Callable[[GspoBatch], None]
-"""Writes all that ran for the update, in the place of what was written for it before. Blocks; raises StoreError."""
+"""Writes everything that ran for the update and replaces what was written for it before. Blocks; raises StoreError."""
 Log = Callable[[Mapping[str, float]], None]
-"""Writes the figures of a held try into the update's row. Blocks; raises StoreError."""
+"""Writes the metrics of a held try into the update's row. Blocks; raises StoreError."""
 Report = Callable[[Mapping[str, Any]], None]
 Pause = Callable[[float], Awaitable[None]]
 
@@ -44,9 +44,9 @@ Pause = Callable[[float], Awaitable[None]]
 @dataclass(frozen=True, kw_only=True)
 class Collected:
     batch: GspoBatch
-    """What the update trains on."""
+    """The batch that the update trains on."""
     held: tuple[GspoBatch, ...]
-    """Its held tries before that, one after the other."""
+    """The update's earlier held tries, in order."""
 
     @property
     def whole(self) -> GspoBatch:
@@ -65,9 +65,9 @@ async def collect_update(
 ) -> Collected:
     """
     Raises:
-        EnvServerError, EngineError, EvaluatorError, TrainingError: the update was held `max_held_updates` times; says
-            which fault was the commonest.
-        and as Collector.collect, and what `record` and `log` raise.
+        EnvServerError, EngineError, EvaluatorError, TrainingError: the update was held `max_held_updates` times; names
+            the most frequent fault.
+        Also the exceptions of Collector.collect, `record` and `log`.
     """
     held: tuple[GspoBatch, ...] = ()
     for num_try in itertools.count(1):
@@ -79,7 +79,7 @@ async def collect_update(
         reason = hold_reason(batch.episodes, section.max_fault_share)
         given_up = await collector.hold(update)
         tried = as_held(batch, reason, update=update, num_try=num_try)
-        given_up = as_held(given_up, f"given up with others: {reason}", update=update, num_try=num_try)
+        given_up = as_held(given_up, f"discarded with the held update: {reason}", update=update, num_try=num_try)
         held = (*held, merge_batches([tried, given_up]))
         await asyncio.to_thread(record, merge_batches(held))
         metrics = {
@@ -105,31 +105,31 @@ async def collect_update(
 
 
 def hold_reason(episodes: Sequence[Episode], max_fault_share: float) -> str:
-    """One clause: how many of them ended in faults, and the commonest."""
+    """One clause: how many episodes ended in faults, and the most frequent fault."""
     faulty = [one for one in episodes if not one.outcome.is_valid]
     outcome, count = _commonest([one.outcome for one in faulty])
     error, _ = _commonest([one.error for one in faulty if one.outcome is outcome])
     return (
         f"{len(faulty)} of {len(episodes)} episodes ended in faults, more than rollout.max_fault_share = "
-        f"{max_fault_share:g} allows; the commonest was {outcome} ({count} times): {error}"
+        f"{max_fault_share:g} allows; the most frequent was {outcome} ({count} times): {error}"
     )
 
 
 def held_too_often(episodes: Sequence[Episode], reason: str, *, update: int, num_tries: int) -> PipelineError:
-    """Of the boundary of the commonest fault."""
+    """The exception class of the most frequent fault."""
     outcome, _ = _commonest([one.outcome for one in episodes if not one.outcome.is_valid])
     return _ERRORS[outcome](
         f"update {update + 1} was held {num_tries} times in a row (rollout.max_held_updates): {reason}. The weights "
-        "are those of the update before: put that right and run again, training goes on from its last checkpoint"
+        "are those of the update before: fix the cause and run again, training resumes from its last checkpoint"
     )
 
 
 def next_pause_s(first_pause_s: float, num_try: int) -> float:
-    """After the `num_try`th try."""
+    """The pause after try number `num_try`."""
     longest = min(MAX_PAUSE_S, first_pause_s * 2 ** min(num_try - 1, 30))
     return longest * random.uniform(1.0, 1.0 + JITTER)
 
 
 def _commonest(found: Sequence[Kind]) -> tuple[Kind, int]:
-    """The first of those."""
+    """Returns the first of equally frequent values."""
     return Counter(found).most_common(1)[0]

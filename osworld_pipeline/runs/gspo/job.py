@@ -1,4 +1,5 @@
-"""The job of a GSPO phase, and what it finds when it starts: its tasks, and the checkpoint that it goes on from."""
+"""The job of a GSPO phase, and the data that it loads at the start: its tasks, and the checkpoint that it resumes
+from."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -38,11 +39,11 @@ class GspoJob:
     servers: EnvServers
     run_ids: Mapping[str, str]
     engine_token: str | None = None
-    """Opens the engine's servers, where they ask for one."""
+    """Token of the engine's servers, if they require one."""
     budget: Budget = UNLIMITED
-    """What is left to spend when the program begins."""
+    """The remaining budget at the start of the program."""
     actors: ActorShape | None = None
-    """Ray actors that run the episodes; None where this program does."""
+    """Ray actors that run the episodes; None if this program runs them."""
     code: CodeOrigin = field(default_factory=code_origin)
 
     @classmethod
@@ -101,14 +102,14 @@ class GspoJob:
 @dataclass(frozen=True, kw_only=True)
 class ResumePoint:
     folder: Path
-    """Weights, and the optimiser's state where updates lie behind them."""
+    """Weights, and the optimiser's state if updates have been made."""
     num_updates: int = 0
     collector: Mapping[str, Any] = field(default_factory=dict)
     """The collector's snapshot."""
 
 
 def resume_point(job: GspoJob) -> ResumePoint:
-    """The newest checkpoint of the stage, or its parent. Raises StoreError where it is damaged."""
+    """The newest checkpoint of the stage, or else its parent. Raises StoreError if it is damaged."""
     from osworld_pipeline.training.checkpoint import latest_complete, read_trainer_state
 
     partial = latest_complete(job.state, job.checkpoint_id)
@@ -119,10 +120,10 @@ def resume_point(job: GspoJob) -> ResumePoint:
 
 
 def load_train_tasks(state: StateDir) -> list[Task]:
-    """The tasks that can be trained on, in the order of their ids.
+    """The trainable tasks, sorted by id.
 
     Raises:
-        TableError: there is none.
+        TableError: there are none.
     """
     rows = read_table(state, "train_tasks").to_pylist()
     if not rows:
@@ -132,10 +133,10 @@ def load_train_tasks(state: StateDir) -> list[Task]:
 
 
 def load_gspo_tasks(state: StateDir, recipe: Recipe) -> list[Task]:
-    """Those of the training tasks that `rollout.tasks` names.
+    """The training tasks that `rollout.tasks` selects.
 
     Raises:
-        TableError: there is none.
+        TableError: there are none.
     """
     tasks = load_train_tasks(state)
     if recipe.rollout.tasks == "all":
@@ -144,7 +145,7 @@ def load_gspo_tasks(state: StateDir, recipe: Recipe) -> list[Task]:
     left = [task for task in tasks if task.task_id not in imitated]
     if not left:
         raise TableError(
-            f"SFT takes demonstrations of all {len(tasks)} training tasks and leaves none to GSPO: "
+            f"SFT uses demonstrations of all {len(tasks)} training tasks, which leaves none for GSPO: "
             "set sft.task_share below 1, or rollout.tasks to 'all'"
         )
     return left

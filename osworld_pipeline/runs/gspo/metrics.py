@@ -1,5 +1,5 @@
-"""The figures of an update's rollouts, by the names they are reported under; raw success and shaped reward are never
-mixed."""
+"""Metrics of an update's rollouts, by the names that they are reported under. Raw success and shaped reward are kept
+separate."""
 
 import itertools
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ def group_metrics(batch: GspoBatch, *, update: int) -> dict[str, float]:
 
 
 def fate_metrics(batch: GspoBatch, *, update: int) -> dict[str, float]:
-    """What became of the groups, and how many updates old the oldest token of each that is trained on was."""
+    """Number of groups by status, and the age in updates of the oldest token of each trained group."""
     ages = [
         update - group.oldest_policy_version
         for group in batch.groups
@@ -55,12 +55,12 @@ def replay_metrics(batch: GspoBatch) -> dict[str, float]:
 
 
 def coverage_metrics(coverage: ReplayCoverage) -> dict[str, float]:
-    """Which share of the training tasks the demonstrations could serve, and those that proved themselves."""
+    """The share of the training tasks that the demonstrations cover, and the share that verified ones cover."""
     return {"replay_coverage": coverage.share, "replay_verified_coverage": coverage.verified_share}
 
 
 def reward_lines(groups: Sequence[RolloutGroup], *, limit: int) -> list[str]:
-    """The rewards of the first graded episodes with all their parts, one line each (OSWORLD_REWARD_DEBUG_LIMIT)."""
+    """The rewards of the first graded episodes with all parts, one line each (OSWORLD_REWARD_DEBUG_LIMIT)."""
     graded = (episode for group in groups for episode in group.episodes if episode.reward is not None)
     return [_reward_line(episode) for episode in itertools.islice(graded, limit)]
 

@@ -1,4 +1,4 @@
-"""The rollouts of a GSPO phase: its collector as the recipe asks for it, and the record of what it collected."""
+"""The rollouts of a GSPO phase: the collector that the recipe selects, and the record of what it collected."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -84,7 +84,7 @@ async def open_collector(
 
 
 def _episodes_of(job: GspoJob, rollouts: PhaseRollouts, point: ResumePoint, report: Report) -> RunEpisode:
-    """Runs this phase's episodes: metered, as many at a time as may be, each reported as it ends."""
+    """Runs this phase's episodes: metered, as many in parallel as allowed, each reported at its end."""
     gspo = job.recipe.gspo
     per_update = gspo.group_size * gspo.tasks_per_update
     total = job.phase.num_updates * per_update
@@ -104,14 +104,15 @@ def _episodes_of(job: GspoJob, rollouts: PhaseRollouts, point: ResumePoint, repo
 
 
 def record_batch(store: TrajectoryStore, job: GspoJob, batch: GspoBatch, update: int) -> None:
-    """The part's name makes a rerun replace it. Raises StoreError."""
+    """A rerun replaces the part, because it has the same name. Raises StoreError."""
     part = f"{job.checkpoint_id}-u{update:04d}"
     store.write_episodes(part, batch.episodes)
     store.write_groups(part, batch.groups, batch.injections)
 
 
 def read_recent(job: GspoJob, update: int) -> Mapping[str, RecentEpisodes]:
-    """How the tasks fared before `update`, in this stage and in those it descends from. Raises TableError."""
+    """Recent episodes by task before `update`, of this stage and the stages that it descends from. Raises
+    TableError."""
     return recent_success(
         job.state,
         stage_key=job.checkpoint_id,

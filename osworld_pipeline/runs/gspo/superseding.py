@@ -1,4 +1,4 @@
-"""Rollouts for updates that a resumed stage makes again: they are kept under other names, marked, and count nowhere."""
+"""Rollouts of updates that a resumed stage repeats: they are renamed, marked, and excluded from all counts."""
 
 import re
 from collections.abc import Collection
@@ -14,8 +14,8 @@ MARK = "superseded"
 
 
 def supersede(store: TrajectoryStore, checkpoint_id: str, num_updates: int) -> None:
-    """Marks what was recorded of the updates after `num_updates`: its groups are rolled out again, perhaps for other
-    updates, and no episode may count twice meanwhile. Killed in between, it goes on from there when called again.
+    """Marks the records of the updates after `num_updates`: their groups are rolled out again, perhaps for other
+    updates, and no episode may count twice in between. If it is killed, the next call completes it.
 
     Raises:
         StoreError: the store cannot be read or written.
@@ -31,12 +31,12 @@ def _supersede_part(store: TrajectoryStore, part: str, num_updates: int) -> None
     episodes = store.read_parts([part]).get(part, ())
     if not episodes:
         return
-    # The same for the same rollouts, so that a copy whose originals a kill has left is written again, not twice.
+    # Deterministic, so that a copy whose originals remain after a kill is written again under the same name.
     suffix = f"{MARK}-{digest_json([[one.episode_id, one.started_at] for one in episodes])[:8]}"
     copy = f"{part}-{suffix}"
-    reason = f"the stage was resumed after {num_updates} updates, and what came after them was rolled out again"
+    reason = f"the stage was resumed after {num_updates} updates, and later groups were rolled out again"
     originals = store.read_group_rows(part)
-    # Without originals a kill came after their copies were written, or before they themselves were.
+    # Without originals, the process was killed after writing the copies, or before writing the originals.
     groups = [_marked_group(one, suffix, reason) for one in originals] or store.read_group_rows(copy)
     group_ids = {row["group_id"] for row in groups}
     store.write_episodes(copy, [_marked(one, suffix, group_ids) for one in episodes])
@@ -47,7 +47,7 @@ def _supersede_part(store: TrajectoryStore, part: str, num_updates: int) -> None
 
 
 def _marked(episode: Episode, suffix: str, group_ids: Collection[str]) -> Episode:
-    """`group_ids`: of the marked groups that are on record."""
+    """`group_ids`: of the recorded groups that are marked."""
     group_id = f"{episode.group_id}-{suffix}"
     return replace(
         episode,
@@ -58,7 +58,7 @@ def _marked(episode: Episode, suffix: str, group_ids: Collection[str]) -> Episod
 
 
 def _marked_group(row: Row, suffix: str, reason: str) -> Row:
-    """What joined it stays named in `replay_row_id`; its injections count no more."""
+    """`replay_row_id` still names the row that joined; its injections no longer count."""
     return row | {
         "group_id": f"{row['group_id']}-{suffix}",
         "episode_ids": [f"{name}-{suffix}" for name in row["episode_ids"]],

@@ -1,8 +1,8 @@
-"""A GSPO phase: collect groups on real desktops, score them, train, hand the weights to the engine, save; again.
+"""A GSPO phase: collect groups on real desktops, score them, train, hand the weights to the engine, save, repeat.
 
-A killed phase goes on from its last checkpoint. Synchronous, it repeats the updates since then to the letter, under the
-same ids; asynchronous, what it had recorded beyond that checkpoint is taken back and rolled out anew. A phase whose
-budget is spent leaves a checkpoint to go on from, and a milestone that stands for it meanwhile.
+A killed phase resumes from its last checkpoint. A synchronous phase repeats the later updates exactly, with the same
+ids; an asynchronous one marks its later records as superseded and rolls out anew. A phase that has used up its budget
+leaves a checkpoint to resume from, and a milestone that takes its place until then.
 """
 
 import asyncio
@@ -47,9 +47,9 @@ Report = Callable[[Mapping[str, Any]], None]
 
 def main(job: dict[str, Any], report: Report) -> dict[str, Any]:
     """`job`: recipe, stage, state_root, checkpoint_id, parent, data_digest, servers, run_ids; optionally engine_token,
-    and budget {deadline, episodes, tokens}. Result: checkpoint_id; where the budget ended the phase early, that of the
-    milestone it leaves, and `stopped`, which says why. One of several ranks follows rank 0, which alone rolls out,
-    reports and keeps the stage's fence."""
+    and budget {deadline, episodes, tokens}. Result: checkpoint_id; if the budget ended the phase early, the id of its
+    milestone, and the reason as `stopped`. With several ranks, only rank 0 rolls out, reports and holds the stage lock;
+    the others follow it."""
     from osworld_pipeline.training.checkpoint import remove_stale_writes
     from osworld_pipeline.training.process_group import open_process_group
     from osworld_pipeline.training.stage_lock import stage_lock
@@ -78,7 +78,7 @@ async def _train(
     job: GspoJob, process_group: "ProcessGroup", point: ResumePoint, log: StageLog, report: Report
 ) -> dict[str, Any]:
     cache = PixelCache()
-    # A thread of its own: torch keeps settings by thread, and no other work may hold an update up.
+    # A separate thread: torch has per-thread settings, and no other work may delay an update.
     with ThreadPoolExecutor(1, thread_name_prefix="trainer") as thread:
         trainer = await in_thread(thread, partial(_open_trainer, job, point, process_group, cache))
         try:
@@ -97,12 +97,12 @@ async def train_phase(
     log: StageLog,
     report: Report,
 ) -> dict[str, Any]:
-    """The updates from `point` on, one at least and as many as the budget lets; the program's result. `thread`: where
-    the trainer is called.
+    """Runs the updates from `point` on, at least one and as many as the budget allows; returns the program's result.
+    `thread`: the thread that calls the trainer.
 
     Raises:
         TableError: there are no training tasks.
-        EnvServerError, EngineError: not one episode can be run.
+        EnvServerError, EngineError: no episode can be run.
         StoreError, TrainingError: as store and trainer.
     """
     tasks = load_gspo_tasks(job.state, job.recipe)
@@ -140,9 +140,9 @@ async def train_phase(
 @dataclass(frozen=True, kw_only=True)
 class _UpdateEnd:
     budget: Budget
-    """What is left after it."""
+    """The remaining budget after the update."""
     stopped: str
-    """Why no other update follows, though the phase is not at its end; empty where one does."""
+    """Why the phase stops before its end; empty if another update follows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,18 +197,18 @@ class _Phase:
         self.report({"kind": "metrics", "update": num_updates, "metrics": metrics})
         if stopped:
             done = f"{num_updates} of {self.job.phase.num_updates} updates"
-            self.report({"kind": "warning", "message": f"{stopped}: stopped after {done}, to go on another time"})
+            self.report({"kind": "warning", "message": f"{stopped}: stopped after {done}; it can be resumed"})
         return _UpdateEnd(budget=budget, stopped=stopped)
 
     def _held_text(self, metrics: Mapping[str, float]) -> str:
         return (
             f"held: its importance weights leave {metrics['importance_effective_share']:.1%} of the batch, less than "
-            f"gspo.min_effective_share ({self.job.recipe.gspo.min_effective_share:.0%}); the weights stay as they are. "
-            "Where this goes on, lower rollout.max_staleness or gspo.learning_rate"
+            f"gspo.min_effective_share ({self.job.recipe.gspo.min_effective_share:.0%}); the weights are unchanged. "
+            "If this continues, lower rollout.max_staleness or gspo.learning_rate"
         )
 
     async def _with_evidence(self, trajectories: Sequence[Trajectory], update: int) -> Sequence[Trajectory]:
-        """With a canary where the trainer would have no token of its own weights to compare."""
+        """Adds a canary if there is no token of the trainer's own weights to compare."""
         if not needs_canary(trajectories, update=update):
             return trajectories
         canary = await sample_canary(
@@ -229,8 +229,8 @@ class _Phase:
         is_final: bool,
         is_kept: bool,
     ) -> None:
-        """Begins a partial checkpoint, or ends with the final one or a milestone (`is_kept`, whatever the recipe
-        says)."""
+        """Starts writing a partial checkpoint, or finishes with the final one or a milestone (`is_kept`, overriding the
+        recipe)."""
         from osworld_pipeline.training.checkpoint import (
             TrainerState,
             keep_milestone,
@@ -266,7 +266,7 @@ class _Phase:
 def _documents(
     job: GspoJob, checkpoint_id: str, num_updates: int, metrics: Mapping[str, float], folder: Path
 ) -> Mapping[str, Any]:
-    """What lies beside the weights of the stage's end, or of a milestone on the way."""
+    """The files stored next to the weights of the final checkpoint or a milestone."""
     from osworld_pipeline.training.weights_digest import weights_digest
 
     checkpoint = Checkpoint(

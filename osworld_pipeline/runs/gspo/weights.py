@@ -1,4 +1,4 @@
-"""Hands what a trainer has learned to the engine that samples: in place, from memory to memory, or through a folder."""
+"""Hands the trainer's weights to the engine that samples: in place, in memory, or through a folder."""
 
 import asyncio
 import shutil
@@ -10,11 +10,11 @@ from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.rollout.engines.sglang_weights import write_digest
 
 ReadWeights = Callable[[], Awaitable[Mapping[str, Any]]]
-"""The trainer's weights, or under LoRA its adapter's factors; they do not change before the trainer's next update."""
+"""Reads the trainer's weights, or the adapter's factors under LoRA; they do not change before the next update."""
 WriteWeights = Callable[[Path], Awaitable[None]]
-"""The same to a folder. Raises StoreError."""
+"""Writes the same to a folder. Raises StoreError."""
 LoadWeights = Callable[[Path, int], Awaitable[None]]
-"""A folder and its policy version into everything that samples. Raises EngineError."""
+"""Loads a folder with its policy version into all engines. Raises EngineError."""
 PREFIX = "weights-"
 
 
@@ -30,7 +30,7 @@ class Handover(Protocol):
 
 
 class InPlace:
-    """The engine samples from the trainer's own model; only while nothing is sampled does that change."""
+    """The engine samples from the trainer's own model, which changes only while nothing is sampled."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
@@ -40,7 +40,7 @@ class InPlace:
 
 
 class InMemory:
-    """A copy in the same process; episodes that are under way go on."""
+    """Copies within one process; running episodes continue."""
 
     def __init__(self, engine: Any, read: ReadWeights) -> None:
         self._engine = engine
@@ -51,12 +51,12 @@ class InMemory:
 
 
 class ThroughFolder:
-    """A folder that trainer and servers both see. The last one stays until the next is loaded, for a server that comes
-    back must find it. A checkpoint that holds the same is not waited for: it is still being written, with an optimiser
-    several times as large."""
+    """A folder that trainer and servers share. The last one stays until the next is loaded, because a server that
+    rejoins must find it. It is written separately from the checkpoint, whose optimiser state is several times as large
+    and is still being written."""
 
     def __init__(self, load: LoadWeights, write: WriteWeights, parent: Path) -> None:
-        """`parent`: what a killed run left of such folders there goes."""
+        """`parent`: the parent folder; such folders of a killed run are removed from it."""
         self._load = load
         self._write = write
         self._parent = parent
@@ -67,7 +67,7 @@ class ThroughFolder:
     async def __call__(self, policy_version: int) -> None:
         folder = self._parent / f"{PREFIX}{policy_version:04d}"
         await self._write(folder)
-        # Many engines may load it: none of them has to read it whole to know it.
+        # The digest is stored with it, so that the engines need not read all weights to identify them.
         await asyncio.to_thread(write_digest, folder)
         await self._load(folder, policy_version)
         if self._written is not None:

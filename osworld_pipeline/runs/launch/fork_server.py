@@ -1,8 +1,8 @@
-"""Programs that start warm: a process that has imported what they need, and forks for each. Imports of torch and
-transformers take six seconds of a core, which a command of several stages pays once.
+"""Starts programs fast: a process that has imported their dependencies forks for each of them. The imports of torch and
+transformers take six seconds of a core; a command with several stages pays for them once.
 
-Both ends are here. A program gets its own standard streams, environment, session and process group, as one that is
-started for itself; its parent is the fork server, which ends with the process that started it.
+Both ends are here. A program gets its own standard streams, environment, session and process group, as if it were
+started separately. Its parent is the fork server, which ends with the process that started it.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ IMPORTED = (
     "osworld_pipeline.training.update",
     "transformers.models.qwen3_vl.modeling_qwen3_vl",
 )
-"""None of them computes anything when it is imported: nothing runs in another thread yet when the server forks."""
+"""None of them starts threads on import, so that no other thread runs when the server forks."""
 MODULE = "osworld_pipeline.runs.launch.fork_server"
 START_TIMEOUT_S = 120.0
 MAX_REQUEST_BYTES = 1 << 20
@@ -41,10 +41,10 @@ _STREAMS = (0, 1, 2)
 
 
 class ForkServer:
-    """Keeps the process and starts programs in it, one after the other."""
+    """Owns the server process and starts programs in it, one at a time."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        """`environment`: what libraries read when they are imported."""
+        """`environment`: variables that libraries read on import."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
@@ -54,7 +54,7 @@ class ForkServer:
                 stderr=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
-                # Passed on, not read. Whether there is a GPU is found out without CUDA, which would not survive a fork.
+                # Passed on, not read. The GPU check must not initialise CUDA, which would not survive a fork.
                 env={**os.environ, **environment, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
             )
         self._socket = ours
@@ -65,8 +65,8 @@ class ForkServer:
         return self._process.pid
 
     def start(self, program: str, *, stdin: int, output: int, environment: Mapping[str, str]) -> "ForkedProgram | None":
-        """`stdin`, `output`: descriptors; `output` is stdout and stderr. None where the server cannot fork: then it is
-        gone, and the program is to be started for itself."""
+        """`stdin`, `output`: descriptors; `output` is stdout and stderr. Returns None if the server cannot fork: then
+        it has ended, and the caller must start the program separately."""
         request = json.dumps({"program": program, "environment": {**os.environ, **environment}}).encode()
         try:
             socket.send_fds(self._socket, [request], [stdin, output])
@@ -84,12 +84,12 @@ class ForkServer:
 
 
 class ForkedProgram:
-    """As `subprocess.Popen` has it, as far as a launcher needs."""
+    """The part of the interface of `subprocess.Popen` that a launcher needs."""
 
     def __init__(self, pid: int, pidfd: int, server: socket.socket) -> None:
         self.pid = pid
         self.returncode: int | None = None
-        """Negative: the signal that ended it."""
+        """Negative: the signal that ended the process."""
         self._pidfd = pidfd
         self._server = server
 
@@ -113,7 +113,7 @@ class ForkedProgram:
                 signal.pidfd_send_signal(self._pidfd, signum)
 
     def _status(self) -> int:
-        """Where the server died too, as one that was killed."""
+        """If the server died too, the program counts as killed."""
         try:
             return int(json.loads(self._server.recv(MAX_REQUEST_BYTES))["status"])
         except (OSError, ValueError):
@@ -126,12 +126,12 @@ class _Keeper:
     def __init__(self) -> None:
         self.server: ForkServer | None = None
         self.has_failed = False
-        """It is not tried again."""
+        """Set after a failed start, which is not repeated."""
 
 
 @contextmanager
 def kept_fork_server() -> Iterator[None]:
-    """Within the block, in this process, one fork server stays up between the programs that it starts."""
+    """Within the block, one fork server of this process stays up between programs."""
     _Keeper.current = keeper = _Keeper()
     try:
         yield
@@ -144,10 +144,10 @@ def kept_fork_server() -> Iterator[None]:
 def start_warm(
     program: str, job: Callable[[int], AbstractContextManager[int]], *, output: int, environment: Mapping[str, str]
 ) -> ForkedProgram | None:
-    """Starts a program inside `kept_fork_server`; None elsewhere, and where there can be no fork server.
+    """Starts a program inside `kept_fork_server`. Returns None outside of it, and if no fork server can run.
 
-    `job`: its standard input as a descriptor, given the pid of its parent. `environment`: what it has besides ours; the
-    first program's is also what libraries read when they are imported.
+    `job`: the program's standard input as a descriptor; receives the pid of the parent. `environment`: additional
+    variables; libraries read those of the first program on import.
     """
     keeper = _Keeper.current
     if keeper is None or keeper.has_failed:
@@ -167,13 +167,13 @@ def main(argv: list[str]) -> int:
         importlib.import_module(module)
     if sys.modules["torch"].cuda.is_initialized():
         return 1
-    gc.freeze()  # what a collection would touch would no longer be shared
+    gc.freeze()  # a collection would write to shared pages and copy them
     request = _serve(server)
     return 0 if request is None else run_main([request["program"]])
 
 
 def _serve(server: socket.socket) -> dict[str, Any] | None:
-    """Forks until the other end closes. Returns a request in the process that was forked for it, None in the server."""
+    """Forks until the other end closes. Returns the request in each forked child, None in the server."""
     while True:
         message, descriptors, _, _ = socket.recv_fds(server, MAX_REQUEST_BYTES, 2)
         if not message:
@@ -189,7 +189,7 @@ def _serve(server: socket.socket) -> dict[str, Any] | None:
             return request
         for descriptor in (tell_ready, *descriptors):
             os.close(descriptor)
-        os.read(is_ready, 1)  # it has a session of its own now, or has died
+        os.read(is_ready, 1)  # the child has its own session now, or has died
         os.close(is_ready)
         pidfd = os.pidfd_open(pid)
         socket.send_fds(server, [json.dumps({"pid": pid}).encode()], [pidfd])
@@ -199,7 +199,7 @@ def _serve(server: socket.socket) -> dict[str, Any] | None:
 
 
 def _become(request: Mapping[str, Any], stdin: int, output: int) -> None:
-    """What a program that is started for itself gets from the kernel."""
+    """Sets up the process as the kernel does for a program that is started separately."""
     os.setsid()
     for stream, descriptor in zip(_STREAMS, (stdin, output, output), strict=True):
         os.dup2(descriptor, stream)

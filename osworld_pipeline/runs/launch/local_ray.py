@@ -1,4 +1,4 @@
-"""The embedded Ray: one on this machine, started for as long as it is needed, for those who have no cluster."""
+"""The embedded Ray: a local Ray, started while it is needed, for users without a cluster."""
 
 import json
 import os
@@ -24,21 +24,21 @@ STOP_GRACE_S = 20.0
 @dataclass(frozen=True, kw_only=True)
 class RayCluster:
     url: str
-    """Of the dashboard, which takes jobs."""
+    """URL of the dashboard, which accepts jobs."""
     token: str | None
-    """Bearer token; with it, code can be run on the cluster."""
+    """Bearer token; it permits running code on the cluster."""
 
 
 @contextmanager
 def local_ray(
     log_path: Path, *, num_cpus: int, env_vars: Mapping[str, str] | None = None, leftover: Path | None = None
 ) -> Iterator[RayCluster]:
-    """Runs a Ray that refuses clients without the token of this run; leaves nothing behind. All that runs on it has
-    `env_vars`. Where this process is killed, the folder `leftover` goes with Ray.
+    """Runs a Ray that accepts only clients with the token of this run, and cleans up at the end. All its processes have
+    `env_vars`. If this process is killed, Ray removes the folder `leftover` as it ends.
 
     Raises:
         DependencyError: Ray is not installed.
-        EnvServerError: it did not start; names the log.
+        EnvServerError: Ray did not start; names the log.
     """
     token = secrets.token_hex(32)
     folder = Path(tempfile.mkdtemp(prefix="ray-"))
@@ -60,7 +60,7 @@ def local_ray(
                     "RAY_AUTH_MODE": "token",
                     "RAY_AUTH_TOKEN_PATH": str(token_path),  # else Ray writes one into the home folder
                     "RAY_USAGE_STATS_ENABLED": "0",
-                    "RAY_prestart_worker_first_driver": "0",  # one idle worker for each CPU would only cost
+                    "RAY_prestart_worker_first_driver": "0",  # no idle worker for each CPU
                     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # this machine is not preempted
                 },
             )
@@ -80,11 +80,9 @@ def _wait_ready(process: subprocess.Popen[bytes], ready: Path, log_path: Path) -
         if process.poll() is not None:
             if "No module named 'ray'" in log_path.read_text(errors="replace")[-2000:]:
                 raise DependencyError("the Ray launcher needs Ray: install the extra `ray` (osworld-pipeline[ray])")
-            raise EnvServerError(
-                f"Ray ended with status {process.returncode} as it started; its words are in {log_path}"
-            )
+            raise EnvServerError(f"Ray ended with status {process.returncode} as it started; see {log_path}")
         time.sleep(0.05)
-    raise EnvServerError(f"Ray was not ready after {READY_TIMEOUT_S:.0f} s; its words are in {log_path}")
+    raise EnvServerError(f"Ray was not ready after {READY_TIMEOUT_S:.0f} s; see {log_path}")
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

@@ -1,8 +1,8 @@
-"""A folder through which a launcher and a program on another machine talk: the job goes in, messages come out, and each
-side sees whether the other lives.
+"""A folder through which a launcher and a program on another machine communicate: the launcher writes the job, the
+program writes messages, and each side detects whether the other is alive.
 
-It lies in the state folder, which all machines of a run share. A job may hold secrets: its file is this user's alone,
-and gone as soon as the program has read it.
+The folder is in the state folder, which all machines of a run share. A job may hold secrets: only this user can read
+its file, and the program removes it after reading.
 """
 
 import fcntl
@@ -22,10 +22,11 @@ from osworld_pipeline.errors import StoreError
 
 Message = Mapping[str, Any]
 SEGMENT_BYTES = 256 << 10
-"""Messages go to numbered files of about this size; the reader removes what it has read, so the folder stays small."""
+"""Messages go to numbered files of about this size; the reader removes files that it has read, so the folder stays
+small."""
 WATCH_EVERY_S = 1.0
 STARTED: dict[str, Any] = {"kind": "started"}
-"""First message of a program, or of its rank 0: what it needs was free."""
+"""First message of a program, or of its rank 0: the resources that it needs were free."""
 
 
 @dataclass(frozen=True)
@@ -44,23 +45,24 @@ class Mailbox:
                 json.dump(job, file)
 
     def take_job(self) -> dict[str, Any]:
-        """The job, which is then nowhere but in the caller's memory.
+        """Reads and removes the job, which then exists only in the caller's memory.
 
         Raises:
-            StoreError: it is not there: another start of the same program took it, or its launcher has given up.
+            StoreError: there is no job: another start of the same program took it, or its launcher has ended.
         """
         try:
             job = json.loads(self._job.read_text())
             self._job.unlink()
         except FileNotFoundError as error:
             raise StoreError(
-                f"there is no job in {self.folder}: its launcher has given up, or the state folder is not shared with "
+                f"there is no job in {self.folder}: its launcher has ended, or the state folder is not shared with "
                 "this machine"
             ) from error
         return job
 
     def beat(self) -> None:
-        """The launcher lives. The content says so, not the time: clocks of machines differ. Raises StoreError."""
+        """Sends a heartbeat of the launcher. It is a counter, not a time, because clocks of machines differ. Raises
+        StoreError."""
         with _writing(self.folder):
             (self.folder / "alive").write_text(str(time.monotonic_ns()))
 
@@ -95,14 +97,14 @@ def mailbox_folder(state: StateDir, name: str) -> Path:
 
 @contextmanager
 def open_mailbox(state: StateDir, name: str) -> Iterator[Mailbox]:
-    """A new mailbox for as long as the launcher works with it; its lock tells other launchers so."""
+    """A new mailbox that exists until the block ends; its lock marks it as in use."""
     folder, unlocked = mailbox_folder(state, name), mailbox_folder(state, f".{name}")
     with _writing(folder):
         unlocked.mkdir(parents=True, mode=0o700)
         lock = (unlocked / "lock").open("w")
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        unlocked.rename(folder)  # no other process sees it unlocked and takes it for an orphan
+        unlocked.rename(folder)  # no process sees it unlocked and treats it as an orphan
         try:
             yield Mailbox(folder)
         finally:
@@ -110,7 +112,7 @@ def open_mailbox(state: StateDir, name: str) -> Iterator[Mailbox]:
 
 
 def orphaned_mailboxes(state: StateDir) -> list[Mailbox]:
-    """Those whose launcher is dead."""
+    """Mailboxes whose launcher is dead."""
     found: list[Mailbox] = []
     for path in sorted(state.launches.glob("[!.]*/lock")):
         with suppress(OSError), path.open("r") as lock:
@@ -124,7 +126,7 @@ def remove_orphan(mailbox: Mailbox) -> None:
 
 
 class MessageWriter:
-    """For the program; used from any thread. A writer that starts anew goes on in a file of its own."""
+    """Used by the program, from any thread. A restarted writer starts a new file."""
 
     def __init__(self, mailbox: Mailbox) -> None:
         self._mailbox = mailbox
@@ -132,7 +134,7 @@ class MessageWriter:
         self._number = max(mailbox.segments(), default=0) + 1
 
     def report(self, message: Message) -> None:
-        """Raises StoreError where the folder cannot be written."""
+        """Raises StoreError if the folder cannot be written."""
         line = json.dumps(message) + "\n"
         with self._lock:
             with _writing(self._mailbox.folder), self._mailbox.segment(self._number).open("a") as file:
@@ -143,7 +145,7 @@ class MessageWriter:
 
 @dataclass(kw_only=True)
 class MessageReader:
-    """For the launcher. What it has read whole, it removes."""
+    """Used by the launcher. Removes files that it has read completely."""
 
     mailbox: Mailbox
     _number: int = 0
@@ -151,11 +153,11 @@ class MessageReader:
     _rest: bytes = field(default=b"", repr=False)
 
     def read(self) -> list[dict[str, Any]]:
-        """The messages that came since the last call, in their order; a line that a killed writer left half is lost."""
+        """The messages since the last call, in order; an incomplete line of a killed writer is dropped."""
         messages: list[dict[str, Any]] = []
         for number in [number for number in self.mailbox.segments() if number >= self._number]:
             if number > self._number:
-                # Whoever wrote the segment before has gone on, or is dead: nothing is added to it.
+                # The writer of the previous segment has started the next one or is dead: the segment is complete.
                 messages += self._read_on()
                 self.mailbox.segment(self._number).unlink(missing_ok=True)
                 self._number, self._offset, self._rest = number, 0, b""
@@ -178,8 +180,8 @@ class MessageReader:
 def watched_launcher(
     mailbox: Mailbox, *, lost_after_s: float, on_stop: Callable[[], None], on_lost: Callable[[], None]
 ) -> Iterator[None]:
-    """Calls `on_stop` once when the launcher asks for it, `on_lost` once when it has been silent for `lost_after_s`.
-    Both in a thread of their own."""
+    """Calls `on_stop` once when the launcher requests a stop, and `on_lost` once when it has sent no heartbeat for
+    `lost_after_s`. Both run in a separate thread."""
     is_over = threading.Event()
 
     def watch() -> None:
@@ -210,6 +212,6 @@ def _writing(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise StoreError(
-            f"the mailbox {folder} cannot be written ({error.strerror or error}): see that the state folder has space "
-            "and is writable on every machine of the run"
+            f"the mailbox {folder} cannot be written ({error.strerror or error}): check that the state folder has "
+            "space and is writable on every machine of the run"
         ) from error

@@ -1,5 +1,5 @@
-"""Starts the ranks of one program on this machine: torchrun, in a process that ends with its launcher and says in one
-sentence why a rank failed. Its stdin is the job's file, which every rank reads.
+"""Starts the ranks of one program on this machine with torchrun, in a process that ends with its launcher and reports
+in one sentence why a rank failed. Its stdin is the job's file, which every rank reads.
 """
 
 import json
@@ -18,10 +18,10 @@ FAILURE = "failure.json"
 
 
 def main(argv: list[str]) -> int:
-    """`argv`: program, number of ranks, pid of the launcher, scratch folder of the launcher's."""
+    """`argv`: program, number of ranks, pid of the launcher, the launcher's scratch folder."""
     program, num_ranks, parent_pid, scratch = argv[0], int(argv[1]), int(argv[2]), Path(argv[3])
     die_with_parent(signal.SIGTERM, parent_pid=parent_pid)
-    # Without it torch gives every rank one thread, and with many it would give each all cores.
+    # Without this, torch gives every rank one thread.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // num_ranks)))
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -32,7 +32,7 @@ def main(argv: list[str]) -> int:
     try:
         run(parse_args(command))
     except ChildFailedError as error:
-        # One that was killed is the cause, and those that missed it say so at the same moment.
+        # A killed rank is the cause; the ranks that wait for it report their failure at the same moment.
         rank, failure = min(error.failures.items(), key=lambda item: (item[1].exitcode >= 0, item[1].timestamp))
         words: dict[str, Any] = dict(failure.error_file_data)
         if "retryable" not in words:
@@ -48,7 +48,7 @@ def main(argv: list[str]) -> int:
 
 
 def _unsaid(program: str, rank: int, num_ranks: int, exit_code: int) -> str:
-    """For a rank that ended without a word."""
+    """For a rank that ended without a report."""
     if exit_code < 0:
         how = f"was killed by {signal.Signals(-exit_code).name} (out of memory?)"
     else:

@@ -1,7 +1,7 @@
-"""A Ray of one machine, as a process that takes all of Ray with it when it ends, or when its launcher dies.
+"""A single-machine Ray, as a process that ends all of Ray when it ends or its launcher dies.
 
-Ray's own processes ask the kernel to die with it; what they started (workers, jobs, their watchers) becomes its child
-when they go, and is killed.
+Ray's own processes are set to die with this one. The processes that they started (workers, jobs, their monitors) become
+its children then and are killed.
 """
 
 import ctypes
@@ -21,7 +21,7 @@ PR_SET_CHILD_SUBREAPER = 36
 READY = "ready.json"
 REAP_LIMIT_S = 10.0
 OBJECT_STORE_BYTES = 512 << 20
-"""Episodes and jobs pass through it; screenshots and weights do not."""
+"""Object store memory. Episodes and jobs pass through it; screenshots and weights do not."""
 
 
 class Stopped(BaseException):
@@ -29,8 +29,8 @@ class Stopped(BaseException):
 
 
 def main(argv: list[str]) -> int:
-    """`argv`: scratch folder (with a short path: sockets lie in it), pid of the launcher, number of CPUs, and what else
-    to remove where the launcher was killed and cannot."""
+    """`argv`: scratch folder (with a short path, because it holds sockets), pid of the launcher, number of CPUs, and
+    further paths to remove if the launcher was killed and cannot remove them."""
     folder, parent_pid, num_cpus = Path(argv[0]), int(argv[1]), int(argv[2])
     signal.signal(signal.SIGTERM, _stop)
     ctypes.CDLL("libc.so.6", use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
             object_store_memory=OBJECT_STORE_BYTES,
             _temp_dir=str(folder / "ray"),
         )
-        signal.signal(signal.SIGTERM, _stop)  # Ray has put its own there
+        signal.signal(signal.SIGTERM, _stop)  # replaces Ray's handler
         ready = {"url": f"http://{context.address_info['webui_url']}"}
         (folder / "ready.tmp").write_text(json.dumps(ready))
         (folder / "ready.tmp").rename(folder / READY)
@@ -64,7 +64,7 @@ def main(argv: list[str]) -> int:
 
 
 def kill_descendants(*, limit_s: float) -> None:
-    """Kills and reaps every child, and every child that these leave to us, until there is none. Linux only."""
+    """Kills and reaps all descendants, including those re-parented to this process. Linux only."""
     deadline = time.monotonic() + limit_s
     while (pids := _children()) and time.monotonic() < deadline:
         for pid in pids:
@@ -87,5 +87,5 @@ def _stop(signum: int, frame: FrameType | None) -> None:
 
 
 if __name__ == "__main__":
-    # Ray's own threads must not keep what has been cleaned up waiting.
+    # Ray's own threads must not delay the exit after the cleanup.
     os._exit(main(sys.argv[1:]))

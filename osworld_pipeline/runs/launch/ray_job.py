@@ -1,5 +1,5 @@
-"""The entrypoint of a Ray job: runs one program, alone or as the ranks of a TorchTrainer, and tells its launcher so
-through a mailbox in the state folder. It ends when the launcher asks for it or has died.
+"""The entrypoint of a Ray job: runs one program, alone or as the ranks of a TorchTrainer, and reports to its launcher
+through a mailbox in the state folder. It ends when the launcher requests it or has died.
 
 Exit status as `osworld_pipeline.runs`.
 """
@@ -17,7 +17,8 @@ from osworld_pipeline.runs.launch.mailbox import STARTED, Mailbox, MessageWriter
 
 
 def main(argv: list[str]) -> int:
-    """`argv`: program, mailbox folder, number of ranks, seconds after which a silent launcher is dead, log file."""
+    """`argv`: program, mailbox folder, number of ranks, seconds of silence after which the launcher counts as dead, log
+    file."""
     program, mailbox, num_ranks = argv[0], Mailbox(Path(argv[1])), int(argv[2])
     lost_after_s, log_path = float(argv[3]), Path(argv[4])
     if program_module(program) is None:
@@ -27,13 +28,13 @@ def main(argv: list[str]) -> int:
     is_lost = threading.Event()
 
     def ask() -> None:
-        # To the main thread itself: a signal to the process may reach this thread, and would not wake the main one.
+        # Sent to the main thread: a signal to the process may reach this thread, and would not wake the main one.
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 
     def give_up() -> None:
         is_lost.set()
         ask()
-        # Nobody is left to kill a program that does not unwind.
+        # No other process can kill a program that does not unwind.
         timer = threading.Timer(lost_after_s, lambda: os.killpg(0, signal.SIGKILL))
         timer.daemon = True
         timer.start()
@@ -47,7 +48,7 @@ def main(argv: list[str]) -> int:
                     import ray
 
                     ray.init(log_to_driver=True)
-                    signal.signal(signal.SIGTERM, stop)  # Ray has put its own there
+                    signal.signal(signal.SIGTERM, stop)  # replaces Ray's handler
                 writer = MessageWriter(mailbox)
                 writer.report(STARTED)
                 return run_program(program, job, writer.report)
@@ -65,7 +66,7 @@ def main(argv: list[str]) -> int:
 
 
 def _write_to(log_path: Path) -> None:
-    """What is printed goes to the log of the state folder, and not only to the machine that Ray has chosen."""
+    """Redirects the output to the log in the state folder, because Ray keeps it on the machine that it has chosen."""
     log_path.parent.mkdir(parents=True, exist_ok=True)
     log = os.open(log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     os.dup2(log, 1)

@@ -1,6 +1,7 @@
-"""Ray's Jobs over their HTTP interface: the launcher's side needs neither Ray nor its version, nor sits in its cluster.
+"""Ray's Jobs over their HTTP interface: the launcher needs no Ray, no matching version, and need not run in the
+cluster.
 
-Whatever is submitted here can be read by all who see Ray's dashboard: no secret belongs in it.
+All users of Ray's dashboard can read what is submitted here: do not submit secrets.
 """
 
 import time
@@ -16,7 +17,7 @@ from osworld_pipeline.runs.launch.local_ray import RayCluster
 
 REQUEST_TIMEOUT_S = 30.0
 SUBMIT_TIMEOUT_S = 120.0
-"""Ray answers when the job's supervisor stands."""
+"""Ray answers once the job's supervisor runs."""
 ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
 MISSING = "MISSING"
 
@@ -24,9 +25,9 @@ MISSING = "MISSING"
 @dataclass(frozen=True, kw_only=True)
 class JobStatus:
     status: str
-    """PENDING | RUNNING | SUCCEEDED | FAILED | STOPPED, or MISSING where the cluster knows no such job."""
+    """PENDING | RUNNING | SUCCEEDED | FAILED | STOPPED, or MISSING if the cluster has no such job."""
     message: str
-    """Ray's own words on it; the first line where there are many."""
+    """Ray's message; its first line if there are several."""
 
     @property
     def has_ended(self) -> bool:
@@ -34,7 +35,7 @@ class JobStatus:
 
 
 class RayJobs:
-    """Every method raises EnvServerError, which names the cluster, when it does not answer or refuses."""
+    """Every method raises EnvServerError, which names the cluster, if the cluster does not answer or refuses."""
 
     def __init__(self, cluster: RayCluster) -> None:
         self.url = cluster.url.rstrip("/")
@@ -67,18 +68,18 @@ class RayJobs:
     def status(self, submission_id: str) -> JobStatus:
         response = self._call("GET", f"/api/jobs/{submission_id}", may_be_missing=True)
         if response.status_code == httpx.codes.NOT_FOUND:
-            return JobStatus(status=MISSING, message="the cluster does not know the job: its head was started anew")
+            return JobStatus(status=MISSING, message="the cluster has no such job: its head was restarted")
         answer: dict[str, Any] = response.json()
         message = str(answer.get("message") or "").strip()
         return JobStatus(status=answer["status"], message=message.splitlines()[0] if message else "")
 
     def stop(self, submission_id: str, *, timeout_s: float) -> bool:
-        """Ends the job: TERM, and KILL three seconds later. Whether it is over within `timeout_s`."""
+        """Stops the job: SIGTERM, then SIGKILL after three seconds. Returns whether it ended within `timeout_s`."""
         self._call("POST", f"/api/jobs/{submission_id}/stop", may_be_missing=True)
         return self.wait(submission_id, timeout_s=timeout_s)
 
     def wait(self, submission_id: str, *, timeout_s: float) -> bool:
-        """Whether the job is over within `timeout_s`."""
+        """Returns whether the job ended within `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         while not self.status(submission_id).has_ended:
             if time.monotonic() >= deadline:
@@ -99,8 +100,8 @@ class RayJobs:
             response = self._client.request(method, path, timeout=timeout, json=json)
         except httpx.HTTPError as error:
             raise EnvServerError(
-                f"the Ray cluster at {self.url} does not answer ({type(error).__name__}): see that its head runs and "
-                "that this machine reaches its dashboard's port"
+                f"the Ray cluster at {self.url} does not answer ({type(error).__name__}): check that its head runs "
+                "and that this machine can reach its dashboard's port"
             ) from error
         if response.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
             raise EnvServerError(f"the Ray cluster at {self.url} refuses the launcher's token: set `token` to its own")

@@ -1,5 +1,5 @@
-"""The ranks of one program as workers of a Ray TorchTrainer, over as many nodes as it takes. Each runs the program's
-own `main` with torchrun's variables set; the process group is the program's to open, as under torchrun."""
+"""The ranks of one program as workers of a Ray TorchTrainer, on one or more nodes. Each runs the program's `main` with
+torchrun's variables set; the program opens the process group, as under torchrun."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ from osworld_pipeline.runs.launch.mailbox import STARTED, Mailbox, MessageWriter
 
 
 class RankFailedError(Exception):
-    """How a rank failed, on its way to the driver. Its arguments travel, so there is nothing else in it."""
+    """How a rank failed, sent to the driver. It is pickled by its arguments, so it holds nothing else."""
 
     def __init__(self, message: str, retryable: bool) -> None:
         super().__init__(message, retryable)
@@ -21,20 +21,20 @@ class RankFailedError(Exception):
 
 
 def train(program: str, job: Mapping[str, Any], mailbox: Mailbox, *, num_ranks: int) -> int:
-    """Runs `program` as `num_ranks` ranks to its end; returns the exit status. Rank 0 reports; where a rank failed, the
-    last message says which one did, and how. `job["ray"]` may say `cpus_per_rank` and `gpus_per_rank`."""
+    """Runs `program` as `num_ranks` ranks to its end; returns the exit status. Rank 0 reports; if a rank fails, the
+    last message names the rank and the reason. `job["ray"]` may set `cpus_per_rank` and `gpus_per_rank`."""
     import ray
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
     from ray.train.v2.api.exceptions import TrainingFailedError
 
     ray.init(log_to_driver=True)
-    signal.signal(signal.SIGTERM, stop)  # Ray has put its own there
+    signal.signal(signal.SIGTERM, stop)  # replaces Ray's handler
     wanted = job.get("ray", {})
     cpus, gpus = wanted.get("cpus_per_rank", 1), wanted.get("gpus_per_rank", 0)
     trainer = TorchTrainer(
         run_rank,
-        # By reference: Ray shows the configuration to its users, and not the job.
+        # By reference: Ray shows the configuration to its users, but not the job.
         train_loop_config={"program": program, "job": ray.put(dict(job)), "mailbox": str(mailbox.folder)},
         torch_config=torchrun_config(),
         scaling_config=ScalingConfig(
@@ -44,7 +44,7 @@ def train(program: str, job: Mapping[str, Any], mailbox: Mailbox, *, num_ranks: 
         ),
         run_config=RunConfig(
             name="ranks",
-            storage_path=str(mailbox.folder.resolve()),  # else Ray makes a folder in the home
+            storage_path=str(mailbox.folder.resolve()),  # else Ray creates a folder in the home folder
             failure_config=FailureConfig(max_failures=0),
         ),
     )
@@ -60,7 +60,7 @@ def train(program: str, job: Mapping[str, Any], mailbox: Mailbox, *, num_ranks: 
 
 
 def run_rank(config: Mapping[str, Any]) -> None:
-    """One worker's whole life. Raises RankFailedError."""
+    """The main function of a worker. Raises RankFailedError."""
     import ray
 
     job: dict[str, Any] = ray.get(config["job"])
@@ -82,7 +82,7 @@ def run_rank(config: Mapping[str, Any]) -> None:
 def torchrun_config() -> Any:
     """A TorchConfig that sets the variables and leaves the process group to the program.
 
-    Its classes stand in here because they derive from Ray's, which are imported indoors.
+    The classes are defined here because they derive from Ray's, which is imported lazily.
     """
     from ray.train import get_context
     from ray.train.backend import Backend
@@ -124,7 +124,8 @@ def torchrun_config() -> Any:
 
 
 def explain_failure(program: str, num_ranks: int, error: Exception) -> dict[str, Any]:
-    """The last message of a run whose ranks failed: the word of the first that left one, else which one was lost."""
+    """The last message of a run whose ranks failed: the message of the first rank that sent one, or else the lost
+    rank."""
     failures: Mapping[int, Exception] = getattr(error, "worker_failures", {})
     lost = [rank for rank, failure in sorted(failures.items()) if _own_word(failure) is None]
     said = [(rank, word) for rank, failure in sorted(failures.items()) if (word := _own_word(failure))]
@@ -136,7 +137,7 @@ def explain_failure(program: str, num_ranks: int, error: Exception) -> dict[str,
         return {
             "kind": "error",
             "type": type(cause).__name__,
-            "message": f"{which} failed without a word of its own ({reason[0] if reason else type(cause).__name__})",
+            "message": f"{which} failed without an error message ({reason[0] if reason else type(cause).__name__})",
             "retryable": _is_loss(cause),
         }
     _, word = said[0]
@@ -144,7 +145,7 @@ def explain_failure(program: str, num_ranks: int, error: Exception) -> dict[str,
 
 
 def _own_word(failure: Exception) -> RankFailedError | None:
-    """Ray may wrap what a worker raised."""
+    """Finds it even if Ray has wrapped it."""
     for cause in (failure, getattr(failure, "_base_exc", None), getattr(failure, "cause", None), failure.__cause__):
         if isinstance(cause, RankFailedError):
             return cause

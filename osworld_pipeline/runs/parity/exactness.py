@@ -1,5 +1,5 @@
-"""Whether what is trained is what was sampled: the trainer's own forward pass over recorded episodes, token by token
-against the log-probabilities that the sampler reported."""
+"""Compares the trainer's forward pass over recorded episodes, token by token, with the log-probabilities that the
+sampler reported."""
 
 import math
 from collections.abc import Sequence
@@ -17,20 +17,20 @@ from osworld_pipeline.rollout.trajectories import ReadBlob, episode_trajectories
 class ExactnessReport:
     num_sequences: int
     num_tokens: int
-    """Sampled tokens that were compared."""
+    """Number of sampled tokens compared."""
     max_diff: float
-    """Largest |trainer - sampler| of a token's log-probability; not a number where any of them is none."""
+    """Largest |trainer - sampler| of a token's log-probability; NaN if any of them is NaN."""
     mean_diff: float
     worst_trajectory: str
-    """Where `max_diff` was found."""
+    """The trajectory with `max_diff`."""
 
     def require(self, *, max_diff: float) -> None:
         """
         Raises:
-            TrainingError: a token differs by more, or there was none to compare.
+            TrainingError: a token differs by more, or there are no tokens to compare.
         """
         if not self.num_tokens:
-            raise TrainingError("there is no sampled token to compare: run episodes with this policy first")
+            raise TrainingError("there are no sampled tokens to compare: run episodes with this policy first")
         if not self.max_diff <= max_diff:
             raise TrainingError(
                 f"trajectory {self.worst_trajectory}: the trainer's log-probability of a sampled token differs from "
@@ -48,11 +48,11 @@ def compare_logprobs(
     policy_version: int | None = None,
     cache: PixelCache | None = None,
 ) -> ExactnessReport:
-    """Of all valid episodes with sampled tokens. `model` holds the weights that sampled them; with `policy_version`
-    only the tokens of that version are compared.
+    """Compares all valid episodes with sampled tokens. `model` holds the weights that sampled them; with
+    `policy_version` only tokens of that version are compared.
 
     Raises:
-        TrainingError: a sequence whose images and placeholders disagree; names it.
+        TrainingError: the images and placeholders of a sequence disagree; names the sequence.
         StoreError: a screenshot is missing.
     """
     trajectories = [
@@ -80,7 +80,7 @@ def compare_trajectories(
     num_tokens, total, worst, worst_trajectory = 0, 0.0, 0.0, ""
     scored = score_trajectories(model, processor, trajectories, cache=cache) if trajectories else []
     for trajectory, logprobs in zip(trajectories, scored, strict=True):
-        assert trajectory.sampled_logprobs is not None, "episodes hold what was sampled"
+        assert trajectory.sampled_logprobs is not None, "episodes have sampled log-probabilities"
         mask = torch.tensor(trajectory.response_mask, dtype=torch.bool)
         if policy_version is not None and trajectory.policy_versions is not None:
             mask &= torch.tensor(trajectory.policy_versions) == policy_version
@@ -88,7 +88,7 @@ def compare_trajectories(
         if not len(diffs):
             continue
         num_tokens, total = num_tokens + len(diffs), total + float(diffs.sum())
-        # A difference that is not a number is the worst of all, and stays it.
+        # NaN counts as the largest difference.
         if not (float(diffs.max()) <= worst or math.isnan(worst)):
             worst, worst_trajectory = float(diffs.max()), trajectory.trajectory_id
     return ExactnessReport(

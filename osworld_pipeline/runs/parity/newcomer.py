@@ -1,5 +1,5 @@
-"""The parity probe of an sglang server that joins during a run: by a server that has passed, or where there is none by
-the checkpoint that it is to sample (docs/decisions/0022-an-engine-is-compared-with-its-checkpoint.md)."""
+"""The parity probe of an sglang server that joins during a run. Compares it with a server that has passed, or with the
+checkpoint that it is to sample if there is none (docs/decisions/0022-an-engine-is-compared-with-its-checkpoint.md)."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -18,11 +18,11 @@ from osworld_pipeline.runs.parity.probe import judge_all, refusal
 from osworld_pipeline.runs.parity.verdict import Verdict, tolerance_of
 
 LoadCheckpoint = Callable[[Path], Any]
-"""The model of a checkpoint folder, in host memory: trainers and engines may need an accelerator's."""
+"""Loads the model of a checkpoint folder into host memory, because trainers and engines may need the accelerator's."""
 
 
 def newcomer_check(recipe: Recipe, renderer: Renderer, *, load: LoadCheckpoint) -> Compare:
-    """`load`: called in a thread, only where no server that has passed is there."""
+    """`load`: called in a thread, only if no server has passed yet."""
     tolerance = tolerance_of(getattr(recipe.model, "dtype", "float32"))
 
     async def answers_of(server: Peer) -> list[ParitySample]:
@@ -51,7 +51,7 @@ def newcomer_check(recipe: Recipe, renderer: Renderer, *, load: LoadCheckpoint) 
 
 
 async def _scored(samples: Sequence[ParitySample], server: Peer) -> Scored:
-    """Raises TransientError, EngineError: the server does not score them."""
+    """Raises TransientError or EngineError if the server does not score them."""
     calls = (server.score(sample.request, sample.result.token_ids) for sample in samples)
     results = await asyncio.gather(*calls, return_exceptions=True)
     scores: list[Sequence[float]] = []
@@ -73,4 +73,4 @@ def _judge_by_folder(
 
 
 async def _forget(episode_id: str) -> None:
-    """A server keeps nothing for an episode that is not kept for every prompt."""
+    """A probe prompt is not an episode, so the server keeps no state for it."""

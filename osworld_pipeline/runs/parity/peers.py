@@ -1,7 +1,7 @@
-"""Whether a server that joins samples what a server that has passed the parity probe would, judged without a model.
+"""Compares a server that joins with a server that has passed the parity probe, without a model.
 
-Both sample the conversations, and the one that has passed scores the tokens of both by prefill. What it differs by from
-itself is the rounding of these servers. No defect can be imitated, so none is named beyond what its images tell.
+Both sample the conversations, and the server that has passed scores the tokens of both by prefill. Its difference from
+itself is the rounding of these servers. Defects cannot be imitated here, so the result only separates images from text.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from osworld_pipeline.agent.parity_cases import ParitySample
 from osworld_pipeline.runs.parity.verdict import WEIGHTS, Finding, Tolerance, Verdict
 
 FACTOR = 4.0
-"""Times the rounding of these servers that a difference may be, where that is more than `Tolerance.rounding`."""
+"""Multiple of these servers' rounding that a difference may reach, if that is more than `Tolerance.rounding`."""
 OTHER_TEXT = "samples from other weights, or reports log-probabilities on another scale"
 OTHER_IMAGES = "sees other images, or sees them at other positions"
 IMAGES = (
@@ -24,13 +24,13 @@ IMAGES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Scored:
-    """What a server sampled, and the log-probabilities of it by the server that has passed."""
+    """A server's samples, and their log-probabilities by the server that has passed."""
 
     samples: Sequence[ParitySample]
     scores: Sequence[Sequence[float]]
 
     def diffs(self, *, has_images: bool | None = None) -> list[np.ndarray]:
-        """By sample, of each token; `has_images`: of those samples alone."""
+        """Differences of each token, by sample; `has_images`: of those samples only."""
         return [
             np.abs(np.asarray(sample.result.logprobs) - np.asarray(scores))
             for sample, scores in zip(self.samples, self.scores, strict=True)
@@ -39,7 +39,7 @@ class Scored:
 
 
 def judge_by_peer(newcomer: Scored, passed: Scored, tolerance: Tolerance) -> Verdict:
-    """`passed`: the other server's own answers. Raises ValueError where there is no sample."""
+    """`passed`: the other server's own answers. Raises ValueError if there are no samples."""
     if not newcomer.samples or not passed.samples:
         raise ValueError("nothing was sampled")
     diffs = np.concatenate(newcomer.diffs())
@@ -59,14 +59,14 @@ def judge_by_peer(newcomer: Scored, passed: Scored, tolerance: Tolerance) -> Ver
 
 
 def _limit(passed: Scored, tolerance: Tolerance, *, has_images: bool) -> float:
-    """Of the mean over all samples with images, or over all without."""
+    """Limit of the mean over all samples with images, or over all without."""
     rounding = max(_mean(passed.diffs()), _mean(passed.diffs(has_images=has_images)))
     return min(tolerance.limit, max(tolerance.rounding, FACTOR * rounding))
 
 
 def _is_over(newcomer: Scored, limit: float, tolerance: Tolerance, has_images: bool) -> bool:
     diffs = newcomer.diffs(has_images=has_images)
-    # What is no number is over.
+    # NaN is over the limit.
     return not (_mean(diffs) <= limit and all(one.mean() <= tolerance.limit for one in diffs))
 
 

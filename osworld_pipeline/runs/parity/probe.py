@@ -1,4 +1,4 @@
-"""The parity probe: before the first episode an engine samples a few tokens of fixed conversations, and the
+"""The parity probe. Before the first episode, an engine samples a few tokens of fixed conversations, and the
 log-probabilities that it reports are compared with a forward pass of the checkpoint that it is to sample
 (docs/decisions/0022-an-engine-is-compared-with-its-checkpoint.md)."""
 
@@ -19,7 +19,7 @@ from osworld_pipeline.rollout.parity_questions import ask_cases
 from osworld_pipeline.runs.parity.verdict import Verdict, judge
 
 LoadReference = Callable[[str | None], Any]
-"""The model with the weights that the engine is to sample, on a device; None for the default one."""
+"""Loads the weights that the engine is to sample on a device; None selects the default device."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +38,7 @@ async def probe_parity(
     renderer: Renderer,
     load_reference: LoadReference,
 ) -> ParityReport:
-    """`generators`: each server's own `generate`, by the name that an error gives it; `load_reference`: called in a
-    thread.
+    """`generators`: the `generate` of each server, by its name in errors; `load_reference`: called in a thread.
 
     Raises:
         EngineError: a server does not answer, or does not sample from that model; names the server and the likely
@@ -69,7 +68,7 @@ async def probe_parity(
 def judge_all(
     sampled: Mapping[str, Sequence[ParitySample]], load_reference: LoadReference, renderer: Renderer
 ) -> dict[str, Verdict]:
-    """By name. Where an accelerator has no room for the model beside what else is there, on the CPU."""
+    """Verdicts by name. Runs on the CPU if the accelerator has no memory left for the model."""
     import torch
 
     from osworld_pipeline.training.parity_reference import ParityReference
@@ -88,7 +87,7 @@ def judge_all(
 
 
 def refusal(name: str, verdict: Verdict, *, against: str = "the checkpoint") -> str:
-    """The sentence that an engine is refused with. `against`: what it was compared with."""
+    """The error message for a refused engine. `against`: what it was compared with."""
     finding = verdict.finding
     assert finding is not None, "an engine without a finding is not refused"
     fit = (
@@ -100,5 +99,5 @@ def refusal(name: str, verdict: Verdict, *, against: str = "the checkpoint") -> 
         f"{name} fails the parity probe: it {finding.name}. In the case '{finding.case}' the log-probabilities that it "
         f"reports differ from those of {against} by {finding.mean_diff:.2g} a token on average (at most "
         f"{finding.max_diff:.2g}), where up to {verdict.tolerance.limit:.2g} can be rounding; {fit}. To go on, "
-        f"{finding.advice}; engine.parity_probe = false leaves the probe out"
+        f"{finding.advice}; engine.parity_probe = false disables the probe"
     )

@@ -1,7 +1,7 @@
-"""Whether what an engine sampled is what a checkpoint says, and if not, which known defect explains the difference.
+"""Decides whether an engine samples from a checkpoint, and if not, which known defect explains the difference.
 
-Two checks separate rounding from defects: by size, and by asking whether the log-probabilities of a forward pass with a
-known defect lie far nearer to what the engine reported than those of the correct one.
+Two checks separate rounding from defects: the size of the difference, and whether a forward pass with a known defect is
+much nearer to the reported log-probabilities than the correct one.
 """
 
 import functools
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from osworld_pipeline.training.parity_reference import ParityReference
 
 EXPLAINED = 0.25
-"""A defect explains a difference that it leaves at most this share of."""
+"""A defect explains a difference if at most this share of it remains."""
 IMAGE_FACTOR = 3.0
-"""Samples with images may differ this many times as much as those of text before a defect is looked for."""
+"""Defects are searched if samples with images differ more than this many times as much as text samples."""
 SCALES = (0.25, 0.5, 0.6, 0.7, 0.8, 0.9, 1.25, 1.5, 2.0, 4.0)
-"""Of a temperature that was not asked for."""
+"""Factors of a wrong temperature that are tried."""
 CONTRACT = "check that the server reports log-probabilities after temperature and gives banned ids none"
 WEIGHTS = "load this checkpoint into the server, in the precision of model.dtype"
 FEATURES = (
@@ -32,17 +32,17 @@ FEATURES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Tolerance:
-    """Of a mean difference of log-probabilities."""
+    """Limits of a mean difference of log-probabilities."""
 
     rounding: float
-    """Up to here there is nothing to explain."""
+    """Differences up to here need no explanation."""
     limit: float
-    """From here on it is a defect, known or not."""
+    """Differences from here on are a defect, known or not."""
 
 
 TOLERANCES = {"float32": Tolerance(rounding=1e-4, limit=1e-3)}
 HALF_PRECISION = Tolerance(rounding=5e-3, limit=0.1)
-"""bfloat16 and float16."""
+"""For bfloat16 and float16."""
 
 
 def tolerance_of(dtype: str) -> Tolerance:
@@ -51,17 +51,17 @@ def tolerance_of(dtype: str) -> Tolerance:
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """Why an engine is refused."""
+    """The reason why an engine is refused."""
 
     name: str
-    """As the end of the sentence "it ..."."""
+    """Completes the sentence "it ..."."""
     advice: str
     case: str
-    """That differs most."""
+    """The case with the largest difference."""
     mean_diff: float
     max_diff: float
     left: float | None
-    """Mean difference of all samples that remains once the defect is imitated; None where no known one fits."""
+    """Mean difference over all samples that remains with the defect imitated; None if no known defect fits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ class Verdict:
 
 
 def judge(samples: Sequence[ParitySample], reference: "ParityReference") -> Verdict:
-    """Raises ValueError where there is no sample."""
+    """Raises ValueError if there are no samples."""
     if not samples:
         raise ValueError("nothing was sampled")
     comparison = _Comparison(samples, reference)
@@ -90,12 +90,12 @@ def judge(samples: Sequence[ParitySample], reference: "ParityReference") -> Verd
 
 @dataclass(frozen=True, kw_only=True)
 class _Imitation:
-    """What a defect, imitated, differs by from what the engine reported."""
+    """Differences between the reported log-probabilities and those of an imitated defect."""
 
     name: str
     advice: str
     means: Sequence[float | None]
-    """Of each sample; None where the defect changes nothing of it."""
+    """Mean difference of each sample; None if the defect does not change it."""
 
 
 class _Comparison:
@@ -134,7 +134,7 @@ class _Comparison:
         ]
 
     def _scale_errors(self) -> Iterable[_Imitation]:
-        """Ways to report other log-probabilities of the right logits."""
+        """Ways to report wrong log-probabilities of correct logits."""
 
         def imitation(name: str, scale: Callable[[float], float], *, with_banned: bool) -> _Imitation:
             diffs = self._diffs_under(scale, with_banned=with_banned)
@@ -174,8 +174,8 @@ class _Comparison:
             yield _Imitation(name=defect.name, advice=defect.advice, means=means)
 
     def _best(self, imitations: Iterable[_Imitation]) -> Finding | None:
-        """The one that leaves least, where it explains what the samples that it changes differ by, and leaves no more
-        in the others."""
+        """The imitation with the smallest remainder, if it explains the differences of the samples that it changes, and
+        the other samples differ by no more than that."""
         best = min(imitations, key=self._left)
         changed = [(own, left) for own, left in zip(self._means, best.means, strict=True) if left is not None]
         if not changed:
@@ -193,7 +193,7 @@ class _Comparison:
         return float(np.nan_to_num(np.mean(means), nan=np.inf))
 
     def _finding(self, name: str, advice: str, *, left: float | None) -> Finding:
-        # A mean that is not a number is the worst of all.
+        # NaN counts as the largest mean.
         worst = int(np.argmax(np.nan_to_num(self._means, nan=np.inf)))
         return Finding(
             name=name,

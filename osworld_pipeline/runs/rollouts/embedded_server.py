@@ -1,5 +1,5 @@
-"""The embedded default: an env server with local desktops, started as a child process for as long as it is needed; or
-kept between its uses, where a program has several."""
+"""The embedded default: an env server with local desktops, started as a child process while it is needed, or kept
+between uses by a program that has several."""
 
 import json
 import os
@@ -21,20 +21,20 @@ from osworld_pipeline.runs.code_version import code_version
 
 READY_TIMEOUT_S = 120.0
 WINE_READY_TIMEOUT_S = 480.0
-"""The first time, drive C: is made."""
+"""The first start creates drive C:."""
 STOP_GRACE_S = 15.0
 SERVER = tuple(f"env_server{name}" for name in ("", ".providers", ".guest", ".evaluators"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class EnvServers:
-    """Where desktops are to be had, and the token that opens them."""
+    """URLs of env servers, and their token."""
 
     urls: tuple[str, ...]
     token: str | None
     num_replicas: int
     is_embedded: bool = False
-    """It lives as long as the process that started it."""
+    """An embedded server ends with the process that started it."""
 
     def as_job(self) -> dict[str, Any]:
         """For a program's job; carries the token, so it travels through stdin only."""
@@ -47,23 +47,23 @@ class EnvServers:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSpec:
-    """What an embedded env server is started for."""
+    """Settings of an embedded env server."""
 
     state: StateDir
     num_replicas: int
     screen_width: int
     screen_height: int
     has_wine: bool = False
-    """Its desktops have Windows programs."""
+    """Its desktops run Windows programs."""
 
 
 @contextmanager
 def embedded_env_server(spec: ServerSpec) -> Iterator[EnvServers]:
-    """Runs `env-server --provider local` on a free loopback port until the block ends; inside `kept_env_server` until
-    that block ends, for the next that asks for the same.
+    """Runs `env-server --provider local` on a free loopback port until the block ends. Inside `kept_env_server` it runs
+    until that block ends and serves later requests for the same spec.
 
     Raises:
-        EnvServerError: it did not become ready; carries the last line of its log, which names the cause.
+        EnvServerError: the server did not become ready; quotes the last line of its log, which names the cause.
     """
     keeper = _Keeper.current
     if keeper is not None:
@@ -75,8 +75,8 @@ def embedded_env_server(spec: ServerSpec) -> Iterator[EnvServers]:
 
 @contextmanager
 def kept_env_server() -> Iterator[None]:
-    """Within the block, in this process, one embedded env server stays up between its uses: its desktops need not
-    start again. One that has died is replaced, and so is one that was started for something else."""
+    """Within the block, one embedded env server of this process stays up between uses, so its desktops need not
+    restart. It is replaced if it has died or if another spec is requested."""
     _Keeper.current = keeper = _Keeper()
     try:
         yield
@@ -142,8 +142,8 @@ def _running(spec: ServerSpec) -> Iterator[tuple[EnvServers, subprocess.Popen[by
 
 
 def embedded_identity() -> str:
-    """What the embedded server's desktops and graders are made from, without starting it: the server's own sources and
-    the Debian packages of this machine, as far as their list tells when it last changed."""
+    """Identifies what the embedded server's desktops and graders are made from, without starting it: the server's
+    sources and the time when this machine's list of Debian packages last changed."""
     packages = Path("/var/lib/dpkg/status")
     stamp = packages.stat().st_mtime_ns if packages.is_file() else 0
     return f"{code_version(*SERVER)}-{stamp}"
@@ -170,7 +170,7 @@ def _tail(log_path: Path, start: int) -> str:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """TERM lets it drain; what is left of its session after the grace is killed."""
+    """SIGTERM lets it drain; after the grace period the rest of its session is killed."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):

@@ -1,5 +1,5 @@
-"""A program's connections to its env servers, under a name that is its own: what a killed predecessor left open there
-is given back before the first desktop is asked for, instead of when it has been idle for long enough."""
+"""A program's connections to its env servers, under a client name of its own. Desktops that a killed predecessor left
+open are released before the first lease, instead of after the idle timeout."""
 
 import fcntl
 import os
@@ -27,11 +27,11 @@ LOCK_TIMEOUT_S = 10.0
 async def open_env_client(
     recipe: Recipe, state: StateDir, servers: EnvServers, *, purpose: str
 ) -> AsyncIterator[EnvClient]:
-    """`purpose`: what the program is for, the same when it is started again (a stage key).
+    """`purpose`: identifies the program and stays the same when it is restarted (a stage key).
 
     Raises:
         EnvServerError: a server does not answer; names it.
-        StoreError: the state folder does not let the name be held.
+        StoreError: the name cannot be locked in the state folder.
     """
     with client_name(state, purpose) as (name, is_sole):
         client = EnvClient(
@@ -62,8 +62,8 @@ def env_config(recipe: Recipe) -> EnvConfig:
 
 @contextmanager
 def client_name(state: StateDir, purpose: str) -> Iterator[tuple[str, bool]]:
-    """A name, and whether it is the one of this purpose in this state, which no other live process has. While another
-    process has it, this one gets a name for itself."""
+    """A name, and whether it is the one of this purpose in this state. No other live process has the same name: while
+    another process holds the name of the purpose, this one gets a unique name."""
     name = f"{purpose}@{_state_id(state)}"
     lock = _take(state.clients / f"{digest_json(purpose)[:16]}.lock")
     if lock is None:
@@ -77,7 +77,7 @@ def client_name(state: StateDir, purpose: str) -> Iterator[tuple[str, bool]]:
 
 
 def _take(path: Path) -> IO[str] | None:
-    """The lock file, held until it is closed or we die; None while another process holds it.
+    """The lock file, held until it is closed or this process dies; None while another process holds it.
 
     Raises:
         StoreError: the file system refuses it.
@@ -90,18 +90,18 @@ def _take(path: Path) -> IO[str] | None:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if path.stat().st_ino == os.fstat(file.fileno()).st_ino:
                     return file
-                file.close()  # another one is there by now
+                file.close()  # replaced by another file in the meantime
             except BlockingIOError:
                 file.close()
                 return None
             except FileNotFoundError:
-                file.close()  # its holder removed it between our two looks
+                file.close()  # removed by its holder between open and stat
     except OSError as error:
         raise StoreError(f"cannot lock {path}: {error.strerror}; the state folder must allow writing") from error
 
 
 def _state_id(state: StateDir) -> str:
-    """Tells states apart at servers that several of them use, copies of one in different places among them."""
+    """Distinguishes states at env servers that several states use, even if one is a copy of another."""
     path = state.clients / STATE_ID
     if not path.is_file():
         with locked(path.with_suffix(".lock"), timeout_s=LOCK_TIMEOUT_S, error=StoreError, what="the state's id"):

@@ -1,4 +1,4 @@
-"""What a grader's score holds for: one desktop image and one version of the grader."""
+"""The image and grader version for which a score is valid."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from osworld_pipeline.rollout.env_client import EnvClient
 
 @dataclass(frozen=True, kw_only=True)
 class Grounds:
-    """Another image of the desktop or another grader may score the same episode otherwise."""
+    """Another desktop image or another grader may give the same episode another score."""
 
     image_digest: str
     grader_version: str
@@ -19,14 +19,14 @@ class Grounds:
 
 
 def has_other_grounds(episode: Episode, grounds: Collection[Grounds] | None) -> bool:
-    """Whether the episode was graded on none of these, as far as both say."""
+    """Whether the episode was graded on none of these; False if either side is unknown."""
     own = Grounds(image_digest=episode.image_digest, grader_version=episode.grader_version)
     is_known = bool(own.image_digest or own.grader_version)
     return is_known and bool(grounds) and own not in (grounds or ())
 
 
 async def grounds_of_servers(client: EnvClient) -> frozenset[Grounds] | None:
-    """The images and graders behind the servers; None where one of them does not say."""
+    """The images and graders of the servers; None if one of them does not report its own."""
     found = await client.describe()
     if any(info is None for info in found):
         return None

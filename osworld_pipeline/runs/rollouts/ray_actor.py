@@ -1,6 +1,6 @@
-"""What runs inside a Ray actor that rolls out episodes: a rollout session of its own, open while the actor lives.
+"""The program inside a Ray actor that rolls out episodes: a rollout session, open as long as the actor.
 
-Nothing here needs Ray: an actor is this class, started by `ray_rollouts`.
+This module needs no Ray: `ray_rollouts` starts this class as an actor.
 """
 
 import asyncio
@@ -23,12 +23,12 @@ from osworld_pipeline.runs.rollouts.session import episode_settings, rollout_ses
 @dataclass(frozen=True, kw_only=True)
 class Weights:
     folder: Path
-    """A checkpoint that every node sees."""
+    """A checkpoint that every node can read."""
     policy_version: int
 
 
 class ActorSession(Protocol):
-    """What an actor has open."""
+    """The open session of an actor."""
 
     async def run_episode(self, task: Task, plan: EpisodePlan) -> Episode: ...
 
@@ -43,14 +43,14 @@ OpenSession = Callable[[Weights, str], AbstractAsyncContextManager[ActorSession]
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeSession:
-    """Opens what the recipe says: sglang servers by URL, or an engine of the actor's own over the weights."""
+    """Opens the engine of the recipe: sglang servers by URL, or the actor's own engine with the weights."""
 
     recipe: Recipe
     state: StateDir
     servers: EnvServers
     max_turns: int
     run: str
-    """Whose actors these are."""
+    """The stage that the actors belong to."""
     engine_token: str | None = field(default=None, repr=False)
 
     @asynccontextmanager
@@ -86,7 +86,7 @@ class RecipeSession:
 
 
 class RolloutActor:
-    """What runs inside a Ray actor."""
+    """The class that runs inside a Ray actor."""
 
     def __init__(self) -> None:
         self._stack = AsyncExitStack()
@@ -113,7 +113,7 @@ class RolloutActor:
 
 @dataclass(frozen=True, kw_only=True)
 class ActorShape:
-    """How many actors, and what each takes of its node."""
+    """The number of actors, and the resources of each."""
 
     count: int
     cpus: float = 1.0
@@ -122,7 +122,7 @@ class ActorShape:
 
     @classmethod
     def of_job(cls, job: Mapping[str, Any]) -> "ActorShape | None":
-        """As the Ray launcher was configured; None where the program runs its own episodes."""
+        """From the configuration of the Ray launcher; None if the program runs its own episodes."""
         ray = job.get("ray") or {}
         if not ray.get("num_rollout_actors"):
             return None

@@ -1,7 +1,7 @@
-"""Episodes on Ray actors: each has a rollout session of its own, on whichever node it landed, and runs many at a time.
+"""Runs episodes on Ray actors: each has its own rollout session, on any node, and runs many episodes concurrently.
 
-An actor that dies is replaced. Its episodes are faults, never rewards: each is run again on another actor, and what it
-was lost to stays on its record. `ray_job`, which runs the program, connects Ray.
+An actor that dies is replaced. Its episodes are faults, never rewards: each is run again on another actor, and the
+losses are recorded with it. `ray_job`, which runs the program, connects to Ray.
 """
 
 import asyncio
@@ -24,16 +24,16 @@ from osworld_pipeline.runs.rollouts.session import episode_settings
 
 Result = TypeVar("Result")
 SLACK_S = 60.0
-"""What a call may take beyond what it does: Ray's own way there and back."""
+"""Extra time of a call for the round trip through Ray."""
 LOAD_TIMEOUT_S = 600.0
-"""Of a checkpoint into an actor."""
+"""For loading a checkpoint in an actor."""
 MAX_CONCURRENCY = 1000
-"""Of one actor's calls; how many episodes run at a time is for the caller to say."""
+"""Limit of concurrent calls to one actor; the caller limits the number of concurrent episodes."""
 
 
 @dataclass(eq=False)
 class _Slot:
-    """One actor's place; who fills it changes when one dies."""
+    """The place of one actor; a replacement takes the same slot."""
 
     index: int
     handle: Any = None
@@ -42,7 +42,7 @@ class _Slot:
 
 
 class RayRollouts:
-    """A RunEpisode over many actors: `await rollouts(task, plan)`."""
+    """A RunEpisode over several actors: `await rollouts(task, plan)`."""
 
     def __init__(
         self,
@@ -62,11 +62,11 @@ class RayRollouts:
         self._engine_name = engine_name
         self._slots = [_Slot(index) for index in range(shape.count)]
         self.num_lost = 0
-        """Actors that died or fell silent, over the whole run."""
+        """Actors that died or stopped responding, over the whole run."""
 
     async def __call__(self, task: Task, plan: EpisodePlan) -> Episode:
-        """The episode, with the actors it was lost with among its earlier faults; after `max_env_attempts` of them a
-        policy_fault. Raises as run_episode."""
+        """Returns the episode, with lost actors among its earlier faults; after `max_env_attempts` losses the outcome
+        is policy_fault. Raises as run_episode."""
         losses: list[str] = []
         lost_on: set[int] = set()
         started_at = time.time()
@@ -87,7 +87,7 @@ class RayRollouts:
         return self._lost_episode(task, plan, losses, started_at)
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
-        """One response, by the actor with the fewest episodes. Raises EngineError."""
+        """One response, from the actor with the fewest episodes. Raises EngineError."""
         slot = min(self._slots, key=lambda slot: slot.num_running)
         handle = await self._actor(slot)
         try:
@@ -97,7 +97,8 @@ class RayRollouts:
             raise EngineError(f"rollout actor {slot.index} gave no response: {error}") from error
 
     async def load_weights(self, weights: Weights) -> None:
-        """Into every actor; those that start later have them too. Raises EngineError where one cannot be replaced."""
+        """Loads them into every actor, and into actors that start later. Raises EngineError if an actor cannot be
+        replaced."""
         self._weights = weights
 
         async def load(slot: _Slot) -> None:
@@ -115,7 +116,7 @@ class RayRollouts:
         await _gather([self._actor(slot) for slot in self._slots])
 
     async def close(self) -> None:
-        """Idempotent; actors give their desktops back where they still can."""
+        """Idempotent; actors that still respond release their desktops."""
         import ray
 
         for slot in self._slots:
@@ -134,14 +135,14 @@ class RayRollouts:
             raise
 
     async def _actor(self, slot: _Slot) -> Any:
-        """The slot's actor, started where there is none."""
+        """The slot's actor, started if there is none."""
         import ray
 
         async with slot.lock:
             if slot.handle is not None:
                 return slot.handle
             shape = self._shape
-            # SPREAD: over the nodes, and not in the place that a training rank has for itself.
+            # SPREAD: across nodes, so that actors do not fill the bundle reserved for a training rank.
             actors: Any = ray.remote(RolloutActor)
             handle: Any = actors.options(
                 num_cpus=shape.cpus, num_gpus=shape.gpus, scheduling_strategy="SPREAD", max_concurrency=MAX_CONCURRENCY
@@ -153,8 +154,8 @@ class RayRollouts:
             except _LostError as error:
                 ray.kill(handle)
                 raise EngineError(
-                    f"rollout actor {slot.index} did not start ({error}): see that the cluster has {shape.cpus:g} CPUs "
-                    f"and {shape.gpus:g} GPUs free for each of {shape.count} actors"
+                    f"rollout actor {slot.index} did not start ({error}): check that the cluster has {shape.cpus:g} "
+                    f"CPUs and {shape.gpus:g} GPUs free for each of {shape.count} actors"
                 ) from error
             except BaseException:
                 ray.kill(handle)
@@ -169,10 +170,10 @@ class RayRollouts:
             if slot.handle is handle:
                 slot.handle = None
                 self.num_lost += 1
-                ray.kill(handle)  # one that is only silent must not go on
+                ray.kill(handle)  # an unresponsive actor must not continue
 
     async def _call(self, call: Any, limit_s: float) -> Any:
-        """What the actor answers; what it raised of ours, as it was. Raises _LostError."""
+        """Returns the actor's result and re-raises our own exceptions unchanged. Raises _LostError."""
         import ray
         from ray.exceptions import RayActorError, RayError, RayTaskError
 
@@ -237,7 +238,7 @@ async def ray_rollouts(
     max_turns: int,
     engine_token: str | None = None,
 ) -> AsyncIterator[RayRollouts]:
-    """Actors for as long as a program needs episodes.
+    """Runs actors while a program needs episodes.
 
     Raises:
         EngineError, EnvServerError: an actor does not start, or its engine or env servers do not answer.
@@ -260,11 +261,11 @@ async def ray_rollouts(
 
 
 class _LostError(Exception):
-    """An actor died or fell silent."""
+    """An actor died or stopped responding."""
 
 
 async def _gather(calls: list[Awaitable[Any]]) -> None:
-    """All of them; the first failure ends the others and is raised as it was."""
+    """Awaits all of them; the first failure cancels the others and is raised unchanged."""
     try:
         async with asyncio.TaskGroup() as group:
             for call in calls:

@@ -1,4 +1,5 @@
-"""What a program needs to run episodes: the policy engine its recipe names, connections to env servers, the store."""
+"""Everything that a program needs to run episodes: the recipe's policy engine, connections to env servers, the
+store."""
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -36,15 +37,15 @@ log = logging.getLogger(__name__)
 class RolloutSession:
     tools: EpisodeTools
     engine: PolicyEngine
-    """The one behind `tools.engine`, which only measures it."""
+    """The engine that `tools.engine` wraps and measures."""
     store: TrajectoryStore
     renderer: Renderer | None
-    """None for an engine of words that came without a processor."""
+    """None for a chat engine without a processor."""
     utilisation: Utilisation
     grounds: Callable[[], Awaitable[frozenset[Grounds] | None]]
-    """Asks the env servers for their images and graders; None where one of them does not say."""
+    """Requests the images and graders of the env servers; None if one of them does not report its own."""
     parity: ParityReport | None = None
-    """None where the engine was not probed."""
+    """None if the engine was not probed."""
 
 
 @asynccontextmanager
@@ -66,14 +67,14 @@ async def rollout_session(
     is_probed: bool = False,
     report: Callable[[dict[str, Any]], None] | None = None,
 ) -> AsyncIterator[RolloutSession]:
-    """Opens the session and checks that the engine and every env server answer, and that the engine samples from the
-    weights that it was given. Policy servers that the recipe launches (`engine.launch`) run until the session ends.
+    """Opens the session. Checks that the engine and every env server answer, and that the engine samples from the given
+    weights. Policy servers that the recipe launches (`engine.launch`) run until the session ends.
 
-    `folder`: a checkpoint, which the engine loads; or `model`, which an engine in this process samples from as it is.
-    An engine of words needs neither, nor a processor. `adapters`: whose factors the engine will be given, where a
-    trainer trains them. `engine`: one to take instead of the recipe's. `purpose`: see `open_env_client`. `run`: what
-    sessions have in common that go from weights to weights together; None for `purpose`. `is_probed`: this run has
-    probed the engine's servers already. `report`: gets warnings about servers that join later; None logs them.
+    `folder`: a checkpoint that the engine loads; or `model`, from which an engine in this process samples directly. A
+    chat engine needs neither, and no processor. `adapters`: the adapters whose factors the engine will receive, if a
+    trainer trains them. `engine`: replaces the recipe's engine. `purpose`: see `open_env_client`. `run`: shared by
+    sessions that load the same sequence of weights; None for `purpose`. `is_probed`: this run has already probed the
+    engine's servers. `report`: receives warnings about servers that join later; None logs them.
 
     Raises:
         EnvServerError, EngineError: one does not answer, or an engine fails the parity probe; names it.
@@ -123,10 +124,10 @@ async def _probe(
     is_probed: bool = False,
     report: Callable[[dict[str, Any]], None] | None = None,
 ) -> ParityReport | None:
-    """`model`: the one to compare with; None for an engine's own, or else the folder's. Of sglang servers, those that
-    join from here on are compared first; with `is_probed` all that have not passed in this run.
+    """`model`: the model to compare with; None selects the engine's own or the one in the folder. sglang servers that
+    join later are compared before they are used; with `is_probed`, so are all that have not passed in this run.
 
-    None where the recipe leaves the probe out, or where there is nothing to compare with. Raises as probe_parity.
+    None if the recipe disables the probe, or if there is no model to compare with. Raises as probe_parity.
     """
     if not recipe.engine.parity_probe or engine.uses_chat_api or renderer is None or (model is None and folder is None):
         return None
@@ -169,8 +170,8 @@ async def probe_servers(
     policy_version: int,
     token: str | None,
 ) -> ParityReport | None:
-    """Loads a checkpoint into the recipe's sglang servers and probes them, for sessions that are opened elsewhere with
-    `is_probed` and this `run`. None where the recipe leaves the probe out.
+    """Loads a checkpoint into the recipe's sglang servers and probes them, for sessions elsewhere with `is_probed` and
+    this `run`. None if the recipe disables the probe.
 
     Raises:
         EngineError: a server does not answer, or fails the probe; names it.
@@ -190,7 +191,7 @@ async def probe_servers(
 
 
 def _owner_of(state: StateDir, run: str) -> str:
-    """What the engines of a run are known by at policy servers."""
+    """The name under which policy servers know the engines of a run."""
     return f"{state.root.resolve()}:{run}"
 
 
@@ -248,13 +249,13 @@ def _load(
 ) -> Any:
     from osworld_pipeline.training.model import load_policy
 
-    assert folder is not None, "a model or a folder was asked for above"
+    assert folder is not None, "a model or a folder is checked by the caller"
     place = _device(None) if device is None else device
     return load_policy(folder, recipe.model, device=place, is_frozen=True, adapters=adapters)
 
 
 def _device(model: Any) -> Any:
-    """Where the model is, or where one of our own would go."""
+    """The device of the model, or of a new one."""
     import torch
 
     if model is not None:
@@ -263,7 +264,7 @@ def _device(model: Any) -> Any:
 
 
 def episode_settings(recipe: Recipe, *, max_turns: int) -> EpisodeSettings:
-    """Limits of an episode as the recipe sets them."""
+    """Limits of an episode from the recipe."""
     return EpisodeSettings(
         agent=recipe.agent,
         desktop=recipe.desktop,
@@ -276,7 +277,7 @@ def episode_settings(recipe: Recipe, *, max_turns: int) -> EpisodeSettings:
 
 
 def sampling_params(recipe: Recipe, *, temperature: float, top_p: float = 1.0, seed: int) -> SamplingParams:
-    """How an episode is sampled: responses end where its dialect's do."""
+    """Sampling parameters of an episode: responses end at the stop strings of its dialect."""
     return SamplingParams(
         temperature=temperature,
         top_p=top_p,
@@ -287,5 +288,5 @@ def sampling_params(recipe: Recipe, *, temperature: float, top_p: float = 1.0, s
 
 
 def num_slots(recipe: Recipe, servers: EnvServers) -> int:
-    """Episodes in flight."""
+    """Number of concurrent episodes."""
     return recipe.rollout.max_concurrent_episodes or max(1, servers.num_replicas)

@@ -1,7 +1,7 @@
-"""A stage of supervised fine-tuning, whatever its examples are: batches by seed, partial checkpoints, a final one.
+"""A stage of supervised fine-tuning on any kind of examples: batches by seed, partial checkpoints, a final checkpoint.
 
-Killed at any moment and started again with the same job, it goes on from its newest partial checkpoint and ends with
-the weights that an uninterrupted run would have made.
+If it is killed and started again with the same job, it resumes from its newest partial checkpoint and ends with the
+weights of an uninterrupted run.
 """
 
 import math
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
 Report = Callable[[dict[str, Any]], None]
 REPORT_EVERY = 5
-"""Updates between two reports of metrics."""
+"""Updates between reports of metrics."""
 LOSS_WINDOW = 20
-"""The checkpoint's loss is the mean over this many last updates."""
+"""The checkpoint's loss is the mean over the last updates, this many."""
 PIXEL_CACHE_BYTES = 2 << 30
 
 
@@ -45,7 +45,7 @@ PIXEL_CACHE_BYTES = 2 << 30
 class SftJob:
     recipe: Recipe
     settings: SftSection
-    """The recipe's, or a variation of it: a round of the flywheel has its own number of updates."""
+    """The recipe, or a variation of it: a round of the flywheel has its own number of updates."""
     stage: Stage
     state: StateDir
     checkpoint_id: str
@@ -55,7 +55,7 @@ class SftJob:
     run_ids: Mapping[str, str]
     may_resume: bool = True
     num_threads: int = 0
-    """Of torch on a CPU; 0 for all cores, dealt out among the ranks."""
+    """Torch threads on a CPU; 0 for all cores, divided among the ranks."""
     code: CodeOrigin = field(default_factory=code_origin)
 
     @classmethod
@@ -89,27 +89,27 @@ class SftJob:
 
 @dataclass(frozen=True, kw_only=True)
 class Examples:
-    """What a stage trains on."""
+    """Training data of a stage."""
 
     items: Sequence[Example]
     rows: Sequence[TrainedRow]
-    """The row of `replay` that each is made of."""
+    """The row of `replay` for each example."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Figures of their making, kept with the checkpoint."""
+    """Metrics of the preparation, stored with the checkpoint."""
     counts: Mapping[str, int] = field(default_factory=dict)
-    """How many there are of which kind, kept in the trainer's state."""
+    """Number of examples by kind, stored in the trainer's state."""
 
 
 MakeExamples = Callable[["SftTrainer"], Examples | None]
-"""Called once the trainer is open, on rank 0 alone; None where there is nothing to train on and the stage ends so."""
+"""Called once the trainer is open, on rank 0 only; None if there is no data to train on, which ends the stage."""
 
 
 def run_sft(job: SftJob, report: Report, make_examples: MakeExamples) -> Checkpoint | None:
-    """The stage's checkpoint, made or found; None where `make_examples` gave none, and on ranks other than 0.
+    """The stage's checkpoint, trained or loaded; None if `make_examples` returned None, and on ranks other than 0.
 
     Raises:
-        TrainingError: another trainer on this stage, a loss that is not finite, or another rank failed.
-        StoreError: the parent cannot be read, or the checkpoint not be written.
+        TrainingError: another trainer works on this stage, a loss is not finite, or another rank failed.
+        StoreError: the parent cannot be read, or the checkpoint cannot be written.
     """
     from osworld_pipeline.training.process_group import open_process_group
     from osworld_pipeline.training.stage_lock import stage_lock
@@ -140,7 +140,7 @@ def _train(
         with stage_log(store, job.training_stage, num_updates=trainer.num_updates, gather_s=FAST_UPDATES_S) as log:
             examples = make_examples(trainer)
             if examples is None:
-                log.stop("there is nothing to train on")
+                log.stop("no data to train on")
                 return None
             run = _Run(job=job, trainer=trainer, examples=examples, log=log)
             if trainer.num_updates:
@@ -152,7 +152,7 @@ def _train(
 
 
 def _open_trainer(job: SftJob, process_group: "ProcessGroup") -> "SftTrainer":
-    """Over the parent, or the newest partial checkpoint."""
+    """Opens a trainer with the parent, or with the newest partial checkpoint."""
     import torch
 
     from osworld_pipeline.training import checkpoint as checkpoints
@@ -188,7 +188,7 @@ class _Run:
         return {"loss": math.fsum(self.losses) / len(self.losses), **self.examples.metrics}
 
     def remember(self) -> None:
-        """What the updates before a resumed run's first one left to it."""
+        """Restores the metrics of the updates before the first one of a resumed run."""
         from osworld_pipeline.training import checkpoint as checkpoints
 
         resumed = checkpoints.latest_complete(self.job.state, self.job.checkpoint_id)
@@ -263,8 +263,8 @@ class _Run:
         return saved
 
     def _documents(self, checkpoint_id: str) -> Callable[[Path], Mapping[str, Any]]:
-        """What lies beside the weights of the stage's end, or of a milestone on the way: as of now, though the weights
-        are written later."""
+        """The files stored next to the weights of the final checkpoint or a milestone. Their content is fixed now,
+        although the weights are written later."""
         job, rows = self.job, self._rows_seen()
         checkpoint = Checkpoint(
             checkpoint_id=checkpoint_id,

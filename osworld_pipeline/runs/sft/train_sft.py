@@ -1,4 +1,4 @@
-"""Supervised fine-tuning on the replay buffer: reads rows and screenshots, trains, leaves a checkpoint."""
+"""Supervised fine-tuning on the replay buffer: reads rows and screenshots, trains, and saves a checkpoint."""
 
 from typing import Any
 
@@ -19,8 +19,8 @@ def main(job: dict[str, Any], report: Report) -> dict[str, Any]:
     resume (true), num_threads (all cores). Result: the checkpoint's card.
 
     Raises:
-        TrainingError: no demonstrations, another trainer on this stage, or a loss that is not finite.
-        StoreError, TableError: parent, replay buffer or screenshots cannot be read, or the checkpoint not be written.
+        TrainingError: there are no demonstrations, another trainer works on this stage, or a loss is not finite.
+        StoreError, TableError: inputs cannot be read, or the checkpoint cannot be written.
     """
     parsed = SftJob.parse(job)
 
@@ -37,11 +37,11 @@ def main(job: dict[str, Any], report: Report) -> dict[str, Any]:
 
 
 def read_demonstrations(state: StateDir, recipe: Recipe, processor: Any) -> DemonstrationSet:
-    """The replay buffer's rows that the recipe chooses, cut to the context; the very layout that rollouts have. What
-    GSPO would not take for a success is no demonstration either: `recipe.replay` has threshold and verification.
+    """The replay buffer's rows that the recipe selects, cut to the context, in the layout of rollouts. Only rows that
+    GSPO would accept as successes are used: `recipe.replay` sets threshold and verification.
 
     Raises:
-        TrainingError: none of them can be trained on; says why.
+        TrainingError: none of them can be trained on; names the reason.
     """
     renderer, blobs, max_tokens = Renderer(processor), BlobStore(state.blobs), recipe.agent.max_context_tokens
     replay = recipe.replay

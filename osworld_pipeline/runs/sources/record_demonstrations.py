@@ -1,5 +1,6 @@
-"""Drives the suite's oracles on real desktops and keeps what the grader calls solved as demonstrations, in the very
-form a rollout has: the same screenshots and observation text, in the dialect in which demonstrations are stored."""
+"""Runs the suite's oracles on real desktops and keeps the episodes that the grader scores as solved as demonstrations.
+They have the form of rollouts: the same screenshots and observation text, in the dialect in which demonstrations are
+stored."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -32,10 +33,10 @@ SOLVED = 1.0
 MAX_ATTEMPTS = 3
 EPISODE_TIMEOUT_S = 180.0
 MAX_FAILED_SHARE = 0.1
-"""Above this share of tasks without a demonstration, something is wrong with the desktops and not with a task."""
+"""A larger share of tasks without a demonstration points to the desktops, not to a task."""
 
 FAULTS = (ReplicaError, SetupError, EvaluatorError, NoCapacityError, TimeoutError)
-"""What another attempt may cure. An env server that is gone is not among them."""
+"""Errors that another attempt may resolve. A failed env server is not among them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +58,7 @@ class FailedRecording:
 @dataclass(frozen=True, kw_only=True)
 class Recording:
     demonstrations: tuple[Demonstration, ...]
-    """In the order of the tasks."""
+    """In task order."""
     failed: tuple[FailedRecording, ...]
     num_attempts: int
 
@@ -65,7 +66,8 @@ class Recording:
 async def play_episode(
     task: Task, steps: Sequence[OracleStep], *, desktop: Desktop, agent: AgentSection, pause_s: float
 ) -> Demonstration:
-    """One episode of scripted steps on a desktop not reset yet, with the reward it earned. Closes the desktop."""
+    """Runs one episode of scripted steps on a desktop that is not reset yet, and returns it with its reward. Closes the
+    desktop."""
     dialect = load_dialect(STORED_DIALECT)
     messages: list[dict[str, Any]] = []
     images: list[bytes] = []
@@ -95,7 +97,7 @@ async def play_episode(
 
 
 def arguments_on_image(step: OracleStep, image: ModelImage) -> dict[str, Any]:
-    """The step's tool-call arguments, its points moved from the screen to the image the model sees."""
+    """The step's tool-call arguments, with points mapped from the screen to the image that the model sees."""
     arguments = dict(step.arguments)
     for key in ("coordinate", "end_coordinate"):
         if key in arguments:
@@ -112,12 +114,12 @@ async def record(
     num_concurrent: int,
     on_progress: Callable[[RecordProgress], None] | None = None,
 ) -> Recording:
-    """A demonstration of every task, at most `num_concurrent` at a time. An attempt that ends in a fault or unsolved is
-    made again on a fresh desktop, each time with longer pauses for a busy machine.
+    """Records a demonstration of every task, at most `num_concurrent` in parallel. An attempt with a fault or without
+    success is repeated on a fresh desktop, each time with longer pauses in case the machine is busy.
 
     Raises:
         DatasetError: more than a tenth of the tasks could not be demonstrated; quotes the first.
-        EnvServerError: the env server is gone.
+        EnvServerError: the env server is unreachable.
     """
     slots = asyncio.Semaphore(num_concurrent)
     results: list[Demonstration | FailedRecording | None] = [None] * len(tasks)
@@ -148,7 +150,7 @@ async def record(
             for index, item in enumerate(tasks):
                 group.create_task(record_one(index, item))
     except ExceptionGroup as errors:
-        # The group has ended the other episodes; the first error is the one that says why.
+        # The group has cancelled the other episodes; the first error is the cause.
         raise errors.exceptions[0] from errors
     failed = tuple(entry for entry in results if isinstance(entry, FailedRecording))
     if len(failed) > MAX_FAILED_SHARE * len(tasks):

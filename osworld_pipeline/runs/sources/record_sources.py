@@ -19,12 +19,12 @@ from osworld_pipeline.runs.rollouts.env_servers import open_env_client
 from osworld_pipeline.runs.sources.record_demonstrations import Recording, RecordProgress, record
 
 MARKER = "recording.json"
-"""Written last: where it stands, the sources are whole and it says what they were made from."""
+"""Written last: if it exists, the sources are complete and it records their inputs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedSources:
-    """What the marker beside the raw sources says of them."""
+    """The content of the marker next to the raw sources."""
 
     key: str
     suite_digest: str
@@ -63,13 +63,13 @@ def main(job: dict[str, Any], report: Callable[[Mapping[str, Any]], None]) -> di
 
 
 def read_recording(state: StateDir) -> RecordedSources | None:
-    """None where nothing was recorded, or a recording was cut short."""
+    """None if nothing was recorded, or a recording was interrupted."""
     marker = state.datasets / MARKER
     return RecordedSources(**json.loads(marker.read_text())) if marker.is_file() else None
 
 
 def recording_key(recipe: Recipe) -> str:
-    """Digest of all that decides what a recording shows."""
+    """Digest of everything that determines the content of a recording."""
     desktop = recipe.desktop.model_dump(mode="json", exclude={"pause_s", "settle", *NOT_LEARNED["desktop"]})
     agent = recipe.agent.model_dump(mode="json", include={"max_pixels", "a11y_max_length", "system_prompt"})
     return digest_json({"suite": recipe_suite(recipe).digest, "desktop": desktop, "agent": agent})

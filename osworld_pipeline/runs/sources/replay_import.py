@@ -1,5 +1,5 @@
-"""The replay file that a recipe names (replay.import_file), as one more source: imported where it is new or has
-changed, and gone where no recipe names it, so that what is trained on follows from the recipe alone."""
+"""The replay file that a recipe names (replay.import_file), as an additional source. It is imported if it is new or
+changed, and removed if the recipe does not name it, so that the recipe alone determines the training data."""
 
 import shutil
 from pathlib import Path
@@ -12,15 +12,15 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import DatasetError
 
 NAME = "recipe_replay"
-"""Of the import."""
+"""Name of the import."""
 LICENCE = "unknown: named by the recipe"
 
 
 def sync_replay_import(state: StateDir, import_file: str | None) -> bool:
-    """Whether anything was imported.
+    """Returns whether anything was imported.
 
     Raises:
-        DatasetError: no such file, or another import at work.
+        DatasetError: there is no such file, or another import is running.
         StoreError: the file system refused.
     """
     if import_file is None:
@@ -33,7 +33,7 @@ def sync_replay_import(state: StateDir, import_file: str | None) -> bool:
         raise DatasetError(
             f"replay.import_file (OSWORLD_REPLAY_BUFFER) names {path}, which cannot be read: {error.strerror}"
         ) from error
-    # By size and time of change: hashing a large file at each look would take minutes.
+    # Compares size and modification time: hashing a large file on each check would take minutes.
     revision = digest_json({"path": str(path), "bytes": status.st_size, "changed": status.st_mtime_ns})[:12]
     known, _ = find_imports(state.imports)
     if any(one.folder.name == NAME and one.manifest.revision == revision for one in known):

@@ -1,5 +1,5 @@
-"""What each raw source holds, read again only where its files have changed: size and time of change say so, for hashing
-100 GB at each look would take minutes."""
+"""Summaries of the raw sources. A source is read again only if the size or modification time of a file has changed,
+because hashing 100 GB on each check would take minutes."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -23,20 +23,20 @@ from osworld_pipeline.errors import DatasetError
 from osworld_pipeline.runs.code_version import code_version
 
 FOLDER = "raw_sources"
-"""In the tables' folder: one file for each source, so that two writers do not meet."""
+"""In the tables' folder: one file for each source, so that concurrent writers do not conflict."""
 READERS = ("osworld_pipeline.datasets", "osworld_pipeline.domain.replay")
-"""What decides how many records are found."""
+"""The modules that determine how many records are found."""
 NUM_REJECTS_KEPT = 10
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceState:
-    """A raw source as it lies on the disk."""
+    """A raw source on disk."""
 
     source: str
     path: str
     digest: str
-    """Of its content; of nothing where it is absent."""
+    """Digest of its content, or of no content if it is missing."""
     is_present: bool
     num_bytes: int
     num_records: int
@@ -45,14 +45,14 @@ class SourceState:
     rejects: tuple[tuple[str, int, str, str], ...]
     """The first ones: file, line (0 for a whole file), kind and reason."""
     is_cached: bool = False
-    """Nothing was read, for nothing has changed."""
+    """Nothing was read, because nothing has changed."""
 
 
 def look_at_source(state: StateDir, source: Source) -> SourceState:
-    """Reads the source where it has changed since the last look.
+    """Reads the source if it has changed since the last call.
 
     Raises:
-        DatasetError: it is there and cannot be read.
+        DatasetError: it exists and cannot be read.
     """
     path = state.tables / FOLDER / f"{source.name}.json"
     fingerprint = digest_json({"files": _stamps(source.locate(state)), "code": code_version(*READERS)})
@@ -68,19 +68,19 @@ def look_at_source(state: StateDir, source: Source) -> SourceState:
 
 @dataclass(frozen=True, kw_only=True)
 class ImportsState:
-    """All imports together."""
+    """Summary of all imports."""
 
     digest: str
     num_demonstrations: int
     num_rejects: int
     rows: tuple[tuple[Any, ...], ...]
-    """Of each: name, importer, demonstrations, tasks, rejects, licence, revision, origin."""
+    """For each import: name, importer, demonstrations, tasks, rejects, licence, revision, origin."""
     rejects: tuple[tuple[str, int, str, str], ...]
     """The first ones: file, line, kind and reason."""
 
 
 def look_at_imports(state: StateDir) -> ImportsState:
-    """Reads the notes that the importers left.
+    """Reads the notes of the importers.
 
     Raises:
         DatasetError: a note is damaged.
@@ -137,7 +137,7 @@ def _look(state: StateDir, source: Source) -> SourceState:
 
 
 def _stamps(path: Path) -> list[tuple[str, int, int]]:
-    """Name, size and time of change of every file that may belong to the source, compressed forms included."""
+    """Name, size and modification time of every file that may belong to the source, including compressed files."""
     if path.is_dir():
         return _stamps_of(path, path.rglob("*.json"))
     return _stamps_of(path.parent, path.parent.glob(f"{path.name}*"))

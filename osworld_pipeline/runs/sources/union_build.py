@@ -1,5 +1,5 @@
-"""When the union tables need building: a note beside them says what they were built from and by which code, so that
-unchanged input is not built again, and a table that somebody removed or replaced is."""
+"""Decides when to build the union tables: a note next to them records their inputs and code version. Unchanged input is
+not built again; removed or replaced tables are."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -26,7 +26,7 @@ NOTE = "union_tables.json"
 MODULES = tuple(
     f"osworld_pipeline.{name}" for name in ("datasets", "agent.dialects", "columns", "domain.replay", "domain.task")
 )
-"""Our modules that decide what the tables hold."""
+"""Our modules that determine the content of the tables."""
 VERSIONED = ("union_tasks", "replay_buffer", "train_tasks")
 
 
@@ -34,17 +34,17 @@ VERSIONED = ("union_tasks", "replay_buffer", "train_tasks")
 class BuiltTable:
     num_rows: int
     stamp: tuple[int, int]
-    """Size and time of change of its file."""
+    """Size and modification time of its file."""
     data_version: str
-    """Digest of its content; empty of a table that no asset stands for."""
+    """Digest of its content; empty for a table without an asset."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class UnionBuild:
-    """What the tables are, and of what."""
+    """The built tables and their inputs."""
 
     key: str
-    """Digest of all that went in: sources, imports, prompt, dialect and code."""
+    """Digest of all inputs: sources, imports, prompt, dialect and code."""
     tables: Mapping[str, BuiltTable]
     stats: Mapping[str, Any]
     num_rejects: Mapping[str, int]
@@ -53,7 +53,7 @@ class UnionBuild:
 
 
 def ensure_union(state: StateDir, recipe: Recipe, *, on_progress: Callable[..., None] | None = None) -> UnionBuild:
-    """Builds the tables, or finds them built from the same input by the same code.
+    """Builds the tables, or reuses tables built from the same input by the same code.
 
     Raises:
         DatasetError, StoreError: as build_union_tables.

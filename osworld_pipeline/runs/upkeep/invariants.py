@@ -1,5 +1,5 @@
-"""What must hold of the tables and the store, each as the list of what breaks it: for the asset checks, and for users
-who ask whether a state is sound. Everything is streamed or asked in SQL."""
+"""Invariants of the tables and the store; each query lists its violations. Used by the asset checks and by users who
+check a state. Everything is streamed or queried in SQL."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -24,14 +24,14 @@ MAX_FOUND = 20
 """How many violations are listed: one is enough to fail, and thousands do not help."""
 MAX_REJECT_SHARE = 0.5
 MIN_RECORDS = 20
-"""Under this many records a share says nothing."""
+"""Below this number of records a share is not meaningful."""
 MAX_FAILED_SHARE = 0.1
 ROWS_PER_BATCH = 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class Violations:
-    """The first offenders of an invariant, as rows of a table."""
+    """The first violations of an invariant, as rows of a table."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[Any, ...], ...]
@@ -43,9 +43,9 @@ class Violations:
 
 
 MAX_KL = 5.0
-"""Nats a token between a policy and its reference, above which hardly anything of the reference is left."""
+"""Nats per token between a policy and its reference; above this the policy has lost almost all of the reference."""
 MAX_SAMPLER_DIFF = 0.05
-"""Mean difference of log-probabilities between trainer and sampler: bfloat16 explains a fifth of it."""
+"""Mean difference of log-probabilities between trainer and sampler; bfloat16 explains a fifth of it."""
 UNSOUND_TRAINING = f"""
 SELECT checkpoint_id, figure.key AS figure, figure.value AS value
 FROM (SELECT checkpoint_id, unnest(map_entries(metrics)) AS figure FROM checkpoints)
@@ -55,16 +55,16 @@ WHERE (figure.key IN ('loss', 'kl', 'grad_norm', 'entropy', 'ratio_mean') AND NO
 ORDER BY ALL
 """  # noqa: S608 - our own numbers
 
-_NOBODY_ASKED_FOR = " AND ".join(
+_NOT_REQUESTED = " AND ".join(
     f"NOT starts_with(coalesce(t.task_config ->> '$.source', ''), '{prefix}')" for prefix in ASKED_FOR
 )
 UNFIT_TRAIN_TASKS = f"""
 SELECT t.task_id, CASE WHEN NOT coalesce(t.has_task_config, false) OR t.task_config IS NULL THEN 'no config'
-                       WHEN t.platform = 'windows' AND {_NOBODY_ASKED_FOR} THEN 'a Windows task'
+                       WHEN t.platform = 'windows' AND {_NOT_REQUESTED} THEN 'a Windows task'
                        ELSE 'no demonstration' END AS problem
 FROM train_tasks t
 WHERE NOT coalesce(t.has_task_config, false) OR t.task_config IS NULL
-   OR (t.platform = 'windows' AND {_NOBODY_ASKED_FOR})
+   OR (t.platform = 'windows' AND {_NOT_REQUESTED})
    OR t.task_id NOT IN (SELECT task_id FROM replay_buffer)
 ORDER BY 1
 """  # noqa: S608 - our own prefixes
@@ -81,7 +81,7 @@ WHERE g.group_id IS NULL OR (r.row_id IS NULL AND i.source_path IS NULL)
 ORDER BY 1
 """
 
-# A fault may end an episode in any turn, but whatever its row counts must be there, and nothing else.
+# A fault may end an episode in any turn, but the steps that its row counts must exist, and no others.
 EPISODES_WITHOUT_THEIR_STEPS = """
 SELECT coalesce(e.episode_id, s.episode_id) AS episode_id, coalesce(e.num_steps, 0) AS expected,
        coalesce(s.found, 0) AS found
@@ -100,14 +100,14 @@ ORDER BY 1
 
 
 def find_violations(state: StateDir, sql: str) -> Violations:
-    """What one of the queries above finds in the catalog. Raises TableError."""
+    """Rows that one of the queries above finds in the catalog. Raises TableError."""
     result = run_query(state, sql)
     return _violations(result.columns, result.rows)
 
 
 def task_ids_twice(state: StateDir) -> Violations:
-    """Tasks (domain and id) that stand more than once in union_tasks, and ids that are no base ids. Asked of the
-    table's file, for a catalog with such a table cannot be built. Raises TableError."""
+    """Tasks (domain and id) that occur more than once in union_tasks, and ids that are not base ids. Reads the table's
+    file, because a catalog with such a table cannot be built. Raises TableError."""
     tasks = read_table(state, "union_tasks").select(["task_id", "domain"]).to_pylist()
     counts = Counter((task["task_id"], task["domain"] or "") for task in tasks)
     twice = [(task_id, f"{count} rows") for (task_id, _), count in sorted(counts.items()) if count > 1]
@@ -117,14 +117,14 @@ def task_ids_twice(state: StateDir) -> Violations:
 
 
 def missing_images(state: StateDir) -> Violations:
-    """Images that a row names and that are not in the store. Raises StoreError."""
+    """Images that a row names and the store lacks. Raises StoreError."""
     return _violations(
         ("image", "named in"), sorted((sha256, str(path)) for sha256, path in missing_blobs(state).items())
     )
 
 
 def false_demonstrations(state: StateDir) -> Violations:
-    """The demonstrations that failed when they were carried out again, where that is more than a tenth of them."""
+    """The demonstrations that failed on replay, if they are more than a tenth of all."""
     summary = read_summary(state)
     if summary is None or len(summary.failed) <= MAX_FAILED_SHARE * (summary.num_verified + summary.num_failed):
         return _violations((), [])
@@ -133,7 +133,7 @@ def false_demonstrations(state: StateDir) -> Violations:
 
 
 def unreadable_replay_rows(state: StateDir) -> Violations:
-    """Rows of the replay buffer with a turn that their dialect cannot read, or without any turn.
+    """Rows of the replay buffer without turns, or with a turn that their dialect cannot parse.
 
     Raises:
         TableError: the table's file is damaged.
@@ -170,7 +170,7 @@ def _replay_rows(state: StateDir) -> Iterator[dict[str, Any]]:
 
 def _why_unreadable(dialect: str, turns: Sequence[str]) -> str | None:
     if not turns:
-        return "it has no turn of the agent"
+        return "it has no agent turn"
     for index, text in enumerate(turns):
         try:
             error = _turn_error(dialect, text)

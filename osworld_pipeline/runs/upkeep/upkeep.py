@@ -1,5 +1,5 @@
-"""Upkeep of a state folder beside running work: compaction of small parts, packing of cold images, garbage collection,
-repair, and the check that no image is missing."""
+"""Maintenance of a state folder during other work: compaction of small parts, packing of cold images, garbage
+collection, repair, and the check for missing images."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -34,7 +34,7 @@ from osworld_pipeline.tables.builds import REPLACED_GRACE_S, remove_replaced_bui
 from osworld_pipeline.tables.catalog import rebuild_catalog
 
 GRACE_S = 86_400.0
-"""An update's screenshots are stored while it runs, its rows at its end: no update may take longer than this."""
+"""An update stores its screenshots while it runs and its rows at its end, so no update may take longer than this."""
 
 
 def compact_store(
@@ -47,14 +47,14 @@ def compact_store(
     cold_days: float = COLD_DAYS,
     on_progress: Callable[[str, int, int], None] | None = None,
 ) -> CompactionSummary:
-    """Makes few large files of many small parts, and packs of images that were not stored for `cold_days`; safe
-    beside writers and readers. `budget_bytes`: so much is read of a table; the images have a budget of their own then.
+    """Merges many small parts into few large files, and packs images that were not stored for `cold_days`; safe during
+    writes and reads. `budget_bytes`: limit of the bytes read per table; images then have a separate budget.
 
     Raises:
-        StoreError: the folder is a cache of an object store, other upkeep runs, or as compact_parts.
+        StoreError: the folder is a cache of an object store, other maintenance is running, or as compact_parts.
     """
     if is_cache(state):
-        raise StoreError(f"{state.root} is a cache: compact where the state is made, and pull again")
+        raise StoreError(f"{state.root} is a cache: compact the original state, and pull again")
     done = compact_parts(
         state.trajectories,
         min_parts=min_parts,
@@ -72,21 +72,21 @@ def compact_store(
 
 
 def is_compaction_due(state: StateDir) -> bool:
-    """Whether a table has small parts enough, or it is time to look for cold images. Raises StoreError."""
+    """Whether a table has enough small parts, or a search for cold images is due. Raises StoreError."""
     has_parts = any(num_small_parts(state.trajectories, head) >= LEFT_PARTS for head in DETAIL_OF)
     return has_parts or (not is_cache(state) and is_packing_due(BlobStore(state.blobs)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class GarbageSummary:
-    """What was removed, or would be."""
+    """What was removed, or would be removed."""
 
     num_images: int
     image_bytes: int
     num_part_files: int
     part_bytes: int
     num_retired: int
-    """Files that a compaction had replaced, details not counted."""
+    """Files replaced by a compaction, without child files."""
 
 
 def collect_garbage(
@@ -96,12 +96,12 @@ def collect_garbage(
     retired_grace_s: float = RETIRED_GRACE_S,
     is_dry_run: bool = False,
 ) -> GarbageSummary:
-    """Removes the images that no row of any table names and that were not written within `grace_s` (in packs where
-    they are many), the writings of parts that were replaced more than `retired_grace_s` ago, and what killed writers
-    left; safe beside writers and readers.
+    """Removes images that no table row names and that were not written within `grace_s` (from packs if there are many),
+    files of parts that were replaced more than `retired_grace_s` ago, and leftovers of killed writers; safe during
+    writes and reads.
 
     Raises:
-        StoreError: other upkeep is running, or a file cannot be read, so that what it refers to is unknown.
+        StoreError: other maintenance is running, or a file cannot be read, so that its references are unknown.
     """
     with exclusive(state.trajectories):
         num_retired = 0 if is_dry_run else remove_retired(state.trajectories, grace_s=retired_grace_s)
@@ -130,10 +130,10 @@ def collect_garbage(
 
 
 def rebuild_store(state: StateDir) -> RepairSummary:
-    """Makes the compaction's manifest again where it does not agree with the parts, and the catalog in any case.
+    """Rebuilds the compaction's manifest if it disagrees with the parts, and the catalog in any case.
 
     Raises:
-        StoreError: other upkeep runs, a file is damaged, or the file system refused.
+        StoreError: other maintenance is running, a file is damaged, or the file system refused.
         TableError: a table is damaged.
     """
     done = rebuild_manifest(state.trajectories)
@@ -142,7 +142,7 @@ def rebuild_store(state: StateDir) -> RepairSummary:
 
 
 def missing_blobs(state: StateDir) -> Mapping[str, Path]:
-    """SHA-256 of each image that a row of any table names and that is not in the store, with a file that names it.
+    """SHA-256 of each image that a table row names and the store lacks, with a file that names it.
 
     Raises:
         StoreError: a file cannot be read.

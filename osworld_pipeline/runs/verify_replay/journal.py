@@ -1,5 +1,5 @@
-"""Finished playbacks on their way into the store: each is on the disk before the next begins, and the store gets few
-parts. A journal that a killed run left is brought in by the next one."""
+"""A journal of finished playbacks: each is on disk before the next begins, and the store gets few parts. The next run
+imports the journal of a killed run."""
 
 import fcntl
 import hashlib
@@ -19,12 +19,13 @@ from osworld_pipeline.errors import StoreError
 from osworld_pipeline.store import TrajectoryStore
 
 FOLDER = "verifying"
-"""In the trajectories' folder: one journal for each run at work."""
+"""In the trajectories' folder: one journal for each active run."""
 ROWS_PER_PART = 64
 
 
 class VerificationJournal:
-    """For one thread at a time. Entering it brings in what killed runs left; leaving it empties it into the store."""
+    """For one thread at a time. Entering it imports journals of killed runs; leaving it moves its content into the
+    store."""
 
     def __init__(self, state: StateDir) -> None:
         self._store = TrajectoryStore(state)
@@ -39,7 +40,7 @@ class VerificationJournal:
             for left in sorted(self._folder.glob("*.jsonl")):
                 self._bring_in(left)
             self._file = self._path.open("a")
-            # Whoever finds this file unlocked knows that its run is dead.
+            # The lock marks the run as alive.
             fcntl.flock(self._file, fcntl.LOCK_EX)
         except OSError as error:
             raise StoreError(f"cannot keep a journal in {self._folder} ({error}): make it writable") from error
@@ -53,7 +54,7 @@ class VerificationJournal:
             self._file.close()
 
     def write(self, verifications: Sequence[ReplayVerification]) -> None:
-        """They are on the disk when this returns. Raises StoreError."""
+        """The records are on disk when this returns. Raises StoreError."""
         try:
             self._file.writelines(json.dumps(asdict(one)) + "\n" for one in verifications)
             self._file.flush()
@@ -65,7 +66,7 @@ class VerificationJournal:
             self.flush()
 
     def flush(self) -> None:
-        """What was written is in the store when this returns. Raises StoreError."""
+        """The records are in the store when this returns. Raises StoreError."""
         if self._rows:
             _write_part(self._store, self._rows)
             self._file.truncate(0)
@@ -80,17 +81,17 @@ class VerificationJournal:
                     _write_part(self._store, rows)
                 path.unlink(missing_ok=True)
         except (BlockingIOError, FileNotFoundError):
-            return  # its run lives, or another one was faster
+            return  # its run is alive, or another run was faster
 
 
 def _write_part(store: TrajectoryStore, rows: Sequence[ReplayVerification]) -> None:
-    """Named after what is in it: a part that was written before its journal was emptied is replaced by itself."""
+    """Named by content: if the part was written before its journal was emptied, the same part replaces it."""
     ids = "\n".join(row.verification_id for row in rows)
     store.write_verifications(f"verify-{hashlib.sha256(ids.encode()).hexdigest()[:24]}", rows)
 
 
 def _row_of(line: str) -> ReplayVerification | None:
-    """None for the last line of a run that was killed while it wrote it."""
+    """None for an incomplete last line of a killed run."""
     try:
         fields = json.loads(line)
     except ValueError:

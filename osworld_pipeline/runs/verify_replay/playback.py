@@ -1,5 +1,5 @@
-"""Plays a recorded demonstration back: the same actions on a fresh desktop of any screen size, then the task's own
-evaluator. Whatever goes wrong on the way is an outcome, and a fault is never a zero reward."""
+"""Plays back a recorded demonstration: the same actions on a fresh desktop of any screen size, then the task's own
+evaluator. Every failure is recorded as an outcome; a fault is never a zero reward."""
 
 import asyncio
 import time
@@ -35,29 +35,29 @@ class PlaybackLimits:
     """Seconds."""
 
     reset_s: float = 600.0
-    """Waiting for a free replica included."""
+    """Includes the wait for a free replica."""
     actions_s: float = 900.0
     evaluate_s: float = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlayedBack:
-    """How one playback ended."""
+    """Result of one playback."""
 
     outcome: Outcome
     reward: float | None
-    """The grader's score; None exactly where there is none."""
+    """The grader's score; None if and only if there is none."""
     error: str | None
-    """One sentence: the fault, or which action the desktop refused."""
+    """One sentence: the fault, or the action that the desktop refused."""
     num_steps: int
-    """Actions carried out."""
+    """Number of executed actions."""
     info: DesktopInfo
     started_at: float
     duration_s: float
 
 
 class _TooLongError(PipelineError):
-    """The actions took longer than they may."""
+    """The actions exceeded their time limit."""
 
 
 _OUTCOMES: tuple[tuple[type[PipelineError], Outcome], ...] = (
@@ -67,16 +67,17 @@ _OUTCOMES: tuple[tuple[type[PipelineError], Outcome], ...] = (
     (SetupError, Outcome.ENV_FAULT),
     (NoCapacityError, Outcome.ENV_FAULT),
 )
-"""Errors of one attempt. An env server that is gone is not among them: it ends the run."""
+"""Errors of one attempt. A failure of the env server itself is not included: it ends the run."""
 
 
 async def play_back(
     playback: Playback, task: Task, *, desktop: Desktop, pause_s: float, threshold: float, limits: PlaybackLimits
 ) -> PlayedBack:
-    """One attempt on a desktop not reset yet, which it closes. From a reward of `threshold` on it is a success.
+    """Runs one attempt on a desktop that is not reset yet, and closes it. A reward of at least `threshold` is a
+    success.
 
     Raises:
-        EnvServerError: the env server is gone or answered nonsense.
+        EnvServerError: the env server is unreachable or returned an invalid answer.
     """
     attempt = _Attempt(playback, desktop, pause_s)
     started_at, start = time.time(), time.monotonic()
@@ -102,7 +103,7 @@ async def play_back(
 
 
 class _Attempt:
-    """Mutable while it runs; how far it came is read afterwards, however it ended."""
+    """Mutable while it runs; its progress is read after any kind of end."""
 
     def __init__(self, playback: Playback, desktop: Desktop, pause_s: float) -> None:
         self.num_steps = 0
@@ -123,8 +124,8 @@ class _Attempt:
         return await _limited(self._desktop.score(), limits.evaluate_s, late)
 
     async def _act_all(self, screen: tuple[int, int]) -> None:
-        """Until the recorded agent ended the episode, or its turns do. A refused action changes nothing, as it did when
-        it was recorded, and the next one follows."""
+        """Acts until the recorded agent ended the episode or the turns run out. A refused action changes nothing, as in
+        the recording, and the next one follows."""
         for index, turn in enumerate(self._playback.turns):
             command = command_on_screen(turn, screen)
             try:
@@ -139,7 +140,7 @@ class _Attempt:
 
 
 def command_on_screen(turn: PlayedTurn, screen: tuple[int, int]) -> str:
-    """The turn's command, its points moved from the image they were written for to a screen of (width, height)."""
+    """The turn's command, with its points mapped from the original image to a screen of (width, height)."""
     dialect = load_dialect(turn.dialect)
     image = turn.image_size or screen
     return dialect.to_command(
@@ -152,7 +153,7 @@ def _size_of(screenshot: bytes) -> tuple[int, int]:
         with open_picture(screenshot) as image:
             return image.size
     except NO_PICTURE as error:
-        raise ReplicaError(f"a screenshot of {len(screenshot)} bytes is no image: {error}") from error
+        raise ReplicaError(f"a screenshot of {len(screenshot)} bytes is not an image: {error}") from error
 
 
 async def _limited(awaitable: Awaitable[Result], timeout_s: float, otherwise: PipelineError) -> Result:

@@ -1,5 +1,6 @@
-"""Which demonstrations of the replay buffer can be played back, and as what: whole ones one by one, a long one from its
-chunks in order, and the reason of each that cannot. Rows are streamed; of their text only the actions are kept."""
+"""Plans which demonstrations of the replay buffer are played back: whole ones individually, chunked ones in order of
+their chunks, and the reason for each that cannot be played. Rows are streamed; only the actions of their text are
+kept."""
 
 import re
 from collections import Counter, defaultdict
@@ -25,7 +26,7 @@ from osworld_pipeline.store.blobs import BlobStore
 from osworld_pipeline.tables.owned import read_table, table_path
 
 DEFAULT_DIALECT = "slime"
-"""Of rows written before the table named one."""
+"""For rows written before the table had this column."""
 ROWS_PER_BATCH = 64
 _NUMBER = re.compile(r"\d+$")
 _COLUMNS = (
@@ -41,23 +42,23 @@ ENDS_OPEN = "a chunk of a demonstration whose last chunk does not end the episod
 
 @dataclass(frozen=True, kw_only=True)
 class PlayedTurn:
-    """One action to carry out."""
+    """One action to execute."""
 
     dialect: str
     arguments: Mapping[str, Any]
-    """In its normal form, points as the model wrote them."""
+    """In normal form, with points as the model wrote them."""
     image_size: tuple[int, int] | None = None
-    """(width, height) of the image that its points count pixels of; None where it has none."""
+    """(width, height) of the image that its points refer to in pixels; None if there is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Playback:
-    """One demonstration to re-execute; of a chunked one, all its rows."""
+    """One demonstration to execute; all rows of a chunked one."""
 
     row_ids: tuple[str, ...]
     task_id: str
     source: str
-    """Where it stands: the source, the file and the line; of a chunked one those of its first chunk."""
+    """Its location: source, file and line (of the first chunk)."""
     turns: tuple[PlayedTurn, ...]
 
     @property
@@ -68,10 +69,10 @@ class Playback:
 @dataclass(frozen=True, kw_only=True)
 class PlaybackPlan:
     playbacks: tuple[Playback, ...]
-    """In the order to play them: one demonstration of each task first, then the second ones; the same each time."""
+    """In playback order: one demonstration of each task first, then the second ones; deterministic."""
     tasks: Mapping[str, Task]
     unplayable: Mapping[str, tuple[str, ...]]
-    """Row ids by the reason why they cannot be verified: an outcome, not a failure."""
+    """Row ids by the reason why they cannot be verified; this is an outcome, not a failure."""
 
     @property
     def num_unplayable(self) -> int:
@@ -90,7 +91,7 @@ class _Row:
 
     @property
     def chunk(self) -> int | None:
-        """Which chunk it is; None for a whole demonstration."""
+        """The number of the chunk; None for a whole demonstration."""
         if base_task_id(self.original_task_id) == self.original_task_id:
             return None
         number = _NUMBER.search(self.original_task_id)
@@ -102,11 +103,11 @@ class _Row:
 
 
 class _Unplayable(Exception):
-    """Why a row cannot be played; becomes a reason of the plan."""
+    """The reason why a row cannot be played; recorded in the plan."""
 
 
 def plan_playbacks(state: StateDir, *, min_reward: float) -> PlaybackPlan:
-    """Every demonstration that claims a reward of at least `min_reward` and whose task can be run.
+    """Plans every demonstration that claims a reward of at least `min_reward` and whose task can be run.
 
     Raises:
         TableError: a table's file is damaged.
@@ -138,7 +139,7 @@ def plan_playbacks(state: StateDir, *, min_reward: float) -> PlaybackPlan:
 
 
 def chosen_playbacks(plan: PlaybackPlan, recipe: Recipe) -> tuple[Playback, ...]:
-    """Those that the recipe wants verified."""
+    """The playbacks that the recipe selects for verification."""
     limit = {"none": 0, "sample": recipe.replay.verification_sample, "all": None}[recipe.replay.verify]
     return plan.playbacks[:limit]
 
@@ -216,9 +217,8 @@ def _image_size(blobs: BlobStore, sha256: str) -> tuple[int, int]:
 
 
 def _join_chunks(rows: Sequence[_Row], unplayable: dict[str, list[str]]) -> Iterator[list[_Row]]:
-    """The demonstrations of one task that are all there: chunks 0 to n as they follow each other in one file, else the
-    task's only row of each number (where duplicates were removed, the rest of a demonstration may lie in another
-    file)."""
+    """The complete demonstrations of one task: chunks 0 to n that follow each other in one file, or else the task's
+    only row of each number (after deduplication the rest of a demonstration may be in another file)."""
     left: list[_Row] = []
     by_file: dict[tuple[str, str], list[_Row]] = defaultdict(list)
     for row in sorted(rows, key=lambda row: (row.source, row.line, row.row_id)):
@@ -239,7 +239,7 @@ def _join_chunks(rows: Sequence[_Row], unplayable: dict[str, list[str]]) -> Iter
 
 
 def _runs(rows: Sequence[_Row]) -> Iterator[list[_Row]]:
-    """Cut wherever the next chunk's number is not the one after."""
+    """Splits where the next chunk's number does not follow."""
     run: list[_Row] = []
     for row in rows:
         if run and row.chunk != (run[-1].chunk or 0) + 1:

@@ -1,4 +1,4 @@
-"""What is known of the demonstrations that were played back: every try ever made, and the verdict that follows."""
+"""All recorded tries to play back demonstrations, and the resulting verdicts."""
 
 import hashlib
 from collections import defaultdict
@@ -24,14 +24,14 @@ from osworld_pipeline.tables.replay import former_row_ids
 
 class Verdict(StrEnum):
     VERIFIED = "verified"
-    """A playback earned the threshold."""
+    """A playback reached the threshold."""
     FAILED = "failed"
-    """As many graded playbacks as the recipe asks for did not."""
+    """The recipe's number of graded playbacks did not reach it."""
     OPEN = "open"
 
 
 class VerificationRecord:
-    """The tries by row, oldest first; grows as a run adds to it."""
+    """The tries by row, oldest first; a run adds its own."""
 
     def __init__(self, tries: Iterable[ReplayVerification] = ()) -> None:
         self._by_row: dict[str, dict[str, ReplayVerification]] = defaultdict(dict)
@@ -49,16 +49,16 @@ class VerificationRecord:
         return sum(len(tries) for tries in self._by_row.values())
 
     def next_index(self, playback: Playback) -> int:
-        """The number of the next try: a number is never used twice for a row, whatever came of it."""
+        """The number of the next try: each number is used once per row, with any outcome."""
         return max(len(self._by_row.get(row_id, ())) for row_id in playback.row_ids)
 
     def tries(self, playback: Playback) -> list[ReplayVerification]:
-        """Of this demonstration, oldest first; of a chunked one those of its first chunk."""
+        """The tries of this demonstration, oldest first; of a chunked one those of its first chunk."""
         return list(self._by_row.get(playback.row_ids[0], {}).values())
 
     def graded(self, playback: Playback, task: Task, grounds: Collection[Grounds] | None) -> list[ReplayVerification]:
-        """Tries of this demonstration of this very task that ended in a grader's score, oldest first; under one of
-        `grounds`, or under any where that is None."""
+        """Graded tries of this demonstration with this exact task, oldest first; under one of `grounds`, or under any
+        if it is None."""
         digest = task.config_digest
         return [
             one
@@ -77,7 +77,7 @@ class VerificationRecord:
         return Verdict.FAILED if len(graded) >= num_attempts else Verdict.OPEN
 
     def digest(self) -> str:
-        """Of the best reward of each row: the same where nothing that a reader of rewards can see has changed."""
+        """Digest of the best reward of each row; it changes only if visible rewards change."""
         best: dict[str, float] = {}
         for row_id, tries in self._by_row.items():
             rewards = [one.reward for one in tries.values() if one.reward is not None]
@@ -116,7 +116,7 @@ def read_record(state: StateDir) -> VerificationRecord:
 def verifications_of(
     playback: Playback, task: Task, played: PlayedBack, *, index: int
 ) -> tuple[ReplayVerification, ...]:
-    """One for each row of the demonstration: its chunks stand or fall together."""
+    """One for each row of the demonstration: all its chunks share the result."""
     return tuple(
         ReplayVerification(
             verification_id=hashlib.sha256(f"{row_id}/{index}".encode()).hexdigest()[:24],

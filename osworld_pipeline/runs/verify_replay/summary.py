@@ -1,5 +1,5 @@
-"""What a verification came to, in a file beside the tables: counts, the demonstrations that failed, those that cannot
-be verified and why, and how many training tasks a demonstration serves that was seen to work."""
+"""The result of a verification, in a file next to the tables: counts, failed demonstrations, demonstrations that cannot
+be verified and why, and how many training tasks have a verified demonstration."""
 
 import json
 from collections import Counter
@@ -21,7 +21,7 @@ SUMMARY = "verified_replay.json"
 MODULES = tuple(
     f"osworld_pipeline.runs.verify_replay.{name}" for name in ("playback", "playback_plan", "verify_replay")
 )
-"""Our modules that decide what a playback is."""
+"""Our modules that determine a playback."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,35 +33,36 @@ class FailedDemonstration:
     earned: tuple[float, ...]
     """The grader's score of each playback."""
     error: str | None
-    """What the desktop refused, where it did."""
+    """The action that the desktop refused, if any."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class VerificationSummary:
     num_rows: int
-    """Of the replay buffer."""
+    """Rows of the replay buffer."""
     num_demonstrations: int
-    """That can be verified; a chunked one counts once."""
+    """Demonstrations that can be verified; a chunked one counts once."""
     num_chosen: int
-    """Of them by the recipe."""
+    """Number of them that the recipe selects."""
     num_verified: int
     num_failed: int
     num_open: int
-    """Chosen and without a verdict: nothing but faults so far."""
+    """Selected and without a verdict: only faults so far."""
     num_faults: int
-    """Playbacks of the chosen ones, in this run or an earlier one, that ended without a grader's score."""
+    """Playbacks of the selected ones, in this or an earlier run, that ended without a grader's score."""
     num_tasks: int
     coverage: float
-    """Share of the training tasks that a demonstration serves."""
+    """Share of the training tasks with a demonstration."""
     verified_coverage: float
-    """Share of the training tasks that a demonstration serves which was seen to work."""
+    """Share of the training tasks with a verified demonstration."""
     failed: tuple[FailedDemonstration, ...]
     unplayable: Mapping[str, tuple[str, ...]]
     """Row ids by the reason why they cannot be verified."""
     digest: str
-    """Of what every verification ever recorded says."""
+    """Digest of all recorded verifications."""
     key: str = ""
-    """Of all that decides the verdicts, desktops and graders included; empty where those must be asked."""
+    """Digest of everything that determines the verdicts, including desktops and graders; empty if only their servers
+    know these."""
 
     @property
     def num_unplayable(self) -> int:
@@ -77,7 +78,7 @@ def summarise(
     coverage: ReplayCoverage,
     key: str = "",
 ) -> VerificationSummary:
-    """`grounds`: as Verifier's. `coverage`: of the training tasks. `key`: as verification_key's."""
+    """`grounds`: as in Verifier. `coverage`: of the training tasks. `key`: as verification_key's."""
     chosen = chosen_playbacks(plan, recipe)
     num_attempts = recipe.replay.num_verification_attempts
 
@@ -107,8 +108,8 @@ def summarise(
 
 
 def verification_key(state: StateDir, recipe: Recipe, *, desktops: str | None) -> str:
-    """Digest of all that decides the verdicts. `desktops`: what they and their graders are made from; None where only
-    their servers know, and then there is no key (empty)."""
+    """Digest of everything that determines the verdicts. `desktops`: identifies desktops and graders; None if only
+    their servers know it, which gives an empty key."""
     if desktops is None:
         return ""
     return digest_json(
@@ -123,7 +124,7 @@ def verification_key(state: StateDir, recipe: Recipe, *, desktops: str | None) -
 
 
 def settled_summary(state: StateDir, key: str) -> VerificationSummary | None:
-    """What the last verification came to, where `key` says that another one would play nothing."""
+    """The last summary, if `key` shows that another verification would play nothing."""
     summary = read_summary(state)
     return summary if summary is not None and key and summary.key == key and not summary.num_open else None
 
@@ -134,7 +135,7 @@ def write_summary(state: StateDir, summary: VerificationSummary) -> None:
 
 
 def read_summary(state: StateDir) -> VerificationSummary | None:
-    """None where nothing was verified yet."""
+    """None if nothing has been verified yet."""
     path = state.tables / SUMMARY
     if not path.is_file():
         return None

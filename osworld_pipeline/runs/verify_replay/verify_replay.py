@@ -1,5 +1,5 @@
-"""Verifies the replay buffer: re-executes demonstrations on real desktops and records the reward they really earn. What
-is known for a desktop's image and grader is not played again, so a killed run goes on where it was."""
+"""Verifies the replay buffer: re-executes demonstrations on real desktops and records the actual rewards. Results for
+the same desktop image and grader are reused, so a killed run resumes."""
 
 import asyncio
 from collections import Counter
@@ -32,7 +32,7 @@ Report = Callable[[Mapping[str, Any]], None]
 
 
 def main(job: dict[str, Any], report: Report) -> dict[str, Any]:
-    """`job`: recipe, state_root, servers, key (of all that decides the verdicts, where that is known)."""
+    """`job`: recipe, state_root, servers, key (digest of everything that determines the verdicts, if known)."""
     recipe = Recipe.model_validate(job["recipe"])
     state = StateDir(Path(job["state_root"]))
     servers = EnvServers.from_job(job["servers"])
@@ -59,7 +59,7 @@ async def _verify(
 
 
 class Verifier:
-    """Plays what is open, as many at a time as there are replicas; each try is in the store before the next begins."""
+    """Plays unsettled demonstrations, one per replica in parallel; each try is in the store before the next begins."""
 
     def __init__(
         self,
@@ -71,14 +71,15 @@ class Verifier:
         make_desktop: Callable[[], Desktop],
         write: Callable[[Sequence[ReplayVerification]], None],
     ) -> None:
-        """`grounds`: what the desktops are; None where they do not say, and then every grader's score counts."""
+        """`grounds`: images and graders of the desktops; None if a server does not report them, and then every score
+        counts."""
         self._plan, self._record, self._recipe = plan, record, recipe
         self._grounds, self._make_desktop, self._write = grounds, make_desktop, write
         self._writing = asyncio.Lock()
         self._limits = PlaybackLimits(actions_s=recipe.gspo.episode_timeout_s)
 
     async def run(self, report: Report) -> None:
-        """Raises EnvServerError where the env server is gone, or nothing but env_faults came of the whole buffer."""
+        """Raises EnvServerError if the env server is unreachable, or if all playbacks ended in env_faults."""
         chosen = chosen_playbacks(self._plan, self._recipe)
         queue = [playback for playback in chosen if self._verdict(playback) is Verdict.OPEN]
         open_now, tries = iter(queue), list[ReplayVerification]()
@@ -94,18 +95,18 @@ class Verifier:
                 for _ in range(min(self._recipe.desktop.num_replicas, len(queue))):
                     group.create_task(work())
         except BaseExceptionGroup as failures:
-            # One cause ended the run; the others are its echo.
+            # One error ended the run; the others are consequences.
             raise failures.exceptions[0] from failures
         is_all_open = all(self._verdict(playback) is Verdict.OPEN for playback in chosen)
         if tries and is_all_open and all(one.outcome is Outcome.ENV_FAULT for one in tries):
             raise EnvServerError(f"all {len(tries)} playbacks ended in an env_fault; the first: {tries[0].error}")
 
     async def _settle(self, playback: Playback, tries: list[ReplayVerification]) -> None:
-        """Tries until there is a verdict or the budget of faults is spent; adds to `tries`. A try after a failed one
-        makes longer pauses, for a busy machine must not pass for a bad demonstration."""
+        """Tries until there is a verdict or the fault budget is spent; adds to `tries`. A try after a failed one makes
+        longer pauses, so that a busy machine does not look like a bad demonstration."""
         task, recipe = self._plan.tasks[playback.task_id], self._recipe
         num_graded = 0
-        # Bounded both ways: a desktop may turn out to be another than its server said.
+        # Bounded by both limits: a desktop may differ from the description that its server gave.
         for _ in range(recipe.replay.num_verification_attempts + recipe.gspo.max_env_attempts - 1):
             played = await play_back(
                 playback,

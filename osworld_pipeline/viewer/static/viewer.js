@@ -1,6 +1,6 @@
 "use strict";
-// Makes pages quick that work without it: links and forms that narrow the list fetch only the list, and the scrubber
-// shows another step without asking the server. Whatever a model said is set as text, never as markup.
+// Optional speed-up of the pages: links and forms that filter the list fetch only the list, and the scrubber shows
+// another step without a request. The model's text is inserted as text, never as markup.
 document.documentElement.classList.add("js");
 const POLL_MS = 5000, LIMIT_MS = 30000, AHEAD = 2;
 const find = (selector, within = document) => within.querySelector(selector);
@@ -144,18 +144,18 @@ function load(step) {
 
 document.addEventListener("error", (event) => {
   if (!(event.target instanceof HTMLImageElement)) return;
-  const told = document.createElement("p");
-  told.className = "missing";
-  told.textContent = "This screenshot could not be loaded: it may have been removed from the store.";
-  event.target.closest(".shot").replaceChildren(told);
+  const note = document.createElement("p");
+  note.className = "missing";
+  note.textContent = "This screenshot could not be loaded: it may have been removed from the store.";
+  event.target.closest(".shot").replaceChildren(note);
 }, true);
 
 async function ask(address) {
   const answer = await fetch(address, { signal: AbortSignal.timeout(LIMIT_MS) });
   if (answer.ok) return answer;
-  let told = `the viewer answered ${answer.status}`;
-  try { told = (await answer.json()).error || told; } catch (error) { /* no JSON: the status says it */ }
-  throw new Error(told);
+  let message = `the viewer answered ${answer.status}`;
+  try { message = (await answer.json()).error || message; } catch (error) { /* no JSON: the status is shown */ }
+  throw new Error(message);
 }
 
 async function showTokens(player) {
@@ -255,7 +255,7 @@ document.addEventListener("keydown", (event) => {
 const showKeys = find("#show-keys");
 if (showKeys) showKeys.addEventListener("click", keys["?"]);
 
-// What is newer ------------------------------------------------------------------------------------------------------
+// Newer episodes -----------------------------------------------------------------------------------------------------
 let poll = 0;
 
 async function lookForNewer() {
@@ -269,15 +269,15 @@ async function lookForNewer() {
       const link = document.createElement("a");
       link.href = location.href;
       link.textContent = "show them";
-      const told = more > 0 ? `${more.toLocaleString("en")} newer episode${more === 1 ? "" : "s"} in the store: ` : "The store has changed: ";
-      if (box.dataset.told !== told) {
-        box.dataset.told = told;
-        box.replaceChildren(told, link);
+      const text = more > 0 ? `${more.toLocaleString("en")} newer episode${more === 1 ? "" : "s"} in the store: ` : "The store has changed: ";
+      if (box.dataset.text !== text) {
+        box.dataset.text = text;
+        box.replaceChildren(text, link);
         link.addEventListener("click", (event) => { event.preventDefault(); if (results) narrow(location.pathname + location.search, { keepsHistory: true }); else location.reload(); });
       }
       box.hidden = false;
     }
-  } catch (error) { /* asked again: the viewer may be restarting */ }
+  } catch (error) { /* retried: the viewer may be restarting */ }
   poll = setTimeout(lookForNewer, POLL_MS);
 }
 

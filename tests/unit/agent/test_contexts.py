@@ -254,7 +254,7 @@ def test_a_demonstration_that_the_dialect_cannot_say_is_refused(renderer: Render
         user_message("t"),
         assistant_message(SLIME.format("Wait", {"action": "wait", "seconds": 30})),
     ]
-    with pytest.raises(ValueError, match="cannot be said in the dialect sendkey: wait with these arguments"):
+    with pytest.raises(ValueError, match="cannot be expressed in the dialect sendkey: wait with these arguments"):
         render_for_agent(renderer, patient, pictures[:1], agent=agent_of(dialect="sendkey"), dialect="slime")
     with pytest.raises(ValueError, match="cannot be read in the dialect pyautogui"):
         render_for_agent(renderer, demonstration(pictures), pictures, agent=agent_of(), dialect="pyautogui")

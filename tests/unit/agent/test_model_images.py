@@ -61,10 +61,10 @@ def test_a_point_at_the_far_corner_stays_on_the_screen(noise_png: Noise) -> None
 
 
 def test_bytes_that_are_no_image_are_refused() -> None:
-    with pytest.raises(ValueError, match="is no image"):
+    with pytest.raises(ValueError, match="is not an image"):
         prepare_screenshot(b"not a png", 1024)
 
 
 def test_a_torn_png_is_refused(noise_png: Noise) -> None:
-    with pytest.raises(ValueError, match="is no image"):
+    with pytest.raises(ValueError, match="is not an image"):
         prepare_screenshot(noise_png(64, 64, 0)[:500], 1 << 20)

@@ -151,7 +151,7 @@ def test_a_replay_row_that_its_dialect_cannot_read_is_found(
 
 def test_a_demonstration_without_a_turn_is_found(state: StateDir) -> None:
     change_table(state, "replay_buffer", messages=[])
-    assert "no turn of the agent" in offenders(ask(state, "replay_rows_can_be_read"))
+    assert "no agent turn" in offenders(ask(state, "replay_rows_can_be_read"))
 
 
 @pytest.mark.parametrize("sha256", [digest_bytes(image_bytes(1)), digest_bytes(image_bytes(9))])

@@ -68,7 +68,7 @@ def test_ours_is_measured_against_a_peer_and_the_ratio_is_printed(tmp_path: Path
 
 
 def test_folder_that_is_no_peer_is_named(tmp_path: Path) -> None:
-    with pytest.raises(BenchmarkError, match="no checkout of Slime-OSWorld"):
+    with pytest.raises(BenchmarkError, match="not a checkout of Slime-OSWorld"):
         peer_server(tmp_path)
 
 

@@ -58,7 +58,7 @@ def test_a_part_that_hangs_or_dies_keeps_its_figures_and_the_others_run() -> Non
 def test_a_part_that_would_begin_after_the_budget_is_not_run() -> None:
     (result,) = run_parts(["works"], fake_command, limits_s={"works": 60}, budget_s=1)
     assert result.status == "not run"
-    assert "spent" in result.error
+    assert "used up" in result.error
 
 
 def test_an_exception_ends_its_part_alone_and_stands_on_the_sheet(
@@ -95,7 +95,7 @@ def test_the_page_says_what_is_not_met_and_escapes_bars() -> None:
         "# Measured on NVIDIA H100 80GB HBM3\n\n2026-01-02, size `full`, 10 s, torch 2. 1 of 2 parts"
     )
     assert "| \\|a - b\\| | 0.1 |" in page
-    assert "| Speed and memory: all weights | a claim is not met |" in page
+    assert "| Speed and memory: all weights | a check failed |" in page
     assert "- **not met**: it is fast" in page
 
 

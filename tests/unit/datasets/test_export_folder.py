@@ -46,7 +46,7 @@ def test_an_export_that_fails_is_not_there(tmp_path: Path) -> None:
 
 def test_what_is_there_is_refused_and_kept(tmp_path: Path) -> None:
     write(tmp_path / "out", "one")
-    with pytest.raises(StoreError, match="is there already: choose another folder, or add --replace"):
+    with pytest.raises(StoreError, match="exists: choose another folder, or add --replace"):
         write(tmp_path / "out", "two")
     assert content(tmp_path / "out")["sub/data"] == "one"
 
@@ -83,7 +83,7 @@ def test_only_an_export_is_ever_replaced(tmp_path: Path, kind: str) -> None:
         target.write_text("years")
     else:
         target.symlink_to(precious)
-    with pytest.raises(StoreError, match=rf"no earlier export \(it has no {MANIFEST}\)"):
+    with pytest.raises(StoreError, match=rf"not an export \(it has no {MANIFEST}\)"):
         write(target, "two", replace=True)
     assert content(precious)["sub/data"] == "one"
     assert target.exists()

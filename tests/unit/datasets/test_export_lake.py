@@ -140,7 +140,7 @@ def test_without_pylance_the_extra_is_named(state: StateDir, tmp_path: Path, mon
 def test_a_file_in_the_way_is_kept(state: StateDir, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine").write_text("x")
-    with pytest.raises(StoreError, match="is there already"):
+    with pytest.raises(StoreError, match="exists: choose another folder"):
         export_lake(state, tmp_path / "out")
     assert (tmp_path / "out" / "mine").read_text() == "x"
 

@@ -155,7 +155,7 @@ def test_the_command_line_writes_counts_and_refuses_in_one_sentence(state: State
     again = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert again.returncode == 1
     assert again.stderr.startswith("StoreError: ")
-    assert "add --replace to write it anew" in " ".join(again.stderr.split())
+    assert "add --replace to replace it" in " ".join(again.stderr.split())
 
 
 def raw_state(root: Path) -> StateDir:

@@ -112,7 +112,7 @@ def test_a_run_without_its_first_screen_has_a_first_turn_of_words_alone(state: S
         ([CLICK, CLICK], "0.0", Outcome.TRUNCATED, None),
         ([CLICK, "DONE"], None, Outcome.GRADER_FAULT, "no result.txt"),
         ([CLICK], None, Outcome.ENV_FAULT, "cut short after 1 steps"),
-        ([CLICK, "DONE"], "nan", Outcome.GRADER_FAULT, "no score"),
+        ([CLICK, "DONE"], "nan", Outcome.GRADER_FAULT, "not a score"),
         ([CLICK, "DONE"], "Traceback", Outcome.GRADER_FAULT, "no number"),
     ],
 )
@@ -180,7 +180,7 @@ def test_a_success_with_parts_missing_is_an_episode_and_no_demonstration(
 @pytest.mark.parametrize(
     ("action", "reason"),
     [
-        ("pyautogui.mouseDown()", "step 1: pyautogui.mouseDown is none of the actions"),
+        ("pyautogui.mouseDown()", "step 1: pyautogui.mouseDown is not a known action"),
         ("pyautogui.click(500, 4)", "on no screen of 64x32"),
         ({"action_type": "CLICK", "parameters": {"x": 3, "y": 4}}, "step 1"),
     ],

@@ -38,7 +38,7 @@ def test_it_writes_five_files_and_tells_statistics_duplicates_and_rejects(state:
     assert json.dumps(stats, indent=2) in result.stdout
     assert "duplicates left out: 1\n" in result.stdout
     assert "rejects: malformed 1 (file, line and reason in osworld_rejects.parquet)" in result.stdout
-    assert "not there, left out: sft_curated_final" in result.stderr
+    assert "missing, skipped: sft_curated_final" in result.stderr
     (line,) = (state.root / "out" / "osworld_replay_train.jsonl").read_text().splitlines()
     assert json.loads(line)["messages"][0] == {"role": "system", "content": "Act — so.\r\n"}
 

@@ -157,7 +157,7 @@ def test_a_full_disk_is_one_clear_error_and_leaves_nothing(tmp_path: Path) -> No
     )
     done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=60)
     assert "cannot write" in done.stdout
-    assert "nothing half-written is left" in done.stdout
+    assert "no partial file remains" in done.stdout
     assert done.stderr == ""
     assert list((tmp_path / "out").iterdir()) == []
 

@@ -134,7 +134,7 @@ def test_files_of_two_domains_with_one_id_are_two_tasks_and_the_artefact_has_the
     assert [row["task_id"] for row in rows_of(state, "train_tasks")] == ["t2"]
     (reject,) = rows_of(state, "rejects")
     assert (reject["kind"], reject["task_id"]) == ("duplicate_task", "t1")
-    assert "chrome, vlc have a task of this id each" in reject["reason"]
+    assert "chrome, vlc each have a task with this id" in reject["reason"]
     rebuild_catalog(state)
     assert run_query(state, "SELECT count(*), count(DISTINCT task_id) FROM tasks").rows == [(3, 2)]
     write_union_artefacts(state.datasets, state.osworld_repo, tmp_path / "out", system_prompt="p")
@@ -217,7 +217,7 @@ def test_a_folder_in_place_of_a_source_is_a_reject(state: StateDir, name: str) -
     build_union_tables(state, system_prompt="p")
     (reject,) = rows_of(state, "rejects")
     assert (reject["source_dataset"], reject["kind"]) == (name, "unreadable")
-    assert "a folder stands in the place" in reject["reason"]
+    assert "the path is a folder, not a file" in reject["reason"]
 
 
 @pytest.mark.parametrize("reward", [-0.1, 1.5, 7])

@@ -35,13 +35,13 @@ def a_project(folder: Path, **texts: str) -> dict[str, Page]:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("[a](docs/gone.md)", "README.md:1: docs/gone.md leads nowhere"),
-        ("# Top\n\n[a](#topp)", "README.md:3: #topp names no heading of README.md"),
-        ("[a](docs/page.md#two-words)", "README.md:1: docs/page.md#two-words names no heading of docs/page.md"),
-        ("[a](../elsewhere.md)", "README.md:1: ../elsewhere.md leads out of the project"),
+        ("[a](docs/gone.md)", "README.md:1: docs/gone.md does not exist"),
+        ("# Top\n\n[a](#topp)", "README.md:3: #topp is not a heading of README.md"),
+        ("[a](docs/page.md#two-words)", "README.md:1: docs/page.md#two-words is not a heading of docs/page.md"),
+        ("[a](../elsewhere.md)", "README.md:1: ../elsewhere.md is outside the project"),
         ("![](docs/page.md)", "README.md:1: the picture docs/page.md has no alternative text"),
-        ("![words](docs/gone.png)", "README.md:1: docs/gone.png leads nowhere"),
-        ("[a][b]\n\n[b]: docs/gone.md", "README.md:1: docs/gone.md leads nowhere"),
+        ("![words](docs/gone.png)", "README.md:1: docs/gone.png does not exist"),
+        ("[a][b]\n\n[b]: docs/gone.md", "README.md:1: docs/gone.md does not exist"),
     ],
 )
 def test_a_broken_link_is_named_with_its_line(tmp_path: Path, text: str, told: str) -> None:
@@ -64,7 +64,7 @@ def test_equal_headings_have_anchors_of_their_own(tmp_path: Path) -> None:
 
 def test_a_page_that_no_other_leads_to_is_named(tmp_path: Path) -> None:
     pages = a_project(tmp_path, **{"docs/lost.md": "[home](../README.md)\n"})
-    assert broken_links(pages, tmp_path) == ["docs/lost.md: no page leads to it from README.md or docs/README.md"]
+    assert broken_links(pages, tmp_path) == ["docs/lost.md: it cannot be reached from README.md or docs/README.md"]
 
 
 def test_a_link_to_a_folder_leads_to_the_pages_in_it(tmp_path: Path) -> None:
@@ -80,4 +80,4 @@ def test_the_command_says_what_is_broken_and_ends_with_1(tmp_path: Path) -> None
     program.write_text((ROOT / "docs/check_links.py").read_text())
     (tmp_path / "README.md").write_text("[a](gone.md)\n")
     done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stderr) == (1, "README.md:1: gone.md leads nowhere\n")
+    assert (done.returncode, done.stderr) == (1, "README.md:1: gone.md does not exist\n")

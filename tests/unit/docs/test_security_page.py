@@ -1,4 +1,4 @@
-"""The threat model: each row says what stands in the way, and the tests that show it are there."""
+"""The threat model: each row has a protection, and its tests exist."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ PAGE = (Path(__file__).resolve().parents[3] / "docs/security.md").read_text()
 ROWS = [
     [cell.strip() for cell in line.strip("|").split("|")]
     for line in PAGE.splitlines()
-    if line.startswith("|") and not line.startswith("|---") and "what stands in the way" not in line
+    if line.startswith("|") and not line.startswith("|---") and "| protection |" not in line
 ]
 
 

@@ -28,7 +28,7 @@ def put_program(folder: Path, name: str, text: str) -> None:
 
 def test_a_program_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
     script = f"sleep 60 & echo $! > {tmp_path}/child; wait"
-    with pytest.raises(DependencyError, match=r"sh did not answer within 0\.5 s"):
+    with pytest.raises(DependencyError, match=r"sh did not respond within 0\.5 s"):
         ask(["/bin/sh", "-c", script], limit_s=0.5)
     child = int((tmp_path / "child").read_text())
     deadline = time.monotonic() + 5.0
@@ -45,7 +45,7 @@ def test_a_program_that_is_not_there_is_told_by_name() -> None:
 def test_lines_come_until_the_time_is_over() -> None:
     lines = ask_lines(["/bin/sh", "-c", "echo one; echo two; sleep 60"], limit_s=1.0)
     assert [next(lines), next(lines)] == ["one\n", "two\n"]
-    with pytest.raises(DependencyError, match="did not end within 1 s"):
+    with pytest.raises(DependencyError, match="did not exit within 1 s"):
         next(lines)
 
 
@@ -74,7 +74,7 @@ def test_a_program_ends_with_the_doctor_that_was_killed(tmp_path: Path) -> None:
 def test_an_nvidia_smi_that_hangs_is_told_within_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put_program(tmp_path, "nvidia-smi", "sleep 60")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    with pytest.raises(DependencyError, match=r"nvidia-smi did not answer within 0\.5 s"):
+    with pytest.raises(DependencyError, match=r"nvidia-smi did not respond within 0\.5 s"):
         check_gpu("gpu", limit_s=0.5)
 
 

@@ -30,7 +30,7 @@ def test_a_check_that_hangs_is_a_finding_and_holds_nobody_up() -> None:
     found = run_checks([one("slow", hang, limit_s=0.2), one("quick", fine)])
     assert time.monotonic() - began < 5.0
     assert [(finding.name, finding.status) for finding in found] == [("slow", Status.BROKEN), ("quick", Status.OK)]
-    assert found[0].message == "the check did not end within 0.2 s"
+    assert found[0].message == "the check did not finish within 0.2 s"
 
 
 def test_a_check_that_crashes_is_a_finding_with_its_reason() -> None:
@@ -52,7 +52,7 @@ def test_what_was_found_before_the_end_of_the_time_is_kept() -> None:
 
 def test_a_name_that_a_check_forgot_is_a_finding_too() -> None:
     (found,) = run_checks([Check(names=("forgotten",), look=lambda: iter(()), limit_s=5.0)])
-    assert (found.status, found.message) == (Status.BROKEN, "the check gave no answer")
+    assert (found.status, found.message) == (Status.BROKEN, "the check returned no result")
 
 
 def test_only_checks_that_are_wanted_are_run() -> None:

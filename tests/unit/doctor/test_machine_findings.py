@@ -44,7 +44,7 @@ def test_a_containers_memory_is_its_limit_without_what_is_cached_of_files(tmp_pa
 
 def test_the_disk_that_a_demo_needs_is_the_disk_that_is_asked_for(tmp_path: Path) -> None:
     assert machine.MIN_FREE_BYTES == MIN_FREE_BYTES
-    assert "where" in check_disk("disk", StateDir(tmp_path / "not" / "yet")).message
+    assert "on the disk of" in check_disk("disk", StateDir(tmp_path / "not" / "yet")).message
     assert not (tmp_path / "not").exists()
 
 

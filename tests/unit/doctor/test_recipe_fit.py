@@ -72,7 +72,7 @@ def test_the_command_refuses_what_does_not_fit(tmp_path: Path) -> None:
 
 def test_a_trainer_is_ready_for_a_recipe_that_the_first_line_names(tmp_path: Path) -> None:
     first, *rest = doctor(tmp_path, "--role", "trainer").stdout.splitlines()
-    assert first.startswith("readiness for the recipe demo, the default; --recipe names another of areal_full, ")
+    assert first.startswith("readiness for the recipe demo, the default; --recipe selects another of areal_full, ")
     assert any("demo needs" in line for line in rest)
 
 

@@ -68,11 +68,11 @@ def test_a_sane_instance_tells_its_limits(tmp_path: Path) -> None:
     ("change", "status", "words"),
     [
         ({"error": "its storage cannot be opened: no"}, Status.MISSING, "cannot be opened"),
-        ({"monitoring": {"enabled": True}}, Status.WARN, "later runs wait for ever"),
+        ({"monitoring": {"enabled": True}}, Status.WARN, "later runs never start"),
         ({"pools": {"granularity": "op"}}, Status.WARN, "no default limit"),
         ({"relative": True}, Status.WARN, "relative"),
         ({"storage": "DagsterPostgresStorage"}, Status.WARN, "runs fail at a pool whose limit is the default"),
-        ({"is_new": True}, Status.OK, "nothing yet"),
+        ({"is_new": True}, Status.OK, "valid and empty"),
     ],
 )
 def test_an_instance_is_judged(tmp_path: Path, change: dict[str, Any], status: Status, words: str) -> None:
@@ -94,16 +94,16 @@ def test_what_an_instance_lacks_has_its_way_out(tmp_path: Path, error: str, reme
 
 
 def test_a_daemon_is_judged_by_its_heartbeat() -> None:
-    assert judge_daemon("d", SANE, start="make dev").message == "Dagster's daemon was heard of 3 s ago"
+    assert judge_daemon("d", SANE, start="make dev").message == "Dagster's daemon sent a heartbeat 3 s ago"
     late = judge_daemon("d", {**SANE, "heartbeats_s": {"SENSOR": 3600.0}}, start="make dev STATE=/s")
-    assert ("since 60 minutes" in late.message, late.remedy) == (True, "make dev STATE=/s")
+    assert ("for 60 minutes" in late.message, late.remedy) == (True, "make dev STATE=/s")
     assert judge_daemon("d", {"heartbeats_s": {}}, start="make dev").status == Status.WARN
     assert "fails at: SENSOR" in judge_daemon("d", {**SANE, "failing_daemons": ["SENSOR"]}, start="make dev").message
 
 
 def test_dagster_home_must_be_absolute_and_hold_a_dagster_yaml(tmp_path: Path) -> None:
     assert check_home("h", place(tmp_path)).status == Status.WARN
-    assert "only an absolute path" in check_home("h", place(tmp_path, Path("here"))).message
+    assert "requires an absolute path" in check_home("h", place(tmp_path, Path("here"))).message
     assert "no dagster.yaml" in check_home("h", place(tmp_path, tmp_path)).message
     (tmp_path / "dagster.yaml").touch()
     assert check_home("h", place(tmp_path, tmp_path)).status == Status.OK

@@ -59,7 +59,7 @@ def test_a_state_without_anything_is_fine_and_stays_so(state: StateDir) -> None:
 
 def test_a_catalog_is_asked_and_a_damaged_one_is_told_in_its_own_words(state: StateDir) -> None:
     rebuild_catalog(state)
-    assert check_catalog("catalog", state).message.endswith("opens and knows 0 episodes")
+    assert check_catalog("catalog", state).message.endswith("opens and has 0 episodes")
     state.catalog.write_bytes(b"no database" * 1000)
     found = check_catalog("catalog", state)
     assert found.status == Status.MISSING
@@ -79,7 +79,7 @@ def test_an_older_schema_names_the_upgrade_and_a_newer_one_the_mlflow_that_lacks
     with closing(sqlite3.connect(state.mlflow_db)) as base:
         base.execute("UPDATE alembic_version SET version_num = 'ffffffffffff'")
         base.commit()
-    assert "does not know" in check_mlflow_database("m", state).message
+    assert "does not support" in check_mlflow_database("m", state).message
 
 
 def test_a_file_that_is_no_database_is_told(state: StateDir) -> None:
@@ -111,7 +111,7 @@ def test_an_adapter_whose_base_is_gone_is_told(state: StateDir) -> None:
     found = check_adapters("adapters", state)
     assert found.status == Status.MISSING
     assert f"is gone: there is no folder {state.checkpoints / 'base-1'}" in found.message
-    assert found.remedy.startswith("put the base back there")
+    assert found.remedy.startswith("restore the base")
     (state.checkpoints / "base-1").mkdir()
     found = check_adapters("adapters", state)
     assert (found.status, found.message.startswith("1 adapter checkpoints in ")) == (Status.OK, True)

@@ -136,7 +136,7 @@ async def test_what_a_guest_tells_of_its_programs_is_tampering_unless_its_host_l
         desktop.disabled, desktop.host_lacked_memory = "the message bus was ended", lacked
         answer = await server.post("/step", episode_id=episode_id, action="WAIT", pause=0)
         assert fault(answer) == (500, told)
-        assert "have disabled what answers /accessibility: the message bus was ended" in answer.json()["error"]
+        assert "have disabled the services behind /accessibility: the message bus was ended" in answer.json()["error"]
 
 
 async def test_evaluator_that_crashes_is_a_grader_fault_and_no_zero() -> None:
@@ -164,14 +164,14 @@ async def test_no_free_replica_is_503_with_retry_after() -> None:
         ({"id": None}, "without a string 'id'"),
         ({"instruction": " "}, "has no instruction"),
         ({"config": [{"type": "googledrive", "parameters": {}}]}, "set-up verb 'googledrive'"),
-        ({"config": [{"type": "wait"}]}, "'wait', which there is not: there are activate_window,"),
+        ({"config": [{"type": "wait"}]}, "'wait', which does not exist: there are activate_window,"),
         (
             {"evaluator": {"func": "compare_pptx_files"}},
             "metric 'compare_pptx_files', which only OSWorld's desktop-env has",
         ),
         (
             {"evaluator": {"func": "check_includes"}},
-            "'check_includes', which there is not: did you mean check_include_exclude",
+            "'check_includes', which does not exist: did you mean check_include_exclude",
         ),
         ({"evaluator": {"func": "exact_match", "result": {"type": "bookmarks"}}}, "getter 'bookmarks'"),
         ({"evaluator": {"func": ["exact_match"] * 2, "result": [{"type": "rule"}]}}, "2 evaluator functions and 1"),

@@ -66,12 +66,12 @@ def test_download_hosts_of_the_command_line_are_added_to_the_others(tmp_path: Pa
     [
         ("replicas = 2", "unknown key 'replicas'"),
         ("[limits]\nsleep = 2", "unknown key 'limits.sleep'"),
-        ("limits = 2", r"'limits' as a value; it is a table: \[limits\]"),
+        ("limits = 2", r"'limits' as a value; it must be a table: \[limits\]"),
         ("num_replicas = 0", "num_replicas: .* greater than or equal to 1"),
         ("[qemu]\naccelerator = 'magic'", "qemu.accelerator"),
         ("token = 'secret'", "set it in the environment: ENV_SERVER_TOKEN"),
         ("osgym_allowed_ips = ['10.0.0.1']", "set it in the environment: OSGYM_ALLOWED_IPS"),
-        ("port = ", "is no TOML"),
+        ("port = ", "is not valid TOML"),
     ],
 )
 def test_wrong_file_is_refused_by_the_key_that_is_wrong(tmp_path: Path, text: str, sentence: str) -> None:

@@ -162,7 +162,7 @@ def test_a_group_that_cannot_be_made_later_is_an_error_and_no_desktop_without_bo
 @pytest.mark.parametrize("cgroup", ["", "0::/\n", "4:memory:/a\n"])
 def test_a_machine_without_control_groups_says_why_single_processes_are_bounded(tmp_path: Path, cgroup: str) -> None:
     bounds = Bounds.open(LIMITS, proc=machine(tmp_path, cgroup=cgroup, mounts=[]))
-    assert bounds.description == "single processes only, no control group can be made (no control groups are mounted)"
+    assert bounds.description == "limits per process only, no control group can be made (no control groups are mounted)"
     assert bounds.make_group() is None
     bounds.close()
 

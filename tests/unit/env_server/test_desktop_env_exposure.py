@@ -90,6 +90,6 @@ async def test_guest_on_tcp_is_lent_as_it_is() -> None:
 
 async def test_guest_that_others_cannot_find_is_not_lent() -> None:
     async with GuestClient(httpx.AsyncClient(), name="g") as guest:
-        with pytest.raises(ReplicaError, match="cannot be lent"):
+        with pytest.raises(ReplicaError, match="cannot be forwarded"):
             async with tcp_forward(guest):
                 raise AssertionError("it must not come to this")

@@ -30,7 +30,7 @@ def test_install_is_read_without_being_loaded() -> None:
 
 
 def test_python_without_desktop_env_names_the_way_out(tmp_path: Path) -> None:
-    with pytest.raises(DependencyError, match="has no desktop-env; make it with scripts/setup-desktop-env"):
+    with pytest.raises(DependencyError, match="has no desktop-env; create it with scripts/setup-desktop-env"):
         DesktopEnvInstall.find(Path(sys.executable), (tmp_path,))
     with pytest.raises(DependencyError, match=r"cannot be run .*No such file"):
         DesktopEnvInstall.find(tmp_path / "python")
@@ -73,14 +73,14 @@ def test_image_digest_follows_what_a_vm_is_made_of(tmp_path: Path) -> None:
         ({"func": ["infeasible"]}, "metric 'infeasible'"),
         ({"func": [{}]}, "metric {}"),
         ({"result": {"type": "no_such_getter"}}, "getter 'no_such_getter'"),
-        ({"result": {}}, "'result' is no object with a 'type'"),
-        ({"result": {"type": "tabs"}}, "reaches into a browser"),
-        ({"func": ["exact_match", "exact_match"], "result": [RULE], "expected": []}, "not as many of 'result'"),
-        ({"func": ["exact_match"], "result": [RULE], "expected": [None]}, "'expected' is no object"),
+        ({"result": {}}, "'result' is not an object with a 'type'"),
+        ({"result": {"type": "tabs"}}, "uses a port of the browser"),
+        ({"func": ["exact_match", "exact_match"], "result": [RULE], "expected": []}, "another number of 'result'"),
+        ({"func": ["exact_match"], "result": [RULE], "expected": [None]}, "'expected' is not an object"),
         ({"conj": "xor"}, "by 'xor'"),
-        ({"result": {"type": "vm_file", "path": "/a", "dest": "../../a"}}, "'../../a' as a file of its own"),
-        ({"result": {"type": "vm_file", "path": "/a", "dest": ["a", "/etc/a"]}}, "'/etc/a' as a file of its own"),
-        ({"result": {"type": "cache_file", "path": "../a"}}, "'../a' as a file of its own"),
+        ({"result": {"type": "vm_file", "path": "/a", "dest": "../../a"}}, "'../../a', which is outside"),
+        ({"result": {"type": "vm_file", "path": "/a", "dest": ["a", "/etc/a"]}}, "'/etc/a', which is outside"),
+        ({"result": {"type": "cache_file", "path": "../a"}}, "'../a', which is outside its own folder"),
     ],
 )
 def test_evaluator_that_osworld_would_crash_on_is_refused_beforehand(evaluator: dict, sentence: str) -> None:
@@ -109,10 +109,10 @@ def verb(name: str, **parameters: Any) -> dict[str, Any]:
     [
         (verb("no_such_verb"), "set-up verb 'no_such_verb'"),
         ("sleep", "set-up verb None"),
-        (verb("googledrive", settings_file="/etc/passwd"), "'/etc/passwd' as a file of its own"),
-        (verb("execute", command="a", stdout="../a"), "'../a' as a file of its own"),
+        (verb("googledrive", settings_file="/etc/passwd"), "'/etc/passwd', which is outside its own folder"),
+        (verb("execute", command="a", stdout="../a"), "'../a', which is outside its own folder"),
         (verb("download", files=[{"url": "http://inside.test/a", "path": "/a"}]), "downloads from inside.test"),
-        (verb("download", files=[{"url": "file:///etc/passwd", "path": "/a"}]), "no web address"),
+        (verb("download", files=[{"url": "file:///etc/passwd", "path": "/a"}]), "not a web address"),
         (verb("upload_file", files=[{"local_path": "/etc/passwd", "path": "/a"}]), "outside the server's upload"),
         (verb("upload_file", files=[{"local_path": "../secret", "path": "/a"}]), "outside the server's upload"),
         (verb("upload_file", files="a"), "needs a list of files"),

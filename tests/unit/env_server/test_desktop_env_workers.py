@@ -130,7 +130,7 @@ async def test_evaluator_that_crashes_is_no_reward(desktop: DesktopEnvDesktop) -
 async def test_score_beyond_1_is_no_reward(desktop: DesktopEnvDesktop) -> None:
     driver = drive(desktop, task_of("too_much"))
     await driver.prepare()
-    with pytest.raises(EvaluatorError, match="answered 7"):
+    with pytest.raises(EvaluatorError, match="returned 7"):
         await driver.evaluate(last_action=None)
 
 
@@ -145,7 +145,7 @@ async def test_guest_that_is_gone_during_grading_is_no_zero(desktop: DesktopEnvD
 async def test_action_that_the_guest_did_not_carry_out_is_a_fault(desktop: DesktopEnvDesktop) -> None:
     driver = drive(desktop)
     await driver.prepare()
-    with pytest.raises(ReplicaError, match="did not carry out"):
+    with pytest.raises(ReplicaError, match="did not execute"):
         await driver.act("pyautogui.sleep(0.99999)", pause_s=0, settle="fixed")
     await driver.act("pyautogui.press('pause')", pause_s=0, settle="fixed")
     with pytest.raises(ReplicaError, match="no screenshot"):
@@ -255,7 +255,7 @@ async def test_user_may_bring_a_provider_of_his_own(tmp_path: Path, place: str) 
 async def test_vm_that_does_not_start_is_told(tmp_path: Path) -> None:
     provider = DesktopEnvProvider(python=INSTALL.python, install=INSTALL, folder=tmp_path, region="nowhere")
     try:
-        with pytest.raises(ReplicaError, match="r0 did not come up: desktop-env: ValueError: no such region"):
+        with pytest.raises(ReplicaError, match="r0 did not start: desktop-env: ValueError: no such region"):
             await provider.start("r0")
     finally:
         await provider.close()
@@ -269,7 +269,7 @@ async def test_desktop_env_that_does_not_load_is_told(tmp_path: Path) -> None:
     broken = DesktopEnvInstall(**{**vars(INSTALL), "search_path": (package.parent,)})
     provider = DesktopEnvProvider(python=broken.python, install=broken, folder=tmp_path)
     try:
-        with pytest.raises(DependencyError, match=r"does not load; it said: ModuleNotFoundError.*no_such_module"):
+        with pytest.raises(DependencyError, match=r"does not load; its output: ModuleNotFoundError.*no_such_module"):
             await provider.start("r0")
     finally:
         await provider.close()
@@ -336,7 +336,7 @@ async def test_grader_sees_the_guest_the_kept_files_and_the_last_action(
     assert graders.version == INSTALL.name
 
 
-@pytest.mark.parametrize(("func", "sentence"), [("crash", "KeyError"), ("die", "broke off")])
+@pytest.mark.parametrize(("func", "sentence"), [("crash", "KeyError"), ("die", "was interrupted")])
 async def test_grader_that_crashes_is_no_reward(
     graders: OSWorldGraders, desktop: DesktopEnvDesktop, func: str, sentence: str
 ) -> None:

@@ -125,7 +125,7 @@ async def test_an_address_that_is_kept_but_no_longer_allowed_is_refused(tmp_path
 @pytest.mark.parametrize("url", ["", "a", "http://", "http://[", "ftp://files.test/a", "file:///etc/passwd"])
 async def test_what_is_no_web_address_is_refused(tmp_path: Path, url: str) -> None:
     server = downloader(Web(), tmp_path)
-    with pytest.raises(SetupError, match="no web address"):
+    with pytest.raises(SetupError, match="not a web address"):
         await server.fetch(url)
     await server.close()
 

@@ -55,12 +55,12 @@ def test_an_unknown_check_lists_those_there_are(capsys: pytest.CaptureFixture[st
     with pytest.raises(SystemExit) as end:
         doctor.main(["teapot"])
     assert end.value.code == 2
-    assert "no check named teapot; there are: local-packages" in capsys.readouterr().err
+    assert "no check named teapot; known checks: local-packages" in capsys.readouterr().err
 
 
 def test_kvm_is_not_believed_before_a_guest_booted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "kvm_refusal", lambda: None)
-    assert "proves nothing" in doctor.check_kvm(tmp_path).message
+    assert "KVM is not tested" in doctor.check_kvm(tmp_path).message
     (tmp_path / "base-0" / "vmlinuz").parent.mkdir()
     (tmp_path / "base-0" / "vmlinuz").touch()
     monkeypatch.setattr(doctor, "check_qemu", lambda: None)
@@ -79,7 +79,7 @@ def test_what_a_killed_doctor_left_is_removed_and_what_a_living_one_has_is_not(t
 
 
 def test_without_kvm_the_way_out_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "kvm_refusal", lambda: "/dev/kvm may not be opened; add this user to the group kvm")
+    monkeypatch.setattr(doctor, "kvm_refusal", lambda: "/dev/kvm cannot be opened; add this user to the group kvm")
     found = doctor.check_kvm(tmp_path)
     assert (found.status, found.remedy) == (Status.WARN, "add this user to the group kvm")
 
@@ -144,10 +144,10 @@ def test_a_gateway_is_believed_when_a_guest_of_it_answered(monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("client", "status", "words"),
     [
-        ("Full", Status.OK, "has no sandbox to give now"),
+        ("Full", Status.OK, "has no free sandbox now"),
         ("Refusing", Status.MISSING, "the gateway answered 401"),
         ("Away", Status.BROKEN, "cannot be reached"),
-        ("Nobody", Status.MISSING, "cannot be made"),
+        ("Nobody", Status.MISSING, "cannot be created"),
     ],
 )
 def test_what_a_gateway_lacks_is_told(client: str, status: Status, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,13 +161,13 @@ def test_a_missing_token_is_told_whether_or_not_it_was_wanted(monkeypatch: pytes
     monkeypatch.delenv("OSWORLD_SANDBOX_TOKEN", raising=False)
     assert look_at("Refusing").remedy == "no token is set: export OSWORLD_SANDBOX_TOKEN"
     found = look_at("Fine")
-    assert (found.status, "wanted no token" in found.message) == (Status.WARN, True)
+    assert (found.status, "required no token" in found.message) == (Status.WARN, True)
 
 
 def test_an_address_that_would_betray_the_token_is_told_without_asking() -> None:
-    with pytest.raises(DependencyError, match=r"in the clear to gateway\.test; use https://; check --gateway-url"):
+    with pytest.raises(DependencyError, match=r"to gateway\.test unencrypted; use https://; check --gateway-url"):
         doctor.check_gateway(GatewaySettings(url="http://gateway.test"))
-    with pytest.raises(DependencyError, match="no gateway is named; give --gateway-url"):
+    with pytest.raises(DependencyError, match="no gateway is configured; give --gateway-url"):
         doctor.check_gateway(GatewaySettings())
 
 

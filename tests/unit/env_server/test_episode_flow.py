@@ -247,7 +247,7 @@ async def test_grading_that_takes_too_long_or_cannot_begin_is_an_evaluator_error
     broken = {"func": "infeasible", "postconfig": [{"type": "execute", "parameters": {"command": "a"}}]}
     episode = an_episode(desktop, evaluator=broken)
     await episode.prepare()
-    with pytest.raises(EvaluatorError, match="could not begin"):
+    with pytest.raises(EvaluatorError, match="could not start"):
         await episode.evaluate()
 
 

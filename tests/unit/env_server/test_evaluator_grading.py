@@ -145,7 +145,7 @@ async def test_cache_file_that_nobody_kept_is_a_fault() -> None:
         "result": {"type": "cache_file", "path": "out"},
         "expected": {"type": "rule", "rules": {"expected": ["x"]}},
     }
-    with pytest.raises(EvaluatorError, match="no set-up verb kept"):
+    with pytest.raises(EvaluatorError, match="no set-up verb stored"):
         await score(evaluator, FakeDesktop("d"))
     cache = EpisodeCache()
     cache.put("out", b"x")
@@ -178,7 +178,7 @@ async def test_desktop_that_dies_during_grading_is_not_the_graders_fault() -> No
         ({"func": "no_such_metric"}, "metric 'no_such_metric'"),
         ({"result": {"type": "no_such_getter"}}, "getter 'no_such_getter'"),
         ({"conj": "xor"}, "'xor'"),
-        ({"expected": "yes"}, "'expected' is no object"),
+        ({"expected": "yes"}, "'expected' is not an object"),
         ({"func": ["exact_match", "exact_match"]}, "2 evaluator functions and 1"),
     ],
 )

@@ -111,7 +111,7 @@ def test_any_retry_after_is_a_time_or_nothing(text: str) -> None:
 @pytest.mark.parametrize(
     ("url", "sentence"),
     [
-        ("http://sandboxes.example.org", "in the clear to sandboxes.example.org; use https"),
+        ("http://sandboxes.example.org", "to sandboxes.example.org unencrypted; use https"),
         ("sandboxes.example.org", "must be https"),
         ("https://user:pass@host", "without a user"),
         ("ftp://host", "must be https"),
@@ -133,13 +133,13 @@ def test_a_gateway_without_an_address_names_the_option() -> None:
 
 
 def test_an_unknown_client_names_those_there_are() -> None:
-    with pytest.raises(DependencyError, match="no sandbox client is named 'vendor'; there are: https"):
+    with pytest.raises(DependencyError, match="no sandbox client is named 'vendor'; known: https"):
         make_provider(settings(URL, client="vendor"))
 
 
 @pytest.mark.parametrize("name", ["no.such.module:Client", "env_server.settings:nothing"])
 def test_a_client_that_cannot_be_imported_is_told(name: str) -> None:
-    with pytest.raises(DependencyError, match="cannot be made"):
+    with pytest.raises(DependencyError, match="cannot be created"):
         load_client(name, ClientOptions(url=URL, token=""))
 
 

@@ -172,7 +172,7 @@ async def test_a_click_that_may_have_happened_is_not_sent_again() -> None:
     desktop = await provider.start("r0")
     client.calls.clear()
     client.errors = [BROKEN]
-    with pytest.raises(ReplicaError, match="may have been done, so it is not sent again"):
+    with pytest.raises(ReplicaError, match="may have been executed, so it is not sent again"):
         await desktop.guest.act(CLICK)
     assert client.calls.count("/act") == 1
     await provider.close()
@@ -320,5 +320,5 @@ async def test_a_stop_that_the_gateway_fails_is_tried_again_and_then_told(caplog
     desktop = await provider.start("r1")
     client.errors = [BROKEN] * 20
     await desktop.stop()
-    assert "was not stopped, and holds quota until its life ends" in caplog.text
+    assert "was not stopped, and uses quota until its life ends" in caplog.text
     await provider.close()

@@ -121,10 +121,10 @@ async def test_a_file_that_a_task_names_by_address_is_fetched_by_the_server_alon
     ("config", "sentence"),
     [
         ({"path": REFUSED, "dest": "gold.txt"}, "downloads from refused.example are not allowed"),
-        ({"path": "file:///etc/passwd", "dest": "gold.txt"}, "is no web address"),
+        ({"path": "file:///etc/passwd", "dest": "gold.txt"}, "is not a web address"),
         ({"path": [ALLOWED, REFUSED], "dest": ["a", "b"], "multi": True}, "not allowed"),
-        ({"path": [ALLOWED], "dest": ["a", "b"], "multi": True}, "not as many"),
-        ({"path": 7, "dest": "a"}, "is no text"),
+        ({"path": [ALLOWED], "dest": ["a", "b"], "multi": True}, "different numbers"),
+        ({"path": 7, "dest": "a"}, "is not a string"),
     ],
 )
 async def test_an_address_that_may_not_be_fetched_is_refused_before_a_desktop_is_taken(
@@ -143,7 +143,7 @@ async def test_a_grader_that_takes_too_much_is_ended_and_scores_0(
     start = time.monotonic()
     assert await grade(graders, guest, func, wanted=wanted) == 0.0
     assert time.monotonic() - start < 15
-    assert "takes too much" in caplog.text
+    assert "exceeds its limit" in caplog.text
     assert await grade(graders, guest) == 1.0, "and the next one is graded"
 
 
@@ -152,7 +152,7 @@ async def test_processes_of_a_grading_are_limited(graders: OSWorldGraders, guest
 
 
 async def test_a_grader_that_dies_is_a_fault_and_no_score(graders: OSWorldGraders, guest: GuestClient) -> None:
-    with pytest.raises(EvaluatorError, match="broke off: the grader's process ended with status 3"):
+    with pytest.raises(EvaluatorError, match="was interrupted: the grader's process ended with status 3"):
         await grade(graders, guest, "die")
 
 

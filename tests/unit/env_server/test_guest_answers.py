@@ -70,7 +70,7 @@ async def test_no_answer_is_asked_for_packed_and_none_is_unpacked() -> None:
     async with GuestClient.over_tcp("http://127.0.0.1:9", name="replica-0") as real:
         assert real._http.headers["accept-encoding"] == "identity"  # pyright: ignore[reportPrivateUsage]
     async with guest_that(answer) as guest:
-        with pytest.raises(ReplicaError, match="answered /platform packed, unasked"):
+        with pytest.raises(ReplicaError, match="compressed its answer to /platform"):
             await guest.platform()
 
 

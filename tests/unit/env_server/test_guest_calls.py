@@ -89,7 +89,7 @@ def test_wheel_keys_and_text_arrive_as_given() -> None:
 @pytest.mark.parametrize(
     ("call", "complaint"),
     [
-        ("click", "a call is"),
+        ("click", "a call must be"),
         ({"name": "exec", "args": []}, "no call 'exec'"),
         ({"name": "click", "args": ["1", 2]}, "must be a number"),
         ({"name": "click", "args": [1, True]}, "must be a number"),

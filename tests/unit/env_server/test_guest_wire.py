@@ -108,14 +108,14 @@ async def test_a_path_that_leads_nowhere_is_none(guest_of: GuestMaker, error: OS
 
 
 async def test_a_file_too_large_to_grade_is_no_missing_file(guest_of: GuestMaker) -> None:
-    with pytest.raises(EvaluatorError, match="refuses to hand out /a: larger"):
+    with pytest.raises(EvaluatorError, match="refuses to send /a: larger"):
         await guest_of(answer({"error": "larger"}, 413)).file("/a")
 
 
 @pytest.mark.parametrize("status", [400, 500, 501])
 async def test_a_desktop_that_does_not_record_is_told_and_not_replaced(guest_of: GuestMaker, status: int) -> None:
     guest = guest_of(answer({"message": "no ffmpeg"}, status))
-    with pytest.raises(SetupError, match="replica-7 does not record: no ffmpeg"):
+    with pytest.raises(SetupError, match="replica-7 cannot record: no ffmpeg"):
         await guest.start_recording()
 
 

@@ -71,14 +71,14 @@ async def test_every_step_of_a_release_is_done_whatever_the_others_do(tmp_path: 
         left = await held.release()
         assert [name.replace(str(tmp_path), "") for name in left] == [
             "the desktop replica-0 (RuntimeError: the connection is in no state to be closed)",
-            f"the desktop replica-0 outlived SIGKILL for 0.3 s (process {process.pid})",
+            f"the desktop replica-0 is still running 0.3 s after SIGKILL (process {process.pid})",
             "the control group /memory of the desktop replica-0",
         ]
         assert process.returncode == -9
         assert not (tmp_path / "pids").exists()
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(descriptor)
-        with pytest.raises(Exception, match="are taken"):
+        with pytest.raises(Exception, match="are used"):
             users.claim()  # as long as one of its processes may be there
     (tmp_path / "memory/left").unlink()
     assert await held.release() == ()
@@ -153,7 +153,7 @@ async def test_no_desktop_is_started_while_many_do_not_end() -> None:
     for number in range(MAX_UNFINISHED):
         releases.check_room()
         await releases.release(Stuck(f"the desktop replica-{number}"))
-    with pytest.raises(ReplicaError, match=r"no further desktop is started while these are left.* replica-7"):
+    with pytest.raises(ReplicaError, match=r"no further desktop is started while parts of others remain.* replica-7"):
         releases.check_room()
     with pytest.raises(ReplicaError, match="could not be removed"):
         await releases.close()

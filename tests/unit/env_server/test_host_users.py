@@ -31,7 +31,7 @@ def test_no_two_claims_have_one_id_and_a_used_up_range_is_an_error() -> None:
     users, others = HostUsers(UIDS), HostUsers(UIDS)
     held = [users.claim(), others.claim(), users.claim()]
     assert set(held) == set(UIDS)
-    with pytest.raises(DependencyError, match=rf"all 3 host users for local desktops \({UIDS[0]} to .* are taken; end"):
+    with pytest.raises(DependencyError, match=rf"all 3 host users of local desktops \({UIDS[0]} to .* are used; stop"):
         others.claim()
     others.release(held[1])
     assert users.claim() == held[1]

@@ -65,7 +65,7 @@ def test_stop_ends_exactly_the_remembered_process(
     assert not (tmp_path / STATE_FILE).exists()
     assert osgym("stop", "--state-dir", tmp_path) == 0
     said = capsys.readouterr().out.splitlines()
-    assert said == [f"OSGym's workers are stopped (process {mine.pid})", "OSGym's workers do not run"]
+    assert said == [f"OSGym's workers are stopped (process {mine.pid})", "OSGym's workers are not running"]
     assert decoy.poll() is None
 
 
@@ -131,7 +131,7 @@ def test_start_says_that_it_runs_already(tmp_path: Path, sleeper: Sleeper, capsy
     (tmp_path / "config.yaml").write_text("ports: [20000, 20001]")
     assert osgym("start", "--config", tmp_path / "config.yaml", "--state-dir", tmp_path, "--local") == 0
     said = capsys.readouterr().out
-    assert said == f"OSGym's workers run already: process {running.pid}, 2 ports, 20000 to 20001 on 127.0.0.1\n"
+    assert said == f"OSGym's workers are already running: process {running.pid}, 2 ports, 20000 to 20001 on 127.0.0.1\n"
     assert running.poll() is None
 
 
@@ -142,7 +142,7 @@ def test_start_without_a_list_of_addresses_fails_in_one_sentence_and_leaves_noth
     (tmp_path / "config.yaml").write_text("ports: [20000]")
     assert osgym("start", "--config", tmp_path / "config.yaml", "--state-dir", tmp_path) == 1
     (sentence,) = capsys.readouterr().err.splitlines()
-    assert "refusing to serve OSGym's ports to everybody: set OSGYM_ALLOWED_IPS" in sentence
+    assert "refusing to serve OSGym's ports to all addresses: set OSGYM_ALLOWED_IPS" in sentence
     assert read_state(tmp_path) is None
     assert not (tmp_path / STATE_FILE).exists()
 
@@ -169,7 +169,7 @@ def test_wrong_option_of_the_server_is_told_at_once(tmp_path: Path, capsys: pyte
         osgym("start", "--config", tmp_path / "config.yaml", "--state-dir", tmp_path, "--providr", "local")
     assert "--providr" in capsys.readouterr().err
     assert osgym("stop", "--state-dir", tmp_path, "--provider", "local") == 1
-    assert "osgym stop knows no '--provider'" in capsys.readouterr().err
+    assert "osgym stop has no option '--provider'" in capsys.readouterr().err
 
 
 def test_ports_are_read_from_osgyms_own_file(tmp_path: Path) -> None:

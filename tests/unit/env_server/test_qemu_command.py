@@ -139,7 +139,7 @@ async def test_kvm_that_is_demanded_and_not_there_is_an_error(tmp_path: Path, ke
         assert (
             await choose_accelerator(wanted, kernel=kernel, initrd=kernel, state_dir=tmp_path, device=missing) == "tcg"
         )
-    with pytest.raises(DependencyError, match="KVM is not usable here: there is no"):
+    with pytest.raises(DependencyError, match="KVM does not work here: there is no"):
         await choose_accelerator("kvm", kernel=kernel, initrd=kernel, state_dir=tmp_path, device=tmp_path / "none")
 
 
@@ -157,11 +157,11 @@ def test_an_image_that_is_based_on_another_is_refused(tmp_path: Path) -> None:
     based_on = ["-b", tmp_path / "base.qcow2", "-F", "qcow2"]
     subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", *based_on, tmp_path / "disk.qcow2"], check=True)
     ForeignImage(tmp_path / "base.qcow2")
-    with pytest.raises(DependencyError, match="is based on another file"):
+    with pytest.raises(DependencyError, match="has a backing file"):
         ForeignImage(tmp_path / "disk.qcow2")
 
 
-@pytest.mark.parametrize(("size", "reason"), [((100, 100), "too small"), ((1366, 768), "take 1360x768")])
+@pytest.mark.parametrize(("size", "reason"), [((100, 100), "too small"), ((1366, 768), "use 1360x768")])
 def test_a_screen_that_no_display_has_is_refused(tmp_path: Path, size: tuple[int, int], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         QemuProvider(images=tmp_path, screen_size=size)

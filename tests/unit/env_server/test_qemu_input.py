@@ -61,7 +61,7 @@ def test_most_key_names_have_a_key() -> None:
 
 @pytest.mark.parametrize("key", ["é", "€", "f13", "nonsense", ""])
 def test_what_a_us_keyboard_lacks_is_refused(key: str) -> None:
-    with pytest.raises(ActionParseError, match="no key of an emulated US keyboard"):
+    with pytest.raises(ActionParseError, match="an emulated US keyboard has no key"):
         qcodes_of(key)
 
 

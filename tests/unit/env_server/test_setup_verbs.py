@@ -130,7 +130,7 @@ async def test_desktop_that_dies_during_set_up_is_a_replica_error() -> None:
 
 @pytest.mark.parametrize("seconds", [-1, 61, "1", True, None])
 async def test_sleep_is_a_bounded_number_of_seconds(seconds: object) -> None:
-    with pytest.raises(SetupError, match="a sleep is 0 to 60 seconds"):
+    with pytest.raises(SetupError, match="a sleep must be 0 to 60 seconds"):
         await run(FakeDesktop("d"), verb("sleep", seconds=seconds))
 
 
@@ -158,14 +158,14 @@ async def test_wrong_parameters_are_a_set_up_error_that_names_the_verb(wrong: di
 @pytest.mark.parametrize(
     ("verbs", "sentence"),
     [
-        ("execute", "no list"),
-        ([{"parameters": {}}], "no object with a 'type'"),
+        ("execute", "not a list"),
+        ([{"parameters": {}}], "not an object with a 'type'"),
         ([{"type": "googledrive"}], "set-up verb 'googledrive', which only OSWorld's desktop-env has; serve it with"),
         (
             [{"type": "wait"}],
-            "set-up verb 'wait', which there is not: there are activate_window, .*, sleep, upload_file",
+            "set-up verb 'wait', which does not exist: there are activate_window, .*, sleep, upload_file",
         ),
-        ([{"type": "excute"}], "set-up verb 'excute', which there is not: did you mean execute"),
+        ([{"type": "excute"}], "set-up verb 'excute', which does not exist: did you mean execute"),
         ([{"type": "execute", "parameters": []}], "parameters of set-up verb 1"),
     ],
 )
@@ -199,7 +199,7 @@ async def test_download_is_uploaded_to_the_guest() -> None:
         ("http://other.test/a", "other.test are not allowed"),
         ("http://files.test.evil.test/a", "not allowed"),
         ("http://files.test/away", "169.254.169.254 are not allowed"),
-        ("file:///etc/passwd", "no web address"),
+        ("file:///etc/passwd", "not a web address"),
         ("http://files.test/missing", "answered 404"),
         ("http://files.test/large", "larger than 10 bytes"),
         ("http://files.test/round", "redirects"),

@@ -185,5 +185,5 @@ async def test_screenshot_that_is_no_picture_is_the_replicas_fault() -> None:
     async def broken() -> bytes:
         return b"\x89PNG"
 
-    with pytest.raises(ReplicaError, match="no image"):
+    with pytest.raises(ReplicaError, match="is invalid"):
         await settle_by_looks(broken, limit_s=1.0)

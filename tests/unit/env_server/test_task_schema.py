@@ -108,25 +108,28 @@ def test_the_page_is_current() -> None:
         (command("check_include_exclude", contains=["a"]), "no rule 'contains'; its rules are inclu"),
         (command("check_include_exclude"), "no rule, so every desktop would .* 'include' and 'exclude'"),
         (command("check_include_exclude", include=[], exclude=[]), "no rule, so every desktop"),
-        (command("check_include_exclude", include="milk"), "'include' of .* is no list of texts"),
-        (command("check_include_exclude", include=[""]), "'include' of .* is no list of texts"),
-        (file("check_list", expect=["("]), "'expect' of check_list is no list of regular expressions"),
-        (file("check_list", expected=["a"]), "check_list knows no rule 'expected'; .* expect, unexpect"),
+        (command("check_include_exclude", include="milk"), "'include' of .* is invalid; expected: list of texts"),
+        (command("check_include_exclude", include=[""]), "'include' of .* is invalid; expected: list of texts"),
+        (file("check_list", expect=["("]), "'expect' of check_list is invalid; expected: list of regular expressions"),
+        (file("check_list", expected=["a"]), "check_list has no rule 'expected'; .* expect, unexpect"),
         (file("check_csv", expect=[]), "check_csv has no rule"),
-        (file("check_json", expect=[{"key": "a", "ref": 1}]), "'expect' of check_json is no list of"),
+        (file("check_json", expect=[{"key": "a", "ref": 1}]), "'expect' of check_json is invalid; expected: list of"),
         (command("check_direct_json_object", expected={}), "'expected' of check_direct_json_object is em"),
         (file("file_contains", expected=[]), "'expected' of file_contains is empty"),
         (command("is_in_list", expected=""), "'expected' of is_in_list is empty"),
         (command("exact_match"), "exact_match needs the rule 'expected'"),
-        (evaluator("exact_match", COMMAND, {"type": "rule", "rules": "a"}), "rules of exact_match are no object"),
-        (evaluator("exact_match", COMMAND), "exact_match needs 'expected': a getter that gives rules"),
-        (file("exact_match", expected="a"), "the getter vm_file gives a file; .*vm_command_line"),
-        (command("check_list", expect=["a"]), "gives a text; cache_file and vm_file and"),
-        (command("is_utc_0", expected="a"), "is_utc_0 takes no 'expected'"),
+        (evaluator("exact_match", COMMAND, {"type": "rule", "rules": "a"}), "rules of exact_match are not an object"),
+        (evaluator("exact_match", COMMAND), "exact_match needs 'expected': a getter that returns rules"),
+        (file("exact_match", expected="a"), "the getter vm_file returns a file; .*vm_command_line"),
+        (command("check_list", expect=["a"]), "returns a text; use cache_file or vm_file or"),
+        (command("is_utc_0", expected="a"), "is_utc_0 has no 'expected'"),
         (evaluator("exact_match", {"type": "vm_command_line"}, YES), "needs the parameter 'command'"),
         (evaluator("exact_match", {**COMMAND, "shel": True}, YES), "no parameter 'shel'; .* command, "),
-        ({**METRICS["exact_match"].example, "options": {"nonsense": 1}}, "knows no option 'nonsense'; it has no"),
-        ({**METRICS["literal_match"].example, "options": {"type": "dict"}}, "'type' of literal_match is no `str`"),
+        ({**METRICS["exact_match"].example, "options": {"nonsense": 1}}, "has no option 'nonsense'; it has no"),
+        (
+            {**METRICS["literal_match"].example, "options": {"type": "dict"}},
+            "'type' of literal_match is invalid; expected: `str`",
+        ),
         ({**METRICS["exact_match"].example, "expectd": 1}, "evaluator with 'expectd': did you mean expected"),
     ],
 )  # fmt: skip
@@ -142,7 +145,7 @@ def test_a_misspelt_rule_is_never_scored(name: str) -> None:
     rules = example[side]["rules"]
     first = next(iter(rules))
     rules[f"{first}s"] = rules.pop(first)
-    with pytest.raises(TaskError, match=f"{name} knows no rule '{first}s'; its rules are"):
+    with pytest.raises(TaskError, match=f"{name} has no rule '{first}s'; its rules are"):
         read_grader("t", example)
 
 
@@ -157,7 +160,7 @@ def test_words_of_osworlds_pass_where_the_graders_are_not_known_and_are_named() 
         "getter googledrive_file",
     )
     wrong = {**config, "evaluator": evaluator("compare_tables", FILE, FILE)}
-    with pytest.raises(TaskError, match="metric 'compare_tables', which there is not: did you mean compare_table"):
+    with pytest.raises(TaskError, match="metric 'compare_tables', which does not exist: did you mean compare_table"):
         check_task(Task.from_config(wrong))
 
 
@@ -167,7 +170,7 @@ def test_metric_of_ours_is_checked_beside_a_getter_of_osworlds() -> None:
         "instruction": "Do it.",
         "evaluator": evaluator("exact_match", {"type": "profile_name"}, rule(a=1)),
     }
-    with pytest.raises(TaskError, match="exact_match knows no rule 'a'"):
+    with pytest.raises(TaskError, match="exact_match has no rule 'a'"):
         check_task(Task.from_config(config))
 
 

@@ -179,7 +179,7 @@ async def test_folder_that_cannot_be_written_to_hides_no_failure(tmp_path: Path)
     (tmp_path / "failed-boots").write_text("in the way")
     windows = FakeWindows()
     windows.later = BLACK
-    with pytest.raises(ReplicaError, match=r"did not get past the start.*its screen is not to be had"):
+    with pytest.raises(ReplicaError, match=r"did not get past the start.*its screen is not available"):
         await way_of(windows, tmp_path).run(stages_of(windows))
 
 
@@ -355,7 +355,7 @@ async def test_tablet_is_pointed_at_absolutely() -> None:
 async def test_long_text_goes_key_by_key_and_one_that_takes_too_long_is_refused_whole() -> None:
     async with recording() as (qemu, keys):
         with pytest.raises(
-            ActionParseError, match="would take 160 s on emulated keys, of at most 60 s; type it in parts"
+            ActionParseError, match="would take 160 s on emulated keys, the limit is 60 s; type it in parts"
         ):
             await keys.perform([GuestCall(name="write", args=("a" * 4000,))], limit_s=60.0)
         assert qemu.keys() == []
@@ -513,11 +513,11 @@ def test_image_without_a_password_names_the_variable(tmp_path: Path, password: s
 def test_password_that_cannot_be_typed_is_refused_without_being_told(tmp_path: Path) -> None:
     with pytest.raises(DependencyError) as caught:
         WindowsImage(an_image(tmp_path), password="geh€im")
-    assert "WINDOWS_ADMIN_PASSWORD holds a character that no key" in str(caught.value)
+    assert "WINDOWS_ADMIN_PASSWORD has a character that no key" in str(caught.value)
     assert "€" not in f"{caught.value!r} {caught.value.__cause__!r}"
     assert caught.value.__suppress_context__
 
 
 def test_mark_that_is_no_picture_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DependencyError, match="is no picture"):
+    with pytest.raises(DependencyError, match="is not an image"):
         WindowsImage(an_image(tmp_path), password=PASSWORD, login_mark=an_image(tmp_path))

@@ -49,12 +49,12 @@ def test_of_two_files_that_differ_in_letter_case_the_exact_one_is_meant(home: Pa
 @pytest.mark.parametrize("path", ["/home/user/a.txt", "~/a", "a.txt", "CC:\\a", "C:a.txt", ""])
 def test_what_is_no_windows_path_stays_what_it_is(home: Path, path: str) -> None:
     assert not is_windows_path(path)
-    with pytest.raises(ValueError, match="no Windows path"):
+    with pytest.raises(ValueError, match="not a Windows path"):
         unix_path(path, home)
 
 
 def test_path_that_climbs_out_is_refused(home: Path) -> None:
-    with pytest.raises(ValueError, match="climbs out"):
+    with pytest.raises(ValueError, match="must not contain"):
         unix_path("C:\\windows\\..\\..\\..\\secret", home)
 
 

@@ -59,7 +59,7 @@ def test_columns_stand_on_each_other_and_fill_their_height() -> None:
     assert float(second["y"]) + float(second["height"]) == pytest.approx(float(first["y"]), abs=0.11)
     assert float(first["height"]) + float(second["height"]) == pytest.approx(HEIGHT - 22 - 34, abs=0.2)
     assert chart.rows == (("1", "25.0%", "75.0%"), ("2", "75.0%", "25.0%"))
-    assert chart.about == "O, of all together: a 50%, b 50%."
+    assert chart.about == "O, shares of the total: a 50%, b 50%."
 
 
 def test_a_series_without_anything_is_left_out_of_a_stack() -> None:
@@ -138,7 +138,7 @@ def test_bins_hold_every_update_once_and_are_few(updates: list[int], limit: int)
 def test_bins_say_what_a_point_stands_for() -> None:
     bins = Bins.over(range(1, 8), limit=3)
     assert [bins.label(index) for index in range(len(bins))] == ["1 to 3", "4 to 6", "7"]
-    assert bins.note == "Each point stands for 3 updates."
+    assert bins.note == "Each point covers 3 updates."
     assert Bins.over([4, 5]).note == ""
     with pytest.raises(ValueError, match="no update"):
         Bins.over([])

@@ -78,14 +78,14 @@ def test_a_difference_within_the_starts_own_spread_is_not_shown() -> None:
     inside = judge_effect(compared(0.19), spread=wide, run_differences=[0.18, 0.19, 0.2])
     outside = judge_effect(compared(0.21), spread=wide, run_differences=[0.2, 0.21, 0.22])
     assert inside.verdict is Verdict.NOT_SHOWN
-    assert inside.missing == ("it lies within the spread of the start's own evaluations",)
+    assert inside.missing == ("it is within the spread of the start's own evaluations",)
     assert outside.is_effect
 
 
 def test_a_start_with_one_evaluation_seed_allows_a_verdict_and_no_effect() -> None:
     effect = judge_effect(compared(0.2), spread=None, run_differences=[0.19, 0.2, 0.21])
     assert (effect.is_effect, effect.words) == (False, "3 runs: better")
-    assert effect.missing == ("the start's spread is unknown: that takes two evaluation seeds",)
+    assert effect.missing == ("the start's spread is unknown: it needs two evaluation seeds",)
 
 
 def test_what_the_paired_test_does_not_show_is_not_shown() -> None:

@@ -58,7 +58,7 @@ def test_a_report_of_one_run_calls_nothing_an_effect(state: StateDir) -> None:
 
 def test_the_page_of_a_suite_judges_runs_together_and_each_pair_alone(state: StateDir) -> None:
     text = read_page(make_suite_report(state, RECIPE, "heldout")).text
-    before, _, after = text.partition("Who is better than whom")
+    before, _, after = text.partition("Paired comparisons")
     assert EFFECT in before
     assert "one run: better" in after
     assert "effect over" not in after

@@ -82,5 +82,5 @@ def test_more_samples_of_the_same_tasks_do_not_narrow_what_is_known_of_other_tas
 
 
 def test_k_of_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="one try at least"):
+    with pytest.raises(ValueError, match="must be at least 1"):
         estimate_over_tasks({"a": [True]}, 0, pass_at_k)

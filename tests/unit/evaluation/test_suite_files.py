@@ -57,12 +57,12 @@ def scored(**changes: Any) -> dict[str, Any]:
     [
         (
             scored(func="check_includes"),
-            "metric 'check_includes', which there is not: did you mean check_include_exclude",
+            "metric 'check_includes', which does not exist: did you mean check_include_exclude",
         ),
         (scored(result={"type": "vm_command", "command": "a"}), "getter 'vm_command'.*did you mean vm_command_line"),
         (scored(expected={"type": "rule", "rules": {"contains": ["milk"]}}), "no rule 'contains'; .* include, exclude"),
         (scored(expected={"type": "rule", "rules": {}}), "has no rule, so every desktop would fulfil it"),
-        (scored(postconfig=[{"type": "wait"}]), "set-up verb 'wait', which there is not: there are .*sleep"),
+        (scored(postconfig=[{"type": "wait"}]), "set-up verb 'wait', which does not exist: there are .*sleep"),
         ({**scored(), "config": [{"type": "wait", "parameters": {"seconds": 1}}]}, "set-up verb 'wait'"),
         ({**scored(), "config": [{"type": "sleep", "parameters": {"second": 1}}]}, "no parameter 'second'; .* seconds"),
     ],
@@ -84,7 +84,7 @@ def test_what_only_osworlds_graders_can_do_passes_with_a_warning(
     file = {"type": "vm_file", "path": "/a", "dest": "a"}
     tables = scored(func="compare_table", result=file, expected={**file, "type": "cloud_file"})
     assert read_suite_file(write(tmp_path / "mine.json", [tables])).tasks
-    assert "suite mine has what only OSWorld's desktop-env can do: metric compare_table (task a)" in caplog.text
+    assert "suite mine uses features of OSWorld's desktop-env: metric compare_table (task a)" in caplog.text
     assert "getter cloud_file" in caplog.text
     caplog.clear()
     assert read_suite_file(write(tmp_path / "ours.json", [scored()])).tasks

@@ -94,7 +94,7 @@ def test_without_an_address_nothing_is_sent(monkeypatch: pytest.MonkeyPatch) -> 
     assert isinstance(told, dg.SkipReason)
 
 
-@pytest.mark.parametrize(("status", "problem"), [(500, "it answered 500"), (None, "ConnectError")])
+@pytest.mark.parametrize(("status", "problem"), [(500, "it responded with status 500"), (None, "ConnectError")])
 def test_a_receiver_that_refuses_is_logged_without_its_secret(
     status: int | None, problem: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -104,6 +104,6 @@ def test_a_receiver_that_refuses_is_logged_without_its_secret(
         receiver.close()
     tell()
     said = capfd.readouterr().err
-    assert "127.0.0.1 was not told of run" in said
+    assert "127.0.0.1 did not receive run" in said
     assert problem in said
     assert "of-a-secret" not in said

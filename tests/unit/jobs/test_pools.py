@@ -68,15 +68,17 @@ def test_it_is_said_for_whom_is_waited_once_and_when_it_is_over(instance: dg.Dag
     wait_for_pools(instance, ["trainer"], state=STATE, say=said.append, poll_s=0.05)
     assert time.monotonic() - started >= 0.4
     assert said == [
-        f"waiting until the pool 'trainer' has a place, which run {holder[:8]} (retrain) holds; "
-        "Ctrl-C ends the waiting",
+        f"waiting until a slot of the pool 'trainer' is free; run {holder[:8]} (retrain) holds it; "
+        "Ctrl-C ends the wait",
         "",
     ]
 
 
 def test_a_wait_has_an_end(instance: dg.DagsterInstance) -> None:
     holder = hold(instance)
-    with pytest.raises(PipelineError, match=rf"waited for 0 h until .* run {holder[:8]} \(retrain\) holds: terminate"):
+    with pytest.raises(
+        PipelineError, match=rf"waited for 0 h until .* run {holder[:8]} \(retrain\) holds it: terminate"
+    ):
         wait_for_pools(instance, ["trainer"], state=STATE, say=lambda _: None, limit_s=0.0)
 
 

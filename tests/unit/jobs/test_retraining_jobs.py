@@ -153,7 +153,7 @@ def test_nothing_begins_beside_work_that_decides_who_is_champion(
     succeed(state, "a", "b")
     selection = {dg.AssetKey(name) for name in assets} if assets else None
     instance.add_run(dg.DagsterRun(job_name=job, status=status, asset_selection=selection))
-    assert f"1 {kind} are still to end" in look(instance, state).skip_message
+    assert f"1 {kind} have not ended" in look(instance, state).skip_message
     assert isinstance(strike(instance, state), dg.SkipReason)
 
 
@@ -161,7 +161,7 @@ def test_what_the_last_one_made_is_evaluated_and_ranked_first(instance: dg.Dagst
     run_id = retrained(instance)
     lay_down(state, make_checkpoint("gspo-2", run_ids={"dagster": run_id}))
     succeed(state, "a", "b")
-    assert "gspo-2, which the last re-training made, is not evaluated yet" in look(instance, state).skip_message
+    assert "gspo-2, made by the last re-training, is not evaluated yet" in look(instance, state).skip_message
     evaluated(instance, "gspo-2")
     assert "not ranked yet" in look(instance, state).skip_message
     set_champion(instance, "gspo-2")
@@ -238,6 +238,6 @@ def test_where_all_of_it_was_made_before_nothing_begins_until_the_data_change(
         )
         lay_down(state, make_checkpoint(checkpoint_id, stage, parent_id=parent_id))
         parent_id = checkpoint_id
-    assert f"to {parent_id}: nothing is left to train" in strike(instance, state).skip_message
+    assert f"to {parent_id}: no training is left" in strike(instance, state).skip_message
     write_table(state, "train_tasks", pa.Table.from_pylist(tasks, schema=OWNED_TABLES["train_tasks"]))
     assert isinstance(strike(instance, state), dg.RunRequest)

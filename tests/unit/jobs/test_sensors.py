@@ -100,12 +100,12 @@ def test_ranking_waits_for_the_last_evaluation_and_happens_once() -> None:
         assert isinstance(rank(), dg.SkipReason)
         evaluated(instance, "sft-1")
         running = instance.add_run(dg.DagsterRun(job_name="evaluate", status=dg.DagsterRunStatus.STARTED))
-        assert "1 evaluations are still to end" in str(rank().skip_message)
+        assert "1 evaluations have not ended" in str(rank().skip_message)
         by_hand = dg.DagsterRun(
             job_name="__ASSET_JOB", status=dg.DagsterRunStatus.NOT_STARTED, asset_selection={dg.AssetKey("evaluations")}
         )
         instance.add_run(by_hand)
-        assert "2 evaluations are still to end" in str(rank().skip_message)
+        assert "2 evaluations have not ended" in str(rank().skip_message)
         instance.delete_run(by_hand.run_id)
         instance.report_run_canceled(running)
         assert isinstance(rank(), dg.RunRequest)

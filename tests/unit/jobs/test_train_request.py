@@ -41,8 +41,8 @@ def test_named_stages_are_put_in_order() -> None:
     ("stages", "start", "words"),
     [
         ("gsop_phase1", "", "did you mean 'gspo_phase1'?"),
-        ("sft,gspo_phase1", "", "are not in a row"),
-        ("base,sft", "best-1", "leave base out of --stages"),
+        ("sft,gspo_phase1", "", "are not consecutive"),
+        ("base,sft", "best-1", "remove base from --stages"),
     ],
 )
 def test_a_request_that_cannot_be_met_says_why(stages: str, start: str, words: str) -> None:
@@ -67,7 +67,7 @@ def test_the_first_stage_starts_from_the_named_checkpoint(instance: dg.DagsterIn
 def test_or_from_the_checkpoint_of_the_asset_upstream(instance: dg.DagsterInstance, tmp_path: Path) -> None:
     state = StateDir(tmp_path)
     request = TrainRequest.parse("flywheel", "")
-    with pytest.raises(TableError, match="trains the checkpoint of sft_checkpoint, which is not there yet"):
+    with pytest.raises(TableError, match="trains the checkpoint of sft_checkpoint, which does not exist yet"):
         find_start(instance, state, request)
     lay_down(state, make_checkpoint("sft-1"))
     instance.report_runless_asset_event(dg.AssetMaterialization("sft_checkpoint", metadata={"checkpoint_id": "sft-1"}))
@@ -77,5 +77,5 @@ def test_or_from_the_checkpoint_of_the_asset_upstream(instance: dg.DagsterInstan
 
 
 def test_an_endpoint_cannot_be_trained(instance: dg.DagsterInstance, tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="has no weights that could be trained"):
+    with pytest.raises(StoreError, match="has no weights to train"):
         find_start(instance, StateDir(tmp_path), TrainRequest.parse("", "http://127.0.0.1:1/v1#model"))

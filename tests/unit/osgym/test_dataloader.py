@@ -228,14 +228,14 @@ def test_wrong_answers_are_refused_before_anything_is_sent(loader_of: MakeLoader
     twice = answer(batch, tokenizer, "click(1,2)")
     for key in ("worker_id", "meta_info"):
         twice[key] = np.array([batch[key][0], batch[key][0]], dtype=object)
-    with pytest.raises(ValueError, match="two rows are of one environment"):
+    with pytest.raises(ValueError, match="two rows belong to one environment"):
         loader.async_step(twice)
     empty = answer(batch, tokenizer, "click(1,2)")
     empty["attention_mask"][1, P:] = 0
     with pytest.raises(ValueError, match=r"row 1 answers environment \d with an empty response"):
         loader.async_step(empty)
     loader.async_step(answer(batch, tokenizer, "click(1,2)"))
-    with pytest.raises(ValueError, match="waits for no action"):
+    with pytest.raises(ValueError, match="does not wait for an action"):
         loader.async_step(answer(batch, tokenizer, "click(1,2)"))
 
 

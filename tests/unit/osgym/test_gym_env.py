@@ -70,7 +70,7 @@ def test_last_step_is_carried_out_graded_and_truncated() -> None:
     env.reset(seed=1)
     _, reward, terminated, truncated, _ = env.step("type(good)")
     assert (reward, terminated, truncated) == (1.0, False, True)
-    with pytest.raises(ValueError, match="reset comes first"):
+    with pytest.raises(ValueError, match="call reset first"):
         env.step("wait()")
 
 

@@ -130,10 +130,10 @@ def test_configuration_is_checked(tasks: Path, tmp_path: Path) -> None:
         open_env(DesktopServer(), tasks, max_steps=3)
     with pytest.raises(RecipeError, match="no dialect"):
         open_env(DesktopServer(), tasks, dialect="klingon")
-    with pytest.raises(TaskError, match="no task below"):
+    with pytest.raises(TaskError, match="no tasks below"):
         open_env(DesktopServer(), tmp_path / "nothing")
     (tasks / "bad.json").write_text("[1]")
-    with pytest.raises(TaskError, match=r"bad\.json holds no task"):
+    with pytest.raises(TaskError, match=r"bad\.json does not contain a task"):
         open_env(DesktopServer(), tasks)
 
 

@@ -125,7 +125,7 @@ def test_same_seed_draws_the_same() -> None:
 
 @pytest.mark.parametrize("reward", [None, "1", True, math.nan, math.inf])
 def test_step_without_a_finite_reward_is_refused(reward: Any) -> None:
-    with pytest.raises(ValueError, match="no finite number"):
+    with pytest.raises(ValueError, match="not a finite number"):
         ReplayBuffer().add(step("a", reward))
 
 

@@ -184,7 +184,7 @@ def test_results_are_one_table_under_the_named_licence(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_result_is_refused(tmp_path: Path) -> None:
     (tmp_path / "one.json").write_text('{"checkpoint": "x"}')
-    with pytest.raises(DatasetError, match="is no result file \\(it has no 'suite'\\)"):
+    with pytest.raises(DatasetError, match="is not a result file \\(it has no 'suite'\\)"):
         plan_results(tmp_path, licence="mit")
 
 

@@ -97,7 +97,7 @@ def test_a_commit_that_fails_leaves_the_repository_and_the_next_push_sends_no_fi
 ) -> None:
     hub.failures.append(("POST /api/datasets/org/data/commit", status))
     with pytest.raises(
-        DatasetError, match=r"cannot publish to org/data: the hub .*; push again, what is there"
+        DatasetError, match=r"cannot publish to org/data: the hub .*; push again; existing files are not sent again"
     ) as told:
         pushed(hub, publication(tmp_path))
     assert TOKEN not in str(told.value)

@@ -128,7 +128,7 @@ def test_bad_value_is_refused_by_the_variables_name(variable: Any, tmp_path: Pat
     if variable.kind in ("path", "URLs, comma-separated"):
         assert load_recipe(write(tmp_path), environ={variable.name: "anything"}), "any text may be one"
         return
-    with pytest.raises(RecipeError, match=f"{variable.name} is 'much', which is no {variable.kind}"):
+    with pytest.raises(RecipeError, match=f"{variable.name} is 'much', which is not a {variable.kind}"):
         load_recipe(write(tmp_path), environ={variable.name: "much"})
 
 
@@ -151,7 +151,7 @@ def test_value_out_of_bounds_is_refused_by_the_variables_name(name: str, text: s
 
 def test_truncated_training_turns_are_refused_where_an_episode_is_one_sequence(tmp_path: Path) -> None:
     append, window = write(tmp_path), '[agent]\ncontext_mode = "window"\n'
-    with pytest.raises(RecipeError, match=f"{TRUNCATE_TURNS} is 7 and agent.max_turns is 8: what was sampled"):
+    with pytest.raises(RecipeError, match=f"{TRUNCATE_TURNS} is 7 and agent.max_turns is 8: samples are not truncated"):
         load_recipe(append, environ={TRUNCATE_TURNS: "7"})
     assert load_recipe(append, environ={TRUNCATE_TURNS: "8"}).agent.max_turns == 8
     assert load_recipe(append, environ={TRUNCATE_TURNS: "2"}, settings=["agent.max_turns=2"]).agent.max_turns == 2
@@ -176,10 +176,10 @@ def test_a_setting_may_be_a_bare_word_a_table_or_nothing(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("setting", "sentence"),
     [
-        ("agent.max_turns", "is no setting: write key=value"),
-        ("=4", "is no setting"),
-        ("name=x", "is no setting"),
-        ("agent.dialect=a b", "text with signs needs quotes"),
+        ("agent.max_turns", "is not a setting: write key=value"),
+        ("=4", "is not a setting"),
+        ("name=x", "is not a setting"),
+        ("agent.dialect=a b", "text with special characters needs quotes"),
         (
             "agent.max_turms=4",
             r"--set agent.max_turms=4: unknown key `agent.max_turms`; did you mean `agent.max_turns`\?",
@@ -196,7 +196,7 @@ def test_bad_setting_is_one_sentence_that_names_it(setting: str, sentence: str, 
 def test_a_file_does_not_say_where_its_values_come_from(tmp_path: Path) -> None:
     path = tmp_path / "sly.toml"
     path.write_text('[sources]\n"agent.max_turns" = "heaven"\n' + LEAST)
-    with pytest.raises(RecipeError, match="sources is not for a file to give"):
+    with pytest.raises(RecipeError, match="sources cannot be set in a file"):
         load_recipe(str(path))
 
 

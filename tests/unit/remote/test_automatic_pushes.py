@@ -65,7 +65,7 @@ def test_a_push_that_fails_ends_no_compaction(
 def test_a_cache_is_not_compacted(s3: S3, url: str, state: StateDir, tmp_path: Path) -> None:
     push(state, url)
     pull(StateDir(tmp_path / "cache"), url)
-    with pytest.raises(StoreError, match="is a cache: compact where the state is made"):
+    with pytest.raises(StoreError, match="is a cache: compact the original state"):
         compact_store(StateDir(tmp_path / "cache"), min_parts=1)
 
 
@@ -83,7 +83,7 @@ def test_a_manifest_that_names_a_file_outside_the_state_is_refused(
     manifest = orjson.loads(found.data)
     manifest["files"][path] = next(iter(manifest["files"].values()))
     bucket.replace(KEY, orjson.dumps(manifest), version=found.version)
-    with pytest.raises(StoreError, match="is no file of a state"):
+    with pytest.raises(StoreError, match="is not a file of a state"):
         pull(StateDir(tmp_path / "cache"), url)
 
 

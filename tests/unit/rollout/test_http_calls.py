@@ -50,7 +50,7 @@ async def test_half_an_answer_is_none(fake: FakeSglang) -> None:
 async def test_an_answer_that_is_no_json_object_may_be_tried_again(fake: FakeSglang) -> None:
     fake.instead[PATH] = [Answer(body=b"<html>"), Answer(body=b"[1]")]
     for _ in range(2):
-        with pytest.raises(TransientError, match="no JSON object"):
+        with pytest.raises(TransientError, match="did not answer with a JSON object"):
             await _get(fake)
 
 
@@ -65,7 +65,7 @@ async def test_silence_ends_at_the_limit(fake: FakeSglang) -> None:
 async def test_nothing_listening_is_said_so() -> None:
     with serving(FakeSglang(reply=(1,), image_id=0)) as gone:
         pass
-    with pytest.raises(TransientError, match="nothing answers at"):
+    with pytest.raises(TransientError, match="no server answers at"):
         await _get(gone)
 
 

@@ -139,7 +139,7 @@ async def test_what_is_no_completion_is_an_error(fake: FakeSglang) -> None:
 
 async def test_a_request_of_ids_alone_is_refused(fake: FakeSglang) -> None:
     async with engine_of(fake) as engine:
-        with pytest.raises(EngineError, match="takes a conversation"):
+        with pytest.raises(EngineError, match="needs a conversation"):
             await engine.generate(GenerateRequest(sampling=SamplingParams(temperature=1.0), token_ids=(1, 2)))
     assert fake.calls == []
 

@@ -335,7 +335,7 @@ def test_a_fault_is_never_made_a_trajectory(outcome: Outcome) -> None:
 
 @pytest.mark.parametrize("sequences", [(), (make_sequence(response_mask=(0, 0, 0)),)])
 def test_an_episode_without_sampled_tokens_is_never_made_a_trajectory(sequences: tuple[TokenSequence, ...]) -> None:
-    with pytest.raises(ValueError, match="holds no sampled token"):
+    with pytest.raises(ValueError, match="has no sampled tokens"):
         episode_trajectories(rollout("e", sequences=sequences), {}.__getitem__)
 
 

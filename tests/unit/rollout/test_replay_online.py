@@ -204,7 +204,7 @@ def test_a_success_of_one_update_joins_a_later_one_and_sql_walks_back_to_its_pix
         ({"sequences": (make_sequence(600),)}, "600 tokens, more"),
         ({"steps": (make_step(0, sha256="e" * 64), make_step(1))}, "e" * 64),
         ({"task_digest": "x" * 64}, "before its config changed"),
-        ({"sequences": ()}, "holds no sampled token"),
+        ({"sequences": ()}, "has no sampled tokens"),
     ],
 )
 def test_a_success_that_cannot_be_used_is_skipped_with_its_reason(

@@ -72,7 +72,7 @@ async def test_a_request_with_more_images_than_placeholders_is_never_sent(
 async def test_another_prompt_than_the_one_sent_is_an_error(renderer: Renderer, start: Start) -> None:
     fake = start(adds_tokens=(1,))
     async with engine_of(renderer, fake) as engine:
-        with pytest.raises(EngineError, match="made another prompt of what it was sent"):
+        with pytest.raises(EngineError, match="built another prompt than the one sent"):
             await engine.generate(text_request(renderer))
 
 

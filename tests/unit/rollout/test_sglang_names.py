@@ -154,7 +154,7 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
         EngineError, match=r"base checkpoint of the adapter .*orphan/adapter is gone: there is no folder .*/gone"
     ):
         read_weights(orphan, policy_version=1)
-    with pytest.raises(EngineError, match=r"config\.json does not say how large the vocabulary is"):
+    with pytest.raises(EngineError, match=r"config\.json has no vocabulary size"):
         vocab_size_of(tmp_path / "nowhere")
 
 

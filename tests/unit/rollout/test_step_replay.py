@@ -158,7 +158,7 @@ def test_a_condition_that_is_no_sql_is_one_clear_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("bad", [{"capacity": 0}, {"reward_discount": 1.5}, {"reward_discount": -0.1}])
 def test_settings_that_cannot_be_are_refused(bad: dict) -> None:
-    with pytest.raises(ValueError, match="cannot be"):
+    with pytest.raises(ValueError, match="invalid capacity"):
         StepReplayBuffer(**bad)
 
 

@@ -83,5 +83,5 @@ def test_the_target_is_what_the_description_names(description: str, target: str 
 
 
 def test_a_screenshot_that_is_no_image_is_the_replicas_fault() -> None:
-    with pytest.raises(ReplicaError, match="is no image"):
+    with pytest.raises(ReplicaError, match="is not an image"):
         signals(CLICK_OK, Observation(screenshot=grey(0)), Observation(screenshot=b"garbage"))

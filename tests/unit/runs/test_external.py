@@ -100,7 +100,7 @@ def test_folder_that_cannot_be_loaded_is_refused_in_one_sentence(state: StateDir
     (folder / "tokenizer.json").unlink()
     assert f"{folder} has no tokenizer.json" in refusal()
     (folder / "config.json").write_text(json.dumps({**config, "model_type": "llama"}))
-    assert "holds a model of type llama, and only qwen3_vl is loaded here" in refusal()
+    assert "holds a model of type llama, and only qwen3_vl can be loaded here" in refusal()
     (folder / "config.json").unlink()
     assert "no config.json that names its model_type" in refusal()
     shutil.rmtree(folder)
@@ -192,9 +192,9 @@ def test_what_names_no_model_of_the_hub_is_refused(state: StateDir, source: str)
 
 def test_hub_that_gives_nothing_is_told_as_it_is(state: StateDir) -> None:
     def fetch(repo_id: str, revision: str | None) -> Path:
-        raise DependencyError("the hub did not give owner/name")
+        raise DependencyError("the hub did not provide owner/name")
 
-    with pytest.raises(DependencyError, match="the hub did not give"):
+    with pytest.raises(DependencyError, match="the hub did not provide"):
         add_checkpoint(state, "hub:owner/name", fetch=fetch)
 
 

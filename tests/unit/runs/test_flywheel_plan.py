@@ -129,7 +129,7 @@ def test_a_gain_that_is_too_small_stops_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rewards", "why"), [([0.4, 0, 0], "nothing to train on"), ([None, None], "none of its 2 episodes was graded")]
+    ("rewards", "why"), [([0.4, 0, 0], "no data to train on"), ([None, None], "none of its 2 episodes was graded")]
 )
 def test_a_round_without_a_success_stops_it_whatever_the_shaped_reward(rewards: list, why: str, tmp_path: Path) -> None:
     result = walk(StateDir(tmp_path), FakeRounds(StateDir(tmp_path), [rewards]), num_rounds=3)

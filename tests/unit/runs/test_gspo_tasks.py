@@ -54,7 +54,7 @@ def test_a_demonstration_that_sft_does_not_take_counts_for_nothing(state: StateD
 
 
 def test_where_sft_leaves_none_the_error_says_what_to_change(state: StateDir) -> None:
-    with pytest.raises(TableError, match=r"all 8 training tasks and leaves none to GSPO: set sft\.task_share below 1"):
+    with pytest.raises(TableError, match=r"8 training tasks, which leaves none for GSPO: set sft\.task_share below 1"):
         load_gspo_tasks(state, recipe_of(LEFT))
 
 

@@ -65,7 +65,7 @@ def test_an_update_of_faults_is_held_and_then_trains_what_it_would_have_trained_
     assert set(held) == {f"{STAGE}-u0001-g{index:02d}-held-1-1" for index in range(TASKS_PER_UPDATE)}
     (reason,) = {reason for _, reason in held.values()}
     assert reason == (
-        "16 of 16 episodes ended in faults, more than rollout.max_fault_share = 0.5 allows; the commonest was "
+        "16 of 16 episodes ended in faults, more than rollout.max_fault_share = 0.5 allows; the most frequent was "
         "env_fault (16 times): it is down"
     )
     ids = [one.episode_id for one in recorded(disturbed)[f"{STAGE}-u0001"]]
@@ -94,7 +94,7 @@ def test_an_outage_that_goes_on_ends_training_with_the_commonest_fault_and_leave
 
     ran = run_phase(job, processor, faults=faults, fails=EvaluatorError)
     assert ran.error.startswith("update 2 was held 2 times in a row (rollout.max_held_updates): ")
-    assert "the commonest was grader_fault (" in ran.error
+    assert "the most frequent was grader_fault (" in ran.error
     assert [update for update, _ in ran.trainer.seen] == [0]
     tries = {name.partition("-held-")[2] for name, (fate, _) in groups_of(job).items() if fate == "held"}
     assert tries == {"1-1", "1-2"}

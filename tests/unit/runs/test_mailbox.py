@@ -31,7 +31,7 @@ def test_a_job_is_for_this_user_alone_and_gone_once_read(tmp_path: Path):
 
 
 def test_a_job_that_is_not_there_is_one_sentence(tmp_path: Path):
-    with pytest.raises(StoreError, match="its launcher has given up"):
+    with pytest.raises(StoreError, match="its launcher has ended"):
         Mailbox(tmp_path).take_job()
 
 

@@ -26,7 +26,7 @@ def test_a_rank_that_died_comes_before_those_that_missed_it():
 
     failures = {0: RankFailedError("rank 0 lost another rank", False), 1: ActorDiedError()}
     message = explain_failure("train_sft", 2, GroupFailedError(failures))
-    assert message["message"].startswith("rank 1 of the 2 of train_sft failed without a word of its own")
+    assert message["message"].startswith("rank 1 of the 2 of train_sft failed without an error message")
     assert message["retryable"] is True
 
 
@@ -38,7 +38,7 @@ def test_a_bug_is_not_tried_again():
 
 def test_a_failure_without_ranks_names_the_program():
     message = explain_failure("train_sft", 2, RuntimeError("no controller"))
-    assert message["message"] == "the ranks of train_sft failed without a word of its own (no controller)"
+    assert message["message"] == "the ranks of train_sft failed without an error message (no controller)"
 
 
 def test_a_ranks_word_survives_the_way_to_the_driver():

@@ -323,7 +323,7 @@ def test_a_file_that_cannot_be_read_stops_the_collection(state: StateDir) -> Non
     store = TrajectoryStore(state)
     age(store.blobs.path(store.write_blob(b"1", suffix="png"), suffix="png"))
     (state.trajectories / "steps" / "torn.parquet").write_bytes(b"PAR1")
-    with pytest.raises(StoreError, match=r"torn.parquet is damaged .* what it refers to is unknown"):
+    with pytest.raises(StoreError, match=r"torn.parquet is damaged .* so its references are unknown"):
         collect_garbage(state)
     assert len(list(store.blobs.list())) == 1
 

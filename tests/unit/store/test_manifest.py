@@ -117,7 +117,7 @@ def test_a_compacted_file_that_is_gone_is_named_and_the_rest_can_be_kept(state: 
     (name,) = names(state)
     for table in ("episodes", "steps"):
         (state.trajectories / table / COMPACTED / name).unlink()
-    with pytest.raises(StoreError, match=rf"{name} is gone, and the manifest names it"):
+    with pytest.raises(StoreError, match=rf"{name} is missing, and the manifest names it"):
         collect_garbage(state)
     assert rebuild_store(state).num_lost == 1
     assert num_episodes(state) == (1, 1, 2)

@@ -127,7 +127,7 @@ def test_a_file_system_that_refuses_is_not_taken_for_damage(tmp_path: Path) -> N
     folder = tmp_path / "x.zip"
     folder.mkdir()
     for read in (lambda: read_members(folder), lambda: read_image(folder, IMAGES[0][0], offset=0, num_bytes=1)):
-        with pytest.raises(StoreError, match=r"x\.zip cannot be read: Is a directory; mend that") as refused:
+        with pytest.raises(StoreError, match=r"x\.zip cannot be read: Is a directory; fix that") as refused:
             read()
         assert "remove it" not in str(refused.value)
 
@@ -146,7 +146,7 @@ def test_a_damaged_index_gives_no_other_bytes_and_one_clear_error(
     for sha256, data in IMAGES:
         attempt(lambda sha256=sha256, data=data: in_(found.read(sha256), (data, None)))
     if path.read_bytes() != was:
-        with pytest.raises(StoreError, match="makes it again from the packs"):
+        with pytest.raises(StoreError, match="rebuilds it from the packs"):
             PackIndex(path).check()
 
 

@@ -83,7 +83,7 @@ def test_a_store_that_cannot_be_compacted_fails_no_writer(state: StateDir, caplo
     head.write_bytes(b"PAR1")
     for number in range(1, 4):
         store.write_episodes(f"p{number}", [make_episode(f"p{number}")])
-    assert "stay as they are" in caplog.text
+    assert "are not merged" in caplog.text
     assert "is damaged" in caplog.text
     (state.trajectories / MANIFEST).write_bytes(b"{")
     store.write_episodes("p9", [make_episode("p9")])

@@ -96,7 +96,7 @@ SLOW = {
     "it reads all steps (about 6): add a condition on steps.episode_id": "SELECT avg(model_s) FROM steps",
     "it reads the token lists of all episodes (token_ids,": "SELECT * FROM episodes WHERE purpose = 'evaluate'",
     "`made_from` has a row for each link of every checkpoint: add a WHERE on checkpoint_id": "FROM made_from",
-    "nothing in its plan stands out: EXPLAIN ANALYZE": "SELECT outcome, count(*) FROM episodes GROUP BY 1",
+    "its plan shows no reason: EXPLAIN ANALYZE": "SELECT outcome, count(*) FROM episodes GROUP BY 1",
 }
 
 
@@ -113,7 +113,7 @@ def test_the_remedy_of_a_slow_query_is_one(filled: StateDir) -> None:
         "FROM made_from WHERE checkpoint_id = 'sft-1'",
         "SELECT prompt_tokens, times_s FROM episodes",
     ):
-        assert explain_slow(filled, sql)[0].startswith("nothing in its plan stands out"), sql
+        assert explain_slow(filled, sql)[0].startswith("its plan shows no reason"), sql
 
 
 def test_a_query_that_pairs_all_rows_is_told_to_join_by_a_column(state: StateDir) -> None:
@@ -187,7 +187,7 @@ FOREVER = "SELECT count(*) FROM range(100000000) a, range(100000000) b"
 
 
 def test_a_query_that_takes_too_long_is_stopped(state: StateDir) -> None:
-    with pytest.raises(TableError, match=r"stopped after 0\.2 s: .*; or give it longer with --timeout-s"):
+    with pytest.raises(TableError, match=r"stopped after 0\.2 s: .*; or raise the limit with --timeout-s"):
         run_query(state, FOREVER, timeout_s=0.2)
 
 
@@ -330,14 +330,14 @@ def test_a_listed_result_shows_forty_rows_and_counts_the_rest(monkeypatch: pytes
     result = QueryResult([f"column_{number}" for number in range(12)], rows)
     lines = render(result, "table").splitlines()
     assert [line for line in lines if line.startswith("row ")][-1] == "row 40"
-    assert lines[-1] == "… 1,194 more rows: --format csv gives all"
+    assert lines[-1] == "… 1,194 more rows: --format csv shows all"
     assert len(render(result, "csv").splitlines()) == 1_235
     assert len(json.loads(render(result, "json"))) == 1_234
 
 
 @pytest.mark.parametrize(
     ("num_rows", "last"),
-    [(1, "1 row"), (1_000, "1,000 rows"), (1_001, "… 1 more row: --format csv gives all")],
+    [(1, "1 row"), (1_000, "1,000 rows"), (1_001, "… 1 more row: --format csv shows all")],
 )
 def test_a_table_shows_a_thousand_rows(num_rows: int, last: str) -> None:
     lines = render(QueryResult(["n"], [(number,) for number in range(num_rows)]), "table").splitlines()

@@ -61,7 +61,7 @@ def test_a_server_that_dies_and_comes_back_is_told_everything_and_its_death_is_s
     wait_for(lambda: len(server.taken) == 5)
     assert outbox.close() == 0
     assert server.taken == list(range(5))
-    assert [text.split(":")[0].split(" (")[0] for text in said] == ["MLflow does not answer", "MLflow answers again"]
+    assert [text.split(":")[0].split(" (")[0] for text in said] == ["MLflow does not answer", "MLflow responds again"]
 
 
 def test_what_a_dead_server_was_not_told_is_kept_and_sent_by_a_later_outbox(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_an_event_that_is_refused_for_good_holds_up_no_other() -> None:
     outbox.post(event(1))
     assert outbox.close() == 0
     assert taken == [1]
-    assert said == ["MLflow refused metrics for good: bad name of a metric"]
+    assert said == ["MLflow finally refused metrics: bad name of a metric"]
 
 
 def test_beyond_the_limit_the_oldest_metrics_go_and_nothing_else_does() -> None:
@@ -128,4 +128,4 @@ def test_beyond_the_limit_the_oldest_metrics_go_and_nothing_else_does() -> None:
     wait_for(lambda: len(server.taken) == 4)
     outbox.close()
     assert server.taken == [0, 1, 6, 7]
-    assert sum("the oldest metrics go" in text for text in said) == 1
+    assert sum("oldest metrics are dropped" in text for text in said) == 1

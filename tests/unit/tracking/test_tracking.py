@@ -112,7 +112,7 @@ def test_an_attempt_that_was_killed_is_shown_as_killed_by_the_next(uri: str) -> 
 
 def test_the_champion_moves_to_the_checkpoint_it_is_told(uri: str, tmp_path: Path) -> None:
     assert champion_checkpoint(uri) is None
-    with pytest.raises(TrackingError, match="knows no model of sft-1"):
+    with pytest.raises(TrackingError, match="has no model of sft-1"):
         register_champion(uri, "sft-1")
     with stage_run(uri, stage="sft", stage_key="sft-1", params={}, tags={}) as run:
         for name in ("sft-1", "sft-2"):

@@ -125,7 +125,7 @@ def test_a_base_that_is_gone_or_another_is_one_clear_error(state: StateDir):
     base = base_of(state)
     shutil.rmtree(base)
     gone = (
-        rf"the base checkpoint of the adapter .*update-0001/adapter is gone: there is no folder {base.resolve()}; put"
+        rf"base checkpoint of the adapter .*update-0001/adapter is gone: there is no folder {base.resolve()}; restore"
     )
     with pytest.raises(StoreError, match=gone):
         load_model(folder)
@@ -144,7 +144,7 @@ def test_a_base_that_is_gone_or_another_is_one_clear_error(state: StateDir):
 @pytest.mark.parametrize("changes", [{"rank": 8}, {"alpha": 4.0}, {"target_modules": ("q_proj", "v_proj")}])
 def test_a_recipe_with_other_adapters_than_its_parents_is_refused(state: StateDir, changes):
     folder = fine_tuned(base_of(state), adapted_recipe(), state, num_updates=1)
-    with pytest.raises(RecipeError, match=r"trainer.lora says rank .* goes on with, has rank 4, alpha 8 and .*: set"):
+    with pytest.raises(RecipeError, match=r"trainer.lora says rank .* continues with, has rank 4, alpha 8 and .*: set"):
         open_phase(folder, adapted_recipe(lora=changes))
 
 
@@ -254,7 +254,7 @@ def test_a_folder_that_peft_wrote_is_loaded_with_the_base_that_it_names(state: S
     foreign = shutil.copytree(folder / "adapter", tmp_path / "foreign")
     (foreign / "base.json").unlink()
     config = json.loads((foreign / "adapter_config.json").read_text())
-    with pytest.raises(StoreError, match=r"nothing says which model the adapter .*foreign belongs to: set base_model"):
+    with pytest.raises(StoreError, match=r"the base model of the adapter .*foreign is not recorded: set base_model"):
         load_model(foreign)
     for name in (str(base_of(state)), "../var/checkpoints/base-1"):
         (foreign / "adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": name}))

@@ -112,7 +112,7 @@ async def test_an_adapter_that_does_not_belong_to_the_engines_model_is_refused(t
     adapter = fine_tuned(tiny_folder, recipe, StateDir(tmp_path), num_updates=1)
     trainer = open_phase(tiny_folder, recipe)
     plain = TransformersEngine(open_phase(tiny_folder, without_adapters(recipe)).model, trainer.processor)
-    with pytest.raises(EngineError, match=r"update-0001: it is an adapter, and the model has none to load it into"):
+    with pytest.raises(EngineError, match=r"0001: it is an adapter, and the model has no adapter to load it into"):
         await plain.load_weights(adapter, policy_version=1)
     stranger = TransformersEngine(trainer.model, trainer.processor, base_folder=tmp_path / "other")
     with pytest.raises(EngineError, match=r"it is an adapter of .*, and the model was read from .*other"):

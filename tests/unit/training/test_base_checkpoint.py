@@ -55,7 +55,7 @@ def test_a_published_model_is_pointed_to_and_not_copied(tmp_path: Path, tiny_fol
 
 def test_a_model_that_is_neither_a_folder_nor_a_hub_id_is_one_sentence():
     with pytest.raises(
-        DependencyError, match=r"model.path '/no/such/model' is no folder.* set model.path to its folder"
+        DependencyError, match=r"model.path '/no/such/model' is not a folder.* set model.path to its folder"
     ):
         resolve_pretrained(PretrainedModelSection(kind="pretrained", path="/no/such/model"))
 

@@ -84,5 +84,5 @@ def test_a_published_model_is_known_by_its_hub_id_and_by_its_folder(tmp_path: Pa
 
 def test_a_config_without_sizes_is_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(StoreError, match="does not give the sizes of a Qwen3-VL"):
+    with pytest.raises(StoreError, match="does not contain the sizes of a Qwen3-VL"):
         ModelShape.of_folder(tmp_path)

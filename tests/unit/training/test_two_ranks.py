@@ -147,4 +147,4 @@ def test_a_killed_rank_ends_the_other_with_one_clear_error(two_ranks: TwoRanks) 
     assert two_ranks.process.wait(90) != 0
     said = (two_ranks.folder / "endless/rank-0.error").read_text()
     assert said.startswith("rank 0 of 2 lost another rank in ")
-    assert "it goes on from its last checkpoint" in said
+    assert "it resumes from its last checkpoint" in said

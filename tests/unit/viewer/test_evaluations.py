@@ -67,7 +67,7 @@ def test_two_checkpoints_of_one_run_are_never_called_an_effect(sample_state: Sta
         page = read(f"/compare?a={START.checkpoint_id}&b={ENDS[1].checkpoint_id}")
     assert "the start's own spread ±7.2" in page
     assert "One run: better." in page
-    assert "Over 3 training runs that differ in seeds alone: +48.8 points" in page
+    assert "Over 3 training runs that differ only in seeds: +48.8 points" in page
     assert "Effect over 3 runs: better." in page
 
 

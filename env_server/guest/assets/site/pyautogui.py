@@ -1,4 +1,4 @@
-"""PyAutoGUI's interface on this desktop's own XTest input. It types what it is asked to type: `<` too."""
+"""PyAutoGUI's interface on this desktop's own XTest input. It types every requested character, `<` included."""
 
 import collections
 import contextlib
@@ -54,8 +54,8 @@ def _make(name):
     def call(*args, **kwargs):
         failSafeCheck()
         pause = kwargs.pop("_pause", True)
-        args = [arg for arg in args if not callable(arg)]  # a tween by position
-        if args or kwargs or name != "moveTo":  # which by itself moves nowhere
+        args = [arg for arg in args if not callable(arg)]  # drops a tween function passed by position
+        if args or kwargs or name != "moveTo":  # without arguments moveTo does nothing
             perform_call(_device(), *bind_call({"name": name, "args": args, "kwargs": kwargs}))
         if pause and PAUSE:
             time.sleep(PAUSE)
@@ -140,4 +140,4 @@ def linear(n):
 
 for _curve in ("Quad", "Cubic", "Quart", "Quint", "Sine", "Expo", "Circ", "Elastic", "Back", "Bounce"):
     for _side in ("easeIn", "easeOut", "easeInOut"):
-        globals()[_side + _curve] = linear  # every movement here is even
+        globals()[_side + _curve] = linear  # every movement here is linear

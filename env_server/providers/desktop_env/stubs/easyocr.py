@@ -1,5 +1,5 @@
-"""Stands in for easyocr, which would bring torch: desktop-env imports it for one metric of text in pictures, and that
-metric crashes here with this sentence rather than answer 0."""
+"""Replaces easyocr, which depends on torch: desktop-env imports it for one metric of text in pictures. Here that metric
+raises this error instead of returning 0."""
 
 
 class Reader:

@@ -1,1 +1,1 @@
-"""What runs in desktop-env's own Python: the standard library, desktop_env, and nothing else of this project."""
+"""Runs in desktop-env's own Python: uses only the standard library and desktop_env, nothing else of this project."""

@@ -1,4 +1,4 @@
-"""One DesktopEnv and its VM, driven call by call."""
+"""One DesktopEnv and its VM, controlled call by call."""
 
 # pyright: reportMissingImports=false, reportMissingModuleSource=false
 import base64
@@ -16,9 +16,9 @@ from .guest import GuestWatch
 from .serving import Fault
 
 _ANY_STARTED_CLEAN = "docker"
-"""The provider name a plug-in runs under: DesktopEnv knows a closed list of names, and nothing else depends on it."""
+"""The provider name for plug-ins: DesktopEnv accepts a closed list of names, and uses this one for nothing else."""
 _DOWNLOAD = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}_")
-"""How set-up names what it has downloaded; such a file is kept for the next episode, everything else is not."""
+"""Names of the files that set-up has downloaded; they are kept for the next episode, all others are removed."""
 Answer = tuple[dict[str, Any], bytes]
 
 
@@ -26,19 +26,19 @@ class _Controller(osworld.PythonController):
     def execute_python_command(self, command: str) -> Any:
         answer = super().execute_python_command(command)
         if answer is None:
-            raise ConnectionError("the guest did not carry out the command")
+            raise ConnectionError("the guest did not execute the command")
         return answer
 
 
 class _SetupController(osworld.SetupController):
     def setup(self, *arguments: Any, **options: Any) -> bool:
         if not super().setup(*arguments, **options):
-            raise ConnectionError("the guest cannot be reached")  # DesktopEnv would go on without the set-up
+            raise ConnectionError("the guest cannot be reached")  # DesktopEnv would continue without the set-up
         return True
 
 
 class _Env(osworld.DesktopEnv):
-    """Observes when it is asked to, and not after every call."""
+    """Observes on request instead of after every call."""
 
     def _get_obs(self) -> dict[str, Any]:
         return {}
@@ -57,7 +57,7 @@ class Desktop:
     def on_start(self, options: dict[str, Any], plugin: str | None, plugin_options: dict[str, Any]) -> Answer:
         """Starts the VM; `plugin` (module:function, or file.py:function) replaces desktop-env's own providers."""
         osworld.PythonController, osworld.SetupController = _Controller, _SetupController
-        # It rewrites source by pattern, unescaping on the way; actions come without what it mends.
+        # It rewrites source by pattern and unescapes strings; the actions sent here do not need that workaround.
         osworld._fix_pyautogui_less_than_bug = lambda command: command
         if plugin is not None:
             create = _load(plugin)
@@ -68,7 +68,7 @@ class Desktop:
         return self._address()
 
     def on_refresh(self) -> Answer:
-        """A fresh snapshot, where the VM has been used."""
+        """Restores a fresh snapshot if the VM has been used."""
         self._env.reset()
         return self._address()
 
@@ -86,10 +86,10 @@ class Desktop:
             self._env.reset(task_config={**task, "id": cache.name})
         except Exception as error:
             traceback.print_exc()
-            self._address()  # it may have moved meanwhile
+            self._address()  # the address may have changed
             raise Fault("setup" if self._watch.is_there() else "replica", f"{error}"[:1000]) from error
         finally:
-            # DesktopEnv itself forgets this where the set-up failed half-way.
+            # DesktopEnv does not set this if the set-up failed.
             self._env.is_environment_used = True
         return self._address()
 
@@ -105,7 +105,7 @@ class Desktop:
     def on_observe(self, with_tree: bool, with_terminal: bool) -> Answer:
         seen = self._env.look(with_tree=with_tree, with_terminal=with_terminal)
         if seen["screenshot"] is None or (with_tree and seen["accessibility_tree"] is None):
-            raise Fault("replica", "the guest gave no screenshot, or no accessibility tree")
+            raise Fault("replica", "the guest returned no screenshot, or no accessibility tree")
         return {"tree": seen["accessibility_tree"], "terminal": seen["terminal"]}, seen["screenshot"]
 
     def on_evaluate(self) -> Answer:
@@ -121,7 +121,7 @@ class Desktop:
 
 
 def _place(file: dict[str, Any], path: Path) -> None:
-    """A file whose content came with the task becomes one that desktop-env can upload."""
+    """Writes content that came with the task to a file that desktop-env can upload."""
     content = file.pop("content_base64", None)
     if content is not None:
         path.write_bytes(base64.b64decode(content))
@@ -134,7 +134,7 @@ def _load(plugin: str) -> Callable[..., Any]:
         return getattr(importlib.import_module(place), name)
     spec = importlib.util.spec_from_file_location("desktop_env_plugin", place)
     assert spec is not None, "the name ends in .py"
-    assert spec.loader is not None, "a file has one"
+    assert spec.loader is not None, "a file has a loader"
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return getattr(module, name)

@@ -1,4 +1,4 @@
-"""The messages between the env server and its workers: a JSON object and, behind it, bytes that need no encoding."""
+"""The messages between the env server and its workers: a JSON object followed by raw bytes."""
 
 import json
 import socket
@@ -16,7 +16,7 @@ def pack(fields: dict[str, Any], blob: bytes = b"") -> bytes:
 
 
 def unpack_header(header: bytes) -> tuple[int, int]:
-    """ValueError where it is none of ours."""
+    """ValueError if it is not a valid header."""
     lengths = HEADER.unpack(header)
     if sum(lengths) > MAX_BYTES:
         raise ValueError(f"a message of {sum(lengths)} bytes")
@@ -24,7 +24,7 @@ def unpack_header(header: bytes) -> tuple[int, int]:
 
 
 def receive(connection: socket.socket) -> tuple[dict[str, Any], bytes]:
-    """Blocks. EOFError when the other side is gone."""
+    """Blocks. EOFError if the other side is gone."""
     num_json, num_blob = unpack_header(_receive_exactly(connection, HEADER.size))
     fields = json.loads(_receive_exactly(connection, num_json))
     return fields, _receive_exactly(connection, num_blob)
@@ -35,7 +35,7 @@ def _receive_exactly(connection: socket.socket, num_bytes: int) -> bytes:
     while missing:
         part = connection.recv(min(missing, 1 << 20))
         if not part:
-            raise EOFError("the other side hung up")
+            raise EOFError("the other side closed the connection")
         parts.append(part)
         missing -= len(part)
     return b"".join(parts)

@@ -1,4 +1,4 @@
-"""OSWorld's own grading of a desktop that is not desktop-env's: its evaluate, metrics and getters, unchanged, over an
+"""OSWorld's own grading of a desktop that is not desktop-env's: its unchanged evaluate, metrics and getters, in an
 environment that has a guest's address and no VM."""
 
 # pyright: reportMissingImports=false, reportMissingModuleSource=false
@@ -10,13 +10,13 @@ from desktop_env.desktop_env import DesktopEnv, PythonController
 from .guest import GuestWatch
 
 NOWHERE = 1
-"""A port without a listener: of a desktop whose browser's and VLC's ports are not lent."""
+"""A port without a listener, used if the ports of browser and VLC are not forwarded."""
 RETRY_INTERVAL_S = 0.2
-"""Between the attempts of desktop-env's controller; its 5 s are for VMs that are still booting."""
+"""Between the attempts of desktop-env's controller; its own 5 s are for VMs that are still booting."""
 
 
 class GradingEnv(DesktopEnv):
-    """What getters ask of an environment: a guest's address, a controller and a folder."""
+    """The attributes of an environment that getters use: a guest's address, a controller and a folder."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class GradingEnv(DesktopEnv):
 
 
 class _SetUpAlready:
-    """The task's postconfig has been carried out by the env server's own verbs."""
+    """The env server's own verbs have already run the task's postconfig."""
 
     def setup(self, *_: object) -> bool:
         return True
@@ -56,5 +56,5 @@ def grade(folder: Path, **guest_and_task: Any) -> float:
     folder.mkdir(exist_ok=True)
     watch = GuestWatch()
     watch.root = f"http://{guest_and_task['host']}:{guest_and_task['port']}"
-    # Reading the evaluator is part of grading: a task that OSWorld cannot read makes it crash there too.
+    # Reading the evaluator is part of grading: a task that OSWorld cannot read is a crash of the grader there too.
     return watch.score(lambda: GradingEnv(folder, **guest_and_task).evaluate())

@@ -1,5 +1,5 @@
-"""Watches desktop-env's own HTTP calls to a guest. Its controllers log a guest that is gone and go on with None, which
-a metric then scores 0; here that is found out and told as a fault."""
+"""Watches desktop-env's own HTTP calls to a guest. If the guest is gone, its controllers only log that and continue
+with None, which a metric then scores 0; here it is detected and reported as a fault."""
 
 # pyright: reportMissingImports=false, reportMissingModuleSource=false
 import traceback
@@ -16,7 +16,7 @@ PROBE_LIMIT_S = 10.0
 
 
 class GuestWatch:
-    """Notes every call to the guest at `root` that was never answered, not even when it was tried again."""
+    """Records every call to the guest at `root` that was not answered, not even after a retry."""
 
     def __init__(self) -> None:
         self.root = "http://nowhere"
@@ -37,7 +37,7 @@ class GuestWatch:
         requests.Session.send = watched  # pyright: ignore[reportAttributeAccessIssue]
 
     def is_there(self) -> bool:
-        """The guest answers, be it with an error."""
+        """Whether the guest answers, including with an error."""
         try:
             with urllib.request.urlopen(f"{self.root}/platform", timeout=PROBE_LIMIT_S):  # noqa: S310 - http, ours
                 return True
@@ -47,14 +47,14 @@ class GuestWatch:
             return False
 
     def check(self) -> None:
-        """Fault where a call since `forget` was never answered."""
+        """Raises Fault if a call since the last clear was never answered."""
         if self.unanswered:
             (method, url), reason = next(iter(self.unanswered.items()))
             raise Fault("replica", f"the guest did not answer {method} {url.removeprefix(self.root)} ({reason})")
 
     def score(self, evaluate: Callable[[], Any]) -> float:
-        """Runs OSWorld's grading. Fault `evaluator` where it crashed, `replica` where the guest was gone meanwhile,
-        `excess` where its memory was not enough."""
+        """Runs OSWorld's grading. Raises Fault `evaluator` if it crashed, `replica` if the guest was gone, `excess` if
+        memory did not suffice."""
         self.unanswered.clear()
         try:
             score = float(evaluate())

@@ -1,5 +1,5 @@
-"""Imports desktop-env once (seconds, hundreds of megabytes) and forks a worker for each socket it is sent, so that a
-further worker costs hundredths of a second and shares that memory."""
+"""Imports desktop-env once (seconds, hundreds of megabytes) and forks a worker for each socket that it receives, so
+that a further worker takes hundredths of a second and shares that memory."""
 
 import importlib
 import os
@@ -17,7 +17,7 @@ _workers: set[int] = set()
 
 
 def main() -> None:
-    """Arguments: the control socket's descriptor, the parent's process id, folders to look for modules in last."""
+    """Arguments: the control socket's descriptor, the parent's process id, and the last folders of the module path."""
     control = socket.socket(fileno=int(sys.argv[1]))
     try:
         die_with_parent(int(sys.argv[2]))
@@ -66,7 +66,7 @@ def _reap() -> None:
         while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
             _workers.discard(pid)
     if orphans := children_of(os.getpid()) - _workers:
-        # What a killed worker left behind: asked to end, and ended a little later.
+        # Processes that a killed worker left behind: TERM now, KILL after a limit.
         for pid in orphans:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)

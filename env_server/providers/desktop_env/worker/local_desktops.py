@@ -1,5 +1,5 @@
-"""A plug-in for desktop-env: its VMs are desktops of this project, each kept by a helper process for as long as it is
-wanted."""
+"""A plug-in for desktop-env: its VMs are desktops of this project, each kept by a helper process until it is
+stopped."""
 
 import contextlib
 import json
@@ -11,10 +11,10 @@ from typing import Any
 from .processes import kill_below
 
 START_LIMIT_S = 300.0
-"""The first desktop of all may build its image."""
+"""The first desktop may have to build its image."""
 STOP_LIMIT_S = 15.0
 _NOWHERE = 1
-"""In place of the ports of browser, VNC and VLC, which a local desktop does not show to the host."""
+"""Replaces the ports of browser, VNC and VLC, which a local desktop does not expose to the host."""
 
 
 def create(region: str | None, options: dict[str, Any]) -> tuple["LocalManager", "LocalProvider"]:
@@ -44,8 +44,8 @@ class LocalProvider:
         line = self._helper.stdout.readline() if ready else b""
         if not line:
             raise RuntimeError("the local desktop did not start; see the line above")
-        told = json.loads(line)
-        self._address = f"{told['host']}:{told['port']}:{_NOWHERE}:{_NOWHERE}:{_NOWHERE}"
+        ready = json.loads(line)
+        self._address = f"{ready['host']}:{ready['port']}:{_NOWHERE}:{_NOWHERE}:{_NOWHERE}"
 
     def get_ip_address(self, path_to_vm: str) -> str:
         return self._address

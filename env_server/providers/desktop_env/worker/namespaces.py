@@ -1,4 +1,4 @@
-"""Namespaces of its own for a process without privileges, and the file systems and limits in which it then lives."""
+"""Creates namespaces for an unprivileged process, with the file systems and limits in which it then runs."""
 
 import ctypes
 import fcntl
@@ -17,12 +17,12 @@ _PR_SET_PDEATHSIG = 1
 _CAPABILITY_VERSION = 0x20080522
 _GET_FLAGS, _SET_FLAGS, _IS_UP = 0x8913, 0x8914, 1
 PRIVATE = ("/tmp", "/dev/shm")  # noqa: S108 - mount points
-"""Each is a file system of the grader's own."""
+"""Each is a separate file system of the grader."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def enter_namespaces() -> None:
-    """Every kind but that of mounts; the next child is process 1 of the new process namespace."""
+    """Every kind except mount namespaces; the next child is process 1 of the new process namespace."""
     uid, gid = os.getuid(), os.getgid()
     _checked("unshare", _NEW_USERS | _NEW_PIDS | _NEW_NET | _NEW_IPC | _NEW_HOST_NAME)
     Path("/proc/self/setgroups").write_text("deny")
@@ -31,7 +31,7 @@ def enter_namespaces() -> None:
 
 
 def make_private(kept: Sequence[str], *, disk_bytes: int) -> None:
-    """For that child: empty file systems, its own /proc, and a loopback. Folders of `kept` are visible nevertheless."""
+    """For that child: empty file systems, its own /proc, and a loopback. Folders in `kept` stay visible."""
     _checked("unshare", _NEW_MOUNTS)
     held = {path: os.open(path, os.O_PATH) for path in kept if path.startswith(tuple(f"{each}/" for each in PRIVATE))}
     for path in PRIVATE:
@@ -49,10 +49,10 @@ def make_private(kept: Sequence[str], *, disk_bytes: int) -> None:
 
 
 def set_limits(*, memory_bytes: int, cpu_s: int, num_processes: int, disk_bytes: int) -> None:
-    """Of each process that descends from this one; processes are counted in this user namespace alone."""
+    """Limits of each descendant of this process; processes are counted only in this user namespace."""
     for kind, limit in (
         (resource.RLIMIT_DATA, memory_bytes),
-        # Without a soft limit below, for process 1 ignores SIGXCPU.
+        # No lower soft limit, because process 1 ignores SIGXCPU.
         (resource.RLIMIT_CPU, cpu_s),
         (resource.RLIMIT_NPROC, num_processes),
         (resource.RLIMIT_FSIZE, disk_bytes),
@@ -62,13 +62,13 @@ def set_limits(*, memory_bytes: int, cpu_s: int, num_processes: int, disk_bytes:
 
 
 def drop_capabilities() -> None:
-    """Those that the first process of a user namespace has there."""
+    """Drops the capabilities that the first process of a user namespace has there."""
     header = struct.pack("=Ii", _CAPABILITY_VERSION, 0)
     _checked("capset", header, bytes(24))
 
 
 def die_with_parent() -> None:
-    """SIGKILL. The parent, in another process namespace, has no id here."""
+    """By SIGKILL. The parent is in another process namespace and has no id here."""
     _checked("prctl", _PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 

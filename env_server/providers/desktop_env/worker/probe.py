@@ -1,4 +1,4 @@
-"""Tells, without importing desktop-env, what an installed one can do: read from its sources in a tenth of a second."""
+"""Lists the features of an installed desktop-env without importing it: read from its sources in a tenth of a second."""
 
 import ast
 import hashlib
@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 PORTS = {"chromium_port", "vlc_port"}
-"""Attributes of an environment that lead to programs inside the desktop, not to its guest agent."""
+"""Attributes of an environment that connect to programs inside the desktop, not to its guest agent."""
 
 
 def main() -> None:
-    """Arguments: folders to look for modules in last. Prints one JSON object; null where there is no desktop-env."""
+    """Arguments: the last folders of the module path. Prints one JSON object, or null if there is no desktop-env."""
     sys.path += sys.argv[1:]
     spec = importlib.util.find_spec("desktop_env")
     if spec is None or not spec.submodule_search_locations:
@@ -47,7 +47,7 @@ def _version() -> str:
 
 
 def _digest(root: Path) -> str:
-    """Of what scores are made by: evaluators, controllers, and the environment that joins them."""
+    """Of the sources that compute scores: evaluators, controllers, and the environment that combines them."""
     digest = hashlib.sha256()
     for path in sorted([*root.glob("evaluators/**/*.py"), *root.glob("controllers/*.py"), root / "desktop_env.py"]):
         digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
@@ -55,7 +55,7 @@ def _digest(root: Path) -> str:
 
 
 def _names(path: Path) -> set[str]:
-    """What a package's __init__ offers: imported or defined there."""
+    """Names in a package's __init__: imported or defined there."""
     found: set[str] = set()
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.ImportFrom):
@@ -93,7 +93,7 @@ def _needs_port(name: str, functions: dict[str, set[str]]) -> bool:
 
 
 def _verbs(path: Path) -> list[str]:
-    """Set-up verbs that are more than a promise."""
+    """Set-up verbs that are implemented."""
     found = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.FunctionDef) and node.name.startswith("_") and node.name.endswith("_setup"):

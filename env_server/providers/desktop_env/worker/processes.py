@@ -1,4 +1,4 @@
-"""The descendants of a process, how to end them all, and what a process asks of the kernel to leave none behind."""
+"""Lists and kills the descendants of a process, and sets kernel options so that none is left behind."""
 
 import contextlib
 import ctypes
@@ -11,7 +11,7 @@ _MAX_ROUNDS = 50
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """TERM when the parent, whose id this is, ends. ProcessLookupError where it has ended already."""
+    """SIGTERM when the parent, whose id this is, ends. ProcessLookupError if it has already ended."""
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0) != 0:
         raise OSError("the kernel refused prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent_pid:
@@ -19,7 +19,7 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 def adopt_orphans() -> None:
-    """What descends from this process stays below it, also where a process in between ends."""
+    """Descendants of this process stay below it, also if a process in between ends."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
@@ -29,7 +29,7 @@ def children_of(pid: int) -> set[int]:
 
 
 def below(pid: int) -> set[int]:
-    """Every living process that descends from `pid`."""
+    """Every living descendant of `pid`."""
     parents = _parents()
     found: set[int] = set()
     frontier = {pid}
@@ -40,7 +40,7 @@ def below(pid: int) -> set[int]:
 
 
 def kill_below(pid: int) -> None:
-    """Kills every descendant of `pid`, round after round, for a dying one may just have started another."""
+    """Kills every descendant of `pid` repeatedly, because a dying one may just have started another."""
     for _ in range(_MAX_ROUNDS):
         children = below(pid)
         if not children:

@@ -1,6 +1,6 @@
-"""Runs in the graders' sandbox: loads desktop-env once and forks a grader for each connection it is sent. A grader is
-process 1 of namespaces of its own. Its supervisor, which runs no code of desktop-env's, ends it when the env server
-closes the connection or when it exceeds its memory, and reports its end."""
+"""Runs in the graders' sandbox: loads desktop-env once and forks a grader for each connection that it receives. A
+grader is process 1 of its own namespaces. Its supervisor, which runs no code of desktop-env, kills it when the env
+server closes the connection or when it exceeds its memory limit, and reports how it ended."""
 
 import importlib
 import json
@@ -23,9 +23,9 @@ from .processes import below
 from .serving import Handlers, answer_call
 
 DOORS = ("guest", "chromium", "vlc")
-"""Ports of a grader's loopback, at which the env server answers."""
+"""Ports of a grader's loopback, on which the env server accepts connections."""
 WATCH_INTERVAL_MS = 250
-FOLDER = "/tmp/grading"  # noqa: S108 - of a file system of its own
+FOLDER = "/tmp/grading"  # noqa: S108 - in a separate file system
 Options = dict[str, Any]
 
 
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def try_out() -> None:
-    """Argument: options as JSON. A grader that does nothing; raises what this machine forbids."""
+    """Argument: options as JSON. Runs a grader that does nothing; raises if this machine forbids one."""
     options = json.loads(sys.argv[1])
     enter_namespaces()
     pid = os.fork()
@@ -62,7 +62,7 @@ def _fork(control: socket.socket, descriptor: int, options: Options) -> None:
         traceback.print_exc()
         pid = -1
     if pid != 0:
-        os.close(descriptor)  # where there was no fork, the env server sees its connection closed
+        os.close(descriptor)  # if the fork failed, the env server sees its connection closed
         return
     control.close()
     _leave_unless(lambda: _supervise(socket.socket(fileno=descriptor), options))
@@ -73,7 +73,7 @@ def _leave_unless(work: Any) -> NoReturn:
     try:
         work()
         code = 0
-    except BaseException:  # noqa: BLE001 - a fork never returns into its parent's code
+    except BaseException:  # noqa: BLE001 - a fork must never return into its parent's code
         traceback.print_exc()
     finally:
         sys.stderr.flush()
@@ -93,18 +93,18 @@ def _supervise(connection: socket.socket, options: Options) -> None:
     if is_excess:
         end = "memory"
     elif status == -signal.SIGKILL and took_s > 0.5 * options["cpu_s"]:
-        # The limit is counted in ticks, and this in nanoseconds: on a busy machine they differ.
+        # The kernel counts the limit in ticks, and this value is in nanoseconds: on a busy machine they differ.
         end = "cpu"
     else:
         end = f"status {status}"
     try:
         connection.sendall(pack({"end": end}))
     except OSError:
-        return  # the env server no longer wants to know
+        return  # the env server has closed the connection
 
 
 def _watch(connection: socket.socket, grader: int, memory_bytes: int) -> bool:
-    """Returns when the grader has ended or is killed: True where it exceeded its memory."""
+    """Returns when the grader has ended or is killed: True if it exceeded its memory limit."""
     process = os.pidfd_open(grader)
     poll = select.poll()
     poll.register(process, select.POLLIN)
@@ -115,7 +115,7 @@ def _watch(connection: socket.socket, grader: int, memory_bytes: int) -> bool:
             return False
         is_excess = not ready and _memory_of({grader} | below(grader)) > memory_bytes
         if ready or is_excess:
-            # The end of process 1 is the end of its namespace: no descendant survives it.
+            # If process 1 ends, the kernel kills every process of its namespace.
             signal.pidfd_send_signal(process, signal.SIGKILL)
             return is_excess
 

@@ -1,5 +1,5 @@
-"""A worker: answers the calls that come over its socket, one at a time, until the socket is closed or it is told to
-stop; then it gives back its VM, ends whatever runs below it and removes its folder."""
+"""A worker: answers the calls on its socket, one at a time, until the socket is closed or the worker is stopped. Then
+it releases its VM, kills its descendants and removes its folder."""
 
 import os
 import shutil
@@ -15,11 +15,11 @@ from .frames import pack, receive
 from .processes import kill_below
 
 CLOSE_LIMIT_S = 20.0
-"""How long giving back a VM may take before the worker ends anyway."""
+"""How long releasing a VM may take before the worker exits anyway."""
 
 
 class Fault(Exception):
-    """What goes back as the answer: whose fault (`setup`, `replica`, `evaluator`), and a sentence."""
+    """The error answer: its kind (`setup`, `replica`, `evaluator`), and a message."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -30,7 +30,7 @@ def serve(connection: socket.socket) -> None:
     folder = Path(tempfile.mkdtemp(prefix="desktop-env-"))
     handlers = Handlers(folder)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # The handler does the closing itself: desktop-env has bare excepts that would swallow an exception.
+    # The handler itself closes everything: desktop-env has bare excepts that would swallow an exception.
     signal.signal(signal.SIGTERM, lambda *_: _finish(handlers))
     try:
         connection.sendall(pack({"pid": os.getpid(), "folder": str(folder)}))
@@ -43,7 +43,7 @@ def serve(connection: socket.socket) -> None:
 
 
 class Handlers:
-    """Which call is whose; the modules that need desktop-env are imported when they are first wanted."""
+    """Dispatches calls; the modules that need desktop-env are imported on first use."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -88,7 +88,7 @@ def _finish(handlers: Handlers) -> NoReturn:
     timer.start()
     try:
         handlers.close()
-    except Exception:  # noqa: BLE001 - it is told and the worker ends all the same
+    except Exception:  # noqa: BLE001 - it is logged and the worker ends in any case
         traceback.print_exc()
     _leave(handlers.folder, 0)
 

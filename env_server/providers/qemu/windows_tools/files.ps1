@@ -1,5 +1,5 @@
-# Answers GET /C%3A/folder/file.txt with the bytes of that file, 404 where there is none, 403 where it may not be read,
-# and GET / with a word that says it is there.
+# Answers GET /C%3A/folder/file.txt with the bytes of that file, 404 if it does not exist, 403 if access is denied, and
+# GET / with a fixed text.
 $ErrorActionPreference = 'Stop'
 $listener = New-Object System.Net.HttpListener
 $listener.Prefixes.Add('http://+:9999/')

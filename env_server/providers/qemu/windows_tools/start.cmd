@@ -1,5 +1,5 @@
 @echo off
-rem Puts the file server of this disc on the computer, as a task of the system's own, and starts it. Run as administrator.
+rem Installs the file server of this disc as a scheduled task of SYSTEM, and starts it. Run as administrator.
 set "HOME_FOLDER=%ProgramData%\osworld"
 if not exist "%HOME_FOLDER%" mkdir "%HOME_FOLDER%"
 copy /y "%~dp0files.ps1" "%HOME_FOLDER%\files.ps1" >nul

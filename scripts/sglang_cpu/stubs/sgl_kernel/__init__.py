@@ -1,6 +1,6 @@
-"""Stands in for sglang's CUDA kernels on a CPU: any name can be imported, and calling it says that it is not here.
+"""A stub of sglang's CUDA kernels for a CPU: any name can be imported, and calling it raises an error.
 
-sglang imports the package everywhere and calls it, on a CPU with torch's own attention, almost nowhere.
+sglang imports the package everywhere, but on a CPU with torch's own attention it calls it almost nowhere.
 """
 
 import importlib.abc
@@ -13,12 +13,12 @@ from typing import Any
 import torch  # noqa: TID253 - another environment than the pipeline's
 
 __version__ = "0.4.10"
-"""sglang compares it with the least that it asks for."""
+"""sglang compares it with its minimum version."""
 PREFIX = f"{__name__}."
 
 
 class _Missing:
-    """A kernel that can be named, and not called."""
+    """A kernel that can be imported, but not called."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -31,7 +31,7 @@ class _Missing:
 
 
 def _missing(name: str) -> _Missing:
-    # Inspection (copy, pickle, inspect) asks for dunder names and must be told that there are none.
+    # Inspection (copy, pickle, inspect) looks up dunder names, which must not exist.
     if name.rpartition(".")[2].startswith("__"):
         raise AttributeError(name)
     return _Missing(name)
@@ -61,7 +61,7 @@ def _sigmoid_mul(values: torch.Tensor, gate: torch.Tensor, *_: Any) -> torch.Ten
 
 
 class _Operators:
-    """torch.ops.sgl_kernel. Only fused CPU operators have names: that of `fused_qk_norm_cpu` would announce AMX."""
+    """torch.ops.sgl_kernel. Only fused CPU operators exist, without `fused_qk_norm_cpu`, which would indicate AMX."""
 
     def __getattr__(self, name: str) -> Any:
         if name == "fused_sigmoid_mul_cpu":
