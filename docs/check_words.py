@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SUFFIXES = (".py", ".md", ".toml", ".html")
 NOT_READ = ("tests/", "docs/check_words.py")
-"""Tests say what must be true in sentences of their own; their names are not searched."""
+"""Tests are not checked; this file contains the turns."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ TURNS = (
     Turn(r"lest|aught|ought|upon|shall", "plain modern words"),
 )
 ALLOWED: dict[str, tuple[str, ...]] = {"env_server/providers/base_image.py": ("nobody:x:65534",)}
-"""By file: parts of lines in which a turn is right."""
+"""By file: excerpts of lines that may contain a turn."""
 _ANY = re.compile(r"\b(?:" + "|".join(f"({turn.pattern})" for turn in TURNS) + r")\b", re.IGNORECASE)
 _REPLACED = re.compile(r"\{[^{}]*\}")
 
@@ -64,7 +64,7 @@ def find_turns(path: str, text: str) -> Iterator[Finding]:
 
 
 def _read_lines(path: str, text: str) -> Iterator[tuple[int, str]]:
-    """(line from 1, what a person reads of it)."""
+    """(line number from 1, the text in it that a person reads)."""
     if path.endswith(".py"):
         yield from _python_lines(text)
     elif path.endswith(".toml"):

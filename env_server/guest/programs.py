@@ -27,8 +27,8 @@ _nice = 0
 
 
 def use_namespace(namespace: int, *, nice: int) -> None:
-    """Programs started later enter this user namespace (a file descriptor). `nice`: of those that serve no call of
-    the agent's; they cannot lower it again."""
+    """Programs started later enter this user namespace (a file descriptor). `nice`: the niceness of programs
+    that do not serve the agent's calls; they cannot lower it."""
     global _namespace, _nice
     _namespace, _nice = namespace, nice
 

@@ -19,8 +19,8 @@ FLOOR_CPUS = 0.5
 FLOOR_EQUAL_PARTS = 2.0
 """A desktop that uses fewer processors than this, or fewer equal parts of all, keeps its weight."""
 SMALL_WEIGHT = 1 / 8
-"""With 1/32, the guest agent of such a desktop did not answer in time on a busy machine, which made a fault of the
-policy's failure."""
+"""1/32 was too small: on a busy machine a guest agent did not answer within 70 s, and a hostile episode ended as a
+fault."""
 FIRST_S, LONGEST_S = 8.0, 256.0
 """How long a small weight lasts at first; each time it repeats, twice as long."""
 

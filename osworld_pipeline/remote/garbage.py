@@ -6,6 +6,7 @@ A killed collection leaves it closed for at most CLOSED_S.
 
 import re
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -78,17 +79,21 @@ def collect_remote_garbage(
 def _collect(state: StateDir, bucket: Bucket, grace_s: float) -> RemoteGarbage:
     with _closed(state, bucket) as closed:
         dead = _dead(state, bucket, closed.remote, before=time.time() - grace_s)
-        removed: set[bytes] = set()
-        done = RemoteGarbage()
-        while batch := list(islice(dead, BATCH)):
-            closed.keep_closed()
-            bucket.remove([one.key for one in batch])
-            removed.update(bytes.fromhex(match["sha256"]) for one in batch if (match := _IMAGE.fullmatch(one.key)))
-            done = _plus(done, _total(batch))
+        images: set[bytes] = set()
+        done = _total(_removed(bucket, closed, dead, images))
         manifest = closed.remote.manifest
         old = replace(manifest, collection=manifest.collection - 1)
-        replace_journal(state, old.journal, manifest.journal, removed)
+        replace_journal(state, old.journal, manifest.journal, images)
     return done
+
+
+def _removed(bucket: Bucket, closed: "_Closed", dead: Iterator[Listed], images: set[bytes]) -> Iterator[Listed]:
+    """Removes the objects, some at a time, and yields them. Adds the SHA-256 of images to `images`."""
+    while batch := list(islice(dead, BATCH)):
+        closed.keep_closed()
+        bucket.remove([one.key for one in batch])
+        images.update(bytes.fromhex(match["sha256"]) for one in batch if (match := _IMAGE.fullmatch(one.key)))
+        yield from batch
 
 
 class _Closed:
@@ -124,9 +129,9 @@ class _Closed:
 
 @contextmanager
 def _closed(state: StateDir, bucket: Bucket) -> Iterator[_Closed]:
-    remote = read_remote(bucket)
-    if remote is None:
-        raise StoreError(f"nothing was pushed to {bucket.url} yet")
+    # The rows here must be those of the manifest that is closed: another folder may have pushed since our push.
+    remote = need_known(state, bucket)
+    assert remote is not None, "it was pushed to just now"
     closed = _Closed(state, bucket, remote)
     try:
         yield closed
@@ -154,18 +159,9 @@ def _dead(state: StateDir, bucket: Bucket, remote: Remote, *, before: float) -> 
 
 
 def _total(objects: Iterable[Listed]) -> RemoteGarbage:
-    done = RemoteGarbage()
+    counts = Counter[str]()
     for one in objects:
-        is_image = _IMAGE.fullmatch(one.key) is not None
-        done = _plus(done, RemoteGarbage(num_images=1, image_bytes=one.num_bytes) if is_image
-                     else RemoteGarbage(num_files=1, file_bytes=one.num_bytes))  # fmt: skip
-    return done
-
-
-def _plus(one: RemoteGarbage, other: RemoteGarbage) -> RemoteGarbage:
-    return RemoteGarbage(
-        num_images=one.num_images + other.num_images,
-        image_bytes=one.image_bytes + other.image_bytes,
-        num_files=one.num_files + other.num_files,
-        file_bytes=one.file_bytes + other.file_bytes,
-    )
+        kind = "image" if _IMAGE.fullmatch(one.key) else "file"
+        counts[f"num_{kind}s"] += 1
+        counts[f"{kind}_bytes"] += one.num_bytes
+    return RemoteGarbage(**counts)

@@ -46,6 +46,7 @@ def push_images(
     """
     done = ImageSummary()
     known = _Journal(state.root / FOLDER / f"{JOURNAL}{journal}")
+    known.remove_others()
     waiting: set[bytes] = set()
     for number, path in enumerate(files, start=1):
         waiting.update(_images_of(state.root / path))
@@ -100,7 +101,7 @@ def replace_journal(state: StateDir, old: str, new: str, removed: Set[bytes]) ->
     before, after = (_Journal(state.root / FOLDER / f"{JOURNAL}{name}") for name in (old, new))
     for name in before.names():
         after.add(name, sorted(before.read(name) - removed))
-    before.remove()
+    after.remove_others()
 
 
 class _Journal:
@@ -121,8 +122,11 @@ class _Journal:
     def names(self) -> list[str]:
         return sorted(path.name for path in self._folder.iterdir())
 
-    def remove(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
+    def remove_others(self) -> None:
+        """Removes journals of earlier collections, and of a state that the object store no longer has."""
+        for folder in self._folder.parent.glob(f"{JOURNAL}*"):
+            if folder != self._folder:
+                shutil.rmtree(folder, ignore_errors=True)
 
     def add(self, name: str, digests: list[bytes]) -> None:
         if not digests:

@@ -3,7 +3,6 @@ them."""
 
 import hashlib
 import secrets
-import shutil
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +16,7 @@ from osworld_pipeline.object_store import Bucket, RemoteNote, open_bucket, read_
 from osworld_pipeline.object_store.bucket import OutdatedError
 from osworld_pipeline.object_store.note import FOLDER
 from osworld_pipeline.remote.contents import Contents, is_catalog, list_contents
-from osworld_pipeline.remote.images import JOURNAL, push_images
+from osworld_pipeline.remote.images import push_images
 from osworld_pipeline.remote.manifest import (
     KEY,
     PENDING,
@@ -85,8 +84,7 @@ def need_known(state: StateDir, bucket: Bucket) -> Remote | None:
     remote, base = read_remote(bucket), read_base(state.root)
     if remote is None:
         if base is not None:
-            # It was emptied since: images in the journal are missing.
-            shutil.rmtree(state.root / FOLDER / f"{JOURNAL}{base.journal}", ignore_errors=True)
+            # It was emptied since. Under a new id the journal of uploaded images is empty, too.
             (state.root / FOLDER / ID).unlink(missing_ok=True)
         return None
     left_s = remote.manifest.closed_until - time.time()

@@ -14,10 +14,11 @@ from s3_server import BUCKET, S3
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
 from osworld_pipeline.object_store import open_bucket
+from osworld_pipeline.remote import garbage
 from osworld_pipeline.remote.garbage import RemoteGarbage, collect_remote_garbage
 from osworld_pipeline.remote.manifest import KEY, read_base, read_remote
 from osworld_pipeline.remote.pull import pull
-from osworld_pipeline.remote.push import push
+from osworld_pipeline.remote.push import PushSummary, push, push_known
 from osworld_pipeline.store import BlobStore, TrajectoryStore
 from osworld_pipeline.store.packing import pack_cold_images
 from osworld_pipeline.tables.catalog import rebuild_catalog
@@ -194,3 +195,38 @@ def test_only_the_folder_that_is_pushed_from_may_collect(s3: S3, url: str, origi
     pull(cache, url)
     with pytest.raises(StoreError, match="is not the origin of"):
         collect_remote_garbage(cache, url)
+
+
+def test_a_push_between_push_and_collection_stops_the_collection(
+    url: str, objects: Objects, origin: StateDir, cache: StateDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows of the origin are no longer all rows: an image of the other folder must stay."""
+    data = b"there and unused until now"
+    push(origin, url)
+    pull(cache, url)
+    objects.put(image_key(data), data)
+    add_episode(cache, "mine", data)
+
+    def push_and_be_overtaken(*arguments: Any) -> PushSummary:
+        done = push_known(*arguments)
+        push(cache, url)
+        return done
+
+    monkeypatch.setattr(garbage, "push_known", push_and_be_overtaken)
+    with pytest.raises(StoreError, match="pushed to from elsewhere since"):
+        collect_remote_garbage(origin, url, grace_s=ALL)
+    assert image_key(data) in objects.listed()
+
+
+def test_journals_of_earlier_collections_are_removed(s3: S3, url: str, origin: StateDir, cache: StateDir) -> None:
+    push(origin, url)
+    pull(cache, url)
+    add_episode(cache, "first", b"first")
+    push(cache, url)
+    pull(origin, url)
+    collect_remote_garbage(origin, url, grace_s=ALL)
+    add_episode(cache, "second", b"second")
+    push(cache, url)
+    for folder in (origin, cache):
+        (journal,) = (folder.root / "remote").glob("pushed-*")
+        assert journal.name.endswith("-1")
