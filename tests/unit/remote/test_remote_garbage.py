@@ -11,6 +11,7 @@ from episode_samples import make_episode, make_step
 from export_samples import make_state
 from s3_server import BUCKET, S3
 
+from jobs.upkeep import collect_garbage
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
 from osworld_pipeline.object_store import open_bucket
@@ -22,6 +23,7 @@ from osworld_pipeline.remote.push import PushSummary, push, push_known
 from osworld_pipeline.store import BlobStore, TrajectoryStore
 from osworld_pipeline.store.packing import pack_cold_images
 from osworld_pipeline.tables.catalog import rebuild_catalog
+from resources.state import StateResource
 
 ALL = -10.0
 """A grace under which everything is old."""
@@ -230,3 +232,12 @@ def test_journals_of_earlier_collections_are_removed(s3: S3, url: str, origin: S
     for folder in (origin, cache):
         (journal,) = (folder.root / "remote").glob("pushed-*")
         assert journal.name.endswith("-1")
+
+
+def test_the_job_collects_on_the_object_store_too(s3: S3, url: str, origin: StateDir) -> None:
+    push(origin, url)
+    state = StateResource(path=str(origin.root))
+    assert collect_garbage.execute_in_process(resources={"state": state}).success
+    remote = read_remote(open_bucket(url))
+    assert remote is not None
+    assert (remote.manifest.collection, remote.manifest.closed_until) == (1, 0.0)
