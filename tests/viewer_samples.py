@@ -26,6 +26,7 @@ from osworld_pipeline.domain.replay import Injection
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.store import TrajectoryStore
 from osworld_pipeline.tables.owned import write_table
+from osworld_pipeline.training.advantage import compute_advantages
 
 SIZE = (1024, 640)
 BASE, SFT, GSPO = "base-000000000000", "sft-111111111111", "gspo_phase1-222222222222"
@@ -176,6 +177,8 @@ def make_played(episode_id: str, images: Sequence[str], turns: Sequence[Turn], *
         "purpose": EpisodePurpose.EVALUATE,
         "checkpoint_id": SFT,
         "engine": "transformers",
+        "dialect": "slime",
+        "coordinate_space": "model_pixels",
         "sampling": SamplingParams(temperature=0.8, top_p=0.95),
         "reward": Reward(task=float(outcome is Outcome.SUCCESS), partial=0.4, penalty=0.1, shaped=shaped, parts=parts)
         if outcome.is_valid
@@ -296,6 +299,7 @@ def write_group(store: TrajectoryStore, images: Sequence[str], update: int) -> R
         "group_id": group_id,
         "update": update,
     }
+    advantages = compute_advantages([*rewards, 1.0] if update == 0 else rewards)
     episodes = [
         make_played(
             f"{group_id}-s{seed:02d}",
@@ -303,6 +307,7 @@ def write_group(store: TrajectoryStore, images: Sequence[str], update: int) -> R
             SOLVING if shaped > 0.5 else FAILING[: 2 + seed],
             outcome=Outcome.SUCCESS if shaped > 0.5 else Outcome.TRUNCATED,
             shaped=shaped,
+            advantage=advantages[seed],
             seed=seed,
             started_at=1_790_010_000.0 + 100 * update + seed,
             **common,

@@ -125,4 +125,4 @@ Several calls may be joined by &: click(100,100)&type(hello)&press(enter)
 Rules:
 - <coordinates> Aim at the middle of a target.
 - Check the result on the screen before you finish."""
-CALLS_PROMPTS = (_CALLS_FULL, "You operate a computer. Answer with one call between the action tags.<coordinates>")
+OSGYM_PROMPTS = (_CALLS_FULL, "You operate a computer. Answer with one call between the action tags.<coordinates>")

@@ -1,31 +1,58 @@
-"""The columns of every table, in Arrow's types. Trajectory parts, small tables, the catalog and its views use this
-definition, so that a column is defined once and old parts can be read together with new ones."""
+"""The columns of every table, in Arrow's types, and the rows of records. Trajectory parts, small tables, the catalog
+and its views use this definition, so that a column is defined once and old parts can be read together with new ones.
+
+A field of a record becomes a column by its `Stored` (domain/). Computed columns are declared here, with their values.
+
+`update` is 1 for the first update of a stage in every view. In the files of episodes, steps, rollout_groups and
+injections it starts at 0; the views add 1 (tables/part_views.py)."""
 
 from collections.abc import Mapping
 
 import pyarrow as pa
 
-from osworld_pipeline.columns.fields import MESSAGES, NUMBERS, RUN_IDS, TEXT, TEXTS, TIME, doc_of, unit_of
-from osworld_pipeline.columns.owned import CHECKPOINTS, RAW_COUNTS, REJECTS, REPLAY_BUFFER, UNION_TASKS
-from osworld_pipeline.columns.parts import (
-    BOOKKEEPING,
-    EPISODES,
+from osworld_pipeline.columns.episodes import EPISODES, SEQUENCE_COLUMNS, STEPS, episode_from, episode_row, step_rows
+from osworld_pipeline.columns.fields import (
+    INT64,
+    MESSAGES,
+    NUMBERS,
+    RUN_IDS,
+    TEXT,
+    TEXTS,
+    TIME,
+    column,
+    doc_of,
+    unit_of,
+)
+from osworld_pipeline.columns.groups import (
     INJECTIONS,
     REPLAY_VERIFICATIONS,
     ROLLOUT_GROUPS,
-    STAGE_ATTEMPTS,
-    STEPS,
-    UPDATES,
+    group_row,
+    injection_row,
+    verification_row,
 )
+from osworld_pipeline.columns.owned import (
+    CHECKPOINTS,
+    RAW_COUNTS,
+    REJECTS,
+    REPLAY_BUFFER,
+    UNION_TASKS,
+    checkpoint_from,
+    checkpoint_row,
+)
+from osworld_pipeline.columns.records import Row, utc_time
+from osworld_pipeline.columns.stages import STAGE_ATTEMPTS, UPDATES, attempt_row, update_row
 
 __all__ = [
     "BOOKKEEPING", "CHECKPOINTS", "EPISODES", "INJECTIONS", "MESSAGES", "NUMBERS", "OWNED_TABLES", "PART_TABLES",
     "RAW_COUNTS", "REJECTS", "REPLAY_BUFFER", "REPLAY_VERIFICATIONS", "ROLLOUT_GROUPS", "RUN_IDS", "SCHEMA_KEY",
-    "SCHEMA_VERSION", "STAGE_ATTEMPTS", "STEPS", "TEXT", "TEXTS", "TIME", "UNION_TASKS", "UPDATES", "conform", "doc_of",
-    "is_newer", "marked", "stored", "unit_of",
+    "SCHEMA_VERSION", "SEQUENCE_COLUMNS", "STAGE_ATTEMPTS", "STEPS", "TEXT", "TEXTS", "TIME", "UNION_TASKS", "UPDATES",
+    "Row", "attempt_row", "checkpoint_from", "checkpoint_row", "conform", "doc_of", "episode_from", "episode_row",
+    "group_row", "injection_row", "is_newer", "marked", "step_rows", "stored", "unit_of", "update_row", "utc_time",
+    "verification_row",
 ]  # fmt: skip
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 """In the key-value metadata of every Parquet file we write; increased when a column is added or widened. Columns are
 not renamed, removed or narrowed. A file of an older version reads with NULL for missing columns. A file of a newer
 version reads without unknown columns and is not compacted."""
@@ -41,6 +68,17 @@ PART_TABLES: Mapping[str, pa.Schema] = {
     "stage_attempts": STAGE_ATTEMPTS,
 }
 """Append-only, many writers: one folder of Parquet parts each."""
+
+BOOKKEEPING = pa.schema(
+    [
+        column("part", TEXT, "The part that contains the row."),
+        column(
+            "part_version", INT64, "Orders the versions of a part: milliseconds << 20, plus the compaction's number."
+        ),
+        column("part_digest", TEXT, "Not used; NULL."),
+    ]
+)
+"""In the files, after a table's own columns; views do not show them."""
 
 OWNED_TABLES: Mapping[str, pa.Schema] = {
     "union_tasks": UNION_TASKS,

@@ -24,16 +24,6 @@ TRAINED_ROWS = pa.list_(
 DUPLICATES = pa.list_(
     pa.struct([("source_dataset", TEXT), ("source_path", TEXT), ("source_line", INT64), ("reward", FLOAT)]),
 )
-SECONDS, UNIX_TIME, UTC, PIXELS, NUM_BYTES, TOKENS, SHARE, NATS = (
-    "s",
-    "s since 1970",
-    "UTC",
-    "px",
-    "bytes",
-    "tokens",
-    "0..1",
-    "nats",
-)
 
 
 def column(name: str, kind: pa.DataType, doc: str, unit: str = "") -> pa.Field:

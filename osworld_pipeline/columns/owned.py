@@ -1,5 +1,8 @@
 """The columns of the small tables, each owned by one asset."""
 
+import json
+from dataclasses import asdict
+
 import pyarrow as pa
 
 from osworld_pipeline.columns.fields import (
@@ -9,17 +12,16 @@ from osworld_pipeline.columns.fields import (
     INT32,
     INT64,
     MESSAGES,
-    NUM_BYTES,
-    NUMBERS,
-    RUN_IDS,
-    SHARE,
     TEXT,
     TEXTS,
-    TIME,
     TRAINED_ROWS,
-    UTC,
     column,
 )
+from osworld_pipeline.columns.records import Row, columns_of, row_of, values_of
+from osworld_pipeline.domain.checkpoint import Checkpoint
+from osworld_pipeline.domain.digest import canonical_json
+from osworld_pipeline.domain.replay import TrainedRow
+from osworld_pipeline.domain.stored import NUM_BYTES, SHARE
 
 UNION_TASKS = pa.schema(
     [
@@ -89,25 +91,23 @@ RAW_COUNTS = pa.schema(
 
 CHECKPOINTS = pa.schema(
     [
-        column("checkpoint_id", TEXT, "Stage and a digest of its inputs."),
-        column("stage", TEXT, "base, external, sft, flywheel, gspo_phase1, gspo_phase2."),
-        column("parent_id", TEXT, "The checkpoint that it was trained from; NULL for a base or an external one."),
-        column("path", TEXT, "Path of the weights, below the state folder or absolute; address of an endpoint."),
-        column("num_updates", INT32, "Number of updates that produced these weights."),
-        column("recipe_digest", TEXT, "Digest of the recipe's sections that it depends on."),
-        column("data_digest", TEXT, "Digest of its training data."),
-        column("weights_digest", TEXT, "Digest of the weights."),
-        column("metrics", NUMBERS, "Metrics of the last update, by name."),
-        column("run_ids", RUN_IDS, "Runs in Dagster and MLflow, by system."),
+        *columns_of(Checkpoint),
         column("recipe", TEXT, "The whole resolved recipe of the run, as JSON."),
-        column(
-            "code_version",
-            TEXT,
-            "Version of the program that made it: a git commit, or the distribution and its version.",
-        ),
-        column("is_code_dirty", FLAG, "Its sources differed from that commit; NULL outside a git checkout."),
-        column("row_ids", TEXTS, "Rows of `replay` used for fine-tuning."),
-        column("sources", TRAINED_ROWS, "The same rows as they were at that time; NULL before version 6."),
-        column("saved_utc", TIME, "When its stage wrote it; NULL before version 7.", UTC),
+        column("sources", TRAINED_ROWS, "The rows of row_ids as they were at that time; NULL before version 6."),
     ]
 )
+
+
+def checkpoint_row(checkpoint: Checkpoint) -> Row:
+    return row_of(checkpoint) | {
+        "recipe": canonical_json(checkpoint.recipe) if checkpoint.recipe else None,
+        "sources": [asdict(one) for one in checkpoint.sources],
+    }
+
+
+def checkpoint_from(row: Row) -> Checkpoint:
+    return Checkpoint(
+        **values_of(Checkpoint, row),
+        recipe=json.loads(row["recipe"] or "{}"),
+        sources=tuple(TrainedRow(**one) for one in row["sources"] or ()),
+    )

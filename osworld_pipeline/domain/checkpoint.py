@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from osworld_pipeline.domain.replay import TrainedRow
+from osworld_pipeline.domain.stored import UTC, Stored
 
 
 class Stage(StrEnum):
@@ -21,32 +22,57 @@ class Stage(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    checkpoint_id: str
-    """`<stage>-<12 hex>`: a digest of the recipe section, the parent and the data, so that a rerun finds it again; for
-    an external one, of its content."""
-    stage: Stage
-    parent_id: str | None
-    path: str
-    """Folder in Hugging Face format, or an adapter with a reference to its base; relative to the state folder, or
-    absolute for weights outside. For an endpoint its address, `URL#model`."""
-    num_updates: int
-    recipe_digest: str
-    data_digest: str
-    weights_digest: str
-    """SHA-256 of model.safetensors; for an adapter, of its base and its factors together; empty for an endpoint."""
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    run_ids: Mapping[str, str] = field(default_factory=dict)
+    checkpoint_id: Annotated[
+        str,
+        Stored(
+            "`<stage>-<12 hex>`: a digest of the recipe section, the parent and the data, so that a rerun finds it "
+            "again; for an external one, of its content."
+        ),
+    ]
+    stage: Annotated[Stage, Stored("base, external, sft, flywheel, gspo_phase1, gspo_phase2.")]
+    parent_id: Annotated[
+        str | None, Stored("The checkpoint that it was trained from; NULL for a base or an external one.")
+    ]
+    path: Annotated[
+        str,
+        Stored(
+            "Folder in Hugging Face format, or an adapter with a reference to its base; below the state folder or "
+            "absolute. For an endpoint its address, `URL#model`."
+        ),
+    ]
+    num_updates: Annotated[int, Stored("Number of updates that produced these weights.", bits=32)]
+    recipe_digest: Annotated[str, Stored("Digest of the recipe's sections that it depends on.")]
+    data_digest: Annotated[str, Stored("Digest of its training data.")]
+    weights_digest: Annotated[
+        str,
+        Stored(
+            "SHA-256 of model.safetensors; for an adapter, of its base and its factors together; empty for an endpoint."
+        ),
+    ]
+    metrics: Annotated[Mapping[str, float], Stored("Metrics of the last update, by name.")] = field(
+        default_factory=dict
+    )
+    run_ids: Annotated[Mapping[str, str], Stored("Runs in Dagster and MLflow, by system.")] = field(
+        default_factory=dict
+    )
     recipe: Mapping[str, Any] = field(default_factory=dict)
     """The resolved recipe of the run; empty if unknown."""
-    code_version: str = ""
-    """Version of the program that made it: the git commit, or the distribution and its version; empty if unknown."""
-    is_code_dirty: bool | None = None
-    """Its sources differed from the commit; None outside a git checkout."""
-    row_ids: tuple[str, ...] = ()
-    """Rows of `replay` used for fine-tuning; those that joined groups are in `injections`."""
+    code_version: Annotated[
+        str,
+        Stored(
+            "Version of the program that made it: a git commit, or the distribution and its version; empty if unknown."
+        ),
+    ] = ""
+    is_code_dirty: Annotated[
+        bool | None, Stored("Its sources differed from that commit; NULL outside a git checkout.")
+    ] = None
+    row_ids: Annotated[
+        tuple[str, ...],
+        Stored("Rows of `replay` used for fine-tuning; those that joined groups are in `injections`."),
+    ] = ()
     sources: tuple[TrainedRow, ...] = ()
     """The same rows, with their origin; empty in checkpoints older than this field."""
-    saved_at: float = 0.0
+    saved_at: Annotated[float, Stored("When its stage wrote it; NULL before version 7.", UTC, name="saved_utc")] = 0.0
     """Unix time in whole milliseconds; 0 in checkpoints older than this field."""
 
 

@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
+
+from osworld_pipeline.domain.stored import NATS, NUM_BYTES, PIXELS, SECONDS, SHARE, TOKENS, UNIX_TIME, Stored
 
 
 class Outcome(StrEnum):
@@ -41,71 +43,88 @@ class EpisodePurpose(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    temperature: float
-    top_p: float = 1.0
-    max_new_tokens: int = 400
-    stop: tuple[str, ...] = ("</tool_call>",)
-    """Generation ends after the first of these, which stays in the text; the end-of-turn token always ends it."""
-    seed: int = 0
+    temperature: Annotated[float, Stored("Sampling temperature.")]
+    top_p: Annotated[float, Stored("Top-p of the sampling.", SHARE)] = 1.0
+    max_new_tokens: Annotated[int, Stored("Limit of one response.", TOKENS, bits=32)] = 400
+    stop: Annotated[
+        tuple[str, ...],
+        Stored(
+            "Stop strings: a response ends after the first of these, which stays in it, or at the end-of-turn token."
+        ),
+    ] = ("</tool_call>",)
+    seed: Annotated[int, Stored("Seed of the sampling.", name="sampling_seed")] = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepSignals:
     """The effects of one action, with Slime-OSWorld's names."""
 
-    action_type: str
-    action_parsed: bool
-    action_executed: bool
-    action_error: str | None = None
-    target_element: str | None = None
-    fallback_used: bool = False
+    action_type: Annotated[str, Stored("left_click, type, key, scroll, wait, terminate, unknown, ...")]
+    action_parsed: Annotated[bool, Stored("The response contained an action.")]
+    action_executed: Annotated[bool, Stored("The desktop executed the action.")]
+    action_error: Annotated[str | None, Stored("Why the action was not executed.")] = None
+    target_element: Annotated[str | None, Stored("Target element that the action named.")] = None
+    fallback_used: Annotated[bool, Stored("Only the fallback parser could parse the response.")] = False
     coordinate: tuple[int, int] | None = None
-    a11y_grounded: bool = False
-    screen_diff: float = 0.0
-    """Mean absolute difference of the 64x64 greyscale screenshots before and after, 0..1."""
-    screen_changed: bool = False
-    screen_hash: str = ""
-    a11y_delta: float = 0.0
-    a11y_changed: bool = False
-    terminal_changed: bool = False
+    a11y_grounded: Annotated[bool, Stored("The target was in the accessibility tree before the action.")] = False
+    screen_diff: Annotated[
+        float, Stored("Mean absolute difference of the 64x64 greyscale screenshots before and after.", SHARE)
+    ] = 0.0
+    screen_changed: Annotated[bool, Stored("screen_diff reached the threshold.")] = False
+    screen_hash: Annotated[str, Stored("Hash of the small greyscale image.")] = ""
+    a11y_delta: Annotated[float, Stored("Relative change of the tree's length.", SHARE)] = 0.0
+    a11y_changed: Annotated[bool, Stored("The accessibility tree changed.")] = False
+    terminal_changed: Annotated[bool, Stored("The terminal's text changed.")] = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
     """One observation and the action taken."""
 
-    step_index: int
-    screenshot_sha256: str
-    """Name of the blob with the exact bytes that the model saw (after resizing)."""
-    screenshot_width: int
-    screenshot_height: int
-    screenshot_format: str
-    screenshot_num_bytes: int
-    observation_text: str
-    response_text: str
+    step_index: Annotated[int, Stored("From 0, in order.", bits=32)]
+    screenshot_sha256: Annotated[
+        str,
+        Stored("The blob with the exact bytes that the model saw (after resizing)."),
+    ]
+    screenshot_width: Annotated[int, Stored("Width of the screenshot that the model saw.", PIXELS, bits=32)]
+    screenshot_height: Annotated[int, Stored("Height of the screenshot that the model saw.", PIXELS, bits=32)]
+    screenshot_format: Annotated[str, Stored("png, jpeg or webp.")]
+    screenshot_num_bytes: Annotated[int, Stored("Size of the blob; 0 if unknown.", NUM_BYTES)] = 0
+    observation_text: Annotated[str, Stored("Text that the model read with the screenshot.")]
+    response_text: Annotated[str, Stored("The model's response.")]
     action: Mapping[str, Any] | None
     """The parsed tool-call arguments; None if parsing failed."""
-    command: str | None
-    """Command sent to the desktop: a pyautogui call, or WAIT, DONE, FAIL."""
+    command: Annotated[str | None, Stored("Command sent to the desktop: a pyautogui call, or WAIT, DONE, FAIL.")]
     signals: StepSignals
-    policy_version: int
-    """Weight version at the start of this turn: its number of updates."""
-    prompt_num_tokens: int
-    response_num_tokens: int
-    model_s: float
-    step_s: float
+    policy_version: Annotated[
+        int,
+        Stored("Number of updates of the weights that sampled this turn; on-policy it is `update` - 1.", bits=32),
+    ]
+    prompt_num_tokens: Annotated[int, Stored("Prompt tokens of this turn.", TOKENS, bits=32)]
+    response_num_tokens: Annotated[int, Stored("Response tokens of this turn.", TOKENS, bits=32)]
+    model_s: Annotated[float, Stored("Time of the engine.", SECONDS)]
+    step_s: Annotated[float, Stored("Time of the desktop.", SECONDS)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reward:
     """Raw success and shaped reward are separate: `task` is the grader's score, `shaped` is used for training."""
 
-    task: float
-    partial: float = 0.0
-    penalty: float = 0.0
-    shaped: float = 0.0
-    parts: Mapping[str, float] = field(default_factory=dict)
-    """The terms of `partial` (each 0..1, before its weight) and of `penalty`, by name."""
+    task: Annotated[
+        float, Stored("The grader's score; NULL if there is none. A fault is NULL, not 0.", SHARE, name="task_reward")
+    ]
+    partial: Annotated[float, Stored("Weighted sum of the partial terms.", SHARE, name="partial_reward")] = 0.0
+    penalty: Annotated[float, Stored("Sum of the penalties.", SHARE)] = 0.0
+    shaped: Annotated[
+        float,
+        Stored("Reward used for training: task plus partial less penalties, clamped.", SHARE, name="shaped_reward"),
+    ] = 0.0
+    parts: Annotated[
+        Mapping[str, float],
+        Stored(
+            "The terms of partial_reward (before their weights) and of penalty, by name.", SHARE, name="reward_parts"
+        ),
+    ] = field(default_factory=dict)
 
 
 class ContextMode(StrEnum):
@@ -119,18 +138,32 @@ class ContextMode(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class TokenSequence:
-    """One forward pass as the sampler saw it: a whole episode in `append` mode, one turn in `window` mode."""
+    """One forward pass as the sampler saw it: a whole episode in `append` mode, one turn in `window` mode. An
+    episode's row has the sequences of all passes, concatenated, and their lengths."""
 
-    token_ids: tuple[int, ...]
-    """With image placeholders expanded."""
-    response_mask: tuple[int, ...]
-    """1 for tokens that the policy sampled."""
-    sampled_logprobs: tuple[float, ...]
-    """Aligned with token_ids, 0.0 outside the mask; see protocols.GenerateResult.logprobs."""
-    policy_versions: tuple[int, ...]
-    """Aligned with token_ids: number of updates of the weights that sampled the token; -1 outside the mask."""
-    image_steps: tuple[int, ...]
-    """The steps whose screenshots are at the placeholders, in order."""
+    token_ids: Annotated[
+        tuple[int, ...], Stored("Its sequences, concatenated, with image placeholders expanded.", bits=32)
+    ]
+    response_mask: Annotated[
+        tuple[int, ...], Stored("1 if the policy sampled the token; aligned with token_ids.", bits=8)
+    ]
+    sampled_logprobs: Annotated[
+        tuple[float, ...],
+        Stored(
+            "Log-probability of each token in softmax(logits / logprob_temperature) without the banned ids; "
+            "0.0 outside the mask.",
+            NATS,
+        ),
+    ]
+    """See protocols.GenerateResult.logprobs."""
+    policy_versions: Annotated[
+        tuple[int, ...],
+        Stored("Number of updates of the weights that sampled each token; -1 outside the mask.", bits=32),
+    ]
+    image_steps: Annotated[
+        tuple[int, ...],
+        Stored("Steps whose screenshots are at the placeholders of the sequences, in order, concatenated.", bits=32),
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,79 +171,130 @@ class Parity:
     """Result of the parity probe of a policy engine: the difference between its log-probabilities of fixed
     conversations and those of the checkpoint."""
 
-    num_tokens: int
-    mean_diff: float
-    """|engine - checkpoint| of a sampled token's log-probability, in nats."""
-    max_diff: float
+    num_tokens: Annotated[
+        int,
+        Stored(
+            "Tokens of the parity probe of its engine, before the first episode of its session; NULL: not probed, "
+            "probed by rollout actors on sglang servers (see `updates`), or before version 8.",
+            TOKENS,
+            name="parity_num_tokens",
+        ),
+    ]
+    mean_diff: Annotated[
+        float,
+        Stored(
+            "Mean difference |engine - checkpoint| of the log-probabilities of those tokens.",
+            NATS,
+            name="parity_mean_diff",
+        ),
+    ]
+    max_diff: Annotated[float, Stored("The largest of these differences.", NATS, name="parity_max_diff")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Episode:
-    episode_id: str
-    """Deterministic id from stage, update, group, sample and attempt, so that a rerun replaces it instead of adding a
-    duplicate."""
-    task_id: str
-    task_digest: str
-    purpose: EpisodePurpose
-    checkpoint_id: str
-    """The checkpoint that played it; in training the one that is being trained."""
-    engine: str
-    sampling: SamplingParams
-    outcome: Outcome
-    error: str | None = None
-    """One sentence if the outcome is a fault, a timeout or tampering."""
+    episode_id: Annotated[
+        str, Stored("Deterministic id from stage, update, group, sample and attempt: a rerun replaces the row.")
+    ]
+    task_id: Annotated[str, Stored("The task that was attempted.")]
+    domain: Annotated[
+        str, Stored("Domain of the task; with task_id its identity; empty if unknown, NULL before version 6.")
+    ] = ""
+    task_digest: Annotated[str, Stored("SHA-256 of the task's config.")]
+    purpose: Annotated[
+        EpisodePurpose,
+        Stored(
+            "train, evaluate, demonstrate, import; superseded: rolled out for updates that a resumed stage made again."
+        ),
+    ]
+    checkpoint_id: Annotated[
+        str, Stored("Checkpoint of its policy: in training the one being trained, else the one that played.")
+    ]
+    stage: Annotated[
+        str, Stored("Stage of checkpoint_id: gspo_phase1, sft, ...; empty if it is not ours, NULL before version 6.")
+    ] = ""
+    stage_key: Annotated[
+        str, Stored("Key of the stage run: the checkpoint being trained, or the evaluation's key.")
+    ] = ""
+    update: Annotated[
+        int,
+        Stored(
+            "The update that its group trains, from 1; -1 outside training. `-u0007` in an id is the number of "
+            "previous updates: update 8.",
+            bits=32,
+        ),
+    ] = -1
+    """In memory and in the files it starts at 0."""
+    group_id: Annotated[str | None, Stored("Its rollout group; NULL outside training.")] = None
+    seed: Annotated[int, Stored("Distinguishes attempts at one task under one policy.")] = 0
+    attempt: Annotated[int, Stored("0, increased by one for each attempt after a fault.", bits=32)] = 0
+    suite: Annotated[
+        str, Stored("Suite of an evaluation: the built-in suite of its tasks, osworld, or a user's suite.")
+    ] = ""
+    suite_name: Annotated[str, Stored("Suite of an evaluation as commands name it: heldout, osworld-chrome, ...")] = ""
+    outcome: Annotated[
+        Outcome,
+        Stored("success, failure, truncated, tampering, timeout, or a fault: env, policy or grader_fault."),
+    ]
+    error: Annotated[str | None, Stored("One sentence if the outcome is a fault, a timeout or tampering.")] = None
     reward: Reward | None = None
     """None if and only if there is no grader's score: timeouts and faults."""
-    steps: tuple[Step, ...] = ()
-    context_mode: ContextMode = ContextMode.APPEND
-    sequences: tuple[TokenSequence, ...] = ()
-    """Token sequences of the sampler; empty for engines that use text only."""
-    image_num_tokens: int | None = None
-    """Image placeholders in all sequences; None if not counted."""
-    advantage: float | None = None
-    """The advantage in its update; 0 if its group had no signal. None outside training, for a fault, and in a dropped
-    group."""
-    group_id: str | None = None
-    seed: int = 0
-    attempt: int = 0
-    earlier_faults: tuple[str, ...] = ()
-    """Faults of the earlier attempts, one sentence each, with the replica."""
-    domain: str = ""
-    """Domain of the task: tasks of different domains may have the same id. Empty if unknown."""
-    suite: str = ""
-    """For an evaluation, the origin of its tasks: a built-in suite, osworld, or a user's suite."""
-    suite_name: str = ""
-    """For an evaluation, the suite as commands name it."""
-    stage: str = ""
-    """Stage of `checkpoint_id`; empty if it is not a checkpoint of ours."""
-    weights_id: str = ""
-    """The weights at its start: the id of a checkpoint; in training that of the parent or of the milestone with the
-    current number of updates, whether or not it was kept. Empty if no turn was sampled."""
-    weights_update: int | None = None
-    """The stage's number of updates of these weights; None outside training."""
+    advantage: Annotated[
+        float | None,
+        Stored(
+            "Advantage in its update; 0 if its group had no signal; NULL outside training, for faults and in "
+            "dropped groups."
+        ),
+    ] = None
+    max_turns: Annotated[int, Stored("Its step budget; 0 if unknown.", bits=32)] = 0
+    engine: Annotated[str, Stored("The policy engine: transformers, sglang, ...")]
+    sampling: SamplingParams
+    dialect: Annotated[
+        str,
+        Stored("How its actions are written: slime, pyautogui, ...; empty if unknown, NULL before version 9."),
+    ] = ""
+    coordinate_space: Annotated[
+        str, Stored("Of the coordinates in its responses: model_pixels, unit or thousand; NULL before version 9.")
+    ] = ""
+    context_mode: Annotated[ContextMode, Stored("append: one growing sequence; window: each turn is a sequence.")] = (
+        ContextMode.APPEND
+    )
+    processor_digest: Annotated[str, Stored("Digest of tokenizer, image processor and chat template.")] = ""
+    weights_id: Annotated[
+        str,
+        Stored(
+            "The weights at its start: a checkpoint; in training the parent, after 7 updates <checkpoint_id>-u0007, "
+            "whether or not they were kept. Empty if no turn was sampled."
+        ),
+    ] = ""
+    weights_update: Annotated[
+        int | None,
+        Stored("Number of updates of the training stage that produced these weights; NULL outside training.", bits=32),
+    ] = None
     parity: Parity | None = None
     """Parity of its engine, probed before the first episode of its session; None if not probed."""
-    replica_id: str = ""
-    provider: str = ""
-    image_digest: str = ""
-    grader_version: str = ""
-    processor_digest: str = ""
-    """Digest of the tokenizer, the image processor's settings and the chat template."""
-    source_dataset: str = ""
-    licence: str = ""
-    """Both for an imported episode."""
-    stage_key: str = ""
-    """Key of the stage run that made it (a checkpoint id being trained, or an eval key)."""
-    update: int = -1
-    """The update that this episode's group trains, from 0; -1 outside training."""
-    max_turns: int = 0
-    """Its step budget; 0 if unknown."""
-    times_s: Mapping[str, float] = field(default_factory=dict)
-    """Seconds by part: reset, model, step, evaluate, total."""
-    started_at: float = 0.0
-    """Unix time."""
-    run_ids: Mapping[str, str] = field(default_factory=dict)
-    """dagster, mlflow."""
+    steps: tuple[Step, ...] = ()
+    sequences: tuple[TokenSequence, ...] = ()
+    """Token sequences of the sampler; empty for engines that use text only."""
+    image_num_tokens: Annotated[
+        int | None, Stored("Image placeholders in its sequences; NULL without sequences.", TOKENS, name="image_tokens")
+    ] = None
+    earlier_faults: Annotated[
+        tuple[str, ...], Stored("Faults of the earlier attempts, one sentence each, with the replica.")
+    ] = ()
+    replica_id: Annotated[str, Stored("The desktop it ran on.")] = ""
+    provider: Annotated[str, Stored("Provider of the desktop: local, qemu, ...")] = ""
+    image_digest: Annotated[str, Stored("Digest of the desktop's image.")] = ""
+    grader_version: Annotated[str, Stored("Version of the evaluators.")] = ""
+    source_dataset: Annotated[str, Stored("Name of the import, for an imported episode.")] = ""
+    licence: Annotated[str, Stored("Licence of an imported episode.")] = ""
+    started_at: Annotated[float, Stored("Start time.", UNIX_TIME)] = 0.0
+    times_s: Annotated[Mapping[str, float], Stored("By part: reset, model, step, evaluate, total.", SECONDS)] = field(
+        default_factory=dict
+    )
+    run_ids: Annotated[Mapping[str, str], Stored("Runs in Dagster and MLflow, by system.")] = field(
+        default_factory=dict
+    )
 
     @property
     def is_success(self) -> bool:

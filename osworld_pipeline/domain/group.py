@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated
 
 from osworld_pipeline.domain.episode import Episode
 from osworld_pipeline.domain.replay import ReplayRow
+from osworld_pipeline.domain.stored import Stored
 
 
 class GroupFate(StrEnum):
@@ -27,16 +29,22 @@ class GroupFate(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutGroup:
-    group_id: str
-    task_id: str
-    stage_key: str
-    update: int
+    group_id: Annotated[str, Stored("Sibling episodes of one task in one update.")]
+    task_id: Annotated[str, Stored("Their task.")]
+    stage_key: Annotated[str, Stored("The checkpoint being trained.")]
+    update: Annotated[int, Stored("The update that they train, from 1.", bits=32)]
+    """In memory and in the files it starts at 0."""
     episodes: tuple[Episode, ...]
     """All episodes run for it, including faults and resampled ones."""
     replay: ReplayRow | None = None
-    fate: GroupFate = GroupFate.TRAINED
-    reason: str = ""
-    """One sentence if the fate is not `trained`."""
+    fate: Annotated[
+        GroupFate,
+        Stored(
+            "trained, zero_variance, too_few_valid, stale, held, not_kept or superseded; NULL in groups older than "
+            "this column."
+        ),
+    ] = GroupFate.TRAINED
+    reason: Annotated[str, Stored("Why it was not trained on, in one sentence.")] = ""
 
     @property
     def valid_episodes(self) -> tuple[Episode, ...]:

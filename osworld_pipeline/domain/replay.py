@@ -2,9 +2,10 @@
 
 import re
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Annotated, Literal
 
 from osworld_pipeline.domain.episode import Outcome
+from osworld_pipeline.domain.stored import SECONDS, SHARE, UNIX_TIME, Stored
 
 ReplayKind = Literal["demonstration", "episode"]
 """`demonstration`: a row of the replay buffer, as chat turns. `episode`: an online success, with its sampled tokens."""
@@ -74,45 +75,42 @@ class TrainedRow:
 class ReplayVerification:
     """One re-execution of a demonstration's actions on a fresh desktop."""
 
-    verification_id: str
-    """Deterministic id from row and attempt, so that a rerun replaces it instead of adding a duplicate."""
-    row_id: str
-    task_id: str
-    task_digest: str
-    outcome: Outcome
-    """`success` or `failure` by the grader's score; a fault is not a result for the demonstration."""
-    reward: float | None = None
-    """The grader's score in 0..1; None if and only if there is none."""
-    error: str | None = None
-    num_steps: int = 0
-    """Actions executed."""
-    replica_id: str = ""
-    provider: str = ""
-    image_digest: str = ""
-    grader_version: str = ""
-    started_at: float = 0.0
-    """Unix time."""
-    duration_s: float = 0.0
+    verification_id: Annotated[
+        str, Stored("One re-execution: deterministic id from row and attempt; a rerun replaces the row.")
+    ]
+    row_id: Annotated[str, Stored("The row of `replay`.")]
+    task_id: Annotated[str, Stored("Its task.")]
+    task_digest: Annotated[str, Stored("SHA-256 of the task's config.")]
+    outcome: Annotated[Outcome, Stored("success or failure by the grader's score; else the fault.")]
+    reward: Annotated[float | None, Stored("The grader's score; NULL if and only if there is none.", SHARE)] = None
+    error: Annotated[str | None, Stored("One sentence if the outcome is a fault.")] = None
+    num_steps: Annotated[int, Stored("Actions executed.", bits=32)] = 0
+    replica_id: Annotated[str, Stored("The desktop it ran on.")] = ""
+    provider: Annotated[str, Stored("Provider of the desktop.")] = ""
+    image_digest: Annotated[str, Stored("Digest of the desktop's image.")] = ""
+    grader_version: Annotated[str, Stored("Version of the evaluators.")] = ""
+    started_at: Annotated[float, Stored("Start time.", UNIX_TIME)] = 0.0
+    duration_s: Annotated[float, Stored("Duration.", SECONDS)] = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Injection:
     """A replay row that joined a rollout group, with its reward, advantage and weight there."""
 
-    injection_id: str
-    group_id: str
-    row_id: str
-    task_id: str
-    source_dataset: str
-    reward: float
-    advantage: float
-    weight: float
-    kind: ReplayKind = "demonstration"
-    strategy: str = "uniform"
-    """Strategy that chose it among its task's rows."""
-    verified_reward: float | None = None
-    source_path: str | None = None
-    """As in the row, like the next three."""
-    source_line: int | None = None
-    source_sha256: str | None = None
-    licence: str | None = None
+    injection_id: Annotated[str, Stored("One replay row in one group.")]
+    group_id: Annotated[str, Stored("The group that it joined.")]
+    row_id: Annotated[str, Stored("The row of `replay`.")]
+    task_id: Annotated[str, Stored("Task of both.")]
+    source_dataset: Annotated[str, Stored("Source of the row; online for an episode.")]
+    reward: Annotated[float, Stored("The reward with which it counted.", SHARE)]
+    advantage: Annotated[float, Stored("The advantage with which it counted, in the group's standard deviations.")]
+    weight: Annotated[float, Stored("Factor of its loss.")]
+    kind: Annotated[ReplayKind, Stored("demonstration or episode.")] = "demonstration"
+    strategy: Annotated[str, Stored("Strategy that chose it among its task's rows.")] = "uniform"
+    verified_reward: Annotated[
+        float | None, Stored("Best reward of re-executing it until then; NULL if not tried.", SHARE)
+    ] = None
+    source_path: Annotated[str | None, Stored("The file of the row at that time; NULL for an episode.")] = None
+    source_line: Annotated[int | None, Stored("The line in that file, from 1.")] = None
+    source_sha256: Annotated[str | None, Stored("SHA-256 of the bytes of that line.")] = None
+    licence: Annotated[str | None, Stored("Licence of the source.")] = None

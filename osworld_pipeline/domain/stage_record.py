@@ -3,8 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Annotated
 
 from osworld_pipeline.domain.checkpoint import milestone_id
+from osworld_pipeline.domain.stored import UTC, Stored
 
 
 class AttemptStatus(StrEnum):
@@ -20,41 +22,45 @@ class AttemptStatus(StrEnum):
 class TrainingStage:
     """A stage that is being trained, as its records name it."""
 
-    stage_key: str
-    """The id of the checkpoint that the stage makes."""
-    stage: str
-    parent_id: str
-    num_planned: int
-    """Updates of the whole stage."""
-    run_ids: Mapping[str, str] = field(default_factory=dict)
+    stage_key: Annotated[str, Stored("The checkpoint being trained.")]
+    stage: Annotated[str, Stored("sft, flywheel, gspo_phase1 or gspo_phase2.")]
+    parent_id: Annotated[str, Stored("The checkpoint that the stage started from.")]
+    num_planned: Annotated[int, Stored("Updates of the whole stage.", bits=32)]
+    run_ids: Annotated[Mapping[str, str], Stored("Runs in Dagster and MLflow, by system.")] = field(
+        default_factory=dict
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageAttempt:
-    attempt_id: str
+    attempt_id: Annotated[str, Stored("One start of a stage's program.")]
     stage: TrainingStage
-    first_update: int
-    """From 1; above 1 if the stage was resumed."""
-    host: str
-    process_id: int
-    started_at: float
-    """Unix time."""
-    status: AttemptStatus = AttemptStatus.RUNNING
-    error: str | None = None
-    ended_at: float | None = None
-    """Unix time."""
+    first_update: Annotated[
+        int, Stored("The first update of this attempt, from 1; above 1 the stage was resumed.", bits=32)
+    ]
+    status: Annotated[
+        AttemptStatus,
+        Stored(
+            "running, finished, stopped (by its budget, a signal, or lack of data) or failed. A killed program "
+            "leaves running."
+        ),
+    ] = AttemptStatus.RUNNING
+    error: Annotated[str | None, Stored("Why it stopped or failed, in one sentence.")] = None
+    host: Annotated[str, Stored("Host name.")]
+    process_id: Annotated[int, Stored("Process id on the host.")]
+    started_at: Annotated[float, Stored("When the program started.", UTC, name="started_utc")]
+    """Unix time, like the next."""
+    ended_at: Annotated[float | None, Stored("When it ended; NULL while it runs.", UTC, name="ended_utc")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateRecord:
     stage: TrainingStage
-    update: int
-    """From 1."""
-    metrics: Mapping[str, float]
-    """By their names in MLflow."""
-    started_at: float
+    update: Annotated[int, Stored("Number of the update in its stage, from 1.", bits=32)]
+    metrics: Annotated[Mapping[str, float], Stored("All figures of the update, by their names in MLflow.")]
+    started_at: Annotated[float, Stored("When it started to collect its batch.", UTC, name="started_utc")]
     """Unix time, like the next."""
-    ended_at: float
+    ended_at: Annotated[float, Stored("When its weights were ready.", UTC, name="ended_utc")]
 
     @property
     def weights_id(self) -> str:

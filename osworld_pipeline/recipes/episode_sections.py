@@ -1,26 +1,28 @@
 """The sections for episodes: tasks, desktops, the agent, the engine and the reward. The docstring under a key is its
 documentation."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from osworld_pipeline.domain.observation import Settle
-from osworld_pipeline.recipes.section import Section
+from osworld_pipeline.recipes.section import IN_TINY_TOKENIZER, NOT_LEARNED, Section
 
 
 class SuiteSection(Section):
     """The built-in task suite: families x instances, split by instance."""
 
-    name: Literal["desktop_basics", "desktop_shortcuts", "windows_basics", "wine_basics"] = "desktop_basics"
+    name: Annotated[
+        Literal["desktop_basics", "desktop_shortcuts", "windows_basics", "wine_basics"], IN_TINY_TOKENIZER
+    ] = "desktop_basics"
     """Which suite: tasks with the desktop's own programs; the same with shortcuts that imitation learns and
     reinforcement unlearns (docs/decisions/0026); tasks with Windows programs on Windows desktops; or tasks with Windows
     programs on local desktops, run by Debian's Wine."""
-    seed: int = 0
+    seed: Annotated[int, IN_TINY_TOKENIZER] = 0
     """Seed of the instances: it changes their names and positions."""
-    families: tuple[str, ...] = ()
+    families: Annotated[tuple[str, ...], IN_TINY_TOKENIZER] = ()
     """Families of tasks; empty: all."""
-    num_train: int = Field(default=12, ge=1)
+    num_train: Annotated[int, IN_TINY_TOKENIZER] = Field(default=12, ge=1)
     """Training instances of each family."""
     num_heldout: int = Field(default=3, ge=1)
     """Instances of each family that are held out from training."""
@@ -29,13 +31,13 @@ class SuiteSection(Section):
 class DesktopSection(Section):
     """Location, number and appearance of the desktops."""
 
-    server_urls: tuple[str, ...] = ()
+    server_urls: Annotated[tuple[str, ...], NOT_LEARNED] = ()
     """Base URLs of env servers, used in turn; empty: start one here, with local desktops."""
-    num_replicas: int = Field(default=2, ge=1)
+    num_replicas: Annotated[int, NOT_LEARNED] = Field(default=2, ge=1)
     """Desktops used at a time, over all servers."""
-    screen_width: int = Field(default=1920, ge=64)
+    screen_width: Annotated[int, IN_TINY_TOKENIZER] = Field(default=1920, ge=64)
     """Screen width of a desktop, in pixels."""
-    screen_height: int = Field(default=1080, ge=64)
+    screen_height: Annotated[int, IN_TINY_TOKENIZER] = Field(default=1080, ge=64)
     """Screen height of a desktop, in pixels."""
     pause_s: float = Field(default=0.5, ge=0)
     """Seconds to let the screen settle after an action."""
@@ -46,17 +48,17 @@ class DesktopSection(Section):
     """Whether the accessibility tree is requested, shown to the model, and used in the reward."""
     require_terminal: bool = False
     """Whether the text of the terminal is requested and shown to the model."""
-    request_timeout_s: float | None = Field(default=None, gt=0)
+    request_timeout_s: Annotated[float | None, NOT_LEARNED] = Field(default=None, gt=0)
     """Timeout of one request to an env server; None: that of a turn (gspo.turn_timeout_s)."""
 
 
 class AgentSection(Section):
     """Input and output of the model."""
 
-    dialect: Literal["slime", "pyautogui", "sendkey", "calls"] = "slime"
+    dialect: Annotated[Literal["slime", "pyautogui", "sendkey", "osgym"], IN_TINY_TOKENIZER] = "slime"
     """Format of the actions: Slime-OSWorld's tool calls, AReaL's fenced pyautogui, the Windows example's key tags, or
     OSGym's calls."""
-    coordinate_space: Literal["dialect", "model_pixels", "unit", "thousand"] = "dialect"
+    coordinate_space: Annotated[Literal["dialect", "model_pixels", "unit", "thousand"], IN_TINY_TOKENIZER] = "dialect"
     """Unit of coordinates: pixels of the image that the model saw, 0..1 or 0..1000 of its sides; `dialect`: the unit of
     the dialect."""
     context_mode: Literal["append", "window"] = "append"
@@ -75,7 +77,7 @@ class AgentSection(Section):
     """Screenshots are scaled down to at most this many pixels, with sides divisible by 32."""
     a11y_max_length: int = Field(default=4096, ge=0)
     """Characters of the accessibility tree that the model reads."""
-    system_prompt: Literal["full", "short"] = "full"
+    system_prompt: Annotated[Literal["full", "short"], IN_TINY_TOKENIZER] = "full"
     """`short` omits the manual, for a tiny model; the action grammar is the same."""
 
 
@@ -169,7 +171,7 @@ class RolloutSection(Section):
     max_staleness: int = Field(default=2, ge=0)
     """Maximum number of updates between the weights that sampled a token and those that it trains, in asynchronous
     mode."""
-    max_concurrent_episodes: int | None = Field(default=None, ge=1)
+    max_concurrent_episodes: Annotated[int | None, NOT_LEARNED] = Field(default=None, ge=1)
     """Episodes in flight; None: the number of replicas."""
     signal: Literal["task", "shaped"] = "task"
     """Which rewards of a group must differ for it to be trained on: raw task rewards (`task`: a group of only failures
@@ -187,10 +189,10 @@ class RolloutSection(Section):
     max_fault_share: float = Field(default=0.5, ge=0, le=1)
     """Maximum share of an update's episodes that end in faults, including timeouts and each resampled member. Above it
     the update is held: no optimiser step is made, and its groups are run again after a pause. 1 turns this off."""
-    max_held_updates: int = Field(default=3, ge=1)
+    max_held_updates: Annotated[int, NOT_LEARNED] = Field(default=3, ge=1)
     """Number of consecutive held tries of one update after which training stops, with an error that names the most
     common fault."""
-    held_pause_s: float = Field(default=60.0, ge=0)
+    held_pause_s: Annotated[float, NOT_LEARNED] = Field(default=60.0, ge=0)
     """Pause before the first retry of a held update; doubled for each further retry, at most ten minutes, plus a random
     part of up to half."""
     tasks: Literal["all", "left_by_sft"] = "all"
@@ -203,7 +205,7 @@ class RolloutSection(Section):
     """Success rate with the strongest training signal."""
     curriculum_floor: float = Field(default=0.1, gt=0, le=1)
     """Minimum relative probability of any task, so that all are used."""
-    reported_rewards: int = Field(default=5, ge=0)
+    reported_rewards: Annotated[int, NOT_LEARNED] = Field(default=5, ge=0)
     """Episodes of an update whose reward is logged with all its parts, in the log of the run."""
 
 
@@ -218,6 +220,6 @@ class EvaluationSection(Section):
     """Step budget of an episode."""
     confidence: float = Field(default=0.95, gt=0, lt=1)
     """Confidence level of the intervals."""
-    suites: tuple[str, ...] = ("heldout",)
+    suites: Annotated[tuple[str, ...], NOT_LEARNED] = ("heldout",)
     """Suites on which new checkpoints are evaluated automatically: `heldout`, OSWorld's lists, or your own files
     (docs/evaluation.md)."""

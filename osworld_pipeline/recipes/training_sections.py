@@ -1,11 +1,11 @@
 """The sections for training: model, trainer, SFT, GSPO, replay, flywheel. The docstring under a key is its
 documentation."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from osworld_pipeline.recipes.section import Section
+from osworld_pipeline.recipes.section import NOT_LEARNED, Section
 
 ImportanceForm = Literal[
     "none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask", "sequence_reject"
@@ -68,34 +68,34 @@ class LoraSection(Section):
 class TrainerSection(Section):
     """How weights are held, moved and saved, in both SFT and GSPO."""
 
-    max_tokens_per_batch: int = Field(default=16_384, ge=128)
+    max_tokens_per_batch: Annotated[int, NOT_LEARNED] = Field(default=16_384, ge=128)
     """Token budget of one forward pass. A longer sequence is refused when it is collected, so it must not be below
     agent.max_context_tokens."""
-    batching: Literal["padded", "packed"] = "padded"
+    batching: Annotated[Literal["padded", "packed"], NOT_LEARNED] = "padded"
     """`packed`: sequences of a forward pass are concatenated without padding, and do not attend to each other."""
     train_vision: bool = False
     """Whether the vision tower is trained; if frozen, its outputs need no gradient and a sampler's cache stays
     valid."""
-    activation_checkpointing: bool = True
+    activation_checkpointing: Annotated[bool, NOT_LEARNED] = True
     """Recomputes activations in the backward pass instead of keeping them."""
     lora: LoraSection | None = None
     """Adapters; absent: all weights are trained, and a parent with an adapter is refused."""
-    num_processes: int = Field(default=1, ge=1)
+    num_processes: Annotated[int, NOT_LEARNED] = Field(default=1, ge=1)
     """Ranks under torchrun; above 1 the weights are sharded by FSDP2."""
-    cpu_offload: bool = False
+    cpu_offload: Annotated[bool, NOT_LEARNED] = False
     """Whether FSDP2 keeps sharded weights and optimiser state in host memory."""
-    context_parallel: int = Field(default=1, ge=1)
+    context_parallel: Annotated[int, NOT_LEARNED] = Field(default=1, ge=1)
     """Only 1: image tokens of one sequence cannot be split over ranks."""
     check_memory: bool = True
     """Whether a trainer on a GPU refuses at the start a recipe that cannot fit by its estimate (`osworld-pipeline
     doctor --role trainer --recipe NAME` prints it)."""
-    num_threads: int = Field(default=0, ge=0)
+    num_threads: Annotated[int, NOT_LEARNED] = Field(default=0, ge=0)
     """Threads of torch on a CPU; 0 for all cores."""
-    save_every: int = Field(default=1, ge=1)
+    save_every: Annotated[int, NOT_LEARNED] = Field(default=1, ge=1)
     """GSPO updates between two checkpoints to resume from; `sft.save_every` is SFT's."""
-    keep_last: int = Field(default=2, ge=1)
+    keep_last: Annotated[int, NOT_LEARNED] = Field(default=2, ge=1)
     """Number of kept checkpoints to resume from."""
-    keep_every: int = Field(default=0, ge=0)
+    keep_every: Annotated[int, NOT_LEARNED] = Field(default=0, ge=0)
     """A checkpoint whose number of updates is a multiple of this is kept as a milestone, and evaluated like a finished
     one; 0 for none. Applies only to checkpoints that are saved."""
 
@@ -122,7 +122,7 @@ class SftSection(Section):
     """Weight decay of AdamW, on matrices only."""
     max_grad_norm: float = 1.0
     """Gradients are clipped to this norm."""
-    save_every: int = Field(default=100, ge=1)
+    save_every: Annotated[int, NOT_LEARNED] = Field(default=100, ge=1)
     """Updates between two checkpoints to resume from."""
     seed: int = 0
     """Seed of the order of the demonstrations."""
@@ -187,7 +187,7 @@ class GspoSharedSection(Section):
     """Weight decay of AdamW, on matrices only."""
     max_grad_norm: float = 0.5
     """Gradients are clipped to this norm."""
-    micro_batch_size: int = Field(default=4, ge=1)
+    micro_batch_size: Annotated[int, NOT_LEARNED] = Field(default=4, ge=1)
     """Maximum number of sequences in one forward pass."""
     epochs_per_update: int = Field(default=1, ge=1)
     """Passes over a rollout batch; the clip matters from the second optimiser step on."""
@@ -226,13 +226,13 @@ class ReplaySection(Section):
     """Whether successes of the phase's earlier updates, and of the stages before it, are rows too."""
     require_verified: bool = False
     """Whether a demonstration is used, also in SFT, only if re-executing it reached the threshold."""
-    num_verification_attempts: int = Field(default=2, ge=1)
+    num_verification_attempts: Annotated[int, NOT_LEARNED] = Field(default=2, ge=1)
     """Re-executions of a demonstration before it is treated as failed; faults do not count."""
-    verify: Literal["none", "sample", "all"] = "sample"
+    verify: Annotated[Literal["none", "sample", "all"], NOT_LEARNED] = "sample"
     """Which demonstrations are re-executed: one of every task before a second one of any."""
-    verification_sample: int = Field(default=16, ge=1)
+    verification_sample: Annotated[int, NOT_LEARNED] = Field(default=16, ge=1)
     """Number of demonstrations that `sample` re-executes."""
-    import_file: str | None = None
+    import_file: Annotated[str | None, NOT_LEARNED] = None
     """A replay file in Slime-OSWorld's layout (osworld_replay_train.jsonl): one more source of the union."""
 
 
@@ -262,7 +262,7 @@ class FlywheelSection(Section):
     """Spec 01's on-policy distillation: rollouts, selection by raw task reward, and SFT on the selected ones,
     repeated."""
 
-    num_rounds: int = Field(default=0, ge=0)
+    num_rounds: Annotated[int, NOT_LEARNED] = Field(default=0, ge=0)
     """Maximum number of rounds; 0 for no flywheel."""
     samples_per_task: int = Field(default=4, ge=1)
     """Episodes of each training task in a round."""
@@ -276,7 +276,7 @@ class FlywheelSection(Section):
     """Whether SFT also uses the demonstrations (a teacher's trajectories)."""
     num_updates: int = Field(default=100, ge=1)
     """SFT updates of a round; other settings are from [sft]."""
-    min_gain: float = Field(default=0.0, ge=0, le=1)
+    min_gain: Annotated[float, NOT_LEARNED] = Field(default=0.0, ge=0, le=1)
     """A round whose success rate does not exceed the previous round's by more than this is the last and does not train;
     the flywheel's result is the checkpoint with the best rate."""
     seed: int = 0

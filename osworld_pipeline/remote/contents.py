@@ -11,7 +11,7 @@ from osworld_pipeline.object_store import read_note
 from osworld_pipeline.remote.manifest import Hashes, RemoteFile, read_base
 from osworld_pipeline.store.pack_index import SUFFIX as INDEX_SUFFIX
 from osworld_pipeline.store.packs import Packs, open_packs
-from osworld_pipeline.store.part_files import COMPACTED, DETAIL_OF, Manifest, legacy_details, list_names, take_snapshot
+from osworld_pipeline.store.part_files import COMPACTED, DETAIL_OF, Manifest, list_names, take_snapshot
 from osworld_pipeline.tables.builds import CURRENT, current_build
 
 CARD = "checkpoint.json"
@@ -58,10 +58,7 @@ def _parts(state: StateDir) -> Iterator[str]:
         files = take_snapshot(root, head)
         for table in filter(None, (head, detail)):
             yield from (f"{root.name}/{table}/{COMPACTED}/{name}" for name in files.compacted)
-            yield from (f"{root.name}/{table}/{file.name}" for file in files.versioned)
-        yield from (f"{root.name}/{head}/{file.name}" for file in files.legacy)
-        if detail is not None:
-            yield from (f"{root.name}/{detail}/{name}" for name in legacy_details(root, detail, files.legacy))
+            yield from (f"{root.name}/{table}/{file.name}" for file in files.small)
 
 
 def _others(state: StateDir) -> Iterator[str]:

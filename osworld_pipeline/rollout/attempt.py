@@ -81,7 +81,7 @@ class Attempt:
         self._desktop = desktop
         self._engine = engine
         self._sink = sink
-        self._dialect = dialect
+        self.dialect = dialect
         self._agent = agent
         self._sampling = sampling
         self._episode_id = episode_id
@@ -161,11 +161,11 @@ class Attempt:
             self.times_s["model"] += model_s
             await asyncio.shield(storing)
         await self._finish_step()
-        turn = self._dialect.parse(result.text)
+        turn = self.dialect.parse(result.text)
         command = None
         if turn.arguments is not None:
-            scale = partial(image.to_screen, space=self._dialect.coordinate_space)
-            command = self._dialect.to_command(turn.arguments, scale)
+            scale = partial(image.to_screen, space=self.dialect.coordinate_space)
+            command = self.dialect.to_command(turn.arguments, scale)
         started = time.monotonic()
         after, error, fault = await self._act(turn, command, before)
         step_s = time.monotonic() - started

@@ -251,6 +251,8 @@ def _record(
         engine=tools.engine.name,
         processor_digest=tools.renderer.processor_digest if tools.renderer else "",
         sampling=plan.sampling,
+        dialect=attempt.dialect.name,
+        coordinate_space=attempt.dialect.coordinate_space,
         outcome=ending.outcome,
         error=ending.error,
         reward=ending.reward,

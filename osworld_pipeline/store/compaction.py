@@ -7,7 +7,7 @@ that have listed it. After a kill, garbage collection removes the files that no 
 
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,7 +32,7 @@ from osworld_pipeline.store.part_files import (
     PartFile,
     take_snapshot,
 )
-from osworld_pipeline.store.reading import compute, details_path, read_part_table, read_rows
+from osworld_pipeline.store.reading import compute, read_part_table, read_rows
 
 LOCK_TIMEOUT_S = 2.0
 TARGET_BYTES = 64 << 20
@@ -111,7 +111,8 @@ def remove_retired(root: Path, *, grace_s: float) -> int:
     for name in due:
         path = root / name
         head = name.partition("/")[0]
-        for detail in _detail_files(root, head, path):
+        detail = _detail_file(root, head, path)
+        if detail is not None:
             detail.unlink(missing_ok=True)
         path.unlink(missing_ok=True)
     # Only after the files: without its name in the manifest, an existing file would be live again.
@@ -121,20 +122,10 @@ def remove_retired(root: Path, *, grace_s: float) -> int:
     return len(due)
 
 
-def _detail_files(root: Path, head: str, path: Path) -> Iterator[Path]:
+def _detail_file(root: Path, head: str, path: Path) -> Path | None:
+    """The file with the details of a head; None if its table has none."""
     detail = DETAIL_OF[head]
-    if detail is None:
-        return
-    if path.parent.name == COMPACTED:
-        yield root / detail / COMPACTED / path.name
-        return
-    file = PartFile.parse(path.name)
-    if file and file.version:
-        yield root / detail / file.name
-    elif file and path.is_file():
-        found = details_path(root, head, file, read_part_table(path, head, columns=["part_digest"]))
-        if found is not None:
-            yield found
+    return root / detail / path.relative_to(root / head) if detail else None
 
 
 def _chooser(*, min_parts: int, target_bytes: int, budget_bytes: int | None) -> _Choose:
@@ -230,11 +221,7 @@ def _small_units(
         if len(units) == max_parts:
             break
         path = root / head / file.name
-        detail = None
-        if not file.version:
-            detail = details_path(root, head, file, read_part_table(path, head, columns=["part_digest"]))
-        elif (table := DETAIL_OF[head]) is not None:
-            detail = root / table / file.name
+        detail = _detail_file(root, head, path)
         if file.part in kept or any(_is_newer(*found) for found in ((path, head), (detail, DETAIL_OF[head]))):
             num_newer += 1
             continue
@@ -245,7 +232,7 @@ def _small_units(
 
 def _is_newer_file(root: Path, head: str, path: Path) -> bool:
     """Whether a compacted head or its details are newer."""
-    detail = next(_detail_files(root, head, path), None)
+    detail = _detail_file(root, head, path)
     return any(_is_newer(*found) for found in ((path, head), (detail, DETAIL_OF[head])))
 
 
@@ -264,7 +251,7 @@ def _is_newer(path: Path | None, table: str | None) -> bool:
 
 def _compacted_unit(root: Path, head: str, name: str) -> Unit:
     path = root / head / COMPACTED / name
-    detail = next(_detail_files(root, head, path), None)
+    detail = _detail_file(root, head, path)
     num_bytes = sum(found.stat().st_size for found in (path, detail) if found is not None)
     return Unit(head=path, detail=detail, part=None, num_bytes=num_bytes)
 
@@ -303,11 +290,6 @@ def _taken(path: Path, table: str, part: PartFile | None, generation: int, hidde
     schema = stored(table)
     if part is None:
         rows = rows.filter(compute.invert(compute.is_in(rows["part"], hidden)))
-    elif not part.version:
-        for column, value in (("part", part.part), ("part_version", 0), ("part_digest", None)):
-            index = schema.get_field_index(column)
-            field = schema.field(index)
-            rows = rows.set_column(index, field, pa.array([value] * rows.num_rows, field.type))
     # The copy's version is above that of its source and below that of the part's next version.
     index = schema.get_field_index("part_version")
     base = compute.bit_wise_and(rows["part_version"], ~_GENERATIONS)

@@ -1,7 +1,6 @@
 """Finds unreferenced data: images that no row names, and files of parts that no reader can reach. Also the reverse:
 rows whose image is missing."""
 
-import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -137,12 +136,7 @@ def remove_part_files(paths: Iterable[Path]) -> None:
 
 def _has_head(name: str, heads: set[str]) -> bool:
     """Whether a head may still refer to this file of details, or it is not one."""
-    if name == SEED or name in heads:
-        return True
-    legacy = re.fullmatch(r"(.+)\.[0-9a-f]{12}\.parquet", name)
-    if legacy:
-        return f"{legacy[1]}.parquet" in heads
-    return PartFile.parse(name) is None
+    return name == SEED or name in heads or PartFile.parse(name) is None
 
 
 def _is_older(path: Path, age_s: float) -> bool:

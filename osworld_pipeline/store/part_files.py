@@ -45,7 +45,6 @@ INCOMING = "incoming"
 SEED = "_seed.parquet"
 VERSION_SHIFT = 20
 _NAME = re.compile(r"(?P<part>[A-Za-z0-9][A-Za-z0-9._-]*)~(?P<version>[0-9a-f]{16})-[0-9a-f]{6}\.parquet")
-_LEGACY = re.compile(r"(?P<part>[A-Za-z0-9][A-Za-z0-9._-]*)\.parquet")
 _GENERATION = re.compile(r"g(\d+)-\d+-[0-9a-f]+\.parquet")
 _NUM_LOOKS = 3
 """How often a manifest and a folder are compared before an error: a compaction may commit in between."""
@@ -57,16 +56,12 @@ class PartFile:
 
     part: str
     version: int
-    """0 for a file from before versions, whose rows name the digest of their details instead."""
     name: str
 
     @classmethod
     def parse(cls, name: str) -> "PartFile | None":
-        if found := _NAME.fullmatch(name):
-            return cls(part=found["part"], version=int(found["version"], 16), name=name)
-        if found := _LEGACY.fullmatch(name):
-            return cls(part=found["part"], version=0, name=name)
-        return None
+        found = _NAME.fullmatch(name)
+        return cls(part=found["part"], version=int(found["version"], 16), name=name) if found else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,14 +131,6 @@ class HeadFiles:
     def rewritten(self) -> frozenset[str]:
         return frozenset(file.part for file in self.small)
 
-    @property
-    def versioned(self) -> tuple[PartFile, ...]:
-        return tuple(file for file in self.small if file.version)
-
-    @property
-    def legacy(self) -> tuple[PartFile, ...]:
-        return tuple(file for file in self.small if not file.version)
-
 
 def take_snapshot(root: Path, head: str) -> HeadFiles:
     """The current files of `head`; each is kept for at least the grace period.
@@ -200,16 +187,6 @@ def _disagreement(root: Path, head: str, manifest: Manifest) -> str | None:
             f"from a copy, or rebuild the manifest from the remaining parts with {repair_of(root)}"
         )
     return None
-
-
-def legacy_details(root: Path, detail: str, heads: Iterable[PartFile]) -> list[str]:
-    """Names of the details that heads from before versions may refer to: `<part>.<digest>.parquet`."""
-    parts = {file.part for file in heads}
-    if not parts:
-        return []
-    pattern = re.compile(r"(.+)\.[0-9a-f]{12}\.parquet")
-    matches = (pattern.fullmatch(name) for name in list_names(root / detail))
-    return sorted(match[0] for match in matches if match and match[1] in parts)
 
 
 def list_names(folder: Path) -> list[str]:

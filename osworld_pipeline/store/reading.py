@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 from osworld_pipeline.columns import conform, stored
 from osworld_pipeline.errors import StoreError
 from osworld_pipeline.store.footers import read_footer
-from osworld_pipeline.store.part_files import DETAIL_OF, PartFile
 
 compute: Any = pyarrow.compute
 """Typed as Any: its functions are created at import, so a type checker does not see them."""
@@ -84,14 +83,3 @@ def _places(path: Path, table: str, column: str, number: int, values: Sequence[s
     if rows.num_rows == 0:
         return pa.array([], pa.uint64())  # Arrow 25 crashes on a column without chunks
     return compute.indices_nonzero(compute.is_in(rows[column], pa.array(values, pa.string())))
-
-
-def details_path(root: Path, head: str, file: PartFile, rows: pa.Table) -> Path | None:
-    """The file with the details of a small head; None if it has none."""
-    detail = DETAIL_OF[head]
-    if detail is None:
-        return None
-    if file.version:
-        return root / detail / file.name
-    digest = rows["part_digest"][0].as_py() if rows.num_rows else None
-    return None if digest is None else root / detail / f"{file.part}.{digest}.parquet"

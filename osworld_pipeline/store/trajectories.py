@@ -12,7 +12,20 @@ from collections.abc import Collection, Iterator, Sequence
 import pyarrow as pa
 
 from osworld_pipeline.atomic_io import remove_stale_temps, write_parquet
-from osworld_pipeline.columns import BOOKKEEPING, marked, stored
+from osworld_pipeline.columns import (
+    BOOKKEEPING,
+    Row,
+    attempt_row,
+    episode_from,
+    episode_row,
+    group_row,
+    injection_row,
+    marked,
+    step_rows,
+    stored,
+    update_row,
+    verification_row,
+)
 from osworld_pipeline.domain.episode import Episode
 from osworld_pipeline.domain.group import RolloutGroup
 from osworld_pipeline.domain.replay import Injection, ReplayVerification
@@ -30,17 +43,7 @@ from osworld_pipeline.store.part_files import (
     PartFile,
     take_snapshot,
 )
-from osworld_pipeline.store.reading import details_path, read_part_table, read_rows, row_groups_from
-from osworld_pipeline.store.rows import (
-    Row,
-    episode_from,
-    episode_row,
-    group_row,
-    injection_row,
-    step_rows,
-    verification_row,
-)
-from osworld_pipeline.store.stage_rows import attempt_row, update_row
+from osworld_pipeline.store.reading import read_part_table, read_rows, row_groups_from
 from osworld_pipeline.store.versions import next_version
 
 _PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,180}")
@@ -142,7 +145,7 @@ class TrajectoryStore:
         for file in files.small:
             if file.part in wanted:
                 head = read_part_table(self.root / "episodes" / file.name, "episodes")
-                found[file.part] = _episodes(head, self._small_steps(file, head))
+                found[file.part] = _episodes(head, self._steps(file))
         missing = wanted - found.keys()
         for name in files.compacted if missing else ():
             for part, episodes in self._compacted_episodes(name, "part", missing):
@@ -164,14 +167,13 @@ class TrajectoryStore:
         for file in sorted(files.small, key=lambda file: not episode_id.startswith(file.part)):
             head = read_rows(self.root / "episodes" / file.name, "episodes", "episode_id", [episode_id])
             if head.num_rows:
-                return _episodes(head, self._small_steps(file, head))[0]
+                return _episodes(head, self._steps(file))[0]
         raise StoreError(
             f"there is no episode '{episode_id}' in {self.root}: it was not stored, or its part was replaced"
         )
 
-    def _small_steps(self, file: PartFile, head: pa.Table) -> pa.Table:
-        path = details_path(self.root, "episodes", file, head)
-        return stored("steps").empty_table() if path is None else read_part_table(path, "steps")
+    def _steps(self, file: PartFile) -> pa.Table:
+        return read_part_table(self.root / "steps" / file.name, "steps")
 
     def _compacted_episodes(
         self, name: str, column: str, values: Collection[str]

@@ -1,15 +1,9 @@
 """The checkpoints table: one row for each checkpoint, written by the stage that made it."""
 
-import json
-from dataclasses import asdict
-from datetime import UTC, datetime
-from typing import Any
-
 from osworld_pipeline.atomic_io import locked
+from osworld_pipeline.columns import checkpoint_from, checkpoint_row
 from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
-from osworld_pipeline.domain.digest import canonical_json
 from osworld_pipeline.domain.near_names import did_you_mean
-from osworld_pipeline.domain.replay import TrainedRow
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import TableError
 from osworld_pipeline.tables.owned import need_known_columns, read_table, table_path, write_table
@@ -23,14 +17,14 @@ def upsert_checkpoint(state: StateDir, checkpoint: Checkpoint) -> None:
     with locked(lock, timeout_s=LOCK_TIMEOUT_S, error=TableError, what="the checkpoints table"):
         need_known_columns(state, "checkpoints")
         rows = {row["checkpoint_id"]: row for row in read_table(state, "checkpoints").to_pylist()}
-        rows[checkpoint.checkpoint_id] = _row(checkpoint)
+        rows[checkpoint.checkpoint_id] = checkpoint_row(checkpoint)
         write_table(state, "checkpoints", [rows[key] for key in sorted(rows)])
 
 
 def read_checkpoints(state: StateDir) -> list[Checkpoint]:
     """All checkpoints, parents before children as far as their stages show it."""
     order = {stage: index for index, stage in enumerate(Stage)}
-    checkpoints = [_checkpoint(row) for row in read_table(state, "checkpoints").to_pylist()]
+    checkpoints = [checkpoint_from(row) for row in read_table(state, "checkpoints").to_pylist()]
     return sorted(checkpoints, key=lambda checkpoint: (order[checkpoint.stage], checkpoint.checkpoint_id))
 
 
@@ -52,41 +46,3 @@ def read_checkpoint_row(state: StateDir, checkpoint_id: str) -> Checkpoint:
             f"no checkpoint '{checkpoint_id}' in {state.tables}; there are: {there}{did_you_mean(checkpoint_id, known)}"
         )
     return found
-
-
-def _row(checkpoint: Checkpoint) -> dict[str, Any]:
-    return {
-        "checkpoint_id": checkpoint.checkpoint_id,
-        "stage": str(checkpoint.stage),
-        "parent_id": checkpoint.parent_id,
-        "path": checkpoint.path,
-        "num_updates": checkpoint.num_updates,
-        "recipe_digest": checkpoint.recipe_digest,
-        "data_digest": checkpoint.data_digest,
-        "weights_digest": checkpoint.weights_digest,
-        "metrics": [(name, float(value)) for name, value in checkpoint.metrics.items()],
-        "run_ids": list(checkpoint.run_ids.items()),
-        "recipe": canonical_json(checkpoint.recipe) if checkpoint.recipe else None,
-        "code_version": checkpoint.code_version or None,
-        "is_code_dirty": checkpoint.is_code_dirty,
-        "row_ids": list(checkpoint.row_ids),
-        "sources": [asdict(one) for one in checkpoint.sources],
-        "saved_utc": datetime.fromtimestamp(checkpoint.saved_at, UTC).replace(tzinfo=None)
-        if checkpoint.saved_at
-        else None,
-    }
-
-
-def _checkpoint(row: dict[str, Any]) -> Checkpoint:
-    saved_utc = row.pop("saved_utc")
-    read = {
-        "saved_at": saved_utc.replace(tzinfo=UTC).timestamp() if saved_utc else 0.0,
-        "stage": Stage(row["stage"]),
-        "metrics": dict(row["metrics"] or ()),
-        "run_ids": dict(row["run_ids"] or ()),
-        "recipe": json.loads(row["recipe"] or "{}"),
-        "code_version": row["code_version"] or "",
-        "row_ids": tuple(row["row_ids"] or ()),
-        "sources": tuple(TrainedRow(**one) for one in row["sources"] or ()),
-    }
-    return Checkpoint(**{**row, **read})

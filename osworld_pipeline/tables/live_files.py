@@ -11,13 +11,12 @@ MARKER = "format.json"
 """A file next to the manifest, which does not exist before the first compaction: a glob without a match is an error in
 DuckDB."""
 _GENERATION = "try_cast(regexp_extract({name}, '^g([0-9]+)-', 1) AS BIGINT)"
-_PART = r"'^([A-Za-z0-9][A-Za-z0-9._-]*)(~([0-9a-f]{16})-[0-9a-f]{6})?[.]parquet$'"
+_PART = r"'^([A-Za-z0-9][A-Za-z0-9._-]*)~([0-9a-f]{16})-[0-9a-f]{6}[.]parquet$'"
 _LATEST = "9223372036854775807"
 
 
 def live_files_sql(table: str, folder: str, root: str) -> str:
-    """A query of `file`, `is_compacted` and `part` (NULL if it is compacted): the live files of `table`. For parts from
-    before versions it names only the heads; their details have other names.
+    """A query of `file`, `is_compacted` and `part` (NULL if it is compacted): the live files of `table`.
 
     `folder`, `root`: SQL for the table's folder and that of all tables.
     """
@@ -56,7 +55,7 @@ WITH manifest AS MATERIALIZED (
 ), gone AS (
     SELECT name FROM retired, state WHERE generation <= latest
 ), parsed AS (
-    SELECT {name} AS name, regexp_extract({name}, {_PART}, ['part', 'rest', 'version']) AS p
+    SELECT {name} AS name, regexp_extract({name}, {_PART}, ['part', 'version']) AS p
     FROM glob({heads} || '/*.parquet')
     WHERE regexp_matches({name}, {_PART}) AND concat('{head}/', {name}) NOT IN (FROM gone)
 ), small AS (

@@ -21,10 +21,8 @@ from osworld_pipeline.store.part_files import (
     COMPACTED,
     DETAIL_OF,
     HEAD_OF,
-    KEY_OF,
     SEED,
     HeadFiles,
-    legacy_details,
     take_snapshot,
 )
 from osworld_pipeline.tables.live_files import MARKER, live_files_sql
@@ -55,9 +53,7 @@ def create_pinned_views(connection: duckdb.DuckDBPyConnection, state: StateDir) 
     found = {head: take_snapshot(state.trajectories, head) for head in DETAIL_OF}
     pin_files(connection, state, found)
     for table in PART_TABLES:
-        # No program writes such files any more, so none can appear later.
-        has_legacy = table in HEAD_OF and bool(found[HEAD_OF[table]].legacy)
-        connection.execute(f"CREATE VIEW {table} AS {_rows(table, _snapshot(table, has_legacy=has_legacy))}")
+        connection.execute(f"CREATE VIEW {table} AS {_rows(table, _snapshot(table))}")
 
 
 def pin_snapshot(connection: duckdb.DuckDBPyConnection, state: StateDir) -> None:
@@ -69,15 +65,10 @@ def pin_files(connection: duckdb.DuckDBPyConnection, state: StateDir, found: Map
     """Pins the views of `connection` to these files, given by head table."""
     lists: dict[str, Sequence[str]] = {}
     for head, files in found.items():
-        detail = DETAIL_OF[head]
-        for table in filter(None, (head, detail)):
+        for table in filter(None, (head, DETAIL_OF[head])):
             lists[f"{table}_compacted"] = [f"{COMPACTED}/{name}" for name in files.compacted]
-            lists[f"{table}_small"] = [file.name for file in files.versioned]
-        lists[f"{head}_small"] = [file.name for file in files.small]
+            lists[f"{table}_small"] = [file.name for file in files.small]
         lists[f"{head}_rewritten"] = sorted(files.rewritten)
-        lists[f"{head}_legacy"] = [file.name for file in files.legacy]
-        if detail is not None:
-            lists[f"{detail}_legacy"] = legacy_details(state.trajectories, detail, files.legacy)
     _set_variables(connection, lists, state)
 
 
@@ -108,7 +99,7 @@ def seed_tables(state: StateDir) -> None:
 _VARIABLES = tuple(
     f"{table}_{kind}"
     for table in PART_TABLES
-    for kind in ("compacted", "small", "legacy", *(("rewritten",) if table in DETAIL_OF else ()))
+    for kind in ("compacted", "small", *(("rewritten",) if table in DETAIL_OF else ()))
 )
 
 
@@ -131,13 +122,8 @@ _AS_READ: Mapping[tuple[str, str], str] = {
 
 
 def _view(table: str) -> str:
-    cases = [(f"getvariable('osworld_{table}_compacted') IS NULL", _living(table))]
-    if table in HEAD_OF:
-        # Each list begins with the file without rows.
-        has_legacy = f"len(getvariable('osworld_{HEAD_OF[table]}_legacy')) > 1"
-        cases.append((has_legacy, _snapshot(table, has_legacy=True)))
-    choice = " ".join(f"WHEN {condition} THEN {_text(_rows(table, rows))}" for condition, rows in cases)
-    return f"FROM query(CASE {choice} ELSE {_text(_rows(table, _snapshot(table, has_legacy=False)))} END)"
+    texts = (_text(_rows(table, branches)) for branches in (_living(table), _snapshot(table)))
+    return "FROM query(CASE WHEN getvariable('osworld_{}_compacted') IS NULL THEN {} ELSE {} END)".format(table, *texts)
 
 
 def _rows(table: str, branches: Sequence[str]) -> str:
@@ -148,47 +134,22 @@ def _rows(table: str, branches: Sequence[str]) -> str:
     return " UNION ALL ".join(f"SELECT {columns} FROM {branch}" for branch in branches)  # noqa: S608 - our own names
 
 
-def _snapshot(table: str, *, has_legacy: bool) -> list[str]:
-    """Rows `p` of compacted files, except parts that were rewritten since, and of single parts. Details from before
-    versions (`has_legacy`) are those that their heads name."""
-    head = HEAD_OF.get(table, table)
-    rewritten = f"SELECT unnest(getvariable('osworld_{head}_rewritten')) AS part"
+def _snapshot(table: str) -> list[str]:
+    """Rows `p` of compacted files, except parts that were rewritten since, and of single parts."""
+    rewritten = f"SELECT unnest(getvariable('osworld_{HEAD_OF.get(table, table)}_rewritten')) AS part"
     compacted, small = (_scan(f"getvariable('osworld_{table}_{kind}')") for kind in ("compacted", "small"))
-    branches = [f"{compacted} p ANTI JOIN ({rewritten}) USING (part)", f"{small} p"]
-    if has_legacy:
-        branches.append(_legacy(head, table, *(f"getvariable('osworld_{name}_legacy')" for name in (head, table))))
-    return branches
+    return [f"{compacted} p ANTI JOIN ({rewritten}) USING (part)", f"{small} p"]
 
 
 def _living(table: str) -> list[str]:
     """Rows `p` of the live files by the manifest and the folders. These files come first in the join, so that their
     folders are listed first."""
-    head, folder = HEAD_OF.get(table, table), f"{_PLACE} || '{table}'"
+    folder = f"{_PLACE} || '{table}'"
     live = f"({live_files_sql(table, folder, _PLACE)})"
     rows = _scan(f"[{folder} || '/*.parquet', {folder} || '/{COMPACTED}/*.parquet']", stored(table))
     replaced = f"SELECT part FROM {live} WHERE NOT is_compacted"  # noqa: S608 - our own names
     counts = f"NOT (l.is_compacted AND p.part IN ({replaced}))"
-    branches = [f"{live} l JOIN {rows} p ON p.filename = l.file WHERE {counts}"]
-    if head != table:
-        counted = f"SELECT parse_filename(file) FROM {live}"  # noqa: S608 - our own names
-        files = (f"[{_PLACE} || '{name}/*.parquet']" for name in (head, table))
-        branches.append(f"{_legacy(head, table, *files)} WHERE parse_filename(h.filename) IN ({counted})")
-    return branches
-
-
-def _legacy(head: str, table: str, head_files: str, detail_files: str) -> str:
-    """Rows `p` of details from before versions, and `h` of their heads, which name them."""
-    key = KEY_OF[head]
-    names = [stored(head).field(name) for name in (key, "part_digest")]
-
-    def old(files: str, schema: Iterable[pa.Field]) -> str:
-        scan = _scan(files, schema)
-        return f"(SELECT * FROM {scan} WHERE NOT contains(parse_filename(filename), '~'))"  # noqa: S608 - our own names
-
-    return (
-        f"{old(head_files, names)} h JOIN {old(detail_files, stored(table))} p"
-        f" ON p.{key} = h.{key} AND p.part_digest IS NOT DISTINCT FROM h.part_digest"
-    )
+    return [f"{live} l JOIN {rows} p ON p.filename = l.file WHERE {counts}"]
 
 
 def _scan(files: str, schema: Iterable[pa.Field] | None = None) -> str:

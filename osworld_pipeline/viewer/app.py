@@ -190,7 +190,7 @@ class Viewer:
         with self.index.reading() as reader:
             group = read_group(reader, request.path_params["group_id"])
         siblings = group.siblings[:MAX_LANES]
-        views = [self.episodes.view(sibling.row["episode_id"]) for sibling in siblings]
+        views = [self.episodes.view(sibling["episode_id"]) for sibling in siblings]
         step = _step(request, max((len(view.steps) for view in views), default=0))
         return self._page("group.html.jinja", group=group, views=views, current=step)
 

@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
 import pyarrow as pa
 
 from osworld_pipeline.agent.coordinates import CoordinateSpace
-from osworld_pipeline.agent.dialects import load_dialect
 from osworld_pipeline.agent.observation_text import task_part
+from osworld_pipeline.columns import EPISODES, SEQUENCE_COLUMNS, STEPS
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
 from osworld_pipeline.store.blobs import BlobStore
@@ -22,20 +21,10 @@ from osworld_pipeline.viewer.marks import Drawn, Point, draw_step, find_space, r
 from osworld_pipeline.viewer.settings import NotFoundError
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
-HEAD_COLUMNS = (
-    "episode_id", "task_id", "task_digest", "purpose", "checkpoint_id", "stage_key", "update", "group_id", "seed",
-    "attempt", "outcome", "error", "is_valid", "task_reward", "partial_reward", "penalty", "shaped_reward", "num_steps",
-    "max_turns", "engine", "temperature", "top_p", "max_new_tokens", "replica_id", "provider", "image_digest",
-    "grader_version", "source_dataset", "licence", "started_at", "times_s", "reward_parts", "run_ids", "context_mode",
-    "earlier_faults",
-)  # fmt: skip
+HEAD_COLUMNS = tuple(name for name in EPISODES.names if name not in SEQUENCE_COLUMNS)
 TOKEN_COLUMNS = ("checkpoint_id", "response_mask", "sampled_logprobs", "token_ids", "sequence_lengths")
-_STEP_COLUMNS = (
-    "episode_id", "step_index", "screenshot_sha256", "screenshot_width", "screenshot_height", "response_text", "action",
-    "command", "policy_version", "prompt_num_tokens", "response_num_tokens", "model_s", "step_s", "action_type",
-    "action_parsed", "action_executed", "action_error", "target_element", "fallback_used", "a11y_grounded",
-    "screen_diff", "screen_changed", "a11y_delta", "a11y_changed", "terminal_changed",
-)  # fmt: skip
+_STEP_COLUMNS = tuple(name for name in STEPS.names if name != "observation_text")
+_MAPS = frozenset(field.name for field in EPISODES if pa.types.is_map(field.type))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +99,7 @@ class Episodes:
         size = (first["screenshot_width"], first["screenshot_height"] or 1) if first else (1, 1)
         actions = [read_action(step["action"]) for step in rows]
         turns = [(action, step["command"]) for action, step in zip(actions, rows, strict=True)]
-        space = find_space(turns, size, space_of(known["recipe"]))
+        space = row["coordinate_space"] or find_space(turns, size)
         return EpisodeView(
             row=row,
             instruction=self._instruction(episode_id, known),
@@ -169,16 +158,15 @@ class Episodes:
         )
 
     def _known(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Facts from other tables; the recipe is that of the stage that played the episode."""
+        """Facts from other tables."""
         with self._index.reading() as reader:
             found = reader.one(
-                "SELECT f.instruction, f.domain, f.stage, c.recipe, t.is_own FROM facts f LEFT JOIN checkpoints c ON "
-                "c.checkpoint_id = CASE WHEN f.purpose = 'train' THEN f.stage_key ELSE f.checkpoint_id END "
+                "SELECT f.instruction, f.domain, f.stage, t.is_own FROM facts f "
                 "LEFT JOIN union_tasks t ON t.task_id = f.task_id AND t.domain IS NOT DISTINCT FROM f.domain "
                 "WHERE f.episode_id = ? LIMIT 1",
                 [row["episode_id"]],
             )
-        return found or dict.fromkeys(("instruction", "domain", "stage", "recipe", "is_own"))
+        return found or dict.fromkeys(("instruction", "domain", "stage", "is_own"))
 
     def _instruction(self, episode_id: str, known: Mapping[str, Any]) -> str:
         """The instruction in the table of tasks. The user's own task files may have been changed or removed since: for
@@ -220,16 +208,6 @@ def told_task(text: str) -> str:
     return f"\n{task_part(text)}".partition("\n[Task]\n")[2].strip()
 
 
-def space_of(recipe: str | None) -> str | None:
-    """Coordinate space of a recipe (as JSON); None if it does not say."""
-    try:
-        agent = orjson.loads(recipe or "{}").get("agent") or {}
-        return load_dialect(agent["dialect"], agent.get("coordinate_space", "dialect")).coordinate_space
-    except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError, ValueError):
-        return None
-
-
 def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
     """Convert maps, which Arrow returns as lists of pairs, to dicts."""
-    maps = ("times_s", "reward_parts", "run_ids")
-    return {name: dict(value or ()) if name in maps else value for name, value in row.items()}
+    return {name: dict(value or ()) if name in _MAPS else value for name, value in row.items()}

@@ -5,14 +5,12 @@ A file is never changed, so data that was read from it stays valid as long as a 
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
 import pyarrow as pa
 
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.store.part_files import COMPACTED, DETAIL_OF, PartFile, take_snapshot
-from osworld_pipeline.store.reading import details_path, read_part_table
+from osworld_pipeline.store.part_files import COMPACTED, DETAIL_OF, take_snapshot
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +43,7 @@ def list_files(state: StateDir, head: str) -> StoreFiles:
     """The current files of `head`.
 
     Raises:
-        StoreError: the compaction's manifest is damaged, or a file without a version.
+        StoreError: the compaction's manifest is damaged, lost, or older than the compacted files.
     """
     root, detail = state.trajectories.resolve(), DETAIL_OF[head]
     snapshot = take_snapshot(root, head)
@@ -55,22 +53,9 @@ def list_files(state: StateDir, head: str) -> StoreFiles:
         below = root / detail / COMPACTED / name if detail else None
         files[key] = HeadFile(key=key, head=root / head / key, detail=below, is_compacted=True)
     for file in snapshot.small:
-        below = _details_of(root, head, file)
+        below = root / detail / file.name if detail else None
         files[file.name] = HeadFile(key=file.name, head=root / head / file.name, detail=below, is_compacted=False)
     return StoreFiles(files=files, rewritten=snapshot.rewritten)
-
-
-def _details_of(root: Path, head: str, file: PartFile) -> Path | None:
-    detail = DETAIL_OF[head]
-    if detail is None:
-        return None
-    return root / detail / file.name if file.version else _old_details(root, head, file)
-
-
-@lru_cache(maxsize=4096)
-def _old_details(root: Path, head: str, file: PartFile) -> Path | None:
-    """Details of a head without a version, whose rows name their details' digest."""
-    return details_path(root, head, file, read_part_table(root / head / file.name, head, columns=["part_digest"]))
 
 
 def empty_rows(schema: pa.Schema) -> pa.RecordBatchReader:

@@ -193,7 +193,7 @@ class EpisodeIndex:
             (
                 "checkpoints",
                 "checkpoint_id",
-                ["checkpoint_id", "stage", "parent_id", "path", "num_updates", "run_ids", "recipe"],
+                ["checkpoint_id", "stage", "parent_id", "path", "num_updates", "run_ids"],
             ),
         ):
             path = paths[name]

@@ -18,7 +18,7 @@ TABLES = (
         provider VARCHAR, image_digest VARCHAR, grader_version VARCHAR, source_dataset VARCHAR, started_at DOUBLE,
         total_s DOUBLE, mlflow_run VARCHAR, dagster_run VARCHAR, suite VARCHAR, family VARCHAR, reading VARCHAR,
         num_unread INTEGER, domain VARCHAR, instruction VARCHAR, stage VARCHAR,
-        suite_name VARCHAR
+        suite_name VARCHAR, advantage DOUBLE
     )
     """,
     """
@@ -39,7 +39,7 @@ TABLES = (
     """
     CREATE TABLE checkpoints (
         checkpoint_id VARCHAR, stage VARCHAR, parent_id VARCHAR, path VARCHAR, num_updates INTEGER,
-        run_ids MAP(VARCHAR, VARCHAR), recipe VARCHAR
+        run_ids MAP(VARCHAR, VARCHAR)
     )
     """,
 )
@@ -66,9 +66,9 @@ SELECT
     h."update" + (h."update" >= 0)::INTEGER AS "update", h.group_id, h.seed, h.attempt, h.outcome, h.error,
     left(regexp_replace(regexp_replace(h.error, '[0-9a-f]{{{{8,}}}}', '…', 'g'), '[0-9]+([.][0-9]+)?', '#', 'g'), 100)
         AS fault,
-    h.is_valid, h.is_success, h.task_reward, h.shaped_reward, h.num_steps, h.max_turns, h.engine, h.temperature,
-    h.provider, h.image_digest, h.grader_version, h.source_dataset, h.started_at, h.times_s['total'] AS total_s,
-    h.run_ids['mlflow'] AS mlflow_run, h.run_ids['dagster'] AS dagster_run,
+    h.is_valid, h.is_success, h.task_reward, h.shaped_reward, h.advantage, h.num_steps, h.max_turns, h.engine,
+    h.temperature, h.provider, h.image_digest, h.grader_version, h.source_dataset, h.started_at,
+    h.times_s['total'] AS total_s, h.run_ids['mlflow'] AS mlflow_run, h.run_ids['dagster'] AS dagster_run,
     coalesce(nullif(h.suite, ''), nullif(regexp_extract(h.task_id, '{SUITE_OF_TASK}', 1), ''), 'osworld') AS suite,
     nullif(h.suite_name, '') AS suite_name,
     nullif(regexp_extract(h.task_id, '{FAMILY_OF_TASK}', 1), '') AS family,

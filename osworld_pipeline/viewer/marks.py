@@ -1,8 +1,9 @@
 """Positions of an action on the screenshot that the model saw, and a short description of it.
 
-A step keeps its action as the model wrote it, in a coordinate space that the row does not name: pixels of the image,
-fractions of its sides, or thousandths. `find_space` infers it from the numbers: only fractions have decimals, and the
-command, which is in pixels of the screen, distinguishes pixels from thousandths unless the image is square.
+A step keeps its action as the model wrote it, in its episode's coordinate space: pixels of the image, fractions of its
+sides, or thousandths. For imported and older episodes, which do not record the space, `find_space` infers it from the
+numbers: only fractions have decimals, and the command, which is in pixels of the screen, distinguishes pixels from
+thousandths unless the image is square.
 """
 
 import json
@@ -89,11 +90,9 @@ def commanded(command: str | None) -> list[Mapping[str, Any]]:
         return []
 
 
-def find_space(
-    turns: Iterable[tuple[Mapping[str, Any] | None, str | None]], image: tuple[int, int], default: str | None = None
-) -> CoordinateSpace:
-    """The coordinate space of an episode. `turns`: action and command of each step; `image`: (width, height) of its
-    screenshots; `default`: the space of the recipe, used if the numbers do not decide."""
+def find_space(turns: Iterable[tuple[Mapping[str, Any] | None, str | None]], image: tuple[int, int]) -> CoordinateSpace:
+    """The coordinate space of an episode that does not record it; model_pixels if the numbers do not decide. `turns`:
+    action and command of each step; `image`: (width, height) of its screenshots."""
     pairs: list[tuple[Point, Point]] = []
     for action, command in turns:
         points = list(_points(action)) if action else []
@@ -105,10 +104,7 @@ def find_space(
     width, height = image
     if any(x > width or y > height for (x, y), _ in pairs):
         return "thousand" if all(max(point) <= limit_of("thousand") for point, _ in pairs) else "model_pixels"
-    by_scale = _space_by_scale(pairs, image)
-    if by_scale is not None:
-        return by_scale
-    return "thousand" if default == "thousand" else "model_pixels"
+    return _space_by_scale(pairs, image) or "model_pixels"
 
 
 def _space_by_scale(pairs: Sequence[tuple[Point, Point]], image: tuple[int, int]) -> CoordinateSpace | None:

@@ -2,14 +2,14 @@
 
 from osworld_pipeline.agent.coordinates import COORDINATE_SPACES
 from osworld_pipeline.agent.dialects.base import Dialect, Grammar, ParsedTurn
-from osworld_pipeline.agent.dialects.calls import CALLS
+from osworld_pipeline.agent.dialects.osgym import OSGYM
 from osworld_pipeline.agent.dialects.pyautogui import PYAUTOGUI
 from osworld_pipeline.agent.dialects.sendkey import SENDKEY
 from osworld_pipeline.agent.dialects.slime import SLIME
 
 __all__ = ["GRAMMARS", "STORED_DIALECT", "Dialect", "ParsedTurn", "load_dialect"]
 
-GRAMMARS: dict[str, Grammar] = {grammar.name: grammar for grammar in (SLIME, PYAUTOGUI, SENDKEY, CALLS)}
+GRAMMARS: dict[str, Grammar] = {grammar.name: grammar for grammar in (SLIME, PYAUTOGUI, SENDKEY, OSGYM)}
 
 STORED_DIALECT = "slime"
 """The dialect in which demonstrations are built and recorded; for a recipe's agent they are translated to its own."""

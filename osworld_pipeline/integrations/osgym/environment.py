@@ -64,7 +64,7 @@ class OsgymEnvConfig(BaseModel):
     prompt_format: Literal["osgym", "chatml"] = "osgym"
     """`osgym`: the task, then screenshots and actions in turn. `chatml`: the same as a conversation in Qwen's chat
     template."""
-    dialect: str = "calls"
+    dialect: str = "osgym"
     coordinate_space: str = "dialect"
     pause_s: float = Field(default=2.0, ge=0.0, le=60.0)
     capacity_s: float = Field(default=300.0, gt=0)

@@ -62,7 +62,7 @@ class DesktopEnv(gymnasium.Env[DesktopObservation, str]):
         image_format: ImageFormat = "png",
         max_steps: int = 50,
         pause_s: float = 1.0,
-        dialect: str = "calls",
+        dialect: str = "osgym",
         coordinate_space: str = "dialect",
         fault_mode: Literal["raise", "truncate"] = "raise",
         token: str | None = None,

@@ -1,7 +1,7 @@
 """Ids of stages: a checkpoint's id is a digest of all its inputs, so a rerun finds existing results."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -23,25 +23,6 @@ DIGEST_LENGTH = 12
 
 EVALUATION_TOP_P = 1.0
 """Evaluations sample from the full distribution."""
-
-_FORMERLY_JUDGED_BY: Mapping[str, tuple[str, ...]] = {
-    "evaluation": ("seeds", "temperature", "max_turns", "confidence"),
-    "agent": (
-        "dialect",
-        "coordinate_space",
-        "context_mode",
-        "window_screenshots",
-        "show_screenshots",
-        "max_turns",
-        "max_response_tokens",
-        "max_context_tokens",
-        "max_pixels",
-        "a11y_max_length",
-        "system_prompt",
-    ),
-    "desktop": ("screen_width", "screen_height", "pause_s", "require_a11y_tree", "require_terminal"),
-}
-"""The settings in former evaluation keys; never add to them."""
 
 REPLAY_COLUMNS = ("row_id", "original_task_id", "quality_rank", "reward", "images")
 """Columns of a replay row; its id is a digest of task and turns."""
@@ -85,18 +66,6 @@ def evaluation_key(recipe: Recipe, *, suite_digest: str) -> str:
     if recipe.evaluation.temperature > 0:
         # Recorded evaluations without this part used the same sampling seed for every task.
         parts |= {"draws": "by task"}
-    return digest_json(parts)[:DIGEST_LENGTH]
-
-
-def former_evaluation_key(recipe: Recipe, *, suite_digest: str) -> str:
-    """The key of evaluations recorded before limits were part of it. They are reported, but not compared with
-    others."""
-    dumped = recipe.model_dump(mode="json")
-    parts = {
-        **{section: {name: dumped[section][name] for name in names} for section, names in _FORMERLY_JUDGED_BY.items()},
-        "success_threshold": recipe.reward.success_threshold,
-        "suite": suite_digest,
-    }
     return digest_json(parts)[:DIGEST_LENGTH]
 
 

@@ -23,7 +23,7 @@ from osworld_pipeline.evaluation.suite_files import (
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.rollout.attempt import derive_seed
 from osworld_pipeline.rollout.run_episode import EpisodePlan
-from osworld_pipeline.runs.checkpoints.ids import EVALUATION_TOP_P, evaluation_key, former_evaluation_key, recipe_suite
+from osworld_pipeline.runs.checkpoints.ids import EVALUATION_TOP_P, evaluation_key, recipe_suite
 from osworld_pipeline.runs.rollouts.session import sampling_params
 from osworld_pipeline.store import TrajectoryStore
 
@@ -98,14 +98,6 @@ def heldout_suite(recipe: Recipe) -> EvalSuite:
 
 def evaluation_stage_key(checkpoint_id: str, key: str) -> str:
     return f"eval-{checkpoint_id}-{key}"
-
-
-def recorded_keys(recipe: Recipe, suite: EvalSuite) -> tuple[str, str]:
-    """Keys under which an evaluation of the suite with this recipe may be recorded; the current key first."""
-    return (
-        evaluation_key(recipe, suite_digest=suite.digest),
-        former_evaluation_key(recipe, suite_digest=suite.digest),
-    )
 
 
 def plan_evaluation(

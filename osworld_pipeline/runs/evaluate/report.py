@@ -22,13 +22,12 @@ from osworld_pipeline.evaluation.training_metrics import REPORTED_METRICS
 from osworld_pipeline.evaluation.training_page import write_training_page
 from osworld_pipeline.evaluation.training_record import read_training, stage_of, stages_at_work
 from osworld_pipeline.recipes import Recipe
-from osworld_pipeline.runs.checkpoints.ids import CARD, recipe_suite
+from osworld_pipeline.runs.checkpoints.ids import CARD, evaluation_key, recipe_suite
 from osworld_pipeline.runs.checkpoints.registry import all_checkpoints, register_checkpoint
 from osworld_pipeline.runs.evaluate.plan import (
     evaluation_stage_key,
     heldout_suite,
     load_suite,
-    recorded_keys,
 )
 from osworld_pipeline.tables.catalog import one_snapshot
 from osworld_pipeline.tracking.client import SQLITE, told_clearly
@@ -65,17 +64,11 @@ def reported_checkpoints(
 
 
 def _recorded_stage_keys(state: StateDir, recipe: Recipe, checkpoint_ids: Collection[str]) -> dict[str, str]:
-    """The evaluation of each checkpoint on the recipe's held-out tasks. One recorded under the former key is used only
-    if there is none under the current key."""
-    keys = recorded_keys(recipe, heldout_suite(recipe))
-    candidates = {name: [evaluation_stage_key(name, key) for key in keys] for name in checkpoint_ids}
-    asked = [stage_key for names in candidates.values() for stage_key in names]
-    evaluated = {row.stage_key for row in read_evals(state, stage_keys=asked)}
-    return {
-        name: next(stage_key for stage_key in names if stage_key in evaluated)
-        for name, names in candidates.items()
-        if evaluated.intersection(names)
-    }
+    """The evaluation of each checkpoint on the recipe's held-out tasks."""
+    key = evaluation_key(recipe, suite_digest=heldout_suite(recipe).digest)
+    asked = {name: evaluation_stage_key(name, key) for name in checkpoint_ids}
+    evaluated = {row.stage_key for row in read_evals(state, stage_keys=list(asked.values()))}
+    return {name: stage_key for name, stage_key in asked.items() if stage_key in evaluated}
 
 
 def make_report(
@@ -165,8 +158,7 @@ def make_suite_report(state: StateDir, recipe: Recipe, suite_name: str, *, recip
 
 def _write_suite(state: StateDir, recipe: Recipe, suite_name: str, recipe_options: Sequence[str] = ()) -> Path:
     suite = load_suite(state, recipe, suite_name)
-    evals = read_evals(state)
-    rows = next(filter(None, (_rows_of(evals, key) for key in recorded_keys(recipe, suite))), [])
+    rows = _rows_of(read_evals(state), evaluation_key(recipe, suite_digest=suite.digest))
     if not rows:
         advised = pipeline_line(state, "backfill", "--suites", suite_name, *recipe_options)
         raise TableError(
@@ -228,7 +220,7 @@ def make_all_reports(
                 if say is not None and (state.suites / f"{name}.json").is_file():
                     say(f"suite {name} has no page: {error}")
                 continue  # or a list of OSWorld without its checkout: nothing was evaluated on it
-            if evaluated.intersection(recorded_keys(recipe, suite)):
+            if evaluation_key(recipe, suite_digest=suite.digest) in evaluated:
                 add(_write_suite(state, recipe, name))
         for stage_key in training_stages(state):
             if stage_key in stage_keys:

@@ -4,11 +4,11 @@ import re
 from collections.abc import Collection
 from dataclasses import replace
 
+from osworld_pipeline.columns import Row
 from osworld_pipeline.domain.digest import digest_json
 from osworld_pipeline.domain.episode import Episode, EpisodePurpose
 from osworld_pipeline.domain.group import GroupFate
 from osworld_pipeline.store import TrajectoryStore
-from osworld_pipeline.store.rows import Row
 
 MARK = "superseded"
 

@@ -1,5 +1,5 @@
 """The parity probe of an sglang server that joins during a run. Compares it with a server that has passed, or with the
-checkpoint that it is to sample if there is none (docs/decisions/0022-an-engine-is-compared-with-its-checkpoint.md)."""
+checkpoint that it is to sample if there is none (docs/decisions/0022-compare-each-engine-with-its-checkpoint.md)."""
 
 import asyncio
 from collections.abc import Callable, Sequence

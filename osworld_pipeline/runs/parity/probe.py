@@ -1,6 +1,6 @@
 """The parity probe. Before the first episode, an engine samples a few tokens of fixed conversations, and the
 log-probabilities that it reports are compared with a forward pass of the checkpoint that it is to sample
-(docs/decisions/0022-an-engine-is-compared-with-its-checkpoint.md)."""
+(docs/decisions/0022-compare-each-engine-with-its-checkpoint.md)."""
 
 import asyncio
 import time

@@ -12,7 +12,7 @@ from osworld_pipeline.datasets.demonstrations import write_raw_sources
 from osworld_pipeline.domain.digest import digest_json
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.recipes import Recipe
-from osworld_pipeline.recipes.learned import NOT_LEARNED
+from osworld_pipeline.recipes.section import NOT_LEARNED
 from osworld_pipeline.runs.checkpoints.ids import recipe_suite
 from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
 from osworld_pipeline.runs.rollouts.env_servers import open_env_client
@@ -70,7 +70,9 @@ def read_recording(state: StateDir) -> RecordedSources | None:
 
 def recording_key(recipe: Recipe) -> str:
     """Digest of everything that determines the content of a recording."""
-    desktop = recipe.desktop.model_dump(mode="json", exclude={"pause_s", "settle", *NOT_LEARNED["desktop"]})
+    desktop = recipe.desktop.model_dump(
+        mode="json", exclude={"pause_s", "settle", *recipe.desktop.keys_with(NOT_LEARNED)}
+    )
     agent = recipe.agent.model_dump(mode="json", include={"max_pixels", "a11y_max_length", "system_prompt"})
     return digest_json({"suite": recipe_suite(recipe).digest, "desktop": desktop, "agent": agent})
 

@@ -226,7 +226,7 @@ def test_a_demonstration_is_rendered_as_an_episode_with_its_words_was_seen(
 
 
 def test_a_demonstration_of_another_dialect_is_said_again(renderer: Renderer, noise_png: Noise) -> None:
-    agent = agent_of(dialect="calls", max_pixels=6144)
+    agent = agent_of(dialect="osgym", max_pixels=6144)
     messages = [
         system_message("s"),
         user_message("t"),
@@ -245,7 +245,7 @@ def test_a_demonstration_of_another_dialect_is_said_again(renderer: Renderer, no
         "<|think_start|>Scroll<|think_end|><|action_start|>scroll(500,500,-3)<|action_end|>",
         "",
     ]
-    assert load_dialect("calls").system_prompt("short") in words_of(renderer, rendered.token_ids)
+    assert load_dialect("osgym").system_prompt("short") in words_of(renderer, rendered.token_ids)
 
 
 def test_a_demonstration_that_the_dialect_cannot_say_is_refused(renderer: Renderer, pictures: list[bytes]) -> None:

@@ -8,7 +8,7 @@ from env_server.providers.qemu.qmp_input import qcodes_of
 from osworld_pipeline.agent.dialects import load_dialect
 from osworld_pipeline.agent.dialects.commands import split_command
 
-PYAUTOGUI, SENDKEY, CALLS = load_dialect("pyautogui"), load_dialect("sendkey"), load_dialect("calls")
+PYAUTOGUI, SENDKEY, OSGYM = load_dialect("pyautogui"), load_dialect("sendkey"), load_dialect("osgym")
 CLICK = {"action": "left_click", "coordinate": [10, 20]}
 DONE = {"action": "terminate", "status": "success"}
 FAIL = {"action": "terminate", "status": "failure"}
@@ -239,9 +239,9 @@ def call(text: str) -> str:
     ],
 )
 def test_each_call_becomes_its_command(text: str, command: str) -> None:
-    turn = CALLS.parse(call(text))
+    turn = OSGYM.parse(call(text))
     assert turn.arguments is not None, turn.error
-    assert CALLS.to_command(turn.arguments) == command
+    assert OSGYM.to_command(turn.arguments) == command
     assert turn.description == "I look."
 
 
@@ -262,12 +262,12 @@ def test_each_call_becomes_its_command(text: str, command: str) -> None:
     ],
 )
 def test_an_invalid_call_is_an_error_and_no_silent_wait(text: str) -> None:
-    turn = CALLS.parse(call(text))
+    turn = OSGYM.parse(call(text))
     assert turn.arguments is None
     assert turn.error
 
 
 def test_a_call_without_its_tags_is_read_and_one_that_was_cut_is_not() -> None:
-    assert CALLS.parse("<|think_start|>hm<|think_end|>click(10,20)<|im_end|>").arguments == CLICK
-    assert CALLS.parse("<|action_start|>click(10,20)").arguments == CLICK
-    assert CALLS.parse("<|action_start|>type(half a sen").error
+    assert OSGYM.parse("<|think_start|>hm<|think_end|>click(10,20)<|im_end|>").arguments == CLICK
+    assert OSGYM.parse("<|action_start|>click(10,20)").arguments == CLICK
+    assert OSGYM.parse("<|action_start|>type(half a sen").error

@@ -23,7 +23,7 @@ def cannot_say(dialect: Dialect, action: dict[str, Any]) -> bool:
     """The known gaps: what no text of the dialect means."""
     if dialect.grammar.name == "sendkey":
         return any(one.get("seconds", 0) > 10 for one in actions_in(action))
-    if dialect.grammar.name != "calls":
+    if dialect.grammar.name != "osgym":
         return False
     for one in actions_in(action):
         if one["action"] == "scroll" and "coordinate" not in one:
@@ -111,14 +111,14 @@ def test_the_prompts_say_what_coordinates_count(dialect: Dialect) -> None:
 
 def test_a_dialect_is_found_again_by_its_name() -> None:
     assert [load_dialect(dialect.name) for dialect in DIALECTS] == DIALECTS
-    assert [load_dialect(name).name for name in GRAMMARS] == ["slime", "pyautogui", "sendkey", "calls"]
-    assert load_dialect("calls", "model_pixels").name == "calls@model_pixels"
+    assert [load_dialect(name).name for name in GRAMMARS] == ["slime", "pyautogui", "sendkey", "osgym"]
+    assert load_dialect("osgym", "model_pixels").name == "osgym@model_pixels"
     with pytest.raises(ValueError, match="no coordinate space named 'miles'"):
         load_dialect("slime", "miles")
 
 
 def test_coordinates_beyond_their_space_are_refused() -> None:
-    assert load_dialect("calls").parse("<|action_start|>click(1001,2)<|action_end|>").error
+    assert load_dialect("osgym").parse("<|action_start|>click(1001,2)<|action_end|>").error
     unit = load_dialect("slime@unit")
     assert unit.parse(unit.format("", {"action": "left_click", "coordinate": [0.25, 1]})).is_parsed
     assert "from 0 to 1" in (unit.parse('{"action":"left_click","coordinate":[10,20]}').error or "")

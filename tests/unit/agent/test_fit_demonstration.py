@@ -81,7 +81,7 @@ def test_placeholders_and_images_must_agree(num_images: int) -> None:
 
 
 @pytest.mark.parametrize("space", ["unit", "thousand"])
-@pytest.mark.parametrize("name", ["slime", "pyautogui", "calls"])
+@pytest.mark.parametrize("name", ["slime", "pyautogui", "osgym"])
 def test_points_of_other_coordinates_move_to_the_same_place(name: str, space: str) -> None:
     target = load_dialect(name, space)
     messages = [user_message("a"), turn(CLICK, words="Click there")]
@@ -105,4 +105,4 @@ def test_relative_coordinates_stay_to_the_letter_whatever_the_size() -> None:
 
 def test_a_turn_without_an_image_to_point_at_cannot_be_translated() -> None:
     with pytest.raises(ValueError, match="points at an image that it does not have"):
-        fit_demonstration([turn(CLICK)], [], dialect=DIALECT, max_pixels=LIMIT, target=load_dialect("calls"))
+        fit_demonstration([turn(CLICK)], [], dialect=DIALECT, max_pixels=LIMIT, target=load_dialect("osgym"))

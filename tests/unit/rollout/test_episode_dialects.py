@@ -25,7 +25,7 @@ def with_agent(settings: EpisodeSettings, **changes: Any) -> EpisodeSettings:
         # A screen of 64x64 pixels; thousandths and shares of it are put on the screen.
         ("slime", "thousand", ['{"action":"left_click","coordinate":[500,250]}'], ["pyautogui.click(32, 16)"]),
         ("slime", "unit", ['{"action":"left_click","coordinate":[0.5,0.25]}'], ["pyautogui.click(32, 16)"]),
-        ("calls", "dialect", ["<|action_start|>click(500,250)<|action_end|>"], ["pyautogui.click(32, 16)"]),
+        ("osgym", "dialect", ["<|action_start|>click(500,250)<|action_end|>"], ["pyautogui.click(32, 16)"]),
         ("sendkey", "dialect", ["<action>typeline dir</action>"], ['pyautogui.write("dir\\n")']),
         (
             "pyautogui",
@@ -51,6 +51,8 @@ async def test_what_a_dialect_says_is_done_on_the_screen(
     changed = with_agent(settings, dialect=dialect, coordinate_space=space)
     episode = await run_episode(task, plan, tools=make_tools([desktop], [*answers, done]), settings=changed)
     assert desktop.commands == [*commands, "DONE"]
+    used = load_dialect(dialect, space)
+    assert (episode.dialect, episode.coordinate_space) == (used.name, used.coordinate_space)
     assert episode.outcome is Outcome.SUCCESS
     assert all(step.signals.action_executed for step in episode.steps)
 
@@ -61,7 +63,7 @@ async def test_a_turn_that_acts_and_ends_the_task_does_both(
     desktop = fake_desktop()
     answer = "<|action_start|>press(enter)&finish()<|action_end|>"
     tools = make_tools([desktop], [answer])
-    episode = await run_episode(task, plan, tools=tools, settings=with_agent(settings, dialect="calls"))
+    episode = await run_episode(task, plan, tools=tools, settings=with_agent(settings, dialect="osgym"))
     assert desktop.commands == ['pyautogui.press("enter")', "DONE"]
     assert (episode.outcome, len(episode.steps)) == (Outcome.SUCCESS, 1)
     assert episode.steps[0].command == 'pyautogui.press("enter")\nDONE'

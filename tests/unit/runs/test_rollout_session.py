@@ -23,7 +23,7 @@ def recipe_of(**sections: dict[str, Any]) -> Recipe:
     return Recipe.model_validate(fields)
 
 
-@pytest.mark.parametrize("dialect", ["slime", "pyautogui", "sendkey", "calls"])
+@pytest.mark.parametrize("dialect", ["slime", "pyautogui", "sendkey", "osgym"])
 def test_responses_end_where_their_dialect_says(dialect: str) -> None:
     from osworld_pipeline.agent.dialects import load_dialect
 

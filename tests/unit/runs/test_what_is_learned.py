@@ -13,12 +13,13 @@ from osworld_pipeline.domain.checkpoint import Stage
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.domain.task import family_of_task
 from osworld_pipeline.recipes import Recipe, load_recipe
-from osworld_pipeline.recipes.learned import NOT_LEARNED, SECTIONS
+from osworld_pipeline.recipes.keys import sections
+from osworld_pipeline.recipes.learned import SECTIONS
 from osworld_pipeline.recipes.schema import ReplaySection, SftSection
+from osworld_pipeline.recipes.section import NOT_LEARNED
 from osworld_pipeline.runs.base.make_base import tokenizer_corpus
 from osworld_pipeline.runs.checkpoints.ids import (
     evaluation_key,
-    former_evaluation_key,
     stage_checkpoint_id,
     stage_params,
     training_data_digest,
@@ -95,12 +96,15 @@ def test_what_is_learned_changes_the_ids_of_its_stages_alone(key: str) -> None:
     assert {stage for stage, name in ids(RECIPE).items() if now[stage] != name} == stages
 
 
-def test_every_key_that_is_left_out_is_a_key() -> None:
-    dumped = RECIPE.model_dump(mode="json")
-    assert {
-        f"{section}.{key}" for section, keys in NOT_LEARNED.items() for key in keys if key not in dumped[section]
-    } == (set())
-    assert {name for names in SECTIONS.values() for name in names} <= set(dumped)
+def test_every_key_that_is_left_out_is_tried() -> None:
+    left_out = {f"{name}.{key}" for name, section in sections() for key in section.keys_with(NOT_LEARNED)}
+    untried = {
+        "trainer.context_parallel",  # needs more processes; see the test of ranks
+        "replay.verify", "replay.verification_sample", "replay.num_verification_attempts", "replay.import_file",
+        "evaluation.suites",
+    }  # fmt: skip
+    assert left_out - SPEED.keys() == untried
+    assert {name for names in SECTIONS.values() for name in names} <= set(RECIPE.model_dump())
 
 
 def test_where_values_came_from_is_in_no_id() -> None:
@@ -131,13 +135,6 @@ LIMITS: dict[str, Any] = {
 @pytest.mark.parametrize("key", LIMITS)
 def test_what_ends_an_episode_early_is_in_the_key_of_an_evaluation(key: str) -> None:
     assert evaluation_key(changed(key, LIMITS[key]), suite_digest="s") != evaluation_key(RECIPE, suite_digest="s")
-
-
-def test_an_evaluation_on_record_has_the_key_of_then_which_no_new_one_has() -> None:
-    # As computed before limits were part of the key.
-    assert former_evaluation_key(load_recipe("qwen3vl_4b"), suite_digest="s") == "dcd9218020ef"
-    keys = {evaluation_key(RECIPE, suite_digest="s"), former_evaluation_key(RECIPE, suite_digest="s")}
-    assert len(keys) == 2
 
 
 def test_each_task_of_an_evaluation_is_sampled_with_draws_of_its_own_that_are_the_same_for_every_checkpoint() -> None:

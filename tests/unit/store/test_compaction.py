@@ -13,9 +13,8 @@ import pytest
 from episode_samples import make_episode, make_step
 
 from osworld_pipeline.atomic_io import locked, write_parquet
-from osworld_pipeline.columns import PART_TABLES, SCHEMA_KEY, SCHEMA_VERSION
+from osworld_pipeline.columns import SCHEMA_KEY, SCHEMA_VERSION, stored
 from osworld_pipeline.domain.digest import digest_bytes
-from osworld_pipeline.domain.episode import ContextMode
 from osworld_pipeline.domain.group import RolloutGroup
 from osworld_pipeline.domain.replay import Injection
 from osworld_pipeline.domain.state import StateDir
@@ -161,42 +160,34 @@ def test_files_grow_to_the_target_and_are_sorted_by_id(state: StateDir, store: T
     assert len(ids) == 13
 
 
-def write_as_before_versions(state: StateDir, part: str, episode_id: str, **changes) -> None:
-    """As the schema was: fewer columns, a narrower type, a digest for a version."""
-    head = PART_TABLES["episodes"].empty_table().drop_columns(
-        [
-            "processor_digest", "reward_parts", "source_dataset", "context_mode", "earlier_faults", "policy_versions",
-            "sequence_lengths", "sequence_image_counts", "image_steps",
-        ]
-    )  # fmt: skip
-    head = head.append_column("part_digest", pa.array([], pa.string()))
-    steps = PART_TABLES["steps"].empty_table().drop_columns(["screenshot_num_bytes"])
-    steps = steps.append_column("part_digest", pa.array([], pa.string()))
+def write_with_fewer_columns(state: StateDir, part: str, episode_id: str) -> None:
+    """As an older program writes: fewer columns, and a narrower type."""
+    left_out = ["processor_digest", "reward_parts", "source_dataset", "earlier_faults", "dialect", "parity_num_tokens"]
+    head = stored("episodes").empty_table().drop_columns(left_out)
+    steps = stored("steps").empty_table().drop_columns(["screenshot_num_bytes"])
     narrow = steps.schema.set(steps.schema.get_field_index("coordinate_x"), pa.field("coordinate_x", pa.int32()))
-    row = {
-        "episode_id": episode_id, "task_id": "t", "purpose": "train", "outcome": "success", "num_steps": 1,
+    placed = {"part": part, "part_version": 7, "episode_id": episode_id}
+    row = placed | {
+        "task_id": "t", "purpose": "train", "outcome": "success", "num_steps": 1, "context_mode": "append",
         "stop": [], "token_ids": [], "response_mask": [], "sampled_logprobs": [], "times_s": [], "run_ids": [],
         "is_valid": True, "is_success": True, "temperature": 1.0, "top_p": 1.0, "max_new_tokens": 4,
-        "sampling_seed": 0, "part_digest": "0123456789ab", "attempt": 0,
-    } | changes  # fmt: skip
-    step = {
-        "episode_id": episode_id, "step_index": 0, "coordinate_x": 7, "coordinate_y": 8, "policy_version": 7,
-        "response_num_tokens": 2,
+        "sampling_seed": 0, "attempt": 0,
     }  # fmt: skip
-    root = state.trajectories
-    for digest in ("0123456789ab", "aaaaaaaaaaaa"):  # the second is what a killed writer left
-        table = pa.Table.from_pylist([step | {"part_digest": digest}], schema=narrow)
-        write_parquet(root / "steps" / f"{part}.{digest}.parquet", table)
-    write_parquet(root / "episodes" / f"{part}.parquet", pa.Table.from_pylist([row], schema=head.schema))
+    step = placed | {"step_index": 0, "coordinate_x": 7, "coordinate_y": 8, "policy_version": 7}
+    name = f"{part}~{7:016x}-abcdef.parquet"
+    write_parquet(state.trajectories / "steps" / name, pa.Table.from_pylist([step], schema=narrow))
+    write_parquet(state.trajectories / "episodes" / name, pa.Table.from_pylist([row], schema=head.schema))
 
 
-def test_parts_from_before_versions_read_are_replaced_and_compacted(state: StateDir, store: TrajectoryStore) -> None:
-    write_as_before_versions(state, "old", "old-e0")
-    write_as_before_versions(state, "older", "older-e0")
+def test_parts_of_an_older_program_are_read_replaced_and_compacted(state: StateDir, store: TrajectoryStore) -> None:
+    write_with_fewer_columns(state, "old", "old-e0")
+    write_with_fewer_columns(state, "older", "older-e0")
     assert counts(state) == (14, 14, 26)
     look = "SELECT coordinate_x, screenshot_num_bytes, typeof(coordinate_x) FROM steps WHERE episode_id LIKE 'old%'"
     assert run_query(state, look).rows == [(7, None, "BIGINT")] * 2
-    assert store.read_episodes("old")[0].steps[0].signals.coordinate == (7, 8)
+    (old,) = store.read_episodes("old")
+    assert (old.steps[0].signals.coordinate, old.steps[0].screenshot_num_bytes) == ((7, 8), 0)
+    assert (old.processor_digest, old.dialect, old.parity, old.earlier_faults) == ("", "", None, ())
     store.write_episodes("old", [make_episode("old-e0", num_steps=3)])
     assert counts(state) == (14, 14, 28)
     compact_store(state, min_parts=2)
@@ -205,21 +196,6 @@ def test_parts_from_before_versions_read_are_replaced_and_compacted(state: State
     assert store.read_episodes("older")[0].processor_digest == ""
     assert collect_garbage(state, retired_grace_s=0, grace_s=-1).num_part_files > 0
     assert part_files(state) == []
-
-
-def test_an_episode_from_before_windows_reads_as_one_sequence_with_every_screenshot(
-    state: StateDir, store: TrajectoryStore
-) -> None:
-    tokens = {"token_ids": [5, 6, 7, 8], "response_mask": [0, 1, 0, 1], "sampled_logprobs": [0.0, -1.0, 0.0, -2.0]}
-    write_as_before_versions(state, "old", "old-e0", **tokens)
-    write_as_before_versions(state, "wordless", "wordless-e0")
-    (old,), (wordless,) = store.read_episodes("old"), store.read_episodes("wordless")
-    (sequence,) = old.sequences
-    assert (sequence.token_ids, sequence.response_mask) == ((5, 6, 7, 8), (0, 1, 0, 1))
-    assert (sequence.sampled_logprobs, sequence.image_steps) == ((0.0, -1.0, 0.0, -2.0), (0,))
-    assert sequence.policy_versions == (-1, 7, -1, 7), "of the turns that sampled them"
-    assert (old.context_mode, old.earlier_faults, old.attempt) == (ContextMode.APPEND, (), 0)
-    assert wordless.sequences == ()
 
 
 def test_a_part_of_a_newer_program_reads_and_is_left_alone(state: StateDir, store: TrajectoryStore) -> None:

@@ -14,7 +14,7 @@ from osworld_pipeline.tables.checkpoints import read_checkpoints
 from osworld_pipeline.training.advantage import compute_advantages
 from osworld_pipeline.viewer.comparing import compare, list_evaluated
 from osworld_pipeline.viewer.evaluations import Evaluations
-from osworld_pipeline.viewer.groups import estimator_of, list_groups, read_group
+from osworld_pipeline.viewer.groups import list_groups, read_group
 from osworld_pipeline.viewer.index import EpisodeIndex
 from osworld_pipeline.viewer.settings import NotFoundError
 
@@ -28,13 +28,13 @@ def test_advantages_are_those_of_training_with_the_replay_row_as_one_more_sample
     with index.reading() as reader:
         group = read_group(reader, f"{GSPO}-u0000-g00")
     *own, _ = compute_advantages([0.1, 0.3, 0.2, 1.0])
-    assert [one.advantage for one in group.siblings] == pytest.approx([*own, None])
-    assert [one.row["outcome"] for one in group.siblings][-1] == "policy_fault"
+    assert [one["advantage"] for one in group.siblings] == pytest.approx([*own, None])
+    assert [one["outcome"] for one in group.siblings][-1] == "policy_fault"
     assert [one["row_id"] for one in group.injections] == ["9ab9cfcd7089f3a6848918f4"]
     assert group.num_missing == 0
 
 
-def test_group_that_was_not_trained_has_no_advantages(own_state: StateDir) -> None:
+def test_group_without_its_row_is_made_of_its_episodes(own_state: StateDir) -> None:
     index = EpisodeIndex(own_state)
     index.refresh()
     for path in (own_state.trajectories / "rollout_groups").glob("*u0001*"):
@@ -43,7 +43,7 @@ def test_group_that_was_not_trained_has_no_advantages(own_state: StateDir) -> No
     with index.reading() as reader:
         group = read_group(reader, f"{GSPO}-u0001-g00")
         assert len(group.siblings) == 4
-        assert group.advantages == {}
+        assert group.row["fate"] == ""
         with pytest.raises(NotFoundError, match="no rollout group"):
             read_group(reader, "nobody")
 
@@ -54,15 +54,6 @@ def test_groups_are_found_by_stage_fate_task_and_run(index: EpisodeIndex) -> Non
         assert (total, [row["update"] for row in rows]) == (2, [2, 1])
         assert (rows[0]["lowest"], rows[0]["highest"]) == (0.2, 0.9)
         assert list_groups(reader, mlflow="another") == ([], 0)
-
-
-@pytest.mark.parametrize(
-    ("recipe", "estimator"),
-    [(None, "mean_std"), ("{", "mean_std"), ('{"gspo": {"advantage": "leave_one_out"}}', "leave_one_out"),
-     ('{"gspo": {"advantage": ["x"]}}', "mean_std"), ("[]", "mean_std")],
-)  # fmt: skip
-def test_estimator_is_that_of_the_recipe(recipe: str | None, estimator: str) -> None:
-    assert estimator_of(recipe) == estimator
 
 
 def test_comparison_is_that_of_the_evaluations(index: EpisodeIndex, sample_state: StateDir) -> None:

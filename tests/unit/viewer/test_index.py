@@ -68,19 +68,6 @@ def test_part_written_again_after_its_compaction_hides_the_compacted_rows(tmp_pa
     assert known(EpisodeIndex(StateDir(tmp_path / "var"))) == [("e1",)]
 
 
-def test_part_from_before_versions_is_read_with_its_steps(tmp_path: Path) -> None:
-    store, index = make_index(tmp_path)
-    store.write_episodes("old", [make_episode("e1", num_steps=2)])
-    (head,) = (store.root / "episodes").glob("old~*.parquet")
-    steps = store.root / "steps" / head.name
-    for path, target in ((head, "old.parquet"), (steps, "old.abcdefabcdef.parquet")):
-        table = pq.read_table(path).drop_columns(["part", "part_version", "part_digest"])
-        digest = ["abcdefabcdef"] * table.num_rows
-        pq.write_table(table.append_column("part_digest", [digest]), path.with_name(target))
-        path.unlink()
-    assert known(index, "SELECT episode_id, reading FROM facts") == [("e1", "every action read")]
-
-
 def test_damaged_part_is_told_and_what_was_known_stays(tmp_path: Path) -> None:
     store, index = make_index(tmp_path)
     store.write_episodes("a", [make_episode("e1")])

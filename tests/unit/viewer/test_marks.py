@@ -56,12 +56,11 @@ def test_one_click_tells_pixels_from_thousandths_unless_the_image_is_square(scre
     assert find_space(turns, image) == space
 
 
-def test_recipe_is_believed_where_the_numbers_say_nothing() -> None:
+def test_pixels_are_assumed_if_the_numbers_do_not_decide() -> None:
     typed = ({"action": "type", "text": "a"}, "pyautogui.write('a')")
-    assert find_space([typed], IMAGE, "thousand") == "thousand"
     assert find_space([typed], IMAGE) == "model_pixels"
     square = ({"action": "left_click", "coordinate": [500, 500]}, "pyautogui.click(540, 540)")
-    assert find_space([square], (1088, 1088), "thousand") == "thousand"
+    assert find_space([square], (1088, 1088)) == "model_pixels"
 
 
 def test_drag_has_both_ends_and_leaves_the_pointer_at_its_second() -> None:

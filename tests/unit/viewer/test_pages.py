@@ -36,7 +36,7 @@ PAGES = {
     "/episodes?task=nothing": "No matching episode",
     f"/episode/{SOLVED}": "action parsed and executed",
     f"/episode/{SOLVED}?step=999&outcome=success": "step 6 of 6",
-    f"/group/{GSPO}-u0000-g00": "Advantages by",
+    f"/group/{GSPO}-u0000-g00": "Advantages are those of the update",
     "/groups": "2 rollout groups",
     "/groups?fate=stale": "No matching group",
     "/compare": "Choose two that were evaluated",

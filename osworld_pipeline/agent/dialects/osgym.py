@@ -12,7 +12,7 @@ from typing import Any
 from osworld_pipeline.agent.coordinates import CoordinateSpace
 from osworld_pipeline.agent.dialects.actions import SEQUENCE, Arguments, Vocabulary, actions_in
 from osworld_pipeline.agent.dialects.base import Grammar, Reading
-from osworld_pipeline.agent.prompts import CALLS_PROMPTS
+from osworld_pipeline.agent.prompts import OSGYM_PROMPTS
 from osworld_pipeline.errors import ActionParseError
 
 SCROLL_CLICKS = 50
@@ -158,15 +158,15 @@ _NAMES = "|".join(CALL_NAMES)
 _CALL = re.compile(rf"(?P<name>{_NAMES})\((?P<body>.*)\)", re.DOTALL)
 _JOIN = re.compile(rf"((?<=\))\s*&\s*(?=(?:{_NAMES})\())")
 
-CALLS = Grammar(
-    name="calls",
+OSGYM = Grammar(
+    name="osgym",
     stop=("<|action_end|>",),
     coordinate_space="thousand",
     vocabulary=Vocabulary(
         names=frozenset({*_AT.values(), "left_click_drag", "type", "key", "scroll", "wait", "terminate"}),
         takes_sequences=True,
     ),
-    prompts=CALLS_PROMPTS,
+    prompts=OSGYM_PROMPTS,
     describe=describe,
     read=read,
     write=write,
