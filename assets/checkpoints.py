@@ -1,7 +1,6 @@
 """Checkpoints: a base model, SFT on demonstrations, the flywheel, GSPO phase 1 (explore) and phase 2 (stabilise)."""
 
 import time
-from dataclasses import asdict
 
 import dagster as dg
 
@@ -10,7 +9,7 @@ from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.runs.checkpoints.endpoints import is_address
 from osworld_pipeline.runs.checkpoints.ids import flywheel_data_digest, gspo_data_digest, training_data_digest
-from osworld_pipeline.runs.flywheel.plan import FlywheelResult, Round, walk_flywheel
+from osworld_pipeline.runs.flywheel.plan import FlywheelJob, FlywheelResult, Round, walk_flywheel
 from osworld_pipeline.runs.flywheel.retraining import RETRAINING_TAG
 from osworld_pipeline.tables.checkpoints import read_checkpoint_row, read_checkpoints
 from osworld_pipeline.tables.preview import markdown_table
@@ -139,7 +138,8 @@ def flywheel_checkpoint(
         try_stage(
             context, services, stage=Stage.FLYWHEEL, program="flywheel", recipe=settings, state=folder,
             parent=one.parent, data_digest=data_digest, desktops=desktops, engine=engine,
-            more={"previous": asdict(one.previous) if one.previous else None},
+            kind=FlywheelJob,
+            more={"previous": one.previous},
         )  # fmt: skip
 
     def end_reason() -> str:

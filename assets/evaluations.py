@@ -2,7 +2,6 @@
 report."""
 
 from dataclasses import asdict
-from typing import Any
 
 import dagster as dg
 
@@ -19,8 +18,8 @@ from osworld_pipeline.runs.checkpoints.endpoints import is_address
 from osworld_pipeline.runs.checkpoints.registry import register_checkpoint
 from osworld_pipeline.runs.evaluate.champion import choose_champion
 from osworld_pipeline.runs.evaluate.leaderboard import read_leaderboard
-from osworld_pipeline.runs.evaluate.plan import EvaluationPlan, load_suite, plan_evaluation
-from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
+from osworld_pipeline.runs.evaluate.plan import EvaluationJob, EvaluationPlan, TaskChoice, load_suite, plan_evaluation
+from osworld_pipeline.runs.job import Policy
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.checkpoints import read_checkpoints
 from resources.desktops import DesktopsResource
@@ -72,8 +71,14 @@ def evaluations(
                 run_ids = {"dagster": context.run.run_id, "mlflow": run.run_id}
                 with desktops.serve(folder, settings) as servers:
                     tell_where_to_look(context, tracking, run, servers)
-                    job = evaluation_job(checkpoint, settings, folder, servers, suite=suite.name, run_ids=run_ids)
-                    job["engine_token"] = engine.token
+                    job = EvaluationJob(
+                        recipe=settings,
+                        state_root=folder.root,
+                        servers=servers,
+                        engine_token=engine.token,
+                        checkpoints=(Policy.of(checkpoint, run_ids),),
+                        tasks=TaskChoice(suite=suite.name),
+                    )
                     launcher.launch(context, "evaluate", job, progress.listener(context, "evaluate"), state=folder)
             # A milestone or an external checkpoint was not reported to MLflow by a run of its own.
             where = checkpoint.path if is_address(checkpoint.path) else folder.root / checkpoint.path
@@ -89,30 +94,6 @@ def partition_of(context: dg.AssetExecutionContext) -> tuple[str, str]:
     assert isinstance(context.partition_key, dg.MultiPartitionKey), "evaluations are partitioned by two keys"
     keys = context.partition_key.keys_by_dimension
     return keys["checkpoint"], keys["suite"]
-
-
-def evaluation_job(
-    checkpoint: Checkpoint,
-    recipe: Recipe,
-    state: StateDir,
-    servers: EnvServers,
-    *,
-    suite: str,
-    run_ids: dict[str, str],
-) -> dict[str, Any]:
-    """The job of the program `evaluate`."""
-    return {
-        "recipe": recipe.model_dump(mode="json"),
-        "state_root": str(state.root),
-        "servers": servers.as_job(),
-        "suite": suite,
-        "checkpoints": [{**policy_entry(checkpoint), "run_ids": run_ids}],
-    }
-
-
-def policy_entry(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The description of a checkpoint for sampling programs."""
-    return {"checkpoint_id": checkpoint.checkpoint_id, "stage": str(checkpoint.stage), "path": checkpoint.path}
 
 
 def evaluation_result(

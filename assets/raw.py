@@ -5,6 +5,7 @@ import dagster as dg
 from assets.metadata import reject_metadata
 from osworld_pipeline.datasets.raw import REPLAY_SOURCES, TASK_SOURCES, Source
 from osworld_pipeline.runs.code_version import code_version
+from osworld_pipeline.runs.job import DesktopJob
 from osworld_pipeline.runs.sources.record_sources import read_recording, recording_key
 from osworld_pipeline.runs.sources.replay_import import sync_replay_import
 from osworld_pipeline.runs.sources.source_summaries import READERS, look_at_imports, look_at_source
@@ -46,11 +47,7 @@ def demonstrations(
     recording = read_recording(folder)
     if recording is None or recording.key != recording_key(settings):
         with desktops.serve(folder, settings) as servers:
-            job = {
-                "recipe": settings.model_dump(mode="json"),
-                "state_root": str(folder.root),
-                "servers": servers.as_job(),
-            }
+            job = DesktopJob(recipe=settings, state_root=folder.root, servers=servers)
             launcher.launch(context, "record_sources", job, progress.listener(context, "demonstrations"), state=folder)
         recording = read_recording(folder)
         assert recording is not None, "the recording succeeded without a marker"

@@ -7,6 +7,7 @@ import dagster as dg
 from assets.metadata import NUM_SHOWN, column_schema
 from osworld_pipeline.columns import REPLAY_VERIFICATIONS
 from osworld_pipeline.runs.code_version import code_version
+from osworld_pipeline.runs.verify_replay.job import VerificationJob
 from osworld_pipeline.runs.verify_replay.summary import (
     MODULES,
     VerificationSummary,
@@ -46,12 +47,7 @@ def verified_replay(
     summary = settled_summary(folder, key)
     if summary is None:
         with desktops.serve(folder, settings) as servers:
-            job = {
-                "recipe": settings.model_dump(mode="json"),
-                "state_root": str(folder.root),
-                "servers": servers.as_job(),
-                "key": key,
-            }
+            job = VerificationJob(recipe=settings, state_root=folder.root, servers=servers, key=key)
             launcher.launch(context, "verify_replay", job, progress.listener(context, "verified replay"), state=folder)
         summary = read_summary(folder)
     assert summary is not None, "the verification succeeded without a summary"

@@ -16,8 +16,9 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.recipes.load import source_lines
 from osworld_pipeline.remote.status import push_after
+from osworld_pipeline.runs.budget import UNLIMITED, Budget
 from osworld_pipeline.runs.checkpoints.ids import read_checkpoint, stage_checkpoint_id, stage_params
-from osworld_pipeline.runs.gspo.budget import UNLIMITED, Budget
+from osworld_pipeline.runs.job import Policy, StageJob
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.checkpoints import upsert_checkpoint
 from resources.desktops import DesktopsResource
@@ -94,24 +95,14 @@ def try_stage(
     desktops: DesktopsResource | None = None,
     engine: EngineResource | None = None,
     budget: Budget = UNLIMITED,
+    kind: type[StageJob] = StageJob,
     more: Mapping[str, Any] | None = None,
 ) -> StageEnd:
-    """Like run_stage, for a program that may have no data to train on, or exhaust its budget; `more` is added to its
-    job."""
+    """Like run_stage, for a program that may have no data to train on, or exhaust its budget. `kind`, `more`: the model
+    of its job, and the fields that only this model has."""
     parent_id = parent.checkpoint_id if parent else None
     checkpoint_id = stage_checkpoint_id(stage, recipe, parent_id=parent_id, data_digest=data_digest)
     params = stage_params(stage, recipe)
-    job = {
-        "recipe": recipe.model_dump(mode="json"),
-        "state_root": str(state.root),
-        "stage": str(stage),
-        "checkpoint_id": checkpoint_id,
-        "parent": {"checkpoint_id": parent.checkpoint_id, "path": parent.path} if parent else None,
-        "data_digest": data_digest,
-        "engine_token": engine.token if engine else None,
-        "budget": budget.as_job(),
-        **(more or {}),
-    }
     for line in source_lines(recipe):
         context.log.info(f"recipe {recipe.name}, {line}")
     checkpoint, stopped = read_checkpoint(state, checkpoint_id), ""
@@ -124,7 +115,6 @@ def try_stage(
         flat = {**params, "parent_checkpoint_id": parent_id, "data_digest": data_digest}
         with services.tracking.stage(context, state, stage=stage, stage_key=checkpoint_id, params=flat) as run:
             run.log_dataset("replay_and_tasks", data_digest, str(state.tables))
-            job["run_ids"] = {"dagster": context.run.run_id, "mlflow": run.run_id}
 
             def on_message(message: Mapping[str, Any]) -> None:
                 if message["kind"] == "metrics":
@@ -133,7 +123,19 @@ def try_stage(
 
             if checkpoint is None:
                 with desktops.serve(state, recipe) if desktops else nullcontext() as servers:
-                    job["servers"] = servers.as_job() if servers else None
+                    job = kind(
+                        recipe=recipe,
+                        state_root=state.root,
+                        run_ids={"dagster": context.run.run_id, "mlflow": run.run_id},
+                        stage=stage,
+                        checkpoint_id=checkpoint_id,
+                        parent=Policy.of(parent) if parent else None,
+                        data_digest=data_digest,
+                        servers=servers,
+                        engine_token=engine.token if engine else None,
+                        budget=budget,
+                        **(more or {}),
+                    )
                     tell_where_to_look(context, services.tracking, run, servers)
                     result = services.launcher.launch(
                         context, program, job, on_message, state=state, num_processes=_num_processes(stage, recipe)

@@ -21,6 +21,7 @@ from osworld_pipeline.agent.dialects import load_dialect
 from osworld_pipeline.agent.dialects.actions import move_points
 from osworld_pipeline.agent.images import fit_size
 from osworld_pipeline.agent.processor import load_processor
+from osworld_pipeline.domain.checkpoint import Stage
 from osworld_pipeline.domain.episode import Episode, EpisodePurpose, Outcome
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.domain.task import Task
@@ -31,6 +32,7 @@ from osworld_pipeline.rollout.run_episode import EpisodePlan, episode_runner
 from osworld_pipeline.rollout.run_group import gather_episodes, in_turn
 from osworld_pipeline.runs.base import make_base
 from osworld_pipeline.runs.checkpoints.ids import recipe_suite
+from osworld_pipeline.runs.job import StageJob
 from osworld_pipeline.runs.rollouts.embedded_server import EnvServers, ServerSpec, embedded_env_server
 from osworld_pipeline.runs.rollouts.session import RolloutSession, episode_settings, rollout_session, sampling_params
 
@@ -86,8 +88,8 @@ def run_episode_parts(console: Console, *, rounds: int) -> list[dict[str, Any]]:
     recipe = load_recipe(RECIPE, settings=["model.copying_updates=0"])
     with tempfile.TemporaryDirectory(prefix="bench-episodes-") as scratch:
         state = StateDir(Path(scratch))
-        job = {"recipe": recipe.model_dump(mode="json"), "state_root": scratch, "data_digest": "bench"}
-        make_base.main({**job, "checkpoint_id": BASE}, lambda message: None)
+        job = StageJob(recipe=recipe, state_root=state.root, stage=Stage.BASE, checkpoint_id=BASE, data_digest="bench")
+        make_base.main(job, lambda message: None)
         with embedded_env_server(_server_spec(recipe, state)) as servers:
             measured = asyncio.run(_measure(recipe, state, servers, rounds))
     return [_print_wall(console, measured), _print_cpu(console, measured), _print_rate(console, recipe, measured)]

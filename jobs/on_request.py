@@ -3,12 +3,12 @@
 import dagster as dg
 from pydantic import Field
 
-from assets.evaluations import evaluation_job, policy_entry
 from osworld_pipeline.evaluation.suite_files import HELDOUT
 from osworld_pipeline.remote.status import push_after
 from osworld_pipeline.runs.checkpoints.registry import register_checkpoint
-from osworld_pipeline.runs.collect.plan import ORACLE, TRAIN
-from osworld_pipeline.runs.evaluate.plan import TaskChoice, load_tasks, plan_evaluation
+from osworld_pipeline.runs.collect.plan import ORACLE, TRAIN, CollectionJob
+from osworld_pipeline.runs.evaluate.plan import EvaluationJob, TaskChoice, load_tasks, plan_evaluation
+from osworld_pipeline.runs.job import Policy
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from resources.desktops import DesktopsResource
 from resources.engine import EngineResource
@@ -55,8 +55,14 @@ def evaluate_on_tasks(
         run_ids = {"dagster": context.run_id}
         as_asset = dg.AssetExecutionContext(context)  # the context type that launcher and progress expect
         with desktops.serve(folder, settings) as servers:
-            job = evaluation_job(checkpoint, settings, folder, servers, suite=config.suite, run_ids=run_ids)
-            job |= {**choice_of(config).as_job(), "engine_token": engine.token}
+            job = EvaluationJob(
+                recipe=settings,
+                state_root=folder.root,
+                servers=servers,
+                engine_token=engine.token,
+                checkpoints=(Policy.of(checkpoint, run_ids),),
+                tasks=choice_of(config),
+            )
             launcher.launch(as_asset, "evaluate", job, progress.listener(as_asset, "evaluate"), state=folder)
     rebuild_catalog(folder)
     push_after(folder, state.remote, context.log.warning)
@@ -77,19 +83,19 @@ def collect_on_tasks(
     folder, settings = state.dir(), recipe.load()
     is_oracle = config.checkpoint_id == ORACLE
     checkpoint = None if is_oracle else register_checkpoint(folder, config.checkpoint_id)
-    job = {
-        "recipe": settings.model_dump(mode="json"),
-        "state_root": str(folder.root),
-        "checkpoint": {"checkpoint_id": ORACLE} if checkpoint is None else policy_entry(checkpoint),
-        "num_samples": config.num_samples,
-        "temperature": config.temperature,
-        "run_ids": {"dagster": context.run_id},
-        "engine_token": engine.token,
-        **choice_of(config).as_job(),
-    }
     as_asset = dg.AssetExecutionContext(context)
     with desktops.serve(folder, settings) as servers:
-        job["servers"] = servers.as_job()
+        job = CollectionJob(
+            recipe=settings,
+            state_root=folder.root,
+            run_ids={"dagster": context.run_id},
+            servers=servers,
+            engine_token=engine.token,
+            checkpoint=Policy(checkpoint_id=ORACLE) if checkpoint is None else Policy.of(checkpoint),
+            tasks=choice_of(config),
+            num_samples=config.num_samples,
+            temperature=config.temperature,
+        )
         outcomes = launcher.launch(as_asset, "collect", job, progress.listener(as_asset, "collect"), state=folder)
     context.log.info(f"episodes by outcome: {outcomes}")
     rebuild_catalog(folder)

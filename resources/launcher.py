@@ -7,6 +7,7 @@ import dagster as dg
 from pydantic import Field
 
 from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.runs.job import Job
 from resources.local_launcher import LocalLauncher
 from resources.ray_launcher import RayLauncher
 
@@ -25,16 +26,17 @@ class Launcher(dg.ConfigurableResource):
         self,
         context: dg.AssetExecutionContext,
         program: str,
-        job: Mapping[str, Any],
+        job: Job | Mapping[str, Any],
         on_message: Callable[[Message], None],
         *,
         state: StateDir,
         num_processes: int = 1,
     ) -> dict[str, Any]:
         """Runs `program` to its end, as `num_processes` ranks; `on_message` receives all messages except the last; the
-        output goes to a log file.
+        output goes to a log file. A program of the user may take a mapping as its job.
 
         Returns the program's result. Raises dg.Failure with the program's own error when it fails, and without a retry
         when the step is cancelled, after the program has ended.
         """
-        return self.runs_on.launch(context, program, job, on_message, state=state, num_processes=num_processes)
+        sent = job.model_dump(mode="json") if isinstance(job, Job) else job
+        return self.runs_on.launch(context, program, sent, on_message, state=state, num_processes=num_processes)

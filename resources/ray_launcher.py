@@ -22,6 +22,7 @@ from pydantic import Field
 
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import EnvServerError, PipelineError
+from osworld_pipeline.runs.job import RayShare
 from osworld_pipeline.runs.launch.local_ray import RayCluster, local_ray
 from osworld_pipeline.runs.launch.mailbox import (
     Mailbox,
@@ -100,7 +101,7 @@ class RayLauncher(dg.Config):
                 open_mailbox(state, name) as mailbox,
             ):
                 _stop_orphans(context, state, jobs)
-                mailbox.put_job({**job, "ray": self._wanted()})
+                mailbox.put_job({**job, "ray": self._share.model_dump()})
                 mailbox.beat()
                 run = _Run(self, context, jobs, mailbox, program, on_message, final)
                 arguments = [program, str(mailbox.folder), str(num_processes), str(self.lost_after_s), str(log_path)]
@@ -141,15 +142,9 @@ class RayLauncher(dg.Config):
     def _python(self) -> str:
         return self.python or (sys.executable if self.address is None else "python")
 
-    def _wanted(self) -> dict[str, Any]:
-        return {
-            "cpus_per_rank": self.cpus_per_rank,
-            "gpus_per_rank": self.gpus_per_rank,
-            "num_rollout_actors": self.num_rollout_actors,
-            "cpus_per_rollout_actor": self.cpus_per_rollout_actor,
-            "gpus_per_rollout_actor": self.gpus_per_rollout_actor,
-            "start_timeout_s": self.start_timeout_s,
-        }
+    @property
+    def _share(self) -> RayShare:
+        return RayShare.model_validate({name: getattr(self, name) for name in RayShare.model_fields})
 
 
 @dataclass

@@ -7,10 +7,10 @@ from pydantic import Field, field_validator
 from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.recipes import Recipe
+from osworld_pipeline.runs.budget import UNLIMITED, Budget, read_spent, whole_budget
 from osworld_pipeline.runs.checkpoints.endpoints import is_address
 from osworld_pipeline.runs.checkpoints.external import require_unchanged
 from osworld_pipeline.runs.checkpoints.registry import register_checkpoint
-from osworld_pipeline.runs.gspo.budget import UNLIMITED, Budget, read_spent, whole_budget
 from resources.tracking import TrackingResource
 
 CHAMPION = "champion"

@@ -10,28 +10,16 @@ from starlette.exceptions import HTTPException
 from env_server.api.answers import error_answer
 from env_server.episodes.episode import RecordingError, StepOrderError
 from env_server.episodes.table import ScreenSizeError, UnknownEpisodeError
-from osworld_pipeline.errors import (
-    ActionParseError,
-    EvaluatorError,
-    NoCapacityError,
-    PipelineError,
-    TamperingError,
-    TaskError,
-)
+from osworld_pipeline.errors import PipelineError
 from osworld_pipeline.wire import ErrorMessage, Fault
+from osworld_pipeline.wire.faults import CLASSIFIED, Classified, classify
 
-ANSWERS: Mapping[type[PipelineError], tuple[int, Fault]] = {
-    UnknownEpisodeError: (404, "client_error"),
-    ScreenSizeError: (409, "client_error"),
-    RecordingError: (409, "client_error"),
-    StepOrderError: (409, "client_error"),
-    ActionParseError: (400, "client_error"),
-    TaskError: (422, "client_error"),
-    EvaluatorError: (500, "grader_fault"),
-    TamperingError: (500, "tampering"),
-    NoCapacityError: (503, "no_capacity"),
-    # ReplicaError, SetupError and every other error of ours:
-    PipelineError: (500, "env_fault"),
+ANSWERS: Mapping[type[PipelineError], Classified] = {
+    **CLASSIFIED,
+    UnknownEpisodeError: Classified("client_error", 404),
+    ScreenSizeError: Classified("client_error", 409),
+    RecordingError: Classified("client_error", 409),
+    StepOrderError: Classified("client_error", 409),
 }
 
 
@@ -45,9 +33,10 @@ def add_fault_answers(
         return error_answer(sentence, fault, status, headers)
 
     async def answer_known(_: Request, error: Exception) -> Response:
-        status, fault = next(ANSWERS[kind] for kind in type(error).__mro__ if kind in ANSWERS)
-        headers = {"Retry-After": str(retry_after_s())} if status == 503 else None
-        return answer_with(str(error), fault, status, headers)
+        assert isinstance(error, PipelineError)
+        found = classify(error, ANSWERS)
+        headers = {"Retry-After": str(retry_after_s())} if found.status == 503 else None
+        return answer_with(str(error), found.fault, found.status, headers)
 
     async def answer_invalid(_: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)

@@ -12,16 +12,15 @@ from osworld_pipeline.domain.observation import Observation
 from osworld_pipeline.domain.shown_commands import ENV_SERVER, shell_line
 from osworld_pipeline.errors import (
     ActionParseError,
-    EngineError,
     EnvServerError,
     EvaluatorError,
     NoCapacityError,
     PipelineError,
     ReplicaError,
-    TamperingError,
     TaskError,
 )
 from osworld_pipeline.wire import Message, ObservationMessage
+from osworld_pipeline.wire.faults import error_class_of
 
 Answer = TypeVar("Answer", bound=Message)
 BIG_ANSWER_BYTES = 64 * 1024
@@ -82,13 +81,6 @@ async def read_observation(message: ObservationMessage) -> Observation:
     )
 
 
-_FAULTS: dict[str, type[PipelineError]] = {
-    "grader_fault": EvaluatorError,
-    "policy_fault": EngineError,
-    "tampering": TamperingError,
-}
-
-
 def error_of(path: str, base_url: str, response: httpx.Response) -> PipelineError:
     """The error for a failed answer: by its `fault` if it names one, else by status and path."""
     body = json_object(response.content)
@@ -104,7 +96,7 @@ def error_of(path: str, base_url: str, response: httpx.Response) -> PipelineErro
     fault = body.get("fault")
     if status >= httpx.codes.INTERNAL_SERVER_ERROR:
         default = EvaluatorError if path == "/evaluate" and fault is None else ReplicaError
-        return _FAULTS.get(str(fault), default)(sentence)
+        return error_class_of(fault, default)(sentence)
     if path == "/step" and status == httpx.codes.BAD_REQUEST:
         return ActionParseError(sentence)
     if path == "/reset" and status in (httpx.codes.BAD_REQUEST, httpx.codes.UNPROCESSABLE_ENTITY):

@@ -21,20 +21,17 @@ from osworld_pipeline.domain.episode import (
 )
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.errors import (
-    EngineError,
-    EnvServerError,
     EvaluatorError,
     PipelineError,
     ReplicaError,
     SetupError,
-    TamperingError,
-    TaskError,
 )
 from osworld_pipeline.protocols import Desktop, EpisodeSink, PolicyEngine
 from osworld_pipeline.recipes.schema import AgentSection, DesktopSection, RewardSection
 from osworld_pipeline.rollout.attempt import Attempt, LimitReachedError, Stop
 from osworld_pipeline.rollout.env_answers import UnreachableError
 from osworld_pipeline.rollout.reward import shape_reward
+from osworld_pipeline.wire.faults import END_AN_EPISODE, outcome_of
 
 Result = TypeVar("Result")
 
@@ -149,18 +146,6 @@ class _Ending:
     is_worth_retrying: bool = False
 
 
-_OUTCOMES: tuple[tuple[type[PipelineError], Outcome], ...] = (
-    (LimitReachedError, Outcome.TIMEOUT),
-    (EngineError, Outcome.POLICY_FAULT),
-    (EvaluatorError, Outcome.GRADER_FAULT),
-    (TamperingError, Outcome.TAMPERING),
-    (ReplicaError, Outcome.ENV_FAULT),
-    (SetupError, Outcome.ENV_FAULT),
-    (EnvServerError, Outcome.ENV_FAULT),
-    (TaskError, Outcome.ENV_FAULT),
-)
-
-
 async def _run_attempt(attempt: Attempt, settings: EpisodeSettings) -> _Ending:
     total_started = time.monotonic()
     try:
@@ -172,8 +157,8 @@ async def _run_attempt(attempt: Attempt, settings: EpisodeSettings) -> _Ending:
         )
         task_reward = await _limited(attempt.score(), settings.evaluate_timeout_s, EvaluatorError, "the evaluation")
         return _graded(attempt, stop, task_reward, settings)
-    except tuple(kind for kind, _ in _OUTCOMES) as error:
-        outcome = next(outcome for kind, outcome in _OUTCOMES if isinstance(error, kind))
+    except (LimitReachedError, *END_AN_EPISODE) as error:
+        outcome = Outcome.TIMEOUT if isinstance(error, LimitReachedError) else outcome_of(error)
         # A full server, or one that refuses us, would answer the retry likewise. A dead replica, or a server that died
         # during an episode, may have a healthy replacement.
         has_died = isinstance(error, UnreachableError) and attempt.desktop_info is not None

@@ -6,6 +6,7 @@ Exit status: 0 success; 2 an error that a retry cannot fix; 3 an error that a re
 """
 
 import importlib
+import inspect
 import json
 import os
 import signal
@@ -18,7 +19,7 @@ from types import FrameType
 from typing import Any
 
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.errors import EngineError, EnvServerError, PipelineError, ReplicaError
+from osworld_pipeline.errors import EngineError, EnvServerError, PipelineError, RecipeError, ReplicaError
 from osworld_pipeline.runs.parent import die_with_parent
 
 PROGRAMS: Mapping[str, str] = {
@@ -87,7 +88,8 @@ def read_job() -> dict[str, Any]:
 def run_program(program: str, job: dict[str, Any], report: Report) -> int:
     """The last message is `{"kind": "result"|"error", ...}`; returns the exit status."""
     try:
-        result = importlib.import_module(str(program_module(program))).main(job, report)
+        program_main = importlib.import_module(str(program_module(program))).main
+        result = program_main(read_input(program, program_main, job), report)
     except PipelineError as error:
         retryable = isinstance(error, RETRYABLE)
         report({"kind": "error", "type": type(error).__name__, "message": str(error), "retryable": retryable})
@@ -106,6 +108,27 @@ def run_program(program: str, job: dict[str, Any], report: Report) -> int:
         pack_some(state)
     report({"kind": "result", "result": result})
     return 0
+
+
+def read_input(program: str, program_main: Callable[..., Any], job: dict[str, Any]) -> Any:
+    """`job` as the model that `main` takes; a program of the user may take it as it is.
+
+    Raises:
+        RecipeError: it is not valid; names the fields, but no values, because a job may contain tokens.
+    """
+    from pydantic import ValidationError
+
+    from osworld_pipeline.runs.job import Job
+
+    kind = next(iter(inspect.signature(program_main).parameters.values())).annotation
+    if not (isinstance(kind, type) and issubclass(kind, Job)):
+        return job
+    try:
+        return kind.model_validate(job)
+    except ValidationError as error:
+        found = error.errors(include_input=False, include_url=False, include_context=False)
+        problems = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in found)
+        raise RecipeError(f"the job of {program} is not valid ({problems}): start it with this version") from None
 
 
 def write_final_message(message: Mapping[str, Any]) -> None:

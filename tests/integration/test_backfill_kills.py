@@ -23,6 +23,7 @@ from osworld_pipeline.recipes import load_recipe
 from osworld_pipeline.runs.base import make_base
 from osworld_pipeline.runs.checkpoints.ids import CARD, checkpoint_card, recipe_suite
 from osworld_pipeline.runs.evaluate.plan import load_suite, plan_evaluation
+from osworld_pipeline.runs.job import StageJob
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.query import run_query
 
@@ -48,8 +49,8 @@ def lay_out(folder: Path) -> StateDir:
     """Twelve checkpoints with the weights of one, a suite of the user's, and the instance's settings."""
     shutil.copy(ROOT / "dagster.yaml", folder)
     state = StateDir(folder / "var")
-    job = {"recipe": RECIPE.model_dump(mode="json"), "state_root": str(state.root), "data_digest": "d"}
-    make_base.main({**job, "checkpoint_id": "base-1"}, lambda message: None)
+    job = StageJob(recipe=RECIPE, state_root=state.root, stage=Stage.BASE, checkpoint_id="base-1", data_digest="d")
+    make_base.main(job, lambda message: None)
     for number in range(NUM_CHECKPOINTS):
         checkpoint = make_checkpoint(f"sft-1-u{number:04d}", num_updates=number)
         copied = state.root / checkpoint.path

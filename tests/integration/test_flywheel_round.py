@@ -20,7 +20,9 @@ from osworld_pipeline.recipes import Recipe, load_recipe
 from osworld_pipeline.runs.base import make_base
 from osworld_pipeline.runs.checkpoints.ids import read_checkpoint
 from osworld_pipeline.runs.flywheel import flywheel
-from osworld_pipeline.runs.flywheel.plan import read_measurement
+from osworld_pipeline.runs.flywheel.plan import FlywheelJob, Measurement, read_measurement
+from osworld_pipeline.runs.job import Policy, StageJob
+from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
 from osworld_pipeline.store import TrajectoryStore
 from osworld_pipeline.tables.owned import write_table
 from osworld_pipeline.training.checkpoint import read_trainer_state
@@ -48,8 +50,8 @@ RECIPE = load_recipe(
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A state folder with a base checkpoint; tests copy nothing of it but read its weights."""
     root = tmp_path_factory.mktemp("base")
-    job = {"recipe": RECIPE.model_dump(mode="json"), "state_root": str(root), "checkpoint_id": "base-1"}
-    make_base.main({**job, "data_digest": "d"}, lambda message: None)
+    job = StageJob(recipe=RECIPE, state_root=root, stage=Stage.BASE, checkpoint_id="base-1", data_digest="d")
+    make_base.main(job, lambda message: None)
     return root / "checkpoints" / "base-1"
 
 
@@ -94,17 +96,17 @@ def episode(name: str, reward: Reward | None, sha256: str, sequence: Any, digest
     )
 
 
-def job(state: StateDir, base: Path, *, recipe: Recipe = RECIPE, previous: dict | None = None) -> dict[str, Any]:
-    return {
-        "recipe": recipe.model_dump(mode="json"),
-        "state_root": str(state.root),
-        "stage": str(Stage.FLYWHEEL),
-        "checkpoint_id": ROUND,
-        "parent": {"checkpoint_id": "sft-1", "path": str(base)},
-        "data_digest": "d",
-        "servers": {"urls": ["http://127.0.0.1:9"], "token": None, "num_replicas": 1},
-        "previous": previous,
-    }
+def job(state: StateDir, base: Path, *, recipe: Recipe = RECIPE, previous: Measurement | None = None) -> FlywheelJob:
+    return FlywheelJob(
+        recipe=recipe,
+        state_root=state.root,
+        stage=Stage.FLYWHEEL,
+        checkpoint_id=ROUND,
+        parent=Policy(checkpoint_id="sft-1", path=str(base)),
+        data_digest="d",
+        servers=EnvServers(urls=("http://127.0.0.1:9",), token=None, num_replicas=1),
+        previous=previous,
+    )
 
 
 REWARDS: dict[str, Reward | None] = {
@@ -146,10 +148,8 @@ def test_a_round_trains_on_what_the_grader_liked_and_leaves_a_checkpoint_with_it
     assert again["weights_digest"] == made.weights_digest, "a finished round is found"
 
 
-@pytest.mark.parametrize("previous", [{"num_valid": 4, "num_kept": 3, "num_episodes": 4}])
-def test_a_round_that_measured_no_gain_stops_without_a_checkpoint(
-    state: StateDir, base: Path, previous: dict[str, int]
-) -> None:
+def test_a_round_that_measured_no_gain_stops_without_a_checkpoint(state: StateDir, base: Path) -> None:
+    previous = Measurement(num_valid=4, num_kept=3, num_episodes=4)
     messages: list[dict[str, Any]] = []
     assert flywheel.main(job(state, base, previous=previous), messages.append) == {}
     assert read_checkpoint(state, ROUND) is None

@@ -26,10 +26,12 @@ from PIL import Image
 
 from osworld_pipeline.agent.dialects import load_dialect
 from osworld_pipeline.agent.observation_text import assistant_message, system_message, user_message
+from osworld_pipeline.domain.checkpoint import Stage
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.recipes import Recipe, load_recipe
 from osworld_pipeline.runs.base import make_base
 from osworld_pipeline.runs.checkpoints.ids import read_checkpoint, recipe_suite
+from osworld_pipeline.runs.job import StageJob
 from osworld_pipeline.store import BlobStore
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.owned import write_table
@@ -94,11 +96,8 @@ class Road:
 def road(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Road]:
     folder = tmp_path_factory.mktemp("chaos")
     recipe, root = chaos_recipe("synchronous"), folder / "road"
-    make_base.main(
-        {"recipe": recipe.model_dump(mode="json"), "state_root": str(root), "checkpoint_id": "base-1",
-         "data_digest": "d"},
-        lambda message: None,
-    )  # fmt: skip
+    job = StageJob(recipe=recipe, state_root=root, stage=Stage.BASE, checkpoint_id="base-1", data_digest="d")
+    make_base.main(job, lambda message: None)
     write_tasks(StateDir(root), recipe)
     screen = (recipe.desktop.screen_width, recipe.desktop.screen_height)
     with (

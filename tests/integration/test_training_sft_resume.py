@@ -21,6 +21,7 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.recipes import load_recipe
 from osworld_pipeline.runs.base import make_base
 from osworld_pipeline.runs.checkpoints.ids import read_checkpoint
+from osworld_pipeline.runs.job import StageJob
 from osworld_pipeline.runs.sft import train_sft
 from osworld_pipeline.store import BlobStore
 from osworld_pipeline.tables.catalog import fresh_views
@@ -35,10 +36,11 @@ def prepare(root: Path) -> dict[str, Any]:
     recipe = load_recipe("smoke").model_dump(mode="json")
     recipe["model"] |= {"hidden_size": 32, "num_layers": 1, "vision_hidden_size": 32, "vocab_size": 400}
     recipe["sft"] |= {"num_updates": NUM_UPDATES, "save_every": 5, "batch_size": 4}
+    recipe["trainer"] |= {"num_threads": 1}
     state = StateDir(root)
-    base = make_base.main(
-        {"recipe": recipe, "state_root": str(root), "checkpoint_id": "base-1", "data_digest": "d"}, lambda message: None
-    )
+    job = {"recipe": recipe, "state_root": str(root), "data_digest": "d"}
+    made = StageJob.model_validate({**job, "stage": "base", "checkpoint_id": "base-1"})
+    base = make_base.main(made, lambda message: None)
     blobs, dialect = BlobStore(state.blobs), load_dialect("slime")
     rows = []
     for number in range(8):
@@ -71,15 +73,8 @@ def prepare(root: Path) -> dict[str, Any]:
             }
         )
     write_table(state, "replay_buffer", rows)
-    return {
-        "recipe": recipe,
-        "state_root": str(root),
-        "stage": "sft",
-        "checkpoint_id": "sft-1",
-        "parent": {"checkpoint_id": base["checkpoint_id"], "path": base["path"]},
-        "data_digest": "d",
-        "num_threads": 1,
-    }
+    parent = {"checkpoint_id": base["checkpoint_id"], "path": base["path"]}
+    return {**job, "stage": "sft", "checkpoint_id": "sft-1", "parent": parent}
 
 
 def start(job: dict[str, Any]) -> subprocess.Popen[str]:
@@ -131,7 +126,7 @@ def test_a_killed_run_ends_with_the_weights_of_an_uninterrupted_one(tmp_path: Pa
     resumed = start(broken)
     num_threads = torch.get_num_threads()
     try:
-        train_sft.main(whole, lambda message: None)
+        train_sft.main(StageJob.model_validate(whole), lambda message: None)
     finally:
         torch.set_num_threads(num_threads)
     messages = finish(resumed)

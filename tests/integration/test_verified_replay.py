@@ -23,6 +23,7 @@ from osworld_pipeline.runs.checkpoints.ids import recipe_suite
 from osworld_pipeline.runs.rollouts.embedded_server import EnvServers, ServerSpec, embedded_env_server
 from osworld_pipeline.runs.rollouts.env_servers import env_config
 from osworld_pipeline.runs.sources.record_demonstrations import record
+from osworld_pipeline.runs.verify_replay.job import VerificationJob
 from osworld_pipeline.runs.verify_replay.journal import FOLDER
 from osworld_pipeline.runs.verify_replay.record import read_record
 from osworld_pipeline.runs.verify_replay.summary import read_summary
@@ -91,9 +92,8 @@ async def recorded(servers: EnvServers, items: list[SuiteTask]) -> dict[str, Dem
 
 
 def start_program(state: StateDir, servers: EnvServers) -> "subprocess.Popen[str]":
-    job = {"recipe": RECIPE.model_dump(mode="json"), "state_root": str(state.root), "servers": servers.as_job()}
     path = state.root / "job.json"
-    path.write_text(json.dumps(job))
+    path.write_text(VerificationJob(recipe=RECIPE, state_root=state.root, servers=servers).model_dump_json())
     command = [sys.executable, "-m", "osworld_pipeline.runs", "verify_replay", "--print"]
     with path.open() as stdin:
         return subprocess.Popen(command, stdin=stdin, stdout=subprocess.PIPE, text=True)

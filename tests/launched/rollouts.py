@@ -12,7 +12,9 @@ from osworld_pipeline.domain.episode import Episode, EpisodePurpose, Outcome, Re
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.recipes import load_recipe
 from osworld_pipeline.rollout.run_episode import EpisodePlan
-from osworld_pipeline.runs.rollouts.ray_actor import ActorShape, Weights
+from osworld_pipeline.runs.gspo.job import actor_shape
+from osworld_pipeline.runs.job import RayShare
+from osworld_pipeline.runs.rollouts.ray_actor import Weights
 from osworld_pipeline.runs.rollouts.ray_rollouts import RayRollouts
 from osworld_pipeline.runs.rollouts.session import episode_settings
 
@@ -75,7 +77,7 @@ def main(job: dict[str, Any], report: Callable[[dict[str, Any]], None]) -> dict[
 
 
 async def run(job: dict[str, Any]) -> dict[str, Any]:
-    shape = ActorShape.of_job(job)
+    shape = actor_shape(RayShare.model_validate(job["ray"]))
     assert shape is not None, "the launcher was told of no actors"
     rollouts = RayRollouts(
         open_stub,

@@ -25,6 +25,7 @@ from env_server.episodes.table import EpisodeTable
 from env_server.settings import Settings
 from osworld_pipeline.errors import NoCapacityError, PipelineError
 from osworld_pipeline.wire import Fault, Message
+from osworld_pipeline.wire.faults import classify
 from osworld_pipeline.wire.waiting import while_connected
 
 FAILURE_PACE_S = 0.5
@@ -191,7 +192,8 @@ def _add_failures(
         return _failure(sentence, fault, status, headers)
 
     async def answer_known(_: Request, error: Exception) -> Response:
-        fault = next(ANSWERS[kind] for kind in type(error).__mro__ if kind in ANSWERS)[1]
+        assert isinstance(error, PipelineError)
+        fault = classify(error, ANSWERS).fault
         await asyncio.sleep(pace_s)
         if isinstance(error, NoCapacityError):
             return answer_with(str(error), fault, 503, {"Retry-After": str(retry_after_s())})

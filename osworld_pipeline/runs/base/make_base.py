@@ -1,7 +1,7 @@
 """Makes the base checkpoint: a tiny random Qwen3-VL in the state folder, or a card that points to a published one."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,6 @@ from osworld_pipeline.agent.dialects.actions import Arguments, move_points
 from osworld_pipeline.agent.observation_text import LastAction, observation_text
 from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
 from osworld_pipeline.domain.observation import Observation
-from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import ActionParseError, DependencyError
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.recipes.schema import PretrainedModelSection, TinyModelSection
@@ -24,6 +23,7 @@ from osworld_pipeline.runs.checkpoints.ids import (
     recipe_suite,
     stage_recipe_digest,
 )
+from osworld_pipeline.runs.job import StageJob
 from osworld_pipeline.tracking.code import code_origin
 from osworld_pipeline.training.stage_lock import stage_lock
 
@@ -34,26 +34,24 @@ NUMBERS_UP_TO = 2048
 """Coordinates in the tokenizer's corpus; digits are single tokens, so these only teach the punctuation around them."""
 
 
-def main(job: dict[str, Any], report: Report) -> dict[str, Any]:
-    """`job`: recipe, state_root, checkpoint_id, data_digest; optionally run_ids. Result: the checkpoint's card.
+def main(job: StageJob, report: Report) -> dict[str, Any]:
+    """Result: the checkpoint's card.
 
     Raises:
         DependencyError: a published model is neither a folder nor available from its hub.
         StoreError: the model has no weights, or the checkpoint cannot be written.
         TrainingError: another process is making this checkpoint.
     """
-    state = StateDir(Path(job["state_root"]))
-    recipe = Recipe.model_validate(job["recipe"])
-    total = _num_updates(recipe)
-    report({"kind": "progress", "done": 0, "total": total or 1, "note": f"{recipe.model.kind} model"})
-    with stage_lock(state, job["checkpoint_id"]):
-        checkpoint = read_checkpoint(state, job["checkpoint_id"]) or _make(job, recipe, state, report)
+    total = _num_updates(job.recipe)
+    report({"kind": "progress", "done": 0, "total": total or 1, "note": f"{job.recipe.model.kind} model"})
+    with stage_lock(job.state, job.checkpoint_id):
+        checkpoint = read_checkpoint(job.state, job.checkpoint_id) or _make(job, report)
     report({"kind": "progress", "done": total or 1, "total": total or 1})
     report({"kind": "checkpoint", "checkpoint_id": checkpoint.checkpoint_id, "path": checkpoint.path})
     return checkpoint_card(checkpoint)
 
 
-def _make(job: Mapping[str, Any], recipe: Recipe, state: StateDir, report: Report) -> Checkpoint:
+def _make(job: StageJob, report: Report) -> Checkpoint:
     from osworld_pipeline.training.checkpoint import (
         final_dir,
         remove_stale_writes,
@@ -62,7 +60,8 @@ def _make(job: Mapping[str, Any], recipe: Recipe, state: StateDir, report: Repor
     )
     from osworld_pipeline.training.weights_digest import weights_digest
 
-    checkpoint_id, model, code = job["checkpoint_id"], recipe.model, code_origin()
+    checkpoint_id, recipe, state, code = job.checkpoint_id, job.recipe, job.state, code_origin()
+    model = recipe.model
     remove_stale_writes(state, checkpoint_id)
     folder = final_dir(state, checkpoint_id)
     published = resolve_pretrained(model) if isinstance(model, PretrainedModelSection) else None
@@ -86,9 +85,9 @@ def _make(job: Mapping[str, Any], recipe: Recipe, state: StateDir, report: Repor
             path=str(published or folder.relative_to(state.root)),
             num_updates=0,
             recipe_digest=stage_recipe_digest(Stage.BASE, recipe),
-            data_digest=job["data_digest"],
+            data_digest=job.data_digest,
             weights_digest=weights_digest(published or temp),
-            run_ids=job.get("run_ids", {}),
+            run_ids=job.run_ids,
             recipe=recipe.model_dump(mode="json"),
             code_version=code.version,
             is_code_dirty=code.is_dirty,

@@ -6,9 +6,8 @@ The loop is the flywheel's: each graded episode is stored as its own part and no
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from osworld_pipeline.agent.coordinates import from_screen
@@ -18,7 +17,6 @@ from osworld_pipeline.agent.images import fit_size
 from osworld_pipeline.agent.processor import load_processor
 from osworld_pipeline.domain.checkpoint import Stage
 from osworld_pipeline.domain.episode import Episode
-from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.rollout.engines.scripted import ScriptedEngine
 from osworld_pipeline.rollout.run_episode import episode_runner
@@ -27,48 +25,42 @@ from osworld_pipeline.runs.checkpoints.external import require_unchanged
 from osworld_pipeline.runs.checkpoints.ids import recipe_suite
 from osworld_pipeline.runs.collect.plan import (
     ORACLE,
+    CollectionJob,
     CollectionPlan,
     load_collected,
     plan_collection,
     require_oracles,
 )
 from osworld_pipeline.runs.evaluate.evaluate import policy_of
-from osworld_pipeline.runs.evaluate.plan import TaskChoice
 from osworld_pipeline.runs.flywheel.flywheel import known_episodes, remembering
-from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
 from osworld_pipeline.runs.rollouts.session import episode_settings, num_slots, rollout_session
 from osworld_pipeline.store import TrajectoryStore
 
 Report = Callable[[dict[str, Any]], None]
 
 
-def main(job: dict[str, Any], report: Report) -> dict[str, Any]:
-    """`job`: recipe, state_root, servers, checkpoint {checkpoint_id, stage, path} (for `oracle` only the id),
-    num_samples, temperature; optionally suite, tasks_file, max_tasks (TaskChoice), run_ids and engine_token. Result:
-    the number of episodes by outcome.
+def main(job: CollectionJob, report: Report) -> dict[str, Any]:
+    """Result: the number of episodes by outcome.
 
     Raises:
         DatasetError: there are no such tasks, or one of them has no oracle.
         EnvServerError, EngineError: no episode got a desktop, or a response of the policy.
         StoreError: the checkpoint has changed since it was added.
     """
-    recipe, state = Recipe.model_validate(job["recipe"]), StateDir(Path(job["state_root"]))
-    suite = load_collected(state, recipe, TaskChoice.from_job(job))
     plan = plan_collection(
-        recipe,
-        job["checkpoint"]["checkpoint_id"],
-        suite,
-        num_samples=job["num_samples"],
-        temperature=job["temperature"],
-        run_ids=job.get("run_ids"),
-        stage=job["checkpoint"].get("stage", ""),
+        job.recipe,
+        job.checkpoint.checkpoint_id,
+        load_collected(job.state, job.recipe, job.tasks),
+        num_samples=job.num_samples,
+        temperature=job.temperature,
+        run_ids=job.run_ids,
+        stage=job.checkpoint.stage,
     )
-    return asyncio.run(_collect(plan, recipe, state, job, report))
+    return asyncio.run(_collect(plan, job, report))
 
 
-async def _collect(
-    plan: CollectionPlan, recipe: Recipe, state: StateDir, job: Mapping[str, Any], report: Report
-) -> dict[str, Any]:
+async def _collect(plan: CollectionPlan, job: CollectionJob, report: Report) -> dict[str, Any]:
+    recipe, state, servers = job.recipe, job.state, job.servers
     store = TrajectoryStore(state)
     known = known_episodes(store, plan.groups, is_over=False)
     outcomes: Counter[str] = Counter()
@@ -84,14 +76,13 @@ async def _collect(
     if len(known) == total:
         await gather_groups(plan.groups, remembering(known, store, report_progress, run_one=None))
         return dict(outcomes)
-    servers = EnvServers.from_job(job["servers"])
-    policy = await _policy(plan, recipe, state, job["checkpoint"])
+    policy = await _policy(plan, job)
     async with rollout_session(
         **policy,
         state=state,
         servers=servers,
         purpose=plan.stage_key,
-        engine_token=job.get("engine_token"),
+        engine_token=job.engine_token,
         report=report,
     ) as session:
         settings = episode_settings(recipe, max_turns=recipe.agent.max_turns)
@@ -101,16 +92,17 @@ async def _collect(
     return dict(outcomes)
 
 
-async def _policy(plan: CollectionPlan, recipe: Recipe, state: StateDir, entry: Mapping[str, Any]) -> dict[str, Any]:
+async def _policy(plan: CollectionPlan, job: CollectionJob) -> dict[str, Any]:
     """The policy's arguments for `rollout_session`, including its recipe."""
-    if entry["checkpoint_id"] == ORACLE:
-        require_oracles(recipe, [task for task, _, _ in plan.groups])
-        return {"recipe": recipe, "engine": ScriptedEngine(oracle_scripts(plan, recipe))}
-    recipe, folder = policy_of(entry, recipe, state)
+    policy = job.checkpoint
+    if policy.checkpoint_id == ORACLE:
+        require_oracles(job.recipe, [task for task, _, _ in plan.groups])
+        return {"recipe": job.recipe, "engine": ScriptedEngine(oracle_scripts(plan, job.recipe))}
+    recipe, folder = policy_of(policy, job.recipe, job.state)
     if folder is None:
         return {"recipe": recipe}
-    if entry["stage"] == Stage.EXTERNAL:
-        await asyncio.to_thread(require_unchanged, entry["checkpoint_id"], folder)
+    if policy.stage == Stage.EXTERNAL:
+        await asyncio.to_thread(require_unchanged, policy.checkpoint_id, folder)
     return {"recipe": recipe, "folder": folder, "processor": await asyncio.to_thread(load_processor, folder)}
 
 

@@ -17,6 +17,7 @@ from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.rollout.run_group import GroupPlan, plan_episode
 from osworld_pipeline.runs.checkpoints.ids import DIGEST_LENGTH, evaluation_key, recipe_suite
 from osworld_pipeline.runs.evaluate.plan import TaskChoice, load_tasks
+from osworld_pipeline.runs.job import DesktopJob, Policy
 from osworld_pipeline.runs.rollouts.session import sampling_params
 from osworld_pipeline.store import TrajectoryStore
 
@@ -45,6 +46,14 @@ class CollectionPlan:
     def episodes(self, state: StateDir) -> list[Episode]:
         """The episodes that have been run, including faults."""
         return [found[0] for found in TrajectoryStore(state).read_parts(self.episode_ids).values()]
+
+
+class CollectionJob(DesktopJob):
+    checkpoint: Policy
+    """For `oracle` only its id."""
+    tasks: TaskChoice = TaskChoice()
+    num_samples: int
+    temperature: float
 
 
 def load_collected(state: StateDir, recipe: Recipe, choice: TaskChoice) -> EvalSuite:

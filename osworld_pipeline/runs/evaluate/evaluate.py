@@ -18,56 +18,40 @@ from osworld_pipeline.rollout.run_episode import EpisodePlan, episode_runner
 from osworld_pipeline.rollout.run_group import gather_episodes, in_turn, require_services
 from osworld_pipeline.runs.checkpoints.endpoints import Endpoint, is_address
 from osworld_pipeline.runs.checkpoints.external import require_unchanged
-from osworld_pipeline.runs.evaluate.plan import TaskChoice, load_tasks, plan_evaluation
-from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
+from osworld_pipeline.runs.evaluate.plan import EvaluationJob, load_tasks, plan_evaluation
+from osworld_pipeline.runs.job import Policy
 from osworld_pipeline.runs.rollouts.grounds import has_other_grounds
 from osworld_pipeline.runs.rollouts.session import RolloutSession, episode_settings, num_slots, rollout_session
 
 Report = Callable[[Mapping[str, Any]], None]
 
 
-def main(job: dict[str, Any], report: Report) -> dict[str, Any]:
-    """`job`: recipe, state_root, servers, checkpoints [{checkpoint_id, stage, path, run_ids}]; optionally suite,
-    tasks_file, max_tasks (TaskChoice) and engine_token. A path is relative to the state folder, absolute, or the
-    address of an endpoint; it may be missing if the recipe's engine has its own weights."""
-    recipe = Recipe.model_validate(job["recipe"])
-    state = StateDir(Path(job["state_root"]))
-    servers = EnvServers.from_job(job["servers"])
-    evaluation = _Evaluation(
-        recipe=recipe,
-        state=state,
-        servers=servers,
-        suite=load_tasks(state, recipe, TaskChoice.from_job(job)),
-        engine_token=job.get("engine_token"),
-        report=report,
-    )
-    return asyncio.run(_evaluate_all(job["checkpoints"], evaluation))
+def main(job: EvaluationJob, report: Report) -> dict[str, Any]:
+    """Result: the figures by checkpoint id."""
+    suite = load_tasks(job.state, job.recipe, job.tasks)
+    return asyncio.run(_evaluate_all(_Evaluation(job=job, suite=suite, report=report)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Evaluation:
-    """Settings that all checkpoints of a job share."""
+    """What all checkpoints of a job share."""
 
-    recipe: Recipe
-    state: StateDir
-    servers: EnvServers
+    job: EvaluationJob
     suite: EvalSuite
-    engine_token: str | None
     report: Report
 
 
-async def _evaluate_all(checkpoints: Sequence[Mapping[str, Any]], evaluation: _Evaluation) -> dict[str, Any]:
-    """Evaluates them in sequence; returns the metrics by checkpoint id."""
-    async with SharedServers(evaluation.state) as launched:
-        return {entry["checkpoint_id"]: await _evaluate(entry, evaluation, launched) for entry in checkpoints}
+async def _evaluate_all(evaluation: _Evaluation) -> dict[str, Any]:
+    """Evaluates the checkpoints in sequence."""
+    async with SharedServers(evaluation.job.state) as launched:
+        return {one.checkpoint_id: await _evaluate(one, evaluation, launched) for one in evaluation.job.checkpoints}
 
 
-async def _evaluate(entry: Mapping[str, Any], evaluation: _Evaluation, launched: SharedServers) -> dict[str, Any]:
-    state = evaluation.state
-    recipe, folder = policy_of(entry, evaluation.recipe, state)
-    plan = plan_evaluation(
-        recipe, entry["checkpoint_id"], entry["run_ids"], suite=evaluation.suite, stage=entry["stage"]
-    )
+async def _evaluate(policy: Policy, evaluation: _Evaluation, launched: SharedServers) -> dict[str, Any]:
+    job = evaluation.job
+    state = job.state
+    recipe, folder = policy_of(policy, job.recipe, state)
+    plan = plan_evaluation(recipe, policy.checkpoint_id, policy.run_ids, suite=evaluation.suite, stage=policy.stage)
     finished = plan.finished(state)
     missing = [planned for part, planned in plan.episodes.items() if part not in finished]
     episodes, again = list(finished.values()), frozenset[str]()
@@ -75,20 +59,20 @@ async def _evaluate(entry: Mapping[str, Any], evaluation: _Evaluation, launched:
     def report_progress() -> None:
         note = f"{sum(episode.is_success for episode in episodes)} successes"
         done = {"done": len(episodes), "total": len(plan.episodes), "note": note}
-        evaluation.report({"kind": "progress", "stage": f"evaluate {entry['stage']}", **done})
+        evaluation.report({"kind": "progress", "stage": f"evaluate {policy.stage}", **done})
 
     report_progress()
     if missing:
-        if folder is not None and entry["stage"] == Stage.EXTERNAL:
-            await asyncio.to_thread(require_unchanged, entry["checkpoint_id"], folder)
+        if folder is not None and policy.stage == Stage.EXTERNAL:
+            await asyncio.to_thread(require_unchanged, policy.checkpoint_id, folder)
         async with rollout_session(
             recipe=recipe if folder is None else await launched.named_in(recipe, folder),
             state=state,
-            servers=evaluation.servers,
+            servers=job.servers,
             purpose=f"{plan.stage_key}-{plan.suite_digest[:12]}",
             folder=folder,
             processor=None if folder is None else await asyncio.to_thread(load_processor, folder),
-            engine_token=evaluation.engine_token,
+            engine_token=job.engine_token,
             report=evaluation.report,
         ) as session:
             again = await on_other_grounds(finished, session, evaluation.report)
@@ -120,9 +104,9 @@ async def on_other_grounds(finished: Mapping[str, Episode], session: RolloutSess
     return again
 
 
-def policy_of(entry: Mapping[str, Any], recipe: Recipe, state: StateDir) -> tuple[Recipe, Path | None]:
+def policy_of(policy: Policy, recipe: Recipe, state: StateDir) -> tuple[Recipe, Path | None]:
     """The recipe with the engine that samples this checkpoint, and its weights if they are a folder."""
-    path = entry.get("path")
+    path = policy.path
     if not path:
         return recipe, None
     return (Endpoint.parse(path).sampled_by(recipe), None) if is_address(path) else (recipe, state.root / path)
@@ -136,7 +120,7 @@ async def _run(
     report_progress: Callable[[], None],
 ) -> None:
     """Runs and stores the episodes, as many in parallel as allowed; adds them to `episodes`."""
-    recipe = evaluation.recipe
+    recipe = evaluation.job.recipe
     run_one = episode_runner(session.tools, episode_settings(recipe, max_turns=recipe.evaluation.max_turns))
 
     async def run_and_store(task: Task, plan: EpisodePlan) -> Episode:
@@ -146,5 +130,5 @@ async def _run(
         report_progress()
         return episode
 
-    ran = await gather_episodes(missing, in_turn(run_and_store, num_slots(recipe, evaluation.servers)))
+    ran = await gather_episodes(missing, in_turn(run_and_store, num_slots(recipe, evaluation.job.servers)))
     require_services(ran)

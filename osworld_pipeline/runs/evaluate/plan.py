@@ -2,9 +2,8 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from osworld_pipeline.domain.episode import Episode, EpisodePurpose
 from osworld_pipeline.domain.near_names import did_you_mean
@@ -24,6 +23,7 @@ from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.rollout.attempt import derive_seed
 from osworld_pipeline.rollout.run_episode import EpisodePlan
 from osworld_pipeline.runs.checkpoints.ids import EVALUATION_TOP_P, evaluation_key, recipe_suite
+from osworld_pipeline.runs.job import DesktopJob, Policy
 from osworld_pipeline.runs.rollouts.session import sampling_params
 from osworld_pipeline.store import TrajectoryStore
 
@@ -55,14 +55,10 @@ class TaskChoice:
     """A file in the format of a suite; overrides `suite`."""
     max_tasks: int | None = None
 
-    @classmethod
-    def from_job(cls, job: Mapping[str, Any]) -> "TaskChoice":
-        return cls(
-            suite=job.get("suite", HELDOUT), tasks_file=job.get("tasks_file", ""), max_tasks=job.get("max_tasks")
-        )
 
-    def as_job(self) -> dict[str, Any]:
-        return asdict(self)
+class EvaluationJob(DesktopJob):
+    checkpoints: tuple[Policy, ...]
+    tasks: TaskChoice = TaskChoice()
 
 
 def load_tasks(state: StateDir, recipe: Recipe, choice: TaskChoice) -> EvalSuite:

@@ -32,7 +32,7 @@ from osworld_pipeline.rollout.run_group import (
 )
 from osworld_pipeline.rollout.trajectories import online_replay_trajectories
 from osworld_pipeline.runs.checkpoints.ids import checkpoint_card
-from osworld_pipeline.runs.flywheel.plan import Measurement, read_measurement, stop_reason
+from osworld_pipeline.runs.flywheel.plan import FlywheelJob, Measurement, read_measurement, stop_reason
 from osworld_pipeline.runs.gspo.job import load_train_tasks
 from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
 from osworld_pipeline.runs.rollouts.session import episode_settings, num_slots, rollout_session, sampling_params
@@ -57,26 +57,26 @@ class RoundJob:
     engine_token: str | None
 
     @classmethod
-    def parse(cls, job: dict[str, Any]) -> "RoundJob":
-        parsed = SftJob.parse(job)
-        settings = parsed.recipe.sft.model_copy(update={"num_updates": parsed.recipe.flywheel.num_updates})
+    def of(cls, job: FlywheelJob) -> "RoundJob":
+        assert job.servers is not None, "a round rolls out"
+        sft = SftJob.of(job)
+        settings = sft.recipe.sft.model_copy(update={"num_updates": sft.recipe.flywheel.num_updates})
         return cls(
-            sft=replace(parsed, settings=settings),
-            servers=EnvServers.from_job(job["servers"]),
-            previous=Measurement(**job["previous"]) if job["previous"] else None,
-            engine_token=job.get("engine_token"),
+            sft=replace(sft, settings=settings),
+            servers=job.servers,
+            previous=job.previous,
+            engine_token=job.engine_token,
         )
 
 
-def main(job: dict[str, Any], report: Report) -> dict[str, Any]:
-    """`job`: as train_sft's, with servers and previous {num_valid, num_kept, num_episodes} of the round before, or
-    None. Result: the checkpoint's card; empty if the round stopped the flywheel.
+def main(job: FlywheelJob, report: Report) -> dict[str, Any]:
+    """Result: the checkpoint's card; empty if the round stopped the flywheel.
 
     Raises:
         EnvServerError, EngineError: no episode got a desktop, or a response of the policy.
         TrainingError, StoreError, TableError: as train_sft.
     """
-    parsed = RoundJob.parse(job)
+    parsed = RoundJob.of(job)
     checkpoint = run_sft(parsed.sft, report, lambda trainer: _examples(parsed, trainer, report))
     return checkpoint_card(checkpoint) if checkpoint is not None else {}
 

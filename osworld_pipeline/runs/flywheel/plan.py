@@ -11,6 +11,7 @@ from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.runs.checkpoints.ids import read_checkpoint, stage_checkpoint_id
+from osworld_pipeline.runs.job import StageJob
 from osworld_pipeline.store.part_files import COMPACTED, take_snapshot
 from osworld_pipeline.store.reading import read_part_table, read_rows
 
@@ -31,6 +32,11 @@ class Measurement:
     def success_rate(self) -> float:
         """0 without valid episodes."""
         return self.num_kept / self.num_valid if self.num_valid else 0.0
+
+
+class FlywheelJob(StageJob):
+    previous: Measurement | None = None
+    """Of the round before."""
 
 
 @dataclass(frozen=True, kw_only=True)

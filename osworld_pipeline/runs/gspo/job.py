@@ -17,8 +17,9 @@ from osworld_pipeline.errors import TableError
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.recipes.schema import GspoPhaseSection
 from osworld_pipeline.rollout.run_group import GroupPlan
+from osworld_pipeline.runs.budget import UNLIMITED, Budget
 from osworld_pipeline.runs.checkpoints.ids import imitated_tasks
-from osworld_pipeline.runs.gspo.budget import UNLIMITED, Budget
+from osworld_pipeline.runs.job import RayShare, StageJob
 from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
 from osworld_pipeline.runs.rollouts.ray_actor import ActorShape
 from osworld_pipeline.runs.rollouts.session import sampling_params
@@ -47,24 +48,24 @@ class GspoJob:
     code: CodeOrigin = field(default_factory=code_origin)
 
     @classmethod
-    def parse(cls, job: Mapping[str, Any]) -> "GspoJob":
-        recipe = Recipe.model_validate(job["recipe"])
-        stage = Stage(job["stage"])
-        state = StateDir(Path(job["state_root"]))
+    def of(cls, job: StageJob) -> "GspoJob":
+        assert job.parent is not None, "a phase trains a checkpoint"
+        assert job.servers is not None, "a phase rolls out"
+        gspo = job.recipe.gspo
         return cls(
-            recipe=recipe,
-            phase=recipe.gspo.phase1 if stage is Stage.GSPO_PHASE1 else recipe.gspo.phase2,
-            stage=stage,
-            state=state,
-            checkpoint_id=job["checkpoint_id"],
-            parent_id=job["parent"]["checkpoint_id"],
-            parent_folder=state.root / job["parent"]["path"],
-            data_digest=job["data_digest"],
-            servers=EnvServers.from_job(job["servers"]),
-            run_ids=job.get("run_ids", {}),
-            engine_token=job.get("engine_token"),
-            budget=Budget.of_job(job),
-            actors=ActorShape.of_job(job),
+            recipe=job.recipe,
+            phase=gspo.phase1 if job.stage is Stage.GSPO_PHASE1 else gspo.phase2,
+            stage=job.stage,
+            state=job.state,
+            checkpoint_id=job.checkpoint_id,
+            parent_id=job.parent.checkpoint_id,
+            parent_folder=job.state.root / job.parent.path,
+            data_digest=job.data_digest,
+            servers=job.servers,
+            run_ids=job.run_ids,
+            engine_token=job.engine_token,
+            budget=job.budget,
+            actors=actor_shape(job.ray),
         )
 
     def group_plan(self, update: int) -> GroupPlan:
@@ -97,6 +98,18 @@ class GspoJob:
         return sampling_params(
             self.recipe, temperature=self.phase.temperature, top_p=self.recipe.gspo.top_p, seed=self.phase.seed
         )
+
+
+def actor_shape(share: RayShare | None) -> ActorShape | None:
+    """None if the program runs its own episodes."""
+    if share is None or share.num_rollout_actors == 0:
+        return None
+    return ActorShape(
+        count=share.num_rollout_actors,
+        cpus=share.cpus_per_rollout_actor,
+        gpus=share.gpus_per_rollout_actor,
+        start_timeout_s=share.start_timeout_s,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

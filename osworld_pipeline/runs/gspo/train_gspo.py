@@ -21,6 +21,7 @@ from osworld_pipeline.domain.trajectory import Trajectory
 from osworld_pipeline.rollout.canary import needs_canary, sample_canary
 from osworld_pipeline.rollout.collector import Collector
 from osworld_pipeline.rollout.task_sampling import open_task_sampler
+from osworld_pipeline.runs.budget import Budget, spent_by
 from osworld_pipeline.runs.checkpoints.ids import (
     CARD,
     checkpoint_card,
@@ -28,12 +29,12 @@ from osworld_pipeline.runs.checkpoints.ids import (
     stage_params,
     stage_recipe_digest,
 )
-from osworld_pipeline.runs.gspo.budget import Budget, spent_by
 from osworld_pipeline.runs.gspo.engine import PhaseRollouts, in_thread, open_rollouts
 from osworld_pipeline.runs.gspo.held_updates import collect_update
 from osworld_pipeline.runs.gspo.job import GspoJob, ResumePoint, load_gspo_tasks, resume_point
 from osworld_pipeline.runs.gspo.metrics import coverage_metrics, group_metrics, reward_lines
 from osworld_pipeline.runs.gspo.rollouts import open_collector, opened_replay, read_recent, record_batch
+from osworld_pipeline.runs.job import StageJob
 from osworld_pipeline.runs.stage_log import StageLog, stage_log
 from osworld_pipeline.store import BlobStore, TrajectoryStore
 from osworld_pipeline.tables.replay import ReplayCoverage, replay_coverage
@@ -45,16 +46,14 @@ if TYPE_CHECKING:
 Report = Callable[[Mapping[str, Any]], None]
 
 
-def main(job: dict[str, Any], report: Report) -> dict[str, Any]:
-    """`job`: recipe, stage, state_root, checkpoint_id, parent, data_digest, servers, run_ids; optionally engine_token,
-    and budget {deadline, episodes, tokens}. Result: checkpoint_id; if the budget ended the phase early, the id of its
-    milestone, and the reason as `stopped`. With several ranks, only rank 0 rolls out, reports and holds the stage lock;
-    the others follow it."""
+def main(job: StageJob, report: Report) -> dict[str, Any]:
+    """Result: checkpoint_id; if the budget ended the phase early, the id of its milestone, and the reason as `stopped`.
+    With several ranks, only rank 0 rolls out, reports and holds the stage lock; the others follow it."""
     from osworld_pipeline.training.checkpoint import remove_stale_writes
     from osworld_pipeline.training.process_group import open_process_group
     from osworld_pipeline.training.stage_lock import stage_lock
 
-    parsed = GspoJob.parse(job)
+    parsed = GspoJob.of(job)
     result = {"checkpoint_id": parsed.checkpoint_id}
     if read_checkpoint(parsed.state, parsed.checkpoint_id) is not None:
         return result

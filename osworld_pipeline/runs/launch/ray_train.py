@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from osworld_pipeline.runs.__main__ import EXIT_FATAL, EXIT_RETRYABLE, run_program, stop
+from osworld_pipeline.runs.job import RayShare
 from osworld_pipeline.runs.launch.mailbox import STARTED, Mailbox, MessageWriter
 
 
@@ -22,7 +23,7 @@ class RankFailedError(Exception):
 
 def train(program: str, job: Mapping[str, Any], mailbox: Mailbox, *, num_ranks: int) -> int:
     """Runs `program` as `num_ranks` ranks to its end; returns the exit status. Rank 0 reports; if a rank fails, the
-    last message names the rank and the reason. `job["ray"]` may set `cpus_per_rank` and `gpus_per_rank`."""
+    last message names the rank and the reason."""
     import ray
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
@@ -30,8 +31,8 @@ def train(program: str, job: Mapping[str, Any], mailbox: Mailbox, *, num_ranks: 
 
     ray.init(log_to_driver=True)
     signal.signal(signal.SIGTERM, stop)  # replaces Ray's handler
-    wanted = job.get("ray", {})
-    cpus, gpus = wanted.get("cpus_per_rank", 1), wanted.get("gpus_per_rank", 0)
+    share = RayShare.model_validate(job.get("ray") or {})
+    cpus, gpus = share.cpus_per_rank, share.gpus_per_rank
     trainer = TorchTrainer(
         run_rank,
         # By reference: Ray shows the configuration to its users, but not the job.

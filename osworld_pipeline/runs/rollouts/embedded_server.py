@@ -11,9 +11,9 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import EnvServerError
@@ -31,18 +31,10 @@ class EnvServers:
     """URLs of env servers, and their token."""
 
     urls: tuple[str, ...]
-    token: str | None
+    token: str | None = field(repr=False)
     num_replicas: int
     is_embedded: bool = False
     """An embedded server ends with the process that started it."""
-
-    def as_job(self) -> dict[str, Any]:
-        """For a program's job; carries the token, so it travels through stdin only."""
-        return {"urls": list(self.urls), "token": self.token, "num_replicas": self.num_replicas}
-
-    @classmethod
-    def from_job(cls, job: dict[str, Any]) -> "EnvServers":
-        return cls(urls=tuple(job["urls"]), token=job["token"], num_replicas=job["num_replicas"])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,11 +4,11 @@ This module needs no Ray: `ray_rollouts` starts this class as an actor.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from osworld_pipeline.domain.episode import Episode
 from osworld_pipeline.domain.state import StateDir
@@ -119,16 +119,3 @@ class ActorShape:
     cpus: float = 1.0
     gpus: float = 0.0
     start_timeout_s: float = 600.0
-
-    @classmethod
-    def of_job(cls, job: Mapping[str, Any]) -> "ActorShape | None":
-        """From the configuration of the Ray launcher; None if the program runs its own episodes."""
-        ray = job.get("ray") or {}
-        if not ray.get("num_rollout_actors"):
-            return None
-        return cls(
-            count=ray["num_rollout_actors"],
-            cpus=ray["cpus_per_rollout_actor"],
-            gpus=ray["gpus_per_rollout_actor"],
-            start_timeout_s=ray["start_timeout_s"],
-        )

@@ -23,6 +23,7 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.recipes.schema import SftSection
 from osworld_pipeline.runs.checkpoints.ids import CARD, checkpoint_card, read_checkpoint, stage_recipe_digest
+from osworld_pipeline.runs.job import StageJob
 from osworld_pipeline.runs.stage_log import FAST_UPDATES_S, StageLog, stage_log
 from osworld_pipeline.store import BlobStore, TrajectoryStore
 from osworld_pipeline.tracking.code import CodeOrigin, code_origin
@@ -59,21 +60,20 @@ class SftJob:
     code: CodeOrigin = field(default_factory=code_origin)
 
     @classmethod
-    def parse(cls, job: Mapping[str, Any]) -> "SftJob":
-        recipe = Recipe.model_validate(job["recipe"])
-        state = StateDir(Path(job["state_root"]))
+    def of(cls, job: StageJob) -> "SftJob":
+        assert job.parent is not None, "fine-tuning needs a checkpoint"
         return cls(
-            recipe=recipe,
-            settings=recipe.sft,
-            stage=Stage(job["stage"]),
-            state=state,
-            checkpoint_id=job["checkpoint_id"],
-            parent_id=job["parent"]["checkpoint_id"],
-            parent_folder=state.root / job["parent"]["path"],
-            data_digest=job["data_digest"],
-            run_ids=job.get("run_ids") or {},
-            may_resume=job.get("resume", True),
-            num_threads=job.get("num_threads") or recipe.trainer.num_threads,
+            recipe=job.recipe,
+            settings=job.recipe.sft,
+            stage=job.stage,
+            state=job.state,
+            checkpoint_id=job.checkpoint_id,
+            parent_id=job.parent.checkpoint_id,
+            parent_folder=job.state.root / job.parent.path,
+            data_digest=job.data_digest,
+            run_ids=job.run_ids,
+            may_resume=job.resume,
+            num_threads=job.recipe.trainer.num_threads,
         )
 
     @property

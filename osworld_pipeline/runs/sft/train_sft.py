@@ -8,21 +8,21 @@ from osworld_pipeline.errors import TrainingError
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.rollout.trajectories import replay_trajectories
 from osworld_pipeline.runs.checkpoints.ids import checkpoint_card, task_domains
+from osworld_pipeline.runs.job import StageJob
 from osworld_pipeline.runs.sft.sft_run import Examples, Report, SftJob, run_sft
 from osworld_pipeline.store import BlobStore
 from osworld_pipeline.tables.replay import load_replay_rows
 from osworld_pipeline.training.demonstrations import DemonstrationSet, choose_demonstrations
 
 
-def main(job: dict[str, Any], report: Report) -> dict[str, Any]:
-    """`job`: recipe, state_root, checkpoint_id, stage, parent {checkpoint_id, path}, data_digest; optionally run_ids,
-    resume (true), num_threads (all cores). Result: the checkpoint's card.
+def main(job: StageJob, report: Report) -> dict[str, Any]:
+    """Result: the checkpoint's card.
 
     Raises:
         TrainingError: there are no demonstrations, another trainer works on this stage, or a loss is not finite.
         StoreError, TableError: inputs cannot be read, or the checkpoint cannot be written.
     """
-    parsed = SftJob.parse(job)
+    parsed = SftJob.of(job)
 
     def examples(trainer: Any) -> Examples:
         demonstrations = read_demonstrations(parsed.state, parsed.recipe, trainer.processor)

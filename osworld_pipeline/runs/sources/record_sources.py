@@ -4,7 +4,6 @@ import asyncio
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from osworld_pipeline.atomic_io import remove_stale_temps, write_file
@@ -14,6 +13,7 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.recipes.section import NOT_LEARNED
 from osworld_pipeline.runs.checkpoints.ids import recipe_suite
+from osworld_pipeline.runs.job import DesktopJob
 from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
 from osworld_pipeline.runs.rollouts.env_servers import open_env_client
 from osworld_pipeline.runs.sources.record_demonstrations import Recording, RecordProgress, record
@@ -36,12 +36,11 @@ class RecordedSources:
         return asdict(self)
 
 
-def main(job: dict[str, Any], report: Callable[[Mapping[str, Any]], None]) -> dict[str, Any]:
-    """`job`: recipe, state_root, servers."""
-    recipe = Recipe.model_validate(job["recipe"])
-    state = StateDir(Path(job["state_root"]))
+def main(job: DesktopJob, report: Callable[[Mapping[str, Any]], None]) -> dict[str, Any]:
+    """Result: the recording's figures."""
+    recipe, state = job.recipe, job.state
     suite = recipe_suite(recipe)
-    recording = asyncio.run(_record(recipe, state, EnvServers.from_job(job["servers"]), report))
+    recording = asyncio.run(_record(recipe, state, job.servers, report))
     (state.datasets / MARKER).unlink(missing_ok=True)
     write_raw_sources(
         recording.demonstrations,

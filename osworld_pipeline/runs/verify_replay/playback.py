@@ -60,13 +60,7 @@ class _TooLongError(PipelineError):
     """The actions exceeded their time limit."""
 
 
-_OUTCOMES: tuple[tuple[type[PipelineError], Outcome], ...] = (
-    (_TooLongError, Outcome.TIMEOUT),
-    (EvaluatorError, Outcome.GRADER_FAULT),
-    (ReplicaError, Outcome.ENV_FAULT),
-    (SetupError, Outcome.ENV_FAULT),
-    (NoCapacityError, Outcome.ENV_FAULT),
-)
+_FAULTS = (EvaluatorError, ReplicaError, SetupError, NoCapacityError)
 """Errors of one attempt. A failure of the env server itself is not included: it ends the run."""
 
 
@@ -86,8 +80,11 @@ async def play_back(
         reward = await attempt.run(task, limits)
         outcome = Outcome.SUCCESS if reward >= threshold else Outcome.FAILURE
         error = attempt.refused
-    except tuple(kind for kind, _ in _OUTCOMES) as fault:
-        outcome = next(outcome for kind, outcome in _OUTCOMES if isinstance(fault, kind))
+    except (_TooLongError, *_FAULTS) as fault:
+        is_grader = isinstance(fault, EvaluatorError)
+        outcome = Outcome.GRADER_FAULT if is_grader else Outcome.ENV_FAULT
+        if isinstance(fault, _TooLongError):
+            outcome = Outcome.TIMEOUT
         error = str(fault) or type(fault).__name__
     finally:
         await desktop.close()

@@ -4,7 +4,6 @@ the same desktop image and grader are reused, so a killed run resumes."""
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from osworld_pipeline.domain.episode import Outcome
@@ -16,6 +15,7 @@ from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
 from osworld_pipeline.runs.rollouts.env_servers import open_env_client
 from osworld_pipeline.runs.rollouts.grounds import Grounds, grounds_of_servers
+from osworld_pipeline.runs.verify_replay.job import VerificationJob
 from osworld_pipeline.runs.verify_replay.journal import VerificationJournal
 from osworld_pipeline.runs.verify_replay.playback import PlaybackLimits, play_back
 from osworld_pipeline.runs.verify_replay.playback_plan import Playback, PlaybackPlan, chosen_playbacks, plan_playbacks
@@ -31,14 +31,11 @@ from osworld_pipeline.tables.replay import replay_coverage
 Report = Callable[[Mapping[str, Any]], None]
 
 
-def main(job: dict[str, Any], report: Report) -> dict[str, Any]:
-    """`job`: recipe, state_root, servers, key (digest of everything that determines the verdicts, if known)."""
-    recipe = Recipe.model_validate(job["recipe"])
-    state = StateDir(Path(job["state_root"]))
-    servers = EnvServers.from_job(job["servers"])
-    with VerificationJournal(state) as journal:
-        summary = asyncio.run(_verify(recipe, state, servers, journal, job.get("key") or "", report))
-    write_summary(state, summary)
+def main(job: VerificationJob, report: Report) -> dict[str, Any]:
+    """Result: the number of demonstrations by verdict."""
+    with VerificationJournal(job.state) as journal:
+        summary = asyncio.run(_verify(job.recipe, job.state, job.servers, journal, job.key, report))
+    write_summary(job.state, summary)
     return {"num_verified": summary.num_verified, "num_failed": summary.num_failed, "num_open": summary.num_open}
 
 

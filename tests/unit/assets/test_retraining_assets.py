@@ -17,9 +17,9 @@ from osworld_pipeline.domain.checkpoint import Stage
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import TrackingError
 from osworld_pipeline.recipes import Recipe
+from osworld_pipeline.runs.budget import Spent
 from osworld_pipeline.runs.checkpoints.ids import read_checkpoint
 from osworld_pipeline.runs.flywheel.retraining import RETRAINING_TAG
-from osworld_pipeline.runs.gspo.budget import Budget, Spent
 from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
 from osworld_pipeline.store import TrajectoryStore
 from osworld_pipeline.tables.checkpoints import upsert_checkpoint
@@ -41,13 +41,13 @@ class Program(Launcher):
 
     def launch(self, context: Any, program: str, job: Any, on_message: Any, *, state: StateDir, **more: Any) -> Any:
         assert program == "train_gspo"
-        stage_key, run_ids, parent = job["checkpoint_id"], job["run_ids"], job["parent"]
+        stage_key, run_ids, parent = job.checkpoint_id, job.run_ids, job.parent
         episodes = [rollout(f"{stage_key}-{name}", run_ids=run_ids, stage_key=stage_key) for name in range(COST)]
         TrajectoryStore(state).write_episodes(f"{stage_key}-u0000", episodes)
-        stopped = Budget.of_job(job).less(Spent(episodes=COST)).end_reason(now=0.0)
+        stopped = job.budget.less(Spent(episodes=COST)).end_reason(now=0.0)
         made = f"{stage_key}-u0001" if stopped else stage_key
-        fields = {"parent_id": parent["checkpoint_id"], "num_updates": 1 if stopped else 2, "run_ids": run_ids}
-        lay_down(state, make_checkpoint(made, Stage(job["stage"]), **fields))
+        fields = {"parent_id": parent.checkpoint_id, "num_updates": 1 if stopped else 2, "run_ids": run_ids}
+        lay_down(state, make_checkpoint(made, job.stage, **fields))
         return {"checkpoint_id": made, **({"stopped": stopped} if stopped else {})}
 
 

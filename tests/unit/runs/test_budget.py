@@ -9,7 +9,7 @@ from replay_samples import rollout
 
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.recipes import load_recipe
-from osworld_pipeline.runs.gspo.budget import UNLIMITED, Budget, Spent, read_spent, spent_by, whole_budget
+from osworld_pipeline.runs.budget import UNLIMITED, Budget, Spent, read_spent, spent_by, whole_budget
 from osworld_pipeline.store import TrajectoryStore
 
 
@@ -35,8 +35,6 @@ def test_a_re_training_has_what_the_recipe_gives_it_from_its_beginning_on() -> N
     recipe = load_recipe("smoke", settings=["retraining.max_wall_s=60", "retraining.max_episodes=5"])
     left = whole_budget(recipe.retraining, began_at=1000.0).less(Spent(episodes=2, tokens=900))
     assert left == Budget(deadline=1060.0, episodes=3, tokens=None)
-    assert Budget.of_job({"budget": left.as_job()}) == left
-    assert Budget.of_job({}) == UNLIMITED
 
 
 def test_the_store_tells_what_a_run_has_spent_and_a_rerun_counts_once(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from osworld_pipeline.runs.checkpoints.registry import all_checkpoints, newest_c
 from osworld_pipeline.runs.evaluate.champion import choose_champion
 from osworld_pipeline.runs.evaluate.evaluate import policy_of
 from osworld_pipeline.runs.evaluate.plan import plan_evaluation
+from osworld_pipeline.runs.job import Policy
 from osworld_pipeline.tables.checkpoints import find_checkpoint
 
 RECIPE = load_recipe("smoke")
@@ -137,7 +138,7 @@ def test_adapter_that_peft_saved_is_a_checkpoint_where_its_base_is_known(
     assert (checkpoint.stage, checkpoint.path) == (Stage.EXTERNAL, str(adapter))
     assert checkpoint.weights_digest != add_checkpoint(state, str(folder)).weights_digest
     require_unchanged(checkpoint.checkpoint_id, adapter)
-    recipe, where = policy_of({"path": checkpoint.path}, RECIPE, state)
+    recipe, where = policy_of(Policy.of(checkpoint), RECIPE, state)
     assert where is not None
     engine: Any = _open_engine(
         recipe, folder=where, model=None, processor=load_processor(where), version=0, cache=None, adapters=None,
@@ -222,7 +223,7 @@ def test_endpoint_is_sampled_whatever_the_engine_of_the_recipe_and_compared_unde
     state: StateDir,
 ) -> None:
     checkpoint = add_checkpoint(state, ENDPOINT)
-    recipe, folder = policy_of({"path": checkpoint.path}, RECIPE, state)
+    recipe, folder = policy_of(Policy.of(checkpoint), RECIPE, state)
     assert folder is None
     assert (recipe.engine.kind, recipe.engine.urls) == ("openai", ("https://models.example/v1",))
     assert recipe.engine.model == "big-model"
@@ -230,8 +231,8 @@ def test_endpoint_is_sampled_whatever_the_engine_of_the_recipe_and_compared_unde
 
 
 def test_folder_is_sampled_by_the_engine_of_the_recipe(state: StateDir, folder: Path) -> None:
-    inside = policy_of({"path": "checkpoints/sft-1"}, RECIPE, state)
-    outside = policy_of({"path": str(folder)}, RECIPE, state)
+    inside = policy_of(Policy(checkpoint_id="sft-1", path="checkpoints/sft-1"), RECIPE, state)
+    outside = policy_of(Policy(checkpoint_id="sft-1", path=str(folder)), RECIPE, state)
     assert inside == (RECIPE, state.checkpoints / "sft-1")
     assert outside == (RECIPE, folder)
 

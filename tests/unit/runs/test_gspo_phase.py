@@ -26,8 +26,8 @@ from osworld_pipeline.domain.episode import (
     Outcome,
 )
 from osworld_pipeline.errors import EngineError, EnvServerError
+from osworld_pipeline.runs.budget import Budget
 from osworld_pipeline.runs.checkpoints.ids import read_checkpoint
-from osworld_pipeline.runs.gspo.budget import Budget
 from osworld_pipeline.runs.gspo.superseding import supersede
 from osworld_pipeline.store import TrajectoryStore
 

@@ -27,7 +27,7 @@ from osworld_pipeline.domain.episode import (
     Outcome,
 )
 from osworld_pipeline.errors import EnvServerError, EvaluatorError
-from osworld_pipeline.runs.gspo.budget import Budget
+from osworld_pipeline.runs.budget import Budget
 from osworld_pipeline.runs.gspo.job import GspoJob
 from osworld_pipeline.tables.catalog import fresh_views
 

@@ -4,6 +4,8 @@ import pickle
 
 import pytest
 
+from osworld_pipeline.runs.gspo.job import actor_shape
+from osworld_pipeline.runs.job import RayShare
 from osworld_pipeline.runs.launch.ray_train import RankFailedError, explain_failure
 from osworld_pipeline.runs.rollouts.ray_actor import ActorShape
 
@@ -47,5 +49,6 @@ def test_a_ranks_word_survives_the_way_to_the_driver():
 
 
 def test_a_job_without_rollout_actors_has_no_shape():
-    assert ActorShape.of_job({}) is None
-    assert ActorShape.of_job({"ray": {"num_rollout_actors": 0}}) is None
+    assert actor_shape(None) is None
+    assert actor_shape(RayShare(num_rollout_actors=0)) is None
+    assert actor_shape(RayShare(num_rollout_actors=2, gpus_per_rollout_actor=1)) == ActorShape(count=2, gpus=1)

@@ -11,20 +11,20 @@ from osworld_pipeline.recipes import load_recipe
 from osworld_pipeline.recipes.schema import PretrainedModelSection
 from osworld_pipeline.runs.base.make_base import main, resolve_pretrained, tokenizer_corpus
 from osworld_pipeline.runs.checkpoints.ids import read_checkpoint
+from osworld_pipeline.runs.job import StageJob
 from osworld_pipeline.training.model import load_model
 
 
 def make(tmp_path: Path, model) -> tuple[dict, list[dict], StateDir]:
     recipe = load_recipe("smoke").model_copy(update={"model": model})
-    job = {
-        "recipe": recipe.model_dump(mode="json"),
-        "state_root": str(tmp_path),
-        "stage": "base",
-        "checkpoint_id": "base-1",
-        "parent": None,
-        "data_digest": "d",
-        "run_ids": {"dagster": "run-1"},
-    }
+    job = StageJob(
+        recipe=recipe,
+        state_root=tmp_path,
+        stage=Stage.BASE,
+        checkpoint_id="base-1",
+        data_digest="d",
+        run_ids={"dagster": "run-1"},
+    )
     heard: list[dict] = []
     return main(job, heard.append), heard, StateDir(tmp_path)
 

@@ -1,9 +1,8 @@
 """The remaining budget of a run: wall time, episodes and sampled tokens. The spent amounts are read from the trajectory
 store, so they are right after a killed stage resumes in the same run."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from osworld_pipeline.domain.episode import Episode
 from osworld_pipeline.domain.state import StateDir
@@ -33,13 +32,6 @@ class Budget:
     episodes: int | None = None
     tokens: int | None = None
     """Sampled by the policy."""
-
-    @classmethod
-    def of_job(cls, job: Mapping[str, Any]) -> "Budget":
-        return cls(**job.get("budget") or {})
-
-    def as_job(self) -> dict[str, Any]:
-        return asdict(self)
 
     def less(self, spent: Spent) -> "Budget":
         return Budget(

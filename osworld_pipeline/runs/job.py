@@ -1,0 +1,88 @@
+"""The inputs of programs. The side that starts a program makes the model; it travels as JSON to the program's standard
+input, because it may contain tokens, and is validated there."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.recipes import Recipe
+from osworld_pipeline.runs.budget import UNLIMITED, Budget
+from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
+
+
+class _Input(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class RayShare(_Input):
+    """A job's share of a Ray cluster."""
+
+    cpus_per_rank: float = 1.0
+    gpus_per_rank: float = 0.0
+    num_rollout_actors: int = 0
+    """0: the program runs its own episodes."""
+    cpus_per_rollout_actor: float = 1.0
+    gpus_per_rollout_actor: float = 0.0
+    start_timeout_s: float = 600.0
+
+
+class Policy(_Input):
+    """A checkpoint that is sampled from, or trained further."""
+
+    checkpoint_id: str
+    stage: str = ""
+    path: str = ""
+    """Relative to the state folder, absolute, or the address of an endpoint; empty if the recipe's engine has its own
+    weights."""
+    run_ids: Mapping[str, str] = Field(default_factory=dict)
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, run_ids: Mapping[str, str] | None = None) -> "Policy":
+        return cls(
+            checkpoint_id=checkpoint.checkpoint_id,
+            stage=str(checkpoint.stage),
+            path=checkpoint.path,
+            run_ids=run_ids or {},
+        )
+
+
+class Job(_Input):
+    """What every program needs."""
+
+    recipe: Recipe
+    state_root: Path
+    run_ids: Mapping[str, str] = Field(default_factory=dict)
+    parent_pid: int | None = None
+    """The program ends when this process ends; set by the launcher."""
+    ray: RayShare | None = None
+    """Set by Ray's launcher."""
+
+    @property
+    def state(self) -> StateDir:
+        return StateDir(self.state_root)
+
+
+class DesktopJob(Job):
+    """The job of a program that runs episodes."""
+
+    servers: EnvServers
+    engine_token: str | None = Field(default=None, repr=False)
+    """Token of the engine's servers, if they require one."""
+
+
+class StageJob(Job):
+    """The job of a program that makes a checkpoint."""
+
+    stage: Stage
+    checkpoint_id: str
+    parent: Policy | None = None
+    data_digest: str
+    servers: EnvServers | None = None
+    """None for a stage without episodes."""
+    engine_token: str | None = Field(default=None, repr=False)
+    budget: Budget = UNLIMITED
+    """The remaining budget at the start of the program."""
+    resume: bool = True
