@@ -16,11 +16,11 @@ from rich.console import Console
 
 from benchmarks.cpu_clock import CpuClock
 from benchmarks.spread import Spread, print_table, verdict
-from osworld_pipeline.agent.coordinates import from_screen
-from osworld_pipeline.agent.dialects import load_dialect
-from osworld_pipeline.agent.dialects.actions import move_points
 from osworld_pipeline.agent.images import fit_size
 from osworld_pipeline.agent.processor import load_processor
+from osworld_pipeline.dialects import load_dialect
+from osworld_pipeline.dialects.actions import move_points
+from osworld_pipeline.dialects.coordinates import from_screen
 from osworld_pipeline.domain.checkpoint import Stage
 from osworld_pipeline.domain.episode import Episode, EpisodePurpose, Outcome
 from osworld_pipeline.domain.state import StateDir

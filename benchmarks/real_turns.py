@@ -9,11 +9,10 @@ from typing import Any
 
 from PIL import Image, ImageDraw
 
-from osworld_pipeline.agent.dialects import load_dialect
 from osworld_pipeline.agent.images import prepare_screenshot
 from osworld_pipeline.agent.observation_text import assistant_message, system_message, user_message
-from osworld_pipeline.agent.prompts import SLIME_PROMPTS, fill_prompt
 from osworld_pipeline.agent.renderer import Renderer, image_size, render_demonstration
+from osworld_pipeline.dialects import load_dialect
 from osworld_pipeline.domain.episode import SamplingParams
 from osworld_pipeline.domain.trajectory import Trajectory
 from osworld_pipeline.protocols import GenerateRequest, PolicyEngine
@@ -44,7 +43,7 @@ def screen(seed: int, size: tuple[int, int] = SCREEN) -> bytes:
 
 
 def system_prompt(kind: str = "full") -> str:
-    return fill_prompt(SLIME_PROMPTS, kind, "model_pixels")
+    return load_dialect("slime").system_prompt(kind)
 
 
 def demonstration(

@@ -13,10 +13,10 @@ from rich.console import Console
 
 from benchmarks.rollout_stub import STUB_SAMPLING, TimedDesktop, TimedEngine, draw_screens, stub_tasks
 from benchmarks.spread import Spread, print_table, verdict
-from osworld_pipeline.agent.dialects import load_dialect
 from osworld_pipeline.agent.images import fit_size
 from osworld_pipeline.agent.processor import load_processor
 from osworld_pipeline.agent.renderer import Renderer
+from osworld_pipeline.dialects import load_dialect
 from osworld_pipeline.domain.episode import EpisodePurpose
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.recipes.schema import AgentSection, DesktopSection, RewardSection, TinyModelSection

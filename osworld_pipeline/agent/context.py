@@ -9,9 +9,9 @@ from typing import Protocol
 from osworld_pipeline.agent.context_append import AppendContext
 from osworld_pipeline.agent.context_chat import ChatContext
 from osworld_pipeline.agent.context_window import WindowContext
-from osworld_pipeline.agent.dialects import load_dialect
 from osworld_pipeline.agent.images import ModelImage
 from osworld_pipeline.agent.renderer import Renderer
+from osworld_pipeline.dialects import load_dialect
 from osworld_pipeline.domain.episode import SamplingParams, TokenSequence
 from osworld_pipeline.protocols import GenerateRequest, GenerateResult
 from osworld_pipeline.recipes.schema import AgentSection

@@ -4,10 +4,10 @@ Tokens cannot be counted here: the endpoint decides how much fits, and a convers
 error. The responses cannot be trained on.
 """
 
-from osworld_pipeline.agent.dialects import Dialect
 from osworld_pipeline.agent.history import SeenTurn, opening_text
 from osworld_pipeline.agent.images import ModelImage
 from osworld_pipeline.agent.observation_text import without_screenshot
+from osworld_pipeline.dialects import Dialect
 from osworld_pipeline.domain.episode import SamplingParams, TokenSequence
 from osworld_pipeline.protocols import ChatTurn, GenerateRequest, GenerateResult
 

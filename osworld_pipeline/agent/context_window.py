@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from osworld_pipeline.agent.context_append import check_response
-from osworld_pipeline.agent.coordinates import Size
-from osworld_pipeline.agent.dialects import Dialect
 from osworld_pipeline.agent.history import SeenTurn, opening_text
 from osworld_pipeline.agent.images import ModelImage
 from osworld_pipeline.agent.observation_text import system_message, user_message, without_screenshot
 from osworld_pipeline.agent.renderer import Renderer
+from osworld_pipeline.dialects import Dialect
+from osworld_pipeline.dialects.coordinates import Size
 from osworld_pipeline.domain.episode import SamplingParams, TokenSequence
 from osworld_pipeline.protocols import GenerateRequest, GenerateResult
 

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from osworld_pipeline.agent.context_window import Picture, WindowContext
-from osworld_pipeline.agent.dialects import load_dialect
 from osworld_pipeline.agent.fit_demonstration import fit_demonstration
 from osworld_pipeline.agent.observation_text import system_message, without_screenshot
 from osworld_pipeline.agent.renderer import RenderedConversation, Renderer, image_size, render_demonstration
+from osworld_pipeline.dialects import load_dialect
 from osworld_pipeline.protocols import GenerateResult
 from osworld_pipeline.recipes.schema import AgentSection
 

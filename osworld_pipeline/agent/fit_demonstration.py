@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from osworld_pipeline.agent.coordinates import Size, from_screen, to_screen
-from osworld_pipeline.agent.dialects import Dialect
-from osworld_pipeline.agent.dialects.actions import Arguments, at_pointer, first_point, last_point, move_points
 from osworld_pipeline.agent.images import fit_size, prepare_screenshot
 from osworld_pipeline.agent.observation_text import assistant_message
+from osworld_pipeline.dialects import Dialect
+from osworld_pipeline.dialects.actions import Arguments, at_pointer, first_point, last_point, move_points
+from osworld_pipeline.dialects.coordinates import Size, from_screen, to_screen
 from osworld_pipeline.domain.pictures import NO_PICTURE, open_picture
 from osworld_pipeline.errors import ActionParseError
 

@@ -7,9 +7,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from osworld_pipeline.agent.dialects import Dialect
-from osworld_pipeline.agent.dialects.actions import SEQUENCE, Arguments, actions_in
 from osworld_pipeline.agent.observation_text import result_part, task_part
+from osworld_pipeline.dialects import Dialect
+from osworld_pipeline.dialects.actions import SEQUENCE, Arguments, actions_in
 
 MAX_DESCRIPTION_CHARS = 120
 MAX_ACTION_CHARS = 160

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from PIL import Image
 
-from osworld_pipeline.agent.coordinates import CoordinateSpace, from_screen, to_screen
+from osworld_pipeline.dialects.coordinates import CoordinateSpace, from_screen, to_screen
 from osworld_pipeline.domain.digest import digest_bytes
 from osworld_pipeline.domain.pictures import NO_PICTURE, open_picture
 

@@ -55,8 +55,8 @@ def slime(
     as_json: JsonOption = False,
 ) -> None:
     """Slime-OSWorld's replay JSONL and task Parquets; --where is over the `replay` view."""
-    from osworld_pipeline.agent.dialects import load_dialect
     from osworld_pipeline.datasets.exporters.slime import export_slime
+    from osworld_pipeline.dialects import load_dialect
 
     try:
         prompt = load_dialect(dialect).system_prompt(system_prompt)

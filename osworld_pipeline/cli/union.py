@@ -63,7 +63,7 @@ def union(
 
 
 def _prompt(name: str, dialect: str) -> str:
-    from osworld_pipeline.agent.dialects import load_dialect
+    from osworld_pipeline.dialects import load_dialect
     from osworld_pipeline.errors import DatasetError
 
     try:

@@ -12,11 +12,11 @@ from typing import Any, Literal, Protocol
 
 import orjson
 
-from osworld_pipeline.agent.dialects import Dialect, load_dialect
 from osworld_pipeline.datasets.images import load_image
 from osworld_pipeline.datasets.normalize import IMAGE_PLACEHOLDER
 from osworld_pipeline.datasets.records import images_of, messages_of, read_exactly, reward_of
 from osworld_pipeline.datasets.rejects import BadRecord
+from osworld_pipeline.dialects import Dialect, load_dialect
 from osworld_pipeline.domain.replay import base_task_id
 from osworld_pipeline.errors import DatasetError
 

@@ -10,7 +10,6 @@ from typing import Any
 import orjson
 import pyarrow as pa
 
-from osworld_pipeline.agent.dialects import load_dialect
 from osworld_pipeline.columns import REPLAY_BUFFER
 from osworld_pipeline.datasets.normalize import Message, normalise_messages, num_images, text_of
 from osworld_pipeline.datasets.records import images_of, messages_of, reward_of
@@ -26,6 +25,7 @@ from osworld_pipeline.datasets.union_forms import (
     checked_images,
     row_id_of,
 )
+from osworld_pipeline.dialects import load_dialect
 from osworld_pipeline.domain.digest import digest_bytes
 from osworld_pipeline.domain.replay import base_task_id
 from osworld_pipeline.errors import ActionParseError, DatasetError

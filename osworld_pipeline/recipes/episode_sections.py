@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from osworld_pipeline.dialects import DialectName
 from osworld_pipeline.domain.observation import Settle
 from osworld_pipeline.recipes.section import IN_TINY_TOKENIZER, NOT_LEARNED, Section
 
@@ -55,7 +56,7 @@ class DesktopSection(Section):
 class AgentSection(Section):
     """Input and output of the model."""
 
-    dialect: Annotated[Literal["slime", "pyautogui", "sendkey", "osgym"], IN_TINY_TOKENIZER] = "slime"
+    dialect: Annotated[DialectName, IN_TINY_TOKENIZER] = "slime"
     """Format of the actions: Slime-OSWorld's tool calls, AReaL's fenced pyautogui, the Windows example's key tags, or
     OSGym's calls."""
     coordinate_space: Annotated[Literal["dialect", "model_pixels", "unit", "thousand"], IN_TINY_TOKENIZER] = "dialect"

@@ -9,12 +9,12 @@ from enum import StrEnum
 from functools import partial
 
 from osworld_pipeline.agent.context import EpisodeContext, open_context
-from osworld_pipeline.agent.dialects import Dialect, ParsedTurn
-from osworld_pipeline.agent.dialects.actions import ends_episode
-from osworld_pipeline.agent.dialects.commands import split_command
 from osworld_pipeline.agent.images import ModelImage, prepare_screenshot
 from osworld_pipeline.agent.observation_text import LastAction, observation_text
 from osworld_pipeline.agent.renderer import Renderer
+from osworld_pipeline.dialects import Dialect, ParsedTurn
+from osworld_pipeline.dialects.actions import ends_episode
+from osworld_pipeline.dialects.commands import split_command
 from osworld_pipeline.domain.digest import digest_bytes
 from osworld_pipeline.domain.episode import SamplingParams, Step
 from osworld_pipeline.domain.observation import Observation

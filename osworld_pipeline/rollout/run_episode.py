@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from osworld_pipeline.agent.dialects import load_dialect
 from osworld_pipeline.agent.renderer import Renderer
+from osworld_pipeline.dialects import load_dialect
 from osworld_pipeline.domain.checkpoint import milestone_id
 from osworld_pipeline.domain.episode import (
     ContextMode,

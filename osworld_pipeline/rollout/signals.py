@@ -5,8 +5,8 @@ import re
 import numpy as np
 from PIL import Image
 
-from osworld_pipeline.agent.dialects import ParsedTurn
-from osworld_pipeline.agent.dialects.actions import first_point
+from osworld_pipeline.dialects import ParsedTurn
+from osworld_pipeline.dialects.actions import first_point
 from osworld_pipeline.domain.digest import digest_bytes
 from osworld_pipeline.domain.episode import StepSignals
 from osworld_pipeline.domain.observation import Observation

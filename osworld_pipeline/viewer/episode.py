@@ -8,9 +8,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from osworld_pipeline.agent.coordinates import CoordinateSpace
 from osworld_pipeline.agent.observation_text import task_part
 from osworld_pipeline.columns import EPISODES, SEQUENCE_COLUMNS, STEPS
+from osworld_pipeline.dialects.coordinates import CoordinateSpace
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
 from osworld_pipeline.store.blobs import BlobStore

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from osworld_pipeline.agent.coordinates import CoordinateSpace, limit_of
-from osworld_pipeline.agent.dialects.actions import POINT_KEYS, SEQUENCE, actions_in
-from osworld_pipeline.agent.dialects.pyautogui_calls import actions_of
+from osworld_pipeline.dialects.actions import POINT_KEYS, SEQUENCE, actions_in
+from osworld_pipeline.dialects.coordinates import CoordinateSpace, limit_of
+from osworld_pipeline.dialects.pyautogui_calls import actions_of
 from osworld_pipeline.domain.pyautogui import SPECIAL_ACTIONS, parse_pyautogui
 from osworld_pipeline.errors import ActionParseError
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from command_runs import LIMIT_S, SETTINGS, TOKEN, answer, asked, with_instance_settings
 
-from osworld_pipeline.agent.dialects import load_dialect
+from osworld_pipeline.dialects import load_dialect
 
 GIVE_UP = load_dialect("slime").format("Give up", {"action": "terminate", "status": "failure"})
 

@@ -16,11 +16,11 @@ import torch
 from env_server_process import running_env_server
 from PIL import Image
 
-from osworld_pipeline.agent.dialects import load_dialect
 from osworld_pipeline.agent.model_inputs import build_model_inputs
 from osworld_pipeline.agent.observation_text import system_message, user_message
 from osworld_pipeline.agent.processor import load_processor
 from osworld_pipeline.agent.renderer import Renderer
+from osworld_pipeline.dialects import load_dialect
 from osworld_pipeline.domain.episode import Episode, SamplingParams
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.domain.trajectory import Trajectory

@@ -14,10 +14,10 @@ import pytest
 import torch
 from env_server_process import RunningServer, running_env_server
 
-from osworld_pipeline.agent.dialects import load_dialect
 from osworld_pipeline.agent.model_inputs import build_model_inputs
 from osworld_pipeline.agent.processor import load_processor
 from osworld_pipeline.agent.renderer import Renderer
+from osworld_pipeline.dialects import load_dialect
 from osworld_pipeline.domain.episode import EpisodePurpose, Outcome, SamplingParams
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.domain.task import Task

@@ -24,8 +24,8 @@ from env_server_process import desktops_below, processes_below
 from launches import wait_for_nobody
 from PIL import Image
 
-from osworld_pipeline.agent.dialects import load_dialect
 from osworld_pipeline.agent.observation_text import assistant_message, system_message, user_message
+from osworld_pipeline.dialects import load_dialect
 from osworld_pipeline.domain.checkpoint import Stage
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.recipes import Recipe, load_recipe

@@ -15,8 +15,8 @@ import pytest
 import torch
 from PIL import Image
 
-from osworld_pipeline.agent.dialects import load_dialect
 from osworld_pipeline.agent.observation_text import assistant_message, system_message, user_message
+from osworld_pipeline.dialects import load_dialect
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.recipes import load_recipe
 from osworld_pipeline.runs.base import make_base

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from osworld_pipeline.agent.dialects import load_dialect
 from osworld_pipeline.columns import OWNED_TABLES
 from osworld_pipeline.datasets.demonstrations import Demonstration
+from osworld_pipeline.dialects import load_dialect
 from osworld_pipeline.domain.digest import canonical_json, digest_json
 from osworld_pipeline.domain.replay import ReplayVerification
 from osworld_pipeline.domain.state import StateDir

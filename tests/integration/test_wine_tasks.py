@@ -18,7 +18,7 @@ from env_server.evaluators.windows_metrics import windows_text
 from env_server.guest_client import GuestCall, GuestClient
 from env_server.providers.local import LocalDesktop, LocalProvider
 from env_server.settings import TaskLimits
-from osworld_pipeline.agent.dialects import load_dialect
+from osworld_pipeline.dialects import load_dialect
 from osworld_pipeline.evaluation.suites import SuiteTask, build_suite
 
 HAS_WINE = shutil.which("wine", path=f"{os.defpath}:/usr/games") is not None

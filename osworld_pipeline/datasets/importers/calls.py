@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from osworld_pipeline.agent.dialects.slime_actions import normalise_action
+from osworld_pipeline.dialects.slime_actions import normalise_action
 from osworld_pipeline.domain.pyautogui import MAX_TEXT_CHARS, SPECIAL_ACTIONS, Call, parse_pyautogui
 from osworld_pipeline.errors import ActionParseError
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import orjson
 
-from osworld_pipeline.agent.dialects.commands import to_command
-from osworld_pipeline.agent.dialects.slime_actions import normalise_action
 from osworld_pipeline.datasets.importers.images import ProvenImage, read_image
 from osworld_pipeline.datasets.importers.lines import read_lines
 from osworld_pipeline.datasets.regular_files import read_regular_file
+from osworld_pipeline.dialects.commands import to_command
+from osworld_pipeline.dialects.slime_actions import normalise_action
 from osworld_pipeline.errors import ActionParseError, DatasetError
 
 TRAJECTORY, RESULT, ARGUMENTS = "traj.jsonl", "result.txt", "args.json"

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from osworld_pipeline.agent.dialects import load_dialect
 from osworld_pipeline.datasets.images import load_image
 from osworld_pipeline.datasets.importers.folder import ImportOptions, ImportSummary, ImportWriter, open_import, publish
 from osworld_pipeline.datasets.importers.images import ProvenImage, prove_image
@@ -14,6 +13,7 @@ from osworld_pipeline.datasets.importers.turns import SYSTEM_PROMPT
 from osworld_pipeline.datasets.normalize import Message, normalise_messages, num_images, text_of
 from osworld_pipeline.datasets.records import images_of, messages_of, reward_of, task_id_of
 from osworld_pipeline.datasets.rejects import BadRecord
+from osworld_pipeline.dialects import load_dialect
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import ActionParseError, DatasetError
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from osworld_pipeline.agent.dialects import Dialect, load_dialect
 from osworld_pipeline.agent.observation_text import (
     LastAction,
     assistant_message,
@@ -16,6 +15,7 @@ from osworld_pipeline.agent.observation_text import (
     user_message,
 )
 from osworld_pipeline.datasets.importers.calls import Arguments
+from osworld_pipeline.dialects import Dialect, load_dialect
 from osworld_pipeline.domain.observation import Observation
 from osworld_pipeline.domain.task import Task
 

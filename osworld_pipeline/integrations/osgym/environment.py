@@ -19,10 +19,10 @@ import httpx
 from PIL import Image
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
-from osworld_pipeline.agent.dialects import ParsedTurn, load_dialect
-from osworld_pipeline.agent.dialects.actions import ends_episode
-from osworld_pipeline.agent.dialects.commands import split_command
 from osworld_pipeline.agent.images import ModelImage
+from osworld_pipeline.dialects import ParsedTurn, load_dialect
+from osworld_pipeline.dialects.actions import ends_episode
+from osworld_pipeline.dialects.commands import split_command
 from osworld_pipeline.domain.digest import digest_bytes
 from osworld_pipeline.domain.observation import Observation
 from osworld_pipeline.domain.pictures import open_picture

@@ -16,10 +16,10 @@ import numpy as np
 from gymnasium import spaces
 from PIL import Image
 
-from osworld_pipeline.agent.coordinates import to_screen
-from osworld_pipeline.agent.dialects import load_dialect
-from osworld_pipeline.agent.dialects.actions import ends_episode
-from osworld_pipeline.agent.dialects.commands import split_command
+from osworld_pipeline.dialects import load_dialect
+from osworld_pipeline.dialects.actions import ends_episode
+from osworld_pipeline.dialects.commands import split_command
+from osworld_pipeline.dialects.coordinates import to_screen
 from osworld_pipeline.domain.observation import Observation
 from osworld_pipeline.domain.pictures import open_picture
 from osworld_pipeline.domain.task import Task

@@ -7,10 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from osworld_pipeline.agent.coordinates import Size, from_screen
-from osworld_pipeline.agent.dialects import Dialect, load_dialect
-from osworld_pipeline.agent.dialects.actions import Arguments, move_points
 from osworld_pipeline.agent.observation_text import LastAction, observation_text
+from osworld_pipeline.dialects import Dialect, load_dialect
+from osworld_pipeline.dialects.actions import Arguments, move_points
+from osworld_pipeline.dialects.coordinates import Size, from_screen
 from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
 from osworld_pipeline.domain.observation import Observation
 from osworld_pipeline.errors import ActionParseError, DependencyError

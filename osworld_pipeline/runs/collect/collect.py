@@ -10,11 +10,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from osworld_pipeline.agent.coordinates import from_screen
-from osworld_pipeline.agent.dialects import load_dialect
-from osworld_pipeline.agent.dialects.actions import move_points
 from osworld_pipeline.agent.images import fit_size
 from osworld_pipeline.agent.processor import load_processor
+from osworld_pipeline.dialects import load_dialect
+from osworld_pipeline.dialects.actions import move_points
+from osworld_pipeline.dialects.coordinates import from_screen
 from osworld_pipeline.domain.checkpoint import Stage
 from osworld_pipeline.domain.episode import Episode
 from osworld_pipeline.recipes import Recipe

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from osworld_pipeline.agent.adapters import whole_weights_folder
-from osworld_pipeline.agent.dialects import load_dialect
 from osworld_pipeline.agent.model_inputs import PixelCache
 from osworld_pipeline.agent.renderer import Renderer
+from osworld_pipeline.dialects import load_dialect
 from osworld_pipeline.domain.episode import SamplingParams
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import RecipeError

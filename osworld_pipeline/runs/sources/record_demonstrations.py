@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from osworld_pipeline.agent.dialects import STORED_DIALECT, load_dialect
 from osworld_pipeline.agent.images import ModelImage, prepare_screenshot
 from osworld_pipeline.agent.observation_text import (
     LastAction,
@@ -17,6 +16,7 @@ from osworld_pipeline.agent.observation_text import (
     user_message,
 )
 from osworld_pipeline.datasets.demonstrations import Demonstration
+from osworld_pipeline.dialects import STORED_DIALECT, load_dialect
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.errors import (
     DatasetError,

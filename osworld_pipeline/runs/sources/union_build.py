@@ -9,10 +9,10 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from osworld_pipeline.agent.dialects import STORED_DIALECT, load_dialect
 from osworld_pipeline.atomic_io import write_file
 from osworld_pipeline.datasets.sources import REPLAY_SOURCES, TASK_SOURCES
 from osworld_pipeline.datasets.union import build_union_tables
+from osworld_pipeline.dialects import STORED_DIALECT, load_dialect
 from osworld_pipeline.domain.digest import digest_bytes, digest_json
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.recipes import Recipe
@@ -24,7 +24,7 @@ from osworld_pipeline.tables.owned import table_path
 
 NOTE = "union_tables.json"
 MODULES = tuple(
-    f"osworld_pipeline.{name}" for name in ("datasets", "agent.dialects", "columns", "domain.replay", "domain.task")
+    f"osworld_pipeline.{name}" for name in ("datasets", "dialects", "columns", "domain.replay", "domain.task")
 )
 """Our modules that determine the content of the tables."""
 VERSIONED = ("union_tasks", "replay_buffer", "train_tasks")

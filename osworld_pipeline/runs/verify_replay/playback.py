@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from osworld_pipeline.agent.coordinates import to_screen
-from osworld_pipeline.agent.dialects import load_dialect
-from osworld_pipeline.agent.dialects.actions import ends_episode
-from osworld_pipeline.agent.dialects.commands import split_command
+from osworld_pipeline.dialects import load_dialect
+from osworld_pipeline.dialects.actions import ends_episode
+from osworld_pipeline.dialects.commands import split_command
+from osworld_pipeline.dialects.coordinates import to_screen
 from osworld_pipeline.domain.episode import Outcome
 from osworld_pipeline.domain.pictures import NO_PICTURE, open_picture
 from osworld_pipeline.domain.task import Task

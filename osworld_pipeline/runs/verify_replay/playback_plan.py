@@ -12,9 +12,9 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from osworld_pipeline.agent.dialects import Dialect, load_dialect
-from osworld_pipeline.agent.dialects.actions import ends_episode, first_point
 from osworld_pipeline.columns import OWNED_TABLES, conform
+from osworld_pipeline.dialects import Dialect, load_dialect
+from osworld_pipeline.dialects.actions import ends_episode, first_point
 from osworld_pipeline.domain.digest import digest_json
 from osworld_pipeline.domain.pictures import NO_PICTURE, open_picture
 from osworld_pipeline.domain.replay import base_task_id

@@ -7,9 +7,9 @@ from env_server.api.osgym.calls import read_osgym_action
 from env_server.episodes.pyautogui_calls import read_calls
 from env_server.providers.qemu.qmp_input import plan_input
 from fuzz.parser import Parser, text_of
-from osworld_pipeline.agent.dialects import GRAMMARS, load_dialect
-from osworld_pipeline.agent.dialects.commands import split_command
 from osworld_pipeline.datasets.importers.calls import Pointer, actions_of, read_code
+from osworld_pipeline.dialects import GRAMMARS, load_dialect
+from osworld_pipeline.dialects.commands import split_command
 from osworld_pipeline.domain.pyautogui import SPECIAL_ACTIONS, parse_pyautogui
 from osworld_pipeline.errors import ActionParseError
 

@@ -13,7 +13,6 @@ from import_samples import OPTIONS, agentnet_record, put_attempt, put_task
 
 from fuzz.parser import Parser, scratch_folder
 from fuzz.parsers.pictures import picture
-from osworld_pipeline.agent.dialects import load_dialect
 from osworld_pipeline.datasets.importers import ImportOptions
 from osworld_pipeline.datasets.importers.agentnet import import_agentnet
 from osworld_pipeline.datasets.importers.osworld_results import import_osworld_results
@@ -23,6 +22,7 @@ from osworld_pipeline.datasets.raw import RawRecord, read_demonstrations
 from osworld_pipeline.datasets.records import read_json
 from osworld_pipeline.datasets.rejects import BadRecord
 from osworld_pipeline.datasets.sources import REPLAY_SOURCES
+from osworld_pipeline.dialects import load_dialect
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import DatasetError
 

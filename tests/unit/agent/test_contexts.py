@@ -9,11 +9,11 @@ from PIL import Image
 
 from osworld_pipeline.agent.context import AppendContext, ChatContext, EpisodeContext, WindowContext, open_context
 from osworld_pipeline.agent.demonstration import render_for_agent
-from osworld_pipeline.agent.dialects import load_dialect
 from osworld_pipeline.agent.history import SeenTurn, opening_text
 from osworld_pipeline.agent.images import ModelImage
 from osworld_pipeline.agent.observation_text import assistant_message, system_message, user_message
 from osworld_pipeline.agent.renderer import RenderedConversation, Renderer
+from osworld_pipeline.dialects import load_dialect
 from osworld_pipeline.domain.episode import SamplingParams
 from osworld_pipeline.protocols import GenerateRequest, GenerateResult
 from osworld_pipeline.recipes.schema import AgentSection

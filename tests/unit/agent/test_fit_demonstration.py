@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from osworld_pipeline.agent.dialects import load_dialect
 from osworld_pipeline.agent.fit_demonstration import fit_demonstration
 from osworld_pipeline.agent.observation_text import assistant_message, user_message
+from osworld_pipeline.dialects import load_dialect
 
 DIALECT = load_dialect("slime")
 LIMIT = 1_003_520

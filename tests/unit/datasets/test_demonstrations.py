@@ -11,13 +11,13 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from osworld_pipeline.agent.dialects import load_dialect
 from osworld_pipeline.atomic_io import write_file
 from osworld_pipeline.datasets import demonstrations as written
 from osworld_pipeline.datasets.demonstration_records import broken_lines, chunk_records, pyautogui_record
 from osworld_pipeline.datasets.demonstrations import Demonstration, write_raw_sources
 from osworld_pipeline.datasets.sources import REPLAY_SOURCES, TASK_SOURCES
 from osworld_pipeline.datasets.union import build_union_tables
+from osworld_pipeline.dialects import load_dialect
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.errors import ActionParseError, DatasetError, StoreError

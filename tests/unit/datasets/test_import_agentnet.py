@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from import_samples import OPTIONS, agentnet_record, png, put_agentnet, read_lines
 
-from osworld_pipeline.agent.dialects import load_dialect
 from osworld_pipeline.datasets.importers import ImportOptions
 from osworld_pipeline.datasets.importers.agentnet import import_agentnet
+from osworld_pipeline.dialects import load_dialect
 from osworld_pipeline.domain.digest import digest_bytes
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import DatasetError

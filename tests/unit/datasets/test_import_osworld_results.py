@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from import_samples import OPTIONS, png, put_attempt, put_task, read_lines
 
-from osworld_pipeline.agent.dialects import load_dialect
 from osworld_pipeline.datasets.importers.osworld_results import import_osworld_results
+from osworld_pipeline.dialects import load_dialect
 from osworld_pipeline.domain.digest import digest_bytes
 from osworld_pipeline.domain.episode import Episode, EpisodePurpose, Outcome
 from osworld_pipeline.domain.state import StateDir

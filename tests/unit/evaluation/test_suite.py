@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from osworld_pipeline.agent.dialects import load_dialect
+from osworld_pipeline.dialects import load_dialect
 from osworld_pipeline.domain.digest import canonical_json
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.errors import RecipeError

@@ -7,7 +7,7 @@ import string
 import pytest
 
 from env_server.providers.qemu.qmp_input import qcodes_of
-from osworld_pipeline.agent.dialects import load_dialect
+from osworld_pipeline.dialects import load_dialect
 from osworld_pipeline.domain.episode import StepSignals
 from osworld_pipeline.domain.task_schema.reading import check_verbs, read_grader
 from osworld_pipeline.evaluation.suites import SUITES, Suite, SuiteTask, build_suite, needs_wine

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from osworld_pipeline.agent.dialects import load_dialect
+from osworld_pipeline.dialects import load_dialect
 from osworld_pipeline.domain.episode import ContextMode, Outcome
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.rollout.run_episode import EpisodePlan, EpisodeSettings, EpisodeTools, run_episode

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from osworld_pipeline.agent.dialects import load_dialect
+from osworld_pipeline.dialects import load_dialect
 from osworld_pipeline.domain.episode import Outcome
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.errors import EngineError, StoreError

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from osworld_pipeline.agent.dialects import load_dialect
 from osworld_pipeline.agent.processor import load_processor
 from osworld_pipeline.agent.renderer import Renderer
+from osworld_pipeline.dialects import load_dialect
 from osworld_pipeline.domain.episode import Outcome, SamplingParams
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.rollout.run_episode import EpisodeSettings, EpisodeTools

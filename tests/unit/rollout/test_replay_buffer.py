@@ -20,9 +20,9 @@ from replay_samples import (
     write_verifications,
 )
 
-from osworld_pipeline.agent.dialects import load_dialect
 from osworld_pipeline.agent.observation_text import assistant_message, system_message, user_message
 from osworld_pipeline.agent.renderer import Renderer, render_demonstration
+from osworld_pipeline.dialects import load_dialect
 from osworld_pipeline.domain.digest import digest_bytes
 from osworld_pipeline.domain.episode import Outcome, TokenSequence
 from osworld_pipeline.domain.group import RolloutGroup

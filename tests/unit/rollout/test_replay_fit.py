@@ -6,9 +6,9 @@ from collections.abc import Callable
 import pytest
 from PIL import Image
 
-from osworld_pipeline.agent.dialects import load_dialect
 from osworld_pipeline.agent.observation_text import assistant_message, system_message, user_message
 from osworld_pipeline.agent.renderer import Renderer
+from osworld_pipeline.dialects import load_dialect
 from osworld_pipeline.domain.digest import digest_bytes
 from osworld_pipeline.domain.replay import ReplayRow
 from osworld_pipeline.recipes.schema import AgentSection

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from osworld_pipeline.agent.dialects import load_dialect
+from osworld_pipeline.dialects import load_dialect
 from osworld_pipeline.domain.episode import Outcome, StepSignals
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.recipes.schema import RewardSection

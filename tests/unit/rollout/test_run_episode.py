@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from osworld_pipeline.agent.dialects import load_dialect
 from osworld_pipeline.agent.model_inputs import build_model_inputs
 from osworld_pipeline.agent.renderer import Renderer
+from osworld_pipeline.dialects import load_dialect
 from osworld_pipeline.domain.episode import Outcome, Parity, Reward
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.errors import (

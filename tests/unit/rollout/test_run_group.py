@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from group_samples import make_ended
 
-from osworld_pipeline.agent.dialects import load_dialect
+from osworld_pipeline.dialects import load_dialect
 from osworld_pipeline.domain.episode import Episode, Outcome, SamplingParams
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.errors import EngineError, EnvServerError, NoCapacityError, RecipeError

@@ -5,7 +5,7 @@ import io
 import pytest
 from PIL import Image
 
-from osworld_pipeline.agent.dialects import ParsedTurn, load_dialect
+from osworld_pipeline.dialects import ParsedTurn, load_dialect
 from osworld_pipeline.domain.digest import digest_bytes
 from osworld_pipeline.domain.episode import StepSignals
 from osworld_pipeline.domain.observation import Observation

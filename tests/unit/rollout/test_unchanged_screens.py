@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from osworld_pipeline.agent.dialects import load_dialect
+from osworld_pipeline.dialects import load_dialect
 from osworld_pipeline.domain.episode import Outcome
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.rollout.run_episode import EpisodePlan, EpisodeSettings, EpisodeTools, run_episode

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from osworld_pipeline.agent.coordinates import COORDINATE_SPACES, from_screen, to_screen
-from osworld_pipeline.agent.dialects.commands import to_command
+from osworld_pipeline.dialects.commands import to_command
+from osworld_pipeline.dialects.coordinates import COORDINATE_SPACES, from_screen, to_screen
 from osworld_pipeline.viewer.marks import Mark, describe, draw_step, find_space, read_action
 
 IMAGE = (1280, 736)

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from osworld_pipeline.agent.dialects import load_dialect
-from osworld_pipeline.agent.dialects.commands import to_command
-from osworld_pipeline.agent.dialects.keys import KEY_NAMES
-from osworld_pipeline.agent.dialects.slime_actions import action_from_call, normalise_action
+from osworld_pipeline.dialects import load_dialect
+from osworld_pipeline.dialects.commands import to_command
+from osworld_pipeline.dialects.keys import KEY_NAMES
+from osworld_pipeline.dialects.slime_actions import action_from_call, normalise_action
 from osworld_pipeline.errors import ActionParseError
 
 DIALECT = load_dialect("slime")

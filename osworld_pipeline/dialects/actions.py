@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from osworld_pipeline.agent.coordinates import CoordinateSpace, limit_of, round_coordinate
-from osworld_pipeline.agent.dialects.keys import normalise_key
+from osworld_pipeline.dialects.coordinates import CoordinateSpace, limit_of, round_coordinate
+from osworld_pipeline.dialects.keys import normalise_key
 from osworld_pipeline.domain.pyautogui import MAX_SLEEP_S, MAX_TEXT_CHARS
 from osworld_pipeline.errors import ActionParseError
 

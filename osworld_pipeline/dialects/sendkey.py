@@ -11,11 +11,10 @@ import math
 import re
 from typing import Any
 
-from osworld_pipeline.agent.coordinates import CoordinateSpace
-from osworld_pipeline.agent.dialects.actions import CLICKS, Arguments, Vocabulary
-from osworld_pipeline.agent.dialects.base import Grammar, Reading
-from osworld_pipeline.agent.dialects.keys import key_from_qemu, key_to_qemu
-from osworld_pipeline.agent.prompts import SENDKEY_PROMPTS
+from osworld_pipeline.dialects.actions import CLICKS, Arguments, Vocabulary
+from osworld_pipeline.dialects.base import Grammar, Reading
+from osworld_pipeline.dialects.coordinates import CoordinateSpace
+from osworld_pipeline.dialects.keys import key_from_qemu, key_to_qemu
 from osworld_pipeline.errors import ActionParseError
 
 MAX_WAIT_S = 10.0
@@ -186,6 +185,31 @@ def _escaped(text: str) -> str:
     return _TAG.sub("&lt;", _ENTITY.sub("&amp;", text))
 
 
+_PROMPT = """You operate a computer for the user, with its keyboard where that will do. You see its screen as a \
+screenshot; the first one comes with the task.
+
+Answer each observation with a short thought about what is on the screen and then exactly one of these tags:
+<action>sendkey KEY</action> presses a key, or several held together: ret, tab, esc, spc, backspace, delete, up, down, \
+left, right, home, end, pgup, pgdn, f1 to f12, ctrl-s, ctrl-a, alt-f4, alt-tab, meta_l-r
+<action>type TEXT</action> types the text
+<action>typeline TEXT</action> types the text and presses Enter
+<action>wait SECONDS</action> waits, at most 10 seconds
+<action>click X Y</action> clicks there; also rightclick, middleclick, doubleclick, tripleclick, move
+<action>drag X1 Y1 X2 Y2</action> and <action>scroll down 3</action> do what they say
+<done/> when the task is done
+<fail/> when it cannot be done
+
+An example:
+The desktop is empty, so I open the Run dialog.
+<action>sendkey meta_l-r</action>
+The Run dialog is open, so I start the editor.
+<action>typeline notepad</action>
+The editor shows the text that was asked for, and it is saved.
+<done/>
+
+One tag in each answer. <coordinates> Check the result on the screen before you say that the task is done."""
+_PROMPTS = (_PROMPT, "You operate a computer. Answer with one action tag, or done.<coordinates>")
+
 SENDKEY = Grammar(
     name="sendkey",
     stop=("</action>", "<done/>", "<fail/>"),
@@ -194,7 +218,7 @@ SENDKEY = Grammar(
         names=frozenset({"type", "key", "wait", "terminate", *CLICKS, "mouse_move", "left_click_drag", "scroll"}),
         takes_sequences=False,
     ),
-    prompts=SENDKEY_PROMPTS,
+    prompts=_PROMPTS,
     describe=describe,
     read=read,
     write=write,

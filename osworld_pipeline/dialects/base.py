@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from osworld_pipeline.agent.coordinates import CoordinateSpace, ScalePoint
-from osworld_pipeline.agent.dialects.actions import Arguments, Vocabulary, action_type, normalise
-from osworld_pipeline.agent.dialects.commands import to_command
-from osworld_pipeline.agent.prompts import fill_prompt
+from osworld_pipeline.dialects.actions import Arguments, Vocabulary, action_type, normalise
+from osworld_pipeline.dialects.commands import to_command
+from osworld_pipeline.dialects.coordinates import CoordinateSpace, ScalePoint
+from osworld_pipeline.dialects.prompts import fill_prompt
 from osworld_pipeline.errors import ActionParseError
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from osworld_pipeline.agent.dialects import load_dialect
+from osworld_pipeline.dialects import load_dialect
 from osworld_pipeline.domain.episode import EpisodePurpose
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.domain.task import Task

@@ -1,7 +1,7 @@
 """Translates actions to desktop commands: pyautogui calls, one per line, or WAIT, DONE, FAIL."""
 
-from osworld_pipeline.agent.coordinates import ScalePoint
-from osworld_pipeline.agent.dialects.actions import Arguments, actions_in, literal
+from osworld_pipeline.dialects.actions import Arguments, actions_in, literal
+from osworld_pipeline.dialects.coordinates import ScalePoint
 
 POINT_FUNCTIONS = {
     "left_click": "click",

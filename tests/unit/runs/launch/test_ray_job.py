@@ -10,7 +10,7 @@ import pytest
 
 from osworld_pipeline.runs.launch.mailbox import Mailbox, MessageReader
 
-TESTS = Path(__file__).resolve().parents[2]
+TESTS = Path(__file__).resolve().parents[3]
 PATIENCE_S = 60.0
 
 

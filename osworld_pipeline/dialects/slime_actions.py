@@ -4,9 +4,9 @@ import ast
 from collections.abc import Mapping
 from typing import Any
 
-from osworld_pipeline.agent.coordinates import CoordinateSpace
-from osworld_pipeline.agent.dialects.actions import CLICKS, Vocabulary, normalise
-from osworld_pipeline.agent.dialects.commands import POINT_FUNCTIONS
+from osworld_pipeline.dialects.actions import CLICKS, Vocabulary, normalise
+from osworld_pipeline.dialects.commands import POINT_FUNCTIONS
+from osworld_pipeline.dialects.coordinates import CoordinateSpace
 from osworld_pipeline.errors import ActionParseError
 
 SLIME_VOCABULARY = Vocabulary(

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from env_server.providers.qemu.qmp_input import qcodes_of
-from osworld_pipeline.agent.dialects import load_dialect
-from osworld_pipeline.agent.dialects.commands import split_command
+from osworld_pipeline.dialects import load_dialect
+from osworld_pipeline.dialects.commands import split_command
 
 PYAUTOGUI, SENDKEY, OSGYM = load_dialect("pyautogui"), load_dialect("sendkey"), load_dialect("osgym")
 CLICK = {"action": "left_click", "coordinate": [10, 20]}

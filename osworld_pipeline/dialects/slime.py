@@ -9,12 +9,11 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from osworld_pipeline.agent.coordinates import CoordinateSpace
-from osworld_pipeline.agent.dialects.actions import Arguments
-from osworld_pipeline.agent.dialects.base import Grammar, Reading
-from osworld_pipeline.agent.dialects.slime_actions import SLIME_VOCABULARY, action_from_call, normalise_action
-from osworld_pipeline.agent.dialects.slime_fallback import guess_action
-from osworld_pipeline.agent.prompts import SLIME_PROMPTS
+from osworld_pipeline.dialects.actions import Arguments
+from osworld_pipeline.dialects.base import Grammar, Reading
+from osworld_pipeline.dialects.coordinates import CoordinateSpace
+from osworld_pipeline.dialects.slime_actions import SLIME_VOCABULARY, action_from_call, normalise_action
+from osworld_pipeline.dialects.slime_fallback import guess_action
 from osworld_pipeline.errors import ActionParseError
 
 _ARTEFACTS = re.compile(r"<\|im_end\|>|<\|endoftext\|>|</s>|```[a-zA-Z]*")
@@ -149,12 +148,38 @@ def _call_action(text: str, space: CoordinateSpace) -> dict[str, Any] | None:
     raise ActionParseError("the pyautogui call is never closed")
 
 
+_PROMPT = """You operate a computer for the user. You see its screen as a screenshot, sometimes with its \
+accessibility tree and the text of a terminal, and you act with mouse and keyboard.
+
+Answer each observation with exactly one action, in this form:
+Action: <what you do, in one short sentence>
+<tool_call>{"name":"computer_use","arguments":{"action":...}}</tool_call>
+
+The actions and their arguments:
+- {"action":"left_click","coordinate":[x,y]}, also "right_click", "middle_click", "double_click" and "triple_click"
+- {"action":"mouse_move","coordinate":[x,y]}: before a drag, or to scroll at that place
+- {"action":"left_click_drag","end_coordinate":[x,y]}: drag from where the pointer is
+- {"action":"type","text":"..."}: \\n presses Enter
+- {"action":"key","keys":["ctrl","s"]}: one key, or several held together
+- {"action":"scroll","direction":"up" or "down","amount":3}
+- {"action":"wait"}: when the screen needs time
+- {"action":"terminate","status":"success" or "failure"}: when the task is done, or cannot be done
+
+Rules:
+- <coordinates> Aim at the middle of a target.
+- Look at the last observation before you act: if an action changed nothing, try another way.
+- Prefer the keyboard where it is surer than the mouse.
+- Check the result on the screen before you terminate with success. If the task cannot be done, say failure.
+- No text after the tool call."""
+
+_PROMPTS = (_PROMPT, "You operate a computer. Answer with one Action line and one tool call.<coordinates>")
+
 SLIME = Grammar(
     name="slime",
     stop=("</tool_call>",),
     coordinate_space="model_pixels",
     vocabulary=SLIME_VOCABULARY,
-    prompts=SLIME_PROMPTS,
+    prompts=_PROMPTS,
     describe=describe,
     read=read,
     write=write,

@@ -6,12 +6,11 @@ line, but a DONE or FAIL after the code ends the task once the code has run.
 
 import re
 
-from osworld_pipeline.agent.coordinates import CoordinateSpace
-from osworld_pipeline.agent.dialects.actions import ACTION_NAMES, SEQUENCE, Arguments, Vocabulary, actions_in
-from osworld_pipeline.agent.dialects.base import Grammar, Reading
-from osworld_pipeline.agent.dialects.commands import to_command
-from osworld_pipeline.agent.dialects.pyautogui_calls import actions_of
-from osworld_pipeline.agent.prompts import PYAUTOGUI_PROMPTS
+from osworld_pipeline.dialects.actions import ACTION_NAMES, SEQUENCE, Arguments, Vocabulary, actions_in
+from osworld_pipeline.dialects.base import Grammar, Reading
+from osworld_pipeline.dialects.commands import to_command
+from osworld_pipeline.dialects.coordinates import CoordinateSpace
+from osworld_pipeline.dialects.pyautogui_calls import actions_of
 from osworld_pipeline.domain.pyautogui import parse_pyautogui
 from osworld_pipeline.errors import ActionParseError
 
@@ -91,12 +90,35 @@ def _closing(text: str, start: int) -> int:
     return text.index("```", line.start()) if line else -1
 
 
+_PROMPT = """You operate a computer for the user by writing Python calls of pyautogui. Each turn shows you its \
+screen as a screenshot, sometimes with its accessibility tree and the text of a terminal; the first one says the task.
+
+Answer each observation with a short plan and then exactly one fenced block:
+```python
+pyautogui.click(200, 120)
+pyautogui.write("hello")
+```
+
+Rules:
+- <coordinates> Aim at the middle of a target.
+- Only calls with literal arguments run: click, rightClick, middleClick, doubleClick, tripleClick, moveTo, dragTo, \
+mouseDown, mouseUp, scroll, hscroll, write, press, hotkey, keyDown, keyUp, and time.sleep(seconds). No variables, \
+loops or imports of anything else.
+- Put few calls in one block: you see the screen again only when all of them have run.
+- When the screen only needs time, answer with a line that says WAIT and no block.
+- When the task is done, check the screen and answer with a line that says DONE and no block. If it cannot be done, \
+answer with a line that says FAIL."""
+_PROMPTS = (
+    _PROMPT,
+    "You operate a computer. Answer with one block of pyautogui calls, or DONE or FAIL.<coordinates>",
+)
+
 PYAUTOGUI = Grammar(
     name="pyautogui",
     stop=(),
     coordinate_space="model_pixels",
     vocabulary=Vocabulary(names=frozenset(ACTION_NAMES), takes_sequences=True, clicks_at_pointer=True),
-    prompts=PYAUTOGUI_PROMPTS,
+    prompts=_PROMPTS,
     describe=describe,
     read=read,
     write=write,

@@ -9,10 +9,9 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from osworld_pipeline.agent.coordinates import CoordinateSpace
-from osworld_pipeline.agent.dialects.actions import SEQUENCE, Arguments, Vocabulary, actions_in
-from osworld_pipeline.agent.dialects.base import Grammar, Reading
-from osworld_pipeline.agent.prompts import OSGYM_PROMPTS
+from osworld_pipeline.dialects.actions import SEQUENCE, Arguments, Vocabulary, actions_in
+from osworld_pipeline.dialects.base import Grammar, Reading
+from osworld_pipeline.dialects.coordinates import CoordinateSpace
 from osworld_pipeline.errors import ActionParseError
 
 SCROLL_CLICKS = 50
@@ -158,6 +157,27 @@ _NAMES = "|".join(CALL_NAMES)
 _CALL = re.compile(rf"(?P<name>{_NAMES})\((?P<body>.*)\)", re.DOTALL)
 _JOIN = re.compile(rf"((?<=\))\s*&\s*(?=(?:{_NAMES})\())")
 
+_PROMPT = """You operate a computer for the user. You see its screen as a screenshot, sometimes with its \
+accessibility tree and the text of a terminal, and you act with mouse and keyboard.
+
+Answer each observation in this form:
+<|think_start|>what you see and what you do next<|think_end|><|action_start|>click(100,100)<|action_end|>
+
+The calls:
+- click(x,y), left_double(x,y), right_single(x,y), move(x,y)
+- drag(x1,y1,x2,y2): from the first point to the second
+- scroll(x,y,up), scroll(x,y,down), or a number of clicks: scroll(x,y,-5)
+- type(text): as it stands, without quotes
+- press(key): one key; hotkey(ctrl,s): several held together
+- wait(): when the screen needs time
+- finish(): when the task is done; call_user(): when it cannot be done
+Several calls may be joined by &: click(100,100)&type(hello)&press(enter)
+
+Rules:
+- <coordinates> Aim at the middle of a target.
+- Check the result on the screen before you finish."""
+_PROMPTS = (_PROMPT, "You operate a computer. Answer with one call between the action tags.<coordinates>")
+
 OSGYM = Grammar(
     name="osgym",
     stop=("<|action_end|>",),
@@ -166,7 +186,7 @@ OSGYM = Grammar(
         names=frozenset({*_AT.values(), "left_click_drag", "type", "key", "scroll", "wait", "terminate"}),
         takes_sequences=True,
     ),
-    prompts=OSGYM_PROMPTS,
+    prompts=_PROMPTS,
     describe=describe,
     read=read,
     write=write,

@@ -1,15 +1,21 @@
 """Dialects: the formats in which a model writes actions, and their conversion to desktop commands."""
 
-from osworld_pipeline.agent.coordinates import COORDINATE_SPACES
-from osworld_pipeline.agent.dialects.base import Dialect, Grammar, ParsedTurn
-from osworld_pipeline.agent.dialects.osgym import OSGYM
-from osworld_pipeline.agent.dialects.pyautogui import PYAUTOGUI
-from osworld_pipeline.agent.dialects.sendkey import SENDKEY
-from osworld_pipeline.agent.dialects.slime import SLIME
+from typing import TYPE_CHECKING, Literal
 
-__all__ = ["GRAMMARS", "STORED_DIALECT", "Dialect", "ParsedTurn", "load_dialect"]
+from osworld_pipeline.dialects.base import Dialect, Grammar, ParsedTurn
+from osworld_pipeline.dialects.coordinates import COORDINATE_SPACES
+from osworld_pipeline.dialects.osgym import OSGYM
+from osworld_pipeline.dialects.pyautogui import PYAUTOGUI
+from osworld_pipeline.dialects.sendkey import SENDKEY
+from osworld_pipeline.dialects.slime import SLIME
+
+__all__ = ["GRAMMARS", "STORED_DIALECT", "Dialect", "DialectName", "ParsedTurn", "load_dialect"]
 
 GRAMMARS: dict[str, Grammar] = {grammar.name: grammar for grammar in (SLIME, PYAUTOGUI, SENDKEY, OSGYM)}
+if TYPE_CHECKING:
+    DialectName = str
+else:
+    DialectName = Literal[tuple(GRAMMARS)]
 
 STORED_DIALECT = "slime"
 """The dialect in which demonstrations are built and recorded; for a recipe's agent they are translated to its own."""

@@ -4,9 +4,9 @@ import json
 import re
 from typing import Any
 
-from osworld_pipeline.agent.coordinates import CoordinateSpace
-from osworld_pipeline.agent.dialects.keys import KEY_ALIASES, KEY_NAMES, normalise_key
-from osworld_pipeline.agent.dialects.slime_actions import normalise_action
+from osworld_pipeline.dialects.coordinates import CoordinateSpace
+from osworld_pipeline.dialects.keys import KEY_ALIASES, KEY_NAMES, normalise_key
+from osworld_pipeline.dialects.slime_actions import normalise_action
 from osworld_pipeline.errors import ActionParseError
 
 _ACTION = re.compile(r'"action"\s*:\s*"(\w+)"')

@@ -4,10 +4,10 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from osworld_pipeline.agent.coordinates import COORDINATE_SPACES, CoordinateSpace, limit_of
-from osworld_pipeline.agent.dialects import GRAMMARS, Dialect, load_dialect
-from osworld_pipeline.agent.dialects.actions import CLICKS, normalise
-from osworld_pipeline.agent.dialects.keys import KEY_NAMES
+from osworld_pipeline.dialects import GRAMMARS, Dialect, load_dialect
+from osworld_pipeline.dialects.actions import CLICKS, normalise
+from osworld_pipeline.dialects.coordinates import COORDINATE_SPACES, CoordinateSpace, limit_of
+from osworld_pipeline.dialects.keys import KEY_NAMES
 
 DIALECTS = [load_dialect(name, space) for name in GRAMMARS for space in COORDINATE_SPACES]
 

@@ -8,10 +8,10 @@ from dialect_samples import DIALECTS, actions, tricky
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from osworld_pipeline.agent.dialects import GRAMMARS, Dialect, load_dialect
-from osworld_pipeline.agent.dialects.actions import actions_in, ends_episode, first_point, move_points
-from osworld_pipeline.agent.dialects.commands import split_command
 from osworld_pipeline.agent.images import ModelImage
+from osworld_pipeline.dialects import GRAMMARS, Dialect, load_dialect
+from osworld_pipeline.dialects.actions import actions_in, ends_episode, first_point, move_points
+from osworld_pipeline.dialects.commands import split_command
 from osworld_pipeline.domain.pyautogui import SPECIAL_ACTIONS, parse_pyautogui
 from osworld_pipeline.errors import ActionParseError
 

@@ -25,7 +25,7 @@ def recipe_of(**sections: dict[str, Any]) -> Recipe:
 
 @pytest.mark.parametrize("dialect", ["slime", "pyautogui", "sendkey", "osgym"])
 def test_responses_end_where_their_dialect_says(dialect: str) -> None:
-    from osworld_pipeline.agent.dialects import load_dialect
+    from osworld_pipeline.dialects import load_dialect
 
     params = sampling_params(recipe_of(agent={"dialect": dialect}), temperature=0.7, top_p=0.9, seed=5)
     assert params.stop == load_dialect(dialect).stop
