@@ -94,7 +94,7 @@ format: setup-python ## rewrite what ruff can
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
 
 dev: setup ## Dagster's UI on http://127.0.0.1:3000; STATE=FOLDER for another state than var, PORT=3001
-	@$(if $(STATE),export OSWORLD_STATE="$(abspath $(STATE))" DAGSTER_HOME="$$($(BIN)/python -m jobs.instance $(STATE))" && cd "$$DAGSTER_HOME" &&) $(CURDIR)/$(BIN)/dagster dev -w $(CURDIR)/workspace.yaml --port $(or $(PORT),3000)
+	@$(if $(STATE),export OSWORLD_STATE="$(abspath $(STATE))" DAGSTER_HOME="$$($(BIN)/python -m osworld_pipeline.cli.in_process.instance $(STATE))" && cd "$$DAGSTER_HOME" &&) $(CURDIR)/$(BIN)/dagster dev -w $(CURDIR)/workspace.yaml --port $(or $(PORT),3000)
 
 mlflow: setup-python ## MLflow's UI on http://127.0.0.1:5000; STATE=FOLDER for another state than var, PORT=5001
 	@$(BIN)/mlflow ui --backend-store-uri "sqlite:///$(or $(STATE),var)/mlflow/mlflow.db" --port $(or $(PORT),5000)

@@ -1,1 +1,1 @@
-"""The Dagster jobs, and the commands that run them on this machine."""
+"""The Dagster jobs, with their sensors and schedules."""

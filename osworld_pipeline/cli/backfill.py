@@ -39,7 +39,7 @@ def backfill(
     """Evaluate checkpoints on suites, one Dagster run each. Finished evaluations are not repeated, so an interrupted
     backfill continues."""
     chosen, wanted = names_of(checkpoints), list(dict.fromkeys(names_of(suites)))
-    from jobs.backfill import run_backfill
+    from osworld_pipeline.cli.in_process.backfill import run_backfill
     from osworld_pipeline.definitions import defs, environment
     from resources.state import RecipeResource
 

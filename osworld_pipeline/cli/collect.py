@@ -20,7 +20,7 @@ from osworld_pipeline.cli.pipeline import StateOption
 from osworld_pipeline.cli.shown import counted, say
 
 if TYPE_CHECKING:
-    from jobs.collect import Collected
+    from osworld_pipeline.cli.in_process.collect import Collected
     from osworld_pipeline.evaluation.suite_files import EvalSuite
 
 
@@ -49,7 +49,7 @@ def collect(
     if oracle and checkpoint:
         raise typer.BadParameter("--oracle and --checkpoint both select the policy: give one of them")
     source = recipe_source(recipe, settings, smoke, agent__max_turns=max_turns)
-    from jobs.collect import run_collect
+    from osworld_pipeline.cli.in_process.collect import run_collect
     from osworld_pipeline.definitions import defs
     from osworld_pipeline.runs.collect.plan import ORACLE, TRAIN
     from osworld_pipeline.runs.evaluate.plan import TaskChoice

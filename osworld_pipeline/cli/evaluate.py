@@ -67,8 +67,8 @@ def evaluate(
         evaluation__temperature=temperature,
     )
     num_seeds = len(source.load().evaluation.seeds)
-    from jobs.evaluate import run_evaluate
     from osworld_pipeline.atomic_io import write_file
+    from osworld_pipeline.cli.in_process.evaluate import run_evaluate
     from osworld_pipeline.definitions import defs
     from osworld_pipeline.evaluation.suite_files import HELDOUT
     from osworld_pipeline.remote.pull import fetch_checkpoints, is_cache

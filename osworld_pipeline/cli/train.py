@@ -13,7 +13,7 @@ from osworld_pipeline.cli.options import SettingsOption, SmokeOption, recipe_sou
 from osworld_pipeline.cli.pipeline import StateOption
 
 if TYPE_CHECKING:
-    from jobs.train import TrainEnd, TrainRequest
+    from osworld_pipeline.cli.in_process.train import TrainEnd, TrainRequest
     from resources.state import RecipeResource
 
 
@@ -30,7 +30,7 @@ def demo(
     as_json: JsonOption = False,
 ) -> None:
     """Materialize every asset on this machine, then print success rates on held-out tasks."""
-    from jobs.train import TrainRequest
+    from osworld_pipeline.cli.in_process.train import TrainRequest
 
     _run("demo", recipe_source(recipe, settings, smoke), state, TrainRequest(), as_json=as_json)
 
@@ -64,7 +64,7 @@ def train(
     as_json: JsonOption = False,
 ) -> None:
     """Train a recipe's stages on this machine and evaluate every checkpoint. Finished work is not repeated."""
-    from jobs.train import TrainRequest
+    from osworld_pipeline.cli.in_process.train import TrainRequest
 
     source = recipe_source(recipe, settings, smoke)
     request = TrainRequest.parse(stages, start)
@@ -87,7 +87,7 @@ def train(
 
 
 def _run(command: str, source: "RecipeResource", state: Path, request: "TrainRequest", *, as_json: bool) -> None:
-    from jobs.train import run_train
+    from osworld_pipeline.cli.in_process.train import run_train
     from osworld_pipeline.definitions import defs
 
     # With --json, bars and tables go to standard error.

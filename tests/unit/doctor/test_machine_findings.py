@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.in_process import MIN_FREE_BYTES
+from osworld_pipeline.cli.in_process.session import MIN_FREE_BYTES
 from osworld_pipeline.doctor import machine, packages, ports
 from osworld_pipeline.doctor.machine import check_disk, check_memory, check_open_files
 from osworld_pipeline.doctor.packages import check_extra, module_of, requirements_of

@@ -6,7 +6,7 @@ from checkpoint_samples import CHAIN, chain_of
 from eval_samples import eval_rows
 from rich.console import Console
 
-from jobs.what_changed import show_changes
+from osworld_pipeline.cli.in_process.what_changed import show_changes
 from osworld_pipeline.domain.checkpoint import Stage
 from osworld_pipeline.evaluation.changes import Training, changes_of
 from osworld_pipeline.evaluation.effect import ONE_RUN

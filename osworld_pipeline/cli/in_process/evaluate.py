@@ -10,9 +10,9 @@ import dagster as dg
 from rich.console import Console
 
 from assets.evaluations import SUITES
-from jobs.in_process import open_in_process
 from jobs.on_request import EVALUATE_TASKS, evaluate_on_tasks
 from jobs.pipeline import RANK
+from osworld_pipeline.cli.in_process.session import open_in_process
 from osworld_pipeline.domain.checkpoint import Checkpoint
 from osworld_pipeline.domain.shown_commands import pipeline_line
 from osworld_pipeline.domain.state import StateDir

@@ -15,11 +15,11 @@ import dagster as dg
 from rich.console import Console
 
 from assets.evaluations import CHECKPOINTS
-from jobs.bars import Bars, shown_bars
 from jobs.failures import reason_of
-from jobs.instance import open_instance
 from jobs.pipeline import EVALUATE
-from jobs.pools import heard_interrupts, pools_of, wait_for_pools
+from osworld_pipeline.cli.in_process.bars import Bars, shown_bars
+from osworld_pipeline.cli.in_process.instance import open_instance
+from osworld_pipeline.cli.in_process.pools import heard_interrupts, pools_of, wait_for_pools
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import PipelineError, StoreError
 from osworld_pipeline.runs.launch.fork_server import kept_fork_server

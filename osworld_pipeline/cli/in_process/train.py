@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from jobs.in_process import InProcess, JobStoppedError, open_in_process
 from jobs.pipeline import RANK, TRAIN
-from jobs.what_changed import show_changes
+from osworld_pipeline.cli.in_process.session import InProcess, JobStoppedError, open_in_process
+from osworld_pipeline.cli.in_process.what_changed import show_changes
 from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
 from osworld_pipeline.domain.near_names import did_you_mean
 from osworld_pipeline.domain.shown_commands import pipeline_line, shell_line

@@ -11,7 +11,7 @@ import dagster as dg
 import pytest
 from dagster._core.test_utils import create_run_for_test
 
-from jobs.pools import DEAF_S, heard_interrupts, pools_of, wait_for_pools
+from osworld_pipeline.cli.in_process.pools import DEAF_S, heard_interrupts, pools_of, wait_for_pools
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import PipelineError
 

@@ -7,7 +7,7 @@ import dagster as dg
 import pytest
 from checkpoint_samples import lay_down, make_checkpoint
 
-from jobs.train import STAGES, TrainRequest, assets_to_train, find_start
+from osworld_pipeline.cli.in_process.train import STAGES, TrainRequest, assets_to_train, find_start
 from osworld_pipeline.definitions import defs
 from osworld_pipeline.domain.checkpoint import Stage
 from osworld_pipeline.domain.state import StateDir

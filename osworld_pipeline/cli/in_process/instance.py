@@ -2,9 +2,9 @@
 another.
 
 The default state (`var`) uses the instance of dagster.yaml in this folder. Any other state keeps its runs in
-`<state>/dagster`, with a copy of that file; `python -m jobs.instance STATE` prints that folder, which is the
-DAGSTER_HOME of its webserver and daemon. They are started in that folder, because the .env here names the default
-instance.
+`<state>/dagster`, with a copy of that file; `python -m osworld_pipeline.cli.in_process.instance STATE` prints that
+folder, which is the DAGSTER_HOME of its webserver and daemon. They are started in that folder, because the .env here
+names the default instance.
 """
 
 import sys

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from jobs.bars import Bars, log_line, make_progress, shown_rate
+from osworld_pipeline.cli.in_process.bars import Bars, log_line, make_progress, shown_rate
 from resources.progress import ProgressLine
 
 

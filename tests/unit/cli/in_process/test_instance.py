@@ -6,12 +6,12 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from jobs.instance import instance_home, open_instance
+from osworld_pipeline.cli.in_process.instance import instance_home, open_instance
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import DependencyError
 from resources.state import configured_state
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from typing import Any
 import dagster as dg
 from rich.console import Console
 
-from jobs.evaluate import default_checkpoint, request_of
-from jobs.in_process import open_in_process
 from jobs.on_request import COLLECT_ROLLOUTS, collect_on_tasks
+from osworld_pipeline.cli.in_process.evaluate import default_checkpoint, request_of
+from osworld_pipeline.cli.in_process.session import open_in_process
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.evaluation.suite_files import EvalSuite
 from osworld_pipeline.runs.checkpoints.external import find_or_add
