@@ -21,7 +21,7 @@ from rich.console import Console
 from benchmarks.spread import print_table, show_machine, verdict
 from env_server.guest.stillness import MAX_STILL_CELLS, num_changed_cells
 from env_server.guest_client import GuestCall, GuestClient
-from env_server.providers.local import LocalProvider
+from env_server.providers.local.provider import LocalProvider
 from osworld_pipeline.errors import PipelineError
 
 MAX_WRONG_SHARE = 0.005

@@ -20,7 +20,7 @@ from benchmarks.qemu import SCREEN as QEMU_SCREEN
 from benchmarks.qemu import run_qemu
 from benchmarks.spread import Spread, print_table
 from env_server.providers.base_image import ensure_image, image_digest
-from env_server.providers.local import LocalProvider
+from env_server.providers.local.provider import LocalProvider
 from env_server.providers.qemu.images import OwnImage
 from osworld_pipeline.errors import DependencyError
 

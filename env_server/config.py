@@ -8,20 +8,11 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from env_server.settings import (
-    GATEWAY_TOKEN_VARIABLE,
-    OSGYM_VARIABLE,
-    TOKEN_VARIABLE,
-    WINDOWS_PASSWORD_VARIABLE,
-    Settings,
-    SettingsError,
-)
+from env_server.providers.kinds import provider_kinds
+from env_server.settings import OSGYM_VARIABLE, TOKEN_VARIABLE, Settings, SettingsError
 
-FROM_ENVIRONMENT = {
-    "token": TOKEN_VARIABLE,
-    "gateway_token": GATEWAY_TOKEN_VARIABLE,
-    "windows_password": WINDOWS_PASSWORD_VARIABLE,
-    "osgym_allowed_ips": OSGYM_VARIABLE,
+FROM_ENVIRONMENT = {"token": TOKEN_VARIABLE, "osgym_allowed_ips": OSGYM_VARIABLE} | {
+    f"{name}.{field}": variable for name, kind in provider_kinds().items() for field, variable in kind.variables.items()
 }
 """Fields that are read only from the environment."""
 
@@ -37,9 +28,6 @@ def read_config(path: Path) -> dict[str, Any]:
         raise SettingsError(f"cannot read the configuration {path}: {error.strerror}; check --config") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"the configuration {path} is not valid TOML: {error}") from error
-    for name, variable in FROM_ENVIRONMENT.items():
-        if name in fields:
-            raise SettingsError(f"the configuration {path} has {name!r}; set it in the environment: {variable}")
     _check_names(fields, Settings, path, ())
     return fields
 
@@ -68,8 +56,12 @@ def make_settings(options: Mapping[str, Any], environment: Mapping[str, str] | N
 def _check_names(fields: Mapping[str, Any], model: type[BaseModel], path: Path, table: tuple[str, ...]) -> None:
     for name, value in fields.items():
         where = ".".join((*table, name))
+        if where in FROM_ENVIRONMENT:
+            variable = FROM_ENVIRONMENT[where]
+            raise SettingsError(f"the configuration {path} has {where!r}; set it in the environment: {variable}")
         if name not in model.model_fields:
-            known = ", ".join(sorted(set(model.model_fields) - set(FROM_ENVIRONMENT)))
+            names = (key for key in model.model_fields if ".".join((*table, key)) not in FROM_ENVIRONMENT)
+            known = ", ".join(sorted(names))
             raise SettingsError(f"the configuration {path} has the unknown key {where!r}; known keys: {known}")
         kind = model.model_fields[name].annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):

@@ -19,14 +19,16 @@ from env_server.config import make_settings, overlay, read_config
 from env_server.providers.base_image import image_digest
 from env_server.providers.bounds import Bounds, DesktopLimits
 from env_server.providers.desktop_env.install import DesktopEnvInstall
+from env_server.providers.desktop_env.kind import DesktopEnvSettings
 from env_server.providers.gateway.client import ClientOptions, load_client
+from env_server.providers.gateway.kind import TOKEN_VARIABLE, GatewaySettings, gateway_token
 from env_server.providers.gateway.trial import try_gateway
-from env_server.providers.local import LocalProvider
+from env_server.providers.local.provider import LocalProvider
 from env_server.providers.qemu.accelerator import boot_kernel, kvm_refusal
 from env_server.providers.qemu.build import find_image
 from env_server.providers.qemu.programs import check_builder, check_qemu, qemu_version
 from env_server.providers.requirements import SYSTEM_PATH, check_programs
-from env_server.settings import GATEWAY_TOKEN_VARIABLE, GatewaySettings, Settings, SettingsError, gateway_token
+from env_server.settings import Settings, SettingsError
 from osworld_pipeline.domain.finding import Finding, Status
 from osworld_pipeline.domain.shown_commands import ENV_SERVER, shell_line
 from osworld_pipeline.errors import DependencyError, PipelineError
@@ -44,10 +46,11 @@ Check = Callable[[], Finding]
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns 0 if no check found something missing."""
     defaults = Settings()
+    python = defaults.of(DesktopEnvSettings).python
     parser = argparse.ArgumentParser(prog="env-server doctor", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object per line, as each check ends")
     parser.add_argument("--state-dir", type=Path, default=defaults.state_dir, help="images (default var/desktops)")
-    parser.add_argument("--desktop-env-python", type=Path, default=defaults.desktop_env.python, metavar="PYTHON")
+    parser.add_argument("--desktop-env-python", type=Path, default=python, metavar="PYTHON")
     parser.add_argument("--config", type=Path, metavar="FILE", help="the server's file, for its [gateway] table")
     parser.add_argument("--gateway-url", metavar="URL", help="check this gateway too, and start a sandbox there")
     parser.add_argument("--gateway-client", metavar="NAME", help="a sandbox client's name, or module:attribute (https)")
@@ -271,14 +274,14 @@ def check_gateway(settings: GatewaySettings) -> Finding:
     except DependencyError as error:
         if secret is not None:
             raise
-        raise DependencyError(f"{error}; no token is set: export {GATEWAY_TOKEN_VARIABLE}") from error
+        raise DependencyError(f"{error}; no token is set: export {TOKEN_VARIABLE}") from error
     if secret is not None:
         return Finding(name="gateway", status=Status.OK, message=said)
     return Finding(
         name="gateway",
         status=Status.WARN,
         message=f"{said}, and required no token",
-        remedy=f"start the gateway with a token, and export {GATEWAY_TOKEN_VARIABLE}",
+        remedy=f"start the gateway with a token, and export {TOKEN_VARIABLE}",
     )
 
 
@@ -287,7 +290,7 @@ def _gateway_settings(arguments: argparse.Namespace) -> GatewaySettings:
     held = read_config(arguments.config).get("gateway", {}) if arguments.config is not None else {}
     given = {"url": arguments.gateway_url, "client": arguments.gateway_client, "ca_file": arguments.gateway_ca_file}
     merged = overlay(held, {name: value for name, value in given.items() if value is not None})
-    return make_settings({"gateway": merged}).gateway
+    return make_settings({"gateway": merged}).of(GatewaySettings)
 
 
 def _line(finding: Finding) -> str:

@@ -16,6 +16,8 @@ from env_server.episodes.driver import Drivers
 from env_server.episodes.guest_driver import Graders, GuestDrivers
 from env_server.options import EPILOG, add_server_options, settings_of
 from env_server.providers.base import Provider
+from env_server.providers.desktop_env.kind import DesktopEnvSettings
+from env_server.providers.kinds import provider_kinds
 from env_server.serving import bind, run_server, serve
 from env_server.settings import Settings, SettingsError
 from osworld_pipeline.domain.parent import dies_with_parent
@@ -68,39 +70,16 @@ def make_provider(settings: Settings) -> Provider:
         SettingsError, DependencyError: this provider does not work with these settings, or not on this machine.
     """
     try:
-        if settings.provider == "qemu":
-            from env_server.providers.qemu.provider import QemuProvider
-
-            secret = settings.windows_password
-            return QemuProvider(
-                images=settings.state_dir,
-                screen_size=settings.screen,
-                password=secret.get_secret_value() if secret else None,
-                **dict(settings.qemu),
-            )
-        if settings.provider == "desktop_env":
-            from env_server.providers.desktop_env import DesktopEnvProvider
-
-            folder = settings.state_dir / "desktop-env"
-            return DesktopEnvProvider(screen_size=settings.screen, folder=folder, **dict(settings.desktop_env))
-        if settings.provider == "gateway":
-            from env_server.providers.gateway import GatewayProvider
-
-            token = settings.gateway_token.get_secret_value() if settings.gateway_token else ""
-            return GatewayProvider(settings.gateway, token=token, screen_size=settings.screen)
-        from env_server.providers.local import LocalProvider
-
-        return LocalProvider(images=settings.state_dir, screen_size=settings.screen, **dict(settings.local))
+        return provider_kinds()[settings.provider].make(settings)
     except ValueError as error:
         raise SettingsError(str(error)) from error
 
 
 def make_drivers(settings: Settings) -> Drivers:
     """The drivers that run episodes on that provider's desktops."""
-    if settings.provider == "desktop_env":
-        from env_server.providers.desktop_env import DesktopEnvDrivers
-
-        return DesktopEnvDrivers(python=settings.desktop_env.python, limits=settings.limits)
+    kind = provider_kinds()[settings.provider]
+    if kind.make_drivers is not None:
+        return kind.make_drivers(settings)
     downloader = Downloader(settings.limits, folder=settings.state_dir / "downloads")
     graders = _make_graders(settings, downloader)
     return GuestDrivers(limits=settings.limits, downloader=downloader, screen=settings.screen, graders=graders)
@@ -112,9 +91,9 @@ def _make_graders(settings: Settings, downloader: Downloader) -> Graders | None:
     from env_server.evaluators.osworld import OSWorldGraders
 
     return OSWorldGraders(
-        python=settings.desktop_env.python,
+        python=settings.of(DesktopEnvSettings).python,
         folder=settings.state_dir / "desktop-env",
-        with_ports=settings.provider == "gateway",
+        with_ports=provider_kinds()[settings.provider].has_ports,
         downloader=downloader,
         allow_unsandboxed=settings.allow_unsandboxed_graders,
     )

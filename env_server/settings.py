@@ -4,17 +4,16 @@ import ipaddress
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, create_model, field_validator
 
+from env_server.providers.kinds import provider_kinds
 from osworld_pipeline.errors import PipelineError
 from osworld_pipeline.wire.cross_site import is_loopback
 
 TOKEN_VARIABLE = "ENV_SERVER_TOKEN"  # noqa: S105 - the variable's name, not a token
 OSGYM_VARIABLE = "OSGYM_ALLOWED_IPS"
-WINDOWS_PASSWORD_VARIABLE = "WINDOWS_ADMIN_PASSWORD"  # noqa: S105 - the variable's name, not a password
-GATEWAY_TOKEN_VARIABLE = "OSWORLD_SANDBOX_TOKEN"  # noqa: S105 - the variable's name, not a token
 DEFAULT_DOWNLOAD_HOSTS = (
     "drive.google.com",
     "drive.usercontent.google.com",
@@ -23,6 +22,9 @@ DEFAULT_DOWNLOAD_HOSTS = (
     "codeload.github.com",
 )
 """The hosts that OSWorld's task files download from."""
+
+
+Table = TypeVar("Table", bound=BaseModel)
 
 
 class SettingsError(PipelineError):
@@ -45,77 +47,6 @@ class TaskLimits(BaseModel):
     """Folder on this machine below which `upload_file` may read; None allows no file."""
 
 
-class LocalSettings(BaseModel):
-    """Limits and options of one `local` desktop on this machine."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    memory_mb: int = Field(default=1024, ge=256)
-    max_processes: int = Field(default=512, ge=64)
-    max_cpus: float | None = Field(default=None, ge=0.1)
-    """Most CPU time per second; None shares it equally between desktops, and gives a desktop what others do not use."""
-    allow_unsandboxed: bool = False
-    """If namespaces are unavailable, run desktops as plain processes of this user; a model can then reach the user's
-    files."""
-    wine: bool = False
-    """Windows programs on every desktop (Debian's Wine), for tasks on a drive C:."""
-
-
-class QemuSettings(BaseModel):
-    """The virtual machine of one `qemu` desktop."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    image: Path | None = None
-    """A qcow2 image with OSWorld's guest server; None means our own, built by `env-server build-image`."""
-    os_type: Literal["linux", "windows"] = "linux"
-    """`windows`: the image is a Windows without a guest server; it is logged in and saved before its first use."""
-    login_mark: Path | None = None
-    """An image cut from a screenshot of that Windows' password prompt, to recognise the prompt."""
-    memory_mb: int | None = Field(default=None, ge=128)
-    """None means the default of the image."""
-    accelerator: Literal["auto", "kvm", "tcg"] = "auto"
-    open_network: bool = False
-    uefi: bool = False
-    """Whether `image` boots by UEFI."""
-
-
-class DesktopEnvSettings(BaseModel):
-    """OSWorld's own DesktopEnv, in the environment where it is installed."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    python: Path = Path("var/desktop-env/bin/python")
-    """The interpreter of that environment; graders of the kind `osworld` also run in it."""
-    provider_name: str = "docker"
-    path_to_vm: str | None = None
-    region: str | None = None
-    snapshot_name: str = "init_state"
-    os_type: str = "Ubuntu"
-    client_password: str = "password"  # noqa: S105 - of the published images
-    headless: bool = True
-    plugin: str | None = None
-    """module:function with your own provider for DesktopEnv."""
-
-
-class GatewaySettings(BaseModel):
-    """Remote sandboxes; the gateway's token comes from the environment."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    url: str | None = None
-    client: str = "https"
-    """A sandbox client's entry point, or module:attribute."""
-    quota_wait_s: float = Field(default=300.0, ge=0, le=3600)
-    """How long one replica waits for quota before its start counts as failed."""
-    start_timeout_s: float = Field(default=180.0, gt=0, le=540)
-    """Of one start at the gateway, and then of its guest until it shows a screen."""
-    ca_file: Path | None = None
-    """Certificates (PEM) to trust instead of the system's."""
-    options: dict[str, str] = Field(default_factory=dict)
-    """Options of the client; no secrets."""
-
-
 class OsgymSettings(BaseModel):
     """OSGym's worker ports, in addition to the main port, which has the same API under /osgym."""
 
@@ -129,10 +60,10 @@ class OsgymSettings(BaseModel):
     """How long the screen settles after a step, unless the step sets it."""
 
 
-class Settings(BaseModel):
+class _ServerSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    provider: Literal["local", "qemu", "desktop_env", "gateway"] = "local"
+    provider: str = "local"
     grader: Literal["own", "osworld"] = "own"
     """Which metrics score an episode; `osworld` needs desktop-env in a separate environment."""
     allow_unsandboxed_graders: bool = False
@@ -166,18 +97,21 @@ class Settings(BaseModel):
     open_metrics: bool = False
     """/metrics answers without the token."""
     limits: TaskLimits = TaskLimits()
-    local: LocalSettings = LocalSettings()
-    qemu: QemuSettings = QemuSettings()
-    desktop_env: DesktopEnvSettings = DesktopEnvSettings()
-    windows_password: SecretStr | None = None
-    """The administrator password of a Windows image; only from the environment."""
-    gateway: GatewaySettings = GatewaySettings()
-    gateway_token: SecretStr | None = None
-    """The token for the gateway; never logged, never an argument."""
     osgym: OsgymSettings = OsgymSettings()
     osgym_allowed_ips: tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...] = ()
     """The addresses whose requests OSGym's API answers; required for its worker ports. The environment overrides a
     file."""
+
+    @field_validator("provider")
+    @classmethod
+    def _is_a_kind(cls, name: str) -> str:
+        if name not in provider_kinds():
+            raise ValueError(f"there is no provider '{name}'; there are: {', '.join(provider_kinds())}")
+        return name
+
+    def of(self, kind: type[Table]) -> Table:
+        """The settings of a provider, by their class."""
+        return next(value for _, value in self if isinstance(value, kind))
 
     @property
     def screen(self) -> tuple[int, int]:
@@ -197,9 +131,8 @@ class Settings(BaseModel):
         settings = cls.model_validate(
             {
                 **options,
+                **_with_secrets(options, source),
                 "token": SecretStr(token) if token else None,
-                "gateway_token": gateway_token(source),
-                "windows_password": _secret(source.get(WINDOWS_PASSWORD_VARIABLE, "")),
                 "osgym_allowed_ips": osgym_networks(source) or options.get("osgym_allowed_ips", ()),
             }
         )
@@ -216,8 +149,30 @@ class Settings(BaseModel):
         return settings
 
 
-def _secret(text: str) -> SecretStr | None:
-    return SecretStr(text) if text else None
+if TYPE_CHECKING:
+
+    class Settings(_ServerSettings): ...
+
+else:
+    # A field for each provider, with its settings.
+    Settings = create_model(
+        "Settings",
+        __base__=_ServerSettings,
+        **{name: (kind.settings, kind.settings()) for name, kind in provider_kinds().items()},
+    )
+
+
+def _with_secrets(options: Mapping[str, object], environment: Mapping[str, str]) -> dict[str, object]:
+    """The tables of the providers that take secrets from the environment."""
+    tables: dict[str, object] = {}
+    for name, kind in provider_kinds().items():
+        found = {field: environment.get(variable, "").strip() for field, variable in kind.variables.items()}
+        secrets = {field: SecretStr(text) for field, text in found.items() if text}
+        if secrets:
+            table = options.get(name, {})
+            given = dict(table) if isinstance(table, Mapping | BaseModel) else {}
+            tables[name] = {**given, **secrets}
+    return tables
 
 
 def osgym_networks(environment: Mapping[str, str]) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:
@@ -229,13 +184,7 @@ def osgym_networks(environment: Mapping[str, str]) -> tuple[ipaddress.IPv4Networ
         raise SettingsError(f"{OSGYM_VARIABLE}: {error}; give addresses or networks, separated by commas") from error
 
 
-def gateway_token(environment: Mapping[str, str] | None = None) -> SecretStr | None:
-    """The token that a gateway's clients send and the reference gateway requires; None if none is set."""
-    token = (os.environ if environment is None else environment).get(GATEWAY_TOKEN_VARIABLE, "").strip()
-    return SecretStr(token) if token else None
-
-
 def environment_for_programs() -> dict[str, str]:
     """For programs that are not ours: the environment of this process without our tokens and passwords."""
-    secrets = (TOKEN_VARIABLE, GATEWAY_TOKEN_VARIABLE, WINDOWS_PASSWORD_VARIABLE)
+    secrets = {TOKEN_VARIABLE, *(name for kind in provider_kinds().values() for name in kind.variables.values())}
     return {name: value for name, value in os.environ.items() if name not in secrets}

@@ -18,8 +18,9 @@ from env_server.gateway_server.app import create_gateway
 from env_server.gateway_server.faults import Faults, FaultShares
 from env_server.gateway_server.sandboxes import SandboxTable
 from env_server.main import bind, make_provider, prepare_process
+from env_server.providers.gateway.kind import TOKEN_VARIABLE, gateway_token
 from env_server.serving import connection_limits
-from env_server.settings import GATEWAY_TOKEN_VARIABLE, Settings, SettingsError, gateway_token
+from env_server.settings import Settings, SettingsError
 from osworld_pipeline.domain.version import version_line
 from osworld_pipeline.errors import PipelineError
 from osworld_pipeline.wire.connections import bounded_config
@@ -50,7 +51,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="osworld-gateway",
         description="Serves desktops of this machine as remote sandboxes for the provider gateway.",
-        epilog=f"The token that clients must send comes from the environment: {GATEWAY_TOKEN_VARIABLE}.",
+        epilog=f"The token that clients must send comes from the environment: {TOKEN_VARIABLE}.",
     )
     add = parser.add_argument
     add("--version", action="version", version=version_line("osworld-gateway"))
@@ -131,7 +132,7 @@ def _settings(arguments: argparse.Namespace) -> Settings:
     """
     if gateway_token() is None and not is_loopback(arguments.host):
         raise SettingsError(
-            f"refusing to serve sandboxes on {arguments.host} without a token: set {GATEWAY_TOKEN_VARIABLE}, or bind "
+            f"refusing to serve sandboxes on {arguments.host} without a token: set {TOKEN_VARIABLE}, or bind "
             "to 127.0.0.1"
         )
     if (arguments.tls_cert is None) != (arguments.tls_key is None):

@@ -10,7 +10,7 @@ import pytest
 from desktop_env_place import find_python
 
 from env_server.providers.desktop_env.install import SEARCH_PATH
-from env_server.providers.local import LocalProvider
+from env_server.providers.local.provider import LocalProvider
 from env_server.tcp_forward import tcp_forward
 
 pytestmark = [pytest.mark.desktop_env, pytest.mark.desktop, pytest.mark.slow]

@@ -18,7 +18,7 @@ from env_server.episodes.download import Downloader
 from env_server.episodes.guest_driver import Graders, GuestDrivers, OwnGraders
 from env_server.evaluators.osworld import OSWorldGraders
 from env_server.evaluators.result_file import EpisodeCache
-from env_server.providers.local import LocalDesktop, LocalProvider
+from env_server.providers.local.provider import LocalDesktop, LocalProvider
 from env_server.settings import TaskLimits
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.errors import EvaluatorError, ReplicaError, TaskError

@@ -21,9 +21,11 @@ from test_rollout import PLAN, SCREEN, SETTINGS, OraclePolicy, suite_tasks
 from env_server.episodes.download import Downloader
 from env_server.episodes.guest_driver import GuestDrivers
 from env_server.evaluators.osworld import OSWorldGraders
-from env_server.providers.gateway import GatewayProvider, SandboxBusyError
+from env_server.providers.gateway.client import SandboxBusyError
+from env_server.providers.gateway.kind import GatewaySettings
 from env_server.providers.gateway.port_tunnel import forwarded_ports
-from env_server.settings import GatewaySettings, TaskLimits
+from env_server.providers.gateway.provider import GatewayProvider
+from env_server.settings import TaskLimits
 from osworld_pipeline.agent.processor import load_processor
 from osworld_pipeline.agent.renderer import Renderer
 from osworld_pipeline.domain.episode import Outcome

@@ -18,7 +18,7 @@ from hostile_programs import BOMB, FILL, IN_FLIGHT
 
 from env_server.evaluators.getters import get_vm_command_line
 from env_server.guest_client import CommandResult, GuestClient
-from env_server.providers.local import LocalDesktop, LocalProvider
+from env_server.providers.local.provider import LocalDesktop, LocalProvider
 from osworld_pipeline.errors import ReplicaError, TamperingError
 
 pytestmark = pytest.mark.desktop

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from env_server.providers import cpu_shares, local
+from env_server.providers import cpu_shares
 from env_server.providers.bounds import DEFAULT_CPU_WEIGHTS, Bounds, DesktopLimits
 from env_server.providers.cpu_shares import SMALL_WEIGHT, share_cpus
 from env_server.providers.host_users import HostUsers
-from env_server.providers.local import LocalDesktop, LocalProvider
+from env_server.providers.local import provider as local
+from env_server.providers.local.provider import LocalDesktop, LocalProvider
 from env_server.providers.sandbox import PROGRAM_NICE
 from osworld_pipeline.errors import DependencyError, ReplicaError
 
@@ -209,7 +210,7 @@ _PLAIN_HOST = """
 import asyncio, sys
 from pathlib import Path
 from env_server.guest_client import GuestCall
-from env_server.providers.local import LocalProvider
+from env_server.providers.local.provider import LocalProvider
 
 async def main():
     provider = LocalProvider(images=Path(sys.argv[1]), screen_size=(640, 480), allow_unsandboxed=sys.argv[2] == "yes")

@@ -18,7 +18,7 @@ from env_server_process import is_running
 from PIL import Image
 
 from env_server.guest_client import GuestCall, GuestClient
-from env_server.providers.local import LocalDesktop, LocalProvider
+from env_server.providers.local.provider import LocalDesktop, LocalProvider
 from osworld_pipeline.errors import ActionParseError, ReplicaError, SetupError
 
 pytestmark = pytest.mark.desktop
@@ -498,7 +498,7 @@ async def test_killing_bubblewrap_during_startup_leaves_no_process(images: Path)
 _HOST = """
 import asyncio, sys
 from pathlib import Path
-from env_server.providers.local import LocalProvider
+from env_server.providers.local.provider import LocalProvider
 
 async def main():
     provider = LocalProvider(images=Path(sys.argv[1]), screen_size=(640, 480))

@@ -13,7 +13,7 @@ from PIL import Image, ImageChops
 
 from env_server.episodes import browser
 from env_server.guest_client import GuestCall, GuestClient
-from env_server.providers.local import LocalProvider
+from env_server.providers.local.provider import LocalProvider
 from osworld_pipeline.errors import SetupError
 
 pytestmark = pytest.mark.desktop

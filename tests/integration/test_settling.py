@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.bench_settling import differ_above_strip, start_slow_window
 from env_server.guest_client import GuestCall, GuestClient
-from env_server.providers.local import LocalProvider
+from env_server.providers.local.provider import LocalProvider
 from osworld_pipeline.errors import ActionParseError
 
 pytestmark = pytest.mark.desktop

@@ -12,7 +12,7 @@ from env_server_process import desktops_below
 from freezer import frozen
 
 from env_server.providers.host_resources import EndLimits
-from env_server.providers.local import LocalProvider
+from env_server.providers.local.provider import LocalProvider
 from osworld_pipeline.errors import ReplicaError
 
 pytestmark = pytest.mark.desktop

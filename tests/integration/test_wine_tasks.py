@@ -16,7 +16,7 @@ from env_server.episodes.download import Downloader
 from env_server.episodes.guest_driver import GuestDrivers
 from env_server.evaluators.windows_metrics import windows_text
 from env_server.guest_client import GuestCall, GuestClient
-from env_server.providers.local import LocalDesktop, LocalProvider
+from env_server.providers.local.provider import LocalDesktop, LocalProvider
 from env_server.settings import TaskLimits
 from osworld_pipeline.dialects import load_dialect
 from osworld_pipeline.evaluation.suites import SuiteTask, build_suite

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from env_server.providers.desktop_env.worker.processes import die_with_parent
-from env_server.providers.local import LocalProvider
+from env_server.providers.local.provider import LocalProvider
 from env_server.tcp_forward import tcp_forward
 from osworld_pipeline.errors import PipelineError
 

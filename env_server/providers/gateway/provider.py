@@ -25,9 +25,9 @@ from env_server.providers.gateway.client import (
     load_client,
 )
 from env_server.providers.gateway.guest_proxy import GuestProxy
+from env_server.providers.gateway.kind import GatewaySettings
 from env_server.providers.gateway.retry_policy import QuotaGate, RetryPolicy
 from env_server.providers.gateway.transport import SandboxTransport
-from env_server.settings import GatewaySettings
 from osworld_pipeline.errors import DependencyError, ReplicaError
 
 log = logging.getLogger(__name__)

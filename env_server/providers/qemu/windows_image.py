@@ -22,12 +22,12 @@ from env_server.providers.qemu.display import Display
 from env_server.providers.qemu.file_channel import CHANNEL_PORT, FileChannel
 from env_server.providers.qemu.guest import MachineGuest
 from env_server.providers.qemu.images import ForeignImage, Wanted
+from env_server.providers.qemu.kind import PASSWORD_VARIABLE
 from env_server.providers.qemu.machine import Machine
 from env_server.providers.qemu.qmp_input import QmpInput, qcodes_of
 from env_server.providers.qemu.screen_view import Mark
 from env_server.providers.qemu.tools_disc import ensure_disc, windows_files
 from env_server.providers.qemu.windows_guest import WindowsGuest
-from env_server.settings import WINDOWS_PASSWORD_VARIABLE
 from osworld_pipeline.errors import ActionParseError, DependencyError, ReplicaError
 
 BOOT_LIMIT_S = 600.0
@@ -102,15 +102,13 @@ class WindowsImage(ForeignImage):
         """
         super().__init__(path, memory_mb=memory_mb, firmware=firmware)
         if not password:
-            raise DependencyError(
-                f"a Windows image needs its administrator's password: set {WINDOWS_PASSWORD_VARIABLE}"
-            )
+            raise DependencyError(f"a Windows image needs its administrator's password: set {PASSWORD_VARIABLE}")
         try:
             for character in password:
                 qcodes_of(character)
         except ActionParseError:
             raise DependencyError(
-                f"{WINDOWS_PASSWORD_VARIABLE} has a character that no key of a US keyboard types; change the password"
+                f"{PASSWORD_VARIABLE} has a character that no key of a US keyboard types; change the password"
             ) from None
         self._windows_password = password
         self._mark = Mark.load(login_mark) if login_mark is not None else None

@@ -9,8 +9,11 @@ import pytest
 from pydantic import BaseModel
 
 import env_server
-from env_server.config import FROM_ENVIRONMENT
+from env_server.config import FROM_ENVIRONMENT, make_settings
 from env_server.options import add_server_options, settings_of
+from env_server.providers.gateway.kind import GatewaySettings
+from env_server.providers.kinds import provider_kinds
+from env_server.providers.qemu.kind import QemuSettings
 from env_server.settings import DEFAULT_DOWNLOAD_HOSTS, Settings, SettingsError
 
 EXAMPLE = Path(env_server.__file__).with_name("example.toml")
@@ -50,7 +53,7 @@ def test_command_line_goes_before_the_file_key_by_key(tmp_path: Path) -> None:
     file = written(tmp_path, 'num_replicas = 3\nport = 9000\n[qemu]\naccelerator = "tcg"\nmemory_mb = 512\n')
     got = settings("--config", file, "--port", "0", "--accelerator", "kvm", "--screen-size", "640x480")
     assert (got.num_replicas, got.port, got.screen) == (3, 0, (640, 480))
-    assert (got.qemu.accelerator, got.qemu.memory_mb) == ("kvm", 512)
+    assert (got.of(QemuSettings).accelerator, got.of(QemuSettings).memory_mb) == ("kvm", 512)
     assert settings("--config", file, num_replicas=7).num_replicas == 7
 
 
@@ -83,3 +86,23 @@ def test_wrong_file_is_refused_by_the_key_that_is_wrong(tmp_path: Path, text: st
 def test_file_that_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"cannot read the configuration .*check --config"):
         settings("--config", str(tmp_path / "none.toml"))
+
+
+def test_every_provider_is_a_package_with_its_own_settings_and_options() -> None:
+    kinds = provider_kinds()
+    assert list(kinds) == ["local", "desktop_env", "gateway", "qemu"]
+    for name, kind in kinds.items():
+        assert type(make_settings({"provider": name}, {}).of(kind.settings)) is kind.settings
+
+
+def test_an_unknown_provider_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(SettingsError, match=r"no provider 'docker'; there are: local, desktop_env, gateway, qemu"):
+        make_settings({"provider": "docker"}, {})
+
+
+def test_a_secret_comes_from_the_environment_alone() -> None:
+    made = make_settings({"qemu": {"memory_mb": 512}}, {"WINDOWS_ADMIN_PASSWORD": "p", "OSWORLD_SANDBOX_TOKEN": " "})
+    own = made.of(QemuSettings)
+    assert own.password is not None
+    assert (own.password.get_secret_value(), own.memory_mb) == ("p", 512)
+    assert made.of(GatewaySettings).token is None

@@ -9,9 +9,10 @@ import pytest
 from desktop_env_doubles import fake_install, task_of
 
 from env_server.main import make_drivers, make_provider
-from env_server.providers.desktop_env import DesktopEnvDrivers, DesktopEnvProvider
 from env_server.providers.desktop_env.actions import source_of
+from env_server.providers.desktop_env.driver import DesktopEnvDrivers
 from env_server.providers.desktop_env.install import DesktopEnvInstall
+from env_server.providers.desktop_env.provider import DesktopEnvProvider
 from env_server.providers.desktop_env.tasks import check_evaluator, harmless_task
 from env_server.settings import Settings, TaskLimits
 from osworld_pipeline.domain.task import Task

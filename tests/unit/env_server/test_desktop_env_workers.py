@@ -18,9 +18,9 @@ from env_server.episodes.driver import EpisodeDriver, View
 from env_server.evaluators.osworld import OSWorldGraders
 from env_server.evaluators.result_file import EpisodeCache
 from env_server.guest_client import GuestClient
-from env_server.providers.desktop_env import DesktopEnvDrivers, DesktopEnvProvider
+from env_server.providers.desktop_env.driver import DesktopEnvDrivers
 from env_server.providers.desktop_env.install import DesktopEnvInstall
-from env_server.providers.desktop_env.provider import DesktopEnvDesktop
+from env_server.providers.desktop_env.provider import DesktopEnvDesktop, DesktopEnvProvider
 from env_server.providers.desktop_env.worker.processes import below, children_of
 from env_server.providers.desktop_env.workers import WorkerSilentError
 from env_server.settings import TaskLimits
@@ -281,7 +281,7 @@ def test_killed_server_leaves_nothing(tmp_path: Path) -> None:
         import asyncio, json
         from pathlib import Path
         from desktop_env_doubles import fake_install
-        from env_server.providers.desktop_env import DesktopEnvProvider
+        from env_server.providers.desktop_env.provider import DesktopEnvProvider
         from env_server.providers.desktop_env.worker.processes import below, children_of
         import os
 

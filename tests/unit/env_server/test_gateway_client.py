@@ -167,6 +167,6 @@ async def test_the_token_is_in_no_log_no_setting_and_no_programs_environment(
 
 
 def test_a_file_may_not_hold_the_token(tmp_path: Path) -> None:
-    (tmp_path / "a.toml").write_text("gateway_token = 'secret'")
+    (tmp_path / "a.toml").write_text("[gateway]\ntoken = 'secret'")
     with pytest.raises(SettingsError, match="set it in the environment: OSWORLD_SANDBOX_TOKEN"):
         read_config(tmp_path / "a.toml")

@@ -14,16 +14,16 @@ from fake_desktops import until
 from gateway_doubles import SCREEN, URL, ScriptedClient, gateway, hurried, picture
 
 from env_server.guest_client import GuestCall
-from env_server.providers.gateway import (
-    GatewayProvider,
+from env_server.providers.gateway.client import (
     SandboxBusyError,
     SandboxFailedError,
     SandboxGoneError,
     SandboxRefusedError,
 )
+from env_server.providers.gateway.kind import GatewaySettings
+from env_server.providers.gateway.provider import GatewayProvider
 from env_server.providers.gateway.transport import is_repeatable
 from env_server.replicas.pool import Pool
-from env_server.settings import GatewaySettings
 from osworld_pipeline.errors import DependencyError, NoCapacityError, ReplicaError
 
 CLICK = (GuestCall(name="click", args=(1, 2)),)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from env_server.providers.base_image import TEXT_FILES, ensure_image
-from env_server.providers.local import LocalProvider
+from env_server.providers.local.provider import LocalProvider
 from env_server.providers.requirements import explain_namespaces
 from osworld_pipeline.errors import DependencyError
 
