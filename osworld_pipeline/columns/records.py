@@ -137,7 +137,7 @@ def _conversion(kind: Any, stored: Stored) -> tuple[pa.DataType, Callable[[Any],
         return TIME, utc_time, _unix_time
     if get_origin(kind) is tuple:
         return pa.list_(_scalar(get_args(kind)[0], stored)), list, tuple
-    if get_origin(kind) is not None and issubclass(get_origin(kind), Mapping):
+    if get_origin(kind) is Mapping:
         is_number = get_args(kind)[1] is float
         return (NUMBERS, _number_pairs, dict) if is_number else (RUN_IDS, _pairs, dict)
     if isinstance(kind, type) and issubclass(kind, Enum):
