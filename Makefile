@@ -8,7 +8,7 @@ export PYTHONUNBUFFERED := 1
 export PYTHONDONTWRITEBYTECODE :=
 export DAGSTER_HOME := $(CURDIR)
 
-.PHONY: help setup setup-test setup-python setup-tokenizer demo test test-fast test-sglang test-gpu test-docs test-faults test-hostile test-windows fuzz bench-env bench-settling bench-data bench-rollout bench-training bench-demo bench-learning bench-scale bench-viewer check format dev mlflow constraints clean
+.PHONY: help setup setup-test setup-python setup-tokenizer demo test test-fast test-sglang test-gpu test-docs test-faults test-hostile test-windows fuzz bench-env bench-settling bench-data bench-rollout bench-training bench-demo bench-learning bench-scale bench-viewer check docs format dev mlflow constraints clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -89,6 +89,9 @@ bench-viewer: setup-test ## the trajectory viewer in Chromium over 100,000 episo
 
 check: setup-python ## format, lint, types, import layers, links, words
 	@$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/lint-imports && $(BIN)/pyright && $(BIN)/python docs/check_links.py && $(BIN)/python docs/check_words.py
+
+docs: setup-python ## docs/ as a site in var/site, by MkDocs
+	@$(BIN)/uvx mkdocs build --strict -d var/site
 
 format: setup-python ## rewrite what ruff can
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .

@@ -9,12 +9,12 @@ from env_server.settings import Settings
 from osworld_pipeline.tables.examples import BEST_EPISODE_SCREENSHOTS, INJECTED_REPLAY_ROWS
 
 ROOT = Path(__file__).resolve().parents[2]
-README = (ROOT / "README.md").read_text()
+README, TOUR = ((ROOT / name).read_text() for name in ("README.md", "docs/tour.md"))
 
 
-def test_readme_shows_the_two_queries_as_they_are_tested() -> None:
-    assert BEST_EPISODE_SCREENSHOTS in README
-    assert INJECTED_REPLAY_ROWS in README
+def test_the_tour_shows_the_two_queries_as_they_are_tested() -> None:
+    assert BEST_EPISODE_SCREENSHOTS in TOUR
+    assert INJECTED_REPLAY_ROWS in TOUR
 
 
 def test_readme_names_both_commands_and_shows_a_real_run() -> None:
