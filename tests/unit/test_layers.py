@@ -3,6 +3,7 @@
 import importlib.util
 import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -77,3 +78,18 @@ def test_tracked_files_name_no_registry_and_no_machine_path() -> None:
         text = path.read_text(errors="replace")
         for word in forbidden:
             assert word not in text, f"{name} names {word}"
+
+
+def test_private_names_of_dagster_and_ray_are_those_of_their_decision() -> None:
+    private = re.compile(
+        r"^\s*(?:from|import) ((?:dagster|dagster_\w+)(?:\.\w+)*\._[\w.]+|ray\.(?:_|train\.v2|train\.backend)[\w.]*)",
+        re.M,
+    )
+    text = next((ROOT / "docs/decisions").glob("0040-*.md")).read_text()
+    used = {
+        name
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*.py")
+        for name in private.findall(path.read_text())
+    }
+    assert used == set(re.findall(r"^\| `([\w.]+)` \|", text, re.M))

@@ -19,7 +19,7 @@ POLL_S = 2.0
 ENDED_S = 15.0
 """A cancelled run may still be stopping its programs; its slot is free after this time, as in dagster.yaml
 (free_slots_after_run_end_seconds)."""
-DEAF_S = 3.0
+PENDING_SIGINT_S = 3.0
 """A step handles SIGINT at once; only Dagster's own waiting leaves it pending for longer."""
 
 
@@ -90,7 +90,7 @@ def _has_ended(record: dg.RunRecord | None) -> bool:
 
 
 @contextmanager
-def heard_interrupts() -> Iterator[None]:
+def handled_interrupts() -> Iterator[None]:
     """In this block, SIGINT also ends Dagster's own waiting for a pool: it is raised in the entering thread, and the
     run is cancelled."""
     thread_id, is_over = threading.get_ident(), threading.Event()
@@ -102,7 +102,7 @@ def heard_interrupts() -> Iterator[None]:
                 unheard_since = None
             elif unheard_since is None:
                 unheard_since = time.monotonic()
-            elif time.monotonic() - unheard_since >= DEAF_S:
+            elif time.monotonic() - unheard_since >= PENDING_SIGINT_S:
                 pop_captured_interrupt()  # handled: it must not interrupt the clean-up as well
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(
                     ctypes.c_ulong(thread_id), ctypes.py_object(KeyboardInterrupt)

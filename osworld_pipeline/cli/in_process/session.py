@@ -19,7 +19,7 @@ from jobs.failures import reason_of
 from jobs.pipeline import EVALUATE
 from osworld_pipeline.cli.in_process.bars import Bars, shown_bars
 from osworld_pipeline.cli.in_process.instance import open_instance
-from osworld_pipeline.cli.in_process.pools import heard_interrupts, pools_of, wait_for_pools
+from osworld_pipeline.cli.in_process.pools import handled_interrupts, pools_of, wait_for_pools
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import PipelineError, StoreError
 from osworld_pipeline.runs.launch.fork_server import kept_fork_server
@@ -64,7 +64,7 @@ class InProcess:
                 state=StateDir(self.state_root.resolve()),
                 say=self.bars.tell_wait,
             )
-            with heard_interrupts():
+            with handled_interrupts():
                 result = definition.execute_in_process(
                     instance=self.instance,
                     run_id=run_id,

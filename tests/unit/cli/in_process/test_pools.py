@@ -11,7 +11,7 @@ import dagster as dg
 import pytest
 from dagster._core.test_utils import create_run_for_test
 
-from osworld_pipeline.cli.in_process.pools import DEAF_S, heard_interrupts, pools_of, wait_for_pools
+from osworld_pipeline.cli.in_process.pools import PENDING_SIGINT_S, handled_interrupts, pools_of, wait_for_pools
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import PipelineError
 
@@ -92,10 +92,10 @@ def test_control_c_ends_dagsters_own_waiting(instance: dg.DagsterInstance) -> No
     holder = hold(instance)
     threading.Timer(1.0, os.kill, [os.getpid(), signal.SIGINT]).start()
     started = time.monotonic()
-    with heard_interrupts():
+    with handled_interrupts():
         result = trains.execute_in_process(instance=instance, raise_on_error=False)
     assert not result.success
-    assert time.monotonic() - started < DEAF_S + 20.0
+    assert time.monotonic() - started < PENDING_SIGINT_S + 20.0
     assert instance.event_log_storage.get_concurrency_info("trainer").active_run_ids == {holder}
 
 
