@@ -6,7 +6,7 @@ from dataclasses import asdict
 import dagster as dg
 
 from assets.checkpoints import checkpoint_id_of
-from assets.links import tell_where_to_look
+from assets.links import log_links
 from osworld_pipeline.domain.checkpoint import Checkpoint
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.evaluation.leaderboard_format import leaderboard_markdown, leaderboard_rows
@@ -70,7 +70,7 @@ def evaluations(
             if not is_done:
                 run_ids = {"dagster": context.run.run_id, "mlflow": run.run_id}
                 with desktops.serve(folder, settings) as servers:
-                    tell_where_to_look(context, tracking, run, servers)
+                    log_links(context, tracking, run, servers)
                     job = EvaluationJob(
                         recipe=settings,
                         state_root=folder.root,

@@ -15,7 +15,7 @@ VIEWER_URL = "http://127.0.0.1:8765"
 """Default address of `osworld-pipeline view`."""
 
 
-def tell_where_to_look(
+def log_links(
     context: dg.AssetExecutionContext, tracking: TrackingResource, run: StageRun, servers: EnvServers | None
 ) -> None:
     """Reports links to the stage's curves in MLflow, its episodes in the trajectory viewer, and the desktops of remote

@@ -9,7 +9,7 @@ from typing import Any
 
 import dagster as dg
 
-from assets.links import tell_where_to_look
+from assets.links import log_links
 from assets.plots import training_curves
 from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
 from osworld_pipeline.domain.state import StateDir
@@ -119,7 +119,7 @@ def try_stage(
             def on_message(message: Mapping[str, Any]) -> None:
                 if message["kind"] == "metrics":
                     run.log_metrics(message["update"], message["metrics"])
-                services.progress.hear(context, str(stage), message)
+                services.progress.handle(context, str(stage), message)
 
             if checkpoint is None:
                 with desktops.serve(state, recipe) if desktops else nullcontext() as servers:
@@ -136,7 +136,7 @@ def try_stage(
                         budget=budget,
                         **(more or {}),
                     )
-                    tell_where_to_look(context, services.tracking, run, servers)
+                    log_links(context, services.tracking, run, servers)
                     result = services.launcher.launch(
                         context, program, job, on_message, state=state, num_processes=_num_processes(stage, recipe)
                     )

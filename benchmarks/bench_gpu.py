@@ -116,7 +116,7 @@ def measure(names: Sequence[str], *, size: Size, on_done: Callable[[PartResult],
     return results, page
 
 
-def tell(result: PartResult) -> None:
+def print_results(result: PartResult) -> None:
     reason = f": {result.error}" if result.error else ""
     print(f"{result.name}: {result.status} in {result.seconds:.0f} s{reason}", file=sys.stderr, flush=True)
 

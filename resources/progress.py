@@ -45,7 +45,7 @@ class ProgressResource(dg.ConfigurableResource):
 
     def listener(self, context: dg.AssetExecutionContext, stage: str) -> Callable[[Mapping[str, Any]], None]:
         """A callback for the messages of one stage."""
-        return lambda message: self.hear(context, stage, message)
+        return lambda message: self.handle(context, stage, message)
 
     def byte_counter(self, context: dg.AssetExecutionContext, stage: str) -> Callable[[str, int, int], None]:
         """A callback for library code in this process: its note, the bytes done, and the total."""
@@ -56,7 +56,7 @@ class ProgressResource(dg.ConfigurableResource):
 
         return count
 
-    def hear(self, context: dg.AssetExecutionContext, stage: str, message: Mapping[str, Any]) -> None:
+    def handle(self, context: dg.AssetExecutionContext, stage: str, message: Mapping[str, Any]) -> None:
         """A program's message: `{"kind": "progress", "done", "total", "note"}`, which may name a `stage` of its own, or
         `{"kind": "warning", "message"}`, or `{"kind": "reward", "message"}`."""
         if message["kind"] == "reward":

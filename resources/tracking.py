@@ -9,7 +9,7 @@ import dagster as dg
 from pydantic import Field
 
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.tracking.client import model_url, open_client, run_url, told_clearly
+from osworld_pipeline.tracking.client import model_url, open_client, run_url, tracking_errors
 from osworld_pipeline.tracking.code import code_origin
 from osworld_pipeline.tracking.models import champion_checkpoint, find_logged_model, register_champion
 from osworld_pipeline.tracking.runs import StageRun, find_run, metric_history, stage_run
@@ -79,7 +79,7 @@ class TrackingResource(dg.ConfigurableResource):
         run_id = find_run(uri, stage_key)
         if run_id is None:
             return None
-        with told_clearly(uri, f"cannot look up the run of {stage_key}"):
+        with tracking_errors(uri, f"cannot look up the run of {stage_key}"):
             return run_url(self._base_url(), open_client(uri).get_run(run_id).info.experiment_id, run_id)
 
     def run_url_of(self, run: StageRun) -> str:
@@ -89,7 +89,7 @@ class TrackingResource(dg.ConfigurableResource):
     def model_url_of(self, state: StateDir, checkpoint_id: str) -> str | None:
         """The page of a checkpoint in MLflow's UI; None if it was not reported. Raises TrackingError."""
         uri = self.resolve(state)
-        with told_clearly(uri, f"cannot look up the model of {checkpoint_id}"):
+        with tracking_errors(uri, f"cannot look up the model of {checkpoint_id}"):
             model_id = find_logged_model(uri, checkpoint_id)
             if model_id is None:
                 return None
@@ -97,7 +97,7 @@ class TrackingResource(dg.ConfigurableResource):
 
     def history_of(self, state: StateDir, stage_key: str, names: Sequence[str]) -> list[tuple[str, int, float]]:
         """(metric, update, value) of a stage. Raises TrackingError."""
-        with told_clearly(self.resolve(state), f"cannot read the curves of {stage_key}"):
+        with tracking_errors(self.resolve(state), f"cannot read the curves of {stage_key}"):
             return metric_history(self.resolve(state), stage_key, names)
 
     def champion(self, state: StateDir) -> str | None:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from osworld_pipeline.cli.machine import JsonOption, tell
+from osworld_pipeline.cli.machine import JsonOption, print_json
 from osworld_pipeline.cli.options import existing_state
 from osworld_pipeline.cli.pipeline import StateOption
 from osworld_pipeline.cli.shown import show_table
@@ -40,7 +40,7 @@ def add(
         checkpoint = add_checkpoint(folder, source)
         rebuild_catalog(folder)
     if as_json:
-        tell(checkpoint_card(checkpoint))
+        print_json(checkpoint_card(checkpoint))
     else:
         print(f"{checkpoint.checkpoint_id}  {checkpoint.path}")
 
@@ -53,7 +53,7 @@ def list_(state: StateOption = Path("var"), as_json: JsonOption = False) -> None
 
     found = all_checkpoints(existing_state(state))
     if as_json:
-        tell([checkpoint_card(checkpoint) for checkpoint in found])
+        print_json([checkpoint_card(checkpoint) for checkpoint in found])
         return
     rows = [
         {

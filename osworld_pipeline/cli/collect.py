@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from osworld_pipeline.cli.machine import JsonOption, tell
+from osworld_pipeline.cli.machine import JsonOption, print_json
 from osworld_pipeline.cli.options import (
     CheckpointOption,
     MaxTasksOption,
@@ -74,7 +74,7 @@ def collect(
         on_start=on_start,
     )
     if as_json:
-        tell(done)
+        print_json(done)
     else:
         _show(done)
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from osworld_pipeline.cli.machine import JsonOption, tell
+from osworld_pipeline.cli.machine import JsonOption, print_json
 from osworld_pipeline.cli.options import SettingsOption
 from osworld_pipeline.cli.pipeline import StateOption
 
@@ -78,7 +78,7 @@ def doctor(
     diagnosis = diagnose(make_checks(place), role=role or "demo", is_only=role is not None)
     if loaded is None:
         if as_json:
-            tell(diagnosis.as_json())
+            print_json(diagnosis.as_json())
         else:
             show(diagnosis, Console())
         is_ready = diagnosis.is_ok
@@ -89,7 +89,7 @@ def doctor(
         readiness = judge_readiness(loaded, state, gpu_memory=gpu_memory, has_plan=dry_run)
         is_ready = diagnosis.is_ok and readiness.is_ok
         if as_json:
-            tell({**diagnosis.as_json(), "ok": is_ready, **readiness.as_json()})
+            print_json({**diagnosis.as_json(), "ok": is_ready, **readiness.as_json()})
         else:
             console = Console()
             console.print(f"readiness for the recipe {loaded.name}{default}", highlight=False, soft_wrap=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from osworld_pipeline.cli.machine import JsonOption, tell
+from osworld_pipeline.cli.machine import JsonOption, print_json
 from osworld_pipeline.cli.options import (
     CheckpointOption,
     MaxTasksOption,
@@ -102,7 +102,7 @@ def evaluate(
     if output is not None:
         write_file(output.resolve(), (json.dumps(result, indent=1, ensure_ascii=False) + "\n").encode())
     if as_json:
-        tell(result)
+        print_json(result)
         return
     _show(result, Console())
     if output is not None:

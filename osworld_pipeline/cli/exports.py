@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from osworld_pipeline.cli.machine import JsonOption, tell
+from osworld_pipeline.cli.machine import JsonOption, print_json
 from osworld_pipeline.cli.options import existing_state
 from osworld_pipeline.cli.pipeline import StateOption
 
@@ -73,7 +73,7 @@ def slime(
             on_progress=on_progress,
         )
     if as_json:
-        tell({"output": output, **asdict(done)})
+        print_json({"output": output, **asdict(done)})
         return
     print(
         f"{output}: {done.num_demonstrations:,} demonstrations, {done.num_online:,} online successes, "
@@ -103,7 +103,7 @@ def osworld_results(
             on_progress=on_progress,
         )
     if as_json:
-        tell({"output": output, **asdict(done)})
+        print_json({"output": output, **asdict(done)})
         return
     print(
         f"{output}: {done.num_episodes:,} episodes of {len(done.models):,} models, {done.num_successes:,} successes of "
@@ -144,7 +144,7 @@ def huggingface(
             on_progress=on_progress,
         )
     if as_json:
-        tell({"output": output, **asdict(done)})
+        print_json({"output": output, **asdict(done)})
         return
     rows = ", ".join(f"{number:,} {name}" for name, number in done.num_rows.items())
     print(f"{output}: {rows}; {done.num_images:,} images, {sum(done.num_shards.values()):,} files")
@@ -194,7 +194,7 @@ def areal(
             on_progress=on_progress,
         )
     if as_json:
-        tell({"output": output, **asdict(done)})
+        print_json({"output": output, **asdict(done)})
         return
     print(
         f"{output}: {done.num_turns:,} turns of {done.num_episodes:,} episodes, {done.num_images:,} images; the "
@@ -248,7 +248,7 @@ def _export_lake(
             on_progress=on_progress,
         )
     if as_json:
-        tell({"output": output, **asdict(done)})
+        print_json({"output": output, **asdict(done)})
         return
     print(
         f"{output}: {sum(done.num_rows.values()):,} rows of {len(done.num_rows)} tables, {done.num_files:,} files, "
@@ -274,7 +274,7 @@ def merged(
         raise typer.BadParameter(f"--dtype must be float32 or bfloat16, not {dtype!r}")
     done = export_merged(existing_state(state), checkpoint, output, dtype=dtype, replace=replace)
     if as_json:
-        tell({"output": output, **asdict(done)})
+        print_json({"output": output, **asdict(done)})
         return
     print(
         f"{output}: {done.num_layers:,} layers merged in {dtype}; rounding changed what the adapter adds by "
@@ -305,7 +305,7 @@ def cookbook(
         print(render_cookbook(), end="")
         return
     if name is None and as_json:
-        tell([asdict(question) for question in COOKBOOK])
+        print_json([asdict(question) for question in COOKBOOK])
         return
     if name is None:
         width = max(len(question.name) for question in COOKBOOK)
@@ -314,7 +314,7 @@ def cookbook(
         return
     question = find_question(name)
     if show_sql and as_json:
-        tell(asdict(question))
+        print_json(asdict(question))
         return
     output = "json" if as_json else output
     print(question.sql if show_sql else render(run_query(existing_state(state), question.sql), output))

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from osworld_pipeline.cli.machine import JsonOption, tell
+from osworld_pipeline.cli.machine import JsonOption, print_json
 from osworld_pipeline.cli.pipeline import StateOption
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def fetch(
     from osworld_pipeline.datasets.hub import Fetched, fetch_sources, parse_request
     from osworld_pipeline.domain.state import StateDir
 
-    def tell_person(fetched: Fetched) -> None:
+    def print_fetched(fetched: Fetched) -> None:
         if as_json:
             return
         lock = fetched.lock
@@ -52,9 +52,9 @@ def fetch(
         )
 
     root = hf_root.resolve() if hf_root else StateDir(state.resolve()).datasets
-    found = fetch_sources([parse_request(text) for text in requests], root, on_fetched=tell_person)
+    found = fetch_sources([parse_request(text) for text in requests], root, on_fetched=print_fetched)
     if as_json:
-        tell([asdict(each) for each in found])
+        print_json([asdict(each) for each in found])
 
 
 def import_(
@@ -108,7 +108,7 @@ def import_(
         rebuild_catalog(place)
     folder = place.imports / name
     if as_json:
-        tell({"folder": folder, **asdict(summary)})
+        print_json({"folder": folder, **asdict(summary)})
         return
     _print_rejects(folder)
     kinds = ", ".join(f"{count} {kind}" for kind, count in summary.num_rejects_by_kind.items())

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from osworld_pipeline.cli.machine import JsonOption, tell
+from osworld_pipeline.cli.machine import JsonOption, print_json
 from osworld_pipeline.cli.options import existing_state
 from osworld_pipeline.cli.pipeline import StateOption
 
@@ -39,7 +39,7 @@ def lineage(
     folder = existing_state(state)
     found = walk(folder, thing, limit=limit)
     if as_json:
-        tell(_with_paths(asdict(found), folder))
+        print_json(_with_paths(asdict(found), folder))
         return
     console = Console()
     if not console.is_terminal:  # a file has no width: do not wrap lines

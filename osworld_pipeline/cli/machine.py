@@ -16,7 +16,7 @@ FLAG = "--json"
 JsonOption = Annotated[bool, typer.Option(FLAG, help="Print the result or the error as JSON.")]
 
 
-def tell(answer: Any) -> None:
+def print_json(answer: Any) -> None:
     """Prints one JSON value to standard output; dataclasses as objects, paths as text, NaN and infinities as null."""
     options = orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
     sys.stdout.buffer.write(orjson.dumps(answer, default=_plain, option=options) + b"\n")

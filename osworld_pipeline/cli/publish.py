@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from osworld_pipeline.cli.machine import JsonOption, tell
+from osworld_pipeline.cli.machine import JsonOption, print_json
 from osworld_pipeline.cli.options import existing_state
 from osworld_pipeline.cli.pipeline import StateOption
 
@@ -93,7 +93,9 @@ def _publish(plan: "Publication", repo: str, *, is_private: bool, is_dry_run: bo
         card = next(file.content for file in files if file.path == CARD)
         text = card.decode() if isinstance(card, bytes) else card.read_text()
         if as_json:
-            tell({"repo": repo, "repo_type": plan.repo_type, "licence": plan.licence, "files": listed, "card": text})
+            print_json(
+                {"repo": repo, "repo_type": plan.repo_type, "licence": plan.licence, "files": listed, "card": text}
+            )
             return
         print(f"would push to the {plan.repo_type} {repo}, {plan.licence}:")
         for file in files:
@@ -102,7 +104,7 @@ def _publish(plan: "Publication", repo: str, *, is_private: bool, is_dry_run: bo
         return
     done = push(plan, repo, token=token_from(), is_private=is_private)
     if as_json:
-        tell(done)
+        print_json(done)
     elif done.is_changed:
         removed = f", {done.num_removed} of an earlier publication removed" if done.num_removed else ""
         print(f"{repo}: {done.num_files:,} files under {plan.licence} in commit {done.commit}{removed}")

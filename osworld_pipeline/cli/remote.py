@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from osworld_pipeline.cli.machine import JsonOption, tell
+from osworld_pipeline.cli.machine import JsonOption, print_json
 from osworld_pipeline.cli.options import StateRemoteOption, existing_state
 from osworld_pipeline.cli.pipeline import StateOption
 from osworld_pipeline.cli.shown import counted
@@ -30,7 +30,7 @@ def push_(state: StateOption = Path("var"), state_remote: StateRemoteOption = ""
     folder = existing_state(state)
     done = push(folder, need_remote(folder, state_remote))
     if as_json:
-        tell(done)
+        print_json(done)
         return
     print(
         f"generation {done.generation}: {counted(done.num_uploaded, 'file')} of {done.num_files:,} and "
@@ -60,7 +60,7 @@ def pull_(
     done = pull(folder, need_remote(folder, state_remote))
     num_bytes = done.downloaded_bytes + fetch_checkpoints(folder, checkpoint or ())
     if as_json:
-        tell(done)
+        print_json(done)
         return
     print(f"generation {done.generation}: {num_bytes / 1e6:,.1f} MB received")
 
@@ -73,7 +73,7 @@ def status(state: StateOption = Path("var"), state_remote: StateRemoteOption = "
     folder = existing_state(state)
     found = remote_status(folder, need_remote(folder, state_remote))
     if as_json:
-        tell(found)
+        print_json(found)
         return
     there = "nothing yet" if found.remote_generation is None else f"generation {found.remote_generation}"
     here = "nothing of it" if found.generation is None else f"generation {found.generation}"
@@ -100,7 +100,7 @@ def collect(
     url = need_remote(folder, state_remote)
     done = collect_remote_garbage(folder, url, grace_s=grace_h * 3600, is_dry_run=dry_run)
     if as_json:
-        tell({**asdict(done), "is_dry_run": dry_run})
+        print_json({**asdict(done), "is_dry_run": dry_run})
         return
     print(
         f"{'would remove' if dry_run else 'removed'} {counted(done.num_images, 'image')} "

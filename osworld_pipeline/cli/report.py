@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from osworld_pipeline.cli.machine import JsonOption, tell
+from osworld_pipeline.cli.machine import JsonOption, print_json
 from osworld_pipeline.cli.options import (
     RecipeOption,
     SettingsOption,
@@ -97,7 +97,7 @@ def _make_all(
 
 def _answer(paths: list[Path], answer: dict[str, object], as_json: bool) -> None:
     if as_json:
-        tell(answer)
+        print_json(answer)
     else:
         for path in paths:
             print(path)

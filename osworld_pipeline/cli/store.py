@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from osworld_pipeline.cli.machine import JsonOption, tell
+from osworld_pipeline.cli.machine import JsonOption, print_json
 from osworld_pipeline.cli.options import StateRemoteOption, existing_state
 from osworld_pipeline.cli.pipeline import StateOption
 from osworld_pipeline.cli.shown import say
@@ -38,7 +38,7 @@ def compact(
 
         push_after(folder, state_remote, lambda sentence: say(sentence, as_json=as_json))
     if as_json:
-        tell(done)
+        print_json(done)
         return
     print(
         f"{done.num_parts} parts and {done.num_merged} earlier files became {done.num_written} files with "
@@ -58,7 +58,7 @@ def collect(
 
     done = collect_garbage(existing_state(state), grace_s=grace_h * 3600, is_dry_run=dry_run)
     if as_json:
-        tell({**asdict(done), "is_dry_run": dry_run})
+        print_json({**asdict(done), "is_dry_run": dry_run})
         return
     print(
         f"{'would remove' if dry_run else 'removed'} {done.num_images:,} images ({done.image_bytes / 1e6:,.1f} MB), "
@@ -72,7 +72,7 @@ def missing(state: StateOption = Path("var"), as_json: JsonOption = False) -> No
 
     found = missing_blobs(existing_state(state))
     if as_json:
-        tell([{"sha256": sha256, "named_in": path} for sha256, path in found.items()])
+        print_json([{"sha256": sha256, "named_in": path} for sha256, path in found.items()])
     else:
         for sha256, path in found.items():
             print(f"{sha256}  named in {path}")
@@ -88,7 +88,7 @@ def rebuild(state: StateOption = Path("var"), as_json: JsonOption = False) -> No
 
     done = rebuild_store(existing_state(state))
     if as_json:
-        tell(done)
+        print_json(done)
         return
     manifest = "was rebuilt" if done.is_changed else "is valid"
     print(f"the catalog was rebuilt; the manifest {manifest} and names {done.num_files} compacted files")

@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from osworld_pipeline.cli.machine import JsonOption, tell
+from osworld_pipeline.cli.machine import JsonOption, print_json
 
 SHOWN_REJECTS = 20
 
@@ -39,7 +39,7 @@ def tasks(
     }
     if as_json:
         rejects = [{"path": reject.path, "reason": reject.reason} for reject in split.rejects]
-        tell(
+        print_json(
             {
                 "output_dir": output_dir,
                 "num_train": len(split.train),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from osworld_pipeline.cli.machine import JsonOption, tell
+from osworld_pipeline.cli.machine import JsonOption, print_json
 from osworld_pipeline.cli.options import SettingsOption, SmokeOption, recipe_source
 from osworld_pipeline.cli.pipeline import StateOption
 
@@ -75,7 +75,7 @@ def train(
             source.load(), state, gpu_memory=gpu_memory, has_plan=True, stages=request.chosen, start=request.start
         )
         if as_json:
-            tell(readiness.as_json())
+            print_json(readiness.as_json())
         else:
             readiness.show(Console())
         if not readiness.is_ok:
@@ -109,4 +109,4 @@ def _tell(state: Path, confidence: float, ended: "TrainEnd") -> None:
         for score in read_scores(StateDir(state.resolve()), confidence=confidence)
     ]
     changes = [change.fields() for change in ended.changes]
-    tell({"state": state, "ok": ended.status == 0, "scores": scores, "changes": changes, "replay": ended.replay})
+    print_json({"state": state, "ok": ended.status == 0, "scores": scores, "changes": changes, "replay": ended.replay})

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from osworld_pipeline.cli.machine import JsonOption, tell
+from osworld_pipeline.cli.machine import JsonOption, print_json
 
 if TYPE_CHECKING:
     from osworld_pipeline.datasets.union import UnionSummary
@@ -57,7 +57,7 @@ def union(
             max_line_bytes=max_line_mib * 2**20,
         )
     if as_json:
-        tell({"output_dir": output_dir, **asdict(summary)})
+        print_json({"output_dir": output_dir, **asdict(summary)})
         return
     _tell(summary, output_dir, console, REJECTS_FILE)
 

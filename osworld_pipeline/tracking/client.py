@@ -48,7 +48,7 @@ def open_client(tracking_uri: str) -> Any:
 
 
 @contextmanager
-def told_clearly(tracking_uri: str, what: str) -> Iterator[None]:
+def tracking_errors(tracking_uri: str, what: str) -> Iterator[None]:
     """Converts MLflow's errors to a TrackingError of one sentence. `what`: "cannot open the run of sft-1"."""
     from mlflow.exceptions import MlflowException
 

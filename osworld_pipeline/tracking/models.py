@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from osworld_pipeline.errors import TrackingError
-from osworld_pipeline.tracking.client import SQLITE, open_client, search_everywhere, told_clearly
+from osworld_pipeline.tracking.client import SQLITE, open_client, search_everywhere, tracking_errors
 
 CHECKPOINT_TAG = "checkpoint_id"
 POLICY = "osworld-policy"
@@ -34,7 +34,7 @@ def register_champion(tracking_uri: str, checkpoint_id: str) -> str:
     Raises:
         TrackingError: the checkpoint is unknown to MLflow, or MLflow cannot be reached.
     """
-    with told_clearly(tracking_uri, f"cannot make {checkpoint_id} the champion"):
+    with tracking_errors(tracking_uri, f"cannot make {checkpoint_id} the champion"):
         client = open_client(tracking_uri)
         version = _find_version(client, checkpoint_id) or _create_version(client, tracking_uri, checkpoint_id)
         client.set_registered_model_alias(POLICY, CHAMPION, version)
@@ -43,7 +43,7 @@ def register_champion(tracking_uri: str, checkpoint_id: str) -> str:
 
 def champion_checkpoint(tracking_uri: str) -> str | None:
     """The champion's checkpoint; None if there is none yet. Raises TrackingError."""
-    with told_clearly(tracking_uri, "cannot look up the champion"):
+    with tracking_errors(tracking_uri, "cannot look up the champion"):
         client = open_client(tracking_uri)
         if not _is_registered(client):
             return None

@@ -17,7 +17,7 @@ from typing import Any
 
 from osworld_pipeline.domain.checkpoint import Checkpoint
 from osworld_pipeline.domain.digest import digest_bytes
-from osworld_pipeline.tracking.client import first_words, open_client, run_url, search_everywhere, told_clearly
+from osworld_pipeline.tracking.client import first_words, open_client, run_url, search_everywhere, tracking_errors
 from osworld_pipeline.tracking.events import (
     ATTEMPT_TAG,
     checkpoint_event,
@@ -107,7 +107,7 @@ def stage_run(
     Raises:
         TrackingError: MLflow cannot be reached, or refuses, when the runs are opened.
     """
-    with told_clearly(tracking_uri, f"cannot open the run of {stage_key}"):
+    with tracking_errors(tracking_uri, f"cannot open the run of {stage_key}"):
         opened = _open(tracking_uri, stage, stage_key, flatten_params(params), tags)
     run_id, attempt_run_id, attempt, experiment_id = opened
     outbox = Outbox(
@@ -137,14 +137,14 @@ def stage_run(
 
 def find_run(tracking_uri: str, stage_key: str) -> str | None:
     """The run of a stage, with any status. Raises TrackingError."""
-    with told_clearly(tracking_uri, f"cannot look up the run of {stage_key}"):
+    with tracking_errors(tracking_uri, f"cannot look up the run of {stage_key}"):
         found = _search(open_client(tracking_uri), STAGE_KEY_TAG, stage_key, limit=1)
         return found[0].info.run_id if found else None
 
 
 def find_attempts(tracking_uri: str, stage_key: str) -> list[str]:
     """The runs of a stage's attempts, in order. Raises TrackingError."""
-    with told_clearly(tracking_uri, f"cannot look up the attempts of {stage_key}"):
+    with tracking_errors(tracking_uri, f"cannot look up the attempts of {stage_key}"):
         found = _search(open_client(tracking_uri), ATTEMPT_OF_TAG, stage_key)
         return [run.info.run_id for run in sorted(found, key=lambda run: int(run.data.tags[ATTEMPT_TAG]))]
 

@@ -66,7 +66,7 @@ def create_app(settings: ViewerSettings) -> ASGIApp:
 
     app = Starlette(
         routes=[Route(path, endpoint, methods=["GET"]) for path, endpoint in viewer.routes().items()],
-        exception_handlers=dict.fromkeys((PipelineError, duckdb.Error, HTTPException), viewer.tell_error),
+        exception_handlers=dict.fromkeys((PipelineError, duckdb.Error, HTTPException), viewer.answer_error),
         lifespan=lifespan,
     )
 
@@ -263,7 +263,7 @@ class Viewer:
             headers={"Cache-Control": FOREVER},
         )
 
-    def tell_error(self, request: Request, error: Exception) -> Response:
+    def answer_error(self, request: Request, error: Exception) -> Response:
         """One sentence with the error and what to do, as a page, or as JSON for a script."""
         status = 500
         sentence = str(error)

@@ -175,7 +175,7 @@ class Episodes:
             return known["instruction"]
         steps = self._read_steps(episode_id, ("step_index", "observation_text")).to_pylist()
         first = next((step["observation_text"] for step in steps if step["step_index"] == 0), None)
-        return told_task(first or "") or known["instruction"] or ""
+        return task_of_prompt(first or "") or known["instruction"] or ""
 
     def _steps(
         self, rows: Sequence[Mapping[str, Any]], actions: Sequence[Mapping[str, Any] | None], space: CoordinateSpace
@@ -203,7 +203,7 @@ class Episodes:
         return True
 
 
-def told_task(text: str) -> str:
+def task_of_prompt(text: str) -> str:
     """The task in the first turn's text; empty if it has none (agent/observation_text.py)."""
     return f"\n{task_part(text)}".partition("\n[Task]\n")[2].strip()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from real_processor import require_ranks
 
-from benchmarks.bench_gpu import LIMITS_S, measure, tell
+from benchmarks.bench_gpu import LIMITS_S, measure, print_results
 from benchmarks.gpu_sheet import PartResult
 from benchmarks.gpu_size import FULL
 
@@ -19,7 +19,7 @@ PAGE = Path(__file__).resolve().parents[2] / "var" / "gpu.md"
 @pytest.fixture(scope="module")
 def results() -> Iterator[dict[str, PartResult]]:
     require_ranks()
-    found, page = measure(list(LIMITS_S), size=FULL, on_done=tell)
+    found, page = measure(list(LIMITS_S), size=FULL, on_done=print_results)
     PAGE.parent.mkdir(exist_ok=True)
     PAGE.write_text(page)
     yield {result.name: result for result in found}

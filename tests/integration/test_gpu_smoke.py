@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from real_processor import real_processor
 
-from benchmarks.bench_gpu import measure, tell
+from benchmarks.bench_gpu import measure, print_results
 from benchmarks.gpu_parts import PARTS, run_part
 from benchmarks.gpu_sheet import PartResult, Sheet
 from benchmarks.gpu_size import SMOKE
@@ -49,7 +49,7 @@ def test_without_sglang_its_part_says_so_and_the_page_is_written_all_the_same(
 ) -> None:
     """Through processes, as on a GPU."""
     monkeypatch.delenv("OSWORLD_SGLANG_PYTHON", raising=False)
-    (result,), page = measure(["sglang"], size=SMOKE, on_done=tell)
+    (result,), page = measure(["sglang"], size=SMOKE, on_done=print_results)
     assert result.status == "not run"
     assert "OSWORLD_SGLANG_PYTHON" in result.error
     assert "| An sglang server | not run |" in page

@@ -53,7 +53,7 @@ class Bars:
         self._num_assets += num_assets
         self._progress.update(self._assets, total=self._num_assets, visible=True)
 
-    def tell_wait(self, sentence: str) -> None:
+    def show_wait(self, sentence: str) -> None:
         """Shows why a run waits to start; empty when the wait is over."""
         self._progress.update(self._assets, note=escape(sentence))
         if sentence:

@@ -62,7 +62,7 @@ class InProcess:
                 self.instance,
                 pools_of(definition),
                 state=StateDir(self.state_root.resolve()),
-                say=self.bars.tell_wait,
+                say=self.bars.show_wait,
             )
             with handled_interrupts():
                 result = definition.execute_in_process(

@@ -19,7 +19,7 @@ from osworld_pipeline.datasets.importers.folder import (
 from osworld_pipeline.datasets.importers.images import ProvenImage
 from osworld_pipeline.datasets.importers.lines import OnProgress
 from osworld_pipeline.datasets.importers.results_episode import SUCCESS_THRESHOLD, StepActions, attempt_episode
-from osworld_pipeline.datasets.importers.results_evaluation import as_evaluation, tasks_by_model, told_attempt
+from osworld_pipeline.datasets.importers.results_evaluation import as_evaluation, tasks_by_model, with_original_task_id
 from osworld_pipeline.datasets.importers.results_reader import (
     ResultAttempt,
     find_attempts,
@@ -164,7 +164,7 @@ def _import_evaluation(
 ) -> None:
     """`played`: all tasks that the model has an attempt at."""
     relative = plain(folder.relative_to(root).as_posix())
-    attempt = told_attempt(read_result(folder))
+    attempt = with_original_task_id(read_result(folder))
     task = _find_task(tasks, attempt)
     episode = attempt_episode(attempt, task, _actions(attempt), relative=relative, options=writer.options)
     screens = [step.screen for step in attempt.steps if step.screen is not None]

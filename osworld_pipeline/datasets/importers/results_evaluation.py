@@ -35,7 +35,7 @@ def tasks_by_model(folders: Sequence[Path]) -> dict[Path, tuple[str, ...]]:
     return {model: tuple(sorted(tasks)) for model, tasks in found.items()}
 
 
-def told_attempt(attempt: ResultAttempt) -> ResultAttempt:
+def with_original_task_id(attempt: ResultAttempt) -> ResultAttempt:
     """The attempt with the original task id, if an export of ours had to change it for the folder's name."""
     task_id = _recorded(attempt).get("task_id")
     return replace(attempt, task_id=task_id) if isinstance(task_id, str) and task_id else attempt

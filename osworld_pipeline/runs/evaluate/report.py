@@ -30,7 +30,7 @@ from osworld_pipeline.runs.evaluate.plan import (
     load_suite,
 )
 from osworld_pipeline.tables.catalog import one_snapshot
-from osworld_pipeline.tracking.client import SQLITE, told_clearly
+from osworld_pipeline.tracking.client import SQLITE, tracking_errors
 from osworld_pipeline.tracking.runs import metric_history
 
 CURVES = ("loss", "kl", "trainer_sampler_logprob_diff")
@@ -260,7 +260,7 @@ def _history(tracking_uri: str, stage_key: str, stage: str, names: Sequence[str]
     if tracking_uri.startswith(SQLITE) and not Path(tracking_uri.removeprefix(SQLITE)).exists():
         return []
     try:
-        with told_clearly(tracking_uri, f"cannot read the curves of {stage_key}"):
+        with tracking_errors(tracking_uri, f"cannot read the curves of {stage_key}"):
             found = metric_history(tracking_uri, stage_key, names)
     except TrackingError as error:
         (say or logging.getLogger(__name__).warning)(f"curves are left out: {error}")

@@ -21,7 +21,7 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.store import TrajectoryStore
 from osworld_pipeline.viewer.app import create_app
-from osworld_pipeline.viewer.episode import told_task
+from osworld_pipeline.viewer.episode import task_of_prompt
 from osworld_pipeline.viewer.settings import ViewerSettings
 
 Read = Callable[[str], str]
@@ -141,7 +141,12 @@ def test_episode_of_ones_own_without_a_step_has_the_suites_words_or_its_id(own_s
 
 
 def test_what_no_prompt_says_is_no_task() -> None:
-    assert told_task("") == told_task("Task: rename alpha") == told_task("[Accessibility Tree]\n[Task]\nx") == ""
+    assert (
+        task_of_prompt("")
+        == task_of_prompt("Task: rename alpha")
+        == task_of_prompt("[Accessibility Tree]\n[Task]\nx")
+        == ""
+    )
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=40), st.booleans())
@@ -152,7 +157,7 @@ def test_task_is_read_back_from_any_prompt(instruction: str, has_hint: bool) -> 
     task = Task.from_config(config, domain="os" if has_hint else None)
     observation = Observation(screenshot=b"", accessibility_tree="[Task]\nnot this", terminal="$")
     text = observation_text(observation, task, step_index=0, last_action=LastAction(), a11y_max_length=99)
-    assert told_task(text) == task.instruction
+    assert task_of_prompt(text) == task.instruction
 
 
 def test_policy_that_gives_up_is_quoted_and_not_judged(own_state: StateDir) -> None:
