@@ -132,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"no part named {sorted(unknown)[0]}; there are: {', '.join(LIMITS_S)}")
     try:
         names = arguments.parts or list(LIMITS_S)
-        results, page = measure(names, size=SMOKE if arguments.smoke else FULL, on_done=tell)
+        results, page = measure(names, size=SMOKE if arguments.smoke else FULL, on_done=print_results)
     except BenchmarkError as error:
         print(f"bench-gpu: {error}", file=sys.stderr)
         return 1
