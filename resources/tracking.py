@@ -9,9 +9,9 @@ import dagster as dg
 from pydantic import Field
 
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.tracking.client import model_url, open_client, run_url, tracking_errors
+from osworld_pipeline.tracking.client import open_client, run_url, tracking_errors
 from osworld_pipeline.tracking.code import code_origin
-from osworld_pipeline.tracking.models import champion_checkpoint, find_logged_model, register_champion
+from osworld_pipeline.tracking.models import champion_checkpoint, register_champion
 from osworld_pipeline.tracking.runs import StageRun, find_run, metric_history, stage_run
 
 MLFLOW_URL = "http://127.0.0.1:5000"
@@ -85,15 +85,6 @@ class TrackingResource(dg.ConfigurableResource):
     def run_url_of(self, run: StageRun) -> str:
         """The page of a running stage in MLflow's UI; sends no request."""
         return run.url(self._base_url())
-
-    def model_url_of(self, state: StateDir, checkpoint_id: str) -> str | None:
-        """The page of a checkpoint in MLflow's UI; None if it was not reported. Raises TrackingError."""
-        uri = self.resolve(state)
-        with tracking_errors(uri, f"cannot look up the model of {checkpoint_id}"):
-            model_id = find_logged_model(uri, checkpoint_id)
-            if model_id is None:
-                return None
-            return model_url(self._base_url(), open_client(uri).get_logged_model(model_id).experiment_id, model_id)
 
     def history_of(self, state: StateDir, stage_key: str, names: Sequence[str]) -> list[tuple[str, int, float]]:
         """(metric, update, value) of a stage. Raises TrackingError."""

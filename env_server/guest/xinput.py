@@ -162,13 +162,6 @@ class Input:
                         time.sleep(interval_s)
             self._display.sync()
 
-    def release_all(self) -> None:
-        """Releases every key that `key` still holds down."""
-        with self._lock:
-            for keycode in sorted(self._held):
-                self._send_key(keycode, down=False)
-            self._display.sync()
-
     def _tap(self, keysym: int) -> None:
         self._lend_keys([keysym])
         keycode, needs_shift = self._keys[keysym]

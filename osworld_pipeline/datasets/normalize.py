@@ -1,7 +1,5 @@
 """Demonstrations in one form: content is always a list of {type: text|image}, and our system prompt comes first."""
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -47,11 +45,6 @@ def text_of(message: Mapping[str, Any]) -> str:
 
 def num_images(messages: Sequence[Mapping[str, Any]]) -> int:
     return sum(part["type"] == "image" for message in messages for part in message["content"])
-
-
-def messages_sha1(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Spec 01's key of equal demonstrations: SHA-1 of the sorted-key JSON."""
-    return hashlib.sha1(json.dumps(messages, sort_keys=True).encode(), usedforsecurity=False).hexdigest()
 
 
 def _content(content: Any, *, has_placeholders: bool) -> list[dict[str, str]] | None:

@@ -1,12 +1,10 @@
 """Successes of an evaluation by domain or family of the tasks, and task by task against another evaluation."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from osworld_pipeline.evaluation.comparison import Comparison, compare_paired
-from osworld_pipeline.evaluation.scores import CheckpointScore, EvalRow, is_mixed, successes_by_task, summarise
-
-GroupOf = Callable[[EvalRow], str]
+from osworld_pipeline.evaluation.scores import EvalRow, is_mixed, successes_by_task
 
 
 def domain_of(row: EvalRow) -> str:
@@ -16,20 +14,6 @@ def domain_of(row: EvalRow) -> str:
 
 def family_of(row: EvalRow) -> str:
     return row.family
-
-
-def score_groups(rows: Sequence[EvalRow], group_of: GroupOf, *, confidence: float = 0.95) -> dict[str, CheckpointScore]:
-    """The score of each group's rows by the group's name, sorted by name.
-
-    Raises:
-        ValueError: rows of several checkpoints or evaluations.
-    """
-    if rows:
-        summarise(rows, confidence=confidence)  # one group might not reveal that the rows are of several
-    groups: dict[str, list[EvalRow]] = {}
-    for row in rows:
-        groups.setdefault(group_of(row), []).append(row)
-    return {name: summarise(groups[name], confidence=confidence) for name in sorted(groups)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -55,11 +55,6 @@ class Curve:
     width: int = WIDTH
     height: int = HEIGHT
 
-    @property
-    def stage_rank(self) -> tuple[int, str]:
-        """Sorts stages in the order of training."""
-        return _rank(STAGE_ORDER, self.stage), self.stage
-
 
 def draw_curves(points: Sequence[MetricPoint]) -> list[Curve]:
     """A panel for each (stage, metric), in the order of training. Points that are not finite are left out; of two

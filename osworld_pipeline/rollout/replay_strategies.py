@@ -60,11 +60,6 @@ def weighted_order(items: Sequence[Item], weights: Sequence[float], rng: random.
     return [items[index] for index in sorted(range(len(items)), key=lambda index: (times[index], index))]
 
 
-def action_distance(first: Sequence[str], second: Sequence[str]) -> float:
-    """0..1: the Jaccard distance between the transitions of two sequences of action types."""
-    return _distance(_transitions(first), _transitions(second))
-
-
 def _novelties(candidates: Sequence[ReplayCandidate], injected: Collection[str]) -> list[float]:
     sets = [_transitions(row.action_types or ()) for row in candidates]
     used = [own for own, row in zip(sets, candidates, strict=True) if row.row_id in injected]

@@ -11,10 +11,7 @@ from osworld_pipeline.errors import EngineError, EnvServerError
 from osworld_pipeline.rollout.attempt import derive_seed
 from osworld_pipeline.rollout.run_episode import (
     EpisodePlan,
-    EpisodeSettings,
-    EpisodeTools,
     RunEpisode,
-    episode_runner,
 )
 
 OnEpisode = Callable[[Episode], None]
@@ -97,24 +94,6 @@ async def run_group(task: Task, plan: GroupPlan, group_id: str, *, run_one: RunE
     )
 
 
-async def run_groups(
-    tasks: Sequence[Task],
-    plan: GroupPlan,
-    *,
-    tools: EpisodeTools,
-    settings: EpisodeSettings,
-    on_episode: OnEpisode | None = None,
-) -> tuple[RolloutGroup, ...]:
-    """Runs a group for each task, in task order, with at most one episode per replica at a time.
-
-    Raises:
-        RecipeError, StoreError: as run_group.
-    """
-    run_one = in_turn(episode_runner(tools, settings), settings.desktop.num_replicas, on_episode=on_episode)
-    named = [(task, group_id_of(plan.stage_key, plan.update, index)) for index, task in enumerate(tasks)]
-    return await gather_groups([(task, plan, group_id) for task, group_id in named], run_one)
-
-
 async def gather_groups(
     planned: Sequence[tuple[Task, GroupPlan, str]], run_one: RunEpisode
 ) -> tuple[RolloutGroup, ...]:
@@ -126,18 +105,6 @@ async def gather_groups(
         # One error ended the run; the others are consequences.
         raise failures.exceptions[0] from failures
     return tuple(job.result() for job in jobs)
-
-
-async def run_episodes(
-    planned: Sequence[tuple[Task, EpisodePlan]],
-    *,
-    tools: EpisodeTools,
-    settings: EpisodeSettings,
-    on_episode: OnEpisode | None = None,
-) -> tuple[Episode, ...]:
-    """Runs episodes and returns them in planned order, at most one per replica at a time."""
-    run_one = in_turn(episode_runner(tools, settings), settings.desktop.num_replicas, on_episode=on_episode)
-    return await gather_episodes(planned, run_one)
 
 
 async def gather_episodes(planned: Sequence[tuple[Task, EpisodePlan]], run_one: RunEpisode) -> tuple[Episode, ...]:

@@ -24,7 +24,6 @@ from uuid import uuid4
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
@@ -262,21 +261,6 @@ def read_trainer_state(folder: Path) -> TrainerState:
         return TrainerState(**json.loads(path.read_text()))
     except (OSError, ValueError, TypeError) as error:
         raise StoreError(f"{path} cannot be read ({error}): remove {folder} and run the stage again") from error
-
-
-def load_weights_into(model: Any, folder: Path) -> None:
-    """Loads the weights of a Hugging Face folder into a model of the same shape, in place. Raises StoreError."""
-    try:
-        weights: dict[str, torch.Tensor] = {}
-        for path in sorted(folder.glob("model*.safetensors")):
-            weights |= load_file(path)
-        missing, unexpected = model.load_state_dict(weights, strict=False)
-    except (OSError, RuntimeError, SafetensorError) as error:
-        raise StoreError(f"the weights in {folder} cannot be loaded: {str(error).splitlines()[0]}") from error
-    tied = set(getattr(model, "_tied_weights_keys", None) or ())
-    if unexpected or not weights or set(missing) - tied:
-        wrong = sorted({*unexpected, *(set(missing) - tied)})[:3] or ["model.safetensors is missing"]
-        raise StoreError(f"the weights in {folder} are of another model: {', '.join(wrong)}")
 
 
 def save_optimizer(folder: Path, state: dict[str, torch.Tensor], group: Any = None) -> None:

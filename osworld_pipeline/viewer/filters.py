@@ -147,9 +147,6 @@ class EpisodeFilter:
     def on_page(self, page: int) -> "EpisodeFilter":
         return replace(self, page=page)
 
-    def sorted_by(self, sort: str) -> "EpisodeFilter":
-        return replace(self, sort=sort, page=1)
-
     @property
     def is_narrowed(self) -> bool:
         return bool(self.chosen or self.spans or self.hidden or self.texts)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from env_server_process import running_env_server
+from group_runs import run_groups
 from PIL import Image
 
 from osworld_pipeline.agent.model_inputs import build_model_inputs
@@ -31,7 +32,7 @@ from osworld_pipeline.recipes.schema import AgentSection, DesktopSection, Engine
 from osworld_pipeline.rollout.engines.transformers import TransformersEngine
 from osworld_pipeline.rollout.env_client import EnvClient
 from osworld_pipeline.rollout.run_episode import EpisodeSettings, EpisodeTools
-from osworld_pipeline.rollout.run_group import GroupPlan, run_groups
+from osworld_pipeline.rollout.run_group import GroupPlan
 from osworld_pipeline.rollout.trajectories import episode_trajectories
 from osworld_pipeline.runs.parity.exactness import ExactnessReport, compare_logprobs, compare_trajectories
 from osworld_pipeline.store.trajectories import TrajectoryStore

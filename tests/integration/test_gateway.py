@@ -16,6 +16,7 @@ import pytest
 from desktop_env_place import find_python
 from env_server_process import RunningServer, desktops_below, running_env_server
 from gateway_process import TOKEN, RunningGateway, running_gateway
+from group_runs import run_groups
 from test_rollout import PLAN, SCREEN, SETTINGS, OraclePolicy, suite_tasks
 
 from env_server.episodes.download import Downloader
@@ -32,7 +33,6 @@ from osworld_pipeline.domain.episode import Outcome
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.rollout.env_client import EnvClient
 from osworld_pipeline.rollout.run_episode import EpisodeTools
-from osworld_pipeline.rollout.run_group import run_groups
 from osworld_pipeline.store.trajectories import TrajectoryStore
 from osworld_pipeline.wire import EnvConfig
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from env_server_process import RunningServer, running_env_server
+from group_runs import run_groups
 
 from osworld_pipeline.agent.model_inputs import build_model_inputs
 from osworld_pipeline.agent.processor import load_processor
@@ -28,7 +29,7 @@ from osworld_pipeline.recipes.schema import AgentSection, DesktopSection, Reward
 from osworld_pipeline.rollout.engines.transformers import TransformersEngine
 from osworld_pipeline.rollout.env_client import EnvClient
 from osworld_pipeline.rollout.run_episode import EpisodeSettings, EpisodeTools
-from osworld_pipeline.rollout.run_group import GroupPlan, run_groups
+from osworld_pipeline.rollout.run_group import GroupPlan
 from osworld_pipeline.rollout.trajectories import episode_trajectories
 from osworld_pipeline.runs.checkpoints.ids import recipe_suite
 from osworld_pipeline.runs.rollouts.embedded_server import EnvServers

@@ -3,30 +3,7 @@
 import pytest
 from eval_samples import eval_rows
 
-from osworld_pipeline.evaluation.breakdown import compare_tasks, domain_of, family_of, score_groups
-
-
-def test_each_domain_has_its_own_score() -> None:
-    rows = [
-        *eval_rows({"a": "s", "b": "f"}, domain="os"),
-        *eval_rows({"c": "se"}, domain="chrome"),
-        *eval_rows({"d": "e"}, domain=None, family="verbs"),
-    ]
-    scores = score_groups(rows, domain_of)
-    assert list(scores) == ["chrome", "os", "verbs"]
-    assert [(score.successes, score.n, score.strict.n) for score in scores.values()] == [
-        (1, 1, 2),
-        (1, 2, 2),
-        (0, 0, 1),
-    ]
-    assert list(score_groups(rows, family_of)) == ["f", "verbs"]
-    assert score_groups([], domain_of) == {}
-
-
-def test_groups_of_different_checkpoints_are_refused() -> None:
-    rows = [*eval_rows({"a": "s"}, domain="os"), *eval_rows({"b": "s"}, domain="chrome", checkpoint="other")]
-    with pytest.raises(ValueError, match="one checkpoint, not of 2"):
-        score_groups(rows, domain_of)
+from osworld_pipeline.evaluation.breakdown import compare_tasks
 
 
 def test_gains_and_regressions_are_told_by_task_with_the_samples_of_both_sides() -> None:

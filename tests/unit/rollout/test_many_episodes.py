@@ -7,13 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from group_runs import run_groups
+
 from osworld_pipeline.agent.processor import load_processor
 from osworld_pipeline.agent.renderer import Renderer
 from osworld_pipeline.dialects import load_dialect
 from osworld_pipeline.domain.episode import Outcome, SamplingParams
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.rollout.run_episode import EpisodeSettings, EpisodeTools
-from osworld_pipeline.rollout.run_group import GroupPlan, run_groups
+from osworld_pipeline.rollout.run_group import GroupPlan
 
 DONE = load_dialect("slime").format("Finish", {"action": "terminate", "status": "success"})
 NUM_EPISODES = 96

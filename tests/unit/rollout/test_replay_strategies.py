@@ -18,7 +18,8 @@ from osworld_pipeline.recipes.schema import ReplaySection
 from osworld_pipeline.rollout.replay import ReplayBuffer
 from osworld_pipeline.rollout.replay_strategies import (
     DIVERSE_FLOOR,
-    action_distance,
+    _distance,
+    _transitions,
     failure_priority,
     row_weights,
     weighted_order,
@@ -100,12 +101,15 @@ def test_shortest_makes_twice_the_length_a_quarter_of_the_chance() -> None:
 
 
 def test_distance_of_action_sequences_is_the_share_of_transitions_not_in_common() -> None:
-    assert action_distance(("click", "type"), ("click", "type")) == 0.0
+    def distance(first: tuple[str, ...], second: tuple[str, ...]) -> float:
+        return _distance(_transitions(first), _transitions(second))
+
+    assert distance(("click", "type"), ("click", "type")) == 0.0
     # begin-click, click-end against begin-key, key-end.
-    assert action_distance(("click",), ("key",)) == 1.0
+    assert distance(("click",), ("key",)) == 1.0
     # begin-click, click-type, type-end against begin-click, click-end: one of four in common.
-    assert action_distance(("click", "type"), ("click",)) == pytest.approx(3 / 4)
-    assert action_distance((), ()) == 0.0
+    assert distance(("click", "type"), ("click",)) == pytest.approx(3 / 4)
+    assert distance((), ()) == 0.0
 
 
 def test_diverse_prefers_rows_far_from_those_injected_before() -> None:

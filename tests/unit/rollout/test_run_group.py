@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from group_runs import run_groups
 from group_samples import make_ended
 
 from osworld_pipeline.dialects import load_dialect
@@ -20,7 +21,6 @@ from osworld_pipeline.rollout.run_group import (
     plan_episode,
     require_services,
     run_group,
-    run_groups,
 )
 
 Tools = Callable[..., EpisodeTools]

@@ -13,8 +13,7 @@ from osworld_pipeline.errors import RecipeError, TrainingError
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.recipes.schema import LoraSection, TrainerSection
 from osworld_pipeline.training import lora
-from osworld_pipeline.training.checkpoint import latest_complete, load_weights_into
-from osworld_pipeline.training.fits import check_fits
+from osworld_pipeline.training.checkpoint import latest_complete
 from osworld_pipeline.training.model import load_model
 from osworld_pipeline.training.policy_trainer import open_gspo_trainer, open_sft_trainer
 from osworld_pipeline.training.process_group import ProcessGroup
@@ -154,25 +153,6 @@ def test_offloading_without_ranks_to_shard_over_is_refused(tiny_folder: Path):
         open_sft_trainer(
             tiny_folder, recipe=with_trainer(recipe_of("plain"), cpu_offload=True), process_group=ProcessGroup.alone()
         )
-
-
-def test_a_trajectory_above_the_budget_is_refused_where_it_is_collected(processor):
-    trajectory, recipe = conversation(processor, 1, num_turns=3), recipe_of("plain")
-    num_tokens = len(trajectory.token_ids)
-    check_fits(trajectory, with_trainer(recipe, max_tokens_per_batch=num_tokens))
-    with pytest.raises(TrainingError, match=f"trajectory t1 has {num_tokens} tokens, more than the {num_tokens - 1} "):
-        check_fits(trajectory, with_trainer(recipe, max_tokens_per_batch=num_tokens - 1))
-
-
-def test_weights_of_a_folder_replace_those_in_memory_and_others_are_refused(tmp_path: Path, tiny_folder: Path):
-    trainer = trained(tiny_folder, recipe_of("plain"))
-    save(StateDir(tmp_path), trainer, "sft", {})
-    folder = latest_complete(StateDir(tmp_path), "sft")
-    assert folder is not None
-    model = load_model(tiny_folder)
-    load_weights_into(model, folder)
-    ours, theirs = model.state_dict(), trainer.model.state_dict()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 def test_images_are_read_when_somebody_looks_and_travel_once(processor):
