@@ -100,6 +100,7 @@ CHECKPOINTS = pa.schema(
 
 def checkpoint_row(checkpoint: Checkpoint) -> Row:
     return row_of(checkpoint) | {
+        "code_version": checkpoint.code_version or None,
         "recipe": canonical_json(checkpoint.recipe) if checkpoint.recipe else None,
         "sources": [asdict(one) for one in checkpoint.sources],
     }

@@ -14,7 +14,6 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import DatasetError, PipelineError, TableError
 from osworld_pipeline.object_store import RemoteNote, write_note
 
-pytestmark = pytest.mark.filterwarnings("ignore:'click:DeprecationWarning")
 """Typer uses, while it is imported, what a later click will not have."""
 
 

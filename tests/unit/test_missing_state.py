@@ -6,7 +6,6 @@ import pytest
 
 from osworld_pipeline.errors import StoreError
 
-pytestmark = pytest.mark.filterwarnings("ignore:'click:DeprecationWarning")
 """Typer imports what a later click will not have."""
 
 READING = (

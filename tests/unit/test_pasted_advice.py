@@ -18,7 +18,6 @@ from osworld_pipeline.store.part_files import MANIFEST
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.query import run_query
 
-pytestmark = pytest.mark.filterwarnings("ignore:'click:DeprecationWarning")
 """Typer uses, while it is imported, what a later click will not have."""
 
 COUNT = "SELECT count(*) AS n FROM episodes"

@@ -15,7 +15,6 @@ from osworld_pipeline.errors import PipelineError
 from osworld_pipeline.recipes import load_recipe
 from osworld_pipeline.tables.checkpoints import upsert_checkpoint
 
-pytestmark = pytest.mark.filterwarnings("ignore:'click:DeprecationWarning")
 """Typer uses, while it is imported, what a later click will not have."""
 
 MILESTONE, PARENT = "gspo_phase2-fd466df85180-u0012", "gspo_phase1-45f5bdb698d3-u0008"

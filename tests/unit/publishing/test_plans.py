@@ -25,7 +25,6 @@ from osworld_pipeline.store import TrajectoryStore
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.checkpoints import find_checkpoint, upsert_checkpoint
 
-pytestmark = pytest.mark.filterwarnings("ignore:'click:DeprecationWarning")
 """Typer uses, while it is imported, what a later click will not have."""
 WEIGHTS = b"the weights"
 

@@ -20,7 +20,6 @@ from osworld_pipeline.store import TrajectoryStore
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from resources.state import StateResource
 
-pytestmark = pytest.mark.filterwarnings("ignore:'click:DeprecationWarning")
 """Typer uses, while it is imported, what a later click will not have."""
 
 

@@ -24,7 +24,6 @@ from osworld_pipeline.tables.views import DERIVED
 from osworld_pipeline.viewer.app import create_app
 from osworld_pipeline.viewer.settings import ViewerSettings
 
-pytestmark = pytest.mark.filterwarnings("ignore:'click:DeprecationWarning")
 """Typer uses, while it is imported, what a later click will not have."""
 VIEWS = (*PART_TABLES, *OWNED_TABLES, *DERIVED)
 EPISODE = f"eval-{GSPO}-{KEY}-{TASKS[0][0]}-s0"

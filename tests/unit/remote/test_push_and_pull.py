@@ -27,7 +27,6 @@ from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.query import open_catalog, run_query
 from osworld_pipeline.tables.views import DERIVED
 
-pytestmark = pytest.mark.filterwarnings("ignore:'click:DeprecationWarning")
 """Typer imports what a later click will not have."""
 COUNT = "SELECT count(*), count(DISTINCT episode_id) FROM episodes"
 

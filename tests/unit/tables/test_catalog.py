@@ -85,7 +85,8 @@ def test_a_part_written_after_the_build_shows_at_once(state: StateDir) -> None:
 def test_an_older_part_without_a_newer_column_reads_as_null(state: StateDir) -> None:
     old = EPISODES.empty_table().drop_columns(["max_turns"])
     rows = [{"episode_id": "old"}]
-    write_parquet(state.trajectories / "episodes" / "old.parquet", old.from_pylist(rows, schema=old.schema))
+    name = f"old~{7:016x}-abcdef.parquet"
+    write_parquet(state.trajectories / "episodes" / name, old.from_pylist(rows, schema=old.schema))
     rebuild_catalog(state)
     assert run_query(state, "SELECT episode_id, max_turns FROM episodes").rows == [("old", None)]
 

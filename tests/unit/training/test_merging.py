@@ -17,7 +17,6 @@ from osworld_pipeline.runs.checkpoints.merged_export import export_merged
 from osworld_pipeline.training.model import load_model
 from osworld_pipeline.training.score import score_trajectories
 
-pytestmark = pytest.mark.filterwarnings("ignore:'click:DeprecationWarning")
 """Typer uses, while it is imported, what a later click will not have."""
 
 SCALE = 8.0 / 4

@@ -14,6 +14,7 @@ from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.recipes.schema import LoraSection, TrainerSection
 from osworld_pipeline.training import lora
 from osworld_pipeline.training.checkpoint import latest_complete
+from osworld_pipeline.training.fits import check_length
 from osworld_pipeline.training.model import load_model
 from osworld_pipeline.training.policy_trainer import open_gspo_trainer, open_sft_trainer
 from osworld_pipeline.training.process_group import ProcessGroup
@@ -153,6 +154,14 @@ def test_offloading_without_ranks_to_shard_over_is_refused(tiny_folder: Path):
         open_sft_trainer(
             tiny_folder, recipe=with_trainer(recipe_of("plain"), cpu_offload=True), process_group=ProcessGroup.alone()
         )
+
+
+def test_a_trajectory_above_the_budget_is_refused_where_it_is_collected(processor):
+    trajectory = conversation(processor, 1, num_turns=3)
+    num_tokens = len(trajectory.token_ids)
+    check_length(trajectory, max_tokens=num_tokens)
+    with pytest.raises(TrainingError, match=f"trajectory t1 has {num_tokens} tokens, more than the {num_tokens - 1} "):
+        check_length(trajectory, max_tokens=num_tokens - 1)
 
 
 def test_images_are_read_when_somebody_looks_and_travel_once(processor):
