@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
         die_with_parent(signal.SIGKILL, parent_pid=int(argv[argv.index(RANK_OF) + 1]))
         if os.environ["RANK"] != "0":
             return run_program(argv[0], job, write_final_message)
-    elif "parent_pid" in job:
+    elif job.get("parent_pid"):
         die_with_parent(signal.SIGTERM, parent_pid=job["parent_pid"])
     if REPORT_TO_STDOUT in argv:
         return run_program(argv[0], job, lambda message: print(json.dumps(message), flush=True))
