@@ -14,6 +14,7 @@ from osworld_pipeline.columns.records import Row, clean, columns_of, row_of, utc
 from osworld_pipeline.domain.digest import canonical_json
 from osworld_pipeline.domain.episode import Episode, Step, TokenSequence
 from osworld_pipeline.domain.stored import NATS, PIXELS, TOKENS, UTC
+from osworld_pipeline.errors import StoreError
 
 _INT64 = 2**63 - 1
 
@@ -30,7 +31,8 @@ def step_rows(episode: Episode) -> list[Row]:
 
 
 def episode_from(row: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> Episode:
-    """The inverse of `episode_row` and `step_rows`; `steps` in any order."""
+    """The inverse of `episode_row` and `step_rows`; `steps` in any order. Raises StoreError if its tokens cannot be
+    split into sequences."""
     played = tuple(_step_from(step) for step in sorted(steps, key=lambda step: step["step_index"]))
     return Episode(**values_of(Episode, row), steps=played, sequences=_sequences_from(row))
 
@@ -162,6 +164,11 @@ def _sequences_from(row: Mapping[str, Any]) -> tuple[TokenSequence, ...]:
     token_ids, mask, logprobs = row["token_ids"], row["response_mask"], row["sampled_logprobs"]
     lengths, counts = row["sequence_lengths"], row["sequence_image_counts"]
     versions, image_steps = row["policy_versions"], row["image_steps"]
+    if lengths is None and token_ids:
+        raise StoreError(
+            f"episode {row['episode_id']} has tokens without the lengths of its sequences: a version before any "
+            "release wrote it, and this one cannot read its tokens; remove its part and run its stage again"
+        )
     sequences: list[TokenSequence] = []
     start = first_image = 0
     for length, count in zip(lengths or (), counts or (), strict=True):

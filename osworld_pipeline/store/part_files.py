@@ -45,6 +45,8 @@ INCOMING = "incoming"
 SEED = "_seed.parquet"
 VERSION_SHIFT = 20
 _NAME = re.compile(r"(?P<part>[A-Za-z0-9][A-Za-z0-9._-]*)~(?P<version>[0-9a-f]{16})-[0-9a-f]{6}\.parquet")
+_UNVERSIONED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.parquet")
+"""How parts were named before any release."""
 _GENERATION = re.compile(r"g(\d+)-\d+-[0-9a-f]+\.parquet")
 _NUM_LOOKS = 3
 """How often a manifest and a folder are compared before an error: a compaction may commit in between."""
@@ -138,13 +140,18 @@ def take_snapshot(root: Path, head: str) -> HeadFiles:
     The manifest is read before the folder is listed, so files that a later compaction replaces are still listed.
 
     Raises:
-        StoreError: the manifest is damaged, lost, or older than the compacted files.
+        StoreError: the manifest is damaged, lost, or older than the compacted files, or a part has no version.
     """
     manifest = Manifest.checked(root, [head])
     newest: dict[str, PartFile] = {}
     superseded: list[PartFile] = []
     for name in list_names(root / head):
         file = PartFile.parse(name)
+        if file is None and _UNVERSIONED.fullmatch(name):
+            raise StoreError(
+                f"{root / head / name} has no version in its name: a version before any release wrote it, and this one "
+                "cannot read it; move it out of the folder"
+            )
         if file is None or f"{head}/{name}" in manifest.retired:
             continue
         known = newest.setdefault(file.part, file)

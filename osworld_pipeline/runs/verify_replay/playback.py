@@ -81,10 +81,9 @@ async def play_back(
         outcome = Outcome.SUCCESS if reward >= threshold else Outcome.FAILURE
         error = attempt.refused
     except (_TooLongError, *_FAULTS) as fault:
-        is_grader = isinstance(fault, EvaluatorError)
-        outcome = Outcome.GRADER_FAULT if is_grader else Outcome.ENV_FAULT
-        if isinstance(fault, _TooLongError):
-            outcome = Outcome.TIMEOUT
+        # Tampering is a fault here: it is no verdict on the demonstration.
+        faults = {_TooLongError: Outcome.TIMEOUT, EvaluatorError: Outcome.GRADER_FAULT}
+        outcome = next((found for kind, found in faults.items() if isinstance(fault, kind)), Outcome.ENV_FAULT)
         error = str(fault) or type(fault).__name__
     finally:
         await desktop.close()

@@ -198,6 +198,22 @@ def test_parts_of_an_older_program_are_read_replaced_and_compacted(state: StateD
     assert part_files(state) == []
 
 
+def test_a_part_without_a_version_is_refused_and_not_passed_over(state: StateDir, store: TrajectoryStore) -> None:
+    (head,) = (state.trajectories / "episodes").glob("p1~*.parquet")
+    head.rename(head.with_name("p1.parquet"))
+    for read in (lambda: store.read_episodes("p2"), lambda: counts(state), lambda: compact_store(state, min_parts=2)):
+        with pytest.raises(StoreError, match=r"p1\.parquet has no version in its name"):
+            read()
+
+
+def test_tokens_that_cannot_be_split_into_sequences_are_refused(state: StateDir, store: TrajectoryStore) -> None:
+    (head,) = (state.trajectories / "episodes").glob("p1~*.parquet")
+    rows = [row | {"token_ids": [1], "sequence_lengths": None} for row in pq.read_table(head).to_pylist()]
+    write_parquet(head, pa.Table.from_pylist(rows, schema=stored("episodes")))
+    with pytest.raises(StoreError, match="tokens without the lengths of its sequences"):
+        store.read_episodes("p1")
+
+
 def test_a_part_of_a_newer_program_reads_and_is_left_alone(state: StateDir, store: TrajectoryStore) -> None:
     (head,) = (state.trajectories / "episodes").glob("p1~*.parquet")
     table = pq.read_table(head)
