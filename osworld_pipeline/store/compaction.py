@@ -39,7 +39,7 @@ TARGET_BYTES = 64 << 20
 MAX_PARTS = 2_000
 """Maximum number of small parts per table for a compaction with a budget."""
 RETIRED_GRACE_S = 600.0
-HEAD_ROWS, DETAIL_ROWS = 1_000, 10_000
+HEAD_ROWS, DETAIL_ROWS = 500, 10_000
 """Rows of a row group: a compromise between look-ups of one episode and full scans, which prefer larger ones."""
 _GENERATIONS = (1 << VERSION_SHIFT) - 1
 _Choose = Callable[[Sequence[Unit], Sequence[Unit], Mapping[str, Set[str]]], Choice]
@@ -306,6 +306,8 @@ def _write_sorted(path: Path, table: pa.Table, temp_folder: Path, num_rows: int,
             row_group_size=num_rows,
             write_statistics=[key, "part", *_narrow(table.schema)],  # pyright: ignore[reportArgumentType]
             write_page_index=True,
+            # Files overlap in their ids: a look-up skips the row groups of the others.
+            bloom_filter_options={key: {"ndv": num_rows, "fpp": 0.01}},
         )
 
 

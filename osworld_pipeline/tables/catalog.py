@@ -18,7 +18,9 @@ from osworld_pipeline.atomic_io import locked, remove_stale_temps, replacing
 from osworld_pipeline.columns import OWNED_TABLES
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import TableError
+from osworld_pipeline.store.part_files import Manifest
 from osworld_pipeline.tables.builds import UNION_TABLES, current_build, table_paths
+from osworld_pipeline.tables.live_files import store_retired
 from osworld_pipeline.tables.owned import known_columns
 from osworld_pipeline.tables.part_views import create_part_views, create_pinned_views, seed_tables
 from osworld_pipeline.tables.views import DERIVED
@@ -45,7 +47,7 @@ def rebuild_catalog(state: StateDir) -> Path:
 
     Raises:
         TableError: a table's file is damaged or breaks its key; another rebuild holds the lock for too long.
-        StoreError: the file system refused.
+        StoreError: the file system refused, or the manifest of the compactions is damaged.
     """
     lock = state.root / "catalog.lock"
     with locked(lock, timeout_s=LOCK_TIMEOUT_S, error=TableError, what="the rebuild of the catalog"):
@@ -56,6 +58,7 @@ def rebuild_catalog(state: StateDir) -> Path:
                 temp.write_bytes(_views_alone())
                 with _connect(temp) as connection:
                     _create_tables(connection, state)
+                    store_retired(connection, Manifest.read(state.trajectories))
             except duckdb.Error as error:
                 raise TableError(f"cannot build the catalog {state.catalog}: {first_line(error)}") from error
             finally:

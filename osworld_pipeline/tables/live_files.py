@@ -2,10 +2,16 @@
 
 DuckDB lists the folders of a query when it binds it, and reads the manifest later. So the manifest may name files that
 were not listed; then the query uses the state before their compaction, whose files are listed and kept for the grace
-period. Only live files are opened: the join with their names prunes the others.
+period.
+
+The join with the names of the live files comes too late for DuckDB to skip the others, and it opens every file that it
+lists. So a rebuild of the catalog stores the names of the files that are retired by then (`store_retired`). A condition
+on them is constant for each file, so DuckDB applies it when it plans a query and opens only the remaining files.
 """
 
-from osworld_pipeline.store.part_files import COMPACTED, HEAD_OF, MANIFEST
+import duckdb
+
+from osworld_pipeline.store.part_files import COMPACTED, DETAIL_OF, HEAD_OF, MANIFEST, Manifest
 
 MARKER = "format.json"
 """A file next to the manifest, which does not exist before the first compaction: a glob without a match is an error in
@@ -13,6 +19,23 @@ DuckDB."""
 _GENERATION = "try_cast(regexp_extract({name}, '^g([0-9]+)-', 1) AS BIGINT)"
 _PART = r"'^([A-Za-z0-9][A-Za-z0-9._-]*)~([0-9a-f]{16})-[0-9a-f]{6}[.]parquet$'"
 _LATEST = "9223372036854775807"
+_NUM_TELLING = 31
+"""Characters at the end of a file's path that distinguish it: version, random suffix and extension of a part."""
+
+
+def store_retired(connection: duckdb.DuckDBPyConnection, manifest: Manifest) -> None:
+    """Stores what is retired in `manifest` as constants of the catalog. An older catalog stays correct: a retired file
+    is never used again."""
+    for head in DETAIL_OF:
+        names = sorted(name[-_NUM_TELLING:] for name in manifest.retired if name.startswith(f"{head}/"))
+        text = "|".join(names).replace("'", "''")
+        connection.execute(f"CREATE OR REPLACE MACRO osworld_{head}_retired() AS '{text}'")
+    connection.execute(f"CREATE OR REPLACE MACRO osworld_generation() AS {manifest.generation}")
+
+
+def not_retired_sql(table: str, file: str) -> str:
+    """A condition on the path `file`, which DuckDB applies before it opens files."""
+    return f"NOT contains(osworld_{HEAD_OF.get(table, table)}_retired(), right({file}, {_NUM_TELLING}))"
 
 
 def live_files_sql(table: str, folder: str, root: str) -> str:
@@ -47,7 +70,8 @@ WITH manifest AS MATERIALIZED (
     SELECT name, generation FROM named WHERE name NOT IN (SELECT name FROM compacted)
 ), state AS MATERIALIZED (
     SELECT CASE
-        WHEN (SELECT max(generation) FROM compacted) > coalesce((SELECT (j->'generation')::BIGINT FROM manifest), 0)
+        WHEN greatest((SELECT max(generation) FROM compacted), osworld_generation())
+                > coalesce((SELECT (j->'generation')::BIGINT FROM manifest), 0)
             THEN error({damaged})
         WHEN EXISTS (FROM missing WHERE generation IS NULL OR generation NOT IN (SELECT generation FROM retired))
             THEN error({lost})

@@ -23,9 +23,10 @@ from osworld_pipeline.store.part_files import (
     HEAD_OF,
     SEED,
     HeadFiles,
+    Manifest,
     take_snapshot,
 )
-from osworld_pipeline.tables.live_files import MARKER, live_files_sql
+from osworld_pipeline.tables.live_files import MARKER, live_files_sql, not_retired_sql, store_retired
 
 _HERE = """CASE
     WHEN getvariable('osworld_state') IS NOT NULL THEN concat(getvariable('osworld_state'), '/')
@@ -42,6 +43,7 @@ def create_part_views(connection: duckdb.DuckDBPyConnection, state: StateDir) ->
     seed_tables(state)
     # So that only the shorter text is planned here.
     _set_variables(connection, {name: [] for name in _VARIABLES}, state)
+    store_retired(connection, Manifest())
     for table in PART_TABLES:
         connection.execute(f"CREATE VIEW {table} AS {_view(table)}")
 
@@ -148,7 +150,7 @@ def _living(table: str) -> list[str]:
     live = f"({live_files_sql(table, folder, _PLACE)})"
     rows = _scan(f"[{folder} || '/*.parquet', {folder} || '/{COMPACTED}/*.parquet']", stored(table))
     replaced = f"SELECT part FROM {live} WHERE NOT is_compacted"  # noqa: S608 - our own names
-    counts = f"NOT (l.is_compacted AND p.part IN ({replaced}))"
+    counts = f"NOT (l.is_compacted AND p.part IN ({replaced})) AND {not_retired_sql(table, 'p.filename')}"
     return [f"{live} l JOIN {rows} p ON p.filename = l.file WHERE {counts}"]
 
 

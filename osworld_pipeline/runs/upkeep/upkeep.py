@@ -52,6 +52,7 @@ def compact_store(
 
     Raises:
         StoreError: the folder is a cache of an object store, other maintenance is running, or as compact_parts.
+        TableError: as rebuild_catalog.
     """
     if is_cache(state):
         raise StoreError(f"{state.root} is a cache: compact the original state, and pull again")
@@ -63,6 +64,8 @@ def compact_store(
         retired_grace_s=retired_grace_s,
         on_progress=on_progress,
     )
+    if done.num_written and state.catalog.is_file():
+        rebuild_catalog(state)  # so that a client that opens it by itself skips the retired files
     if budget_bytes is None:
         with exclusive(state.trajectories):
             packed = pack_cold_images(BlobStore(state.blobs), cold_s=cold_days * 86_400)

@@ -1,6 +1,8 @@
 """Compaction and garbage collection: fewer files, the same rows, and nothing removed that somebody needs."""
 
 import os
+import re
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -21,6 +23,7 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
 from osworld_pipeline.runs.upkeep.upkeep import collect_garbage, compact_store, missing_blobs
 from osworld_pipeline.store import BlobStore, TrajectoryStore
+from osworld_pipeline.store.compaction import compact_parts
 from osworld_pipeline.store.part_files import COMPACTED, MANIFEST, take_snapshot
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.owned import write_table
@@ -115,7 +118,7 @@ def test_a_notebook_that_listed_the_files_before_a_compaction_reads_what_it_list
     state: StateDir, store: TrajectoryStore
 ) -> None:
     """DuckDB lists folders when it plans a query, and reads the manifest later."""
-    compact_store(state, min_parts=2)
+    compact_parts(state.trajectories, min_parts=2)
     store.write_episodes("p1", [make_episode("p1-e0", num_steps=5)])
     store.write_episodes("p9", [make_episode("p9-e0")])
     for path in state.trajectories.glob(f"*/{COMPACTED}/g000001*.parquet"):
@@ -125,6 +128,46 @@ def test_a_notebook_that_listed_the_files_before_a_compaction_reads_what_it_list
     (state.trajectories / MANIFEST).write_bytes(orjson.dumps({**manifest, "retired_in": {}}))
     with pytest.raises(duckdb.Error, match="a file that the manifest names is gone"):
         ask_plainly(state, COUNTS)
+
+
+def test_a_notebook_opens_no_file_that_was_retired_before_the_last_rebuild(
+    state: StateDir, store: TrajectoryStore
+) -> None:
+    compact_store(state, min_parts=2)
+    for number in range(60):  # so many live files that DuckDB does not turn the join into a list of names
+        store.write_episodes(f"q{number}", [make_episode(f"q{number}")])
+    with duckdb.connect(str(state.catalog), read_only=True) as connection:
+        for table in ("episodes", "steps"):
+            ((_, plan),) = connection.execute(f"EXPLAIN ANALYZE SELECT count(*) FROM {table}").fetchall()
+            num_opened = re.findall(r"READ_PARQUET.*?Total Files Read: (\d+)", plan, re.DOTALL)
+            assert num_opened == ["61"], "the compacted file and the new ones"
+
+
+def test_a_notebook_refuses_a_manifest_that_is_older_than_the_catalog(state: StateDir, store: TrajectoryStore) -> None:
+    """Else it would skip files that this manifest counts as live."""
+    earlier = {path: path.read_bytes() for path in state.trajectories.rglob("*") if path.is_file()}
+    compact_store(state, min_parts=2)
+    shutil.rmtree(state.trajectories)
+    for path, data in earlier.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    with pytest.raises(duckdb.Error, match="missing or old: run osworld-pipeline rebuild-catalog --state"):
+        ask_plainly(state, COUNTS)
+    rebuild_catalog(state)
+    assert counts(state) == (12, 12, 24)
+
+
+def test_a_look_up_skips_files_whose_ids_only_surround_its_own(state: StateDir, store: TrajectoryStore) -> None:
+    compact_store(state, min_parts=2)
+    for part in range(2):
+        store.write_episodes(f"q{part}", [make_episode("a"), make_episode(f"q{part}"), make_episode("z")][part:])
+    compact_store(state, min_parts=2, target_bytes=1)
+    files = [str(path) for path in (state.trajectories / "episodes" / COMPACTED).glob("g*.parquet")]
+    assert len(files) > 1
+    with duckdb.connect() as connection:
+        sql = "EXPLAIN ANALYZE SELECT * FROM read_parquet(?) WHERE episode_id = 'p2-e1'"
+        ((_, plan),) = connection.execute(sql, [files]).fetchall()
+    assert re.findall(r"Row Groups Scanned: \d+ / \d+", plan) == [f"Row Groups Scanned: 1 / {len(files)}"]
 
 
 def test_a_notebook_is_told_of_a_lost_manifest(state: StateDir, store: TrajectoryStore) -> None:
