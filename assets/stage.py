@@ -19,6 +19,7 @@ from osworld_pipeline.remote.status import push_after
 from osworld_pipeline.runs.budget import UNLIMITED, Budget
 from osworld_pipeline.runs.checkpoints.ids import read_checkpoint, stage_checkpoint_id, stage_params
 from osworld_pipeline.runs.job import Policy, StageJob
+from osworld_pipeline.runs.messages import Message, Metrics
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.checkpoints import upsert_checkpoint
 from resources.desktops import DesktopsResource
@@ -116,9 +117,9 @@ def try_stage(
         with services.tracking.stage(context, state, stage=stage, stage_key=checkpoint_id, params=flat) as run:
             run.log_dataset("replay_and_tasks", data_digest, str(state.tables))
 
-            def on_message(message: Mapping[str, Any]) -> None:
-                if message["kind"] == "metrics":
-                    run.log_metrics(message["update"], message["metrics"])
+            def on_message(message: Message) -> None:
+                if isinstance(message, Metrics):
+                    run.log_metrics(message.update, message.metrics)
                 services.progress.handle(context, str(stage), message)
 
             if checkpoint is None:

@@ -1,6 +1,6 @@
 """Runs the programs of `osworld_pipeline.runs` on this machine or on a Ray cluster, as configured."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import dagster as dg
@@ -8,10 +8,9 @@ from pydantic import Field
 
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.runs.job import Job
+from osworld_pipeline.runs.messages import Report
 from resources.local_launcher import LocalLauncher
 from resources.ray_launcher import RayLauncher
-
-Message = Mapping[str, Any]
 
 
 class Launcher(dg.ConfigurableResource):
@@ -27,7 +26,7 @@ class Launcher(dg.ConfigurableResource):
         context: dg.AssetExecutionContext,
         program: str,
         job: Job | Mapping[str, Any],
-        on_message: Callable[[Message], None],
+        on_message: Report,
         *,
         state: StateDir,
         num_processes: int = 1,

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -27,9 +27,9 @@ from pydantic import Field
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.runs.launch.fork_server import ForkedProgram, start_warm
 from osworld_pipeline.runs.launch.ranks import FAILURE
+from osworld_pipeline.runs.messages import Failed, Last, Report, Result, parse_message
 from resources.message_file import MessageFile
 
-Message = Mapping[str, Any]
 Process = subprocess.Popen[bytes] | ForkedProgram
 POLL_S = 0.2
 PROGRAM_ENV = {
@@ -51,7 +51,7 @@ class LocalLauncher(dg.Config):
         context: dg.AssetExecutionContext,
         program: str,
         job: Mapping[str, Any],
-        on_message: Callable[[Message], None],
+        on_message: Report,
         *,
         state: StateDir,
         num_processes: int = 1,
@@ -72,9 +72,8 @@ class LocalLauncher(dg.Config):
             if process is None:
                 command = _command(program, num_processes, Path(scratch))
                 process = _start(command, job, output=log.fileno(), environment=environment)
-            final: dict[str, Any] = {}
             try:
-                self._listen(process, session, messages, on_message, final)
+                last = self._listen(process, session, messages, on_message)
             except BaseException as error:
                 self._stop_group(context, process, type(error).__name__)
                 if isinstance(error, DagsterExecutionInterruptedError):
@@ -85,33 +84,35 @@ class LocalLauncher(dg.Config):
             if (
                 num_processes > 1 and failure.exists()
             ):  # the error of the rank that failed first; rank 0 only received a request to stop
-                final = json.loads(failure.read_text())
-        if process.returncode == 0 and final.get("kind") == "result":
-            return dict(final["result"])
-        sentence = final.get("message") or f"{program} ended with status {process.returncode}; see {log_path}"
-        raise dg.Failure(str(sentence), allow_retries=bool(final.get("retryable", False)))
+                last = Failed.model_validate(json.loads(failure.read_text()))
+        if process.returncode == 0 and isinstance(last, Result):
+            return last.result
+        if isinstance(last, Failed):
+            raise dg.Failure(last.message, allow_retries=last.retryable)
+        raise dg.Failure(f"{program} ended with status {process.returncode}; see {log_path}", allow_retries=False)
 
     def _listen(
         self,
         process: Process,
         session: dg.PipesSession,
         messages: MessageFile,
-        on_message: Callable[[Message], None],
-        final: dict[str, Any],
-    ) -> None:
+        on_message: Report,
+    ) -> Last | None:
+        """The program's last message; None if it was killed before it sent one."""
+        last: Last | None = None
         num_seen = 0
         while True:
             has_ended = process.poll() is not None
             messages.read_new()
             received = list(session.get_custom_messages())
-            for message in received[num_seen:]:
-                if message.get("kind") in ("result", "error"):
-                    final.update(message)
+            for message in map(parse_message, received[num_seen:]):
+                if isinstance(message, Last):
+                    last = message
                 else:
                     on_message(message)
             num_seen = len(received)
             if has_ended:
-                return
+                return last
             time.sleep(POLL_S)
 
     def _stop_group(self, context: dg.AssetExecutionContext, process: Process, why: str) -> None:

@@ -1,37 +1,29 @@
-"""Progress of long work, written to Dagster's log, where the progress bars read it."""
+"""Progress of long work: shown in Dagster's log, and passed to the progress bars of a run in this process."""
 
-import re
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import dagster as dg
 from pydantic import Field, PrivateAttr
 
-WATCHED_TAG = "osworld/demo_pid"
-"""Tag of a run whose progress is shown as bars: the id of its process."""
+from osworld_pipeline.runs.messages import Info, Message, Progress, Report, Warned
+
 MIN_COUNTED_BYTES = 32 * 2**20
 """Smaller inputs get no progress lines."""
-_LINE = re.compile(r"^progress of (?P<stage>[\w ]+): (?P<done>\d+)/(?P<total>\d+)(?: (?P<note>.*))?$", re.DOTALL)
+OnProgress = Callable[[Progress], None]
+_watchers: dict[str, OnProgress] = {}
+"""By the id of a Dagster run."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProgressLine:
-    stage: str
-    done: int
-    total: int
-    note: str
-
-    def __str__(self) -> str:
-        return f"progress of {self.stage}: {self.done}/{self.total} {self.note}".rstrip()
-
-    @classmethod
-    def parse(cls, text: str) -> "ProgressLine | None":
-        match = _LINE.match(text)
-        if match is None:
-            return None
-        return cls(stage=match["stage"], done=int(match["done"]), total=int(match["total"]), note=match["note"] or "")
+@contextmanager
+def watched_progress(run_id: str, on_progress: OnProgress) -> Iterator[None]:
+    """`on_progress` receives the progress of this run while the block lasts, if its steps run in this process."""
+    _watchers[run_id] = on_progress
+    try:
+        yield
+    finally:
+        del _watchers[run_id]
 
 
 class ProgressResource(dg.ConfigurableResource):
@@ -43,7 +35,7 @@ class ProgressResource(dg.ConfigurableResource):
     watched_every_s: float = Field(default=2.0, description="The same if a terminal shows them as bars.")
     _last: dict[str, float] = PrivateAttr(default_factory=dict)
 
-    def listener(self, context: dg.AssetExecutionContext, stage: str) -> Callable[[Mapping[str, Any]], None]:
+    def listener(self, context: dg.AssetExecutionContext, stage: str) -> Report:
         """A callback for the messages of one stage."""
         return lambda message: self.handle(context, stage, message)
 
@@ -52,29 +44,29 @@ class ProgressResource(dg.ConfigurableResource):
 
         def count(note: str, done: int, total: int) -> None:
             if total >= MIN_COUNTED_BYTES:
-                self.update(context, ProgressLine(stage=stage, done=done >> 20, total=total >> 20, note=f"MiB, {note}"))
+                self.update(context, Progress(stage=stage, done=done >> 20, total=total >> 20, note=f"MiB, {note}"))
 
         return count
 
-    def handle(self, context: dg.AssetExecutionContext, stage: str, message: Mapping[str, Any]) -> None:
-        """A program's message: `{"kind": "progress", "done", "total", "note"}`, which may name a `stage` of its own, or
-        `{"kind": "warning", "message"}`, or `{"kind": "reward", "message"}`."""
-        if message["kind"] == "reward":
-            context.log.info(f"{stage}: {message['message']}")
-        if message["kind"] == "warning":
-            context.log.warning(f"{stage}: {message['message']}")
-        if message["kind"] == "progress":
-            line = ProgressLine(
-                stage=message.get("stage", stage),
-                done=message["done"],
-                total=message["total"],
-                note=message.get("note", ""),
-            )
-            self.update(context, line)
+    def handle(self, context: dg.AssetExecutionContext, stage: str, message: Message) -> None:
+        """`message`: from the program of this stage."""
+        match message:
+            case Info():
+                context.log.info(f"{stage}: {message.message}")
+            case Warned():
+                context.log.warning(f"{stage}: {message.message}")
+            case Progress():
+                self.update(context, message if message.stage else message.model_copy(update={"stage": stage}))
+            case _:
+                pass
 
-    def update(self, context: dg.AssetExecutionContext, line: ProgressLine) -> None:
-        now, every_s = time.monotonic(), self.watched_every_s if context.has_tag(WATCHED_TAG) else self.every_s
-        if line.done < line.total and now - self._last.get(line.stage, -every_s) < every_s:
+    def update(self, context: dg.AssetExecutionContext, progress: Progress) -> None:
+        watcher = _watchers.get(context.run.run_id)
+        now, every_s = time.monotonic(), self.every_s if watcher is None else self.watched_every_s
+        if progress.done < progress.total and now - self._last.get(progress.stage, -every_s) < every_s:
             return
-        self._last[line.stage] = now
-        context.log.info(str(line))
+        self._last[progress.stage] = now
+        line = f"progress of {progress.stage}: {progress.done}/{progress.total} {progress.note}"
+        context.log.info(line.rstrip())
+        if watcher is not None:
+            watcher(progress)

@@ -10,7 +10,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -32,12 +32,12 @@ from osworld_pipeline.runs.launch.mailbox import (
     orphaned_mailboxes,
     remove_orphan,
 )
+from osworld_pipeline.runs.messages import Last, Report, Result, Started
 from resources.local_launcher import PROGRAM_ENV
 
 if TYPE_CHECKING:
     from osworld_pipeline.runs.launch.ray_jobs import RayJobs
 
-Message = Mapping[str, Any]
 JOB_ENV = {**PROGRAM_ENV, "RAY_TRAIN_V2_ENABLED": "1", "RAY_CHDIR_TO_TRIAL_DIR": "0"}
 """A Ray cluster started here has these variables for all; on an existing cluster they are sent with the job, whose
 workers then start slightly slower."""
@@ -82,7 +82,7 @@ class RayLauncher(dg.Config):
         context: dg.AssetExecutionContext,
         program: str,
         job: Mapping[str, Any],
-        on_message: Callable[[Message], None],
+        on_message: Report,
         *,
         state: StateDir,
         num_processes: int = 1,
@@ -93,7 +93,7 @@ class RayLauncher(dg.Config):
         state.logs.mkdir(parents=True, exist_ok=True)
         log_path = state.logs / f"{program}.log"
         name = f"{program}-{uuid4().hex[:12]}"
-        final: dict[str, Any] = {}
+        last: Last | None = None
         try:
             with (
                 self._open_cluster(state, name, num_processes) as cluster,
@@ -103,7 +103,7 @@ class RayLauncher(dg.Config):
                 _stop_orphans(context, state, jobs)
                 mailbox.put_job({**job, "ray": self._share.model_dump()})
                 mailbox.beat()
-                run = _Run(self, context, jobs, mailbox, program, on_message, final)
+                run = _Run(self, context, jobs, mailbox, program, on_message)
                 arguments = [program, str(mailbox.folder), str(num_processes), str(self.lost_after_s), str(log_path)]
                 try:
                     jobs.submit(
@@ -114,6 +114,7 @@ class RayLauncher(dg.Config):
                     )
                     context.log.info(f"{program} is job {name} of the Ray at {jobs.url} and writes to {log_path}")
                     lost = run.listen()
+                    last = run.last
                 except BaseException as error:
                     run.stop(type(error).__name__)
                     raise
@@ -121,10 +122,10 @@ class RayLauncher(dg.Config):
             raise dg.Failure(f"{program} was cancelled", allow_retries=False) from error
         except PipelineError as error:
             raise dg.Failure(str(error), allow_retries=isinstance(error, EnvServerError)) from error
-        if final.get("kind") == "result":
-            return dict(final["result"])
-        if final:
-            raise dg.Failure(str(final["message"]), allow_retries=bool(final.get("retryable", False)))
+        if isinstance(last, Result):
+            return last.result
+        if last is not None:
+            raise dg.Failure(last.message, allow_retries=last.retryable)
         raise dg.Failure(f"{lost}; see {log_path}", allow_retries=True)
 
     @contextmanager
@@ -156,8 +157,8 @@ class _Run:
     jobs: "RayJobs"
     mailbox: Mailbox
     program: str
-    on_message: Callable[[Message], None]
-    final: dict[str, Any]
+    on_message: Report
+    last: Last | None = None
     has_started: bool = False
     reader: MessageReader = field(init=False)
 
@@ -169,7 +170,7 @@ class _Run:
         does not start, or the cluster is lost."""
         started, last_answer, next_status = time.monotonic(), time.monotonic(), 0.0
         while True:
-            self._hear()
+            self._receive()
             now = time.monotonic()
             if now >= next_status:
                 self.mailbox.beat()
@@ -213,19 +214,18 @@ class _Run:
 
     def _stderr_tail(self, ending: str) -> str:
         deadline = time.monotonic() + LAST_WORDS_S
-        while not self.final and time.monotonic() < deadline:
-            self._hear()
+        while self.last is None and time.monotonic() < deadline:
+            self._receive()
             time.sleep(POLL_S)
-        self._hear()
+        self._receive()
         return ending
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         for message in self.reader.read():
             self.has_started = True
-            if message["kind"] in ("result", "error"):
-                self.final.clear()
-                self.final.update(message)
-            elif message["kind"] != "started":
+            if isinstance(message, Last):
+                self.last = message
+            elif not isinstance(message, Started):
                 self.on_message(message)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import dagster as dg
 
 from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.runs.messages import Message
 from resources.launcher import Launcher
 
 
@@ -19,8 +20,8 @@ def launch(request: dict[str, Any]) -> dict[str, Any]:
     """The last line, as a dict; the others are printed."""
     outcome: dict[str, Any] = {}
 
-    def say(message: Any) -> None:
-        print(json.dumps(dict(message)), flush=True)
+    def say(message: Message) -> None:
+        print(message.to_line(), flush=True)
 
     @dg.asset
     def launched(context: dg.AssetExecutionContext, launcher: Launcher) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import EngineError, EnvServerError, PipelineError, RecipeError, ReplicaError
+from osworld_pipeline.runs.messages import Failed, Message, Report, Result
 from osworld_pipeline.runs.parent import die_with_parent
 
 PROGRAMS: Mapping[str, str] = {
@@ -38,8 +39,6 @@ RETRYABLE = (EnvServerError, ReplicaError, EngineError)
 REPORT_TO_STDOUT = "--print"
 RANK_OF = "--rank-of"
 """Followed by the pid of the torchrun that started this rank."""
-
-Report = Callable[[dict[str, Any]], None]
 
 
 class Stopped(BaseException):
@@ -60,14 +59,14 @@ def main(argv: list[str]) -> int:
     elif job.get("parent_pid"):
         die_with_parent(signal.SIGTERM, parent_pid=job["parent_pid"])
     if REPORT_TO_STDOUT in argv:
-        return run_program(argv[0], job, lambda message: print(json.dumps(message), flush=True))
+        return run_program(argv[0], job, lambda message: print(message.to_line(), flush=True))
     from dagster_pipes import open_dagster_pipes
 
     with open_dagster_pipes() as pipes:
 
-        def report(message: dict[str, Any]) -> None:
+        def report(message: Message) -> None:
             write_final_message(message)
-            pipes.report_custom_message(message)
+            pipes.report_custom_message(message.model_dump())
 
         return run_program(argv[0], job, report)
 
@@ -86,17 +85,17 @@ def read_job() -> dict[str, Any]:
 
 
 def run_program(program: str, job: dict[str, Any], report: Report) -> int:
-    """The last message is `{"kind": "result"|"error", ...}`; returns the exit status."""
+    """The last message is a Result or Failed; returns the exit status."""
     try:
         program_main = importlib.import_module(str(program_module(program))).main
         result = program_main(read_input(program, program_main, job), report)
     except PipelineError as error:
         retryable = isinstance(error, RETRYABLE)
-        report({"kind": "error", "type": type(error).__name__, "message": str(error), "retryable": retryable})
+        report(Failed(type=type(error).__name__, message=str(error), retryable=retryable))
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return EXIT_RETRYABLE if retryable else EXIT_FATAL
     except (Stopped, KeyboardInterrupt):
-        report({"kind": "error", "type": "Stopped", "message": f"{program} was stopped", "retryable": False})
+        report(Failed(type="Stopped", message=f"{program} was stopped", retryable=False))
         return EXIT_STOPPED
     if "state_root" in job and os.environ.get("RANK", "0") == "0":
         # Imported here, so that a program that fails imports nothing more.
@@ -106,7 +105,7 @@ def run_program(program: str, job: dict[str, Any], report: Report) -> int:
         state = StateDir(Path(job["state_root"]))
         merge_parts(state.trajectories)
         pack_some(state)
-    report({"kind": "result", "result": result})
+    report(Result(result=result))
     return 0
 
 
@@ -131,12 +130,12 @@ def read_input(program: str, program_main: Callable[..., Any], job: dict[str, An
         raise RecipeError(f"the job of {program} is not valid ({problems}): start it with this version") from None
 
 
-def write_final_message(message: Mapping[str, Any]) -> None:
+def write_final_message(message: Message) -> None:
     """Writes the failure of a rank to the file that torchrun provides; ranks other than 0 report nothing else."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if message["kind"] == "error" and path:
+    if isinstance(message, Failed) and path:
         with open(path, "w") as file:
-            json.dump({**message, "timestamp": time.time()}, file)
+            json.dump({**message.model_dump(), "timestamp": time.time()}, file)
 
 
 def stop(signum: int, frame: FrameType | None) -> None:

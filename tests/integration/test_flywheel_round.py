@@ -22,6 +22,7 @@ from osworld_pipeline.runs.checkpoints.ids import read_checkpoint
 from osworld_pipeline.runs.flywheel import flywheel
 from osworld_pipeline.runs.flywheel.plan import FlywheelJob, Measurement, read_measurement
 from osworld_pipeline.runs.job import Policy, StageJob
+from osworld_pipeline.runs.messages import Message, Metrics, Warned
 from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
 from osworld_pipeline.store import TrajectoryStore
 from osworld_pipeline.tables.owned import write_table
@@ -128,7 +129,7 @@ def state(tmp_path: Path, base: Path) -> StateDir:
 def test_a_round_trains_on_what_the_grader_liked_and_leaves_a_checkpoint_with_its_measurement(
     state: StateDir, base: Path
 ) -> None:
-    messages: list[dict[str, Any]] = []
+    messages: list[Message] = []
     flywheel.main(job(state, base), messages.append)
     made = read_checkpoint(state, ROUND)
     assert made is not None
@@ -142,7 +143,7 @@ def test_a_round_trains_on_what_the_grader_liked_and_leaves_a_checkpoint_with_it
     measured = read_measurement(state, ROUND, threshold=0.5)
     assert measured is not None
     assert (measured.num_kept, measured.num_valid) == (2, 4)
-    assert next(message["metrics"] for message in messages if message["kind"] == "metrics")["num_kept"] == 2
+    assert next(message for message in messages if isinstance(message, Metrics)).metrics["num_kept"] == 2
 
     again = flywheel.main(job(state, base), messages.append)
     assert again["weights_digest"] == made.weights_digest, "a finished round is found"
@@ -150,9 +151,9 @@ def test_a_round_trains_on_what_the_grader_liked_and_leaves_a_checkpoint_with_it
 
 def test_a_round_that_measured_no_gain_stops_without_a_checkpoint(state: StateDir, base: Path) -> None:
     previous = Measurement(num_valid=4, num_kept=3, num_episodes=4)
-    messages: list[dict[str, Any]] = []
+    messages: list[Message] = []
     assert flywheel.main(job(state, base, previous=previous), messages.append) == {}
     assert read_checkpoint(state, ROUND) is None
     assert read_measurement(state, ROUND, threshold=0.5) is not None, "its measurement stays"
-    (warning,) = [message["message"] for message in messages if message["kind"] == "warning"]
+    (warning,) = [message.message for message in messages if isinstance(message, Warned)]
     assert warning == "the flywheel stops: the success rate went from 75.0% to 50.0%"

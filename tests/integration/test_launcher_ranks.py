@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from launches import PATIENCE_S, cancel, environment, kill, marked, new_mark, start_launch, wait_until
 
+from osworld_pipeline.runs.messages import Failed
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
@@ -35,8 +37,9 @@ def test_the_error_of_the_rank_that_failed_is_reported(tmp_path: Path):
     mark = new_mark()
     process = run_ranks({"act": "fail", "rank": "1", "mark": mark}, tmp_path)
     status = process.wait(PATIENCE_S)
-    failure = json.loads((tmp_path / "failure.json").read_text())
-    assert (status, failure) == (2, {"kind": "error", "message": "the loss is not finite", "retryable": False})
+    failure = Failed.model_validate_json((tmp_path / "failure.json").read_text())
+    expected = Failed(type="TrainingError", message="the loss is not finite", retryable=False)
+    assert (status, failure) == (2, expected)
     assert marked(mark) == []
 
 

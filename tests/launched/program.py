@@ -4,21 +4,20 @@ it takes for its name."""
 import ctypes
 import os
 import time
-from collections.abc import Callable
 from typing import Any
 
 from osworld_pipeline.errors import EngineError, TrainingError
+from osworld_pipeline.runs.messages import Progress, Report
 
 PR_SET_NAME = 15
-Report = Callable[[dict[str, Any]], None]
 
 
 def main(job: dict[str, Any], report: Report) -> dict[str, Any]:
     ctypes.CDLL("libc.so.6").prctl(PR_SET_NAME, job["mark"].encode())
     rank = os.environ.get("RANK", "0")
-    report({"kind": "progress", "done": 1, "total": 2, "note": "begun", "pid": os.getpid()})
+    report(Progress(done=1, total=2, note="begun"))
     if job["act"] == "sum":
-        report({"kind": "progress", "done": 2, "total": 2, "note": "done"})
+        report(Progress(done=2, total=2, note="done"))
         return {"sum": sum(job["numbers"]), "secret": job.get("secret")}
     if job["act"] == "sum_of_ranks":
         return sum_of_ranks()

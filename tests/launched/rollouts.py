@@ -3,7 +3,7 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from osworld_pipeline.recipes import load_recipe
 from osworld_pipeline.rollout.run_episode import EpisodePlan
 from osworld_pipeline.runs.gspo.job import actor_shape
 from osworld_pipeline.runs.job import RayShare
+from osworld_pipeline.runs.messages import Report
 from osworld_pipeline.runs.rollouts.ray_actor import Weights
 from osworld_pipeline.runs.rollouts.ray_rollouts import RayRollouts
 from osworld_pipeline.runs.rollouts.session import episode_settings
@@ -72,7 +73,7 @@ def plan(episode_id: str, folder: str = "") -> EpisodePlan:
     )
 
 
-def main(job: dict[str, Any], report: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+def main(job: dict[str, Any], report: Report) -> dict[str, Any]:
     return asyncio.run(run(job))
 
 

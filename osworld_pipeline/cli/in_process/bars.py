@@ -1,5 +1,4 @@
-"""Progress bars for runs in this process: they read the progress lines in Dagster's log, and show rate and remaining
-time."""
+"""Progress bars for runs in this process, with rate and remaining time."""
 
 import time
 from collections.abc import Iterator
@@ -23,7 +22,7 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
-from resources.progress import ProgressLine
+from osworld_pipeline.runs.messages import Progress as StageProgress
 
 LINE_EVERY_S = 15.0
 SPEED_WINDOW_S = 300.0
@@ -39,7 +38,7 @@ class RateColumn(ProgressColumn):
 
 
 class Bars:
-    """Handles the events of runs: one bar for the assets, and one for each stage that reports progress."""
+    """One bar for the assets, which follows Dagster's events, and one for each stage that reports progress."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -62,17 +61,15 @@ class Bars:
     def __call__(self, entry: dg.EventLogEntry) -> None:
         event = entry.dagster_event
         if event is None:
-            self._hear(ProgressLine.parse(entry.user_message or ""))
-        elif event.event_type == dg.DagsterEventType.STEP_START:
+            return
+        if event.event_type == dg.DagsterEventType.STEP_START:
             self._progress.update(self._assets, note=escape(event.step_key or ""))
         elif event.event_type == dg.DagsterEventType.ASSET_MATERIALIZATION:
             self._progress.update(self._assets, advance=1)
         elif event.event_type in (dg.DagsterEventType.STEP_SUCCESS, dg.DagsterEventType.STEP_FAILURE):
             self._progress.update(self._assets, note="")
 
-    def _hear(self, line: ProgressLine | None) -> None:
-        if line is None:
-            return
+    def show(self, line: StageProgress) -> None:
         if line.stage not in self._stages:
             self._stages[line.stage] = self._progress.add_task(line.stage, total=line.total, note="")
         stage = self._stages[line.stage]
@@ -84,7 +81,7 @@ class Bars:
     def _task(self, task_id: TaskID) -> Task:
         return next(task for task in self._progress.tasks if task.id == task_id)
 
-    def _is_time_for_a_line(self, line: ProgressLine) -> bool:
+    def _is_time_for_a_line(self, line: StageProgress) -> bool:
         now = time.monotonic()
         if line.done < line.total and now - self._last_line_s < LINE_EVERY_S:
             return False
@@ -92,7 +89,7 @@ class Bars:
         return True
 
 
-def log_line(line: ProgressLine, task: Task) -> str:
+def log_line(line: StageProgress, task: Task) -> str:
     """`sft: 40/500, 3.1/s, 0:02:28 to go: loss 0.4`; unknown parts are omitted."""
     parts = [f"{line.stage}: {line.done}/{line.total}"]
     if task.speed:

@@ -24,10 +24,12 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import PipelineError, StoreError
 from osworld_pipeline.runs.launch.fork_server import kept_fork_server
 from osworld_pipeline.runs.rollouts.embedded_server import kept_env_server
-from resources.progress import WATCHED_TAG
+from resources.progress import watched_progress
 from resources.state import RecipeResource
 
 MIN_FREE_BYTES = 1_000_000_000
+PROCESS_TAG = "osworld/demo_pid"
+"""Tag of a run of such a command: the id of its process."""
 
 
 class JobStoppedError(PipelineError):
@@ -64,14 +66,14 @@ class InProcess:
                 state=StateDir(self.state_root.resolve()),
                 say=self.bars.show_wait,
             )
-            with handled_interrupts():
+            with handled_interrupts(), watched_progress(run_id, self.bars.show):
                 result = definition.execute_in_process(
                     instance=self.instance,
                     run_id=run_id,
                     raise_on_error=False,
                     partition_key=partition,
                     asset_selection=assets,
-                    tags={WATCHED_TAG: str(os.getpid())},
+                    tags={PROCESS_TAG: str(os.getpid())},
                     run_config={
                         "loggers": {"console": {"config": {"log_level": "CRITICAL"}}},
                         "resources": {
@@ -134,7 +136,7 @@ def _end_stale_runs(instance: dg.DagsterInstance) -> None:
     """A killed program leaves its run STARTED. Only one program runs at a time, so any such run is dead."""
     unfinished = [dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.NOT_STARTED]
     for run in instance.get_runs(dg.RunsFilter(statuses=unfinished)):
-        if WATCHED_TAG in run.tags:
+        if PROCESS_TAG in run.tags:
             instance.report_run_failed(run, "its process was killed; the next one continues its work")
             instance.event_log_storage.free_concurrency_slots_for_run(run.run_id)
 

@@ -1,7 +1,7 @@
 """Makes the base checkpoint: a tiny random Qwen3-VL in the state folder, or a card that points to a published one."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -24,10 +24,10 @@ from osworld_pipeline.runs.checkpoints.ids import (
     stage_recipe_digest,
 )
 from osworld_pipeline.runs.job import StageJob
+from osworld_pipeline.runs.messages import Progress, Report
 from osworld_pipeline.tracking.code import code_origin
 from osworld_pipeline.training.stage_lock import stage_lock
 
-Report = Callable[[dict[str, Any]], None]
 REPORT_EVERY = 10
 """Updates of pretraining between progress reports."""
 NUMBERS_UP_TO = 2048
@@ -43,11 +43,10 @@ def main(job: StageJob, report: Report) -> dict[str, Any]:
         TrainingError: another process is making this checkpoint.
     """
     total = _num_updates(job.recipe)
-    report({"kind": "progress", "done": 0, "total": total or 1, "note": f"{job.recipe.model.kind} model"})
+    report(Progress(done=0, total=total or 1, note=f"{job.recipe.model.kind} model"))
     with stage_lock(job.state, job.checkpoint_id):
         checkpoint = read_checkpoint(job.state, job.checkpoint_id) or _make(job, report)
-    report({"kind": "progress", "done": total or 1, "total": total or 1})
-    report({"kind": "checkpoint", "checkpoint_id": checkpoint.checkpoint_id, "path": checkpoint.path})
+    report(Progress(done=total or 1, total=total or 1))
     return checkpoint_card(checkpoint)
 
 
@@ -74,8 +73,7 @@ def _make(job: StageJob, report: Report) -> Checkpoint:
 
             def on_progress(done: int, loss: float) -> None:
                 if done % REPORT_EVERY == 0 or done == total:
-                    note = f"copying, loss {loss:.2f}"
-                    report({"kind": "progress", "done": done, "total": total, "note": note})
+                    report(Progress(done=done, total=total, note=f"copying, loss {loss:.2f}"))
 
             build_tiny_checkpoint(temp, model, tokenizer_corpus(recipe), on_progress=on_progress)
         card = Checkpoint(

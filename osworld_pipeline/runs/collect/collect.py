@@ -6,7 +6,6 @@ The loop is the flywheel's: each graded episode is stored as its own part and no
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -33,10 +32,9 @@ from osworld_pipeline.runs.collect.plan import (
 )
 from osworld_pipeline.runs.evaluate.evaluate import policy_of
 from osworld_pipeline.runs.flywheel.flywheel import known_episodes, remembering
+from osworld_pipeline.runs.messages import Progress, Report
 from osworld_pipeline.runs.rollouts.session import episode_settings, num_slots, rollout_session
 from osworld_pipeline.store import TrajectoryStore
-
-Report = Callable[[dict[str, Any]], None]
 
 
 def main(job: CollectionJob, report: Report) -> dict[str, Any]:
@@ -70,7 +68,7 @@ async def _collect(plan: CollectionPlan, job: CollectionJob, report: Report) -> 
         if episode is not None:
             outcomes[str(episode.outcome)] += 1
         note = f"{outcomes['success']} successes"
-        report({"kind": "progress", "done": sum(outcomes.values()), "total": total, "note": note})
+        report(Progress(done=sum(outcomes.values()), total=total, note=note))
 
     report_progress()
     if len(known) == total:

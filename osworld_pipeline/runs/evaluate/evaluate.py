@@ -20,10 +20,9 @@ from osworld_pipeline.runs.checkpoints.endpoints import Endpoint, is_address
 from osworld_pipeline.runs.checkpoints.external import require_unchanged
 from osworld_pipeline.runs.evaluate.plan import EvaluationJob, load_tasks, plan_evaluation
 from osworld_pipeline.runs.job import Policy
+from osworld_pipeline.runs.messages import Progress, Report, Warned
 from osworld_pipeline.runs.rollouts.grounds import has_other_grounds
 from osworld_pipeline.runs.rollouts.session import RolloutSession, episode_settings, num_slots, rollout_session
-
-Report = Callable[[Mapping[str, Any]], None]
 
 
 def main(job: EvaluationJob, report: Report) -> dict[str, Any]:
@@ -58,8 +57,8 @@ async def _evaluate(policy: Policy, evaluation: _Evaluation, launched: SharedSer
 
     def report_progress() -> None:
         note = f"{sum(episode.is_success for episode in episodes)} successes"
-        done = {"done": len(episodes), "total": len(plan.episodes), "note": note}
-        evaluation.report({"kind": "progress", "stage": f"evaluate {policy.stage}", **done})
+        stage = f"evaluate {policy.stage}"
+        evaluation.report(Progress(done=len(episodes), total=len(plan.episodes), note=note, stage=stage))
 
     report_progress()
     if missing:
@@ -95,12 +94,12 @@ async def on_other_grounds(finished: Mapping[str, Episode], session: RolloutSess
     if grounds is not None and len(grounds) > 1:
         named = "; ".join(sorted(map(str, grounds)))
         message = f"the env servers differ in desktop image or grader ({named}): this evaluation will have no rank"
-        report({"kind": "warning", "message": message})
+        report(Warned(message=message))
         return frozenset()
     again = frozenset(part for part, episode in finished.items() if has_other_grounds(episode, grounds))
     if again:
         message = f"{len(again)} episodes were graded on another desktop image or by another grader: they run again"
-        report({"kind": "warning", "message": message})
+        report(Warned(message=message))
     return again
 
 

@@ -34,9 +34,10 @@ from osworld_pipeline.rollout.trajectories import online_replay_trajectories
 from osworld_pipeline.runs.checkpoints.ids import checkpoint_card
 from osworld_pipeline.runs.flywheel.plan import FlywheelJob, Measurement, read_measurement, stop_reason
 from osworld_pipeline.runs.gspo.job import load_train_tasks
+from osworld_pipeline.runs.messages import Metrics, Progress, Report, Warned
 from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
 from osworld_pipeline.runs.rollouts.session import episode_settings, num_slots, rollout_session, sampling_params
-from osworld_pipeline.runs.sft.sft_run import Examples, Report, SftJob, run_sft
+from osworld_pipeline.runs.sft.sft_run import Examples, SftJob, run_sft
 from osworld_pipeline.runs.sft.train_sft import read_demonstrations
 from osworld_pipeline.store import BlobStore, TrajectoryStore
 from osworld_pipeline.tables.replay_candidates import ONLINE
@@ -92,10 +93,10 @@ def _examples(job: RoundJob, trainer: "SftTrainer", report: Report) -> Examples 
         "num_valid": float(measured.num_valid),
         "num_faults": float(measured.num_episodes - measured.num_valid),
     }
-    report({"kind": "metrics", "update": UPDATE, "metrics": metrics})
+    report(Metrics(update=UPDATE, metrics=metrics))
     stopped = stop_reason(measured, job.previous, min_gain=recipe.flywheel.min_gain)
     if stopped:
-        report({"kind": "warning", "message": f"the flywheel stops: {stopped}"})
+        report(Warned(message=f"the flywheel stops: {stopped}"))
         return None
     parts = [_kept_examples(job, kept_episodes(groups, recipe.flywheel.threshold), trainer.processor)]
     if recipe.flywheel.with_demonstrations:
@@ -211,7 +212,7 @@ class _Progress:
         self.num_ended += 1
         self.num_successes += episode.is_success
         note = f"{self.num_successes}/{self.num_ended} succeeded"
-        self.report({"kind": "progress", "done": self.num_ended, "total": self.total, "note": note})
+        self.report(Progress(done=self.num_ended, total=self.total, note=note))
 
 
 def remembering(

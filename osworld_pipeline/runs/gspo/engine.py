@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from osworld_pipeline.agent.model_inputs import PixelCache
 from osworld_pipeline.agent.renderer import Renderer
@@ -24,6 +24,7 @@ from osworld_pipeline.runs.gspo.weights import (
     ThroughFolder,
     shares_model,
 )
+from osworld_pipeline.runs.messages import Report
 from osworld_pipeline.runs.parity.probe import ParityReport
 from osworld_pipeline.runs.rollouts.ray_rollouts import Weights, ray_rollouts
 from osworld_pipeline.runs.rollouts.session import RolloutSession, episode_settings, probe_servers, rollout_session
@@ -55,7 +56,7 @@ async def open_rollouts(
     thread: ThreadPoolExecutor,
     point: ResumePoint,
     cache: PixelCache,
-    report: Callable[[dict[str, Any]], None],
+    report: Report,
 ) -> AsyncIterator[PhaseRollouts]:
     """Runs episodes with the weights of `point` until the block ends. `thread`: the thread that may call the trainer.
     `report`: receives warnings.

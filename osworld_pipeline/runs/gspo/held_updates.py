@@ -11,7 +11,7 @@ import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from osworld_pipeline.domain.episode import Episode, Outcome
 from osworld_pipeline.domain.hold import HoldReason, hold_metrics
@@ -20,6 +20,7 @@ from osworld_pipeline.recipes.schema import RolloutSection
 from osworld_pipeline.rollout.batch import GspoBatch, as_held, merge_batches
 from osworld_pipeline.rollout.collector import Collector
 from osworld_pipeline.runs.gspo.metrics import group_metrics
+from osworld_pipeline.runs.messages import Metrics, Report, Warned
 
 Kind = TypeVar("Kind")
 
@@ -37,7 +38,6 @@ Record = Callable[[GspoBatch], None]
 """Writes everything that ran for the update and replaces what was written for it before. Blocks; raises StoreError."""
 Log = Callable[[Mapping[str, float]], None]
 """Writes the metrics of a held try into the update's row. Blocks; raises StoreError."""
-Report = Callable[[Mapping[str, Any]], None]
 Pause = Callable[[float], Awaitable[None]]
 
 
@@ -88,16 +88,15 @@ async def collect_update(
             "num_held_tries": float(num_try),
         }
         await asyncio.to_thread(log, metrics)
-        report({"kind": "metrics", "update": update + 1, "metrics": metrics})
+        report(Metrics(update=update + 1, metrics=metrics))
         if num_try >= section.max_held_updates:
             raise held_too_often(batch.episodes, reason, update=update, num_tries=num_try)
         pause_s = next_pause_s(section.held_pause_s, num_try)
         report(
-            {
-                "kind": "warning",
-                "message": f"update {update + 1} is held: {reason}; its weights stay as they are, and its groups run "
-                f"again in {pause_s:.0f} s (held {num_try} of {section.max_held_updates} times)",
-            }
+            Warned(
+                message=f"update {update + 1} is held: {reason}; its weights stay as they are, and its groups run "
+                f"again in {pause_s:.0f} s (held {num_try} of {section.max_held_updates} times)"
+            )
         )
         await pause(pause_s)
         await collector.advance(update)

@@ -1,7 +1,7 @@
 """The rollouts of a GSPO phase: the collector that the recipe selects, and the record of what it collected."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -21,11 +21,10 @@ from osworld_pipeline.runs.gspo.batch import RowRenderer, StageBatchBuilder
 from osworld_pipeline.runs.gspo.engine import PhaseRollouts
 from osworld_pipeline.runs.gspo.job import GspoJob, ResumePoint
 from osworld_pipeline.runs.gspo.superseding import supersede
+from osworld_pipeline.runs.messages import Progress, Report
 from osworld_pipeline.runs.rollouts.session import num_slots
 from osworld_pipeline.store import TrajectoryStore
 from osworld_pipeline.tables.recent_success import RecentEpisodes, recent_success
-
-Report = Callable[[Mapping[str, Any]], None]
 
 
 @asynccontextmanager
@@ -96,7 +95,7 @@ def _episodes_of(job: GspoJob, rollouts: PhaseRollouts, point: ResumePoint, repo
         done = min(total, point.num_updates * per_update + len(ended))
         recent = ended[-per_update:]
         note = f"last {len(recent)}: {sum(recent)} succeeded"
-        report({"kind": "progress", "done": done, "total": total, "note": note})
+        report(Progress(done=done, total=total, note=note))
         watch(episode)
 
     run_one = metered(rollouts.run_one, rollouts.utilisation.environments)

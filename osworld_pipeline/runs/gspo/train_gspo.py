@@ -7,7 +7,7 @@ leaves a checkpoint to resume from, and a milestone that takes its place until t
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -35,6 +35,7 @@ from osworld_pipeline.runs.gspo.job import GspoJob, ResumePoint, load_gspo_tasks
 from osworld_pipeline.runs.gspo.metrics import coverage_metrics, group_metrics, reward_lines
 from osworld_pipeline.runs.gspo.rollouts import open_collector, opened_replay, read_recent, record_batch
 from osworld_pipeline.runs.job import StageJob
+from osworld_pipeline.runs.messages import Info, Metrics, Report, Warned
 from osworld_pipeline.runs.stage_log import StageLog, stage_log
 from osworld_pipeline.store import BlobStore, TrajectoryStore
 from osworld_pipeline.tables.replay import ReplayCoverage, replay_coverage
@@ -42,8 +43,6 @@ from osworld_pipeline.tables.replay import ReplayCoverage, replay_coverage
 if TYPE_CHECKING:
     from osworld_pipeline.training.process_group import ProcessGroup
     from osworld_pipeline.training.update import GspoTrainer
-
-Report = Callable[[Mapping[str, Any]], None]
 
 
 def main(job: StageJob, report: Report) -> dict[str, Any]:
@@ -168,15 +167,15 @@ class _Phase:
         )
         batch, rollout_s = collected.batch, time.monotonic() - started
         for line in reward_lines(batch.groups, limit=self.job.recipe.rollout.reported_rewards):
-            self.report({"kind": "reward", "message": f"update {update + 1}: {line}"})
+            self.report(Info(message=f"update {update + 1}: {line}"))
         for skipped in batch.skipped:
-            self.report({"kind": "warning", "message": f"update {update + 1}: {skipped}"})
+            self.report(Warned(message=f"update {update + 1}: {skipped}"))
         trajectories = await self._with_evidence(batch.trajectories, update)
         with self.rollouts.utilisation.trainer.busy():
             metrics = await in_thread(self.thread, partial(self.trainer.update, trajectories))
         metrics = {**hold_metrics(None), "num_held_tries": float(len(collected.held)), **metrics}
         if metrics["is_held"]:
-            self.report({"kind": "warning", "message": f"update {update + 1}: {self._held_text(metrics)}"})
+            self.report(Warned(message=f"update {update + 1}: {self._held_text(metrics)}"))
         metrics |= group_metrics(batch, update=update) | coverage_metrics(self.coverage)
         metrics |= self.rollouts.utilisation.metrics()
         if self.rollouts.parity is not None:
@@ -193,10 +192,10 @@ class _Phase:
         if not is_last and not stopped:
             await self.rollouts.handover(num_updates)
             await self.collector.advance(num_updates)
-        self.report({"kind": "metrics", "update": num_updates, "metrics": metrics})
+        self.report(Metrics(update=num_updates, metrics=metrics))
         if stopped:
             done = f"{num_updates} of {self.job.phase.num_updates} updates"
-            self.report({"kind": "warning", "message": f"{stopped}: stopped after {done}; it can be resumed"})
+            self.report(Warned(message=f"{stopped}: stopped after {done}; it can be resumed"))
         return _UpdateEnd(budget=budget, stopped=stopped)
 
     def _held_text(self, metrics: Mapping[str, float]) -> str:

@@ -19,14 +19,12 @@ from typing import Any
 
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
+from osworld_pipeline.runs.messages import Message, parse_message
 
-Message = Mapping[str, Any]
 SEGMENT_BYTES = 256 << 10
 """Messages go to numbered files of about this size; the reader removes files that it has read, so the folder stays
 small."""
 WATCH_EVERY_S = 1.0
-STARTED: dict[str, Any] = {"kind": "started"}
-"""First message of a program, or of its rank 0: the resources that it needs were free."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +133,7 @@ class MessageWriter:
 
     def report(self, message: Message) -> None:
         """Raises StoreError if the folder cannot be written."""
-        line = json.dumps(message) + "\n"
+        line = message.to_line() + "\n"
         with self._lock:
             with _writing(self._mailbox.folder), self._mailbox.segment(self._number).open("a") as file:
                 file.write(line)
@@ -152,9 +150,10 @@ class MessageReader:
     _offset: int = 0
     _rest: bytes = field(default=b"", repr=False)
 
-    def read(self) -> list[dict[str, Any]]:
-        """The messages since the last call, in order; an incomplete line of a killed writer is dropped."""
-        messages: list[dict[str, Any]] = []
+    def read(self) -> list[Message]:
+        """The messages since the last call, in order; an incomplete line of a killed writer is dropped. Raises
+        PipelineError if one is not valid."""
+        messages: list[Message] = []
         for number in [number for number in self.mailbox.segments() if number >= self._number]:
             if number > self._number:
                 # The writer of the previous segment has started the next one or is dead: the segment is complete.
@@ -164,7 +163,7 @@ class MessageReader:
             messages += self._read_on()
         return messages
 
-    def _read_on(self) -> list[dict[str, Any]]:
+    def _read_on(self) -> list[Message]:
         try:
             with self.mailbox.segment(self._number).open("rb") as file:
                 file.seek(self._offset)
@@ -173,7 +172,7 @@ class MessageReader:
             return []
         self._offset += len(data)
         *lines, self._rest = (self._rest + data).split(b"\n")
-        return [json.loads(line) for line in lines if line]
+        return [parse_message(json.loads(line)) for line in lines if line]
 
 
 @contextmanager

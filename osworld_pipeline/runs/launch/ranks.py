@@ -2,7 +2,6 @@
 in one sentence why a rank failed. Its stdin is the job's file, which every rank reads.
 """
 
-import json
 import os
 import shutil
 import signal
@@ -10,11 +9,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from osworld_pipeline.runs.messages import Failed
 from osworld_pipeline.runs.parent import die_with_parent
 
 EXIT_RETRYABLE, EXIT_STOPPED = 3, 143
 FAILURE = "failure.json"
-"""In the scratch folder: `{"kind": "error", "message", "retryable"}` of the rank that failed first."""
+"""In the scratch folder: the message Failed of the rank that failed first."""
 
 
 def main(argv: list[str]) -> int:
@@ -35,9 +35,13 @@ def main(argv: list[str]) -> int:
         # A killed rank is the cause; the ranks that wait for it report their failure at the same moment.
         rank, failure = min(error.failures.items(), key=lambda item: (item[1].exitcode >= 0, item[1].timestamp))
         words: dict[str, Any] = dict(failure.error_file_data)
-        if "retryable" not in words:
-            words = {"message": _unsaid(program, rank, num_ranks, failure.exitcode), "retryable": failure.exitcode < 0}
-        _write_failure(scratch, {"kind": "error", "message": words["message"], "retryable": words["retryable"]})
+        if "retryable" in words:
+            last = Failed(type=words["type"], message=words["message"], retryable=words["retryable"])
+        else:
+            reason = _unsaid(program, rank, num_ranks, failure.exitcode)
+            last = Failed(type="RankFailed", message=reason, retryable=failure.exitcode < 0)
+        scratch.mkdir(parents=True, exist_ok=True)
+        (scratch / FAILURE).write_text(last.to_line())
         return failure.exitcode if failure.exitcode > 0 else EXIT_RETRYABLE
     except SignalException:
         return EXIT_STOPPED
@@ -54,11 +58,6 @@ def _unsaid(program: str, rank: int, num_ranks: int, exit_code: int) -> str:
     else:
         how = f"ended with status {exit_code}; its traceback is in the log"
     return f"rank {rank} of the {num_ranks} of {program} {how}"
-
-
-def _write_failure(scratch: Path, failure: dict[str, Any]) -> None:
-    scratch.mkdir(parents=True, exist_ok=True)
-    (scratch / FAILURE).write_text(json.dumps(failure))
 
 
 if __name__ == "__main__":

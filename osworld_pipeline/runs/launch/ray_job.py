@@ -13,7 +13,8 @@ from pathlib import Path
 
 from osworld_pipeline.errors import PipelineError
 from osworld_pipeline.runs.__main__ import EXIT_FATAL, EXIT_STOPPED, Stopped, program_module, run_program, stop
-from osworld_pipeline.runs.launch.mailbox import STARTED, Mailbox, MessageWriter, watched_launcher
+from osworld_pipeline.runs.launch.mailbox import Mailbox, MessageWriter, watched_launcher
+from osworld_pipeline.runs.messages import Started
 
 
 def main(argv: list[str]) -> int:
@@ -50,7 +51,7 @@ def main(argv: list[str]) -> int:
                     ray.init(log_to_driver=True)
                     signal.signal(signal.SIGTERM, stop)  # replaces Ray's handler
                 writer = MessageWriter(mailbox)
-                writer.report(STARTED)
+                writer.report(Started())
                 return run_program(program, job, writer.report)
             from osworld_pipeline.runs.launch.ray_train import train
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from osworld_pipeline.runs.__main__ import EXIT_FATAL, EXIT_RETRYABLE, run_program, stop
 from osworld_pipeline.runs.job import RayShare
-from osworld_pipeline.runs.launch.mailbox import STARTED, Mailbox, MessageWriter
+from osworld_pipeline.runs.launch.mailbox import Mailbox, MessageWriter
+from osworld_pipeline.runs.messages import Failed, Message, Started
 
 
 class RankFailedError(Exception):
@@ -55,7 +56,7 @@ def train(program: str, job: Mapping[str, Any], mailbox: Mailbox, *, num_ranks: 
     except TrainingFailedError as error:
         message = explain_failure(program, num_ranks, error)
         MessageWriter(mailbox).report(message)
-        return EXIT_RETRYABLE if message["retryable"] else EXIT_FATAL
+        return EXIT_RETRYABLE if message.retryable else EXIT_FATAL
     finally:
         ray.shutdown()
 
@@ -65,19 +66,20 @@ def run_rank(config: Mapping[str, Any]) -> None:
     import ray
 
     job: dict[str, Any] = ray.get(config["job"])
-    last: dict[str, Any] = {}
+    failures: list[Failed] = []
     is_main = os.environ["RANK"] == "0"
     writer = MessageWriter(Mailbox(Path(config["mailbox"]))) if is_main else None
     if writer is not None:
-        writer.report(STARTED)
+        writer.report(Started())
 
-    def report(message: dict[str, Any]) -> None:
-        last.update(message)
+    def report(message: Message) -> None:
+        if isinstance(message, Failed):
+            failures.append(message)
         if writer is not None:
             writer.report(message)
 
     if run_program(config["program"], job, report) != 0:
-        raise RankFailedError(last["message"], bool(last["retryable"]))
+        raise RankFailedError(failures[-1].message, failures[-1].retryable)
 
 
 def torchrun_config() -> Any:
@@ -124,7 +126,7 @@ def torchrun_config() -> Any:
     return TorchrunConfig()
 
 
-def explain_failure(program: str, num_ranks: int, error: Exception) -> dict[str, Any]:
+def explain_failure(program: str, num_ranks: int, error: Exception) -> Failed:
     """The last message of a run whose ranks failed: the message of the first rank that sent one, or else the lost
     rank."""
     failures: Mapping[int, Exception] = getattr(error, "worker_failures", {})
@@ -135,14 +137,13 @@ def explain_failure(program: str, num_ranks: int, error: Exception) -> dict[str,
         reason = str(cause).strip().splitlines()
         which = f"rank {lost[0]} of the {num_ranks} of {program}" if lost else f"the ranks of {program}"
         # A bug in the program comes with a traceback, which is in the log; a lost process or node does not.
-        return {
-            "kind": "error",
-            "type": type(cause).__name__,
-            "message": f"{which} failed without an error message ({reason[0] if reason else type(cause).__name__})",
-            "retryable": _is_loss(cause),
-        }
+        return Failed(
+            type=type(cause).__name__,
+            message=f"{which} failed without an error message ({reason[0] if reason else type(cause).__name__})",
+            retryable=_is_loss(cause),
+        )
     _, word = said[0]
-    return {"kind": "error", "type": "RankFailedError", "message": word.message, "retryable": word.retryable}
+    return Failed(type="RankFailedError", message=word.message, retryable=word.retryable)
 
 
 def _own_word(failure: Exception) -> RankFailedError | None:

@@ -23,6 +23,7 @@ from osworld_pipeline.recipes.schema import LoraSection
 from osworld_pipeline.rollout.canary import Generate
 from osworld_pipeline.rollout.run_episode import EpisodeSettings, EpisodeTools
 from osworld_pipeline.rollout.utilisation import BusyMeter, MeteredEngine, Utilisation
+from osworld_pipeline.runs.messages import Report, Warned
 from osworld_pipeline.runs.parity.newcomer import newcomer_check
 from osworld_pipeline.runs.parity.probe import ParityReport, probe_parity
 from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
@@ -65,7 +66,7 @@ async def rollout_session(
     engine: PolicyEngine | None = None,
     run: str | None = None,
     is_probed: bool = False,
-    report: Callable[[dict[str, Any]], None] | None = None,
+    report: Report | None = None,
 ) -> AsyncIterator[RolloutSession]:
     """Opens the session. Checks that the engine and every env server answer, and that the engine samples from the given
     weights. Policy servers that the recipe launches (`engine.launch`) run until the session ends.
@@ -122,7 +123,7 @@ async def _probe(
     folder: Path | None,
     model: Any,
     is_probed: bool = False,
-    report: Callable[[dict[str, Any]], None] | None = None,
+    report: Report | None = None,
 ) -> ParityReport | None:
     """`model`: the model to compare with; None selects the engine's own or the one in the folder. sglang servers that
     join later are compared before they are used; with `is_probed`, so are all that have not passed in this run.
@@ -153,11 +154,11 @@ async def _probe(
     return parity
 
 
-def _warn(report: Callable[[dict[str, Any]], None] | None, message: str) -> None:
+def _warn(report: Report | None, message: str) -> None:
     if report is None:
         log.warning(message)
     else:
-        report({"kind": "warning", "message": message})
+        report(Warned(message=message))
 
 
 async def probe_servers(

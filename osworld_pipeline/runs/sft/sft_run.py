@@ -24,6 +24,7 @@ from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.recipes.schema import SftSection
 from osworld_pipeline.runs.checkpoints.ids import CARD, checkpoint_card, read_checkpoint, stage_recipe_digest
 from osworld_pipeline.runs.job import StageJob
+from osworld_pipeline.runs.messages import Metrics, Progress, Report
 from osworld_pipeline.runs.stage_log import FAST_UPDATES_S, StageLog, stage_log
 from osworld_pipeline.store import BlobStore, TrajectoryStore
 from osworld_pipeline.tracking.code import CodeOrigin, code_origin
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from osworld_pipeline.training.process_group import ProcessGroup
     from osworld_pipeline.training.sft import SftTrainer
 
-Report = Callable[[dict[str, Any]], None]
 REPORT_EVERY = 5
 """Updates between reports of metrics."""
 LOSS_WINDOW = 20
@@ -123,8 +123,6 @@ def run_sft(job: SftJob, report: Report, make_examples: MakeExamples) -> Checkpo
         )
         if checkpoint is None:
             checkpoint = _train(job, process_group, report, make_examples)
-    if checkpoint is not None and process_group.is_main:
-        report({"kind": "checkpoint", "checkpoint_id": checkpoint.checkpoint_id, "path": checkpoint.path})
     return checkpoint
 
 
@@ -207,8 +205,8 @@ class _Run:
             done, total = trainer.num_updates, settings.num_updates
             self.log.add(done, metrics, started_at=started_at)
             if done % REPORT_EVERY == 0 or done == total:
-                report({"kind": "metrics", "update": done, "metrics": metrics})
-                report({"kind": "progress", "done": done, "total": total, "note": f"loss {metrics['loss']:.3f}"})
+                report(Metrics(update=done, metrics=metrics))
+                report(Progress(done=done, total=total, note=f"loss {metrics['loss']:.3f}"))
             if done % settings.save_every == 0 and done < total:
                 self.log.flush()
                 kept = job.recipe.trainer
@@ -217,7 +215,6 @@ class _Run:
                     name = milestone_id(job.checkpoint_id, done)
                     keep = partial(keep_milestone, job.state, name=name, documents=self._documents(name))
                 save_partial(job.state, trainer, self._state(), keep_last=kept.keep_last, then=keep)
-                report({"kind": "partial", "update": done})
 
     def _batch(self, update: int) -> list[Any]:
         from osworld_pipeline.training.sft import batch_indices

@@ -9,7 +9,8 @@ from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.rollout.trajectories import replay_trajectories
 from osworld_pipeline.runs.checkpoints.ids import checkpoint_card, task_domains
 from osworld_pipeline.runs.job import StageJob
-from osworld_pipeline.runs.sft.sft_run import Examples, Report, SftJob, run_sft
+from osworld_pipeline.runs.messages import Report
+from osworld_pipeline.runs.sft.sft_run import Examples, SftJob, run_sft
 from osworld_pipeline.store import BlobStore
 from osworld_pipeline.tables.replay import load_replay_rows
 from osworld_pipeline.training.demonstrations import DemonstrationSet, choose_demonstrations

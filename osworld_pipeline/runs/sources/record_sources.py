@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,6 +13,7 @@ from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.recipes.section import NOT_LEARNED
 from osworld_pipeline.runs.checkpoints.ids import recipe_suite
 from osworld_pipeline.runs.job import DesktopJob
+from osworld_pipeline.runs.messages import Progress, Report
 from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
 from osworld_pipeline.runs.rollouts.env_servers import open_env_client
 from osworld_pipeline.runs.sources.record_demonstrations import Recording, RecordProgress, record
@@ -36,7 +36,7 @@ class RecordedSources:
         return asdict(self)
 
 
-def main(job: DesktopJob, report: Callable[[Mapping[str, Any]], None]) -> dict[str, Any]:
+def main(job: DesktopJob, report: Report) -> dict[str, Any]:
     """Result: the recording's figures."""
     recipe, state = job.recipe, job.state
     suite = recipe_suite(recipe)
@@ -76,12 +76,10 @@ def recording_key(recipe: Recipe) -> str:
     return digest_json({"suite": recipe_suite(recipe).digest, "desktop": desktop, "agent": agent})
 
 
-async def _record(
-    recipe: Recipe, state: StateDir, servers: EnvServers, report: Callable[[Mapping[str, Any]], None]
-) -> Recording:
+async def _record(recipe: Recipe, state: StateDir, servers: EnvServers, report: Report) -> Recording:
     def on_progress(progress: RecordProgress) -> None:
         note = f"{progress.num_attempts} attempts, {progress.num_recorded} kept"
-        report({"kind": "progress", "done": progress.num_done, "total": progress.num_tasks, "note": note})
+        report(Progress(done=progress.num_done, total=progress.num_tasks, note=note))
 
     async with open_env_client(recipe, state, servers, purpose="demonstrations") as client:
         return await record(

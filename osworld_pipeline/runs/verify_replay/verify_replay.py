@@ -3,7 +3,7 @@ the same desktop image and grader are reused, so a killed run resumes."""
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from osworld_pipeline.domain.episode import Outcome
@@ -12,6 +12,7 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import EnvServerError
 from osworld_pipeline.protocols import Desktop
 from osworld_pipeline.recipes import Recipe
+from osworld_pipeline.runs.messages import Progress, Report
 from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
 from osworld_pipeline.runs.rollouts.env_servers import open_env_client
 from osworld_pipeline.runs.rollouts.grounds import Grounds, grounds_of_servers
@@ -27,8 +28,6 @@ from osworld_pipeline.runs.verify_replay.record import (
 )
 from osworld_pipeline.runs.verify_replay.summary import VerificationSummary, summarise, write_summary
 from osworld_pipeline.tables.replay import replay_coverage
-
-Report = Callable[[Mapping[str, Any]], None]
 
 
 def main(job: VerificationJob, report: Report) -> dict[str, Any]:
@@ -130,8 +129,7 @@ class Verifier:
             num_attempts=self._recipe.replay.num_verification_attempts,
         )
 
-    def _progress(self, chosen: Sequence[Playback]) -> dict[str, Any]:
+    def _progress(self, chosen: Sequence[Playback]) -> Progress:
         verdicts = Counter(self._verdict(playback) for playback in chosen)
         note = f"{verdicts[Verdict.VERIFIED]} verified, {verdicts[Verdict.FAILED]} failed"
-        done = len(chosen) - verdicts[Verdict.OPEN]
-        return {"kind": "progress", "done": done, "total": len(chosen), "note": note}
+        return Progress(done=len(chosen) - verdicts[Verdict.OPEN], total=len(chosen), note=note)

@@ -1,39 +1,68 @@
-"""Progress lines are written into a log and read back from it."""
+"""Progress of a stage: few lines in Dagster's log, and every shown one for the bars of this process."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from resources.progress import WATCHED_TAG, ProgressLine, ProgressResource
-
-COUNTS = st.integers(min_value=0, max_value=10**9)
-NOTES = st.text().map(str.strip)
+from osworld_pipeline.runs.messages import Info, Progress, Warned
+from resources.progress import ProgressResource, watched_progress
 
 
-@given(done=COUNTS, total=COUNTS, note=NOTES)
-def test_a_progress_line_reads_back_as_it_was_written(done: int, total: int, note: str) -> None:
-    line = ProgressLine(stage="evaluate gspo_phase1", done=done, total=total, note=note)
-    assert ProgressLine.parse(str(line)) == line
+class Log:
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, str]] = []
+
+    def info(self, text: str) -> None:
+        self.lines.append(("info", text))
+
+    def warning(self, text: str) -> None:
+        self.lines.append(("warning", text))
 
 
-def test_another_log_line_is_no_progress() -> None:
-    assert ProgressLine.parse("train_sft writes to var/logs/train_sft.log") is None
+@pytest.fixture
+def context() -> Any:
+    return SimpleNamespace(run=SimpleNamespace(run_id="r1"), log=Log())
 
 
-@pytest.mark.parametrize(("tags", "num_told"), [({}, 2), ({WATCHED_TAG: "17"}, 100)])
-def test_a_log_that_nobody_watches_gets_few_lines(
-    tags: dict[str, str], num_told: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("watched", "num_lines", "num_shown"), [(None, 2, 0), ("r1", 100, 100), ("r2", 2, 0)])
+def test_only_a_watched_run_gets_many_lines(
+    context: Any, watched: str | None, num_lines: int, num_shown: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """100 lines, three seconds apart up to the last but one; the first and the last are always told."""
+    """100 messages, three seconds apart up to the last but one; the first and the last are always logged."""
     clock = iter(3.0 * number for number in range(100))
     monkeypatch.setattr("resources.progress.time", SimpleNamespace(monotonic=lambda: next(clock)))
-    told: list[str] = []
-    context: Any = SimpleNamespace(has_tag=lambda name: name in tags, log=SimpleNamespace(info=told.append))
+    shown: list[Progress] = []
     progress = ProgressResource(every_s=1000.0)
-    for number in range(1, 101):
-        progress.update(context, ProgressLine(stage="sft", done=number, total=100, note=""))
-    assert len(told) == num_told
-    assert (told[0], told[-1]) == ("progress of sft: 1/100", "progress of sft: 100/100")
+    with watched_progress(watched, shown.append) if watched else nullcontext():
+        for number in range(1, 101):
+            progress.update(context, Progress(stage="sft", done=number, total=100))
+    assert len(context.log.lines) == num_lines
+    assert (context.log.lines[0][1], context.log.lines[-1][1]) == ("progress of sft: 1/100", "progress of sft: 100/100")
+    assert [one.done for one in shown] == list(range(1, num_shown + 1))
+
+
+def test_a_run_is_watched_only_within_the_block(context: Any) -> None:
+    shown: list[Progress] = []
+    with watched_progress("r1", shown.append):
+        pass
+    ProgressResource().update(context, Progress(stage="sft", done=1, total=1))
+    assert shown == []
+
+
+def test_a_message_is_shown_under_its_own_stage_or_that_of_its_program(context: Any) -> None:
+    shown: list[Progress] = []
+    listen = ProgressResource().listener(context, "evaluate")
+    with watched_progress("r1", shown.append):
+        listen(Progress(done=1, total=2))
+        listen(Progress(done=2, total=2, stage="evaluate sft", note="2 successes"))
+        listen(Warned(message="a server joined"))
+        listen(Info(message="group g0 solved 3 of 4"))
+    assert [one.stage for one in shown] == ["evaluate", "evaluate sft"]
+    assert context.log.lines == [
+        ("info", "progress of evaluate: 1/2"),
+        ("info", "progress of evaluate sft: 2/2 2 successes"),
+        ("warning", "evaluate: a server joined"),
+        ("info", "evaluate: group g0 solved 3 of 4"),
+    ]

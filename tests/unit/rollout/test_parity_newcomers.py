@@ -74,7 +74,7 @@ async def opened(place: Place, *servers: SamplingServer, **options: Any) -> Asyn
     warnings: list[str] = []
     options = {"folder": place.folder, **options}
     recipe = recipe_of(*servers, request_timeout_s=10.0, retry_budget_s=10.0)
-    async with place.session(recipe, report=lambda message: warnings.append(message["message"]), **options) as session:
+    async with place.session(recipe, report=lambda message: warnings.append(message.message), **options) as session:
         assert isinstance(session.engine, SglangEngine)
         yield Run(engine=session.engine, renderer=Renderer(place.processor), warnings=warnings)
 

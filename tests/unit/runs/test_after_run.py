@@ -2,13 +2,13 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from episode_samples import make_episode
 
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.runs.__main__ import run_program
+from osworld_pipeline.runs.messages import Message, Result
 from osworld_pipeline.store import TrajectoryStore
 from osworld_pipeline.store.part_files import take_snapshot
 
@@ -30,8 +30,8 @@ def test_the_small_parts_that_a_program_leaves_are_merged_once(
     store = TrajectoryStore(state)
     for number in range(9):
         store.write_episodes(f"p{number}", [make_episode(f"p{number}")])
-    told: list[dict[str, Any]] = []
-    assert run_program("own.program", json.loads(json.dumps({"state_root": str(state.root)})), told.append) == 0
-    assert [message["kind"] for message in told] == ["result"]
+    reported: list[Message] = []
+    assert run_program("own.program", json.loads(json.dumps({"state_root": str(state.root)})), reported.append) == 0
+    assert reported == [Result(result={})]
     assert len(take_snapshot(state.trajectories, "episodes").small) == num_left
     assert len(store.read_parts(store.existing_parts())) == 9

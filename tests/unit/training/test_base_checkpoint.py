@@ -37,7 +37,7 @@ def test_a_tiny_base_is_made_once_with_its_card(tmp_path: Path):
     assert checkpoint.path == "checkpoints/base-1"
     assert checkpoint.run_ids == {"dagster": "run-1"}
     assert result["weights_digest"] == checkpoint.weights_digest
-    assert [message["kind"] for message in heard] == ["progress", "progress", "checkpoint"]
+    assert [message.kind for message in heard] == ["progress", "progress"]
     load_model(tmp_path / checkpoint.path)
     load_processor(tmp_path / checkpoint.path)
     modified = (tmp_path / checkpoint.path / "model.safetensors").stat().st_mtime_ns

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from osworld_pipeline.cli.in_process.bars import Bars, log_line, make_progress, shown_rate
-from resources.progress import ProgressLine
+from osworld_pipeline.runs.messages import Progress as StageProgress
 
 
 def played(width: int, *, total: int = 1440, step_s: float = 7.0, num_steps: int = 30) -> Progress:
@@ -51,7 +51,7 @@ def test_rate_has_a_unit_in_which_it_says_something(per_s: float, shown: str) ->
 
 
 def test_log_has_the_same_figures_as_the_bar_and_leaves_out_what_is_not_known() -> None:
-    line = ProgressLine(stage="evaluate", done=270, total=1440, note="13 successes")
+    line = StageProgress(stage="evaluate", done=270, total=1440, note="13 successes")
     assert log_line(line, played(80).tasks[0]) == "evaluate: 270/1440, 1.3/s, 0:15:10 to go: 13 successes"
     assert log_line(line, played(80, num_steps=0).tasks[0]) == "evaluate: 270/1440: 13 successes"
 

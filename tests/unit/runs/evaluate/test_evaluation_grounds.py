@@ -1,7 +1,6 @@
 """An evaluation that goes on after desktops or graders have changed: what others graded runs again, so that one score
 is never made of two graders."""
 
-from collections.abc import Mapping
 from typing import Any, cast
 
 import pytest
@@ -30,9 +29,9 @@ class FakeSession:
 
 
 async def asked(grounds: frozenset[Grounds] | None) -> tuple[frozenset[str], list[str]]:
-    told: list[Mapping[str, Any]] = []
-    again = await on_other_grounds(FINISHED, cast(RolloutSession, FakeSession(grounds)), told.append)
-    return again, [one["message"] for one in told]
+    warned: list[Any] = []
+    again = await on_other_grounds(FINISHED, cast(RolloutSession, FakeSession(grounds)), warned.append)
+    return again, [one.message for one in warned]
 
 
 async def test_what_another_grader_graded_runs_again_and_it_is_said() -> None:

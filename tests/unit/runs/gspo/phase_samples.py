@@ -32,6 +32,7 @@ from osworld_pipeline.rollout.utilisation import BusyMeter, Utilisation
 from osworld_pipeline.runs.gspo.engine import PhaseRollouts
 from osworld_pipeline.runs.gspo.job import GspoJob, resume_point
 from osworld_pipeline.runs.gspo.train_gspo import train_phase
+from osworld_pipeline.runs.messages import Message, Metrics, Warned
 from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
 from osworld_pipeline.runs.stage_log import stage_log
 from osworld_pipeline.store import TrajectoryStore
@@ -201,18 +202,18 @@ def job_of(root: Path, recipe: Recipe) -> GspoJob:
 @dataclass
 class Ran:
     trainer: ChainTrainer
-    reported: Sequence[Mapping[str, Any]]
+    reported: Sequence[Message]
     result: Mapping[str, Any]
     error: str = ""
 
     @property
     def metrics(self) -> dict[int, Mapping[str, float]]:
         """By update, what was reported last."""
-        return {one["update"]: one["metrics"] for one in self.reported if one["kind"] == "metrics"}
+        return {one.update: one.metrics for one in self.reported if isinstance(one, Metrics)}
 
     @property
     def warnings(self) -> list[str]:
-        return [one["message"] for one in self.reported if one["kind"] == "warning"]
+        return [one.message for one in self.reported if isinstance(one, Warned)]
 
 
 def run_phase(
@@ -228,7 +229,7 @@ def run_phase(
     point = resume_point(job)
     trainer: Any = ChainTrainer(point.folder, point.num_updates, fuse)
     engine = ChainEngine(trainer, fuse, faults)
-    reported: list[Mapping[str, Any]] = []
+    reported: list[Message] = []
     result: dict[str, Any] = {}
 
     async def run() -> None:

@@ -29,6 +29,7 @@ from osworld_pipeline.domain.episode import (
 from osworld_pipeline.errors import EnvServerError, EvaluatorError
 from osworld_pipeline.runs.budget import Budget
 from osworld_pipeline.runs.gspo.job import GspoJob
+from osworld_pipeline.runs.messages import Metrics
 from osworld_pipeline.tables.catalog import fresh_views
 
 PER_UPDATE = 4 * TASKS_PER_UPDATE
@@ -71,7 +72,7 @@ def test_an_update_of_faults_is_held_and_then_trains_what_it_would_have_trained_
     ids = [one.episode_id for one in recorded(disturbed)[f"{STAGE}-u0001"]]
     assert len(ids) == len(set(ids))
     assert f"{STAGE}-u0001-g00-held-1-1-s00-r1" in ids
-    told = [one["metrics"] for one in ran.reported if one["kind"] == "metrics" and one["update"] == 2]
+    told = [one.metrics for one in ran.reported if isinstance(one, Metrics) and one.update == 2]
     assert [one["is_held"] for one in told] == [1, 0]
     assert [one["is_held_by_faults"] for one in told] == [1, 0]
     assert [one["fault_share"] for one in told] == [1, 0]
@@ -168,7 +169,7 @@ def test_an_update_is_held_only_beyond_the_share(
     ran = run_phase(
         job_of(tmp_path, recipe), processor, faults=lambda number: Outcome.TIMEOUT if number in (0, 2, 5, 7) else None
     )
-    first = next(one["metrics"] for one in ran.reported if one["kind"] == "metrics")
+    first = next(one.metrics for one in ran.reported if isinstance(one, Metrics))
     assert (first["is_held"], first["fault_share"]) == (is_held, 0.5)
 
 

@@ -20,6 +20,7 @@ from osworld_pipeline.runs.launch.mailbox import (
     remove_orphan,
     watched_launcher,
 )
+from osworld_pipeline.runs.messages import Info, Progress
 
 
 def test_a_job_is_for_this_user_alone_and_gone_once_read(tmp_path: Path):
@@ -41,9 +42,13 @@ def test_messages_arrive_once_and_in_their_order(tmp_path_factory: pytest.TempPa
     writer, reader = MessageWriter(mailbox), MessageReader(mailbox=mailbox)
     for part in parts:
         for text in part:
-            writer.report({"text": text})
-        assert [message["text"] for message in reader.read()] == part
+            writer.report(Info(message=text))
+        assert reader.read() == [Info(message=text) for text in part]
     assert reader.read() == []
+
+
+def numbered(number: int) -> Progress:
+    return Progress(done=number, total=200)
 
 
 def test_what_was_read_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -52,22 +57,22 @@ def test_what_was_read_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     writer, reader = MessageWriter(mailbox), MessageReader(mailbox=mailbox)
     numbers = []
     for number in range(200):
-        writer.report({"number": number})
+        writer.report(numbered(number))
         if number % 20 == 19:
-            numbers += [message["number"] for message in reader.read()]
+            numbers += reader.read()
             assert len(mailbox.segments()) <= 2
-    assert numbers == list(range(200))
+    assert numbers == [numbered(number) for number in range(200)]
 
 
 def test_a_line_that_a_killed_writer_left_half_does_not_spoil_the_next_writer(tmp_path: Path):
     mailbox = Mailbox(tmp_path)
     reader = MessageReader(mailbox=mailbox)
-    MessageWriter(mailbox).report({"number": 1})
+    MessageWriter(mailbox).report(numbered(1))
     with mailbox.segment(1).open("a") as file:
-        file.write('{"number": 2, "no')
-    assert [message["number"] for message in reader.read()] == [1]
-    MessageWriter(mailbox).report({"number": 3})
-    assert [message["number"] for message in reader.read()] == [3]
+        file.write('{"kind": "progress", "do')
+    assert reader.read() == [numbered(1)]
+    MessageWriter(mailbox).report(numbered(3))
+    assert reader.read() == [numbered(3)]
 
 
 def test_a_mailbox_whose_launcher_lives_is_no_orphan(tmp_path: Path):

@@ -20,7 +20,7 @@ class GroupFailedError(Exception):
 
 def test_a_ranks_own_word_is_the_message():
     message = explain_failure("train_sft", 2, GroupFailedError({1: RankFailedError("the loss is not finite", False)}))
-    assert (message["message"], message["retryable"]) == ("the loss is not finite", False)
+    assert (message.message, message.retryable) == ("the loss is not finite", False)
 
 
 def test_a_rank_that_died_comes_before_those_that_missed_it():
@@ -28,19 +28,19 @@ def test_a_rank_that_died_comes_before_those_that_missed_it():
 
     failures = {0: RankFailedError("rank 0 lost another rank", False), 1: ActorDiedError()}
     message = explain_failure("train_sft", 2, GroupFailedError(failures))
-    assert message["message"].startswith("rank 1 of the 2 of train_sft failed without an error message")
-    assert message["retryable"] is True
+    assert message.message.startswith("rank 1 of the 2 of train_sft failed without an error message")
+    assert message.retryable is True
 
 
 def test_a_bug_is_not_tried_again():
     message = explain_failure("train_sft", 2, GroupFailedError({0: ZeroDivisionError("division by zero")}))
-    assert "division by zero" in message["message"]
-    assert message["retryable"] is False
+    assert "division by zero" in message.message
+    assert message.retryable is False
 
 
 def test_a_failure_without_ranks_names_the_program():
     message = explain_failure("train_sft", 2, RuntimeError("no controller"))
-    assert message["message"] == "the ranks of train_sft failed without an error message (no controller)"
+    assert message.message == "the ranks of train_sft failed without an error message (no controller)"
 
 
 def test_a_ranks_word_survives_the_way_to_the_driver():

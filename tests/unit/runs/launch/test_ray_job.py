@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from osworld_pipeline.runs.launch.mailbox import Mailbox, MessageReader
+from osworld_pipeline.runs.messages import Failed, Message, Result, Started
 
 TESTS = Path(__file__).resolve().parents[3]
 PATIENCE_S = 60.0
@@ -28,7 +29,7 @@ def start_job(folder: Path, job: dict[str, Any], *, lost_after_s: float) -> tupl
     return process, mailbox
 
 
-def messages_until_end(process: subprocess.Popen[bytes], mailbox: Mailbox) -> list[dict[str, Any]]:
+def messages_until_end(process: subprocess.Popen[bytes], mailbox: Mailbox) -> list[Message]:
     process.wait(PATIENCE_S)
     return MessageReader(mailbox=mailbox).read()
 
@@ -37,8 +38,8 @@ def test_a_job_begins_with_a_word_and_ends_with_its_result(tmp_path: Path):
     process, mailbox = start_job(tmp_path, {"act": "sum", "numbers": [1, 2]}, lost_after_s=60)
     messages = messages_until_end(process, mailbox)
     assert process.returncode == 0
-    assert messages[0] == {"kind": "started"}
-    assert messages[-1] == {"kind": "result", "result": {"sum": 3, "secret": None}}
+    assert messages[0] == Started()
+    assert messages[-1] == Result(result={"sum": 3, "secret": None})
 
 
 @pytest.mark.parametrize(("act", "status", "retryable"), [("fail", 2, False), ("fault", 3, True)])
@@ -46,7 +47,8 @@ def test_a_failure_says_whether_it_may_be_tried_again(tmp_path: Path, act: str, 
     process, mailbox = start_job(tmp_path, {"act": act}, lost_after_s=60)
     last = messages_until_end(process, mailbox)[-1]
     assert process.returncode == status
-    assert (last["kind"], last["retryable"]) == ("error", retryable)
+    assert isinstance(last, Failed)
+    assert last.retryable is retryable
 
 
 def test_a_job_that_is_asked_to_stop_unwinds(tmp_path: Path):
@@ -54,7 +56,8 @@ def test_a_job_that_is_asked_to_stop_unwinds(tmp_path: Path):
     mailbox.ask_to_stop()
     last = messages_until_end(process, mailbox)[-1]
     assert process.returncode == 143
-    assert last["type"] == "Stopped"
+    assert isinstance(last, Failed)
+    assert last.type == "Stopped"
     assert (tmp_path / "clean-0").exists()
 
 
