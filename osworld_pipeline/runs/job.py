@@ -2,15 +2,18 @@
 input, because it may contain tokens, and is validated there."""
 
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
+from osworld_pipeline.domain.stage_record import TrainingStage
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.runs.budget import UNLIMITED, Budget
 from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
+from osworld_pipeline.tracking.code import CodeOrigin, code_origin
 
 
 class _Input(BaseModel):
@@ -86,3 +89,37 @@ class StageJob(Job):
     budget: Budget = UNLIMITED
     """The remaining budget at the start of the program."""
     resume: bool = True
+
+
+class TrainingJob(StageJob):
+    """The job of a program that trains a checkpoint. It and its subclasses require what others may lack: models are
+    frozen, so a narrower type is safe."""
+
+    parent: Policy = Field()  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    @property
+    def parent_id(self) -> str:
+        return self.parent.checkpoint_id
+
+    @property
+    def parent_folder(self) -> Path:
+        return self.state.root / self.parent.path
+
+    @property
+    def num_planned(self) -> int:
+        """Updates of the whole stage."""
+        raise NotImplementedError
+
+    @property
+    def training_stage(self) -> TrainingStage:
+        return TrainingStage(
+            stage_key=self.checkpoint_id,
+            stage=self.stage,
+            parent_id=self.parent_id,
+            num_planned=self.num_planned,
+            run_ids=self.run_ids,
+        )
+
+    @cached_property
+    def code(self) -> CodeOrigin:
+        return code_origin()

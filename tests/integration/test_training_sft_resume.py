@@ -23,6 +23,7 @@ from osworld_pipeline.runs.base import make_base
 from osworld_pipeline.runs.checkpoints.ids import read_checkpoint
 from osworld_pipeline.runs.job import StageJob
 from osworld_pipeline.runs.sft import train_sft
+from osworld_pipeline.runs.sft.job import SftJob
 from osworld_pipeline.store import BlobStore
 from osworld_pipeline.tables.catalog import fresh_views
 from osworld_pipeline.tables.owned import write_table
@@ -126,7 +127,7 @@ def test_a_killed_run_ends_with_the_weights_of_an_uninterrupted_one(tmp_path: Pa
     resumed = start(broken)
     num_threads = torch.get_num_threads()
     try:
-        train_sft.main(StageJob.model_validate(whole), lambda message: None)
+        train_sft.main(SftJob.model_validate(whole), lambda message: None)
     finally:
         torch.set_num_threads(num_threads)
     messages = finish(resumed)

@@ -35,9 +35,8 @@ from osworld_pipeline.runs.checkpoints.ids import checkpoint_card
 from osworld_pipeline.runs.flywheel.plan import FlywheelJob, Measurement, read_measurement, stop_reason
 from osworld_pipeline.runs.gspo.job import load_train_tasks
 from osworld_pipeline.runs.messages import Metrics, Progress, Report, Warned
-from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
 from osworld_pipeline.runs.rollouts.session import episode_settings, num_slots, rollout_session, sampling_params
-from osworld_pipeline.runs.sft.sft_run import Examples, SftJob, run_sft
+from osworld_pipeline.runs.sft.sft_run import Examples, run_sft
 from osworld_pipeline.runs.sft.train_sft import read_demonstrations
 from osworld_pipeline.store import BlobStore, TrajectoryStore
 from osworld_pipeline.tables.replay_candidates import ONLINE
@@ -50,26 +49,6 @@ UPDATE = 0
 """Update number of a round's groups: all of them are rolled out before its training."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RoundJob:
-    sft: SftJob
-    servers: EnvServers
-    previous: Measurement | None
-    engine_token: str | None
-
-    @classmethod
-    def of(cls, job: FlywheelJob) -> "RoundJob":
-        assert job.servers is not None, "a round rolls out"
-        sft = SftJob.of(job)
-        settings = sft.recipe.sft.model_copy(update={"num_updates": sft.recipe.flywheel.num_updates})
-        return cls(
-            sft=replace(sft, settings=settings),
-            servers=job.servers,
-            previous=job.previous,
-            engine_token=job.engine_token,
-        )
-
-
 def main(job: FlywheelJob, report: Report) -> dict[str, Any]:
     """Result: the checkpoint's card; empty if the round stopped the flywheel.
 
@@ -77,14 +56,13 @@ def main(job: FlywheelJob, report: Report) -> dict[str, Any]:
         EnvServerError, EngineError: no episode got a desktop, or a response of the policy.
         TrainingError, StoreError, TableError: as train_sft.
     """
-    parsed = RoundJob.of(job)
-    checkpoint = run_sft(parsed.sft, report, lambda trainer: _examples(parsed, trainer, report))
+    checkpoint = run_sft(job, report, lambda trainer: _examples(job, trainer, report))
     return checkpoint_card(checkpoint) if checkpoint is not None else {}
 
 
-def _examples(job: RoundJob, trainer: "SftTrainer", report: Report) -> Examples | None:
+def _examples(job: FlywheelJob, trainer: "SftTrainer", report: Report) -> Examples | None:
     """The round's own successes, and the demonstrations; None if the round is the flywheel's last."""
-    state, recipe = job.sft.state, job.sft.recipe
+    state, recipe = job.state, job.recipe
     groups = asyncio.run(_roll_out(job, trainer, report))
     measured = measure(groups, recipe.flywheel.threshold)
     metrics = {
@@ -132,25 +110,25 @@ def measure(groups: Sequence[RolloutGroup], threshold: float) -> Measurement:
     )
 
 
-async def _roll_out(job: RoundJob, trainer: "SftTrainer", report: Report) -> tuple[RolloutGroup, ...]:
+async def _roll_out(job: FlywheelJob, trainer: "SftTrainer", report: Report) -> tuple[RolloutGroup, ...]:
     """Rolls out a group for each task. Graded episodes are read from the store. Writes all groups as one part at the
     end."""
-    sft, recipe = job.sft, job.sft.recipe
+    recipe = job.recipe
     flywheel = recipe.flywheel
-    tasks = choose_tasks(load_train_tasks(sft.state), flywheel)
+    tasks = choose_tasks(load_train_tasks(job.state), flywheel)
     plan = GroupPlan(
-        stage_key=sft.checkpoint_id,
+        stage_key=job.checkpoint_id,
         update=UPDATE,
         group_size=flywheel.samples_per_task,
-        checkpoint_id=sft.checkpoint_id,
-        stage=sft.stage,
-        parent_id=sft.parent_id,
+        checkpoint_id=job.checkpoint_id,
+        stage=job.stage,
+        parent_id=job.parent_id,
         sampling=sampling_params(recipe, temperature=flywheel.temperature, top_p=recipe.gspo.top_p, seed=flywheel.seed),
-        run_ids=sft.run_ids,
+        run_ids=job.run_ids,
     )
     planned = [(task, plan, group_id_of(plan.stage_key, UPDATE, index)) for index, task in enumerate(tasks)]
-    store = TrajectoryStore(sft.state)
-    is_over = read_measurement(sft.state, sft.checkpoint_id, threshold=flywheel.threshold) is not None
+    store = TrajectoryStore(job.state)
+    is_over = read_measurement(job.state, job.checkpoint_id, threshold=flywheel.threshold) is not None
     known = known_episodes(store, planned, is_over=is_over)
     progress = _Progress(total=len(planned) * flywheel.samples_per_task, report=report)
     if len(known) == progress.total:
@@ -158,10 +136,10 @@ async def _roll_out(job: RoundJob, trainer: "SftTrainer", report: Report) -> tup
     else:
         async with rollout_session(
             recipe=recipe,
-            state=sft.state,
+            state=job.state,
             servers=job.servers,
-            purpose=sft.checkpoint_id,
-            folder=sft.parent_folder,
+            purpose=job.checkpoint_id,
+            folder=job.parent_folder,
             model=trainer.model if _samples_in_place(recipe, trainer) else None,
             processor=trainer.processor,
             engine_token=job.engine_token,
@@ -177,7 +155,7 @@ async def _roll_out(job: RoundJob, trainer: "SftTrainer", report: Report) -> tup
             groups = await gather_groups(planned, remembering(known, store, progress.on_episode, run_one=run_one))
         require_services([episode for group in groups for episode in group.episodes])
     groups = tuple(judge_group(group, flywheel.threshold) for group in groups)
-    await asyncio.to_thread(store.write_groups, sft.checkpoint_id, groups, ())
+    await asyncio.to_thread(store.write_groups, job.checkpoint_id, groups, ())
     return groups
 
 
@@ -238,10 +216,10 @@ def judge_group(group: RolloutGroup, threshold: float) -> RolloutGroup:
     return replace(group, fate=GroupFate.NOT_KEPT, reason=f"no episode reached a raw task reward of {threshold:g}")
 
 
-def _kept_examples(job: RoundJob, episodes: Sequence[Episode], processor: Any) -> LazyExamples:
+def _kept_examples(job: FlywheelJob, episodes: Sequence[Episode], processor: Any) -> LazyExamples:
     """Episodes with their own sampled tokens."""
-    blobs = BlobStore(job.sft.state.blobs)
-    max_tokens, digest = job.sft.recipe.agent.max_context_tokens, Renderer(processor).processor_digest
+    blobs = BlobStore(job.state.blobs)
+    max_tokens, digest = job.recipe.agent.max_context_tokens, Renderer(processor).processor_digest
 
     def example(episode: Episode) -> Example:
         return online_replay_trajectories(

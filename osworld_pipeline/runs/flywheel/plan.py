@@ -7,11 +7,15 @@ killed flywheel is found again: the checkpoint of a round by its id, the measure
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from pydantic import Field
+
 from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.recipes import Recipe
+from osworld_pipeline.recipes.schema import SftSection
 from osworld_pipeline.runs.checkpoints.ids import read_checkpoint, stage_checkpoint_id
-from osworld_pipeline.runs.job import StageJob
+from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
+from osworld_pipeline.runs.sft.job import SftJob
 from osworld_pipeline.store.part_files import COMPACTED, take_snapshot
 from osworld_pipeline.store.reading import read_part_table, read_rows
 
@@ -34,9 +38,16 @@ class Measurement:
         return self.num_kept / self.num_valid if self.num_valid else 0.0
 
 
-class FlywheelJob(StageJob):
+class FlywheelJob(SftJob):
+    """The job of a round."""
+
+    servers: EnvServers = Field()  # pyright: ignore[reportIncompatibleVariableOverride]
     previous: Measurement | None = None
     """Of the round before."""
+
+    @property
+    def settings(self) -> SftSection:
+        return self.recipe.sft.model_copy(update={"num_updates": self.recipe.flywheel.num_updates})
 
 
 @dataclass(frozen=True, kw_only=True)

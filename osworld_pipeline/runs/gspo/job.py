@@ -7,66 +7,42 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+from pydantic import Field
 
 from osworld_pipeline.domain.checkpoint import Stage
 from osworld_pipeline.domain.episode import SamplingParams
-from osworld_pipeline.domain.stage_record import TrainingStage
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.errors import TableError
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.recipes.schema import GspoPhaseSection
 from osworld_pipeline.rollout.run_group import GroupPlan
-from osworld_pipeline.runs.budget import UNLIMITED, Budget
 from osworld_pipeline.runs.checkpoints.ids import imitated_tasks
-from osworld_pipeline.runs.job import RayShare, StageJob
+from osworld_pipeline.runs.job import RayShare, TrainingJob
 from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
 from osworld_pipeline.runs.rollouts.ray_actor import ActorShape
 from osworld_pipeline.runs.rollouts.session import sampling_params
 from osworld_pipeline.tables.owned import read_table
-from osworld_pipeline.tracking.code import CodeOrigin, code_origin
 
 
-@dataclass(frozen=True, kw_only=True)
-class GspoJob:
-    recipe: Recipe
-    phase: GspoPhaseSection
-    stage: Stage
-    state: StateDir
-    checkpoint_id: str
-    parent_id: str
-    parent_folder: Path
-    data_digest: str
-    servers: EnvServers
-    run_ids: Mapping[str, str]
-    engine_token: str | None = None
-    """Token of the engine's servers, if they require one."""
-    budget: Budget = UNLIMITED
-    """The remaining budget at the start of the program."""
-    actors: ActorShape | None = None
-    """Ray actors that run the episodes; None if this program runs them."""
-    code: CodeOrigin = field(default_factory=code_origin)
+class GspoJob(TrainingJob):
+    """The job of a GSPO phase."""
 
-    @classmethod
-    def of(cls, job: StageJob) -> "GspoJob":
-        assert job.parent is not None, "a phase trains a checkpoint"
-        assert job.servers is not None, "a phase rolls out"
-        gspo = job.recipe.gspo
-        return cls(
-            recipe=job.recipe,
-            phase=gspo.phase1 if job.stage is Stage.GSPO_PHASE1 else gspo.phase2,
-            stage=job.stage,
-            state=job.state,
-            checkpoint_id=job.checkpoint_id,
-            parent_id=job.parent.checkpoint_id,
-            parent_folder=job.state.root / job.parent.path,
-            data_digest=job.data_digest,
-            servers=job.servers,
-            run_ids=job.run_ids,
-            engine_token=job.engine_token,
-            budget=job.budget,
-            actors=actor_shape(job.ray),
-        )
+    servers: EnvServers = Field()  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    @property
+    def phase(self) -> GspoPhaseSection:
+        gspo = self.recipe.gspo
+        return gspo.phase1 if self.stage is Stage.GSPO_PHASE1 else gspo.phase2
+
+    @property
+    def num_planned(self) -> int:
+        return self.phase.num_updates
+
+    @property
+    def actors(self) -> ActorShape | None:
+        """Ray actors that run the episodes; None if this program runs them."""
+        return actor_shape(self.ray)
 
     def group_plan(self, update: int) -> GroupPlan:
         rollout, gspo = self.recipe.rollout, self.recipe.gspo
@@ -81,16 +57,6 @@ class GspoJob:
             run_ids=self.run_ids,
             min_valid=rollout.min_valid_episodes,
             max_resamples=rollout.max_resamples,
-        )
-
-    @property
-    def training_stage(self) -> TrainingStage:
-        return TrainingStage(
-            stage_key=self.checkpoint_id,
-            stage=self.stage,
-            parent_id=self.parent_id,
-            num_planned=self.phase.num_updates,
-            run_ids=self.run_ids,
         )
 
     @property

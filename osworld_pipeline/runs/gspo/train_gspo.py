@@ -34,7 +34,6 @@ from osworld_pipeline.runs.gspo.held_updates import collect_update
 from osworld_pipeline.runs.gspo.job import GspoJob, ResumePoint, load_gspo_tasks, resume_point
 from osworld_pipeline.runs.gspo.metrics import coverage_metrics, group_metrics, reward_lines
 from osworld_pipeline.runs.gspo.rollouts import open_collector, opened_replay, read_recent, record_batch
-from osworld_pipeline.runs.job import StageJob
 from osworld_pipeline.runs.messages import Info, Metrics, Report, Warned
 from osworld_pipeline.runs.stage_log import StageLog, stage_log
 from osworld_pipeline.store import BlobStore, TrajectoryStore
@@ -45,28 +44,27 @@ if TYPE_CHECKING:
     from osworld_pipeline.training.update import GspoTrainer
 
 
-def main(job: StageJob, report: Report) -> dict[str, Any]:
+def main(job: GspoJob, report: Report) -> dict[str, Any]:
     """Result: checkpoint_id; if the budget ended the phase early, the id of its milestone, and the reason as `stopped`.
     With several ranks, only rank 0 rolls out, reports and holds the stage lock; the others follow it."""
     from osworld_pipeline.training.checkpoint import remove_stale_writes
     from osworld_pipeline.training.process_group import open_process_group
     from osworld_pipeline.training.stage_lock import stage_lock
 
-    parsed = GspoJob.of(job)
-    result = {"checkpoint_id": parsed.checkpoint_id}
-    if read_checkpoint(parsed.state, parsed.checkpoint_id) is not None:
+    result = {"checkpoint_id": job.checkpoint_id}
+    if read_checkpoint(job.state, job.checkpoint_id) is not None:
         return result
     with open_process_group() as process_group:
         if not process_group.is_main:
-            _open_trainer(parsed, resume_point(parsed), process_group).run_worker()
+            _open_trainer(job, resume_point(job), process_group).run_worker()
             return result
-        with stage_lock(parsed.state, parsed.checkpoint_id):
-            if read_checkpoint(parsed.state, parsed.checkpoint_id) is None:
-                remove_stale_writes(parsed.state, parsed.checkpoint_id)
-                point = resume_point(parsed)
-                store = TrajectoryStore(parsed.state)
-                with stage_log(store, parsed.training_stage, num_updates=point.num_updates) as log:
-                    ended = asyncio.run(_train(parsed, process_group, point, log, report))
+        with stage_lock(job.state, job.checkpoint_id):
+            if read_checkpoint(job.state, job.checkpoint_id) is None:
+                remove_stale_writes(job.state, job.checkpoint_id)
+                point = resume_point(job)
+                store = TrajectoryStore(job.state)
+                with stage_log(store, job.training_stage, num_updates=point.num_updates) as log:
+                    ended = asyncio.run(_train(job, process_group, point, log, report))
                     log.stop(ended.get("stopped", ""))
                 return ended
     return result

@@ -16,18 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from osworld_pipeline.agent.model_inputs import PixelCache
-from osworld_pipeline.domain.checkpoint import Checkpoint, Stage, milestone_id
+from osworld_pipeline.domain.checkpoint import Checkpoint, milestone_id
 from osworld_pipeline.domain.replay import TrainedRow
-from osworld_pipeline.domain.stage_record import TrainingStage
-from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.recipes import Recipe
-from osworld_pipeline.recipes.schema import SftSection
 from osworld_pipeline.runs.checkpoints.ids import CARD, checkpoint_card, read_checkpoint, stage_recipe_digest
-from osworld_pipeline.runs.job import StageJob
 from osworld_pipeline.runs.messages import Metrics, Progress, Report
+from osworld_pipeline.runs.sft.job import SftJob
 from osworld_pipeline.runs.stage_log import FAST_UPDATES_S, StageLog, stage_log
 from osworld_pipeline.store import BlobStore, TrajectoryStore
-from osworld_pipeline.tracking.code import CodeOrigin, code_origin
 from osworld_pipeline.training.demonstrations import Example
 
 if TYPE_CHECKING:
@@ -40,51 +35,6 @@ REPORT_EVERY = 5
 LOSS_WINDOW = 20
 """The checkpoint's loss is the mean over the last updates, this many."""
 PIXEL_CACHE_BYTES = 2 << 30
-
-
-@dataclass(frozen=True, kw_only=True)
-class SftJob:
-    recipe: Recipe
-    settings: SftSection
-    """The recipe, or a variation of it: a round of the flywheel has its own number of updates."""
-    stage: Stage
-    state: StateDir
-    checkpoint_id: str
-    parent_id: str
-    parent_folder: Path
-    data_digest: str
-    run_ids: Mapping[str, str]
-    may_resume: bool = True
-    num_threads: int = 0
-    """Torch threads on a CPU; 0 for all cores, divided among the ranks."""
-    code: CodeOrigin = field(default_factory=code_origin)
-
-    @classmethod
-    def of(cls, job: StageJob) -> "SftJob":
-        assert job.parent is not None, "fine-tuning needs a checkpoint"
-        return cls(
-            recipe=job.recipe,
-            settings=job.recipe.sft,
-            stage=job.stage,
-            state=job.state,
-            checkpoint_id=job.checkpoint_id,
-            parent_id=job.parent.checkpoint_id,
-            parent_folder=job.state.root / job.parent.path,
-            data_digest=job.data_digest,
-            run_ids=job.run_ids,
-            may_resume=job.resume,
-            num_threads=job.recipe.trainer.num_threads,
-        )
-
-    @property
-    def training_stage(self) -> TrainingStage:
-        return TrainingStage(
-            stage_key=self.checkpoint_id,
-            stage=self.stage,
-            parent_id=self.parent_id,
-            num_planned=self.settings.num_updates,
-            run_ids=self.run_ids,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,12 +106,13 @@ def _open_trainer(job: SftJob, process_group: "ProcessGroup") -> "SftTrainer":
     from osworld_pipeline.training import checkpoint as checkpoints
     from osworld_pipeline.training.policy_trainer import open_sft_trainer
 
-    torch.set_num_threads(job.num_threads or max(1, len(os.sched_getaffinity(0)) // process_group.world_size))
+    num_cores = len(os.sched_getaffinity(0))
+    torch.set_num_threads(job.recipe.trainer.num_threads or max(1, num_cores // process_group.world_size))
     torch.manual_seed(job.settings.seed)
     resumed: Path | None = None
     if process_group.is_main:
         checkpoints.remove_stale_writes(job.state, job.checkpoint_id)
-        resumed = checkpoints.latest_complete(job.state, job.checkpoint_id) if job.may_resume else None
+        resumed = checkpoints.latest_complete(job.state, job.checkpoint_id) if job.resume else None
     resumed = process_group.broadcast(resumed)
     return open_sft_trainer(
         resumed or job.parent_folder,

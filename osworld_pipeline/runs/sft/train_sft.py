@@ -8,32 +8,31 @@ from osworld_pipeline.errors import TrainingError
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.rollout.trajectories import replay_trajectories
 from osworld_pipeline.runs.checkpoints.ids import checkpoint_card, task_domains
-from osworld_pipeline.runs.job import StageJob
 from osworld_pipeline.runs.messages import Report
-from osworld_pipeline.runs.sft.sft_run import Examples, SftJob, run_sft
+from osworld_pipeline.runs.sft.job import SftJob
+from osworld_pipeline.runs.sft.sft_run import Examples, run_sft
 from osworld_pipeline.store import BlobStore
 from osworld_pipeline.tables.replay import load_replay_rows
 from osworld_pipeline.training.demonstrations import DemonstrationSet, choose_demonstrations
 
 
-def main(job: StageJob, report: Report) -> dict[str, Any]:
+def main(job: SftJob, report: Report) -> dict[str, Any]:
     """Result: the checkpoint's card.
 
     Raises:
         TrainingError: there are no demonstrations, another trainer works on this stage, or a loss is not finite.
         StoreError, TableError: inputs cannot be read, or the checkpoint cannot be written.
     """
-    parsed = SftJob.of(job)
 
     def examples(trainer: Any) -> Examples:
-        demonstrations = read_demonstrations(parsed.state, parsed.recipe, trainer.processor)
+        demonstrations = read_demonstrations(job.state, job.recipe, trainer.processor)
         return Examples(
             items=demonstrations,
             rows=demonstrations.rows,
             counts={"num_demonstrations": len(demonstrations), "num_skipped": len(demonstrations.skipped)},
         )
 
-    checkpoint = run_sft(parsed, report, examples)
+    checkpoint = run_sft(job, report, examples)
     return checkpoint_card(checkpoint) if checkpoint is not None else {}
 
 

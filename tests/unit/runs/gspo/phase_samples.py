@@ -32,6 +32,7 @@ from osworld_pipeline.rollout.utilisation import BusyMeter, Utilisation
 from osworld_pipeline.runs.gspo.engine import PhaseRollouts
 from osworld_pipeline.runs.gspo.job import GspoJob, resume_point
 from osworld_pipeline.runs.gspo.train_gspo import train_phase
+from osworld_pipeline.runs.job import Policy
 from osworld_pipeline.runs.messages import Message, Metrics, Warned
 from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
 from osworld_pipeline.runs.stage_log import stage_log
@@ -187,12 +188,10 @@ def job_of(root: Path, recipe: Recipe) -> GspoJob:
     write_table(state, "train_tasks", rows)
     return GspoJob(
         recipe=recipe,
-        phase=recipe.gspo.phase1,
         stage=Stage.GSPO_PHASE1,
-        state=state,
+        state_root=root,
         checkpoint_id=STAGE,
-        parent_id="sft-x",
-        parent_folder=root / "parent",
+        parent=Policy(checkpoint_id="sft-x", path="parent"),
         data_digest="d",
         servers=EnvServers(urls=("http://127.0.0.1:1",), token=None, num_replicas=2),
         run_ids={},

@@ -3,7 +3,6 @@ is learned and recorded; asynchronous, nothing is lost, counted twice or older t
 
 import time
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -172,14 +171,14 @@ def test_a_spent_budget_leaves_a_milestone_and_a_phase_that_goes_on_to_the_same_
     whole = run_phase(straight, processor)
     assert whole.result == {"checkpoint_id": STAGE}
     for update in range(1, NUM_UPDATES):
-        stopped = run_phase(replace(limited, budget=SPENT[key]), processor)
+        stopped = run_phase(limited.model_copy(update={"budget": SPENT[key]}), processor)
         assert sorted(stopped.metrics) == [update], "one update, however little is left"
         assert key in stopped.result["stopped"]
         milestone = read_checkpoint(limited.state, stopped.result["checkpoint_id"])
         assert milestone is not None
         assert (milestone.checkpoint_id, milestone.num_updates) == (f"{STAGE}-u{update:04d}", update)
         assert read_checkpoint(limited.state, STAGE) is None
-    last = run_phase(replace(limited, budget=SPENT[key]), processor)
+    last = run_phase(limited.model_copy(update={"budget": SPENT[key]}), processor)
     assert last.result == {"checkpoint_id": STAGE}, "the last update ends the phase, whatever is left"
     assert last.trainer.weights_digest == whole.trainer.weights_digest
     assert without_times(recorded(limited)) == without_times(recorded(straight))
@@ -187,13 +186,13 @@ def test_a_spent_budget_leaves_a_milestone_and_a_phase_that_goes_on_to_the_same_
 
 def test_a_budget_is_asked_after_each_update_and_counts_what_all_of_them_took(tmp_path: Path, processor: Any) -> None:
     job = job_of(tmp_path, recipe_of())
-    stopped = run_phase(replace(job, budget=Budget(episodes=4 * TASKS_PER_UPDATE + 1)), processor)
+    stopped = run_phase(job.model_copy(update={"budget": Budget(episodes=4 * TASKS_PER_UPDATE + 1)}), processor)
     assert sorted(stopped.metrics) == [1, 2]
 
 
 def test_asynchronous_a_spent_budget_loses_no_group_and_counts_none_twice(tmp_path: Path, processor: Any) -> None:
     job = job_of(tmp_path, recipe_of(mode="asynchronous", max_staleness=1))
-    run_phase(replace(job, budget=Budget(episodes=1)), processor)
+    run_phase(job.model_copy(update={"budget": Budget(episodes=1)}), processor)
     assert set(recorded(job)) == {f"{STAGE}-u0000"}
     run_phase(job, processor)
     found = recorded(job)

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +175,7 @@ def test_an_update_is_held_only_beyond_the_share(
 def test_what_held_tries_took_counts_in_the_budget(tmp_path: Path, processor: Any) -> None:
     job = job_of(tmp_path, recipe_of(held_pause_s=0))
     budget = Budget(episodes=PER_UPDATE + 1)
-    stopped = run_phase(replace(job, budget=budget), processor, faults=outage(range(1, 2 * PER_UPDATE - 1)))
+    job = job.model_copy(update={"budget": budget})
+    stopped = run_phase(job, processor, faults=outage(range(1, 2 * PER_UPDATE - 1)))
     assert sorted(stopped.metrics) == [1], "a held try and a whole one"
     assert "retraining.max_episodes" in stopped.result["stopped"]
