@@ -20,7 +20,7 @@ from typing import Any
 
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import EngineError, EnvServerError, PipelineError, RecipeError, ReplicaError
-from osworld_pipeline.runs.messages import Failed, Message, Report, Result
+from osworld_pipeline.runs.messages import Failed, Message, Report, Result, problems_in
 from osworld_pipeline.runs.parent import die_with_parent
 
 PROGRAMS: Mapping[str, str] = {
@@ -125,9 +125,9 @@ def read_input(program: str, program_main: Callable[..., Any], job: dict[str, An
     try:
         return kind.model_validate(job)
     except ValidationError as error:
-        found = error.errors(include_input=False, include_url=False, include_context=False)
-        problems = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in found)
-        raise RecipeError(f"the job of {program} is not valid ({problems}): start it with this version") from None
+        raise RecipeError(
+            f"the job of {program} is not valid ({problems_in(error)}): start it with this version"
+        ) from None
 
 
 def write_final_message(message: Message) -> None:

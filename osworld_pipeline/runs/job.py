@@ -1,11 +1,11 @@
 """The inputs of programs. The side that starts a program makes the model; it travels as JSON to the program's standard
 input, because it may contain tokens, and is validated there."""
 
+from abc import abstractmethod
 from collections.abc import Mapping
-from functools import cached_property
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
 from osworld_pipeline.domain.stage_record import TrainingStage
@@ -96,6 +96,7 @@ class TrainingJob(StageJob):
     frozen, so a narrower type is safe."""
 
     parent: Policy = Field()  # pyright: ignore[reportIncompatibleVariableOverride]
+    _code: CodeOrigin = PrivateAttr(default_factory=code_origin)
 
     @property
     def parent_id(self) -> str:
@@ -106,9 +107,9 @@ class TrainingJob(StageJob):
         return self.state.root / self.parent.path
 
     @property
+    @abstractmethod
     def num_planned(self) -> int:
         """Updates of the whole stage."""
-        raise NotImplementedError
 
     @property
     def training_stage(self) -> TrainingStage:
@@ -120,6 +121,7 @@ class TrainingJob(StageJob):
             run_ids=self.run_ids,
         )
 
-    @cached_property
+    @property
     def code(self) -> CodeOrigin:
-        return code_origin()
+        """As it was when the program started."""
+        return self._code

@@ -45,7 +45,7 @@ class Warned(_Message):
 class Metrics(_Message):
     kind: Literal["metrics"] = "metrics"
     update: int
-    """Counted from 1."""
+    """Counted from 1; 0 for the rollouts before a round's training."""
     metrics: Mapping[str, float]
 
 
@@ -77,9 +77,13 @@ def parse_message(data: Any) -> Message:
     try:
         return _PARSED.validate_python(data)
     except ValidationError as error:
-        found = error.errors(include_input=False, include_url=False, include_context=False)
-        problems = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in found)
         raise PipelineError(
-            f"a message of the program is not valid ({problems}): it must be of this version, and report the messages "
-            "of osworld_pipeline.runs.messages"
+            f"a message of the program is not valid ({problems_in(error)}): it must be of this version, and report the "
+            "messages of osworld_pipeline.runs.messages"
         ) from None
+
+
+def problems_in(error: ValidationError) -> str:
+    """Names the fields, but no values, because they may be tokens."""
+    found = error.errors(include_input=False, include_url=False, include_context=False)
+    return "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in found)
