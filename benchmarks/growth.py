@@ -22,6 +22,7 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.recipes.schema import ReplaySection
 from osworld_pipeline.runs.upkeep.upkeep import collect_garbage
 from osworld_pipeline.store import TrajectoryStore
+from osworld_pipeline.store.compaction import exclusive, remove_retired
 from osworld_pipeline.store.merging import MERGE_PARTS, merge_parts
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.query import open_catalog
@@ -80,11 +81,13 @@ def run_growth(console: Console, *, rounds: int, folder: Path, num_episodes: int
 
 def grow(state: StateDir, before: int, size: int) -> list[Run]:
     """Grow to `size` episodes: the last ones as separate parts, too few for a merge; the rest as left by automatic
-    compaction."""
+    compaction. A state of this size is the work of weeks, so the files that its compactions retired are deleted."""
     num_fresh = min(MERGE_PARTS - 1, (size - before) // 2)
     runs = write_state(state, size - before - num_fresh, first=before)
     while (done := merge_parts(state.trajectories)) is not None and done.num_written:
         pass
+    with exclusive(state.trajectories):
+        remove_retired(state.trajectories, grace_s=0)
     runs += write_state(state, num_fresh, first=size - num_fresh, is_batched=False)
     rebuild_catalog(state)
     return runs

@@ -11,7 +11,7 @@ from osworld_pipeline.store.compaction import CompactionSummary, compact_parts
 from osworld_pipeline.store.part_files import Manifest, PartFile, list_names
 
 log = logging.getLogger(__name__)
-MERGE_PARTS = 64
+MERGE_PARTS = 32
 """Number of small parts of a table that triggers a merge while a program runs; they cost a query some milliseconds."""
 LEFT_PARTS = 8
 """At the end of a program fewer than this are not merged."""

@@ -146,13 +146,15 @@ def take_snapshot(root: Path, head: str) -> HeadFiles:
     newest: dict[str, PartFile] = {}
     superseded: list[PartFile] = []
     for name in list_names(root / head):
+        if f"{head}/{name}" in manifest.retired:  # often most of the names
+            continue
         file = PartFile.parse(name)
         if file is None and _UNVERSIONED.fullmatch(name):
             raise StoreError(
                 f"{root / head / name} has no version in its name: a version before any release wrote it, and this one "
                 "cannot read it; move it out of the folder"
             )
-        if file is None or f"{head}/{name}" in manifest.retired:
+        if file is None:
             continue
         known = newest.setdefault(file.part, file)
         if known is not file:

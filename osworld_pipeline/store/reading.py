@@ -1,6 +1,7 @@
 """Reads files of parts of any version as Arrow tables with the current columns."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,21 +25,10 @@ def read_part_table(
     Raises:
         StoreError: it is missing or damaged.
     """
-    schema = stored(table)
-    if columns:
-        schema = pa.schema([schema.field(name) for name in columns])
     if row_groups is not None and not row_groups:
-        return schema.empty_table()
-    try:
-        with pq.ParquetFile(path) as file:
-            present = set(file.schema_arrow.names)
-            known = [name for name in schema.names if name in present]
-            found = file.read(columns=known) if row_groups is None else file.read_row_groups(row_groups, columns=known)
-            return conform(found, schema)
-    except FileNotFoundError as error:
-        raise StoreError(f"{path} is gone: restore it from a copy, or run its stage again") from error
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise StoreError(f"{path} is damaged ({error}): remove it and run its stage again") from error
+        return _schema(table, columns).empty_table()
+    with _opened(path) as file:
+        return _read(file, table, columns, row_groups)
 
 
 def read_rows(path: Path, table: str, column: str, values: Iterable[str], *, columns: Sequence[str] = ()) -> pa.Table:
@@ -46,14 +36,41 @@ def read_rows(path: Path, table: str, column: str, values: Iterable[str], *, col
     read_part_table."""
     wanted = sorted(set(values))
     groups = row_groups_with(path, column, wanted)
-    # Read one column first: a row group often has few or no matches.
-    places = {number: _places(path, table, column, number, wanted) for number in groups}
-    found = [
-        read_part_table(path, table, columns=columns, row_groups=[number]).take(place)
-        for number, place in places.items()
-        if len(place)
-    ]
-    return pa.concat_tables(found) if found else read_part_table(path, table, columns=columns, row_groups=())
+    found: list[pa.Table] = []
+    if groups:
+        with _opened(path) as file:
+            for number in groups:
+                # Read one column first: a row group often has few or no matches.
+                places = _places(file, table, column, number, wanted)
+                if len(places):
+                    found.append(_read(file, table, columns, [number]).take(places))
+    return pa.concat_tables(found) if found else _schema(table, columns).empty_table()
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[pq.ParquetFile]:
+    """Raises StoreError, also for errors while the file is read."""
+    try:
+        with pq.ParquetFile(path) as file:
+            yield file
+    except FileNotFoundError as error:
+        raise StoreError(f"{path} is gone: restore it from a copy, or run its stage again") from error
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise StoreError(f"{path} is damaged ({error}): remove it and run its stage again") from error
+
+
+def _read(file: pq.ParquetFile, table: str, columns: Sequence[str], row_groups: Sequence[int] | None) -> pa.Table:
+    schema = _schema(table, columns)
+    present = set(file.schema_arrow.names)
+    known = [name for name in schema.names if name in present]
+    found = file.read(columns=known) if row_groups is None else file.read_row_groups(row_groups, columns=known)
+    return conform(found, schema)
+
+
+def _schema(table: str, columns: Sequence[str]) -> pa.Schema:
+    """The current columns of `table`; only `columns`, if given."""
+    schema = stored(table)
+    return pa.schema([schema.field(name) for name in columns]) if columns else schema
 
 
 def row_groups_with(path: Path, column: str, values: Sequence[str]) -> list[int]:
@@ -78,8 +95,8 @@ def row_groups_from(path: Path, column: str, prefix: str) -> list[int]:
     ]
 
 
-def _places(path: Path, table: str, column: str, number: int, values: Sequence[str]) -> pa.Array:
-    rows = read_part_table(path, table, columns=[column], row_groups=[number])
+def _places(file: pq.ParquetFile, table: str, column: str, number: int, values: Sequence[str]) -> pa.Array:
+    rows = _read(file, table, [column], [number])
     if rows.num_rows == 0:
         return pa.array([], pa.uint64())  # Arrow 25 crashes on a column without chunks
     return compute.indices_nonzero(compute.is_in(rows[column], pa.array(values, pa.string())))
