@@ -111,7 +111,7 @@ def test_the_prompts_say_what_coordinates_count(dialect: Dialect) -> None:
 
 def test_a_dialect_is_found_again_by_its_name() -> None:
     assert [load_dialect(dialect.name) for dialect in DIALECTS] == DIALECTS
-    assert [load_dialect(name).name for name in GRAMMARS] == ["slime", "pyautogui", "sendkey", "osgym"]
+    assert {load_dialect(name).name for name in GRAMMARS} >= {"slime", "pyautogui", "sendkey", "osgym"}
     assert load_dialect("osgym", "model_pixels").name == "osgym@model_pixels"
     with pytest.raises(ValueError, match="no coordinate space named 'miles'"):
         load_dialect("slime", "miles")
