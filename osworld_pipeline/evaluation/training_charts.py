@@ -19,12 +19,10 @@ from osworld_pipeline.evaluation.training_metrics import (
     CHECK_METRICS,
     LOSS_METRICS,
     REPLAY_METRICS,
-    SHARES,
     SPEED_METRICS,
     STALENESS_METRICS,
     TIME_METRICS,
-    UNITS,
-    WORDS,
+    Metric,
 )
 from osworld_pipeline.evaluation.training_record import TrainingEpisode, TrainingRecord
 
@@ -87,7 +85,7 @@ def training_sections(
                 charts=_some(
                     rollouts.fates(),
                     rollouts.injections(),
-                    trainer.lines("Tasks that replay could serve", REPLAY_METRICS, "training tasks", is_share=True),
+                    trainer.lines("Tasks that replay could serve", REPLAY_METRICS, "training tasks"),
                 ),
             ),
             Section(
@@ -100,7 +98,7 @@ def training_sections(
         Section(
             title="The optimiser",
             about="Metrics of the trainer, update by update.",
-            charts=_some(*(trainer.one(name) for name in LOSS_METRICS)),
+            charts=_some(*(trainer.one(metric) for metric in LOSS_METRICS)),
         ),
         Section(
             title="Sampler and trainer",
@@ -116,10 +114,10 @@ def training_sections(
             about="Environments: replicas held by an episode. Engine: time with a request in it. Trainer: time in an "
             "update.",
             charts=_some(
-                trainer.lines("Utilisation", BUSY_METRICS, "share of the time", is_share=True),
+                trainer.lines("Utilisation", BUSY_METRICS, "share of the time"),
                 trainer.times(),
                 rollouts.episode_times() if rollouts else None,
-                *(trainer.one(name) for name in SPEED_METRICS),
+                *(trainer.one(metric) for metric in SPEED_METRICS),
             ),
         ),
     ]
@@ -335,41 +333,44 @@ class _Trainer:
             if math.isfinite(point.value):
                 self._values.setdefault(point.name, {})[point.update] = point.value
 
-    def lines(self, title: str, names: Sequence[str], y_label: str, *, is_share: bool = False) -> Chart | None:
-        """One line for each of `names` that was reported."""
-        reported = [name for name in names if name in self._values]
+    def lines(self, title: str, metrics: Sequence[Metric], y_label: str) -> Chart | None:
+        """One line for each of `metrics` that was reported."""
+        reported = self._reported(metrics)
         if not reported:
             return None
         bins = self._bins(reported)
         series = [
-            Series(name=WORDS.get(name, name.replace("_", " ")), colour=index, points=self._points(name, bins))
-            for index, name in enumerate(reported)
+            Series(name=metric.words, colour=index, points=self._points(metric.name, bins))
+            for index, metric in enumerate(reported)
         ]
         return line_chart(
             title[:1].upper() + title[1:], series, x_label=UPDATE, y_label=y_label,
-            is_share=is_share or set(reported) <= SHARES, note=bins.note,
+            is_share=all(metric.is_share for metric in reported), note=bins.note,
         )  # fmt: skip
 
-    def one(self, name: str) -> Chart | None:
-        return self.lines(WORDS.get(name, name.replace("_", " ")), (name,), UNITS[name])
+    def one(self, metric: Metric) -> Chart | None:
+        return self.lines(metric.words, (metric,), metric.unit)
 
     def times(self) -> Chart | None:
-        reported = [name for name in TIME_METRICS if name in self._values]
+        reported = self._reported(TIME_METRICS)
         if not reported:
             return None
         bins = self._bins(reported)
         series = []
-        for index, name in enumerate(reported):
-            found = {point.x: point.y for point in self._points(name, bins)}
+        for index, metric in enumerate(reported):
+            found = {point.x: point.y for point in self._points(metric.name, bins)}
             points = tuple(
                 Point(x=bins.centre(at), y=found.get(bins.centre(at), 0.0), label=bins.label(at))
                 for at in range(len(bins))
             )
-            series.append(Series(name=WORDS[name], colour=index, points=points))
+            series.append(Series(name=metric.words, colour=index, points=points))
         return stacked_chart("Where an update's time went", series, x_label=UPDATE, y_label="seconds", note=bins.note)
 
-    def _bins(self, names: Sequence[str]) -> Bins:
-        return Bins.over(update for name in names for update in self._values[name])
+    def _reported(self, metrics: Sequence[Metric]) -> list[Metric]:
+        return [metric for metric in metrics if metric.name in self._values]
+
+    def _bins(self, metrics: Sequence[Metric]) -> Bins:
+        return Bins.over(update for metric in metrics for update in self._values[metric.name])
 
     def _points(self, name: str, bins: Bins) -> tuple[Point, ...]:
         return tuple(

@@ -1,12 +1,61 @@
-"""The trainer's metrics that the plots of a training run use, and their names there."""
+"""The trainer's metrics that the plots of a training run show. To show another one, add it to a group."""
 
-LOSS_METRICS = ("loss", "grad_norm", "learning_rate", "kl", "entropy", "clip_fraction", "ratio_mean", "importance_mean")
-CHECK_METRICS = ("trainer_sampler_logprob_diff", "trainer_sampler_logprob_diff_stale")
-STALENESS_METRICS = ("staleness_mean", "staleness_max", "group_staleness_max")
-BUSY_METRICS = ("environments_busy", "engine_busy", "trainer_busy")
-TIME_METRICS = ("rollout_s", "score_s", "forward_s", "optimizer_s")
-SPEED_METRICS = ("tokens_per_s", "padding_share")
-REPLAY_METRICS = ("replay_coverage", "replay_verified_coverage")
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    name: str
+    """In MLflow."""
+    unit: str = ""
+    """Label of the vertical axis, where the metric has its own plot."""
+    words: str
+    is_share: bool = False
+    """0 to 1, shown in percent."""
+
+
+def _metric(name: str, unit: str = "", words: str = "", *, is_share: bool = False) -> Metric:
+    return Metric(name=name, unit=unit, words=words or name.replace("_", " "), is_share=is_share)
+
+
+LOSS_METRICS = (
+    _metric("loss", "loss"),
+    _metric("grad_norm", "norm", "gradient norm"),
+    _metric("learning_rate", "rate"),
+    _metric("kl", "nats", "KL to the reference"),
+    _metric("entropy", "nats"),
+    _metric("clip_fraction", "share", "share of ratios clipped", is_share=True),
+    _metric("ratio_mean", "ratio", "mean ratio"),
+    _metric("importance_mean", "weight", "mean importance weight"),
+)
+CHECK_METRICS = (
+    _metric("trainer_sampler_logprob_diff", "nats", "fresh tokens"),
+    _metric("trainer_sampler_logprob_diff_stale", "nats", "stale tokens"),
+)
+STALENESS_METRICS = (
+    _metric("staleness_mean", words="token, mean"),
+    _metric("staleness_max", words="token, oldest"),
+    _metric("group_staleness_max", words="group, oldest"),
+)
+BUSY_METRICS = (
+    _metric("environments_busy", words="environments", is_share=True),
+    _metric("engine_busy", words="engine", is_share=True),
+    _metric("trainer_busy", words="trainer", is_share=True),
+)
+TIME_METRICS = (
+    _metric("rollout_s", words="rollouts"),
+    _metric("score_s", words="scoring"),
+    _metric("forward_s", words="passes"),
+    _metric("optimizer_s", words="optimiser"),
+)
+SPEED_METRICS = (
+    _metric("tokens_per_s", "tokens a second"),
+    _metric("padding_share", "share of a pass", is_share=True),
+)
+REPLAY_METRICS = (
+    _metric("replay_coverage", words="demonstrated", is_share=True),
+    _metric("replay_verified_coverage", words="demonstrated and verified", is_share=True),
+)
 REPORTED_METRICS = (
     *LOSS_METRICS,
     *CHECK_METRICS,
@@ -17,44 +66,10 @@ REPORTED_METRICS = (
     *REPLAY_METRICS,
 )
 """The metrics that the plots read from MLflow."""
-SHARES = {"clip_fraction", "padding_share", *BUSY_METRICS, *REPLAY_METRICS}
-UNITS = {
-    "loss": "loss",
-    "kl": "nats",
-    "entropy": "nats",
-    "clip_fraction": "share",
-    "grad_norm": "norm",
-    "learning_rate": "rate",
-    "ratio_mean": "ratio",
-    "importance_mean": "weight",
-    "tokens_per_s": "tokens a second",
-    "padding_share": "share of a pass",
-    "trainer_sampler_logprob_diff": "nats",
+UNITS = {metric.name: metric.unit for metric in REPORTED_METRICS if metric.unit} | {
     "success_rate": "share of valid episodes",
     "task_reward_mean": "reward",
     "rollout task reward": "reward",
     "rollout shaped reward": "reward",
 }
-"""Units of the vertical axis, by metric."""
-WORDS = {
-    "kl": "KL to the reference",
-    "clip_fraction": "share of ratios clipped",
-    "ratio_mean": "mean ratio",
-    "importance_mean": "mean importance weight",
-    "grad_norm": "gradient norm",
-    "trainer_sampler_logprob_diff": "fresh tokens",
-    "trainer_sampler_logprob_diff_stale": "stale tokens",
-    "staleness_mean": "token, mean",
-    "staleness_max": "token, oldest",
-    "group_staleness_max": "group, oldest",
-    "environments_busy": "environments",
-    "engine_busy": "engine",
-    "trainer_busy": "trainer",
-    "rollout_s": "rollouts",
-    "score_s": "scoring",
-    "forward_s": "passes",
-    "optimizer_s": "optimiser",
-    "tokens_per_s": "tokens a second",
-    "replay_coverage": "demonstrated",
-    "replay_verified_coverage": "demonstrated and verified",
-}
+"""Labels of the vertical axis, by metric."""

@@ -239,7 +239,8 @@ def _write_training(
     confidence: float,
     say: Say | None,
 ) -> Path:
-    metrics = _history(tracking_uri, stage_key, stage_of(stage_key), REPORTED_METRICS, say)
+    names = [metric.name for metric in REPORTED_METRICS]
+    metrics = _history(tracking_uri, stage_key, stage_of(stage_key), names, say)
     record = read_training(state, stage_key, checkpoints=checkpoints, metrics=metrics, evals=evals)
     changes = changes_of_stage(evals, record.num_updates_of, Training(checkpoints), confidence=confidence)
     return write_training_page(state, record, changes=changes, confidence=confidence)

@@ -19,7 +19,7 @@ from osworld_pipeline.evaluation.curves import MetricPoint
 from osworld_pipeline.evaluation.evaluation_names import EvaluationName
 from osworld_pipeline.evaluation.scores import read_evals
 from osworld_pipeline.evaluation.training_charts import training_sections
-from osworld_pipeline.evaluation.training_metrics import REPORTED_METRICS, UNITS, WORDS
+from osworld_pipeline.evaluation.training_metrics import REPORTED_METRICS, UNITS
 from osworld_pipeline.evaluation.training_page import task_halves, write_training_page
 from osworld_pipeline.evaluation.training_record import TrainingRecord, read_training, stage_of, stages_at_work
 from osworld_pipeline.store import TrajectoryStore
@@ -153,11 +153,11 @@ def test_what_a_milestone_carries_is_shown_where_mlflow_knows_nothing(state: Sta
 
 
 def test_every_figure_of_the_trainer_has_a_place_and_an_axis() -> None:
-    points = tuple(MetricPoint(stage="gspo_phase1", update=1, name=name, value=0.5) for name in REPORTED_METRICS)
+    points = tuple(MetricPoint(stage="gspo_phase1", update=1, name=one.name, value=0.5) for one in REPORTED_METRICS)
     record = TrainingRecord(stage_key=KEY, stage="gspo_phase1", checkpoint=None, ancestors=(), metrics=points)
     charts = [chart for section in training_sections(record) for chart in section.charts]
     named = {name for chart in charts for name in (*chart.columns[1:], chart.title.lower())}
-    missing = [name for name in REPORTED_METRICS if not {WORDS.get(name, name.replace("_", " ")), name} & named]
+    missing = [metric.name for metric in REPORTED_METRICS if not {metric.words, metric.words.lower()} & named]
     assert set(missing) <= {"replay_coverage", "replay_verified_coverage"}, "these stand beside the rollouts"
     assert all(re.search(r'class="label"[^>]*>[^<]+<', chart.svg) for chart in charts)
     assert set(UNITS) >= {"loss", "kl", "entropy"}
