@@ -49,7 +49,7 @@ TIME_METRICS = (
     _metric("optimizer_s", words="optimiser"),
 )
 SPEED_METRICS = (
-    _metric("tokens_per_s", "tokens a second"),
+    _metric("tokens_per_s", "tokens a second", "tokens a second"),
     _metric("padding_share", "share of a pass", is_share=True),
 )
 REPLAY_METRICS = (
