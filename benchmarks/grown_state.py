@@ -13,7 +13,7 @@ import pyarrow as pa
 from osworld_pipeline.atomic_io import parquet_bytes
 from osworld_pipeline.columns import marked, stored
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.store.part_files import KEY_OF, VERSION_SHIFT
+from osworld_pipeline.store.part_files import HEAD_OF, KEY_OF, VERSION_SHIFT
 from osworld_pipeline.tables.owned import read_table, write_table
 
 NUM_TASKS, GROUP, UPDATE, PHASE = 369, 8, 64, 6_400
@@ -98,6 +98,7 @@ def _write_part(state: StateDir, run: Run, places: range) -> None:
     heads = _heads(run, places, ids, draw)
     common = {"checkpoint_id": run.checkpoint_id, "purpose": heads["purpose"], "update": update}
     _write(state, "steps", file, _steps(ids, draw) | common | book)
+    _write(state, "sequences", file, _sequences(ids, draw) | book)
     _write(state, "episodes", file, heads | common | book)
     if run.is_training and len(places) > 1:
         groups = _groups(run, places, heads["task_reward"])
@@ -108,11 +109,6 @@ def _write_part(state: StateDir, run: Run, places: range) -> None:
 def _heads(run: Run, places: range, ids: Sequence[str], draw: np.random.Generator) -> dict[str, Any]:
     count = len(places)
     is_success = draw.random(count) < 0.4
-    lists = pa.array(np.arange(0, (count + 1) * TOKENS, TOKENS), pa.int32())
-
-    def each(values: np.ndarray, kind: pa.DataType) -> pa.Array:
-        return pa.ListArray.from_arrays(lists, pa.array(values, kind))
-
     numbers = np.arange(run.first + places.start, run.first + places.stop)
     return {
         "episode_id": ids,
@@ -128,15 +124,26 @@ def _heads(run: Run, places: range, ids: Sequence[str], draw: np.random.Generato
         "top_p": 1.0, "max_new_tokens": 256, "sampling_seed": 0, "stop": [[]] * count, "task_digest": "d",
         "times_s": [[("total", 60.0), ("model", 40.0)]] * count, "run_ids": [[]] * count,
         "started_at": 1_700_000_000.0 + numbers * 3.0,
+        "context_mode": "append",
+    }  # fmt: skip
+
+
+def _sequences(ids: Sequence[str], draw: np.random.Generator) -> dict[str, Any]:
+    count = len(ids)
+    lists = pa.array(np.arange(0, (count + 1) * TOKENS, TOKENS), pa.int32())
+
+    def each(values: np.ndarray, kind: pa.DataType) -> pa.Array:
+        return pa.ListArray.from_arrays(lists, pa.array(values, kind))
+
+    return {
+        "episode_id": ids,
+        "sequence_index": 0,
         "token_ids": each(_prompts(count) + draw.integers(0, 2, count * TOKENS), pa.int32()),
         "response_mask": each(np.tile(np.arange(TOKENS) % 10 == 0, count).astype(np.int8), pa.int8()),
         "sampled_logprobs": each(np.round(-draw.random(count * TOKENS), 3), pa.float64()),
-        "context_mode": "append",
         "policy_versions": each(np.tile(np.arange(TOKENS) // 50, count), pa.int32()),
-        "sequence_lengths": [[TOKENS]] * count,
-        "sequence_image_counts": [[STEPS]] * count,
         "image_steps": [list(range(STEPS))] * count,
-    }  # fmt: skip
+    }
 
 
 @lru_cache(maxsize=4)
@@ -177,7 +184,7 @@ def _groups(run: Run, places: range, rewards: np.ndarray) -> dict[str, Any]:
 def _write(state: StateDir, table: str, file: str, columns: Mapping[str, Any]) -> None:
     """A scalar applies to all rows, and a missing column is NULL. Synthetic data are not synced."""
     schema = stored(table)
-    key = KEY_OF.get(table, "episode_id" if table == "steps" else "group_id")
+    key = KEY_OF[HEAD_OF.get(table, table)]
     count = len(columns[key])
     arrays = []
     for field in schema:

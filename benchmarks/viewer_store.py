@@ -81,8 +81,6 @@ def write_part(
     shaped = np.where(is_valid, np.round(draw.random(count), 3), np.nan)
     is_train = draw.random(count) < 0.7
     rows = list(zip(numbers, played, is_train, is_valid, strict=True))
-    tokens = pa.array(draw.integers(0, 150_000, count * TOKENS_AN_EPISODE), pa.int32())
-    lists = pa.array(np.arange(0, (count + 1) * TOKENS_AN_EPISODE, TOKENS_AN_EPISODE), pa.int32())
     heads = pa.table({
         "episode_id": ids,
         "task_id": [tasks[place] for place in draw.integers(0, len(tasks), count)],
@@ -105,7 +103,6 @@ def write_part(
         "provider": ["qemu"] * count,
         "temperature": np.full(count, 0.8),
         "started_at": 1_790_000_000.0 + numbers * 3.0,
-        "token_ids": pa.ListArray.from_arrays(lists, tokens),
         "part": [part] * count,
         "part_version": pa.array(np.full(count, version), pa.int64()),
     })  # fmt: skip
@@ -131,7 +128,16 @@ def write_part(
         "part": [part] * num_steps,
         "part_version": pa.array(np.full(num_steps, version), pa.int64()),
     })  # fmt: skip
-    for table, rows in (("steps", steps), ("episodes", heads)):
+    tokens = pa.array(draw.integers(0, 150_000, count * TOKENS_AN_EPISODE), pa.int32())
+    lists = pa.array(np.arange(0, (count + 1) * TOKENS_AN_EPISODE, TOKENS_AN_EPISODE), pa.int32())
+    sequences = pa.table({
+        "episode_id": ids,
+        "sequence_index": pa.array(np.zeros(count), pa.int32()),
+        "token_ids": pa.ListArray.from_arrays(lists, tokens),
+        "part": [part] * count,
+        "part_version": pa.array(np.full(count, version), pa.int64()),
+    })  # fmt: skip
+    for table, rows in (("steps", steps), ("sequences", sequences), ("episodes", heads)):
         write_parquet(state.trajectories / table / name, marked(conform(rows, stored(table))))
 
 

@@ -117,7 +117,7 @@ def huggingface(
     output: Output,
     state: StateOption = Path("var"),
     config: Annotated[
-        list[str] | None, typer.Option(help="steps, episodes or replay; repeatable; default: all.")
+        list[str] | None, typer.Option(help="steps, episodes, sequences or replay; repeatable; default: all.")
     ] = None,
     checkpoint: Checkpoints = None,
     purpose: Annotated[list[str] | None, typer.Option(help="Only episodes of this purpose; repeatable.")] = None,

@@ -10,7 +10,16 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 
-from osworld_pipeline.columns.episodes import EPISODES, SEQUENCE_COLUMNS, STEPS, episode_from, episode_row, step_rows
+from osworld_pipeline.columns.episodes import (
+    EPISODES,
+    SEQUENCES,
+    STEPS,
+    episode_from,
+    episode_row,
+    sequence_from,
+    sequence_rows,
+    step_rows,
+)
 from osworld_pipeline.columns.fields import (
     INT64,
     MESSAGES,
@@ -46,21 +55,23 @@ from osworld_pipeline.columns.stages import STAGE_ATTEMPTS, UPDATES, attempt_row
 __all__ = [
     "BOOKKEEPING", "CHECKPOINTS", "EPISODES", "INJECTIONS", "MESSAGES", "NUMBERS", "OWNED_TABLES", "PART_TABLES",
     "RAW_COUNTS", "REJECTS", "REPLAY_BUFFER", "REPLAY_VERIFICATIONS", "ROLLOUT_GROUPS", "RUN_IDS", "SCHEMA_KEY",
-    "SCHEMA_VERSION", "SEQUENCE_COLUMNS", "STAGE_ATTEMPTS", "STEPS", "TEXT", "TEXTS", "TIME", "UNION_TASKS", "UPDATES",
-    "Row", "attempt_row", "checkpoint_from", "checkpoint_row", "conform", "doc_of", "episode_from", "episode_row",
-    "group_row", "injection_row", "is_newer", "marked", "step_rows", "stored", "unit_of", "update_row", "utc_time",
-    "verification_row",
+    "SCHEMA_VERSION", "SEQUENCES", "STAGE_ATTEMPTS", "STEPS", "TEXT", "TEXTS", "TIME", "UNION_TASKS", "UPDATES", "Row",
+    "attempt_row", "checkpoint_from", "checkpoint_row", "conform", "doc_of", "episode_from", "episode_row", "group_row",
+    "injection_row", "is_newer", "marked", "sequence_from", "sequence_rows", "step_rows", "stored", "unit_of",
+    "update_row", "utc_time", "verification_row",
 ]  # fmt: skip
 
-SCHEMA_VERSION = 9
+SCHEMA_VERSION = 10
 """In the key-value metadata of every Parquet file we write; increased when a column is added or widened. Columns are
-not renamed, removed or narrowed. A file of an older version reads with NULL for missing columns. A file of a newer
-version reads without unknown columns and is not compacted."""
+not renamed, removed or narrowed, with one exception: version 10 moved the token lists from episodes to sequences
+(store/old_tokens.py). A file of an older version reads with NULL for missing columns. A file of a newer version reads
+without unknown columns and is not compacted."""
 SCHEMA_KEY = b"osworld_schema_version"
 
 PART_TABLES: Mapping[str, pa.Schema] = {
     "episodes": EPISODES,
     "steps": STEPS,
+    "sequences": SEQUENCES,
     "rollout_groups": ROLLOUT_GROUPS,
     "injections": INJECTIONS,
     "replay_verifications": REPLAY_VERIFICATIONS,

@@ -1,8 +1,7 @@
-"""The columns of episodes and steps, and the conversion of their records, without loss. Most columns are declared on
-the fields of the records; the others are computed, and declared here."""
+"""The columns of episodes, steps and sequences, and the conversion of their records, without loss. Most columns are
+declared on the fields of the records; the others are computed, and declared here."""
 
 import json
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,18 +9,17 @@ from typing import Any
 import pyarrow as pa
 
 from osworld_pipeline.columns.fields import FLAG, FLOAT, INT32, INT64, TEXT, TIME, column
-from osworld_pipeline.columns.records import Row, clean, columns_of, row_of, utc_time, values_of
+from osworld_pipeline.columns.records import Row, clean, columns_of, record_from, row_of, utc_time, values_of
 from osworld_pipeline.domain.digest import canonical_json
 from osworld_pipeline.domain.episode import Episode, Step, TokenSequence
 from osworld_pipeline.domain.stored import NATS, PIXELS, TOKENS, UTC
-from osworld_pipeline.errors import StoreError
 
 _INT64 = 2**63 - 1
 
 
 def episode_row(episode: Episode) -> Row:
     computed = {field.name: value(episode) for field, value in _COMPUTED}
-    return clean(row_of(episode) | computed | _sequence_columns(episode.sequences))
+    return clean(row_of(episode) | computed)
 
 
 def step_rows(episode: Episode) -> list[Row]:
@@ -30,11 +28,29 @@ def step_rows(episode: Episode) -> list[Row]:
     return [clean(shared | _step_row(step)) for step in episode.steps]
 
 
-def episode_from(row: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> Episode:
-    """The inverse of `episode_row` and `step_rows`; `steps` in any order. Raises StoreError if its tokens cannot be
-    split into sequences."""
+def sequence_rows(episode: Episode) -> list[Row]:
+    return [
+        {"episode_id": episode.episode_id, "sequence_index": number, **row_of(sequence)}
+        for number, sequence in enumerate(episode.sequences)
+    ]
+
+
+def episode_from(
+    row: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], sequences: Sequence[Mapping[str, Any]]
+) -> Episode:
+    """The inverse of `episode_row`, `step_rows` and `sequence_rows`; `steps` and `sequences` in any order."""
     played = tuple(_step_from(step) for step in sorted(steps, key=lambda step: step["step_index"]))
-    return Episode(**values_of(Episode, row), steps=played, sequences=_sequences_from(row))
+    sampled = sorted(sequences, key=lambda sequence: sequence["sequence_index"])
+    return Episode(
+        **values_of(Episode, row),
+        steps=played,
+        sequences=tuple(map(sequence_from, sampled)),
+    )
+
+
+def sequence_from(row: Mapping[str, Any]) -> TokenSequence:
+    """The inverse of one of `sequence_rows`."""
+    return record_from(TokenSequence, row)
 
 
 def _is_counted(episode: Episode) -> bool:
@@ -63,7 +79,8 @@ def _sampled_logprobs(sequences: Sequence[TokenSequence]) -> Iterator[float]:
 
 def _mean_logprob(episode: Episode) -> float | None:
     logprobs = list(_sampled_logprobs(episode.sequences))
-    return math.fsum(logprob / len(logprobs) for logprob in logprobs) if logprobs else None
+    # Not fsum, which raises an error for infinities of both signs: they become NaN.
+    return sum(logprob / len(logprobs) for logprob in logprobs) if logprobs else None
 
 
 def _ended_at(episode: Episode) -> float | None:
@@ -109,14 +126,8 @@ _COMPUTED: Sequence[tuple[pa.Field, Callable[[Episode], Any]]] = (
         lambda episode: utc_time(_ended_at(episode)),
     ),
 )
-_SEQUENCES = [
-    *columns_of(TokenSequence),
-    column("sequence_lengths", pa.list_(pa.int32()), "Lengths at which token_ids is split.", TOKENS),
-    column("sequence_image_counts", pa.list_(pa.int32()), "Images of each sequence."),
-]
-SEQUENCE_COLUMNS = frozenset(field.name for field in _SEQUENCES)
 
-EPISODES = pa.schema([*columns_of(Episode), *(field for field, _ in _COMPUTED), *_SEQUENCES])
+EPISODES = pa.schema([*columns_of(Episode), *(field for field, _ in _COMPUTED)])
 STEPS = pa.schema(
     [
         column("episode_id", TEXT, "Its episode."),
@@ -128,6 +139,13 @@ STEPS = pa.schema(
         column("action", TEXT, "The parsed arguments as canonical JSON; NULL if parsing failed."),
         column("coordinate_x", INT64, "Horizontal position of the action; clamped to 64 bits.", PIXELS),
         column("coordinate_y", INT64, "Vertical position of the action; clamped to 64 bits.", PIXELS),
+    ]
+)
+SEQUENCES = pa.schema(
+    [
+        column("episode_id", TEXT, "Its episode."),
+        column("sequence_index", INT32, "From 0, in order."),
+        *columns_of(TokenSequence),
     ]
 )
 
@@ -149,38 +167,3 @@ def _step_from(row: Mapping[str, Any]) -> Step:
 def _fit(value: int | None) -> int | None:
     """A model may write a coordinate of any size; `action` has the exact value."""
     return None if value is None else max(-_INT64, min(_INT64, int(value)))
-
-
-def _sequence_columns(sequences: Sequence[TokenSequence]) -> Row:
-    """One flat list per column; the lengths split it."""
-    flat = [field.name for field in columns_of(TokenSequence)]
-    return {name: [value for sequence in sequences for value in getattr(sequence, name)] for name in flat} | {
-        "sequence_lengths": [len(sequence.token_ids) for sequence in sequences],
-        "sequence_image_counts": [len(sequence.image_steps) for sequence in sequences],
-    }
-
-
-def _sequences_from(row: Mapping[str, Any]) -> tuple[TokenSequence, ...]:
-    token_ids, mask, logprobs = row["token_ids"], row["response_mask"], row["sampled_logprobs"]
-    lengths, counts = row["sequence_lengths"], row["sequence_image_counts"]
-    versions, image_steps = row["policy_versions"], row["image_steps"]
-    if lengths is None and token_ids:
-        raise StoreError(
-            f"episode {row['episode_id']} has tokens without the lengths of its sequences: a version before any "
-            "release wrote it, and this one cannot read its tokens; remove its part and run its stage again"
-        )
-    sequences: list[TokenSequence] = []
-    start = first_image = 0
-    for length, count in zip(lengths or (), counts or (), strict=True):
-        end, last_image = start + length, first_image + count
-        sequences.append(
-            TokenSequence(
-                token_ids=tuple(token_ids[start:end]),
-                response_mask=tuple(mask[start:end]),
-                sampled_logprobs=tuple(logprobs[start:end]),
-                policy_versions=tuple(versions[start:end]),
-                image_steps=tuple(image_steps[first_image:last_image]),
-            )
-        )
-        start, first_image = end, last_image
-    return tuple(sequences)

@@ -138,12 +138,9 @@ class ContextMode(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class TokenSequence:
-    """One forward pass as the sampler saw it: a whole episode in `append` mode, one turn in `window` mode. An
-    episode's row has the sequences of all passes, concatenated, and their lengths."""
+    """One forward pass as the sampler saw it: a whole episode in `append` mode, one turn in `window` mode."""
 
-    token_ids: Annotated[
-        tuple[int, ...], Stored("Its sequences, concatenated, with image placeholders expanded.", bits=32)
-    ]
+    token_ids: Annotated[tuple[int, ...], Stored("Prompt and responses, with image placeholders expanded.", bits=32)]
     response_mask: Annotated[
         tuple[int, ...], Stored("1 if the policy sampled the token; aligned with token_ids.", bits=8)
     ]
@@ -162,7 +159,7 @@ class TokenSequence:
     ]
     image_steps: Annotated[
         tuple[int, ...],
-        Stored("Steps whose screenshots are at the placeholders of the sequences, in order, concatenated.", bits=32),
+        Stored("Steps whose screenshots are at its image placeholders, in order.", bits=32),
     ]
 
 

@@ -9,9 +9,10 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
 from osworld_pipeline.object_store import read_note
 from osworld_pipeline.remote.manifest import Hashes, RemoteFile, read_base
+from osworld_pipeline.store.old_tokens import add_sequences
 from osworld_pipeline.store.pack_index import SUFFIX as INDEX_SUFFIX
 from osworld_pipeline.store.packs import Packs, open_packs
-from osworld_pipeline.store.part_files import COMPACTED, DETAIL_OF, Manifest, list_names, take_snapshot
+from osworld_pipeline.store.part_files import COMPACTED, DETAILS_OF, Manifest, list_names, take_snapshot
 from osworld_pipeline.tables.builds import CURRENT, current_build
 
 CARD = "checkpoint.json"
@@ -31,6 +32,7 @@ def list_contents(state: StateDir, hashes: Hashes) -> Contents:
     Raises:
         StoreError: the store is damaged, or changes faster than it can be listed.
     """
+    add_sequences(state.trajectories)
     for _ in range(NUM_LOOKS):
         before = _marks(state)
         try:
@@ -54,9 +56,9 @@ def _marks(state: StateDir) -> tuple[Manifest, str]:
 def _parts(state: StateDir) -> Iterator[str]:
     """The files that readers currently use, without replaced files that wait for deletion."""
     root = state.trajectories
-    for head, detail in DETAIL_OF.items():
+    for head, details in DETAILS_OF.items():
         files = take_snapshot(root, head)
-        for table in filter(None, (head, detail)):
+        for table in (head, *details):
             yield from (f"{root.name}/{table}/{COMPACTED}/{name}" for name in files.compacted)
             yield from (f"{root.name}/{table}/{file.name}" for file in files.small)
 

@@ -25,7 +25,7 @@ from osworld_pipeline.remote.contents import (
 )
 from osworld_pipeline.remote.manifest import Hashes, RemoteManifest, is_pack, read_base, read_remote, write_base
 from osworld_pipeline.store.compaction import RETIRED_GRACE_S, commit_manifest, exclusive, remove_retired
-from osworld_pipeline.store.part_files import DETAIL_OF, HEAD_OF, Manifest
+from osworld_pipeline.store.part_files import DETAILS_OF, HEAD_OF, Manifest
 from osworld_pipeline.tables.catalog import rebuild_catalog
 
 NUM_THREADS = 8
@@ -159,7 +159,7 @@ def _merged_compaction(state: StateDir, here: Manifest, now: RemoteManifest, bas
             "in one place only"
         )
     gone = [path for path in (base.files if base else ()) if is_part(path) and path not in now.files]
-    heads = [path.partition("/")[2] for path in gone if path.split("/")[1] in DETAIL_OF]
+    heads = [path.partition("/")[2] for path in gone if path.split("/")[1] in DETAILS_OF]
     return Manifest(
         generation=now.compaction,
         files=now.compacted,

@@ -20,9 +20,10 @@ from osworld_pipeline.columns import is_newer, marked, stored
 from osworld_pipeline.errors import StoreBusyError, StoreError
 from osworld_pipeline.store.compaction_plan import Choice, Unit, batches, choose_all, choose_some
 from osworld_pipeline.store.footers import read_footer
+from osworld_pipeline.store.old_tokens import OLD_COLUMNS, add_sequences
 from osworld_pipeline.store.part_files import (
     COMPACTED,
-    DETAIL_OF,
+    DETAILS_OF,
     INCOMING,
     KEY_OF,
     MANIFEST,
@@ -39,8 +40,11 @@ TARGET_BYTES = 64 << 20
 MAX_PARTS = 2_000
 """Maximum number of small parts per table for a compaction with a budget."""
 RETIRED_GRACE_S = 600.0
-HEAD_ROWS, DETAIL_ROWS = 500, 10_000
-"""Rows of a row group: a compromise between look-ups of one episode and full scans, which prefer larger ones."""
+NUM_ROWS = {"episodes": 4_000, "sequences": 500}
+DEFAULT_NUM_ROWS = 10_000
+"""Rows of a row group, by table: a look-up decodes a whole group (token lists are long), a scan prefers large ones."""
+_ORDER = {"steps": "step_index", "sequences": "sequence_index", "injections": "injection_id"}
+"""By table of details, the column that orders the rows of one head."""
 _GENERATIONS = (1 << VERSION_SHIFT) - 1
 _Choose = Callable[[Sequence[Unit], Sequence[Unit], Mapping[str, Set[str]]], Choice]
 """Arguments: small parts, compacted files, and by part the compacted files whose rows it replaces."""
@@ -89,8 +93,9 @@ def compact_parts(
     with exclusive(root, timeout_s=timeout_s):
         remove_stale_temps(root / INCOMING)
         Manifest.checked(root)
+        add_sequences(root)
         summary = CompactionSummary(num_removed=remove_retired(root, grace_s=retired_grace_s))
-        for head in DETAIL_OF:
+        for head in DETAILS_OF:
             choose = _chooser(min_parts=min_parts, target_bytes=target_bytes, budget_bytes=budget_bytes)
             max_parts = None if budget_bytes is None else MAX_PARTS
             summary = _plus(summary, _compact_table(root, head, choose, target_bytes, max_parts, on_progress))
@@ -111,8 +116,7 @@ def remove_retired(root: Path, *, grace_s: float) -> int:
     for name in due:
         path = root / name
         head = name.partition("/")[0]
-        detail = _detail_file(root, head, path)
-        if detail is not None:
+        for detail in _detail_files(root, head, path).values():
             detail.unlink(missing_ok=True)
         path.unlink(missing_ok=True)
     # Only after the files: without its name in the manifest, an existing file would be live again.
@@ -122,10 +126,9 @@ def remove_retired(root: Path, *, grace_s: float) -> int:
     return len(due)
 
 
-def _detail_file(root: Path, head: str, path: Path) -> Path | None:
-    """The file with the details of a head; None if its table has none."""
-    detail = DETAIL_OF[head]
-    return root / detail / path.relative_to(root / head) if detail else None
+def _detail_files(root: Path, head: str, path: Path) -> dict[str, Path]:
+    """By table, the files with the details of a head."""
+    return {table: root / table / path.relative_to(root / head) for table in DETAILS_OF[head]}
 
 
 def _chooser(*, min_parts: int, target_bytes: int, budget_bytes: int | None) -> _Choose:
@@ -156,7 +159,7 @@ def _compact_table(
     manifest = Manifest.read(root)
     files = take_snapshot(root, head)
     replaces = _replaced(root, head, files)
-    compacted = [_compacted_unit(root, head, name) for name in files.compacted]
+    compacted = [_unit(root, head, root / head / COMPACTED / name, None) for name in files.compacted]
     touched = frozenset[str]().union(*replaces.values())
     growing = {unit.head.name for unit in compacted if unit.num_bytes < target_bytes // 2}
     newer = {name for name in touched | growing if _is_newer_file(root, head, root / head / COMPACTED / name)}
@@ -221,39 +224,35 @@ def _small_units(
         if len(units) == max_parts:
             break
         path = root / head / file.name
-        detail = _detail_file(root, head, path)
-        if file.part in kept or any(_is_newer(*found) for found in ((path, head), (detail, DETAIL_OF[head]))):
+        if file.part in kept or _is_newer_file(root, head, path):
             num_newer += 1
             continue
-        num_bytes = path.stat().st_size + (detail.stat().st_size if detail else 0)
-        units.append(Unit(head=path, detail=detail, part=file, num_bytes=num_bytes))
+        units.append(_unit(root, head, path, file))
     return units, num_newer
 
 
 def _is_newer_file(root: Path, head: str, path: Path) -> bool:
-    """Whether a compacted head or its details are newer."""
-    detail = _detail_file(root, head, path)
-    return any(_is_newer(*found) for found in ((path, head), (detail, DETAIL_OF[head])))
+    """Whether a head or one of its details is newer."""
+    return _is_newer(path, head) or any(
+        _is_newer(detail, table) for table, detail in _detail_files(root, head, path).items()
+    )
 
 
-def _is_newer(path: Path | None, table: str | None) -> bool:
+def _is_newer(path: Path, table: str) -> bool:
     """Whether rewriting a file would lose data: it has a newer schema version, or columns unknown to this program."""
-    if path is None or table is None:
-        return False
     try:
         found = pq.read_schema(path)
-        return is_newer(found.metadata) or not set(found.names) <= set(stored(table).names)
+        return is_newer(found.metadata) or not set(found.names) <= {*stored(table).names, *OLD_COLUMNS.get(table, ())}
     except FileNotFoundError as error:
         raise StoreError(f"{path} is gone: restore it from a copy, or run its stage again") from error
     except (pa.ArrowException, OSError) as error:
         raise StoreError(f"{path} is damaged ({error}): remove it and run its stage again") from error
 
 
-def _compacted_unit(root: Path, head: str, name: str) -> Unit:
-    path = root / head / COMPACTED / name
-    detail = _detail_file(root, head, path)
-    num_bytes = sum(found.stat().st_size for found in (path, detail) if found is not None)
-    return Unit(head=path, detail=detail, part=None, num_bytes=num_bytes)
+def _unit(root: Path, head: str, path: Path, part: PartFile | None) -> Unit:
+    details = _detail_files(root, head, path)
+    num_bytes = sum(found.stat().st_size for found in (path, *details.values()))
+    return Unit(head=path, details=details, part=part, num_bytes=num_bytes)
 
 
 def _replaced(root: Path, head: str, files: HeadFiles) -> Mapping[str, Set[str]]:
@@ -270,18 +269,18 @@ def _replaced(root: Path, head: str, files: HeadFiles) -> Mapping[str, Set[str]]
 def _write_compacted(
     root: Path, head: str, batch: Sequence[Unit], name: str, generation: int, hidden: Iterable[str]
 ) -> int:
-    detail = DETAIL_OF[head]
     gone = pa.array(sorted(hidden), pa.string())
-    key = KEY_OF[head]
-    if detail is not None:
-        tables = [_taken(unit.detail, detail, unit.part, generation, gone) for unit in batch if unit.detail]
-        order = [(key, "ascending"), ("step_index" if detail == "steps" else "injection_id", "ascending")]
-        table = pa.concat_tables([stored(detail).empty_table(), *tables]).sort_by(order)
-        _write_sorted(root / detail / COMPACTED / name, table, root / INCOMING, DETAIL_ROWS, key)
-    tables = [_taken(unit.head, head, unit.part, generation, gone) for unit in batch]
-    table = pa.concat_tables(tables).sort_by([(key, "ascending")])
-    _write_sorted(root / head / COMPACTED / name, table, root / INCOMING, HEAD_ROWS, key)
-    return table.num_rows
+
+    def write(table: str, paths: Iterable[Path], *order: str) -> int:
+        taken = [_taken(path, table, unit.part, generation, gone) for path, unit in zip(paths, batch, strict=True)]
+        rows = pa.concat_tables(taken).sort_by([(column, "ascending") for column in order])
+        num_rows = NUM_ROWS.get(table, DEFAULT_NUM_ROWS)
+        _write_sorted(root / table / COMPACTED / name, rows, root / INCOMING, num_rows, order[0])
+        return rows.num_rows
+
+    for table in DETAILS_OF[head]:
+        write(table, [unit.details[table] for unit in batch], KEY_OF[head], _ORDER[table])
+    return write(head, [unit.head for unit in batch], KEY_OF[head])
 
 
 def _taken(path: Path, table: str, part: PartFile | None, generation: int, hidden: pa.Array) -> pa.Table:

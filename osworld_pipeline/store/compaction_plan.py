@@ -19,7 +19,8 @@ class Unit:
     """An input of compaction: a small part, or an earlier compacted file."""
 
     head: Path
-    detail: Path | None
+    details: Mapping[str, Path]
+    """By table."""
     part: PartFile | None
     num_bytes: int
 

@@ -16,7 +16,7 @@ from osworld_pipeline.store.blobs import BlobStore
 from osworld_pipeline.store.holdings import need_other_copies
 from osworld_pipeline.store.image_sets import absent, gather, gather_keys, keys_of
 from osworld_pipeline.store.pack_index import image_keys
-from osworld_pipeline.store.part_files import COMPACTED, DETAIL_OF, SEED, Manifest, PartFile, list_names, take_snapshot
+from osworld_pipeline.store.part_files import COMPACTED, DETAILS_OF, SEED, Manifest, PartFile, list_names, take_snapshot
 from osworld_pipeline.store.reading import compute
 
 LISTED = 8_192
@@ -103,16 +103,16 @@ def stale_part_files(root: Path, *, retired_grace_s: float, grace_s: float) -> F
     """
     manifest = Manifest.checked(root)
     paths: list[Path] = []
-    for head, detail in DETAIL_OF.items():
+    for head, details in DETAILS_OF.items():
         files = take_snapshot(root, head)
         newest = {file.part: root / head / file.name for file in files.small}
         old = [root / head / file.name for file in files.superseded if _is_older(newest[file.part], retired_grace_s)]
         named = {*files.compacted, *(Path(name).name for name in manifest.retired), SEED}
         heads = set(list_names(root / head)) - {path.name for path in old}
-        for table in filter(None, (head, detail)):
+        for table in (head, *details):
             folder = root / table / COMPACTED
             left = [folder / name for name in list_names(folder) if name not in named]
-            if table == detail:
+            if table in details:
                 left += [root / table / name for name in list_names(root / table) if not _has_head(name, heads)]
             if table == head:
                 need_other_copies(root, head, manifest, [path.name for path in left if _is_older(path, grace_s)])

@@ -10,7 +10,7 @@ from osworld_pipeline.errors import StoreError
 from osworld_pipeline.store.compaction import commit_manifest, exclusive
 from osworld_pipeline.store.part_files import (
     COMPACTED,
-    DETAIL_OF,
+    DETAILS_OF,
     SEED,
     VERSION_SHIFT,
     Manifest,
@@ -47,7 +47,7 @@ def rebuild_manifest(root: Path) -> RepairSummary:
         files: dict[str, tuple[str, ...]] = {}
         retired: dict[str, float] = {}
         num_lost = 0
-        for head in DETAIL_OF:
+        for head in DETAILS_OF:
             held = _compacted_holdings(root, head)
             small = _newest_small(root, head)
             chosen = _choose(root, head, held, small)
@@ -102,13 +102,12 @@ def _contents(manifest: Manifest) -> tuple:
 
 def _compacted_holdings(root: Path, head: str) -> dict[str, Mapping[str, int]]:
     """By compacted file, its parts and their versions. A file without its details counts as damage."""
-    detail = DETAIL_OF[head]
     names = sorted(name for name in list_names(root / head / COMPACTED) if name != SEED)
-    for name in names:
-        if detail is not None and not (root / detail / COMPACTED / name).is_file():
+    for path in (root / detail / COMPACTED / name for detail in DETAILS_OF[head] for name in names):
+        if not path.is_file():
             raise StoreError(
-                f"{root / detail / COMPACTED / name} is missing, and {head} has its head: restore it from a copy, "
-                f"or remove {root / head / COMPACTED / name} and run its stages again"
+                f"{path} is missing, and {head} has its head: restore it from a copy, or remove "
+                f"{root / head / COMPACTED / path.name} and run its stages again"
             )
     return {name: _holding(root, head, name) for name in names}
 

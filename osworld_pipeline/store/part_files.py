@@ -2,9 +2,9 @@
 reader takes first, so that all tables of one query are consistent.
 
 Every file is written once and does not change. `episodes/<part>~<version>.parquet` (a head) is committed by its rename;
-its details, `steps/<part>~<version>.parquet`, are written before. `compacted.json` lists the files that compaction made
-and the heads that they replace; its rename commits a compaction. Files that a snapshot may name are deleted only after
-a grace period.
+its details, files of the same name in `steps/` and `sequences/`, are written before. `compacted.json` lists the files
+that compaction made and the heads that they replace; its rename commits a compaction. Files that a snapshot may name
+are deleted only after a grace period.
 
 A compaction first commits a manifest with its own generation, which the names of its files begin with. So a file of a
 later generation than the manifest's means that the manifest was lost or is an older copy. Then nothing is read or
@@ -23,15 +23,15 @@ from osworld_pipeline.domain.shown_commands import pipeline_line
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
 
-DETAIL_OF: Mapping[str, str | None] = {
-    "episodes": "steps",
-    "rollout_groups": "injections",
-    "replay_verifications": None,
-    "updates": None,
-    "stage_attempts": None,
+DETAILS_OF: Mapping[str, tuple[str, ...]] = {
+    "episodes": ("steps", "sequences"),
+    "rollout_groups": ("injections",),
+    "replay_verifications": (),
+    "updates": (),
+    "stage_attempts": (),
 }
 """The head tables; the commit of a head also commits its details."""
-HEAD_OF: Mapping[str, str] = {detail: head for head, detail in DETAIL_OF.items() if detail}
+HEAD_OF: Mapping[str, str] = {detail: head for head, details in DETAILS_OF.items() for detail in details}
 KEY_OF: Mapping[str, str] = {
     "episodes": "episode_id",
     "rollout_groups": "group_id",
@@ -97,7 +97,7 @@ class Manifest:
             raise StoreError(f"{path} is damaged ({error}): {repair_of(root)} rebuilds it from the parts") from error
 
     @classmethod
-    def checked(cls, root: Path, heads: Iterable[str] = tuple(DETAIL_OF)) -> "Manifest":
+    def checked(cls, root: Path, heads: Iterable[str] = tuple(DETAILS_OF)) -> "Manifest":
         """The manifest, after checking that it agrees with the compacted files of `heads`.
 
         Raises:

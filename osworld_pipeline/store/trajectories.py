@@ -1,13 +1,13 @@
 """The trajectory store: finished episodes and groups as Parquet parts, screenshots as blobs; many writers, no lock.
 
-A part is two files of one name, and the head's rename is the commit of both: `episodes/` with `steps/`, and
-`rollout_groups/` with `injections/`. Files do not change: a rewritten part is a new file, and the newest is live (see
-part_files.py). So a reader sees the new part, the previous one, or none.
+A part is several files of one name, and the head's rename commits them all: `episodes/` with `steps/` and
+`sequences/`, and `rollout_groups/` with `injections/`. Files do not change: a rewritten part is a new file, and the
+newest is live (see part_files.py). So a reader sees the new part, the previous one, or none.
 """
 
 import re
 import secrets
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import pyarrow as pa
 
@@ -21,6 +21,7 @@ from osworld_pipeline.columns import (
     group_row,
     injection_row,
     marked,
+    sequence_rows,
     step_rows,
     stored,
     update_row,
@@ -34,9 +35,10 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
 from osworld_pipeline.store.blobs import BlobStore
 from osworld_pipeline.store.merging import MERGE_PARTS, PartMerger
+from osworld_pipeline.store.old_tokens import add_sequences
 from osworld_pipeline.store.part_files import (
     COMPACTED,
-    DETAIL_OF,
+    DETAILS_OF,
     HEAD_OF,
     INCOMING,
     KEY_OF,
@@ -61,6 +63,7 @@ class TrajectoryStore:
         pa.array([0])
         self.blobs.remove_stale_temps()
         remove_stale_temps(self.root / INCOMING)
+        add_sequences(self.root)
 
     def write_blob(self, data: bytes, *, suffix: str) -> str:
         """Stores an image once; returns its SHA-256. Raises StoreError."""
@@ -71,14 +74,17 @@ class TrajectoryStore:
         return self.blobs.read(sha256)
 
     def write_episodes(self, part: str, episodes: Sequence[Episode]) -> None:
-        """One atomic part of `episodes` and `steps`; a part of that name is replaced.
+        """One atomic part of `episodes`, `steps` and `sequences`; a part of that name is replaced.
 
         Raises:
             StoreError: a bad part name, the same episode twice, or the file system refused.
         """
         _need_distinct(part, "episode", [episode.episode_id for episode in episodes])
-        steps = [row for episode in episodes for row in step_rows(episode)]
-        self._write_part("episodes", part, [episode_row(episode) for episode in episodes], steps)
+        details = {
+            "steps": [row for episode in episodes for row in step_rows(episode)],
+            "sequences": [row for episode in episodes for row in sequence_rows(episode)],
+        }
+        self._write_part("episodes", part, [episode_row(episode) for episode in episodes], details)
 
     def write_groups(self, part: str, groups: Sequence[RolloutGroup], injections: Sequence[Injection]) -> None:
         """One atomic part of `rollout_groups` and `injections`; a part of that name is replaced. Raises StoreError."""
@@ -86,7 +92,7 @@ class TrajectoryStore:
         _need_distinct(part, "injection", [injection.injection_id for injection in injections])
         by_id = {group.group_id: group for group in groups}
         rows = [injection_row(injection, by_id.get(injection.group_id)) for injection in injections]
-        self._write_part("rollout_groups", part, [group_row(group) for group in groups], rows)
+        self._write_part("rollout_groups", part, [group_row(group) for group in groups], {"injections": rows})
 
     def read_group_rows(self, part: str) -> list[Row]:
         """The rows of `rollout_groups` of a part; none if there is no such part. Raises StoreError."""
@@ -99,20 +105,20 @@ class TrajectoryStore:
 
     def write_group_rows(self, part: str, rows: Sequence[Row]) -> None:
         """Like write_groups, for rows of `rollout_groups` as they were read. Raises StoreError."""
-        self._write_part("rollout_groups", part, list(rows), [])
+        self._write_part("rollout_groups", part, list(rows), {"injections": []})
 
     def write_verifications(self, part: str, verifications: Sequence[ReplayVerification]) -> None:
         """One atomic part of `replay_verifications`; a part of that name is replaced. Raises StoreError."""
         _need_distinct(part, "verification", [verification.verification_id for verification in verifications])
-        self._write_part("replay_verifications", part, [verification_row(row) for row in verifications], [])
+        self._write_part("replay_verifications", part, [verification_row(row) for row in verifications])
 
     def write_updates(self, part: str, updates: Sequence[UpdateRecord]) -> None:
         """One atomic part of `updates`; a part of that name is replaced. Raises StoreError."""
-        self._write_part("updates", part, [update_row(update) for update in updates], [])
+        self._write_part("updates", part, [update_row(update) for update in updates])
 
     def write_attempt(self, attempt: StageAttempt) -> None:
         """Writes this attempt as its own part of `stage_attempts`, which replaces an earlier one. Raises StoreError."""
-        self._write_part("stage_attempts", attempt.attempt_id, [attempt_row(attempt)], [])
+        self._write_part("stage_attempts", attempt.attempt_id, [attempt_row(attempt)])
 
     def existing_parts(self, table: str = "episodes", prefix: str = "") -> list[str]:
         """Names of the committed parts of a table; the details of a head table have its parts."""
@@ -145,7 +151,7 @@ class TrajectoryStore:
         for file in files.small:
             if file.part in wanted:
                 head = read_part_table(self.root / "episodes" / file.name, "episodes")
-                found[file.part] = _episodes(head, self._steps(file))
+                found[file.part] = _episodes(head, self._details(file))
         missing = wanted - found.keys()
         for name in files.compacted if missing else ():
             for part, episodes in self._compacted_episodes(name, "part", missing):
@@ -167,13 +173,18 @@ class TrajectoryStore:
         for file in sorted(files.small, key=lambda file: not episode_id.startswith(file.part)):
             head = read_rows(self.root / "episodes" / file.name, "episodes", "episode_id", [episode_id])
             if head.num_rows:
-                return _episodes(head, self._steps(file))[0]
+                details = {
+                    table: read_rows(self.root / table / file.name, table, "episode_id", [episode_id])
+                    for table in DETAILS_OF["episodes"]
+                }
+                return _episodes(head, details)[0]
         raise StoreError(
             f"there is no episode '{episode_id}' in {self.root}: it was not stored, or its part was replaced"
         )
 
-    def _steps(self, file: PartFile) -> pa.Table:
-        return read_part_table(self.root / "steps" / file.name, "steps")
+    def _details(self, file: PartFile) -> dict[str, pa.Table]:
+        """By table, the details of a small part."""
+        return {table: read_part_table(self.root / table / file.name, table) for table in DETAILS_OF["episodes"]}
 
     def _compacted_episodes(
         self, name: str, column: str, values: Collection[str]
@@ -183,23 +194,28 @@ class TrajectoryStore:
         if head.num_rows == 0:
             return
         ids = head["episode_id"].to_pylist()
-        steps = read_rows(self.root / "steps" / COMPACTED / name, "steps", "episode_id", ids)
+        details = {
+            table: read_rows(self.root / table / COMPACTED / name, table, "episode_id", ids)
+            for table in DETAILS_OF["episodes"]
+        }
         order = head.column("part").to_pylist()
         by_part: dict[str, list[Episode]] = {}
-        for part, episode in zip(order, _episodes(head, steps), strict=True):
+        for part, episode in zip(order, _episodes(head, details), strict=True):
             by_part.setdefault(part, []).append(episode)
         yield from ((part, tuple(episodes)) for part, episodes in by_part.items())
 
-    def _write_part(self, head: str, part: str, rows: list[Row], details: list[Row]) -> None:
+    def _write_part(
+        self, head: str, part: str, rows: list[Row], details: Mapping[str, list[Row]] | None = None
+    ) -> None:
+        """`details`: by table, one entry for each table of details of `head`."""
         if not _PART.fullmatch(part):
             raise StoreError(f"'{part}' cannot name a part of {head}: use letters, digits, '.', '_' and '-'")
         version = next_version(self.root, head)
         name = f"{part}~{version:016x}-{secrets.token_hex(3)}.parquet"
-        detail = DETAIL_OF[head]
         try:
-            tables = [(head, _table(rows, head, part, version))]
-            if detail is not None:
-                tables.insert(0, (detail, _table(details, detail, part, version)))
+            # The head last: its rename is the commit.
+            tables = [(table, _table(found, table, part, version)) for table, found in (details or {}).items()]
+            tables.append((head, _table(rows, head, part, version)))
         except (pa.ArrowException, OverflowError, TypeError) as error:
             raise StoreError(f"part {part} of {head} holds a value that its columns cannot: {error}") from error
         # A query reads the footer of every small part, so it has statistics of the id only, not of all 40 columns.
@@ -214,15 +230,23 @@ def _table(rows: list[Row], table: str, part: str, version: int) -> pa.Table:
     return pa.Table.from_pylist([row | book for row in rows], schema=stored(table))
 
 
-def _episodes(head: pa.Table, steps: pa.Table) -> tuple[Episode, ...]:
+def _episodes(head: pa.Table, details: Mapping[str, pa.Table]) -> tuple[Episode, ...]:
     """Raises StoreError: an invalid value."""
-    of_episode: dict[str, list[Row]] = {}
     try:
-        for row in steps.to_pylist():
-            of_episode.setdefault(row["episode_id"], []).append(row)
-        return tuple(episode_from(row, of_episode.get(row["episode_id"], [])) for row in head.to_pylist())
+        steps, sequences = (_by_episode(details[table]) for table in ("steps", "sequences"))
+        return tuple(
+            episode_from(row, steps.get(row["episode_id"], ()), sequences.get(row["episode_id"], ()))
+            for row in head.to_pylist()
+        )
     except (ValueError, TypeError, IndexError, pa.ArrowException) as error:
         raise StoreError(f"a part of episodes is damaged ({error}): remove it and run its stage again") from error
+
+
+def _by_episode(details: pa.Table) -> dict[str, list[Row]]:
+    found: dict[str, list[Row]] = {}
+    for row in details.to_pylist():
+        found.setdefault(row["episode_id"], []).append(row)
+    return found
 
 
 def _need_distinct(part: str, kind: str, ids: Sequence[str]) -> None:

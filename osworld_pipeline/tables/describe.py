@@ -26,6 +26,8 @@ from osworld_pipeline.tables.views import DERIVED
 ABOUT: Mapping[str, str] = {
     "episodes": "One attempt at one task; many writers.",
     "steps": "One observation and the action taken.",
+    "sequences": "One forward pass with its sampled tokens: one for each episode in `append` mode, one for each turn "
+    "in `window` mode.",
     "rollout_groups": "Sibling episodes of one task, as an update trained them.",
     "injections": "A replay row that joined a group.",
     "replay_verifications": "A demonstration re-executed on a fresh desktop.",

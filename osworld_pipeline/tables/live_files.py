@@ -11,7 +11,7 @@ on them is constant for each file, so DuckDB applies it when it plans a query an
 
 import duckdb
 
-from osworld_pipeline.store.part_files import COMPACTED, DETAIL_OF, HEAD_OF, MANIFEST, Manifest
+from osworld_pipeline.store.part_files import COMPACTED, DETAILS_OF, HEAD_OF, MANIFEST, Manifest
 
 MARKER = "format.json"
 """A file next to the manifest, which does not exist before the first compaction: a glob without a match is an error in
@@ -26,7 +26,7 @@ _NUM_TELLING = 31
 def store_retired(connection: duckdb.DuckDBPyConnection, manifest: Manifest) -> None:
     """Stores what is retired in `manifest` as constants of the catalog. An older catalog stays correct: a retired file
     is never used again."""
-    for head in DETAIL_OF:
+    for head in DETAILS_OF:
         names = sorted(name[-_NUM_TELLING:] for name in manifest.retired if name.startswith(f"{head}/"))
         text = "|".join(names).replace("'", "''")
         connection.execute(f"CREATE OR REPLACE MACRO osworld_{head}_retired() AS '{text}'")

@@ -17,9 +17,10 @@ import pyarrow.parquet as pq
 from osworld_pipeline.atomic_io import write_file, write_parquet
 from osworld_pipeline.columns import PART_TABLES, TIME, marked, stored
 from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.store.old_tokens import add_sequences
 from osworld_pipeline.store.part_files import (
     COMPACTED,
-    DETAIL_OF,
+    DETAILS_OF,
     HEAD_OF,
     SEED,
     HeadFiles,
@@ -52,7 +53,7 @@ def create_pinned_views(connection: duckdb.DuckDBPyConnection, state: StateDir) 
     """The same views for a connection of our own, pinned to the current files; `pin_snapshot` updates them. They skip
     the choice of the text, which takes time in each query. Raises StoreError."""
     seed_tables(state)
-    found = {head: take_snapshot(state.trajectories, head) for head in DETAIL_OF}
+    found = {head: take_snapshot(state.trajectories, head) for head in DETAILS_OF}
     pin_files(connection, state, found)
     for table in PART_TABLES:
         connection.execute(f"CREATE VIEW {table} AS {_rows(table, _snapshot(table))}")
@@ -60,14 +61,14 @@ def create_pinned_views(connection: duckdb.DuckDBPyConnection, state: StateDir) 
 
 def pin_snapshot(connection: duckdb.DuckDBPyConnection, state: StateDir) -> None:
     """Pins the views of `connection` to the current files, for all following queries. Raises StoreError."""
-    pin_files(connection, state, {head: take_snapshot(state.trajectories, head) for head in DETAIL_OF})
+    pin_files(connection, state, {head: take_snapshot(state.trajectories, head) for head in DETAILS_OF})
 
 
 def pin_files(connection: duckdb.DuckDBPyConnection, state: StateDir, found: Mapping[str, HeadFiles]) -> None:
     """Pins the views of `connection` to these files, given by head table."""
     lists: dict[str, Sequence[str]] = {}
     for head, files in found.items():
-        for table in filter(None, (head, DETAIL_OF[head])):
+        for table in (head, *DETAILS_OF[head]):
             lists[f"{table}_compacted"] = [f"{COMPACTED}/{name}" for name in files.compacted]
             lists[f"{table}_small"] = [file.name for file in files.small]
         lists[f"{head}_rewritten"] = sorted(files.rewritten)
@@ -85,8 +86,8 @@ def _set_variables(connection: duckdb.DuckDBPyConnection, lists: Mapping[str, Se
 
 
 def seed_tables(state: StateDir) -> None:
-    """Writes a file without rows next to the parts of each table, because an empty glob is an error. Raises
-    StoreError."""
+    """Writes a file without rows next to the parts of each table, because an empty glob is an error, and the files of
+    `sequences` that older parts lack. Raises StoreError."""
     for table in PART_TABLES:
         schema = stored(table)
         for folder in (state.trajectories / table, state.trajectories / table / COMPACTED):
@@ -96,12 +97,13 @@ def seed_tables(state: StateDir) -> None:
     marker = state.trajectories / MARKER
     if not marker.is_file():
         write_file(marker, b'{"format": 1}\n')
+    add_sequences(state.trajectories)
 
 
 _VARIABLES = tuple(
     f"{table}_{kind}"
     for table in PART_TABLES
-    for kind in ("compacted", "small", *(("rewritten",) if table in DETAIL_OF else ()))
+    for kind in ("compacted", "small", *(("rewritten",) if table in DETAILS_OF else ()))
 )
 
 

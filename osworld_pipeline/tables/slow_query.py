@@ -51,7 +51,7 @@ def slow_reasons(connection: duckdb.DuckDBPyConnection, sql: str, *, compact: st
     asked = _asked(connection, sql)
     reasons = [
         *_reads_all_steps(scans, asked.views),
-        *_reads_token_lists(scans),
+        *_reads_token_lists(scans, asked.views),
         *_lists_every_link(asked),
         *_pairs_rows([node for node, _ in nodes]),
         *_opens_small_parts(connection, compact),
@@ -78,14 +78,12 @@ def _reads_all_steps(scans: Sequence[Scan], views: frozenset[str]) -> Iterator[s
         )
 
 
-def _reads_token_lists(scans: Sequence[Scan]) -> Iterator[str]:
-    read = [
-        name for name in TOKEN_LISTS if any(name in scan.columns for scan in scans if not scan.is_of_chosen_episodes)
-    ]
-    if read:
+def _reads_token_lists(scans: Sequence[Scan], views: frozenset[str]) -> Iterator[str]:
+    read = [name for name in TOKEN_LISTS if any(name in scan.columns for scan in scans)]
+    if read and "sequences" in views and not any(scan.is_of_chosen_episodes for scan in scans):
         yield (
-            f"it reads the token lists of all episodes ({', '.join(read)}): name the columns that you need instead of "
-            "*, or choose episodes by episode_id; mean_logprob, prompt_tokens and response_tokens are numbers"
+            f"it reads the token lists of all episodes ({', '.join(read)}): choose episodes by episode_id; "
+            "mean_logprob, prompt_tokens and response_tokens are columns of `episodes`"
         )
 
 

@@ -239,12 +239,12 @@ class Viewer:
 
     def tokens(self, request: Request) -> Response:
         self.index.refresh()
-        row = self.episodes.tokens(request.path_params["episode_id"])
+        checkpoint_id, sequences = self.episodes.tokens(request.path_params["episode_id"])
         with self.index.reading() as reader:
-            known = reader.one("SELECT path FROM checkpoints WHERE checkpoint_id = ?", [row["checkpoint_id"]])
+            known = reader.one("SELECT path FROM checkpoints WHERE checkpoint_id = ?", [checkpoint_id])
         if known is None or not known["path"]:
-            raise NotFoundError(f"checkpoint {row['checkpoint_id']} is not in the tables: its tokenizer is not known")
-        steps = tokens_by_step(row, self.settings.state.root / known["path"] / "tokenizer.json")
+            raise NotFoundError(f"checkpoint {checkpoint_id} is not in the tables: its tokenizer is not known")
+        steps = tokens_by_step(sequences, self.settings.state.root / known["path"] / "tokenizer.json")
         return _json([[[token.text, round(token.logprob, 4)] for token in step] for step in steps])
 
     def observation(self, request: Request) -> Response:

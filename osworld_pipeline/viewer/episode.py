@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from osworld_pipeline.agent.observation_text import task_part
-from osworld_pipeline.columns import EPISODES, SEQUENCE_COLUMNS, STEPS
+from osworld_pipeline.columns import EPISODES, SEQUENCES, STEPS
 from osworld_pipeline.dialects.coordinates import CoordinateSpace
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
@@ -21,8 +21,6 @@ from osworld_pipeline.viewer.marks import Drawn, Point, draw_step, find_space, r
 from osworld_pipeline.viewer.settings import NotFoundError
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
-HEAD_COLUMNS = tuple(name for name in EPISODES.names if name not in SEQUENCE_COLUMNS)
-TOKEN_COLUMNS = ("checkpoint_id", "response_mask", "sampled_logprobs", "token_ids", "sequence_lengths")
 _STEP_COLUMNS = tuple(name for name in STEPS.names if name != "observation_text")
 _MAPS = frozenset(field.name for field in EPISODES if pa.types.is_map(field.type))
 
@@ -57,7 +55,7 @@ class StepView:
 @dataclass(frozen=True, kw_only=True)
 class EpisodeView:
     row: Mapping[str, Any]
-    """Row of `episodes`, without its tokens."""
+    """Row of `episodes`."""
     instruction: str
     domain: str
     stage: str
@@ -89,7 +87,7 @@ class Episodes:
             NotFoundError: the store has no such episode.
             StoreError: its file is damaged.
         """
-        head, steps = self._read(episode_id, HEAD_COLUMNS), self._read_steps(episode_id, _STEP_COLUMNS)
+        head, steps = self._read(episode_id, EPISODES.names), self._read_details(episode_id, "steps", _STEP_COLUMNS)
         row = _plain(head.to_pylist()[0])
         if row["update"] is not None and row["update"] >= 0:
             row["update"] += 1  # the files count from 0
@@ -111,15 +109,17 @@ class Episodes:
 
     def observation(self, episode_id: str, step_index: int) -> str:
         """The observation text that the model read with a screenshot. Raises as `view`."""
-        steps = self._read_steps(episode_id, ("step_index", "observation_text"))
+        steps = self._read_details(episode_id, "steps", ("step_index", "observation_text"))
         for step in steps.to_pylist():
             if step["step_index"] == step_index:
                 return step["observation_text"] or ""
         raise NotFoundError(f"episode {episode_id} has no step {step_index}")
 
-    def tokens(self, episode_id: str) -> Mapping[str, Any]:
-        """The columns of its tokens. Raises as `view`."""
-        return self._read(episode_id, TOKEN_COLUMNS).to_pylist()[0]
+    def tokens(self, episode_id: str) -> tuple[str, list[dict[str, Any]]]:
+        """The checkpoint that sampled it, and its rows of `sequences` in order. Raises as `view`."""
+        checkpoint_id = self._read(episode_id, ("checkpoint_id",))["checkpoint_id"][0].as_py()
+        rows = self._read_details(episode_id, "sequences", SEQUENCES.names).to_pylist()
+        return checkpoint_id, sorted(rows, key=lambda row: row["sequence_index"])
 
     def _read(self, episode_id: str, columns: Sequence[str]) -> pa.Table:
         """One row of `episodes`."""
@@ -129,14 +129,12 @@ class Episodes:
 
         return self._from_file(episode_id, read)
 
-    def _read_steps(self, episode_id: str, columns: Sequence[str]) -> pa.Table:
-        """Its rows of `steps`, in no order."""
+    def _read_details(self, episode_id: str, table: str, columns: Sequence[str]) -> pa.Table:
+        """Its rows of `table`, in no order."""
         names = list(dict.fromkeys(("episode_id", *columns)))
 
         def read(file: HeadFile) -> pa.Table:
-            if file.detail is None:
-                return pa.table({name: pa.nulls(0) for name in names})
-            return read_rows(file.detail, "steps", "episode_id", [episode_id], columns=names)
+            return read_rows(file.details[table], table, "episode_id", [episode_id], columns=names)
 
         return self._from_file(episode_id, read)
 
@@ -173,7 +171,7 @@ class Episodes:
         these the instruction in the model's first prompt."""
         if known["instruction"] and not known["is_own"]:
             return known["instruction"]
-        steps = self._read_steps(episode_id, ("step_index", "observation_text")).to_pylist()
+        steps = self._read_details(episode_id, "steps", ("step_index", "observation_text")).to_pylist()
         first = next((step["observation_text"] for step in steps if step["step_index"] == 0), None)
         return task_of_prompt(first or "") or known["instruction"] or ""
 

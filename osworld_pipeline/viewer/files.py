@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.store.part_files import COMPACTED, DETAIL_OF, take_snapshot
+from osworld_pipeline.store.part_files import COMPACTED, DETAILS_OF, take_snapshot
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +18,8 @@ class HeadFile:
     key: str
     """The head's path below its table's folder; it identifies the file."""
     head: Path
-    detail: Path | None
+    details: Mapping[str, Path]
+    """By table."""
     is_compacted: bool
 
 
@@ -34,9 +35,8 @@ class StoreFiles:
     def heads(self, *, is_compacted: bool) -> list[str]:
         return [str(file.head) for file in self.files.values() if file.is_compacted == is_compacted]
 
-    def details(self, *, is_compacted: bool) -> list[str]:
-        found = (file.detail for file in self.files.values() if file.is_compacted == is_compacted)
-        return [str(path) for path in found if path is not None]
+    def details(self, table: str, *, is_compacted: bool) -> list[str]:
+        return [str(file.details[table]) for file in self.files.values() if file.is_compacted == is_compacted]
 
 
 def list_files(state: StateDir, head: str) -> StoreFiles:
@@ -45,16 +45,18 @@ def list_files(state: StateDir, head: str) -> StoreFiles:
     Raises:
         StoreError: the compaction's manifest is damaged, lost, or older than the compacted files.
     """
-    root, detail = state.trajectories.resolve(), DETAIL_OF[head]
+    root = state.trajectories.resolve()
     snapshot = take_snapshot(root, head)
-    files: dict[str, HeadFile] = {}
-    for name in snapshot.compacted:
-        key = f"{COMPACTED}/{name}"
-        below = root / detail / COMPACTED / name if detail else None
-        files[key] = HeadFile(key=key, head=root / head / key, detail=below, is_compacted=True)
-    for file in snapshot.small:
-        below = root / detail / file.name if detail else None
-        files[file.name] = HeadFile(key=file.name, head=root / head / file.name, detail=below, is_compacted=False)
+    keys = {f"{COMPACTED}/{name}": True for name in snapshot.compacted} | {file.name: False for file in snapshot.small}
+    files = {
+        key: HeadFile(
+            key=key,
+            head=root / head / key,
+            details={table: root / table / key for table in DETAILS_OF[head]},
+            is_compacted=is_compacted,
+        )
+        for key, is_compacted in keys.items()
+    }
     return StoreFiles(files=files, rewritten=snapshot.rewritten)
 
 

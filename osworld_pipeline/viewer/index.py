@@ -6,6 +6,7 @@ one small read, and a compaction one large one.
 """
 
 import itertools
+import logging
 import os
 import threading
 import time
@@ -22,6 +23,7 @@ from osworld_pipeline.columns import stored
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import PipelineError, StoreError
 from osworld_pipeline.evaluation.evaluation_names import own_suite_files, own_suites
+from osworld_pipeline.store.old_tokens import add_sequences
 from osworld_pipeline.tables.builds import table_paths
 from osworld_pipeline.tables.catalog import first_line
 from osworld_pipeline.viewer.files import StoreFiles, empty_rows, list_files, sql_list
@@ -35,6 +37,7 @@ from osworld_pipeline.viewer.index_sql import (
 )
 from osworld_pipeline.viewer.settings import BadQuestionError
 
+log = logging.getLogger(__name__)
 CHECK_EVERY_S = 1.0
 """Minimum interval between listings of the folders."""
 QUERY_LIMIT_S = 20.0
@@ -55,6 +58,10 @@ class EpisodeIndex:
         """Incremented with each change of the index."""
         self.problem = ""
         """Error of the last refresh, or empty; after an error the previous rows are still shown."""
+        try:
+            add_sequences(state.trajectories)
+        except StoreError as error:  # on a read-only file system: only filters over `sequences` need these files
+            log.warning("the token lists of older parts cannot be queried: %s", error)
         self._database = duckdb.connect(":memory:")
         for setting in (
             f"threads = {min(4, os.cpu_count() or 1)}",
@@ -177,10 +184,13 @@ class EpisodeIndex:
         root = self._state.trajectories.resolve()
         heads = _scan(head, added.heads(is_compacted=True), added.heads(is_compacted=False), f"{root}/{head}/")
         details = _scan(
-            detail, added.details(is_compacted=True), added.details(is_compacted=False), f"{root}/{detail}/"
+            detail,
+            added.details(detail, is_compacted=True),
+            added.details(detail, is_compacted=False),
+            f"{root}/{detail}/",
         )
         hidden = sql_list(sorted(files.rewritten))
-        keys = sql_list(f"{file.detail}\t{key}" for key, file in new.items() if file.detail is not None)
+        keys = sql_list(f"{file.details[detail]}\t{key}" for key, file in new.items())
         statements = (FACTS_FROM_HEADS,) if head == "episodes" else (GROUPS_FROM_HEADS, INJECTIONS_FROM_DETAILS)
         for statement in statements:
             cursor.execute(statement.format(heads=heads, details=details, hidden=hidden, keys=keys, root=str(root)))

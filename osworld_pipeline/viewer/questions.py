@@ -97,10 +97,12 @@ def _empty_tables() -> dict[str, str]:
 
 
 def _view(table: str, files: StoreFiles) -> str:
-    is_head = table not in HEAD_OF
     parts = [f"SELECT * FROM no_{table}"]  # noqa: S608 - our own names and paths
     for is_compacted in (True, False):
-        paths = files.heads(is_compacted=is_compacted) if is_head else files.details(is_compacted=is_compacted)
+        if table in HEAD_OF:
+            paths = files.details(table, is_compacted=is_compacted)
+        else:
+            paths = files.heads(is_compacted=is_compacted)
         if not paths:
             continue
         hidden = f" WHERE part NOT IN (SELECT unnest({sql_list(sorted(files.rewritten))}))" if is_compacted else ""

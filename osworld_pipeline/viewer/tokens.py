@@ -4,10 +4,11 @@ Token ids are decoded with the vocabulary next to the checkpoint's weights (`tok
 format of Qwen and GPT-2), which needs no model library.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -23,33 +24,25 @@ class SampledToken:
     """At temperature 1, in nats."""
 
 
-def sampled_runs(row: Mapping[str, Any]) -> list[tuple[list[int], list[float]]]:
-    """Ids and log-probabilities of each turn in order: in every context mode a turn's response is one run of the mask,
-    and prompt tokens separate two runs."""
-    mask, ids, logprobs = row["response_mask"] or [], row["token_ids"] or [], row["sampled_logprobs"] or []
-    starts, at = set(), 0
-    for length in row["sequence_lengths"] or [len(ids)]:
-        starts.add(at)
-        at += length
-    sequence = 0
-    keys = []
-    for position, sampled in enumerate(mask):
-        sequence += position in starts
-        keys.append((sequence, bool(sampled)))
+def sampled_runs(sequences: Iterable[Mapping[str, Any]]) -> list[tuple[list[int], list[float]]]:
+    """Ids and log-probabilities of each turn in order: a turn's response is one run of the mask of its sequence, and
+    prompt tokens separate two runs. `sequences`: rows of `sequences`."""
     runs = []
-    for (_, is_sampled), positions in groupby(range(len(mask)), key=keys.__getitem__):
-        if is_sampled:
-            places = list(positions)
-            runs.append(([ids[place] for place in places], [logprobs[place] for place in places]))
+    for row in sequences:
+        tokens = zip(row["response_mask"], row["token_ids"], row["sampled_logprobs"], strict=True)
+        for is_sampled, run in groupby(tokens, key=itemgetter(0)):
+            if is_sampled:
+                _, ids, logprobs = zip(*run, strict=True)
+                runs.append((list(ids), list(logprobs)))
     return runs
 
 
-def tokens_by_step(row: Mapping[str, Any], tokenizer: Path) -> list[list[SampledToken]]:
+def tokens_by_step(sequences: Iterable[Mapping[str, Any]], tokenizer: Path) -> list[list[SampledToken]]:
     """
     Raises:
         NotFoundError: no tokens were recorded, or the vocabulary is missing.
     """
-    runs = sampled_runs(row)
+    runs = sampled_runs(sequences)
     if not runs:
         raise NotFoundError("this episode has no token ids: its engine returns only text, or it was imported")
     vocabulary = load_vocabulary(tokenizer)

@@ -27,6 +27,7 @@ from osworld_pipeline.datasets.exporters.selection import (
     Selection,
     count,
     export_views,
+    sequences_of,
     steps_of,
     stream,
 )
@@ -38,10 +39,7 @@ from osworld_pipeline.store import BlobStore
 EPISODES_A_BATCH = 16
 """In memory at once, without their images."""
 RewardKind = Literal["task", "shaped", "group"]
-_COLUMNS = (
-    "episode_id, task_id, group_id, checkpoint_id, outcome, task_reward, shaped_reward, processor_digest, token_ids, "
-    "response_mask, sampled_logprobs, policy_versions, sequence_lengths, sequence_image_counts, image_steps"
-)
+_COLUMNS = "episode_id, task_id, group_id, checkpoint_id, outcome, task_reward, shaped_reward, processor_digest"
 _VALID = tuple(str(outcome) for outcome in Outcome if outcome.is_valid)
 
 
@@ -97,8 +95,8 @@ def export_areal(
         writer = _Writer(folder, loaded, BlobStore(state.blobs), is_multimodal=is_multimodal, max_tokens=max_tokens)
         (folder / "episodes").mkdir()
         with (folder / "episodes.jsonl").open("w", encoding="utf-8") as index:
-            for done, (row, shas) in enumerate(_episodes(connection, query), start=1):
-                written = writer.write(row, shas, rewards.get(row["episode_id"]), turn_discount)
+            for done, (row, sequences, shas) in enumerate(_episodes(connection, query), start=1):
+                written = writer.write(row, sequences, shas, rewards.get(row["episode_id"]), turn_discount)
                 if written is not None:
                     index.write(json.dumps(written) + "\n")
                 if on_progress is not None:
@@ -125,10 +123,15 @@ class _Writer:
         self._num_episodes = self._num_turns = self._num_images = self._longest = 0
 
     def write(
-        self, row: Mapping[str, Any], shas: Sequence[str], reward: float | None, turn_discount: float
+        self,
+        row: Mapping[str, Any],
+        sequences: Sequence[TokenSequence],
+        shas: Sequence[str],
+        reward: float | None,
+        turn_discount: float,
     ) -> dict[str, Any] | None:
         """The episode's line in the index; None if it is left out; that is counted."""
-        reason = _unfit(row, reward)
+        reason = _unfit(row, sequences, reward)
         if reason is not None or reward is None:
             self._left_out[reason or "no_reward"] += 1
             return None
@@ -136,7 +139,7 @@ class _Writer:
         if row["processor_digest"] and row["processor_digest"] != self._digest:
             raise DatasetError(f"{name} holds tokens of another processor: name the checkpoint it was sampled with")
         try:
-            turns = split_turns(_sequences(row), image_token_id=self._processor.image_token_id)
+            turns = split_turns(sequences, image_token_id=self._processor.image_token_id)
             longest = max(len(turn.prompt_ids) + len(turn.output_ids) for turn in turns)
             if self._max_tokens is not None and longest > self._max_tokens:
                 self._left_out["too_long"] += 1
@@ -195,39 +198,25 @@ class _Writer:
         return file
 
 
-def _unfit(row: Mapping[str, Any], reward: float | None) -> str | None:
+def _unfit(row: Mapping[str, Any], sequences: Sequence[TokenSequence], reward: float | None) -> str | None:
     if row["outcome"] not in _VALID:
         return str(row["outcome"])
-    if not any(row["response_mask"] or ()):
+    if not any(any(sequence.response_mask) for sequence in sequences):
         return "no_tokens"
     return "no_spread" if reward is None else None
 
 
-def _sequences(row: Mapping[str, Any]) -> Iterator[TokenSequence]:
-    """NULL lengths mean one sequence, as in older parts."""
-    lengths = row["sequence_lengths"] or [len(row["token_ids"])]
-    counts = row["sequence_image_counts"] or [len(row["image_steps"] or ())]
-    start = first_image = 0
-    for length, num_images in zip(lengths, counts, strict=True):
-        span, images = slice(start, start + length), slice(first_image, first_image + num_images)
-        yield TokenSequence(
-            token_ids=tuple(row["token_ids"][span]),
-            response_mask=tuple(row["response_mask"][span]),
-            sampled_logprobs=tuple(row["sampled_logprobs"][span]),
-            policy_versions=tuple(row["policy_versions"][span]),
-            image_steps=tuple((row["image_steps"] or ())[images]),
-        )
-        start, first_image = span.stop, images.stop
-
-
-def _episodes(connection: duckdb.DuckDBPyConnection, query: str) -> Iterator[tuple[dict[str, Any], list[str]]]:
-    """Rows, and the screenshots of their steps by SHA-256."""
+def _episodes(
+    connection: duckdb.DuckDBPyConnection, query: str
+) -> Iterator[tuple[dict[str, Any], list[TokenSequence], list[str]]]:
+    """Rows, their sequences, and the screenshots of their steps by SHA-256."""
     ordered = f"SELECT {_COLUMNS} FROM ({query}) ORDER BY episode_id"  # noqa: S608 - our own SQL
     for batch in stream(connection, ordered, batch_rows=EPISODES_A_BATCH):
         rows = batch.to_pylist()
-        steps = steps_of(connection, [row["episode_id"] for row in rows])
-        for row in rows:
-            yield row, [step["screenshot_sha256"] for step in steps[row["episode_id"]]]
+        ids = [row["episode_id"] for row in rows]
+        steps, sequences = steps_of(connection, ids), sequences_of(connection, ids)
+        for row, name in zip(rows, ids, strict=True):
+            yield row, sequences[name], [step["screenshot_sha256"] for step in steps[name]]
 
 
 def _rewards(connection: duckdb.DuckDBPyConnection, query: str, kind: RewardKind) -> dict[str, float]:
@@ -252,5 +241,5 @@ def _rewards(connection: duckdb.DuckDBPyConnection, query: str, kind: RewardKind
 
 
 def _has_images(connection: duckdb.DuckDBPyConnection, query: str) -> bool:
-    sql = f"SELECT count(*) FROM ({query}) WHERE len(image_steps) > 0"  # noqa: S608 - our own SQL
-    return connection.execute(sql).fetchall()[0][0] > 0
+    shown = f"FROM sequences SEMI JOIN ({query}) USING (episode_id) WHERE len(image_steps) > 0"
+    return connection.execute(f"SELECT EXISTS ({shown})").fetchall()[0][0]

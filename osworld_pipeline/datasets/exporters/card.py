@@ -7,9 +7,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from osworld_pipeline.columns import EPISODES, REPLAY_BUFFER, STEPS, doc_of, unit_of
+from osworld_pipeline.columns import EPISODES, REPLAY_BUFFER, SEQUENCES, STEPS, doc_of, unit_of
 
-_SCHEMAS = {"steps": STEPS, "episodes": EPISODES, "replay": REPLAY_BUFFER}
+_SCHEMAS = {"steps": STEPS, "episodes": EPISODES, "sequences": SEQUENCES, "replay": REPLAY_BUFFER}
 _ADDED = {
     "screenshot": "The exact bytes that the model saw before it acted.",
     "images": "The images in the order of their placeholders in `messages`.",
@@ -27,8 +27,8 @@ _ADDED = {
 }
 _ABOUT = {
     "steps": "One row for each turn of an episode: the model's screenshot and response, the action, its result.",
-    "episodes": "One row for each attempt at a task, with the sampled tokens; its turns are the rows of `steps` with "
-    "the same `episode_id`.",
+    "episodes": "One row for each attempt at a task; its turns are the rows of `steps` with the same `episode_id`.",
+    "sequences": "One row for each forward pass of an episode, with the sampled tokens and their log-probabilities.",
     "replay": "One row for each demonstration: chat turns, and the images in the order of their placeholders.",
 }
 

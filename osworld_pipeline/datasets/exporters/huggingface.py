@@ -11,7 +11,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from osworld_pipeline.columns import EPISODES, STEPS
+from osworld_pipeline.columns import EPISODES, SEQUENCES, STEPS
 from osworld_pipeline.datasets.exporters.card import Card, LicenceCount, render_card
 from osworld_pipeline.datasets.exporters.folder import export_folder, write_manifest
 from osworld_pipeline.datasets.exporters.selection import OnProgress, Selection, count, export_views, stream
@@ -21,7 +21,7 @@ from osworld_pipeline.errors import DatasetError
 from osworld_pipeline.store import BlobStore
 from osworld_pipeline.tables.views import NAMED_TASKS
 
-BATCH_ROWS = {"steps": 100, "episodes": 500, "replay": 20}
+BATCH_ROWS = {"steps": 100, "episodes": 500, "sequences": 100, "replay": 20}
 """Rows in memory at once, with their images; also the size of a row group."""
 CONFIGS = tuple(BATCH_ROWS)
 _EPISODES = """
@@ -32,6 +32,11 @@ _STEPS = """
 SELECT {columns}, e.instruction, e.domain, e.outcome, e.is_valid, e.is_success, e.task_reward,
        e.shaped_reward, e.seed, e.engine, e.temperature, e.source_dataset, e.licence
 FROM steps s JOIN ({episodes}) e USING (episode_id)
+"""
+_SEQUENCES = """
+SELECT {columns}, e.task_id, e.checkpoint_id, e.purpose, e.outcome, e.is_valid, e.is_success, e.task_reward,
+       e.shaped_reward, e.processor_digest, e.temperature, e.source_dataset, e.licence
+FROM sequences s JOIN ({episodes}) e USING (episode_id)
 """
 CHECKPOINT_FIELDS = ("checkpoint_id", "stage", "parent_id", "recipe_digest", "data_digest", "weights_digest")
 _REPLAY = "SELECT * FROM ({rows}) WHERE kind = 'demonstration'"
@@ -63,7 +68,7 @@ def export_huggingface(
 ) -> HuggingFaceExport:
     """Writes the dataset into a new folder `target`.
 
-    `selection` is over `episodes` (for `steps` and `episodes`) and over `replay`; a condition that is valid for only
+    `selection` is over `episodes` (for all configs but `replay`) and over `replay`; a condition that is valid for only
     one of them needs `configs` to exclude the other. `own_licence` is that of the episodes of this pipeline.
 
     Raises:
@@ -137,6 +142,12 @@ def _plan(selection: Selection, own_licence: str | None, batch_rows: Mapping[str
             image_column="screenshot",
         ),
         DatasetConfig(name="episodes", view="episodes", sql=rows, batch_rows=batch_rows["episodes"]),
+        DatasetConfig(
+            name="sequences",
+            view="episodes",
+            sql=_SEQUENCES.format(columns=_columns("s", SEQUENCES), episodes=rows),
+            batch_rows=batch_rows["sequences"],
+        ),
         DatasetConfig(name="replay", view="replay", sql=replay, batch_rows=batch_rows["replay"], image_column="images"),
     ]
 

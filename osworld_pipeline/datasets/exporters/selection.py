@@ -8,6 +8,8 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
+from osworld_pipeline.columns import sequence_from
+from osworld_pipeline.domain.episode import TokenSequence
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import TableError
 from osworld_pipeline.tables.catalog import first_line, fresh_views
@@ -114,17 +116,28 @@ def stream(connection: duckdb.DuckDBPyConnection, sql: str, *, batch_rows: int) 
 
 def steps_of(connection: duckdb.DuckDBPyConnection, episode_ids: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
     """The steps of these episodes (at least one) in order; an episode without steps has an empty list."""
-    steps: dict[str, list[dict[str, Any]]] = {episode_id: [] for episode_id in episode_ids}
+    return _details_of(connection, f"SELECT {STEP_COLUMNS} FROM steps", "step_index", episode_ids)  # noqa: S608
+
+
+def sequences_of(connection: duckdb.DuckDBPyConnection, episode_ids: Sequence[str]) -> dict[str, list[TokenSequence]]:
+    """The token sequences of these episodes (at least one) in order; an episode without tokens has an empty list."""
+    rows = _details_of(connection, "SELECT * FROM sequences", "sequence_index", episode_ids)
+    return {name: [sequence_from(row) for row in found] for name, found in rows.items()}
+
+
+def _details_of(
+    connection: duckdb.DuckDBPyConnection, select: str, order: str, episode_ids: Sequence[str]
+) -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = {episode_id: [] for episode_id in episode_ids}
     # The range lets DuckDB skip most files: a batch in the store's order has a narrow range of ids.
     cursor = connection.execute(
-        f"SELECT {STEP_COLUMNS} FROM steps WHERE episode_id BETWEEN ? AND ? "  # noqa: S608 - our own names
-        "AND episode_id IN (SELECT unnest(?)) ORDER BY episode_id, step_index",
+        f"{select} WHERE episode_id BETWEEN ? AND ? AND episode_id IN (SELECT unnest(?)) ORDER BY episode_id, {order}",
         [min(episode_ids), max(episode_ids), list(episode_ids)],
     )
     names = [column[0] for column in cursor.description or ()]
     for row in cursor.fetchall():
-        steps[row[0]].append(dict(zip(names, row, strict=True)))
-    return steps
+        found[row[0]].append(dict(zip(names, row, strict=True)))
+    return found
 
 
 def _share_snapshot(connection: duckdb.DuckDBPyConnection, cursor: duckdb.DuckDBPyConnection) -> None:

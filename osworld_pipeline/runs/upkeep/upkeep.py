@@ -27,9 +27,10 @@ from osworld_pipeline.store.garbage import (
 )
 from osworld_pipeline.store.holdings import RepairSummary, rebuild_manifest
 from osworld_pipeline.store.merging import LEFT_PARTS, num_small_parts
+from osworld_pipeline.store.old_tokens import add_sequences
 from osworld_pipeline.store.pack_garbage import collect_packs
 from osworld_pipeline.store.packing import COLD_DAYS, is_packing_due, pack_cold_images, pack_some
-from osworld_pipeline.store.part_files import DETAIL_OF
+from osworld_pipeline.store.part_files import DETAILS_OF
 from osworld_pipeline.tables.builds import REPLACED_GRACE_S, remove_replaced_builds
 from osworld_pipeline.tables.catalog import rebuild_catalog
 
@@ -76,7 +77,7 @@ def compact_store(
 
 def is_compaction_due(state: StateDir) -> bool:
     """Whether a table has enough small parts, or a search for cold images is due. Raises StoreError."""
-    has_parts = any(num_small_parts(state.trajectories, head) >= LEFT_PARTS for head in DETAIL_OF)
+    has_parts = any(num_small_parts(state.trajectories, head) >= LEFT_PARTS for head in DETAILS_OF)
     return has_parts or (not is_cache(state) and is_packing_due(BlobStore(state.blobs)))
 
 
@@ -139,6 +140,7 @@ def rebuild_store(state: StateDir) -> RepairSummary:
         StoreError: other maintenance is running, a file is damaged, or the file system refused.
         TableError: a table is damaged.
     """
+    add_sequences(state.trajectories)
     done = rebuild_manifest(state.trajectories)
     rebuild_catalog(state)
     return done

@@ -29,12 +29,13 @@ def read(folder: Path, config: str) -> list[dict[str, Any]]:
 
 def test_every_row_and_every_image_is_there(exported) -> None:
     _, out, done = exported
-    assert done.num_rows == {"steps": 14, "episodes": 7, "replay": 2}
+    assert done.num_rows == {"steps": 14, "episodes": 7, "sequences": 7, "replay": 2}
     # Of the imported step there is no screen.
     assert done.num_images == 13 + 2
     assert sorted(path.name for path in (out / "data").iterdir()) == [
         "episodes-00000-of-00001.parquet",
         "replay-00000-of-00001.parquet",
+        "sequences-00000-of-00001.parquet",
         "steps-00000-of-00001.parquet",
     ]
     steps = [row for row in read(out, "steps") if row["episode_id"] == "e-cut"]
@@ -56,7 +57,13 @@ def test_maps_are_told_as_json(exported) -> None:
     _, out, _ = exported
     episode = next(row for row in read(out, "episodes") if row["episode_id"] == "e-success")
     assert json.loads(episode["times_s"]) == {"reset": 0.5, "total": 3.0}
-    assert (episode["token_ids"], episode["instruction"]) == ([1, 2, 3], "Do a.")
+    assert episode["instruction"] == "Do a."
+
+
+def test_the_sampled_tokens_are_there_with_the_licence_of_their_episode(exported) -> None:
+    _, out, _ = exported
+    (sequence,) = (row for row in read(out, "sequences") if row["episode_id"] == "e-success")
+    assert (sequence["sequence_index"], sequence["token_ids"], sequence["is_success"]) == (0, [1, 2, 3], True)
 
 
 def test_the_card_counts_rows_licences_and_checkpoints(exported) -> None:
@@ -66,8 +73,8 @@ def test_the_card_counts_rows_licences_and_checkpoints(exported) -> None:
     assert "| `steps` | agentnet | mit | 1 |" in card
     assert "| `steps` | this pipeline | **unknown** | 13 |" in card
     assert "| `replay` | sft_clean | mit | 2 |" in card
-    assert "**The licence of 19 rows is unknown**" in card
-    assert done.num_unknown_licence == 19
+    assert "**The licence of 25 rows is unknown**" in card
+    assert done.num_unknown_licence == 25
     assert "| gspo-1 | gspo_phase1 | sft-1 | recipe-of-gspo-1 | d | w |" in card
 
 
@@ -81,7 +88,7 @@ def test_every_column_has_a_meaning(exported) -> None:
 def test_only_licensed_rows_where_asked(exported, tmp_path: Path) -> None:
     state, _, _ = exported
     done = export_huggingface(state, tmp_path / "out", selection=Selection(licences=("mit",)))
-    assert done.num_rows == {"steps": 1, "episodes": 1, "replay": 2}
+    assert done.num_rows == {"steps": 1, "episodes": 1, "sequences": 1, "replay": 2}
     assert done.num_unknown_licence == 0
     assert (tmp_path / "out" / "README.md").read_text().startswith('---\nlicense:\n- "mit"\nconfigs:\n')
 
@@ -122,7 +129,7 @@ def test_a_file_that_has_grown_large_is_followed_by_another(exported, tmp_path: 
 
 def test_an_unknown_config_names_the_known_ones(exported, tmp_path: Path) -> None:
     state, _, _ = exported
-    with pytest.raises(DatasetError, match="no config named turns; there are: steps, episodes, replay"):
+    with pytest.raises(DatasetError, match="no config named turns; there are: steps, episodes, sequences, replay"):
         export_huggingface(state, tmp_path / "out", configs=["turns"])
 
 
@@ -150,7 +157,7 @@ def test_a_config_without_rows_is_not_named_and_no_rows_at_all_are_refused(expor
     state, _, _ = exported
     none = Selection(checkpoints=("gspo-1",), licences=("mit",))
     done = export_huggingface(state, tmp_path / "replay", selection=none)
-    assert (done.num_rows, done.num_shards) == ({"steps": 0, "episodes": 0, "replay": 2}, {"replay": 1})
+    assert (done.num_rows, done.num_shards) == ({"steps": 0, "episodes": 0, "sequences": 0, "replay": 2}, {"replay": 1})
     assert "config_name: steps" not in (tmp_path / "replay" / "README.md").read_text()
     with pytest.raises(DatasetError, match="passes these filters: nothing to export"):
         export_huggingface(state, tmp_path / "none", selection=Selection(licences=("gpl",)))

@@ -89,7 +89,7 @@ def test_the_same_again_sends_nothing_and_a_new_part_only_itself(
     TrajectoryStore(origin).write_episodes("more", [make_episode("e-more")])
     more = push(origin, url)
     # A head, its details, and the manifest.
-    assert (more.generation, more.num_uploaded, s3.num_uploads()) == (2, 2, num_uploads + 3)
+    assert (more.generation, more.num_uploaded, s3.num_uploads()) == (2, 3, num_uploads + 4)
     pull(cache, url)
     assert pull(cache, url).is_changed is False
     assert run_query(cache, COUNT).rows == [(9, 9)]
@@ -290,7 +290,7 @@ def test_status_and_refresh_say_how_both_sides_stand(
     assert push_after(origin, url, said.append) is not None
     TrajectoryStore(origin).write_episodes("more", [make_episode("e-more")])
     status = remote_status(origin, url)
-    assert (status.role, status.generation, status.num_changed) == ("origin", 1, 2)
+    assert (status.role, status.generation, status.num_changed) == ("origin", 1, 3)
     refresh(cache, url, said.append)
     push(origin, url)
     refresh(cache, "", said.append)

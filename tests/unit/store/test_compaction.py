@@ -30,8 +30,10 @@ from osworld_pipeline.tables.owned import write_table
 from osworld_pipeline.tables.query import run_query
 
 TORN = """
-SELECT count(*) FROM episodes e FULL JOIN (SELECT episode_id, count(*) AS n FROM steps GROUP BY 1) s USING (episode_id)
-WHERE e.num_steps IS DISTINCT FROM s.n
+SELECT count(*) FROM episodes e
+FULL JOIN (SELECT episode_id, count(*) AS n FROM steps GROUP BY 1) s USING (episode_id)
+FULL JOIN (SELECT episode_id, sum(len(image_steps)) AS n FROM sequences GROUP BY 1) q USING (episode_id)
+WHERE e.num_steps IS DISTINCT FROM s.n OR e.num_images IS DISTINCT FROM q.n
 """
 COUNTS = "SELECT count(*), count(DISTINCT episode_id), sum(num_steps) FROM episodes"
 OLD_S = 1_000_000
@@ -79,7 +81,7 @@ def test_compacted_parts_read_as_before_and_their_files_go_after_the_grace(
     before = store.read_parts(store.existing_parts())
     summary = compact_store(state, min_parts=2)
     assert (summary.num_parts, summary.num_written, summary.num_rows) == (4, 1, 12)
-    assert len(part_files(state)) == 8
+    assert len(part_files(state)) == 12
     assert counts(state) == (12, 12, 24)
     assert compact_store(state, min_parts=2, retired_grace_s=0).num_removed == 4
     assert part_files(state) == []
@@ -213,7 +215,7 @@ def write_with_fewer_columns(state: StateDir, part: str, episode_id: str) -> Non
     placed = {"part": part, "part_version": 7, "episode_id": episode_id}
     row = placed | {
         "task_id": "t", "purpose": "train", "outcome": "success", "num_steps": 1, "context_mode": "append",
-        "stop": [], "token_ids": [], "response_mask": [], "sampled_logprobs": [], "times_s": [], "run_ids": [],
+        "stop": [], "times_s": [], "run_ids": [],
         "is_valid": True, "is_success": True, "temperature": 1.0, "top_p": 1.0, "max_new_tokens": 4,
         "sampling_seed": 0, "attempt": 0,
     }  # fmt: skip
@@ -226,6 +228,7 @@ def write_with_fewer_columns(state: StateDir, part: str, episode_id: str) -> Non
 def test_parts_of_an_older_program_are_read_replaced_and_compacted(state: StateDir, store: TrajectoryStore) -> None:
     write_with_fewer_columns(state, "old", "old-e0")
     write_with_fewer_columns(state, "older", "older-e0")
+    store = TrajectoryStore(state)
     assert counts(state) == (14, 14, 26)
     look = "SELECT coordinate_x, screenshot_num_bytes, typeof(coordinate_x) FROM steps WHERE episode_id LIKE 'old%'"
     assert run_query(state, look).rows == [(7, None, "BIGINT")] * 2
@@ -248,14 +251,6 @@ def test_a_part_without_a_version_is_refused_and_not_passed_over(state: StateDir
     for read in (lambda: store.read_episodes("p2"), lambda: counts(state), lambda: compact_store(state, min_parts=2)):
         with pytest.raises(StoreError, match=r"p1\.parquet has no version in its name"):
             read()
-
-
-def test_tokens_that_cannot_be_split_into_sequences_are_refused(state: StateDir, store: TrajectoryStore) -> None:
-    (head,) = (state.trajectories / "episodes").glob("p1~*.parquet")
-    rows = [row | {"token_ids": [1], "sequence_lengths": None} for row in pq.read_table(head).to_pylist()]
-    write_parquet(head, pa.Table.from_pylist(rows, schema=stored("episodes")))
-    with pytest.raises(StoreError, match="tokens without the lengths of its sequences"):
-        store.read_episodes("p1")
 
 
 def test_a_part_of_a_newer_program_reads_and_is_left_alone(state: StateDir, store: TrajectoryStore) -> None:
@@ -333,7 +328,7 @@ def test_what_a_killed_writer_left_goes_and_what_counts_stays(state: StateDir, s
     for path in state.trajectories.rglob("*.parquet"):
         age(path)
     dry = collect_garbage(state, retired_grace_s=0, is_dry_run=True)
-    assert dry.num_part_files == 3  # the first writing of p1, its steps, and the steps of p2
+    assert dry.num_part_files == 5  # the first writing of p1, its details, and those of p2
     assert collect_garbage(state, retired_grace_s=0) == dry
     assert counts(state) == (7, 7, 14)
 

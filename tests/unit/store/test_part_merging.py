@@ -92,7 +92,7 @@ def test_a_store_that_cannot_be_compacted_fails_no_writer(state: StateDir, caplo
 def unit(name: str, mib: float, *, is_part: bool = False) -> Unit:
     head = Path("episodes") / (f"{name}.parquet" if is_part else f"{COMPACTED}/{name}")
     part = PartFile(part=name, version=1, name=head.name) if is_part else None
-    return Unit(head=head, detail=None, part=part, num_bytes=int(mib * MIB))
+    return Unit(head=head, details={}, part=part, num_bytes=int(mib * MIB))
 
 
 def choose(small: list[Unit], compacted: list[Unit], *, budget_mib: float = 256, **replaces: set[str]) -> Choice:

@@ -55,8 +55,9 @@ def test_an_episode_of_windows_comes_back_window_by_window(state: StateDir) -> N
     store = TrajectoryStore(state)
     store.write_episodes("a", [episode])
     assert store.read_episodes("a") == (episode,)
-    columns = "context_mode, sequence_lengths, sequence_image_counts, image_steps, len(token_ids), earlier_faults"
-    assert ask(state, f"SELECT {columns} FROM episodes") == [("window", [3, 5], [1, 2], [0, 0, 1], 8, ["env_fault: x"])]
+    assert ask(state, "SELECT context_mode, earlier_faults FROM episodes") == [("window", ["env_fault: x"])]
+    columns = "sequence_index, len(token_ids), image_steps, policy_versions[-1]"
+    assert ask(state, f"SELECT {columns} FROM sequences ORDER BY 1") == [(0, 3, [0], 7), (1, 5, [0, 1], 8)]
 
 
 def test_the_views_show_the_rows_of_all_parts(state: StateDir) -> None:

@@ -26,20 +26,21 @@ def test_every_token_has_a_piece_whatever_the_ids(ids: list[int]) -> None:
 
 
 def test_turns_are_told_apart_by_the_prompt_between_them() -> None:
-    row = {"token_ids": [9, 1, 2, 9, 3], "response_mask": [0, 1, 1, 0, 1], "sampled_logprobs": [0, -1, -2, 0, -3],
-           "sequence_lengths": None}  # fmt: skip
-    assert sampled_runs(row) == [([1, 2], [-1, -2]), ([3], [-3])]
+    row = {"token_ids": [9, 1, 2, 9, 3], "response_mask": [0, 1, 1, 0, 1], "sampled_logprobs": [0, -1, -2, 0, -3]}
+    assert sampled_runs([row]) == [([1, 2], [-1, -2]), ([3], [-3])]
 
 
 def test_sequences_of_a_window_are_told_apart_though_nothing_stands_between() -> None:
-    row = {"token_ids": [9, 1, 2, 3], "response_mask": [0, 1, 1, 1], "sampled_logprobs": [0, -1, -2, -3],
-           "sequence_lengths": [2, 2]}  # fmt: skip
-    assert sampled_runs(row) == [([1], [-1]), ([2, 3], [-2, -3])]
+    first = {"token_ids": [9, 1], "response_mask": [0, 1], "sampled_logprobs": [0, -1]}
+    second = {"token_ids": [2, 3], "response_mask": [1, 1], "sampled_logprobs": [-2, -3]}
+    assert sampled_runs([first, second]) == [([1], [-1]), ([2, 3], [-2, -3])]
 
 
 def test_tokens_of_a_stored_episode_are_what_was_said(sample_state: StateDir, sample_index: EpisodeIndex) -> None:
-    row = Episodes(sample_state, sample_index).tokens(f"eval-{SFT}-0123456789ab-desktop-basics-click_button-0001-s0")
-    steps = tokens_by_step(row, sample_state.checkpoints / SFT / "tokenizer.json")
+    episode_id = f"eval-{SFT}-0123456789ab-desktop-basics-click_button-0001-s0"
+    checkpoint_id, sequences = Episodes(sample_state, sample_index).tokens(episode_id)
+    assert checkpoint_id == SFT
+    steps = tokens_by_step(sequences, sample_state.checkpoints / SFT / "tokenizer.json")
     assert ["".join(token.text for token in step) for step in steps] == [turn.response for turn in SOLVING]
     assert {token.logprob for token in steps[0]} == {-5.5, -0.9, -0.02}
 
@@ -55,6 +56,5 @@ def test_vocabulary_that_is_not_there_or_none_is_told(tmp_path) -> None:
 
 
 def test_episode_without_tokens_is_told(tmp_path) -> None:
-    row = {"token_ids": [], "response_mask": [], "sampled_logprobs": [], "sequence_lengths": []}
     with pytest.raises(NotFoundError, match="no token ids"):
-        tokens_by_step(row, tmp_path)
+        tokens_by_step([], tmp_path)

@@ -1,0 +1,85 @@
+"""Before schema version 10 the token lists were columns of `episodes`: one list for all sequences of an episode, and
+their lengths. `add_sequences` writes the files of `sequences` that such heads lack. The heads do not change: readers
+ignore the old columns, and a compaction drops them."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from osworld_pipeline.atomic_io import write_parquet
+from osworld_pipeline.columns import BOOKKEEPING, SCHEMA_KEY, Row, marked, stored
+from osworld_pipeline.errors import StoreError
+from osworld_pipeline.store.part_files import COMPACTED, INCOMING, SEED, list_names
+
+_TOKENS = ("token_ids", "response_mask", "sampled_logprobs", "policy_versions")
+OLD_COLUMNS: Mapping[str, frozenset[str]] = {
+    "episodes": frozenset({*_TOKENS, "image_steps", "sequence_lengths", "sequence_image_counts"})
+}
+"""By table, columns that are not read any more."""
+_READ = ("episode_id", *sorted(OLD_COLUMNS["episodes"]), *BOOKKEEPING.names)
+_FIRST_VERSION = 10
+
+
+def add_sequences(root: Path) -> int:
+    """Writes the missing files of `sequences` for heads of an older version; returns their number. Safe with concurrent
+    calls, which write the same rows.
+
+    Raises:
+        StoreError: a head is damaged, its tokens cannot be split, or the file system refused.
+    """
+    num_written = 0
+    for name in _lacking(root):
+        rows = _old_rows(root / "episodes" / name)
+        if rows is not None:
+            table = pa.Table.from_pylist(rows, schema=stored("sequences"))
+            path = root / "sequences" / name
+            write_parquet(path, marked(table), temp_folder=root / INCOMING, statistics=("episode_id",))
+            num_written += 1
+    return num_written
+
+
+def _lacking(root: Path) -> list[str]:
+    """The heads without a file of sequences, below their table's folder. Heads are listed first: their details are
+    written before them."""
+    lacking: list[str] = []
+    for folder in ("", f"{COMPACTED}/"):
+        heads = list_names(root / "episodes" / folder)
+        lacking += [f"{folder}{name}" for name in set(heads) - {SEED, *list_names(root / "sequences" / folder)}]
+    return sorted(lacking)
+
+
+def _old_rows(head: Path) -> list[Row] | None:
+    """The rows of `sequences` in a head; None if its version has none, or it was compacted and removed."""
+    try:
+        with pq.ParquetFile(head) as file:
+            version = (file.metadata.metadata or {}).get(SCHEMA_KEY, b"0")
+            if not version.isdigit() or int(version) >= _FIRST_VERSION:
+                return None
+            columns = [name for name in _READ if name in file.schema_arrow.names]
+            groups = (file.read_row_group(number, columns=columns) for number in range(file.num_row_groups))
+            return [part for group in groups for row in group.to_pylist() for part in _split(row)]
+    except FileNotFoundError:
+        return None
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise StoreError(f"{head} is damaged ({error}): remove it and run its stage again") from error
+
+
+def _split(row: Mapping[str, Any]) -> Iterator[Row]:
+    """The sequences of an episode. Raises StoreError if its tokens cannot be split."""
+    lengths, counts = row.get("sequence_lengths"), row.get("sequence_image_counts")
+    if lengths is None and row.get("token_ids"):
+        raise StoreError(
+            f"episode {row['episode_id']} has tokens without the lengths of its sequences: a version before any "
+            "release wrote it, and this one cannot read its tokens; remove its part and run its stage again"
+        )
+    kept = {name: row[name] for name in ("episode_id", *BOOKKEEPING.names) if name in row}
+    start = first_image = 0
+    for number, (length, count) in enumerate(zip(lengths or (), counts or (), strict=True)):
+        end, last_image = start + length, first_image + count
+        tokens = {name: row[name][start:end] for name in _TOKENS}
+        images = row["image_steps"][first_image:last_image]
+        yield kept | {"sequence_index": number, **tokens, "image_steps": images}
+        start, first_image = end, last_image

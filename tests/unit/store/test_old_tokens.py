@@ -1,0 +1,126 @@
+"""States from before version 10, whose token lists are columns of episodes."""
+
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from episode_samples import make_episode, make_sequence
+
+from osworld_pipeline.atomic_io import write_parquet
+from osworld_pipeline.columns import SCHEMA_KEY, SEQUENCES
+from osworld_pipeline.domain.episode import ContextMode, Episode
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.errors import StoreError
+from osworld_pipeline.runs.upkeep.upkeep import compact_store, rebuild_store
+from osworld_pipeline.store import TrajectoryStore
+from osworld_pipeline.store.old_tokens import OLD_COLUMNS, add_sequences
+from osworld_pipeline.store.part_files import COMPACTED, SEED
+from osworld_pipeline.tables.catalog import rebuild_catalog
+from osworld_pipeline.tables.query import run_query
+
+TOKENS = "SELECT episode_id, sequence_index, token_ids, sampled_logprobs, image_steps FROM sequences ORDER BY ALL"
+WINDOWS = (make_sequence(3, num_images=1), make_sequence(5, num_images=2))
+EPISODES = (
+    make_episode("e-append"),
+    make_episode("e-windows", context_mode=ContextMode.WINDOW, sequences=WINDOWS),
+    make_episode("e-text", sequences=()),
+)
+IN_ORDER = tuple(sorted(EPISODES, key=lambda episode: episode.episode_id))
+
+
+def files_of(state: StateDir, table: str) -> list[Path]:
+    return sorted(path for path in (state.trajectories / table).rglob("*.parquet") if path.name != SEED)
+
+
+def make_old(state: StateDir) -> None:
+    """Rewrites every part as version 9 wrote it."""
+    root = state.trajectories
+    for head in files_of(state, "episodes"):
+        details = root / "sequences" / head.relative_to(root / "episodes")
+        sequences = pq.read_table(details).to_pylist()
+        rows = pq.read_table(head).to_pylist()
+        lists: dict[str, list] = {name: [] for name in sorted(OLD_COLUMNS["episodes"])}
+        for row in rows:
+            own = [one for one in sequences if one["episode_id"] == row["episode_id"]]
+            for name in lists.keys() & set(SEQUENCES.names):
+                lists[name].append([value for one in own for value in one[name]])
+            lists["sequence_lengths"].append([len(one["token_ids"]) for one in own])
+            lists["sequence_image_counts"].append([len(one["image_steps"]) for one in own])
+        table = pq.read_table(head)
+        for name, values in lists.items():
+            kind = SEQUENCES.field(name).type if name in SEQUENCES.names else pa.list_(pa.int32())
+            table = table.append_column(name, pa.array(values, kind))
+        write_parquet(head, table.replace_schema_metadata({SCHEMA_KEY: b"9"}))
+        details.unlink()
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> StateDir:
+    state = StateDir(tmp_path)
+    store = TrajectoryStore(state)
+    for episode in EPISODES:
+        store.write_episodes(episode.episode_id, [episode])
+    return state
+
+
+def read_all(state: StateDir) -> tuple[Episode, ...]:
+    store = TrajectoryStore(state)
+    return tuple(episode for name in store.existing_parts() for episode in store.read_episodes(name))
+
+
+@pytest.mark.parametrize("is_compacted", [False, True])
+def test_an_old_state_reads_as_the_same_episodes_and_tokens(state: StateDir, is_compacted: bool) -> None:
+    rebuild_catalog(state)
+    if is_compacted:
+        compact_store(state, min_parts=1, retired_grace_s=0)
+        compact_store(state, min_parts=1, retired_grace_s=0)
+        assert [path.parent.name for path in files_of(state, "episodes")] == [COMPACTED]
+    before, tokens = read_all(state), run_query(state, TOKENS).rows
+    assert len(tokens) == 3
+    make_old(state)
+    heads = {path: path.read_bytes() for path in files_of(state, "episodes")}
+    rebuild_store(state)
+    assert run_query(state, TOKENS).rows == tokens
+    with duckdb.connect(str(state.catalog), read_only=True) as plain:
+        assert plain.execute(TOKENS).fetchall() == tokens
+    assert read_all(state) == before == IN_ORDER
+    assert {path: path.read_bytes() for path in files_of(state, "episodes")} == heads
+    assert add_sequences(state.trajectories) == 0
+
+
+def test_a_store_that_opens_an_old_state_reads_its_tokens(state: StateDir) -> None:
+    make_old(state)
+    for episode in EPISODES:
+        assert TrajectoryStore(state).find_episode(episode.episode_id) == episode
+
+
+def test_a_compaction_of_an_old_state_drops_the_old_columns(state: StateDir) -> None:
+    make_old(state)
+    assert compact_store(state, min_parts=1).num_newer == 0
+    (head,) = files_of(state, f"episodes/{COMPACTED}")
+    assert not OLD_COLUMNS["episodes"] & set(pq.read_schema(head).names)
+    assert read_all(state) == IN_ORDER
+
+
+def test_a_lost_file_of_sequences_is_an_error_and_not_replaced_by_no_tokens(state: StateDir) -> None:
+    lost = next(path for path in files_of(state, "sequences") if path.name.startswith("e-append"))
+    lost.unlink()
+    store = TrajectoryStore(state)
+    assert not lost.exists()
+    with pytest.raises(StoreError, match=r"sequences/e-append.* is gone"):
+        store.find_episode("e-append")
+    with pytest.raises(StoreError, match=r"sequences/e-append.* is gone"):
+        compact_store(state, min_parts=1)
+
+
+def test_tokens_that_cannot_be_split_into_sequences_are_refused(state: StateDir) -> None:
+    make_old(state)
+    (head,) = (path for path in files_of(state, "episodes") if path.name.startswith("e-append"))
+    table = pq.read_table(head)
+    place = table.schema.get_field_index("sequence_lengths")
+    nulls = pa.nulls(table.num_rows, pa.list_(pa.int32()))
+    write_parquet(head, table.set_column(place, "sequence_lengths", nulls))
+    with pytest.raises(StoreError, match="tokens without the lengths of its sequences"):
+        TrajectoryStore(state)
