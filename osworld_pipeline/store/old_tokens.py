@@ -32,11 +32,10 @@ def add_sequences(root: Path) -> int:
     """
     num_written = 0
     for name in _lacking(root):
-        rows = _old_rows(root / "episodes" / name)
-        if rows is not None:
-            table = pa.Table.from_pylist(rows, schema=stored("sequences"))
+        sequences = _old_sequences(root / "episodes" / name)
+        if sequences is not None:
             path = root / "sequences" / name
-            write_parquet(path, marked(table), temp_folder=root / INCOMING, statistics=("episode_id",))
+            write_parquet(path, marked(sequences), temp_folder=root / INCOMING, statistics=("episode_id",))
             num_written += 1
     return num_written
 
@@ -51,7 +50,7 @@ def _lacking(root: Path) -> list[str]:
     return sorted(lacking)
 
 
-def _old_rows(head: Path) -> list[Row] | None:
+def _old_sequences(head: Path) -> pa.Table | None:
     """The rows of `sequences` in a head; None if its version has none, or it was compacted and removed."""
     try:
         with pq.ParquetFile(head) as file:
@@ -60,10 +59,11 @@ def _old_rows(head: Path) -> list[Row] | None:
                 return None
             columns = [name for name in _READ if name in file.schema_arrow.names]
             groups = (file.read_row_group(number, columns=columns) for number in range(file.num_row_groups))
-            return [part for group in groups for row in group.to_pylist() for part in _split(row)]
+            rows = [part for group in groups for row in group.to_pylist() for part in _split(row)]
+            return pa.Table.from_pylist(rows, schema=stored("sequences"))
     except FileNotFoundError:
         return None
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, OverflowError) as error:
         raise StoreError(f"{head} is damaged ({error}): remove it and run its stage again") from error
 
 
@@ -75,6 +75,8 @@ def _split(row: Mapping[str, Any]) -> Iterator[Row]:
             f"episode {row['episode_id']} has tokens without the lengths of its sequences: a version before any "
             "release wrote it, and this one cannot read its tokens; remove its part and run its stage again"
         )
+    if sum(lengths or ()) != len(row.get("token_ids") or ()):
+        raise ValueError(f"the lengths of episode {row['episode_id']} do not fit its tokens")
     kept = {name: row[name] for name in ("episode_id", *BOOKKEEPING.names) if name in row}
     start = first_image = 0
     for number, (length, count) in enumerate(zip(lengths or (), counts or (), strict=True)):

@@ -5,6 +5,7 @@ import tempfile
 from pathlib import Path
 
 from episode_samples import make_episode
+from old_parts import make_old
 
 from fuzz.parser import Parser, scratch_folder, text_of
 from osworld_pipeline.domain.digest import digest_bytes
@@ -40,6 +41,24 @@ def _seed(table: str) -> bytes:
 def _part(table: str, data: bytes) -> None:
     with scratch_folder() as folder:
         _written(folder, table).write_bytes(data)
+        store = TrajectoryStore(StateDir(folder))
+        for part in store.existing_parts():
+            store.read_episodes(part)
+
+
+@functools.cache
+def _old_seed() -> bytes:
+    with scratch_folder() as folder:
+        path = _written(folder, "episodes")
+        make_old(StateDir(folder))
+        return path.read_bytes()
+
+
+def _old_part(data: bytes) -> None:
+    with scratch_folder() as folder:
+        _written(folder, "episodes").write_bytes(data)
+        for sequences in (StateDir(folder).trajectories / "sequences").glob("*.parquet"):
+            sequences.unlink()
         store = TrajectoryStore(StateDir(folder))
         for part in store.existing_parts():
             store.read_episodes(part)
@@ -114,6 +133,13 @@ PARSERS = [
         seeds=(_seed("episodes"),),
     ),
     Parser(name="step_part", read=lambda data: _part("steps", data), refusals=(StoreError,), seeds=(_seed("steps"),)),
+    Parser(
+        name="sequence_part",
+        read=lambda data: _part("sequences", data),
+        refusals=(StoreError,),
+        seeds=(_seed("sequences"),),
+    ),
+    Parser(name="old_part", read=_old_part, refusals=(StoreError,), seeds=(_old_seed(),)),
     Parser(name="pack", read=lambda data: _pack(".zip", data), refusals=(StoreError,), seeds=(_pack_seed(".zip"),)),
     Parser(
         name="pack_index",

@@ -7,16 +7,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from episode_samples import make_episode, make_sequence
+from old_parts import files_of, make_old
 
 from osworld_pipeline.atomic_io import write_parquet
-from osworld_pipeline.columns import SCHEMA_KEY, SEQUENCES
 from osworld_pipeline.domain.episode import ContextMode, Episode
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
 from osworld_pipeline.runs.upkeep.upkeep import compact_store, rebuild_store
 from osworld_pipeline.store import TrajectoryStore
 from osworld_pipeline.store.old_tokens import OLD_COLUMNS, add_sequences
-from osworld_pipeline.store.part_files import COMPACTED, SEED
+from osworld_pipeline.store.part_files import COMPACTED
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.query import run_query
 
@@ -28,32 +28,6 @@ EPISODES = (
     make_episode("e-text", sequences=()),
 )
 IN_ORDER = tuple(sorted(EPISODES, key=lambda episode: episode.episode_id))
-
-
-def files_of(state: StateDir, table: str) -> list[Path]:
-    return sorted(path for path in (state.trajectories / table).rglob("*.parquet") if path.name != SEED)
-
-
-def make_old(state: StateDir) -> None:
-    """Rewrites every part as version 9 wrote it."""
-    root = state.trajectories
-    for head in files_of(state, "episodes"):
-        details = root / "sequences" / head.relative_to(root / "episodes")
-        sequences = pq.read_table(details).to_pylist()
-        rows = pq.read_table(head).to_pylist()
-        lists: dict[str, list] = {name: [] for name in sorted(OLD_COLUMNS["episodes"])}
-        for row in rows:
-            own = [one for one in sequences if one["episode_id"] == row["episode_id"]]
-            for name in lists.keys() & set(SEQUENCES.names):
-                lists[name].append([value for one in own for value in one[name]])
-            lists["sequence_lengths"].append([len(one["token_ids"]) for one in own])
-            lists["sequence_image_counts"].append([len(one["image_steps"]) for one in own])
-        table = pq.read_table(head)
-        for name, values in lists.items():
-            kind = SEQUENCES.field(name).type if name in SEQUENCES.names else pa.list_(pa.int32())
-            table = table.append_column(name, pa.array(values, kind))
-        write_parquet(head, table.replace_schema_metadata({SCHEMA_KEY: b"9"}))
-        details.unlink()
 
 
 @pytest.fixture
@@ -123,4 +97,15 @@ def test_tokens_that_cannot_be_split_into_sequences_are_refused(state: StateDir)
     nulls = pa.nulls(table.num_rows, pa.list_(pa.int32()))
     write_parquet(head, table.set_column(place, "sequence_lengths", nulls))
     with pytest.raises(StoreError, match="tokens without the lengths of its sequences"):
+        TrajectoryStore(state)
+
+
+@pytest.mark.parametrize(("column", "lengths"), [("sequence_image_counts", [1, 1]), ("sequence_lengths", [4])])
+def test_lengths_that_do_not_fit_the_tokens_are_refused(state: StateDir, column: str, lengths: list[int]) -> None:
+    make_old(state)
+    (head,) = (path for path in files_of(state, "episodes") if path.name.startswith("e-append"))
+    table = pq.read_table(head)
+    values = pa.array([lengths], pa.list_(pa.int32()))
+    write_parquet(head, table.set_column(table.schema.get_field_index(column), column, values))
+    with pytest.raises(StoreError, match=r"episodes/e-append.* is damaged"):
         TrajectoryStore(state)

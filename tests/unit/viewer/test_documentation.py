@@ -16,7 +16,7 @@ PAGE = (ROOT / "docs" / "viewer.md").read_text()
 
 async def test_every_condition_that_is_shown_can_be_asked(sample_state: StateDir, sample_index: EpisodeIndex) -> None:
     questions = Questions(sample_state, sample_index)
-    block = next(text for text in re.findall(r"```\n(.*?)```", PAGE, re.DOTALL) if "token_ids" in text)
+    block = next(text for text in re.findall(r"```\n(.*?)```", PAGE, re.DOTALL) if "reward_parts" in text)
     conditions = block.strip().splitlines()
     assert len(conditions) == 3
     for condition in conditions:
