@@ -251,7 +251,10 @@ def _is_newer(path: Path, table: str) -> bool:
 
 def _unit(root: Path, head: str, path: Path, part: PartFile | None) -> Unit:
     details = _detail_files(root, head, path)
-    num_bytes = sum(found.stat().st_size for found in (path, *details.values()))
+    try:
+        num_bytes = sum(found.stat().st_size for found in (path, *details.values()))
+    except FileNotFoundError as error:
+        raise StoreError(f"{error.filename} is gone: restore it from a copy, or run its stage again") from error
     return Unit(head=path, details=details, part=part, num_bytes=num_bytes)
 
 

@@ -21,6 +21,7 @@ OLD_COLUMNS: Mapping[str, frozenset[str]] = {
 """By table, columns that are not read any more."""
 _READ = ("episode_id", *sorted(OLD_COLUMNS["episodes"]), *BOOKKEEPING.names)
 _FIRST_VERSION = 10
+_BATCH_ROWS = 64
 
 
 def add_sequences(root: Path) -> int:
@@ -58,9 +59,13 @@ def _old_sequences(head: Path) -> pa.Table | None:
             if not version.isdigit() or int(version) >= _FIRST_VERSION:
                 return None
             columns = [name for name in _READ if name in file.schema_arrow.names]
-            groups = (file.read_row_group(number, columns=columns) for number in range(file.num_row_groups))
-            rows = [part for group in groups for row in group.to_pylist() for part in _split(row)]
-            return pa.Table.from_pylist(rows, schema=stored("sequences"))
+            schema = stored("sequences")
+            # A few rows at a time: as Python objects, token lists take ten times their memory.
+            batches = file.iter_batches(_BATCH_ROWS, columns=columns)
+            rows = ([part for row in batch.to_pylist() for part in _split(row)] for batch in batches)
+            return pa.concat_tables(
+                [schema.empty_table(), *(pa.Table.from_pylist(some, schema=schema) for some in rows)]
+            )
     except FileNotFoundError:
         return None
     except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, OverflowError) as error:
@@ -75,8 +80,9 @@ def _split(row: Mapping[str, Any]) -> Iterator[Row]:
             f"episode {row['episode_id']} has tokens without the lengths of its sequences: a version before any "
             "release wrote it, and this one cannot read its tokens; remove its part and run its stage again"
         )
-    if sum(lengths or ()) != len(row.get("token_ids") or ()):
-        raise ValueError(f"the lengths of episode {row['episode_id']} do not fit its tokens")
+    for num_values, values in ((lengths, "token_ids"), (counts, "image_steps")):
+        if sum(num_values or ()) != len(row.get(values) or ()):
+            raise ValueError(f"the lengths of episode {row['episode_id']} do not fit its {values}")
     kept = {name: row[name] for name in ("episode_id", *BOOKKEEPING.names) if name in row}
     start = first_image = 0
     for number, (length, count) in enumerate(zip(lengths or (), counts or (), strict=True)):

@@ -100,7 +100,9 @@ def test_tokens_that_cannot_be_split_into_sequences_are_refused(state: StateDir)
         TrajectoryStore(state)
 
 
-@pytest.mark.parametrize(("column", "lengths"), [("sequence_image_counts", [1, 1]), ("sequence_lengths", [4])])
+@pytest.mark.parametrize(
+    ("column", "lengths"), [("sequence_image_counts", [1]), ("sequence_lengths", [4]), ("sequence_lengths", [1, 2])]
+)
 def test_lengths_that_do_not_fit_the_tokens_are_refused(state: StateDir, column: str, lengths: list[int]) -> None:
     make_old(state)
     (head,) = (path for path in files_of(state, "episodes") if path.name.startswith("e-append"))
