@@ -17,7 +17,7 @@ SIDE_FACTOR = 32
 @dataclass(frozen=True, kw_only=True)
 class ModelImage:
     data: bytes
-    """PNG, or the original bytes if no resize was needed."""
+    """Lossless WebP, or the original bytes if no resize was needed."""
     format: str
     width: int
     height: int
@@ -81,9 +81,9 @@ def prepare_screenshot(data: bytes, max_pixels: int, *, screen_size: tuple[int, 
             else:
                 resized = image.convert("RGB").resize((width, height), Image.Resampling.BICUBIC)
                 buffer = io.BytesIO()
-                # Level 1 takes half the time of the default and the blob is a third larger.
-                resized.save(buffer, format="PNG", compress_level=1)
-                data, image_format = buffer.getvalue(), "png"
+                # Lossless WebP of the least effort takes 70% of the time and bytes of PNG at level 1.
+                resized.save(buffer, format="WEBP", lossless=True, method=0, quality=0)
+                data, image_format = buffer.getvalue(), "webp"
     except NO_PICTURE as error:
         raise ValueError(f"a screenshot of {len(data)} bytes is not an image: {error}") from error
     return ModelImage(

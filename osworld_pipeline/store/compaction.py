@@ -40,7 +40,7 @@ TARGET_BYTES = 64 << 20
 MAX_PARTS = 2_000
 """Maximum number of small parts per table for a compaction with a budget."""
 RETIRED_GRACE_S = 600.0
-NUM_ROWS = {"episodes": 4_000, "sequences": 500}
+NUM_ROWS = {"episodes": 8_000, "sequences": 250}
 DEFAULT_NUM_ROWS = 10_000
 """Rows of a row group, by table: a look-up decodes a whole group (token lists are long), a scan prefers large ones."""
 _ORDER = {"steps": "step_index", "sequences": "sequence_index", "injections": "injection_id"}

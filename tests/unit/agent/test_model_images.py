@@ -37,11 +37,14 @@ def test_a_screenshot_that_fits_keeps_its_exact_bytes(noise_png: Noise) -> None:
     assert image.to_screen(13, 7) == (13, 7)
 
 
-def test_a_screenshot_that_is_too_large_becomes_a_smaller_png(noise_png: Noise) -> None:
-    image = prepare_screenshot(noise_png(200, 100, 0), 64 * 32)
-    assert (image.width, image.height) == (64, 32)
-    with Image.open(io.BytesIO(image.data)) as opened:
-        assert opened.size == (64, 32)
+def test_a_screenshot_that_is_too_large_becomes_smaller_without_other_loss(noise_png: Noise) -> None:
+    data = noise_png(200, 100, 0)
+    image = prepare_screenshot(data, 64 * 32)
+    assert (image.width, image.height, image.format) == (64, 32, "webp")
+    with Image.open(io.BytesIO(image.data)) as opened, Image.open(io.BytesIO(data)) as screen:
+        assert opened.format == "WEBP"
+        resized = screen.convert("RGB").resize((64, 32), Image.Resampling.BICUBIC)
+        assert opened.convert("RGB").tobytes() == resized.tobytes()
     assert image.to_screen(32, 16) == (100, 50)
     assert image.from_screen(100, 50) == (32, 16)
 
