@@ -84,6 +84,8 @@ def make_state(root: Path) -> StateDir:
         ],
     )
     write_table(state, "train_tasks", [task_row("a")])
+    source = {"source_dataset": "sft_clean", "licence": "MIT", "is_present": True, "num_records": 2}
+    write_table(state, "raw_counts", [source])
     image = store.write_blob(picture(200), suffix="png")
     write_table(state, "replay_buffer", [replay_row("r1", "a", images=[image]), replay_row("r2", "b", images=[image])])
     for name, stage, parent in (("sft-1", Stage.SFT, None), ("gspo-1", Stage.GSPO_PHASE1, "sft-1")):

@@ -13,6 +13,8 @@ RepoType = Literal["dataset", "model"]
 RECORD = "publication.json"
 """In the root of every published repository: its files with their hashes, licences and lineage."""
 CARD = "README.md"
+UNKNOWN = "unknown"
+"""The licence of an import whose licence is not known."""
 NOT_LISTED = 20
 """Number of sources without a licence that are listed by name."""
 
@@ -25,7 +27,7 @@ class LicensedRows:
     """A table, or a kind of training data."""
     source: str
     licence: str | None
-    """None if no licence is recorded."""
+    """None if no licence is recorded; an import may also name it `unknown`."""
     rows: int
 
 
@@ -106,8 +108,8 @@ class Publication:
 
 
 def need_licences(rows: Iterable[LicensedRows], *, remedy: str) -> None:
-    """Raises DatasetError that names each source without a licence and its rows."""
-    missing = [row for row in rows if not row.licence]
+    """Raises DatasetError that names each source without a licence (or with an `unknown` one) and its rows."""
+    missing = [row for row in rows if _is_unknown(row.licence)]
     if not missing:
         return
     named = [f"{row.source} ({row.rows:,} rows of {row.what})" for row in missing[:NOT_LISTED]]
@@ -117,11 +119,15 @@ def need_licences(rows: Iterable[LicensedRows], *, remedy: str) -> None:
 
 def need_licence(licence: str | None, *, of: str) -> str:
     """Raises DatasetError if there is none."""
-    if not (licence or "").strip():
+    if _is_unknown(licence):
         raise DatasetError(
             f"nothing is pushed, because {of} has no licence: name it with --licence, e.g. --licence apache-2.0"
         )
     return (licence or "").strip().lower()
+
+
+def _is_unknown(licence: str | None) -> bool:
+    return (licence or "").strip().lower() in ("", UNKNOWN)
 
 
 def join_licences(names: Iterable[str | None]) -> str:

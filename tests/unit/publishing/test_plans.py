@@ -14,6 +14,7 @@ from osworld_pipeline.datasets.exporters.huggingface import export_huggingface
 from osworld_pipeline.datasets.exporters.lake import export_lake
 from osworld_pipeline.datasets.exporters.selection import Selection
 from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
+from osworld_pipeline.domain.episode import EpisodePurpose
 from osworld_pipeline.domain.replay import TrainedRow
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import DatasetError
@@ -24,6 +25,7 @@ from osworld_pipeline.publishing.results import plan_results
 from osworld_pipeline.store import TrajectoryStore
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.checkpoints import find_checkpoint, upsert_checkpoint
+from osworld_pipeline.tables.owned import write_table
 
 """Typer uses, while it is imported, what a later click will not have."""
 WEIGHTS = b"the weights"
@@ -81,6 +83,33 @@ def test_rows_without_a_licence_are_refused_by_name(state: StateDir, tmp_path: P
         DatasetError, match=r"no licence: this pipeline \(7 rows of episodes\); export again with --own"
     ):
         plan_dataset(tmp_path / "out")
+
+
+@pytest.mark.parametrize("licence", ["unknown", "Unknown ", None])
+def test_an_unknown_licence_is_none(tmp_path: Path, licence: str | None) -> None:
+    state = StateDir(tmp_path / "var")
+    episode = make_episode("e1", purpose=EpisodePurpose.IMPORT, source_dataset="found", licence=licence or "")
+    TrajectoryStore(state).write_episodes("import", [episode])
+    export_lake(state, tmp_path / "out", own_licence="mit")
+    with pytest.raises(DatasetError, match=r"nothing is pushed.*found \(1 rows of episodes\)"):
+        plan_dataset(tmp_path / "out")
+
+
+@pytest.mark.parametrize(("licence", "refused"), [("mit", ""), (None, r"distill \(1 rows of union_tasks\)")])
+def test_tasks_alone_need_the_licences_of_their_sources(tmp_path: Path, licence: str | None, refused: str) -> None:
+    state = StateDir(tmp_path / "var")
+    write_table(state, "union_tasks", [{"task_id": "a", "domain": "os", "instruction": "Do a."}])
+    export_lake(state, tmp_path / "first")
+    with pytest.raises(DatasetError, match=r"no recorded source \(1 rows of union_tasks\)"):
+        plan_dataset(tmp_path / "first")
+    source = {"source_dataset": "distill", "licence": licence, "is_present": True, "num_records": 1}
+    write_table(state, "raw_counts", [source, {"source_dataset": "absent", "is_present": False}])
+    export_lake(state, tmp_path / "second")
+    if not refused:
+        assert plan_dataset(tmp_path / "second").licence == "mit"
+        return
+    with pytest.raises(DatasetError, match=refused):
+        plan_dataset(tmp_path / "second")
 
 
 def test_a_dataset_of_licensed_rows_keeps_the_exporters_card(state: StateDir, tmp_path: Path) -> None:
