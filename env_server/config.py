@@ -26,7 +26,7 @@ def read_config(path: Path) -> dict[str, Any]:
         fields = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise SettingsError(f"cannot read the configuration {path}: {error.strerror}; check --config") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise SettingsError(f"the configuration {path} is not valid TOML: {error}") from error
     _check_names(fields, Settings, path, ())
     return fields

@@ -5,7 +5,6 @@ Several actions of one turn are {"action": "sequence", "actions": [...]}.
 """
 
 import json
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -161,7 +160,8 @@ def _coordinate(raw: Arguments, space: CoordinateSpace, key: str = "coordinate")
     point: list[int | float] = []
     for number in value:
         is_number = isinstance(number, int | float) and not isinstance(number, bool)
-        if not is_number or not math.isfinite(number) or not 0 <= number <= limit_of(space):
+        # False for NaN. An integer of 400 digits can be compared, but not converted to a float.
+        if not is_number or not 0 <= number <= limit_of(space):
             raise ActionParseError(f"'{key}' must hold two numbers from 0 to {limit_of(space)}")
         point.append(round_coordinate(number, space))
     return {key: point}
@@ -228,7 +228,7 @@ def _wait(raw: Arguments, space: CoordinateSpace) -> dict[str, Any]:
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
     if not is_number or not seconds >= 0:
         raise ActionParseError("'seconds' of a wait must be a number of 0 or more")
-    return {"seconds": round(min(float(seconds), MAX_SLEEP_S), 3)}
+    return {"seconds": round(float(min(seconds, MAX_SLEEP_S)), 3)}
 
 
 def _status(raw: Arguments, space: CoordinateSpace) -> dict[str, Any]:

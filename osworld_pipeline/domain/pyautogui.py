@@ -2,7 +2,6 @@
 never run. All commands from a model to a desktop pass through this module."""
 
 import ast
-import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -107,7 +106,8 @@ def _literal(node: ast.expr, name: str, *, depth: int = 0) -> Any:
 
 
 def _finite(value: int | float, name: str) -> int | float:
-    if not math.isfinite(value) or abs(value) > 1e9:
+    # False for NaN. An integer may have any length, so it is compared and not converted.
+    if not abs(value) <= 1e9:
         raise ActionParseError(f"{name}: a number is out of range")
     return value
 

@@ -97,7 +97,7 @@ def _read(name_or_path: str) -> str:
 def _read_toml(text: str, name: str) -> dict[str, Any]:
     try:
         data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise RecipeError(f"recipe {name} is not TOML: {error}") from error
     for key in OWN_KEYS:
         if key in data:
@@ -173,7 +173,7 @@ def _parse_setting(setting: str) -> tuple[str, Any]:
         return key, None
     try:
         return key, tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         if _BARE_WORD.fullmatch(text):
             return key, text
         raise RecipeError(

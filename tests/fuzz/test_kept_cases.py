@@ -1,6 +1,7 @@
 """Every parser of foreign bytes takes its samples, refuses damaged ones with its own errors, and stays mended."""
 
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,9 @@ from fuzz.parser import CASES, Parser
 from fuzz.parsers import PARSERS
 
 NUM_DAMAGED = 12
+NUM_REPLACED = 40
+HUGE, DEEP = b"9" * 401, b"[" * 600 + b"]" * 600
+"""What a float cannot hold, and what a recursive reader or writer cannot follow."""
 
 
 @pytest.mark.parametrize("parser", PARSERS.values(), ids=PARSERS)
@@ -24,6 +28,15 @@ def test_damaged_samples_end_in_an_answer_or_a_refusal(parser: Parser) -> None:
         for _ in range(rng.randint(1, 4)):
             data[rng.randrange(len(data))] = rng.choice((0, 10, 34, 123, 255, rng.randrange(256)))
         parser.refuses(bytes(data[: rng.randint(1, len(data))] if rng.random() < 0.3 else data))
+
+
+@pytest.mark.parametrize("parser", PARSERS.values(), ids=PARSERS)
+@pytest.mark.parametrize("value", [HUGE, b"-" + HUGE, b"1e400", DEEP], ids=["huge", "negative", "infinite", "deep"])
+def test_a_number_of_any_size_ends_in_an_answer_or_a_refusal(parser: Parser, value: bytes) -> None:
+    rng = random.Random(parser.name)
+    places = [(seed, match.span()) for seed in parser.seeds for match in re.finditer(rb"[0-9]+", seed)]
+    for seed, (start, end) in rng.sample(places, min(NUM_REPLACED, len(places))):
+        parser.refuses(seed[:start] + value + seed[end:])
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ Arguments = Mapping[str, Any]
 ToPixels = Callable[[float, float], tuple[int, int]]
 """Converts a recorded point to the image of its step. Raises ActionParseError if it is outside."""
 
+MAX_NUMBER = 2**53
 MAX_REPEATS = 32
 """Presses of one key in one call; each becomes a separate turn."""
 _FENCE = re.compile(r"^[ \t]*```\w*[ \t]*$", re.MULTILINE)
@@ -83,7 +84,10 @@ def _pieces(code: str) -> Iterator[str]:
         return
     for statement in body:
         if not isinstance(statement, ast.Import):
-            yield ast.unparse(statement)
+            try:
+                yield ast.unparse(statement)
+            except RecursionError as error:
+                raise ActionParseError("the code is nested too deep") from error
 
 
 def _computer_call(text: str) -> list[Call]:
@@ -251,4 +255,7 @@ def _whole(value: Any) -> int | None:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether it is a finite number; an integer that no float holds exactly is no coordinate and no count."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) <= MAX_NUMBER if isinstance(value, int) else math.isfinite(value)

@@ -55,7 +55,7 @@ def attempt_episode(
         sampling=SamplingParams(
             temperature=_number(attempt, "temperature", 0.0),
             top_p=_number(attempt, "top_p", 1.0),
-            max_new_tokens=int(_number(attempt, "max_tokens", 0)),
+            max_new_tokens=_count(attempt, "max_tokens"),
             stop=(),
         ),
         outcome=outcome,
@@ -64,7 +64,7 @@ def attempt_episode(
         steps=tuple(steps),
         source_dataset=options.name,
         licence=options.licence,
-        max_turns=int(_number(attempt, "max_steps", 0)),
+        max_turns=_count(attempt, "max_steps"),
         started_at=attempt.started_at,
     )
 
@@ -89,6 +89,12 @@ def _outcome(attempt: ResultAttempt) -> tuple[Outcome, str | None]:
 def _number(attempt: ResultAttempt, key: str, default: float) -> float:
     value = attempt.settings.get(key)
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else default
+
+
+def _count(attempt: ResultAttempt, key: str) -> int:
+    """0 if it is unknown, or more than a column of 32 bits holds."""
+    number = _number(attempt, key, 0)
+    return int(number) if 0 <= number < 2**31 else 0
 
 
 def _step(index: int, step: ResultStep, found: StepActions, task: Task) -> Step:

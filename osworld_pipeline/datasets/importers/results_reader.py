@@ -80,7 +80,7 @@ def find_attempts(root: Path) -> list[Path]:
 
 
 def read_attempt(folder: Path) -> ResultAttempt:
-    """Raises DatasetError: no trajectory, or one without a step."""
+    """Raises DatasetError: no trajectory, one without a step, or one with a value that cannot be text."""
     rows, problems = _rows(folder)
     log_error = next((str(row["Error"]) for row in rows if "Error" in row and "action" not in row), "")
     rows, num_earlier = _last_run([row for row in rows if "action" in row])
@@ -213,7 +213,10 @@ def _image_action(row: Mapping[str, Any]) -> str | None:
 def _text(value: Any) -> str:
     if value is None:
         return ""
-    return value if isinstance(value, str) else orjson.dumps(value).decode()
+    try:
+        return value if isinstance(value, str) else orjson.dumps(value).decode()
+    except orjson.JSONEncodeError as error:
+        raise DatasetError(f"{TRAJECTORY} holds a value that cannot be text ({error})") from error
 
 
 def _score(path: Path) -> tuple[float | None, str]:

@@ -49,12 +49,13 @@ def _import_line(writer: ImportWriter, line: Line, path: Path) -> None:
         messages = _messages(line.record)
         images = _images(line.record, num_images(messages), path.parent)
         reward = reward_of(line.record)
+        rank = _quality_rank(line.record)
     except BadRecord as bad:
         writer.add_reject(bad, path=path.name, line=line.number, task_id=task_id)
         return
     for image in images:
         writer.add_image(image)
-    dataset, rank = line.record.get("source_dataset"), line.record.get("quality_rank")
+    dataset = line.record.get("source_dataset")
     named = isinstance(dataset, str) and dataset
     writer.add_demonstration(
         task_id=task_id,
@@ -72,6 +73,13 @@ def _task_id(record: Mapping[str, Any]) -> str:
     """The chunk's own id, if the row has it."""
     original = record.get("original_task_id")
     return original if isinstance(original, str) and original else task_id_of(record)
+
+
+def _quality_rank(record: Mapping[str, Any]) -> int | None:
+    rank = record.get("quality_rank")
+    if rank is None or (isinstance(rank, int) and abs(rank) < 2**31):
+        return rank
+    raise BadRecord("quality_rank is not a whole number of 32 bits")
 
 
 def _messages(record: Mapping[str, Any]) -> tuple[Message, ...]:

@@ -153,3 +153,29 @@ def test_a_turn_that_says_too_much_is_refused() -> None:
         dialect.format("", {"action": "type", "text": "x" * 40_000})
     with pytest.raises(ActionParseError, match="nothing can be done after the end"):
         dialect.format("", {"action": "sequence", "actions": [{"action": "terminate"}, {"action": "left_click"}]})
+
+
+@every_dialect
+@pytest.mark.parametrize("digits", [401, 5_000])
+@pytest.mark.parametrize("sign", ["", "-"])
+def test_a_number_of_any_length_is_read_or_refused(dialect: Dialect, digits: int, sign: str) -> None:
+    """A policy that repeats a digit writes a number that no float holds."""
+    number = sign + "9" * digits
+    for written in (
+        _called(f'"action": "left_click", "coordinate": [{number}, 3]'),
+        _called(f'"action": "wait", "seconds": {number}'),
+        _called(f'"action": "scroll", "direction": "up", "amount": {number}'),
+        f"```python\npyautogui.click({number}, 3)\n```",
+        f"```python\npyautogui.scroll({number})\n```",
+        f"```python\ntime.sleep({number})\n```",
+        f"<action>click {number} {number}</action>",
+        f"<action>wait {number}s</action>",
+        f"click({number}, 3)",
+        f"scroll({number})",
+    ):
+        turn = dialect.parse(written)
+        assert turn.arguments is not None or turn.error
+
+
+def _called(arguments: str) -> str:
+    return f'<tool_call>\n{{"name": "computer_use", "arguments": {{{arguments}}}}}\n</tool_call>'
