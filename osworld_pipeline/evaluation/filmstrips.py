@@ -12,9 +12,14 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
 from osworld_pipeline.store import BlobStore
 from osworld_pipeline.tables.catalog import fresh_views
+from osworld_pipeline.tables.views import NAMED_TASKS
 
 THUMBNAIL_WIDTH = 300
 MAX_FRAMES = 12
+_INSTRUCTION = f"""
+SELECT t.instruction FROM episodes e
+JOIN ({NAMED_TASKS}) t ON t.task_id = e.task_id AND (t.is_only OR t.domain = e.domain) WHERE e.episode_id = ?
+"""  # noqa: S608 - our own words
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +65,7 @@ def read_filmstrips(state: StateDir, chosen: Sequence[FilmstripOf]) -> list[Film
                 "ORDER BY 1",
                 [one.episode_id],
             ).fetchall()
-            sql = "SELECT instruction FROM union_tasks WHERE task_id = ?"
-            task = connection.execute(sql, [one.task_id]).fetchone()
+            task = connection.execute(_INSTRUCTION, [one.episode_id]).fetchone()
             frames = tuple(
                 Frame(step_index=index, image=_image(blobs, sha256), response=response or "", command=command or "")
                 for index, sha256, response, command in steps[:MAX_FRAMES]

@@ -49,6 +49,10 @@ class EvalSuite:
         is_shared = sum(one.task_id == task.task_id for one in self.tasks) > 1
         return f"{task.domain}/{task.task_id}" if is_shared else task.task_id
 
+    def id_of(self, task: Task) -> str:
+        """Its name in ids of episodes and groups, which name files."""
+        return re.sub("[^A-Za-z0-9._-]", "_", self.name_of(task))
+
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedList:

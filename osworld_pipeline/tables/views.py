@@ -47,20 +47,17 @@ SELECT task_id, domain, instruction, count(*) OVER (PARTITION BY task_id) = 1 AS
 """
 """An episode from before schema version 6 has no domain: it belongs to the only task of its id, or to an unknown
 one."""
+TASK_KEY = """CASE WHEN min(domain) OVER same_id <> max(domain) OVER same_id
+    THEN concat(domain, '/', task_id) ELSE task_id END AS task_key"""
+SAME_ID = "WINDOW same_id AS (PARTITION BY checkpoint_id, stage_key, task_id)"
+LAST_ATTEMPT = """QUALIFY row_number() OVER (
+    PARTITION BY checkpoint_id, stage_key, task_key, seed ORDER BY started_at DESC, attempt DESC, episode_id DESC
+) = 1"""
+"""Of the episodes of evaluations: the key of their tasks, and the last attempt at each task and seed."""
 EVALS = f"""
 CREATE VIEW evals AS
-WITH named AS (
-SELECT *, CASE WHEN min(domain) OVER same_id <> max(domain) OVER same_id
-    THEN concat(domain, '/', task_id) ELSE task_id END AS task_key
-FROM episodes WHERE purpose = 'evaluate'
-WINDOW same_id AS (PARTITION BY checkpoint_id, stage_key, task_id)
-),
-latest AS (
-SELECT * FROM named
-QUALIFY row_number() OVER (
-    PARTITION BY checkpoint_id, stage_key, task_key, seed ORDER BY started_at DESC, attempt DESC, episode_id DESC
-) = 1
-),
+WITH named AS (SELECT *, {TASK_KEY} FROM episodes WHERE purpose = 'evaluate' {SAME_ID}),
+latest AS (SELECT * FROM named {LAST_ATTEMPT}),
 played AS (SELECT *, {DESKTOPS_OF_EVALUATION} AS desktops FROM latest)
 SELECT
     e.checkpoint_id, c.stage, e.task_id,

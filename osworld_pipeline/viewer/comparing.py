@@ -10,7 +10,7 @@ from osworld_pipeline.evaluation.changes import Change, Training, change_between
 from osworld_pipeline.evaluation.effect import Effect
 from osworld_pipeline.evaluation.evaluation_names import EvaluationName
 from osworld_pipeline.evaluation.scores import EvalRow
-from osworld_pipeline.tables.views import DESKTOPS_OF_EVALUATION
+from osworld_pipeline.tables.views import DESKTOPS_OF_EVALUATION, LAST_ATTEMPT, SAME_ID, TASK_KEY
 from osworld_pipeline.viewer.index import Reader
 
 NUM_RESAMPLES = 2_000
@@ -18,17 +18,15 @@ NUM_RESAMPLES = 2_000
 
 # The last attempt at each task and seed, as in the view `evals`.
 _EVALS = f"""
-SELECT *, {DESKTOPS_OF_EVALUATION} AS desktops FROM (SELECT
-    episode_id, checkpoint_id, stage, task_id, seed, coalesce(family, nullif(domain, ''), 'unknown') AS family, suite,
-    domain, instruction, outcome, is_valid, is_success, task_reward, shaped_reward, num_steps, max_turns, stage_key,
-    provider, image_digest, grader_version, temperature, error, started_at,
+SELECT *, {DESKTOPS_OF_EVALUATION} AS desktops FROM (SELECT * FROM (SELECT
+    {TASK_KEY}, episode_id, checkpoint_id, stage, task_id, seed, domain, instruction, suite,
+    coalesce(family, nullif(domain, ''), 'unknown') AS family,
+    outcome, is_valid, is_success, task_reward, shaped_reward, num_steps, max_turns, stage_key,
+    provider, image_digest, grader_version, temperature, error, started_at, attempt,
     CASE WHEN starts_with(stage_key, concat('eval-', checkpoint_id, '-'))
         THEN substr(stage_key, length(checkpoint_id) + 7) ELSE '' END AS settings
 FROM facts
-WHERE purpose = 'evaluate' AND {{condition}}
-QUALIFY row_number() OVER (
-    PARTITION BY checkpoint_id, stage_key, task_id, seed ORDER BY started_at DESC, attempt DESC, episode_id DESC
-) = 1)
+WHERE purpose = 'evaluate' AND {{condition}} {SAME_ID}) {LAST_ATTEMPT})
 """  # noqa: S608 - our own words
 
 
@@ -52,7 +50,8 @@ class Evaluated:
 class TaskPair:
     """A task before and after, one episode for each seed."""
 
-    task_id: str
+    task_key: str
+    """As in the view `evals`."""
     instruction: str
     before: tuple[Mapping[str, Any], ...]
     after: tuple[Mapping[str, Any], ...]
@@ -84,7 +83,7 @@ def list_evaluated(reader: Reader, names: Mapping[str, EvaluationName]) -> list[
     """All evaluations by suite and time, then in the order of the stages. `names`: of evaluations, by key."""
     rows = reader.dicts(
         "SELECT checkpoint_id, any_value(stage) AS stage, settings, "  # noqa: S608 - our own names
-        "count(DISTINCT task_id) AS num_tasks, count(*) AS num_episodes, count(*) FILTER (is_valid) AS num_valid, "
+        "count(DISTINCT task_key) AS num_tasks, count(*) AS num_episodes, count(*) FILTER (is_valid) AS num_valid, "
         f"count(*) FILTER (is_success) AS num_successes FROM ({_EVALS.format(condition='true')}) "
         "GROUP BY checkpoint_id, settings ORDER BY checkpoint_id"
     )
@@ -106,12 +105,10 @@ def compare(reader: Reader, before: str, after: str, settings: str, training: Tr
     names = {before, after, *(name for run in runs for pair in run for name in pair)}
     evals = {name: _rows(reader, name, settings) for name in names}
     sides = evals[before], evals[after]
-    tasks = sorted({row["task_id"] for rows in sides for row in rows})
-    pairs = [
-        _pair(task_id, *([row for row in rows if row["task_id"] == task_id] for rows in sides)) for task_id in tasks
-    ]
+    tasks = sorted({row["task_key"] for rows in sides for row in rows})
+    pairs = [_pair(key, *([row for row in rows if row["task_key"] == key] for rows in sides)) for key in tasks]
     rank = {"gained": 0, "lost": 1, "same": 2, "not compared": 3}
-    pairs.sort(key=lambda pair: (rank[pair.kind], -abs(pair.difference or 0.0), pair.task_id))
+    pairs.sort(key=lambda pair: (rank[pair.kind], -abs(pair.difference or 0.0), pair.task_key))
     rows = [_eval_row(row) for found in evals.values() for row in found]
     alone = change_between(rows, (before, after), (before, after), training, num_resamples=NUM_RESAMPLES)
     across = (
@@ -134,11 +131,11 @@ def _checkpoints_under(reader: Reader, settings: str) -> list[str]:
 
 
 def _rows(reader: Reader, checkpoint_id: str, settings: str) -> list[dict[str, Any]]:
-    sql = f"SELECT * FROM ({_EVALS.format(condition='checkpoint_id = ?')}) WHERE settings = ? ORDER BY task_id, seed"  # noqa: S608
+    sql = f"SELECT * FROM ({_EVALS.format(condition='checkpoint_id = ?')}) WHERE settings = ? ORDER BY task_key, seed"  # noqa: S608
     return reader.dicts(sql, [checkpoint_id, settings])
 
 
-def _pair(task_id: str, before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> TaskPair:
+def _pair(task_key: str, before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> TaskPair:
     rates = [
         sum(bool(row["is_success"]) for row in rows if row["is_valid"]) / sum(bool(row["is_valid"]) for row in rows)
         if any(row["is_valid"] for row in rows)
@@ -146,7 +143,7 @@ def _pair(task_id: str, before: Sequence[Mapping[str, Any]], after: Sequence[Map
         for rows in (before, after)
     ]
     return TaskPair(
-        task_id=task_id,
+        task_key=task_key,
         instruction=next((row["instruction"] for row in (*before, *after) if row["instruction"]), ""),
         before=tuple(before),
         after=tuple(after),
@@ -156,9 +153,9 @@ def _pair(task_id: str, before: Sequence[Mapping[str, Any]], after: Sequence[Map
 
 def _eval_row(row: Mapping[str, Any]) -> EvalRow:
     names = (
-        "checkpoint_id", "stage", "task_id", "seed", "family", "suite", "outcome", "shaped_reward", "max_turns",
-        "episode_id", "provider", "image_digest", "grader_version", "temperature", "error", "stage_key", "domain",
-        "desktops",
+        "checkpoint_id", "stage", "task_id", "task_key", "seed", "family", "suite", "outcome", "shaped_reward",
+        "max_turns", "episode_id", "provider", "image_digest", "grader_version", "temperature", "error", "stage_key",
+        "domain", "desktops",
     )  # fmt: skip
     return EvalRow(
         **{name: row[name] for name in names},

@@ -95,7 +95,7 @@ def plan_collection(
     )
     # A changed task keeps its id; episodes of the old version must not count for the new one.
     groups = tuple(
-        (task, plan, f"{stage_key}-{task.task_id}-{task.config_digest[:DIGEST_LENGTH]}") for task in suite.tasks
+        (task, plan, f"{stage_key}-{suite.id_of(task)}-{task.config_digest[:DIGEST_LENGTH]}") for task in suite.tasks
     )
     return CollectionPlan(stage_key=stage_key, groups=groups)
 

@@ -1,6 +1,5 @@
 """Plans the evaluation of a checkpoint and finds which of its episodes are done. Needs no torch."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,7 +112,7 @@ def plan_evaluation(
         name = suite.name_of(task)
         for seed in recipe.evaluation.seeds:
             plan = EpisodePlan(
-                episode_id=f"{stage_key}-{re.sub('[^A-Za-z0-9._-]', '_', name)}-s{seed}",
+                episode_id=f"{stage_key}-{suite.id_of(task)}-s{seed}",
                 purpose=EpisodePurpose.EVALUATE,
                 checkpoint_id=checkpoint_id,
                 # A separate seed for each task: with a shared one, a choice between two actions would come out the same

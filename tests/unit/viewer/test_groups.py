@@ -5,11 +5,14 @@ from pathlib import Path
 
 import pytest
 from effect_samples import ENDS, START, write_three_runs
+from episode_samples import make_episode
 from viewer_samples import GSPO, KEY, SFT, TASKS
 
+from osworld_pipeline.domain.episode import Outcome, Reward
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.evaluation.changes import Training
 from osworld_pipeline.evaluation.scores import read_evals
+from osworld_pipeline.store import TrajectoryStore
 from osworld_pipeline.tables.checkpoints import read_checkpoints
 from osworld_pipeline.training.advantage import compute_advantages
 from osworld_pipeline.viewer.comparing import compare, list_evaluated
@@ -79,10 +82,34 @@ def test_fault_is_no_failure_in_a_comparison(index: EpisodeIndex, sample_state: 
         pair = next(
             one
             for one in compare(reader, SFT, GSPO, KEY, Training(read_checkpoints(sample_state))).pairs
-            if one.task_id == TASKS[5][0]
+            if one.task_key == TASKS[5][0]
         )
     assert [row["outcome"] for row in pair.before] == ["truncated", "env_fault"]
     assert pair.difference == 1.0
+
+
+def test_tasks_of_two_domains_with_one_id_are_compared_apart(tmp_path: Path) -> None:
+    state = StateDir(tmp_path)
+    episodes = [
+        make_episode(
+            f"{checkpoint_id}-{domain}",
+            task_id="twin",
+            domain=domain,
+            checkpoint_id=checkpoint_id,
+            stage_key=f"eval-{checkpoint_id}-{KEY}",
+            outcome=Outcome.SUCCESS if domain == solved else Outcome.FAILURE,
+            reward=Reward(task=float(domain == solved)),
+        )
+        for checkpoint_id, solved in ((SFT, "vlc"), (GSPO, "chrome"))
+        for domain in ("chrome", "vlc")
+    ]
+    TrajectoryStore(state).write_episodes("evaluations", episodes)
+    index = EpisodeIndex(state)
+    index.refresh()
+    with index.reading() as reader:
+        pairs = compare(reader, SFT, GSPO, KEY, Training(read_checkpoints(state))).pairs
+    index.close()
+    assert [(pair.task_key, pair.kind) for pair in pairs] == [("chrome/twin", "gained"), ("vlc/twin", "lost")]
 
 
 def test_runs_that_differ_in_seeds_alone_are_judged_together(tmp_path: Path) -> None:
