@@ -39,10 +39,11 @@ def put_attempt(
     result: str | None = "1.0\n",
     model: str = "some-model",
     first_screen: bool = True,
+    domain: str = "os",
     **row_changes: Any,
 ) -> Path:
     """As OSWorld's runner writes it: the screenshot of a row is the screen after its action."""
-    folder = results / "pyautogui" / "screenshot" / model / "os" / task_id
+    folder = results / "pyautogui" / "screenshot" / model / domain / task_id
     folder.mkdir(parents=True)
     rows = []
     for number, action in enumerate(actions, 1):

@@ -32,6 +32,8 @@ class TaskConfigs:
     bare: dict[str, RawTask] = field(default_factory=dict)
     """The first row of an id with an instruction or a domain but no config."""
     imported: dict[str, RawTask] = field(default_factory=dict)
+    imported_twins: dict[str, dict[str, RawTask]] = field(default_factory=dict)
+    """By base id, then by domain: the first imported task of each domain, of ids that several domains have."""
     task_ids: set[str] = field(default_factory=set)
     """Seen in a source of tasks other than the tree."""
     num_records: Counter[str] = field(default_factory=Counter)
@@ -51,7 +53,10 @@ class TaskConfigs:
                 continue
             self.task_ids.add(item.base_id)
             if is_import:
-                self.imported.setdefault(item.base_id, item)
+                earlier = self.imported.setdefault(item.base_id, item)
+                if earlier.domain != item.domain:
+                    twins = self.imported_twins.setdefault(item.base_id, {earlier.domain: earlier})
+                    twins.setdefault(item.domain, item)
             elif item.config is not None:
                 self.distill.setdefault(item.base_id, item)
             elif item.instruction or item.domain:
@@ -78,6 +83,12 @@ class TaskConfigs:
                 return configs[task_id], name
         return None, "missing"
 
+    def twins_of(self, task_id: str) -> Mapping[str, RawTask]:
+        """By domain, the tasks with this id; empty unless several domains have it."""
+        if task_id in self.imported and task_id not in self.tree and task_id not in self.distill:
+            return self.imported_twins.get(task_id, {})
+        return self.twins.get(task_id, {})
+
 
 @dataclass(kw_only=True)
 class UnionTasks:
@@ -96,14 +107,15 @@ def join_tasks(task_ids: Iterable[str], configs: TaskConfigs, replay_ids: set[st
     union = UnionTasks()
     for task_id in sorted(task_ids):
         task, source = configs.chosen(task_id)
-        twins = {} if is_artefact else configs.twins.get(task_id, {})
-        meant = [twin for twin in twins.values() if not _is_for_windows(twin)] if source == "osworld_repo" else []
+        twins = {} if is_artefact else configs.twins_of(task_id)
+        of_twins = "import" if source == "import" else "osworld_repo"
+        meant = [twin for twin in twins.values() if not _is_for_windows(twin)] if source == of_twins else []
         task = meant[0] if meant else task
         if task is None and not is_artefact:
             task = configs.bare.get(task_id)
         row, config = _row(task_id, task, source, configs, is_artefact=is_artefact)
         others = [
-            _row(task_id, twin, "osworld_repo", configs, is_artefact=False)[0]
+            _row(task_id, twin, of_twins, configs, is_artefact=False)[0]
             for domain, twin in twins.items()
             if domain != row["domain"]
         ]
@@ -173,7 +185,7 @@ def _config_domain(config: Mapping[str, Any]) -> str:
 def _domain(task_id: str, task: RawTask | None, config_domain: str, configs: TaskConfigs) -> str:
     """The first of the config's domain, the source's, OSWorld's folder and the first related app that is known. If
     several folders have the id, only the folder distinguishes the tasks."""
-    twins = configs.twins.get(task_id, {})
+    twins = configs.twins_of(task_id)
     if task is not None and twins.get(task.domain) is task:
         return task.domain
     own = task.config.get("domain") if task is not None and task.config is not None else None

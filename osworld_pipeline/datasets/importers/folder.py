@@ -76,7 +76,8 @@ class ImportWriter:
         self._importer = importer
         self._origin = origin
         self._digest = hashlib.sha256()
-        self._task_ids: set[str] = set()
+        self._tasks: set[tuple[str, str]] = set()
+        """Domain and id."""
         self._num_demonstrations = 0
         self._rejects: Counter[str] = Counter()
         (folder / "images").mkdir(parents=True)
@@ -124,10 +125,10 @@ class ImportWriter:
         self._num_demonstrations += 1
 
     def add_task(self, *, task_id: str, instruction: str, domain: str, config: Mapping[str, Any] | None = None) -> None:
-        """Adds each task once; the first call for an id counts."""
-        if task_id in self._task_ids:
+        """Adds each task once; the first call for a domain and id counts."""
+        if (domain, task_id) in self._tasks:
             return
-        self._task_ids.add(task_id)
+        self._tasks.add((domain, task_id))
         text = None if config is None else canonical_json(config)
         self._write(TASKS, {"task_id": task_id, "instruction": instruction, "domain": domain, "task_config": text})
 
@@ -150,7 +151,7 @@ class ImportWriter:
             origin=self._origin,
             quality_rank=self.options.quality_rank,
             num_demonstrations=self._num_demonstrations,
-            num_tasks=len(self._task_ids),
+            num_tasks=len(self._tasks),
             num_rejects=self._rejects.total(),
             sha256=self._digest.hexdigest(),
             num_episodes=num_episodes,

@@ -2,6 +2,7 @@
 demonstration, and whatever a run left behind is told."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,14 @@ import pytest
 from import_samples import OPTIONS, png, put_attempt, put_task, read_lines
 
 from osworld_pipeline.datasets.importers.osworld_results import import_osworld_results
+from osworld_pipeline.datasets.union import build_union_tables
 from osworld_pipeline.dialects import load_dialect
 from osworld_pipeline.domain.digest import digest_bytes
 from osworld_pipeline.domain.episode import Episode, EpisodePurpose, Outcome
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import DatasetError
 from osworld_pipeline.store import TrajectoryStore
+from osworld_pipeline.tables.owned import read_table
 
 CLICK = "pyautogui.click(3, 4)"
 
@@ -214,6 +217,21 @@ def test_a_task_keeps_its_large_integers_and_one_of_two_domains_is_not_guessed(s
     (found,) = read_lines(next(state.imports.glob("*/tasks.jsonl")))
     assert (found["task_id"], json.loads(found["task_config"])["limit"]) == ("large", 2**64 + 1)
     assert set(rejects(state)) == {"twin"}
+
+
+def test_tasks_of_two_domains_with_one_id_are_both_imported_and_are_two_rows(state: StateDir, results: Path) -> None:
+    for domain in ("vlc", "chrome"):
+        put_task(state.osworld_repo, "twin", domain, instruction=f"In {domain}.")
+        put_attempt(results, "twin", ["pyautogui.click(3, 4)", "DONE"], domain=domain)
+    done = import_osworld_results(state, results, OPTIONS)
+    assert (done.num_tasks, done.num_demonstrations) == (2, 2)
+    shutil.rmtree(state.osworld_repo)
+    build_union_tables(state, system_prompt="p")
+    rows = [(row["domain"], row["instruction"]) for row in read_table(state, "union_tasks").to_pylist()]
+    assert rows == [("chrome", "In chrome."), ("vlc", "In vlc.")]
+    assert read_table(state, "train_tasks").num_rows == 0, "a demonstration names the id alone"
+    (reject,) = read_table(state, "rejects").to_pylist()
+    assert "chrome, vlc each have a task with this id" in reject["reason"]
 
 
 def test_a_run_started_again_counts_by_its_last_part(state: StateDir, results: Path) -> None:
