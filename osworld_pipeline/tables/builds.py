@@ -9,6 +9,7 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 
 import orjson
@@ -24,6 +25,8 @@ STATS_FILE = "osworld_train_stats.json"
 CURRENT = "union.json"
 REPLACED_GRACE_S = 86_400.0
 _BUILD = re.compile(r"union-[0-9a-f]{16}")
+_pinned: ContextVar[tuple[Path, Path | None] | None] = ContextVar("pinned_build", default=None)
+"""The state's root, and the build that `one_build` keeps for it."""
 
 
 def table_paths(state: StateDir) -> Mapping[str, Path]:
@@ -32,8 +35,29 @@ def table_paths(state: StateDir) -> Mapping[str, Path]:
     Raises:
         TableError: the note that names the build is damaged.
     """
-    union = current_build(state) or state.tables
+    pinned = _pinned.get()
+    build = pinned[1] if pinned is not None and pinned[0] == state.root else current_build(state)
+    union = build or state.tables
     return {name: (union if name in UNION_TABLES else state.tables) / f"{name}.parquet" for name in OWNED_TABLES}
+
+
+@contextmanager
+def one_build(state: StateDir) -> Iterator[None]:
+    """In this block every table of the union is read from the build that was current at its start. A block within a
+    block keeps the outer build.
+
+    Raises:
+        TableError: as current_build.
+    """
+    pinned = _pinned.get()
+    if pinned is not None and pinned[0] == state.root:
+        yield
+        return
+    token = _pinned.set((state.root, current_build(state)))
+    try:
+        yield
+    finally:
+        _pinned.reset(token)
 
 
 def current_build(state: StateDir) -> Path | None:

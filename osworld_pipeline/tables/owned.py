@@ -16,7 +16,7 @@ from osworld_pipeline.tables.builds import table_paths
 
 
 def table_path(state: StateDir, name: str) -> Path:
-    """The current path of a table; for several tables, call `table_paths` once. Raises TableError."""
+    """The current path of a table; for several tables use `one_build`. Raises TableError."""
     if name not in OWNED_TABLES:
         raise TableError(f"no table named '{name}'; there are: {', '.join(OWNED_TABLES)}")
     return table_paths(state)[name]

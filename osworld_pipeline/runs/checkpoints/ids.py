@@ -13,6 +13,7 @@ from osworld_pipeline.evaluation.suites import Suite, build_suite
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.recipes.learned import learned_by, learned_keys
 from osworld_pipeline.recipes.schema import ReplaySection, SftSection
+from osworld_pipeline.tables.builds import one_build
 from osworld_pipeline.tables.owned import read_table
 from osworld_pipeline.tables.replay import read_replay_columns, verified_rewards
 from osworld_pipeline.training.demonstrations import choose_demonstrations
@@ -98,7 +99,8 @@ def gspo_data_digest(state: StateDir, recipe: Recipe) -> str:
 
 def imitated_tasks(state: StateDir, recipe: Recipe) -> set[str]:
     """The base ids of the tasks whose demonstrations SFT uses."""
-    return {base_task_id(row["original_task_id"]) for row in _chosen_rows(state, recipe.replay, recipe.sft)}
+    with one_build(state):
+        return {base_task_id(row["original_task_id"]) for row in _chosen_rows(state, recipe.replay, recipe.sft)}
 
 
 def training_data_digest(
@@ -112,12 +114,13 @@ def training_data_digest(
     """
     tasks = ("task_id", "task_config")
     content: dict[str, Any] = {}
-    for name in tables:
-        if name == "replay_buffer":
-            rows = _chosen_rows(state, replay, sft)
-            content[name] = sorted(tuple(str(row[column]) for column in REPLAY_COLUMNS) for row in rows)
-        else:
-            content[name] = sorted(zip(*_columns(state, name, tasks), strict=True))
+    with one_build(state):
+        for name in tables:
+            if name == "replay_buffer":
+                rows = _chosen_rows(state, replay, sft)
+                content[name] = sorted(tuple(str(row[column]) for column in REPLAY_COLUMNS) for row in rows)
+            else:
+                content[name] = sorted(zip(*_columns(state, name, tasks), strict=True))
     return digest_json(content)
 
 

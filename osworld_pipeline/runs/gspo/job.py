@@ -22,6 +22,7 @@ from osworld_pipeline.runs.job import RayShare, TrainingJob
 from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
 from osworld_pipeline.runs.rollouts.ray_actor import ActorShape
 from osworld_pipeline.runs.rollouts.session import sampling_params
+from osworld_pipeline.tables.builds import one_build
 from osworld_pipeline.tables.owned import read_table
 
 
@@ -117,10 +118,11 @@ def load_gspo_tasks(state: StateDir, recipe: Recipe) -> list[Task]:
     Raises:
         TableError: there are none.
     """
-    tasks = load_train_tasks(state)
-    if recipe.rollout.tasks == "all":
-        return tasks
-    imitated = imitated_tasks(state, recipe)
+    with one_build(state):
+        tasks = load_train_tasks(state)
+        if recipe.rollout.tasks == "all":
+            return tasks
+        imitated = imitated_tasks(state, recipe)
     left = [task for task in tasks if task.task_id not in imitated]
     if not left:
         raise TableError(

@@ -12,6 +12,7 @@ from osworld_pipeline.runs.messages import Report
 from osworld_pipeline.runs.sft.job import SftJob
 from osworld_pipeline.runs.sft.sft_run import Examples, run_sft
 from osworld_pipeline.store import BlobStore
+from osworld_pipeline.tables.builds import one_build
 from osworld_pipeline.tables.replay import load_replay_rows
 from osworld_pipeline.training.demonstrations import DemonstrationSet, choose_demonstrations
 
@@ -45,9 +46,10 @@ def read_demonstrations(state: StateDir, recipe: Recipe, processor: Any) -> Demo
     """
     renderer, blobs, max_tokens = Renderer(processor), BlobStore(state.blobs), recipe.agent.max_context_tokens
     replay = recipe.replay
-    rows = load_replay_rows(state, min_reward=replay.threshold, require_verified=replay.require_verified)
-    named = [(row.row_id, row.original_task_id) for row in rows]
-    chosen = choose_demonstrations(named, recipe.sft, domains=task_domains(state))
+    with one_build(state):
+        rows = load_replay_rows(state, min_reward=replay.threshold, require_verified=replay.require_verified)
+        named = [(row.row_id, row.original_task_id) for row in rows]
+        chosen = choose_demonstrations(named, recipe.sft, domains=task_domains(state))
     demonstrations = DemonstrationSet(
         [row for row in rows if row.row_id in chosen],
         lambda row: replay_trajectories(row, blobs.read, renderer, agent=recipe.agent, is_replay=False),

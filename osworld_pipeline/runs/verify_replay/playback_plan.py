@@ -23,6 +23,7 @@ from osworld_pipeline.domain.task import Task
 from osworld_pipeline.errors import StoreError, TableError, TaskError
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.store.blobs import BlobStore
+from osworld_pipeline.tables.builds import one_build
 from osworld_pipeline.tables.owned import read_table, table_path
 
 DEFAULT_DIALECT = "slime"
@@ -112,21 +113,22 @@ def plan_playbacks(state: StateDir, *, min_reward: float) -> PlaybackPlan:
     Raises:
         TableError: a table's file is damaged.
     """
-    tasks = _training_tasks(state)
     unplayable: dict[str, list[str]] = defaultdict(list)
     whole: list[_Row] = []
     chunks: dict[str, list[_Row]] = defaultdict(list)
     blobs = BlobStore(state.blobs)
-    for record in _replay_records(state):
-        try:
-            row = _read_row(record, tasks, blobs, min_reward)
-        except _Unplayable as reason:
-            unplayable[str(reason)].append(record["row_id"])
-            continue
-        if row.chunk is None:
-            whole.append(row)
-        else:
-            chunks[row.task_id].append(row)
+    with one_build(state):
+        tasks = _training_tasks(state)
+        for record in _replay_records(state):
+            try:
+                row = _read_row(record, tasks, blobs, min_reward)
+            except _Unplayable as reason:
+                unplayable[str(reason)].append(record["row_id"])
+                continue
+            if row.chunk is None:
+                whole.append(row)
+            else:
+                chunks[row.task_id].append(row)
     playbacks = [_playback([row]) for row in whole]
     for rows in chunks.values():
         for members in _join_chunks(rows, unplayable):

@@ -3,7 +3,9 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from raw_samples import config, put_lines, put_task, record
@@ -11,6 +13,11 @@ from raw_samples import config, put_lines, put_task, record
 from osworld_pipeline.datasets.union import build_union_tables
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import TableError
+from osworld_pipeline.recipes import load_recipe
+from osworld_pipeline.runs.checkpoints.ids import training_data_digest
+from osworld_pipeline.runs.gspo.job import load_gspo_tasks
+from osworld_pipeline.runs.verify_replay.playback_plan import plan_playbacks
+from osworld_pipeline.tables import builds
 from osworld_pipeline.tables.builds import CURRENT, UNION_TABLES, current_build, remove_replaced_builds, table_paths
 from osworld_pipeline.tables.catalog import fresh_views
 from osworld_pipeline.tables.owned import read_table, read_table_file
@@ -48,6 +55,39 @@ def test_a_reader_that_began_before_a_build_ends_reads_one_build(state: StateDir
     for name in ("train_tasks", "replay_buffer"):
         assert read_table_file(paths[name], name)["task_id"].to_pylist() == ["one"]
     assert task_ids(state) == {"two"}
+
+
+def digest_of_training(state: StateDir) -> str:
+    return training_data_digest(state, ("replay_buffer", "train_tasks"))
+
+
+def reasons_against_playing(state: StateDir) -> Mapping[str, tuple[str, ...]]:
+    return plan_playbacks(state, min_reward=0.5).unplayable
+
+
+def tasks_of_gspo(state: StateDir) -> list[str]:
+    recipe = load_recipe("demo", settings=["rollout.tasks=left_by_sft", "sft.task_share=1.0"])
+    try:
+        return [task.task_id for task in load_gspo_tasks(state, recipe)]
+    except TableError as error:
+        return [str(error)]
+
+
+@pytest.mark.parametrize("read", [digest_of_training, reasons_against_playing, tasks_of_gspo])
+def test_what_reads_several_tables_reads_one_build(
+    state: StateDir, monkeypatch: pytest.MonkeyPatch, read: Callable[[StateDir], Any]
+) -> None:
+    expected, current, num_reads = read(state), builds.current_build, 0
+
+    def build_before_the_second_read(asked: StateDir) -> Path | None:
+        nonlocal num_reads
+        num_reads += 1
+        if num_reads == 2:
+            build_union_tables(state, system_prompt="p", num_workers=0)
+        return current(asked)
+
+    monkeypatch.setattr(builds, "current_build", build_before_the_second_read)
+    assert read(state) == expected
 
 
 KILLED = """
