@@ -24,7 +24,8 @@ def need_file_system(folder: Path) -> None:
     """
     temp, target = folder / temp_name(), folder / temp_name()
     try:
-        with temp.open("wb") as first, temp.open("rb") as second:
+        # Both for writing: NFS grants an exclusive lock to no other descriptor.
+        with temp.open("wb") as first, temp.open("r+b") as second:
             _need_lock(folder, first.fileno(), second.fileno())
         target.touch()
         os.replace(temp, target)
@@ -68,8 +69,10 @@ def _need_lock(folder: Path, first: int, second: int) -> None:
         raise StoreError(explain_lock(folder, error)) from error
     try:
         fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         return
+    except OSError as error:
+        raise StoreError(explain_lock(folder, error)) from error
     raise StoreError(
         f"the file system of {folder} grants one lock to two holders: keep the state on a local disk, or on NFS 4"
     )

@@ -1,5 +1,8 @@
 """File systems without locks, read-only, or with locks of one host: one sentence each."""
 
+import errno
+import fcntl
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +13,7 @@ from episode_samples import make_episode
 from osworld_pipeline.doctor.machine import check_file_system
 from osworld_pipeline.domain.finding import Status
 from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.errors import StoreError
 from osworld_pipeline.file_system import local_locks, need_file_system
 from osworld_pipeline.store import TrajectoryStore
 from osworld_pipeline.tables.catalog import rebuild_catalog
@@ -78,6 +82,36 @@ def test_a_read_only_state_is_read_and_refuses_writes_in_one_sentence(state: Sta
     assert said["doctor"] == f"the file system of {state.root} is read-only"
     assert said["rebuild"].endswith("catalog.lock is read-only: choose a state folder that can be written")
     assert (said["query"], said["read"]) == ("[(1,)]", "1")
+
+
+@pytest.mark.parametrize(
+    ("refused", "told"),
+    [
+        (BlockingIOError(errno.EAGAIN, "held"), ""),
+        (OSError(errno.EBADF, "Bad file descriptor"), "cannot lock"),
+        (OSError(errno.ENOLCK, "No locks available"), "has no locks"),
+        (None, "grants one lock to two holders"),
+    ],
+)
+def test_only_a_second_holder_that_has_to_wait_proves_a_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: OSError | None, told: str
+) -> None:
+    num_calls = 0
+
+    def flock(descriptor: int, operation: int) -> None:
+        nonlocal num_calls
+        num_calls += 1
+        # As NFS has it: an exclusive lock needs a descriptor that can write.
+        assert fcntl.fcntl(descriptor, fcntl.F_GETFL) & (os.O_WRONLY | os.O_RDWR)
+        if num_calls == 2 and refused is not None:
+            raise refused
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    if not told:
+        need_file_system(tmp_path)
+        return
+    with pytest.raises(StoreError, match=told):
+        need_file_system(tmp_path)
 
 
 def test_a_good_file_system_passes_and_nothing_is_left(tmp_path: Path) -> None:

@@ -7,10 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from export_samples import make_state
 from hub_server import TOKEN, Hub, serve_hub
 from pydantic import SecretStr
 
+from osworld_pipeline.datasets.exporters.lake import LakeFormat, export_lake
 from osworld_pipeline.errors import DatasetError
+from osworld_pipeline.publishing.dataset import plan_dataset
 from osworld_pipeline.publishing.hub import Pushed, push, token_from
 from osworld_pipeline.publishing.publication import LicensedRows, Publication, PublishedFile
 
@@ -64,6 +67,20 @@ def test_all_files_are_one_commit_with_card_and_record(hub: Hub, tmp_path: Path)
     assert sorted(repo.files) == ["README.md", "data/large.bin", "data/small.bin", "publication.json"]
     assert repo.files["data/large.bin"] == b"large" * 1_000
     assert b'license: "mit"' in repo.files["README.md"]
+
+
+@pytest.mark.parametrize("form", ["parquet", "lance"])
+def test_an_exported_dataset_comes_back_from_the_hub_as_it_was_exported(
+    hub: Hub, tmp_path: Path, form: LakeFormat
+) -> None:
+    state = make_state(tmp_path / "var")
+    export_lake(state, tmp_path / "out", form=form, own_licence="mit")
+    assert pushed(hub, plan_dataset(tmp_path / "out")).is_changed
+    there = hub.repos[KEY].files
+    here = {str(path.relative_to(tmp_path / "out")): path for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    assert there.keys() == {*here, "README.md", "publication.json"}
+    assert all(there[name] == path.read_bytes() for name, path in here.items())
+    assert b"| union_tasks | sft_clean | mit | 2 |" in there["README.md"]
 
 
 def test_the_same_again_makes_no_commit_and_sends_nothing(hub: Hub, tmp_path: Path) -> None:
