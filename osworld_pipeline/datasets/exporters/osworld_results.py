@@ -166,6 +166,7 @@ def _write_arguments(model: Path, row: Mapping[str, Any]) -> None:
         "temperature": row["temperature"],
         **{name: row[name] for name in ("checkpoint_id", "stage", "recipe_digest", "weights_digest", "run", "seed")},
         **{name: row[name] for name in ("engine", "provider", "image_digest", "grader_version", "stage_key")},
+        **{name: row[name] for name in ("suite", "suite_name")},
     }
     (model / "args.json").write_text(json.dumps(arguments, ensure_ascii=False, indent=4), encoding="utf-8")
 

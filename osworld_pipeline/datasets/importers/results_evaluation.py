@@ -55,6 +55,8 @@ def as_evaluation(episode: Episode, attempt: ResultAttempt, *, options: ImportOp
         seed=seed if isinstance(seed, int) and not isinstance(seed, bool) else 0,
         outcome=outcome,
         error=error,
+        suite=_text(settings, "suite"),
+        suite_name=_text(settings, "suite_name"),
         provider=_text(settings, "provider"),
         image_digest=_text(settings, "image_digest"),
         grader_version=_text(settings, "grader_version"),

@@ -21,6 +21,7 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.evaluation.leaderboard import build_leaderboard
 from osworld_pipeline.evaluation.scores import EvalRow, read_evals, read_scores
 from osworld_pipeline.store import TrajectoryStore
+from osworld_pipeline.tables.catalog import fresh_views
 
 CLICK = "pyautogui.click(3, 4)"
 KEY = "00112233aabb"
@@ -122,6 +123,7 @@ def evaluated() -> list[Episode]:
                     make_episode(
                         f"{key}-{len(episodes)}", task_id=task_id, outcome=outcome, reward=rewards.get(outcome),
                         checkpoint_id="sft-1", stage_key=f"eval-sft-1-{key}", seed=seed, grader_version="g-7",
+                        suite="osworld", suite_name="osworld-chrome",
                         error=None if outcome.is_valid else "it broke",
                         steps=() if outcome is Outcome.GRADER_FAULT else (end,),
                     )
@@ -145,6 +147,9 @@ def test_our_own_export_comes_back_with_the_same_numbers(tmp_path: Path, state: 
         return row.evaluation_key, row.task_id, row.seed, row.outcome, row.reward, row.error, row.grader_version
 
     assert {told(row) for row in rows} == {told(row) for row in read_evals(first)}
+    with fresh_views(state) as connection:
+        found = connection.execute("SELECT DISTINCT suite, suite_name FROM evals").fetchall()
+    assert found == [("osworld", "osworld-chrome")]
     assert {row.checkpoint_id for row in rows} == {"theirs-sft-1"}
     for ours, theirs in zip(read_scores(first), read_scores(state), strict=True):
         assert (ours.lenient, ours.strict, ours.outcomes) == (theirs.lenient, theirs.strict, theirs.outcomes)
