@@ -2,6 +2,8 @@
 
 import asyncio
 import functools
+import random
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Coroutine, Iterator
@@ -11,6 +13,10 @@ from pathlib import Path
 from typing import Any
 
 CASES = Path(__file__).parent / "cases"
+HARD_VALUES = {"huge": b"9" * 401, "negative": b"-" + b"9" * 401, "infinite": b"1e400", "deep": b"[" * 600 + b"]" * 600}
+"""What a float cannot hold, and what a recursive reader or writer cannot follow; mutations hardly find them."""
+NUM_HARD = 40
+"""Numbers of the seeds that are replaced by each of these."""
 INPUT_LIMIT_S = 10
 """One input may take so long; a slower one is a finding."""
 
@@ -33,6 +39,12 @@ class Parser:
         except self.refusals:
             return True
         return False
+
+    def hard_inputs(self, value: bytes) -> Iterator[bytes]:
+        """Seeds with one number replaced by `value`."""
+        places = [(seed, match.span()) for seed in self.seeds for match in re.finditer(rb"[0-9]+", seed)]
+        for seed, (start, end) in random.Random(self.name).sample(places, min(NUM_HARD, len(places))):
+            yield seed[:start] + value + seed[end:]
 
     @property
     def cases(self) -> list[Path]:

@@ -12,7 +12,7 @@ MAX_INPUT_BYTES = 16 * 1024
 MEMORY_LIMIT_MB = 3072
 
 with atheris.instrument_imports(include=["osworld_pipeline", "env_server"], enable_loader_override=False):
-    from fuzz.parser import INPUT_LIMIT_S
+    from fuzz.parser import HARD_VALUES, INPUT_LIMIT_S
     from fuzz.parsers import PARSERS
 
 
@@ -20,7 +20,8 @@ def main(name: str, seconds: str, place: str) -> None:
     parser, folder = PARSERS[name], Path(place)
     corpus = folder / "corpus"
     corpus.mkdir(parents=True, exist_ok=True)
-    for number, seed in enumerate(parser.seeds):
+    hard = (data for value in HARD_VALUES.values() for data in parser.hard_inputs(value))
+    for number, seed in enumerate((*parser.seeds, *hard)):
         (corpus / f"seed-{number}").write_bytes(seed)
     for case in parser.cases:
         (corpus / f"case-{case.name}").write_bytes(case.read_bytes())
