@@ -5,13 +5,13 @@
 STAGES = """
 CREATE VIEW stages AS
 WITH attempts AS (
-    SELECT stage_key, max_by(stage, started_utc) AS stage, max_by(parent_id, started_utc) AS parent_id,
-           max_by(status, started_utc) AS status, max_by(error, started_utc) AS error,
-           max_by(num_planned, started_utc) AS num_planned, max_by(host, started_utc) AS host,
-           max_by(process_id, started_utc) AS process_id, max_by(run_ids, started_utc) AS run_ids,
+    SELECT stage_key, max_by(stage, latest) AS stage, max_by(parent_id, latest) AS parent_id,
+           max_by(status, latest) AS status, max_by(error, latest) AS error,
+           max_by(num_planned, latest) AS num_planned, max_by(host, latest) AS host,
+           max_by(process_id, latest) AS process_id, max_by(run_ids, latest) AS run_ids,
            count(*) AS num_attempts, min(started_utc) AS started_utc, max(started_utc) AS last_started_utc,
            max(ended_utc) AS ended_utc
-    FROM stage_attempts GROUP BY stage_key
+    FROM (SELECT *, (first_update, started_utc) AS latest FROM stage_attempts) GROUP BY stage_key
 ),
 done AS (
     SELECT stage_key, max("update") AS num_updates, max(ended_utc) AS last_update_utc,
