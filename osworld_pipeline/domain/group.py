@@ -31,6 +31,7 @@ class GroupFate(StrEnum):
 class RolloutGroup:
     group_id: Annotated[str, Stored("Sibling episodes of one task in one update.")]
     task_id: Annotated[str, Stored("Their task.")]
+    domain: Annotated[str, Stored("Domain of the task; with task_id its identity; NULL before version 10.")] = ""
     stage_key: Annotated[str, Stored("The checkpoint being trained.")]
     update: Annotated[int, Stored("The update that they train, from 1.", bits=32)]
     """In memory and in the files it starts at 0."""

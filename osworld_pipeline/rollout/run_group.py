@@ -88,6 +88,7 @@ async def run_group(task: Task, plan: GroupPlan, group_id: str, *, run_one: RunE
     return RolloutGroup(
         group_id=group_id,
         task_id=task.task_id,
+        domain=task.domain,
         stage_key=plan.stage_key,
         update=plan.update,
         episodes=tuple(episodes),

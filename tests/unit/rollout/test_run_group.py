@@ -132,7 +132,8 @@ async def test_faulty_members_run_again_under_names_of_their_own_until_enough_ar
 ) -> None:
     ends = {"g-s00": Outcome.ENV_FAULT, "g-s02": Outcome.POLICY_FAULT, "g-s02-r1": Outcome.TIMEOUT}
     plan, heard = replace(group_plan, max_resamples=3), list[str]()
-    group = await run_group(task, plan, "g", run_one=scripted(ends, heard))
+    group = await run_group(replace(task, domain="vlc"), plan, "g", run_one=scripted(ends, heard))
+    assert (group.task_id, group.domain) == (task.task_id, "vlc")
     assert heard == ["g-s00", "g-s01", "g-s02", "g-s00-r1", "g-s02-r1"]
     assert [episode.episode_id for episode in group.episodes] == heard, "what was faulty stays on record"
     assert [episode.episode_id for episode in group.valid_episodes] == ["g-s01", "g-s00-r1"]
