@@ -173,11 +173,7 @@ class TrajectoryStore:
         for file in sorted(files.small, key=lambda file: not episode_id.startswith(file.part)):
             head = read_rows(self.root / "episodes" / file.name, "episodes", "episode_id", [episode_id])
             if head.num_rows:
-                details = {
-                    table: read_rows(self.root / table / file.name, table, "episode_id", [episode_id])
-                    for table in DETAILS_OF["episodes"]
-                }
-                return _episodes(head, details)[0]
+                return _episodes(head, self._details_of(file.name, [episode_id]))[0]
         raise StoreError(
             f"there is no episode '{episode_id}' in {self.root}: it was not stored, or its part was replaced"
         )
@@ -185,6 +181,13 @@ class TrajectoryStore:
     def _details(self, file: PartFile) -> dict[str, pa.Table]:
         """By table, the details of a small part."""
         return {table: read_part_table(self.root / table / file.name, table) for table in DETAILS_OF["episodes"]}
+
+    def _details_of(self, name: str, episode_ids: Collection[str]) -> dict[str, pa.Table]:
+        """By table, the details of some episodes of a file. `name`: below the folder of its table."""
+        return {
+            table: read_rows(self.root / table / name, table, "episode_id", episode_ids)
+            for table in DETAILS_OF["episodes"]
+        }
 
     def _compacted_episodes(
         self, name: str, column: str, values: Collection[str]
@@ -194,13 +197,9 @@ class TrajectoryStore:
         if head.num_rows == 0:
             return
         ids = head["episode_id"].to_pylist()
-        details = {
-            table: read_rows(self.root / table / COMPACTED / name, table, "episode_id", ids)
-            for table in DETAILS_OF["episodes"]
-        }
         order = head.column("part").to_pylist()
         by_part: dict[str, list[Episode]] = {}
-        for part, episode in zip(order, _episodes(head, details), strict=True):
+        for part, episode in zip(order, _episodes(head, self._details_of(f"{COMPACTED}/{name}", ids)), strict=True):
             by_part.setdefault(part, []).append(episode)
         yield from ((part, tuple(episodes)) for part, episodes in by_part.items())
 

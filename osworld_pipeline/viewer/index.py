@@ -58,10 +58,14 @@ class EpisodeIndex:
         """Incremented with each change of the index."""
         self.problem = ""
         """Error of the last refresh, or empty; after an error the previous rows are still shown."""
+        self.has_sequences = True
+        """False for a state of an older version that cannot be completed, for example on a read-only file system; then
+        filters cannot use `sequences`."""
         try:
             add_sequences(state.trajectories)
-        except StoreError as error:  # on a read-only file system: only filters over `sequences` need these files
-            log.warning("the token lists of older parts cannot be queried: %s", error)
+        except StoreError as error:
+            self.has_sequences = False
+            log.warning("the tokens of older parts cannot be shown or queried: %s", error)
         self._database = duckdb.connect(":memory:")
         for setting in (
             f"threads = {min(4, os.cpu_count() or 1)}",

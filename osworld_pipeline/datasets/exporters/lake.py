@@ -109,17 +109,17 @@ SELECT 'episodes', coalesce(nullif(source_dataset, ''), $own),
                 CASE WHEN coalesce(source_dataset, '') = '' AND purpose <> 'import' THEN $licence END), count(*)
 FROM episodes GROUP BY ALL
 UNION ALL
-SELECT 'union_tasks', coalesce(c.source_dataset, 'no recorded source'), nullif(lower(c.licence), ''),
-       coalesce(sum(c.num_records)::BIGINT, any_value(t.n))
-FROM (SELECT count(*) AS n FROM union_tasks) t LEFT JOIN raw_counts c ON c.is_present
-WHERE t.n > 0 GROUP BY ALL
+SELECT 'raw_counts', source_dataset, nullif(lower(licence), ''), count(*) FROM raw_counts WHERE is_present GROUP BY ALL
+UNION ALL
+SELECT 'union_tasks', 'no recorded source', NULL, count(*)
+FROM union_tasks HAVING count(*) > 0 AND (SELECT count(*) FROM raw_counts WHERE is_present) = 0
 ORDER BY ALL
 """
 
 
 def _licences(connection: duckdb.DuckDBPyConnection, own_licence: str | None) -> list[dict[str, Any]]:
     """Licences of the tables whose rows have a source; rows of other tables belong to these. A task may be of any raw
-    source."""
+    source, so all raw sources need a licence."""
     return _rows(connection, _LICENCES, {"own": _OWN, "licence": own_licence})
 
 

@@ -105,8 +105,8 @@ def test_the_manifest_names_licences_sources_and_checkpoints(exported: Path) -> 
     assert told["licences"] == [
         {"table": "episodes", "source": "agentnet", "licence": "mit", "rows": 1},
         {"table": "episodes", "source": "this pipeline", "licence": None, "rows": 7},
+        {"table": "raw_counts", "source": "sft_clean", "licence": "mit", "rows": 1},
         {"table": "replay_buffer", "source": "sft_clean", "licence": "mit", "rows": 2},
-        {"table": "union_tasks", "source": "sft_clean", "licence": "mit", "rows": 2},
     ]
     assert told["counts"]["num_unknown_licence"] == 7
     assert [row["checkpoint_id"] for row in told["checkpoints"]] == ["gspo-1", "sft-1"]

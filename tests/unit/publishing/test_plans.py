@@ -95,7 +95,7 @@ def test_an_unknown_licence_is_none(tmp_path: Path, licence: str | None) -> None
         plan_dataset(tmp_path / "out")
 
 
-@pytest.mark.parametrize(("licence", "refused"), [("mit", ""), (None, r"distill \(1 rows of union_tasks\)")])
+@pytest.mark.parametrize(("licence", "refused"), [("mit", ""), (None, r"distill \(1 rows of raw_counts\)")])
 def test_tasks_alone_need_the_licences_of_their_sources(tmp_path: Path, licence: str | None, refused: str) -> None:
     state = StateDir(tmp_path / "var")
     write_table(state, "union_tasks", [{"task_id": "a", "domain": "os", "instruction": "Do a."}])

@@ -80,7 +80,7 @@ def test_an_exported_dataset_comes_back_from_the_hub_as_it_was_exported(
     here = {str(path.relative_to(tmp_path / "out")): path for path in (tmp_path / "out").rglob("*") if path.is_file()}
     assert there.keys() == {*here, "README.md", "publication.json"}
     assert all(there[name] == path.read_bytes() for name, path in here.items())
-    assert b"| union_tasks | sft_clean | mit | 2 |" in there["README.md"]
+    assert b"| raw_counts | sft_clean | mit | 1 |" in there["README.md"]
 
 
 def test_the_same_again_makes_no_commit_and_sends_nothing(hub: Hub, tmp_path: Path) -> None:

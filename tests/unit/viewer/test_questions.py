@@ -3,11 +3,14 @@
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
+from pathlib import Path
 
 import pytest
 from episode_samples import make_episode
+from old_parts import make_old
 
 from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.errors import StoreError
 from osworld_pipeline.store import TrajectoryStore
 from osworld_pipeline.store.compaction import compact_parts
 from osworld_pipeline.viewer.filters import EpisodeFilter
@@ -89,6 +92,30 @@ async def test_refusal_says_what_is_there_instead(ask: Ask, text: str, words: st
         await ask(where=text)
     assert words in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("is_read_only", [False, True])
+async def test_a_state_of_an_older_version_is_filtered_and_its_tokens_only_where_they_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_read_only: bool
+) -> None:
+    def refuse(root: Path) -> int:
+        raise StoreError(f"the file system of {root} is read-only")
+
+    state = StateDir(tmp_path)
+    TrajectoryStore(state).write_episodes("a", [make_episode("e1")])
+    make_old(state)
+    if is_read_only:
+        monkeypatch.setattr("osworld_pipeline.viewer.index.add_sequences", refuse)
+    index = EpisodeIndex(state)
+    index.refresh()
+    questions, tokens = Questions(state, index), "episode_id IN (SELECT episode_id FROM sequences)"
+    assert await answers(questions, index, where="is_valid") == ["e1"]
+    if is_read_only:
+        with pytest.raises(BadQuestionError, match="sequences"):
+            await answers(questions, index, where=tokens)
+    else:
+        assert await answers(questions, index, where=tokens) == ["e1"]
+    index.close()
 
 
 async def test_condition_that_takes_long_is_stopped(sample_state: StateDir, sample_index: EpisodeIndex) -> None:
