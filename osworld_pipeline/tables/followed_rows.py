@@ -1,4 +1,4 @@
-"""Rows of a head table that is queried repeatedly while the store grows: each file is read once.
+"""Rows of a table of the store that is queried repeatedly while the store grows: each file is read once.
 
 A file of the store does not change. So from one snapshot to the next only new files are read, and the rows of removed
 files are dropped. Compaction writes old rows to new files, each row a few times.
@@ -10,7 +10,7 @@ from typing import Any
 import duckdb
 
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.store.part_files import COMPACTED, SEED, take_snapshot
+from osworld_pipeline.store.part_files import COMPACTED, HEAD_OF, SEED, take_snapshot
 
 
 class FollowedRows:
@@ -19,8 +19,9 @@ class FollowedRows:
     def __init__(
         self, connection: duckdb.DuckDBPyConnection, state: StateDir, table: str, *, name: str, columns: str, where: str
     ) -> None:
-        """`columns`, `where`: SQL over the table's stored columns; `where` may have parameters. The table's folder has
-        its seed file (`seed_tables`)."""
+        """`table`: a head table or one of its details, whose files have the same names. `columns`, `where`: SQL over
+        the table's stored columns; `where` may have parameters. The table's folder has its seed file (`seed_tables`).
+        """
         self._connection = connection
         self._root = state.trajectories.resolve()
         self._table, self._name, self._columns, self._where = table, name, columns, where
@@ -39,7 +40,7 @@ class FollowedRows:
             StoreError: the manifest is damaged, lost or old.
             duckdb.Error: a file cannot be read; then the rows are unchanged.
         """
-        files = take_snapshot(self._root, self._table)
+        files = take_snapshot(self._root, HEAD_OF.get(self._table, self._table))
         folder = self._root / self._table
         there = {f"{folder}/{COMPACTED}/{name}" for name in files.compacted}
         there |= {f"{folder}/{file.name}" for file in files.small}

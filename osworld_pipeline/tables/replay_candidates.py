@@ -76,6 +76,7 @@ _GROUPS = {
     "columns": f"group_id, task_id, stage_key, {_UPDATE}, fate, list_max(task_rewards) AS best",
     "where": f"{_IN_STAGES}",
 }
+_INJECTIONS = {"name": "own_injections", "columns": f"row_id, stage_key, {_UPDATE}", "where": _IN_STAGES}
 _ACTION_TYPES = """
 SELECT episode_id, list(action_type ORDER BY step_index) AS action_types
 FROM steps WHERE episode_id IN (SELECT unnest($ids)) GROUP BY episode_id
@@ -106,7 +107,7 @@ QUALIFY row_number() OVER (PARTITION BY task_id ORDER BY {NEWEST_FIRST}, group_i
 """  # noqa: S608 - our own words
 _VERIFIED = pa.schema([("row_id", pa.string()), ("reward", pa.float64())])
 _ASKED = pa.schema([("asked", pa.string()), ("base", pa.string())])
-_INJECTED = f"SELECT DISTINCT row_id FROM injections WHERE {BEFORE}"  # noqa: S608 - our own words
+_INJECTED = f"SELECT DISTINCT row_id FROM own_injections WHERE {BEFORE}"  # noqa: S608 - our own words
 
 
 class ReplayCandidate(NamedTuple):
@@ -201,7 +202,7 @@ class ReplayCandidates:
             if strategy == "recent_failure":
                 self._failures = _recent(self._memory.execute(_FAILURES, seen | threshold).fetchall())
             if strategy == "diverse":
-                found = self._views_of_now().execute(_INJECTED, seen).fetchall()
+                found = self._memory.execute(_INJECTED, seen).fetchall()
                 self._injected = frozenset(row_id for (row_id,) in found)
 
     def _follow(self, stages: Sequence[str]) -> None:
@@ -211,11 +212,14 @@ class ReplayCandidates:
             self._followed = (
                 FollowedRows(self._memory, self._state, "episodes", **_SUCCESSES),
                 FollowedRows(self._memory, self._state, "rollout_groups", **_GROUPS),
+                FollowedRows(self._memory, self._state, "injections", **_INJECTIONS),
             )
-        successes, groups = self._followed
+        successes, groups, injections = self._followed
         if self._section.include_online:
             successes.refresh({"stages": stages, "threshold": self._section.threshold})
         groups.refresh({"stages": stages})
+        if self._section.strategy == "diverse":
+            injections.refresh({"stages": stages})
 
     def _with_action_types(self, successes: pa.Table) -> pa.Table:
         ids = successes.column("row_id").to_pylist()

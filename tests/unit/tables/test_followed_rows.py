@@ -6,8 +6,10 @@ from pathlib import Path
 import duckdb
 import pytest
 from episode_samples import make_episode
+from replay_samples import group_of, rollout
 
 from osworld_pipeline.domain.episode import Reward
+from osworld_pipeline.domain.replay import Injection
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.runs.upkeep.upkeep import compact_store
 from osworld_pipeline.store import TrajectoryStore
@@ -65,6 +67,38 @@ def test_rows_are_those_of_a_new_look_whatever_was_written_again_or_compacted(st
             rows.refresh({"least": 0.5})
             found = connection.execute("SELECT episode_id, task_reward, num_steps FROM own ORDER BY ALL").fetchall()
             assert found == expected(state), f"step {step}"
+
+
+def write_injections(store: TrajectoryStore, part: str, row_ids: list[str]) -> None:
+    groups, injections = [], []
+    for row_id in row_ids:
+        group_id = f"{part}-{row_id}"
+        groups.append(group_of(rollout(f"{group_id}-e"), group_id=group_id))
+        injections.append(
+            Injection(
+                injection_id=group_id, group_id=group_id, row_id=row_id, task_id="t", source_dataset="sft_clean",
+                reward=1.0, advantage=1.0, weight=1.0,
+            )
+        )  # fmt: skip
+    store.write_groups(part, groups, injections)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rows_of_details_are_followed_through_their_head_table(state: StateDir, seed: int) -> None:
+    draw, store = random.Random(seed), TrajectoryStore(state, merge_parts=5)
+    with duckdb.connect() as connection:
+        rows = FollowedRows(connection, state, "injections", name="own", columns="row_id, stage_key", where="true")
+        for step in range(12):
+            for _ in range(draw.randint(1, 3)):
+                write_injections(store, f"p{draw.randrange(6)}", [f"r{step}-{n}" for n in range(draw.randint(0, 3))])
+            if draw.random() < 0.4:
+                compact_store(state, min_parts=1, budget_bytes=draw.choice([None, 20_000]), retired_grace_s=0)
+            rows.refresh({})
+            found = connection.execute("SELECT row_id, stage_key FROM own ORDER BY ALL").fetchall()
+            with part_views(state) as views:
+                assert found == views.execute("SELECT row_id, stage_key FROM injections ORDER BY ALL").fetchall()
+            assert rows.refresh({}) == 0
+        assert found
 
 
 def test_a_file_that_cannot_be_read_leaves_the_rows_as_they_were(state: StateDir) -> None:
