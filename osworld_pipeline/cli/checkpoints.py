@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from osworld_pipeline.cli.machine import JsonOption, print_json
-from osworld_pipeline.cli.options import existing_state
+from osworld_pipeline.cli.options import existing_state, writable_state
 from osworld_pipeline.cli.pipeline import StateOption
 from osworld_pipeline.cli.shown import show_table
 
@@ -30,12 +30,11 @@ def add(
     as_json: JsonOption = False,
 ) -> None:
     """Add an external model as a checkpoint. Nothing is copied; its id is derived from its content."""
-    from osworld_pipeline.domain.state import StateDir
     from osworld_pipeline.runs.checkpoints.external import add_checkpoint
     from osworld_pipeline.runs.checkpoints.ids import checkpoint_card
     from osworld_pipeline.tables.catalog import rebuild_catalog
 
-    folder = StateDir(state.resolve())
+    folder = writable_state(state, must_exist=False)
     with Console(stderr=True).status("reading its weights"):
         checkpoint = add_checkpoint(folder, source)
         rebuild_catalog(folder)

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from osworld_pipeline.cli.machine import JsonOption, print_json
+from osworld_pipeline.cli.options import writable_state
 from osworld_pipeline.cli.pipeline import StateOption
 
 if TYPE_CHECKING:
@@ -83,12 +84,11 @@ def import_(
     from osworld_pipeline.datasets.importers.agentnet import import_agentnet
     from osworld_pipeline.datasets.importers.osworld_results import import_osworld_results
     from osworld_pipeline.datasets.importers.slime_replay import import_slime_replay
-    from osworld_pipeline.domain.state import StateDir
     from osworld_pipeline.tables.catalog import rebuild_catalog
 
     if evaluations and kind is not Kind.OSWORLD_RESULTS:
         raise typer.BadParameter(f"--evaluations is only for {Kind.OSWORLD_RESULTS}: {kind} has no grader's scores")
-    place = StateDir(state.resolve())
+    place = writable_state(state, must_exist=False)
     options = ImportOptions(name=name, licence=licence, revision=revision, quality_rank=quality_rank)
     with _progress_bar(kind) as on_progress:
         if kind is Kind.AGENTNET:

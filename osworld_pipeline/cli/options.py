@@ -48,7 +48,7 @@ def recipe_source(name: str, settings: list[str] | None, smoke: bool, **given: o
 
 
 def existing_state(path: Path) -> "StateDir":
-    """For commands that read or change an existing state. Raises StoreError if there is no such folder."""
+    """For commands that read an existing state. Raises StoreError if there is no such folder."""
     from osworld_pipeline.domain.state import StateDir
     from osworld_pipeline.errors import StoreError
 
@@ -61,11 +61,24 @@ def existing_state(path: Path) -> "StateDir":
     return state
 
 
+def writable_state(path: Path, *, must_exist: bool = True) -> "StateDir":
+    """For commands that write to a state themselves. Raises StoreError if there is no such folder, or if its file
+    system cannot store a state."""
+    from osworld_pipeline.domain.state import StateDir
+    from osworld_pipeline.file_system import need_file_system
+
+    state = existing_state(path) if must_exist else StateDir(path.resolve())
+    if state.root.is_dir():
+        need_file_system(state.root)
+    return state
+
+
 def fresh_state(path: Path, state_remote: str, *, must_exist: bool = True, as_json: bool = False) -> "StateDir":
     """Like existing_state, but a cache of an object store is first updated, or created if the folder is new.
-    `must_exist`: False for commands that create a state.
+    `must_exist`: False for commands that write a state, and may create it.
 
     Raises:
+        StoreError: there is no state folder, or it cannot be written.
         StoreError, DependencyError: the object store is needed and cannot be read.
     """
     from osworld_pipeline.domain.state import StateDir
@@ -76,7 +89,7 @@ def fresh_state(path: Path, state_remote: str, *, must_exist: bool = True, as_js
         from osworld_pipeline.remote.status import refresh
 
         refresh(state, state_remote, lambda sentence: say(sentence, as_json=as_json))
-    return existing_state(path) if must_exist else state
+    return existing_state(path) if must_exist else writable_state(path, must_exist=False)
 
 
 def names_of(text: str) -> list[str]:

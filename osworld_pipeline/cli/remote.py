@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from osworld_pipeline.cli.machine import JsonOption, print_json
-from osworld_pipeline.cli.options import StateRemoteOption, existing_state
+from osworld_pipeline.cli.options import StateRemoteOption, existing_state, writable_state
 from osworld_pipeline.cli.pipeline import StateOption
 from osworld_pipeline.cli.shown import counted
 
@@ -52,11 +52,10 @@ def pull_(
     as_json: JsonOption = False,
 ) -> None:
     """Make the state folder a cache of the object store, or update it; images are fetched on demand."""
-    from osworld_pipeline.domain.state import StateDir
     from osworld_pipeline.remote.pull import fetch_checkpoints, pull
     from osworld_pipeline.remote.status import need_remote
 
-    folder = StateDir(state.resolve())
+    folder = writable_state(state, must_exist=False)
     done = pull(folder, need_remote(folder, state_remote))
     num_bytes = done.downloaded_bytes + fetch_checkpoints(folder, checkpoint or ())
     if as_json:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from osworld_pipeline.cli.machine import JsonOption, print_json
-from osworld_pipeline.cli.options import StateRemoteOption, existing_state
+from osworld_pipeline.cli.options import StateRemoteOption, existing_state, writable_state
 from osworld_pipeline.cli.pipeline import StateOption
 from osworld_pipeline.cli.shown import say
 
@@ -31,7 +31,7 @@ def compact(
     and queries."""
     from osworld_pipeline.runs.upkeep.upkeep import compact_store
 
-    folder = existing_state(state)
+    folder = writable_state(state)
     done = compact_store(folder, min_parts=min_parts, target_bytes=target_mb << 20, cold_days=cold_days)
     if state_remote:
         from osworld_pipeline.remote.status import push_after
@@ -56,7 +56,8 @@ def collect(
     """Remove images that no row names, and files of replaced parts. Safe during training and queries."""
     from osworld_pipeline.runs.upkeep.upkeep import collect_garbage
 
-    done = collect_garbage(existing_state(state), grace_s=grace_h * 3600, is_dry_run=dry_run)
+    folder = existing_state(state) if dry_run else writable_state(state)
+    done = collect_garbage(folder, grace_s=grace_h * 3600, is_dry_run=dry_run)
     if as_json:
         print_json({**asdict(done), "is_dry_run": dry_run})
         return
@@ -86,7 +87,7 @@ def rebuild(state: StateOption = Path("var"), as_json: JsonOption = False) -> No
     """Rebuild the catalog, and the compaction's manifest if it is missing, damaged or old. Nothing else changes."""
     from osworld_pipeline.runs.upkeep.upkeep import rebuild_store
 
-    done = rebuild_store(existing_state(state))
+    done = rebuild_store(writable_state(state))
     if as_json:
         print_json(done)
         return

@@ -85,6 +85,29 @@ def test_a_read_only_state_is_read_and_refuses_writes_in_one_sentence(state: Sta
 
 
 @pytest.mark.parametrize(
+    "words",
+    [
+        ["compact"],
+        ["collect-garbage"],
+        ["rebuild-catalog"],
+        ["checkpoint", "add", "https://models.example/v1#m"],
+        ["import", "slime-replay", "rows.jsonl", "--name", "mine", "--licence", "mit"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_command_that_writes_is_refused_before_it_begins(state: StateDir, words: list[str]) -> None:
+    (state.root.parent / "rows.jsonl").write_text("")
+    command = [sys.executable, "-c", f"{NO_FLOCK}from osworld_pipeline.cli import main; main()", *words]
+    done = subprocess.run(
+        [*command, "--state", str(state.root)], cwd=state.root.parent, capture_output=True, text=True, timeout=120,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    sentence = "".join(done.stderr.split())  # a console breaks long lines, and paths too
+    assert sentence.startswith(f"StoreError:thefilesystemof{state.root}hasnolocks(")
+
+
+@pytest.mark.parametrize(
     ("refused", "told"),
     [
         (BlockingIOError(errno.EAGAIN, "held"), ""),
