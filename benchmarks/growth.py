@@ -1,5 +1,5 @@
 """Cost of questions, look-ups, replay and garbage collection as a state grows, and an extrapolation to a million
-episodes. `python -m benchmarks.growth FOLDER` collects garbage there (a dry run) and prints time and peak memory."""
+episodes. `python -m benchmarks.growth JOB FOLDER` runs one of `JOBS` there and prints its time and peak memory."""
 
 import json
 import math
@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from benchmarks.grown_state import Run, write_state
 from benchmarks.spread import Spread, print_table, timed_ms
 from osworld_pipeline.domain.checkpoint import Ancestor
 from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.evaluation.report import write_report
 from osworld_pipeline.recipes.schema import ReplaySection
 from osworld_pipeline.runs.upkeep.upkeep import collect_garbage
 from osworld_pipeline.store import TrajectoryStore
@@ -39,7 +40,11 @@ QUESTIONS = {
     "evals: success by checkpoint": "SELECT checkpoint_id, avg(success::INT) FROM evals GROUP BY 1",
     "evals: tokens by checkpoint": "SELECT checkpoint_id, sum(prompt_tokens) FROM evals GROUP BY 1",
 }
-GARBAGE_MB = "garbage collection, peak MB"
+JOBS: Mapping[str, Callable[[StateDir], object]] = {
+    "garbage collection": lambda state: collect_garbage(state, is_dry_run=True),
+    "report of all evaluations": write_report,
+}
+"""Each runs in a process of its own, for its peak memory."""
 
 
 @dataclass
@@ -105,11 +110,12 @@ def measure(state: StateDir, runs: Sequence[Run], growth: Growth, *, rounds: int
     growth.add("the same, find_episode", timed_ms(lambda: store.find_episode(episode), rounds * 3))
     for name, spread in time_replay(state, runs).items():
         growth.add(name, spread)
-    command = [sys.executable, "-m", "benchmarks.growth", str(state.root)]
     root = Path(__file__).resolve().parents[1]
-    used = json.loads(subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout)
-    growth.add("garbage collection, s", Spread.of([used["s"]]))
-    growth.add(GARBAGE_MB, Spread.of([used["mb"]]))
+    for job in JOBS:
+        command = [sys.executable, "-m", "benchmarks.growth", job, str(state.root)]
+        used = json.loads(subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout)
+        growth.add(f"{job}, s", Spread.of([used["s"]]))
+        growth.add(f"{job}, peak MB", Spread.of([used["mb"]]))
 
 
 def time_replay(state: StateDir, runs: Sequence[Run]) -> Mapping[str, Spread]:
@@ -133,9 +139,9 @@ def _guess(growth: Growth, found: Sequence[Spread]) -> str:
     return f"{last * (TARGET / growth.sizes[-1]) ** power:,.0f}"
 
 
-def main(folder: Path) -> None:
+def main(job: str, folder: Path) -> None:
     start = time.perf_counter()
-    collect_garbage(StateDir(folder), is_dry_run=True)
+    JOBS[job](StateDir(folder))
     took_s = time.perf_counter() - start
     # Not getrusage: its peak includes the process before it executed this program.
     peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
@@ -143,4 +149,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(sys.argv[1], Path(sys.argv[2]))

@@ -5,6 +5,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 from osworld_pipeline.domain.checkpoint import Stage
 from osworld_pipeline.domain.episode import Outcome, Parity
@@ -15,9 +16,10 @@ from osworld_pipeline.tables.catalog import fresh_views
 UNKNOWN_STAGE = "unknown"
 MIXED = ", "
 """Separates the desktops of an evaluation that had several."""
+ROWS_AT_ONCE = 10_000
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class EvalRow:
     """One row of the `evals` view."""
 
@@ -275,9 +277,16 @@ def read_evals(state: StateDir, *, stage_keys: Collection[str] | None = None) ->
     keys = [entry.name for entry in fields(EvalRow)]
     chosen = "" if stage_keys is None else "WHERE stage_key IN (SELECT unnest(?::VARCHAR[])) "
     sql = f"SELECT {', '.join(keys)} FROM evals {chosen}ORDER BY checkpoint_id, stage_key, task_id, domain, seed"  # noqa: S608
+    known: dict[str, str] = {}
+    """Most texts are the same in many rows; each is kept once."""
+    found: list[EvalRow] = []
     with fresh_views(state) as connection:
-        found = connection.execute(sql, [] if stage_keys is None else [list(stage_keys)]).fetchall()
-    return [EvalRow(**dict(zip(keys, row, strict=True))) for row in found]
+        cursor = connection.execute(sql, [] if stage_keys is None else [list(stage_keys)])
+        while rows := cursor.fetchmany(ROWS_AT_ONCE):
+            for row in rows:
+                values: list[Any] = [known.setdefault(one, one) if isinstance(one, str) else one for one in row]
+                found.append(EvalRow(**dict(zip(keys, values, strict=True))))
+    return found
 
 
 def read_scores(
