@@ -34,7 +34,7 @@ def result_document(
     in_order = sorted(episodes, key=place)
     return {
         "checkpoint": checkpoint_id,
-        "tasks": [task.task_id for task in suite.tasks],
+        "tasks": [suite.name_of(task) for task in suite.tasks],
         "max_turns": max_turns,
         "seeds": list(seeds),
         "success_rate": score.success_rate if score.n else None,
