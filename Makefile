@@ -89,6 +89,7 @@ bench-viewer: setup-test ## the trajectory viewer in Chromium over 100,000 episo
 
 check: setup-python ## format, lint, types, import layers, links, words
 	@$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/lint-imports && $(BIN)/pyright && $(BIN)/python docs/check_links.py && $(BIN)/python docs/check_words.py
+	@! git ls-files 'tests/test_*.py' 'tests/**/test_*.py' | sed 's:.*/::' | sort | uniq -d | sed 's/$$/: several test files have this name/' | grep .
 
 docs: setup-python ## docs/ as a site in var/site, by MkDocs
 	@$(BIN)/uvx mkdocs build --strict -d var/site
