@@ -66,6 +66,13 @@ class Checkpoint:
     is_code_dirty: Annotated[
         bool | None, Stored("Its sources differed from that commit; NULL outside a git checkout.")
     ] = None
+    licence: Annotated[
+        str | None,
+        Stored(
+            "Licence of weights from elsewhere, by the model card in their folder; NULL if it names none, and for "
+            "weights that were made here."
+        ),
+    ] = None
     row_ids: Annotated[
         tuple[str, ...],
         Stored("Rows of `replay` used for fine-tuning; those that joined groups are in `injections`."),

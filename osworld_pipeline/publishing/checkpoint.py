@@ -8,7 +8,7 @@ from typing import Any
 import duckdb
 import orjson
 
-from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
+from osworld_pipeline.domain.checkpoint import Checkpoint
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import DatasetError
 from osworld_pipeline.evaluation.scores import CheckpointScore, read_evals, score_checkpoints
@@ -39,16 +39,20 @@ WHERE a.checkpoint_id = ? AND m.kind <> 'group'
 GROUP BY m.kind, m.how, source, nullif(lower(m.licence), '')
 ORDER BY ALL
 """
+_WEIGHTS = """
+SELECT ancestor_id AS source, nullif(licence, 'unknown') AS licence
+FROM licences WHERE checkpoint_id = ? AND how = 'weights' ORDER BY generations
+"""
 
 
 def plan_checkpoint(
     state: StateDir, named: str, *, licence: str | None, source_licences: Mapping[str, str] | None = None
 ) -> Publication:
-    """`licence` is that of the weights. `source_licences` states that of a source, or of an external ancestor, if the
-    tables have none.
+    """`licence` is that of the weights. `source_licences` states that of a source, or of an ancestor that was not
+    trained here, if the tables have none.
 
     Raises:
-        DatasetError: the weights, an external ancestor or a source of training data has no licence; or the checkpoint
+        DatasetError: the weights, those of an ancestor or a source of training data has no licence; or the checkpoint
             is an endpoint.
         TableError: no such checkpoint.
         StoreError: the weights are missing, or are not those that were recorded.
@@ -94,6 +98,7 @@ def _lineage(
     with fresh_views(state) as connection:
         ancestors = _rows(connection, sql, checkpoint.checkpoint_id)
         trained = _rows(connection, _TRAINED_ON, checkpoint.checkpoint_id)
+        weights = _rows(connection, _WEIGHTS, checkpoint.checkpoint_id)
     rows: dict[tuple[str, str, str | None], int] = {}
     for row in trained:
         source = row["source"] or "unknown"
@@ -104,9 +109,8 @@ def _lineage(
     licensed = [LicensedRows(what=what.replace("_", " "), source=source, licence=licence, rows=number)
                 for (what, source, licence), number in sorted(rows.items(), key=str)]  # fmt: skip
     licensed += [
-        LicensedRows(what="weights", source=row["checkpoint_id"], licence=stated.get(row["checkpoint_id"]), rows=1)
-        for row in ancestors
-        if row["stage"] == Stage.EXTERNAL
+        LicensedRows(what="weights", source=row["source"], licence=row["licence"] or stated.get(row["source"]), rows=1)
+        for row in weights
     ]
     return ancestors, tuple(licensed)
 

@@ -44,7 +44,8 @@ ABOUT: Mapping[str, str] = {
     "evals": "One row for each evaluation of a checkpoint, task and seed: the last attempt.",
     "ancestry": "Each checkpoint with itself and all its ancestors.",
     "made_from": "The training data of each checkpoint, one row for each item and use.",
-    "licences": "The licences of the demonstrations that a checkpoint or one of its ancestors was trained on.",
+    "licences": "The licences of the demonstrations that a checkpoint or one of its ancestors was trained on, and of "
+    "weights from elsewhere.",
     "stages": "Each training stage, with its status and progress.",
     "lineage": "The origin of each episode of an evaluation, one row for each item.",
 }
@@ -119,14 +120,14 @@ VIEW_DOCS: Mapping[str, Mapping[str, str]] = {
     },
     "licences": {
         "checkpoint_id": "The checkpoint to which they apply.",
-        "licence": "Licence of the source; unknown if it named none.",
-        "source_dataset": "The raw source, or the import's name.",
-        "ancestor_id": "The checkpoint that was trained on it: itself, or one that it descends from.",
+        "licence": "Licence of the source or of the weights; unknown if it named none.",
+        "source_dataset": "The raw source, or the import's name; NULL for weights.",
+        "ancestor_id": "The checkpoint that was trained on it, or has the weights: itself, or an ancestor.",
         "generations": "0 for itself, 1 for its parent.",
-        "how": "injected (joined a group) or fine_tuned.",
-        "num_rows": "Demonstrations.",
-        "num_tasks": "Their tasks.",
-        "path": "One of their files.",
+        "how": "injected (joined a group), fine_tuned, or weights (made elsewhere).",
+        "num_rows": "Demonstrations; 1 for weights.",
+        "num_tasks": "Their tasks; 0 for weights.",
+        "path": "One of their files; the folder or address of weights.",
     },
     "stages": {
         "status": "finished, stopped, failed or running; silent: no end is recorded, and no activity for 15 minutes "

@@ -121,7 +121,8 @@ JOIN made_from m ON m.checkpoint_id = a.ancestor_id
 WHERE m.kind <> 'episode' OR m.how <> 'rolled_out'
 """
 
-# Our own rollouts have no licence; the demonstrations have.
+# Our own rollouts have no licence; demonstrations and weights from elsewhere have. A base that was made here has a
+# path below the state folder.
 LICENCES = """
 CREATE VIEW licences AS
 SELECT a.checkpoint_id, coalesce(m.licence, 'unknown') AS licence, m.source_dataset, a.ancestor_id, a.generations,
@@ -129,6 +130,10 @@ SELECT a.checkpoint_id, coalesce(m.licence, 'unknown') AS licence, m.source_data
 FROM ancestry a JOIN made_from m ON m.checkpoint_id = a.ancestor_id
 WHERE m.kind = 'demonstration'
 GROUP BY a.checkpoint_id, coalesce(m.licence, 'unknown'), m.source_dataset, a.ancestor_id, a.generations, m.how
+UNION ALL
+SELECT a.checkpoint_id, coalesce(c.licence, 'unknown'), NULL, a.ancestor_id, a.generations, 'weights', 1, 0, c.path
+FROM ancestry a JOIN checkpoints c ON c.checkpoint_id = a.ancestor_id
+WHERE c.stage = 'external' OR (c.stage = 'base' AND starts_with(c.path, '/'))
 """
 
 LINEAGE_VIEWS: Mapping[str, str] = {

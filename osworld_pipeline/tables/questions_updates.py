@@ -92,8 +92,8 @@ ORDER BY hour_utc, purpose
 """
 
 _LICENCES = """
-SELECT checkpoint_id, licence, source_dataset, sum(num_rows)::BIGINT AS demonstrations, min(generations) AS generations,
-       string_agg(DISTINCT how, ', ' ORDER BY how) AS how, min(path) AS a_file
+SELECT checkpoint_id, licence, source_dataset, sum(num_rows) FILTER (how <> 'weights')::BIGINT AS demonstrations,
+       min(generations) AS generations, string_agg(DISTINCT how, ', ' ORDER BY how) AS how, min(path) AS a_file
 FROM licences
 GROUP BY checkpoint_id, licence, source_dataset
 ORDER BY checkpoint_id, licence, source_dataset
@@ -196,7 +196,7 @@ QUESTIONS = (
     ),
     Question(
         name="licences",
-        question="Which licences apply to a checkpoint, through its own training data and its ancestors'?",
+        question="Which licences apply to a checkpoint, through training data and weights, its own and its ancestors'?",
         sql=_LICENCES,
         reading="`generations` is the nearest: 0 for the checkpoint itself, 1 for its parent. `unknown`: a source "
         "has none. For one checkpoint: SELECT DISTINCT licence FROM licences WHERE checkpoint_id = '...'.",

@@ -23,6 +23,7 @@ from osworld_pipeline.runs.checkpoints.ids import (
     recipe_suite,
     stage_recipe_digest,
 )
+from osworld_pipeline.runs.checkpoints.model_card import card_licence
 from osworld_pipeline.runs.job import StageJob
 from osworld_pipeline.runs.messages import Progress, Report
 from osworld_pipeline.tracking.code import code_origin
@@ -85,6 +86,7 @@ def _make(job: StageJob, report: Report) -> Checkpoint:
             recipe_digest=stage_recipe_digest(Stage.BASE, recipe),
             data_digest=job.data_digest,
             weights_digest=weights_digest(published or temp),
+            licence=card_licence(published) if published else None,
             run_ids=job.run_ids,
             recipe=recipe.model_dump(mode="json"),
             code_version=code.version,

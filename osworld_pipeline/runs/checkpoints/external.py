@@ -19,6 +19,8 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import DependencyError, StoreError
 from osworld_pipeline.runs.checkpoints.endpoints import Endpoint, is_address
 from osworld_pipeline.runs.checkpoints.ids import CARD, DIGEST_LENGTH, checkpoint_card, read_checkpoint
+from osworld_pipeline.runs.checkpoints.model_card import CARD as MODEL_CARD
+from osworld_pipeline.runs.checkpoints.model_card import card_licence
 from osworld_pipeline.runs.checkpoints.registry import all_checkpoints, register_checkpoint
 from osworld_pipeline.tables.checkpoints import upsert_checkpoint
 from osworld_pipeline.training.weights_digest import weights_digest
@@ -26,7 +28,7 @@ from osworld_pipeline.training.weights_digest import weights_digest
 HUB = "hub:"
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 MODEL_TYPE = "qwen3_vl"
-HUB_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt")
+HUB_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", MODEL_CARD)
 """For a repository that may hold its weights in other formats, too."""
 
 FetchModel = Callable[[str, str | None], Path]
@@ -35,8 +37,8 @@ FetchModel = Callable[[str, str | None], Path]
 
 def add_checkpoint(state: StateDir, source: str, *, fetch: FetchModel | None = None) -> Checkpoint:
     """The checkpoint that `source` names: a folder in Hugging Face format, `hub:OWNER/NAME[@REVISION]`, or an endpoint
-    `http(s)://host/v1#model`. Adding the same weights again changes only the recorded location. `fetch`: None downloads
-    from the hub.
+    `http(s)://host/v1#model`. Adding the same weights again changes only the recorded location and licence.
+    `fetch`: None downloads from the hub.
 
     Raises:
         StoreError: the source is none of these, has no weights, or holds a model that cannot be loaded here.
@@ -131,7 +133,8 @@ def _of_folder(folder: Path, state: StateDir) -> Checkpoint:
     known = read_checkpoint(state, checkpoint_id)
     if known is None or known.path != str(folder):
         _require_processor(folder)
-    return _external(checkpoint_id.removeprefix(f"{Stage.EXTERNAL}-"), path=str(folder), weights_digest=weights)
+    digest = checkpoint_id.removeprefix(f"{Stage.EXTERNAL}-")
+    return _external(digest, path=str(folder), weights_digest=weights, licence=card_licence(folder))
 
 
 def _require_folder(folder: Path) -> None:
@@ -182,7 +185,7 @@ def _identify(folder: Path) -> tuple[str, str]:
     return f"{Stage.EXTERNAL}-{digest[:DIGEST_LENGTH]}", weights
 
 
-def _external(digest: str, *, path: str, weights_digest: str) -> Checkpoint:
+def _external(digest: str, *, path: str, weights_digest: str, licence: str | None = None) -> Checkpoint:
     return Checkpoint(
         checkpoint_id=f"{Stage.EXTERNAL}-{digest[:DIGEST_LENGTH]}",
         stage=Stage.EXTERNAL,
@@ -192,5 +195,6 @@ def _external(digest: str, *, path: str, weights_digest: str) -> Checkpoint:
         recipe_digest="",
         data_digest="",
         weights_digest=weights_digest,
+        licence=licence,
         saved_at=round(time.time(), 3),
     )

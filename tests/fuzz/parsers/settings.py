@@ -1,4 +1,4 @@
-"""Recipes, single settings, and the env server's configuration file."""
+"""Recipes, single settings, the env server's configuration file, and the licence in a model's card."""
 
 from pathlib import Path
 
@@ -8,6 +8,7 @@ from env_server.settings import SettingsError
 from fuzz.parser import Parser, scratch_folder, text_of
 from osworld_pipeline.errors import RecipeError
 from osworld_pipeline.recipes.load import load_recipe, parse_recipe
+from osworld_pipeline.runs.checkpoints.model_card import CARD, MAX_CHARACTERS, card_licence
 
 RECIPES = Path(osworld_pipeline.recipes.__file__).parent
 
@@ -29,6 +30,13 @@ def _server_config(data: bytes) -> None:
         path = folder / "server.toml"
         path.write_bytes(data)
         make_settings(read_config(path), {})
+
+
+def _model_card(data: bytes) -> None:
+    with scratch_folder() as folder:
+        (folder / CARD).write_bytes(data)
+        licence = card_licence(folder)
+    assert licence is None or 0 < len(licence) <= MAX_CHARACTERS
 
 
 PARSERS = [
@@ -56,6 +64,15 @@ PARSERS = [
         seeds=(
             b'provider = "local"\nnum_replicas = 4\n[limits]\nsetup_timeout_s = 12.5\n',
             b"port = 8080\nscreen_width = 1280\n",
+        ),
+    ),
+    Parser(
+        name="model_card",
+        read=_model_card,
+        refusals=(),
+        seeds=(
+            b"---\nlicense: apache-2.0\ntags: [a, b]\n---\n# Model\n",
+            b"---\nlicense: other\nlicense_name: &a mine\nextra: {size: 4, list: [*a, 1.5]}\n---\n",
         ),
     ),
 ]

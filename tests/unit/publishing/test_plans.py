@@ -174,6 +174,17 @@ def test_a_checkpoint_without_a_licence_is_refused(state: StateDir) -> None:
         plan_checkpoint(state, "gspo-1", licence="mit")
 
 
+def test_the_recorded_licence_of_an_ancestors_weights_needs_no_statement(tmp_path: Path) -> None:
+    state = make_state(tmp_path / "var")
+    upsert_checkpoint(state, checkpoint("base-1", Stage.BASE, path="/models/q", licence="apache-2.0"))
+    upsert_checkpoint(state, checkpoint("sft-1", Stage.SFT, parent_id="base-1"))
+    folder = state.checkpoints / "sft-1"
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(WEIGHTS)
+    rebuild_catalog(state)
+    assert "| weights | base-1 | apache-2.0 | 1 |" in card(plan_checkpoint(state, "sft-1", licence="mit"))
+
+
 def test_training_data_without_a_licence_is_refused_by_name(tmp_path: Path) -> None:
     state = make_state(tmp_path / "var")
     unknown = TrainedRow(row_id="ab", kind="demonstration", task_id="a", source_dataset="scraped")

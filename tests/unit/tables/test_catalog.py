@@ -10,6 +10,7 @@ import time
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pyarrow as pa
@@ -168,6 +169,25 @@ def test_one_line_of_sql_gives_the_licences_of_a_checkpoint(state: StateDir) -> 
     rebuild_catalog(state)
     sql = "SELECT DISTINCT licence FROM licences WHERE checkpoint_id = 'gspo_phase1-0' ORDER BY 1"
     assert run_query(state, sql).rows == [("cc-by-4.0",), ("unknown",)]
+
+
+@pytest.mark.parametrize(
+    ("base", "expected"),
+    [
+        ({"stage": Stage.EXTERNAL, "licence": "apache-2.0"}, [("apache-2.0", "base-0", "/models/q")]),
+        ({"stage": Stage.BASE}, [("unknown", "base-0", "/models/q")]),
+        ({"stage": Stage.BASE, "path": "checkpoints/base-0"}, []),
+        ({"stage": Stage.EXTERNAL, "path": "https://models.example/v1#m"}, [("unknown", "base-0", "https://models.example/v1#m")]),
+    ],
+)  # fmt: skip
+def test_the_licence_of_weights_from_elsewhere_reaches_what_descends_from_them(
+    state: StateDir, base: dict[str, Any], expected: list[tuple]
+) -> None:
+    upsert_checkpoint(state, replace(checkpoint("base-0", Stage.BASE), **{"path": "/models/q"} | base))
+    upsert_checkpoint(state, checkpoint("sft-0", Stage.SFT, "base-0"))
+    rebuild_catalog(state)
+    sql = "SELECT licence, ancestor_id, path FROM licences WHERE checkpoint_id = 'sft-0' AND how = 'weights'"
+    assert run_query(state, sql).rows == expected
 
 
 def test_a_seed_of_an_older_version_is_renewed(state: StateDir) -> None:

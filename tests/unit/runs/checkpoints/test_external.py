@@ -50,6 +50,15 @@ def test_folder_becomes_a_checkpoint_with_a_card_and_a_row_and_nothing_is_copied
     require_unchanged(checkpoint.checkpoint_id, folder)
 
 
+def test_the_licence_of_its_model_card_is_recorded_and_may_come_later(state: StateDir, folder: Path) -> None:
+    first = add_checkpoint(state, str(folder))
+    assert first.licence is None
+    (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
+    again = add_checkpoint(state, str(folder))
+    assert (again.checkpoint_id, again.licence) == (first.checkpoint_id, "apache-2.0")
+    assert find_checkpoint(state, first.checkpoint_id) == again
+
+
 def test_folder_that_was_added_is_found_again_without_torch(state: StateDir, folder: Path) -> None:
     added = add_checkpoint(state, str(folder))
     again = (
