@@ -1,5 +1,5 @@
 """A state that was copied to another path, and one that was copied to a bucket, answer as the original does: a plain
-DuckDB client, our command line and the viewer."""
+DuckDB client, our command line, the viewer and the reports."""
 
 import json
 import shutil
@@ -55,6 +55,15 @@ def viewer(state: StateDir) -> dict[str, Any]:
     return {**found, "sha256": sha256}
 
 
+def reports(capfdbinary: pytest.CaptureFixture[bytes], *place: str) -> dict[str, bytes]:
+    """All pages, by name; their filmstrips show images of the store."""
+    paths = [Path(path) for path in command_line(capfdbinary, "report", "--all", *place)["reports"]]
+    found = {path.name: path.read_bytes() for path in paths}
+    assert {"report.html", "index.html"} < found.keys()
+    assert b"data:image/" in found["report.html"]
+    return found
+
+
 @pytest.mark.parametrize("is_packed", [False, True])
 def test_a_state_answers_alike_where_it_was_made_where_it_was_copied_and_from_a_bucket(
     s3: S3, url: str, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes], is_packed: bool
@@ -67,6 +76,8 @@ def test_a_state_answers_alike_where_it_was_made_where_it_was_copied_and_from_a_
     answers, pages = plain_client(original), viewer(original)
     told = command_line(capfdbinary, "query", QUESTION, "--state", str(original.root))
     assert told
+    written = reports(capfdbinary, "--state", str(original.root))
+    shutil.rmtree(original.reports)
     seen = command_line(capfdbinary, "lineage", pages["sha256"], "--state", str(original.root))
     assert Path(seen["file"]).is_file()
     if is_packed:
@@ -93,5 +104,7 @@ def test_a_state_answers_alike_where_it_was_made_where_it_was_copied_and_from_a_
     for state in (copy, cache):
         assert plain_client(state) == answers
         assert viewer(state) == pages
+    assert reports(capfdbinary, *at_copy) == written
+    assert reports(capfdbinary, *at_cache) == written
     status = command_line(capfdbinary, "remote", "status", "--state", str(cache.root))
     assert (status["role"], status["generation"], status["num_changed"]) == ("cache", 1, 0)
