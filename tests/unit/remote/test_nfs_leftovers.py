@@ -1,5 +1,5 @@
-"""A client of NFS renames a file that is deleted while it is open to `.nfs...` in the same folder. Such files are no part
-of a state: nothing reads, counts, deletes or pushes them, and they stop nothing."""
+"""A client of NFS renames a file that is deleted while it is open to `.nfs...` in the same folder. Such files are not
+part of a state: nothing reads, counts, deletes or pushes them, and they stop nothing."""
 
 import os
 from pathlib import Path
