@@ -151,6 +151,10 @@ async def test_processes_of_a_grading_are_limited(graders: OSWorldGraders, guest
     assert await grade(graders, guest, "fork", wanted=LIMITS.num_processes) == 1.0
 
 
+async def test_memory_that_forked_processes_share_counts_once(graders: OSWorldGraders, guest: GuestClient) -> None:
+    assert await grade(graders, guest, "share_memory", wanted=LIMITS.memory_bytes // 2) == 1.0
+
+
 async def test_a_grader_that_dies_is_a_fault_and_no_score(graders: OSWorldGraders, guest: GuestClient) -> None:
     with pytest.raises(EvaluatorError, match="was interrupted: the grader's process ended with status 3"):
         await grade(graders, guest, "die")

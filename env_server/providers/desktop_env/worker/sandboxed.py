@@ -113,22 +113,32 @@ def _watch(connection: socket.socket, grader: int, memory_bytes: int) -> bool:
         ready = {descriptor for descriptor, _ in poll.poll(WATCH_INTERVAL_MS)}
         if process in ready:
             return False
-        is_excess = not ready and _memory_of({grader} | below(grader)) > memory_bytes
+        is_excess = not ready and _exceeds({grader} | below(grader), memory_bytes)
         if ready or is_excess:
             # If process 1 ends, the kernel kills every process of its namespace.
             signal.pidfd_send_signal(process, signal.SIGKILL)
             return is_excess
 
 
-def _memory_of(pids: set[int]) -> int:
-    num_kib = 0
-    for pid in pids:
-        try:
-            lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-        except OSError:
-            continue  # it has ended
-        num_kib += sum(int(line.split()[1]) for line in lines if line.startswith(("RssAnon:", "RssShmem:")))
-    return num_kib * 1024
+def _exceeds(pids: set[int], memory_bytes: int) -> bool:
+    """Whether these processes together have more memory. Pages that forked processes share count once; that is only
+    looked up, which takes longer, if the processes could have that much."""
+    resident = {pid: _kib_of(pid, "status", "RssAnon:", "RssShmem:") or 0 for pid in pids}
+    if sum(resident.values()) * 1024 <= memory_bytes:
+        return False
+    shares = {pid: _kib_of(pid, "smaps_rollup", "Pss_Anon:", "Pss_Shmem:") for pid in pids}
+    # A process whose shares cannot be read counts in full.
+    return sum(resident[pid] if share is None else share for pid, share in shares.items()) * 1024 > memory_bytes
+
+
+def _kib_of(pid: int, file: str, *names: str) -> int | None:
+    """The sum of these lines of /proc/PID/FILE; None if it cannot be read or has none of them."""
+    try:
+        lines = Path(f"/proc/{pid}/{file}").read_text().splitlines()
+    except OSError:
+        return None
+    found = [int(line.split()[1]) for line in lines if line.startswith(names)]
+    return sum(found) if found else None
 
 
 def _settle_in(options: Options) -> None:

@@ -69,6 +69,21 @@ def fork(result, rules):
     return float(rules["expected"] // 2 < len(children) < rules["expected"])
 
 
+def share_memory(result, rules):
+    """Processes that share as many bytes as are expected, longer than one look at their memory."""
+    held = os.urandom(rules["expected"])
+    children = []
+    for _ in range(8):
+        children.append(os.fork())
+        if children[-1] == 0:
+            time.sleep(20)
+            os._exit(0)
+    time.sleep(2)
+    for child in children:
+        os.kill(child, 9)
+    return float(len(held) == rules["expected"])
+
+
 def sees(result, rules):
     return float(os.path.exists(rules["expected"]))
 
