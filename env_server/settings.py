@@ -1,14 +1,16 @@
 """The configuration of an env server, from command line and environment; only this module reads os.environ."""
 
+import argparse
 import ipaddress
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, create_model, field_validator
+from pydantic import BaseModel, Field, SecretStr, create_model, field_validator
 
 from env_server.providers.kinds import provider_kinds
+from env_server.table import Option, Table
 from osworld_pipeline.errors import PipelineError
 from osworld_pipeline.wire.cross_site import is_loopback
 
@@ -24,77 +26,96 @@ DEFAULT_DOWNLOAD_HOSTS = (
 """The hosts that OSWorld's task files download from."""
 
 
-Table = TypeVar("Table", bound=BaseModel)
+OwnTable = TypeVar("OwnTable", bound=Table)
 
 
 class SettingsError(PipelineError):
     """The settings contradict each other, or are not safe."""
 
 
-class TaskLimits(BaseModel):
+class TaskLimits(Table):
     """Limits of a task on the server and the network."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    setup_timeout_s: float = Field(default=180.0, gt=0)
-    evaluate_timeout_s: float = Field(default=180.0, gt=0)
-    sleep_s: float = Field(default=60.0, gt=0)
+    setup_timeout_s: Annotated[float, Field(gt=0)] = 180.0
+    """Time limit of its whole set-up."""
+    evaluate_timeout_s: Annotated[float, Field(gt=0)] = 180.0
+    """Time limit of its whole grading."""
+    sleep_s: Annotated[float, Field(gt=0)] = 60.0
     """The longest `sleep` verb."""
     download_hosts: tuple[str, ...] = DEFAULT_DOWNLOAD_HOSTS
-    download_max_bytes: int = Field(default=512 * 1024 * 1024, gt=0)
-    download_timeout_s: float = Field(default=120.0, gt=0)
-    upload_root: Path | None = None
-    """Folder on this machine below which `upload_file` may read; None allows no file."""
+    """Hosts from which the verb `download` may fetch."""
+    download_max_bytes: Annotated[int, Field(gt=0)] = 512 * 1024 * 1024
+    """Largest file that it may fetch."""
+    download_timeout_s: Annotated[float, Field(gt=0)] = 120.0
+    """Time limit of one download."""
+    upload_root: Annotated[Path | None, Option(), Field(examples=["/srv/tasks"])] = None
+    """Folder on this machine below which the verb `upload_file` may read. Without it no file."""
 
 
-class OsgymSettings(BaseModel):
-    """OSGym's worker ports, in addition to the main port, which has the same API under /osgym."""
+def _ports(text: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts or not all(part.isdigit() for part in parts):
+        raise argparse.ArgumentTypeError(f"ports must be numbers, separated by commas, not {text!r}")
+    return tuple(map(int, parts))
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
-    ports: tuple[Annotated[int, Field(ge=1, le=65535)], ...] = ()
-    host: str = "127.0.0.1"
-    replicas_per_port: int = Field(default=2, ge=1)
+class OsgymSettings(Table):
+    """OSGym's worker ports, in addition to the main port, which has the same API under /osgym. Its clients' addresses
+    come from OSGYM_ALLOWED_IPS."""
+
+    ports: Annotated[tuple[Annotated[int, Field(ge=1, le=65535)], ...], Option("--osgym-ports", "PORTS", _ports)] = ()
+    """Worker ports, for example 20000, 20001; on the command line separated by commas."""
+    host: Annotated[str, Option("--osgym-host")] = "127.0.0.1"
+    """The address of these ports."""
+    replicas_per_port: Annotated[int, Option("--osgym-replicas-per-port"), Field(ge=1)] = 2
     """Most desktops of one port's clients at a time."""
-    pause_s: float = Field(default=2.0, ge=0, le=60)
+    pause_s: Annotated[float, Option("--osgym-pause-s"), Field(ge=0, le=60)] = 2.0
     """How long the screen settles after a step, unless the step sets it."""
 
 
-class _ServerSettings(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    provider: str = "local"
-    grader: Literal["own", "osworld"] = "own"
-    """Which metrics score an episode; `osworld` needs desktop-env in a separate environment."""
-    allow_unsandboxed_graders: bool = False
+class _ServerSettings(Table):
+    provider: Annotated[str, Option(choices=provider_kinds)] = "local"
+    """Kind of desktop."""
+    grader: Annotated[Literal["own", "osworld"], Option()] = "own"
+    """Which metrics score an episode; `osworld` needs desktop-env in a separate environment, see [desktop_env]."""
+    allow_unsandboxed_graders: Annotated[bool, Option()] = False
     """If namespaces are unavailable, run OSWorld's graders with the server's permissions and network."""
-    num_replicas: int = Field(default=1, ge=1)
-    host: str = "127.0.0.1"
-    port: int = Field(default=8100, ge=0, le=65535)
-    screen_width: int = Field(default=1920, ge=64)
-    screen_height: int = Field(default=1080, ge=64)
-    state_dir: Path = Path("var/desktops")
-    ready_file: Path | None = None
+    num_replicas: Annotated[int, Option("--replicas"), Field(ge=1)] = 1
+    """Desktops that are kept warm. Each uses its memory (see [local], [qemu]) all the time."""
+    host: Annotated[str, Option()] = "127.0.0.1"
+    """Any address but loopback requires a token."""
+    port: Annotated[int, Option(), Field(ge=0, le=65535)] = 8100
+    """0 selects a free port."""
+    screen_width: Annotated[int, Field(ge=64)] = 1920
+    """Of every desktop, in pixels. A client that asks for another size is refused."""
+    screen_height: Annotated[int, Field(ge=64)] = 1080
+    """Of every desktop, in pixels."""
+    state_dir: Annotated[Path, Option()] = Path("var/desktops")
+    """Images, downloads and running replicas; some GB."""
+    ready_file: Annotated[Path | None, Option(), Field(examples=["ready.json"])] = None
+    """{url, pid} is written to it when the server is ready."""
     token: SecretStr | None = None
     """Bearer token; a SecretStr never shows in a log or a traceback."""
-    queue_timeout_s: float = Field(default=60.0, gt=0)
-    """How long /reset waits for a free replica before 503."""
-    idle_ttl_s: float = Field(default=900.0, gt=0)
-    """An episode that is not used for this time is closed."""
-    start_timeout_s: float = Field(default=600.0, gt=0)
+    queue_timeout_s: Annotated[float, Option(), Field(gt=0)] = 60.0
+    """How long a reset waits for a free replica; then 503 with Retry-After."""
+    idle_ttl_s: Annotated[float, Option(), Field(gt=0)] = 900.0
+    """An episode without calls for this time is closed; one with a call in progress never is."""
+    start_timeout_s: Annotated[float, Field(gt=0)] = 600.0
     """For the first warm replica; the very first start may build the image."""
-    drain_timeout_s: float = Field(default=30.0, ge=0)
-    """How long calls in progress may take after SIGTERM, before every episode is closed."""
-    max_body_bytes: int = Field(default=8 * 1024 * 1024, gt=0)
-    max_connections: int = Field(default=2048, gt=0)
+    drain_timeout_s: Annotated[float, Option(), Field(ge=0)] = 30.0
+    """How long calls in progress may take after SIGTERM, before every episode is closed. A second SIGTERM ends at
+    once."""
+    max_body_bytes: Annotated[int, Field(gt=0)] = 8 * 1024 * 1024
+    """A larger request is answered 413."""
+    max_connections: Annotated[int, Option(), Field(gt=0)] = 2048
     """Further connections are answered 503 at once."""
-    slow_client_s: float = Field(default=10.0, gt=0)
+    slow_client_s: Annotated[float, Field(gt=0)] = 10.0
     """Time limit for a request's head, and how long its body may stay below 64 KiB per second."""
-    keep_alive_s: float = Field(default=75.0, gt=0)
+    keep_alive_s: Annotated[float, Field(gt=0)] = 75.0
     """How long a connection may stay open without a request; longer than clients keep theirs, so that they close."""
-    access_log: bool = False
-    """One line per request: method, path, status, bytes, milliseconds; never a token, a query or a body."""
-    open_metrics: bool = False
+    access_log: Annotated[bool, Option()] = False
+    """Log one line per request: method, path, status, bytes, milliseconds; never a token, a query or a body."""
+    open_metrics: Annotated[bool, Option()] = False
     """/metrics answers without the token."""
     limits: TaskLimits = TaskLimits()
     osgym: OsgymSettings = OsgymSettings()
@@ -109,7 +130,7 @@ class _ServerSettings(BaseModel):
             raise ValueError(f"there is no provider '{name}'; there are: {', '.join(provider_kinds())}")
         return name
 
-    def of(self, kind: type[Table]) -> Table:
+    def of(self, kind: type[OwnTable]) -> OwnTable:
         """The settings of a provider, by their class."""
         return next(value for _, value in self if isinstance(value, kind))
 

@@ -1,17 +1,15 @@
-"""The kinds of providers: each is a package below this one whose module `kind` declares its settings, its command line
-options and how it is made. To add one, add a package."""
+"""The kinds of providers: each is a package below this one whose module `kind` declares its settings, with their
+command line options, and how it is made. To add one, add a package."""
 
-import argparse
 import importlib
 import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any
-
-from pydantic import BaseModel
+from typing import TYPE_CHECKING
 
 from env_server import providers
+from env_server.table import Table
 
 if TYPE_CHECKING:
     from env_server.episodes.driver import Drivers
@@ -21,39 +19,11 @@ if TYPE_CHECKING:
 KIND = "kind"
 
 
-class OptionGroup:
-    """Command line options that set the fields of a provider's settings; those that are not given are not in the parsed
-    arguments."""
-
-    def __init__(self, parser: Any, table: str = "") -> None:
-        """`parser`: of argparse, or a group of it; `table`: the provider's name; empty for the server's settings."""
-        self._parser, self._table = parser, table
-
-    def option(self, field: str, flag: str | None = None, **options: Any) -> None:
-        """`flag`: by default the field's name."""
-        options.setdefault("metavar", None if "choices" in options else field.upper())
-        flag = flag or f"--{field.replace('_', '-')}"
-        self._parser.add_argument(flag, dest=self._name(field), default=argparse.SUPPRESS, **options)
-
-    def flag(self, field: str, text: str) -> None:
-        self._parser.add_argument(
-            f"--{field.replace('_', '-')}",
-            dest=self._name(field),
-            action="store_true",
-            default=argparse.SUPPRESS,
-            help=text,
-        )
-
-    def _name(self, field: str) -> str:
-        return f"{self._table}.{field}" if self._table else field
-
-
 @dataclass(frozen=True, kw_only=True)
 class ProviderKind:
     name: str
-    settings: type[BaseModel]
+    settings: type[Table]
     """Its table in the configuration file, of the same name; every field has a default."""
-    add_options: Callable[[OptionGroup], None]
     make: "Callable[[Settings], Provider]"
     """Raises ValueError or DependencyError if it does not work with these settings, or not on this machine."""
     make_drivers: "Callable[[Settings], Drivers] | None" = None
@@ -62,8 +32,6 @@ class ProviderKind:
     """Fields with secrets, each with the environment variable that sets it; no other source may."""
     title: str = ""
     """Of its options in the help; empty: its name."""
-    about: str = ""
-    """One sentence of the help."""
     has_ports: bool = False
     """Ports of its desktops are reached through a proxy only."""
 

@@ -1,11 +1,12 @@
 """The settings of the provider `desktop_env`, which OSWorld's graders use too."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import Field
 
-from env_server.providers.kinds import OptionGroup, ProviderKind
+from env_server.providers.kinds import ProviderKind
+from env_server.table import Option, Table
 
 if TYPE_CHECKING:
     from env_server.episodes.driver import Drivers
@@ -13,29 +14,29 @@ if TYPE_CHECKING:
     from env_server.settings import Settings
 
 
-class DesktopEnvSettings(BaseModel):
+class DesktopEnvSettings(Table):
     """OSWorld's own DesktopEnv, in the environment where it is installed."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    python: Path = Path("var/desktop-env/bin/python")
-    """The interpreter of that environment; graders of the kind `osworld` also run in it."""
-    provider_name: str = "docker"
-    path_to_vm: str | None = None
-    region: str | None = None
+    python: Annotated[Path, Option("--desktop-env-python")] = Path("var/desktop-env/bin/python")
+    """The interpreter of that environment. Graders of the kind `osworld` also run in it."""
+    provider_name: Annotated[str, Option("--desktop-env-provider")] = "docker"
+    """DesktopEnv's own provider: docker, vmware, virtualbox, aws ..."""
+    path_to_vm: Annotated[str | None, Option("--desktop-env-vm"), Field(examples=["Ubuntu.vmx"])] = None
+    """DesktopEnv's path_to_vm. Without it DesktopEnv may download an image of tens of GB."""
+    region: Annotated[str | None, Field(examples=["us-east-1"])] = None
+    """Of a cloud provider."""
     snapshot_name: str = "init_state"
+    """The snapshot that a reset restores."""
     os_type: str = "Ubuntu"
+    """Ubuntu or Windows."""
     client_password: str = "password"  # noqa: S105 - of the published images
+    """Of the user in the image."""
     headless: bool = True
-    plugin: str | None = None
-    """module:function with your own provider for DesktopEnv."""
-
-
-def add_options(group: OptionGroup) -> None:
-    group.option("python", "--desktop-env-python", type=Path, help="interpreter where it is installed")
-    group.option("provider_name", "--desktop-env-provider", help="DesktopEnv's provider (docker)")
-    group.option("path_to_vm", "--desktop-env-vm", help="DesktopEnv's path_to_vm")
-    group.option("plugin", "--desktop-env-plugin", metavar="MODULE:FUNCTION", help="your own provider")
+    """No window of the virtual machine on this machine's screen."""
+    plugin: Annotated[
+        str | None, Option("--desktop-env-plugin", "MODULE:FUNCTION"), Field(examples=["module:function"])
+    ] = None
+    """Your own provider for DesktopEnv."""
 
 
 def make(settings: "Settings") -> "Provider":
@@ -54,7 +55,6 @@ def make_drivers(settings: "Settings") -> "Drivers":
 KIND = ProviderKind(
     name="desktop_env",
     settings=DesktopEnvSettings,
-    add_options=add_options,
     make=make,
     make_drivers=make_drivers,
     title="provider desktop_env, grader osworld",

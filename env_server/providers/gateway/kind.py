@@ -3,11 +3,12 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import Field, SecretStr
 
-from env_server.providers.kinds import OptionGroup, ProviderKind
+from env_server.providers.kinds import ProviderKind
+from env_server.table import Option, Table
 
 if TYPE_CHECKING:
     from env_server.providers.base import Provider
@@ -16,31 +17,23 @@ if TYPE_CHECKING:
 TOKEN_VARIABLE = "OSWORLD_SANDBOX_TOKEN"  # noqa: S105 - the variable's name, not a token
 
 
-class GatewaySettings(BaseModel):
-    """Remote sandboxes."""
+class GatewaySettings(Table):
+    """Remote sandboxes; the token comes from OSWORLD_SANDBOX_TOKEN."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    url: str | None = None
-    client: str = "https"
-    """A sandbox client's entry point, or module:attribute."""
-    quota_wait_s: float = Field(default=300.0, ge=0, le=3600)
+    url: Annotated[str | None, Option("--gateway-url"), Field(examples=["https://sandboxes.example.org"])] = None
+    """The gateway's address: https://HOST[:PORT][/PATH]."""
+    client: Annotated[str, Option("--gateway-client")] = "https"
+    """The reference client; or a vendor's, by the name of its entry point or module:attribute."""
+    quota_wait_s: Annotated[float, Option("--gateway-quota-wait-s"), Field(ge=0, le=3600)] = 300.0
     """How long one replica waits for quota before its start counts as failed."""
-    start_timeout_s: float = Field(default=180.0, gt=0, le=540)
+    start_timeout_s: Annotated[float, Field(gt=0, le=540)] = 180.0
     """Of one start at the gateway, and then of its guest until it shows a screen."""
-    ca_file: Path | None = None
+    ca_file: Annotated[Path | None, Option("--gateway-ca-file"), Field(examples=["ca.pem"])] = None
     """Certificates (PEM) to trust instead of the system's."""
     options: dict[str, str] = Field(default_factory=dict)
-    """Options of the client; no secrets."""
+    """Options of a vendor's client; no secrets."""
     token: SecretStr | None = None
     """The token for the gateway; only from the environment."""
-
-
-def add_options(group: OptionGroup) -> None:
-    group.option("url", "--gateway-url", help="https://HOST[:PORT][/PATH] of the gateway")
-    group.option("client", "--gateway-client", help="a sandbox client's name, or module:attribute (https)")
-    group.option("quota_wait_s", "--gateway-quota-wait-s", type=float, help="longest wait (default 300)")
-    group.option("ca_file", "--gateway-ca-file", type=Path, help="certificates to trust, PEM")
 
 
 def make(settings: "Settings") -> "Provider":
@@ -60,9 +53,7 @@ def gateway_token(environment: Mapping[str, str] | None = None) -> SecretStr | N
 KIND = ProviderKind(
     name="gateway",
     settings=GatewaySettings,
-    add_options=add_options,
     make=make,
     variables={"token": TOKEN_VARIABLE},
-    about=f"its token comes from {TOKEN_VARIABLE}",
     has_ports=True,
 )

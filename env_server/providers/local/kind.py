@@ -1,38 +1,32 @@
 """The settings of the provider `local`."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from env_server.providers.kinds import OptionGroup, ProviderKind
+from env_server.providers.kinds import ProviderKind
+from env_server.table import Option, Table
 
 if TYPE_CHECKING:
     from env_server.providers.base import Provider
     from env_server.settings import Settings
 
 
-class LocalSettings(BaseModel):
-    """Limits and options of one `local` desktop on this machine."""
+class LocalSettings(Table):
+    """Desktops on this machine, in namespaces."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    memory_mb: int = Field(default=1024, ge=256)
-    max_processes: int = Field(default=512, ge=64)
-    max_cpus: float | None = Field(default=None, ge=0.1)
-    """Most CPU time per second; None shares it equally between desktops, and gives a desktop what others do not use."""
-    allow_unsandboxed: bool = False
+    memory_mb: Annotated[int, Option("--desktop-memory-mb"), Field(ge=256)] = 1024
+    """Most memory of one desktop. Processes that exceed it are killed, not the host's."""
+    max_processes: Annotated[int, Option("--desktop-processes"), Field(ge=64)] = 512
+    """Most processes of one desktop."""
+    max_cpus: Annotated[float | None, Option("--desktop-cpus"), Field(ge=0.1, examples=[2.0])] = None
+    """Most CPU time of one desktop per second. Without it desktops share the processors equally, and a desktop gets
+    what others do not use."""
+    allow_unsandboxed: Annotated[bool, Option()] = False
     """If namespaces are unavailable, run desktops as plain processes of this user; a model can then reach the user's
     files."""
-    wine: bool = False
-    """Windows programs on every desktop (Debian's Wine), for tasks on a drive C:."""
-
-
-def add_options(group: OptionGroup) -> None:
-    group.flag("allow_unsandboxed", "without namespaces, run desktops as plain processes of this user")
-    group.flag("wine", "desktops have Windows programs (needs the Debian packages wine and wine64)")
-    group.option("memory_mb", "--desktop-memory-mb", type=int, help="most memory of a desktop (default 1024)")
-    group.option("max_processes", "--desktop-processes", type=int, help="most processes of one (default 512)")
-    group.option("max_cpus", "--desktop-cpus", type=float, help="most CPUs of one (default: equal shares)")
+    wine: Annotated[bool, Option()] = False
+    """Windows programs on every desktop, for tasks on a drive C:; needs the Debian packages wine and wine64."""
 
 
 def make(settings: "Settings") -> "Provider":
@@ -42,4 +36,4 @@ def make(settings: "Settings") -> "Provider":
     return LocalProvider(images=settings.state_dir, screen_size=settings.screen, **own)
 
 
-KIND = ProviderKind(name="local", settings=LocalSettings, add_options=add_options, make=make)
+KIND = ProviderKind(name="local", settings=LocalSettings, make=make)

@@ -1,11 +1,12 @@
 """The settings of the provider `qemu`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import Field, SecretStr
 
-from env_server.providers.kinds import OptionGroup, ProviderKind
+from env_server.providers.kinds import ProviderKind
+from env_server.table import Option, Table
 
 if TYPE_CHECKING:
     from env_server.providers.base import Provider
@@ -14,35 +15,27 @@ if TYPE_CHECKING:
 PASSWORD_VARIABLE = "WINDOWS_ADMIN_PASSWORD"  # noqa: S105 - the variable's name, not a password
 
 
-class QemuSettings(BaseModel):
-    """The virtual machine of one `qemu` desktop."""
+class QemuSettings(Table):
+    """Virtual machines on this machine."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    image: Path | None = None
-    """A qcow2 image with OSWorld's guest server; None means our own, built by `env-server build-image`."""
-    os_type: Literal["linux", "windows"] = "linux"
-    """`windows`: the image is a Windows without a guest server; it is logged in and saved before its first use."""
-    login_mark: Path | None = None
+    image: Annotated[Path | None, Option(), Field(examples=["Ubuntu.qcow2"])] = None
+    """Any qcow2 image with OSWorld's guest server on port 5000. Without it our own is used, which `env-server
+    build-image` or the first start builds."""
+    os_type: Annotated[Literal["linux", "windows"], Option()] = "linux"
+    """`windows`: the image is a Windows without a guest server; it is logged in and saved before its first use
+    (WINDOWS_ADMIN_PASSWORD is set)."""
+    login_mark: Annotated[Path | None, Option(), Field(examples=["prompt.png"])] = None
     """An image cut from a screenshot of that Windows' password prompt, to recognise the prompt."""
-    memory_mb: int | None = Field(default=None, ge=128)
-    """None means the default of the image."""
-    accelerator: Literal["auto", "kvm", "tcg"] = "auto"
-    open_network: bool = False
-    uefi: bool = False
-    """Whether `image` boots by UEFI."""
+    memory_mb: Annotated[int | None, Option("--vm-memory-mb"), Field(ge=128, examples=[1024])] = None
+    """Memory of one virtual machine. Without it the default of the image."""
+    accelerator: Annotated[Literal["auto", "kvm", "tcg"], Option()] = "auto"
+    """`auto` tests whether a guest boots under KVM."""
+    open_network: Annotated[bool, Option()] = False
+    """Virtual machines reach the network."""
+    uefi: Annotated[bool, Option()] = False
+    """The image boots by UEFI; needs the Debian package ovmf."""
     password: SecretStr | None = None
     """The administrator password of a Windows image; only from the environment."""
-
-
-def add_options(group: OptionGroup) -> None:
-    group.option("image", type=Path, help="a qcow2 image with OSWorld's guest server")
-    group.option("memory_mb", "--vm-memory-mb", type=int, help="memory of a virtual machine")
-    group.option("accelerator", choices=("auto", "kvm", "tcg"), help="auto (default) tests KVM")
-    group.option("os_type", choices=("linux", "windows"), help="of --image (default linux)")
-    group.option("login_mark", type=Path, help="image of a part of Windows' password prompt")
-    group.flag("open_network", "virtual machines reach the network")
-    group.flag("uefi", "the image boots by UEFI (needs the Debian package ovmf)")
 
 
 def make(settings: "Settings") -> "Provider":
@@ -56,7 +49,6 @@ def make(settings: "Settings") -> "Provider":
 KIND = ProviderKind(
     name="qemu",
     settings=QemuSettings,
-    add_options=add_options,
     make=make,
     variables={"password": PASSWORD_VARIABLE},
 )

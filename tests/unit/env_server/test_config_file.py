@@ -1,20 +1,21 @@
 """The configuration file, and the command line over it."""
 
 import argparse
-import tomllib
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
-from pydantic import BaseModel
 
 import env_server
-from env_server.config import FROM_ENVIRONMENT, make_settings
+from env_server.config import make_settings
+from env_server.describe import describe
 from env_server.options import add_server_options, settings_of
 from env_server.providers.gateway.kind import GatewaySettings
 from env_server.providers.kinds import provider_kinds
 from env_server.providers.qemu.kind import QemuSettings
 from env_server.settings import DEFAULT_DOWNLOAD_HOSTS, Settings, SettingsError
+from env_server.table import Option, Table, choices_of, meaning
 
 EXAMPLE = Path(env_server.__file__).with_name("example.toml")
 
@@ -35,18 +36,45 @@ def test_example_holds_the_defaults() -> None:
     assert settings("--config", str(EXAMPLE)) == Settings.from_environment({})
 
 
-def test_example_names_every_setting() -> None:
-    text = EXAMPLE.read_text()
-    tables = tomllib.loads(text)
-    for name, field in Settings.model_fields.items():
-        if name in FROM_ENVIRONMENT:
-            continue
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            section = text.partition(f"\n[{name}]")[2].partition("\n[")[0]
-            for inner in field.annotation.model_fields:
-                assert f"{inner} = " in section or f"{name}.{inner}" in FROM_ENVIRONMENT, f"{name}.{inner}"
-        else:
-            assert name in tables or f"# {name} = " in text, name
+TABLES = ("limits", "osgym", *provider_kinds())
+
+
+def table(name: str) -> type[Table]:
+    """The class of a table of the file; that of the top level for an empty name."""
+    kind: Any = Settings.model_fields[name].annotation if name else Settings
+    assert issubclass(kind, Table)
+    return kind
+
+
+def test_example_is_the_generated_one_and_every_setting_has_a_meaning() -> None:
+    assert EXAMPLE.read_text() == describe(), "run: python -m env_server.describe > env_server/example.toml"
+    for name in ("", *TABLES):
+        unexplained = {key for key, field in table(name).model_fields.items() if not meaning(field)}
+        assert unexplained <= set() if name else set(TABLES), name
+
+
+def test_examples_behind_a_hash_are_valid(tmp_path: Path) -> None:
+    shown = re.sub(r"(?m)^# (?=[a-z_]+ = )", "", EXAMPLE.read_text())
+    got = settings("--config", written(tmp_path, shown))
+    assert (got.of(QemuSettings).memory_mb, got.of(GatewaySettings).url) == (1024, "https://sandboxes.example.org")
+    assert got.limits.upload_root == Path("/srv/tasks")
+
+
+@pytest.mark.parametrize("name", ["", *TABLES])
+def test_every_option_sets_its_field(name: str) -> None:
+    values = {int: "1000", float: "3.5", str: "localhost", Path: "some/path"}
+    for key, field in table(name).model_fields.items():
+        for option in (one for one in field.metadata if isinstance(one, Option)):
+            flag = option.flag or f"--{key.replace('_', '-')}"
+            kinds = {one for one in (field.annotation, *get_args(field.annotation)) if one in values}
+            if choices_of(field):
+                words = [flag, choices_of(field)[-1]]
+            elif field.annotation is bool:
+                words = [flag]
+            else:
+                words = [flag, "8101" if option.parse else values[kinds.pop()]]
+            made = settings(*words, osgym_allowed_ips=("127.0.0.1",))
+            assert getattr(getattr(made, name) if name else made, key) != field.default, flag
 
 
 def test_command_line_goes_before_the_file_key_by_key(tmp_path: Path) -> None:
