@@ -13,11 +13,9 @@ from env_server.config import FROM_ENVIRONMENT
 from env_server.settings import Settings
 from env_server.table import Table, choices_of, meaning
 
-HEAD = """\
-# Every setting of the env server, with its default or, where that is none, an example behind a '#'.
-#     env-server --config example.toml
-# Command line options override this file. Tokens and passwords are never in it: they come from the environment.
-"""
+HEAD = """Every setting of the env server, with its default or, where that is none, an example behind a '#'. The option
+--config FILE reads such a file. Command line options override it. Tokens and passwords are never in it: they come from
+the environment."""
 WIDTH = 118
 
 
@@ -25,7 +23,7 @@ def describe() -> str:
     """The whole file."""
     tables = {name: kind for name, field in Settings.model_fields.items() if (kind := _table(field)) is not None}
     plain = {name: field for name, field in Settings.model_fields.items() if name not in tables}
-    parts = [HEAD, *(_entry(name, field) for name, field in plain.items() if name not in FROM_ENVIRONMENT)]
+    parts = [_comment(HEAD), *(_entry(name, field) for name, field in plain.items() if name not in FROM_ENVIRONMENT)]
     for name, table in tables.items():
         parts.append(f"[{name}]\n{_comment(' '.join((table.__doc__ or '').split()))}")
         parts += [
