@@ -7,7 +7,8 @@ import dagster as dg
 from osworld_pipeline.domain.checkpoint import Ancestor, Checkpoint
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import TrackingError
-from osworld_pipeline.evaluation.curves import MetricPoint, curves_svg, draw_curves
+from osworld_pipeline.evaluation.training_record import MetricPoint
+from osworld_pipeline.web.charts.curves import curves_svg, draw_curves
 from resources.tracking import TrackingResource
 
 SHOWN = (

@@ -7,7 +7,7 @@ import typer
 
 from osworld_pipeline.cli.options import StateRemoteOption, fresh_state
 from osworld_pipeline.cli.pipeline import StateOption
-from osworld_pipeline.viewer import DAGSTER_URL, DEFAULT_HOST, DEFAULT_PORT, MLFLOW_URL
+from osworld_pipeline.web.viewer import DAGSTER_URL, DEFAULT_HOST, DEFAULT_PORT, MLFLOW_URL
 
 
 def register(app: typer.Typer) -> None:
@@ -30,9 +30,9 @@ def view(
     from osworld_pipeline.datasets.without_pandas import forbid_pandas
 
     forbid_pandas()
-    from osworld_pipeline.viewer.pages import episode_url
-    from osworld_pipeline.viewer.serving import serve
-    from osworld_pipeline.viewer.settings import ViewerSettings, token_from
+    from osworld_pipeline.web.pages import episode_url
+    from osworld_pipeline.web.viewer.serving import serve
+    from osworld_pipeline.web.viewer.settings import ViewerSettings, token_from
 
     settings = ViewerSettings(
         state=fresh_state(state, state_remote),

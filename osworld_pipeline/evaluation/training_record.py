@@ -9,7 +9,6 @@ from typing import Any
 
 from osworld_pipeline.domain.checkpoint import Ancestor, Checkpoint
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.evaluation.curves import MetricPoint
 from osworld_pipeline.evaluation.scores import EvalRow
 from osworld_pipeline.tables.catalog import fresh_views
 
@@ -43,6 +42,16 @@ SELECT how, kind, coalesce(source_dataset, '') AS source_dataset, count(*) AS nu
        count(DISTINCT task_id) AS num_tasks
 FROM made_from WHERE checkpoint_id = ? AND kind <> 'group' GROUP BY ALL ORDER BY how, num_rows DESC
 """
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricPoint:
+    """A figure of the trainer, as MLflow has it."""
+
+    stage: str
+    update: int
+    name: str
+    value: float
 
 
 @dataclass(frozen=True, kw_only=True)

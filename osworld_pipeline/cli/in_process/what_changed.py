@@ -9,8 +9,8 @@ from rich.table import Table
 from osworld_pipeline.domain.checkpoint import Stage
 from osworld_pipeline.evaluation.changes import Change
 from osworld_pipeline.evaluation.effect import ONE_RUN
-from osworld_pipeline.evaluation.page import STAGE_NAMES
 from osworld_pipeline.evaluation.replay_share import ReplayShare
+from osworld_pipeline.web.reports.page import STAGE_NAMES
 
 
 def show_changes(changes: Sequence[Change], replay: ReplayShare, console: Console) -> None:

@@ -11,16 +11,10 @@ from osworld_pipeline.domain.shown_commands import pipeline_line
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import DatasetError, TableError, TrackingError
 from osworld_pipeline.evaluation.changes import Training, changes_of_stage
-from osworld_pipeline.evaluation.curves import MetricPoint
 from osworld_pipeline.evaluation.leaderboard import build_leaderboard
-from osworld_pipeline.evaluation.report import write_report
-from osworld_pipeline.evaluation.report_index import write_index
 from osworld_pipeline.evaluation.scores import EvalRow, read_evals
 from osworld_pipeline.evaluation.suite_files import suite_names
-from osworld_pipeline.evaluation.suite_page import write_suite_page
-from osworld_pipeline.evaluation.training_metrics import REPORTED_METRICS
-from osworld_pipeline.evaluation.training_page import write_training_page
-from osworld_pipeline.evaluation.training_record import read_training, stage_of, stages_at_work
+from osworld_pipeline.evaluation.training_record import MetricPoint, read_training, stage_of, stages_at_work
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.runs.checkpoints.ids import CARD, evaluation_key, recipe_suite
 from osworld_pipeline.runs.checkpoints.registry import all_checkpoints, register_checkpoint
@@ -32,6 +26,11 @@ from osworld_pipeline.runs.evaluate.plan import (
 from osworld_pipeline.tables.catalog import one_snapshot
 from osworld_pipeline.tracking.client import SQLITE, tracking_errors
 from osworld_pipeline.tracking.runs import metric_history
+from osworld_pipeline.web.metrics import REPORTED_METRICS
+from osworld_pipeline.web.reports.report import write_report
+from osworld_pipeline.web.reports.report_index import write_index
+from osworld_pipeline.web.reports.suite_page import write_suite_page
+from osworld_pipeline.web.reports.training_page import write_training_page
 
 CURVES = ("loss", "kl", "trainer_sampler_logprob_diff")
 TRAINED = (Stage.SFT, Stage.FLYWHEEL, Stage.GSPO_PHASE1, Stage.GSPO_PHASE2)

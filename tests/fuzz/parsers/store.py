@@ -18,8 +18,8 @@ from osworld_pipeline.store.pack_files import read_members
 from osworld_pipeline.store.packs import Packs, write_pack
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.query import run_query
-from osworld_pipeline.viewer.settings import NotFoundError
-from osworld_pipeline.viewer.tokens import load_vocabulary
+from osworld_pipeline.web.viewer.settings import NotFoundError
+from osworld_pipeline.web.viewer.tokens import load_vocabulary
 
 VOCABULARY = b'{"model": {"vocab": {"a": 0, "\\u0120b": 1}}, "added_tokens": [{"id": 2, "content": "<|im_end|>"}]}'
 CONFIG = b'{"model_type": "qwen3_vl", "architectures": ["Qwen3VLForConditionalGeneration"]}'

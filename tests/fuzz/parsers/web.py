@@ -11,7 +11,7 @@ from env_server.api.areal import ArealCreate, ArealStep
 from env_server.api.osgym.routes import OsgymReset, OsgymStep
 from env_server.api.v1.messages import OpenRequest, StepMessage
 from fuzz.parser import Parser, text_of, wait_for
-from osworld_pipeline.viewer.filters import EpisodeFilter
+from osworld_pipeline.web.viewer.filters import EpisodeFilter
 from osworld_pipeline.wire import ResetRequest, StepRequest
 from osworld_pipeline.wire.connections import ConnectionLimits, bounded_config
 

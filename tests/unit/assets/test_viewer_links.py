@@ -5,8 +5,8 @@ from viewer_samples import write_sample_store
 
 from assets.links import viewer_links
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.viewer.app import create_app
-from osworld_pipeline.viewer.settings import ViewerSettings
+from osworld_pipeline.web.viewer.app import create_app
+from osworld_pipeline.web.viewer.settings import ViewerSettings
 
 
 def test_links_of_a_stage_lead_to_its_episodes_and_groups_in_the_viewer(tmp_path) -> None:

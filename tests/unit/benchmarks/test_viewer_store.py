@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from benchmarks.viewer_store import STEPS_AN_EPISODE, write_store
-from osworld_pipeline.viewer.episode import Episodes
-from osworld_pipeline.viewer.index import EpisodeIndex
+from osworld_pipeline.web.viewer.episode import Episodes
+from osworld_pipeline.web.viewer.index import EpisodeIndex
 
 
 def test_synthetic_store_is_read_whole_compacted_and_fresh(tmp_path: Path) -> None:

@@ -21,8 +21,8 @@ from osworld_pipeline.store import BlobStore
 from osworld_pipeline.store.packing import pack_cold_images
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.views import DERIVED
-from osworld_pipeline.viewer.app import create_app
-from osworld_pipeline.viewer.settings import ViewerSettings
+from osworld_pipeline.web.viewer.app import create_app
+from osworld_pipeline.web.viewer.settings import ViewerSettings
 
 """Typer uses, while it is imported, what a later click will not have."""
 VIEWS = (*PART_TABLES, *OWNED_TABLES, *DERIVED)

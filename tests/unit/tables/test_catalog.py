@@ -27,7 +27,6 @@ from osworld_pipeline.domain.replay import Injection, TrainedRow
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.domain.task import BUILT_IN_SUITES
 from osworld_pipeline.errors import TableError
-from osworld_pipeline.evaluation.evaluation_names import read_evaluation_names
 from osworld_pipeline.evaluation.scores import read_evals, read_scores, successes_by_task
 from osworld_pipeline.evaluation.suites import SUITES
 from osworld_pipeline.store import TrajectoryStore
@@ -37,6 +36,7 @@ from osworld_pipeline.tables.checkpoints import find_checkpoint, read_checkpoint
 from osworld_pipeline.tables.examples import BEST_EPISODE_SCREENSHOTS, INJECTED_REPLAY_ROWS, SUCCESS_BY_CHECKPOINT
 from osworld_pipeline.tables.owned import read_table, table_path, write_table
 from osworld_pipeline.tables.query import run_query
+from osworld_pipeline.web.evaluation_names import read_evaluation_names
 
 VIEWS = ("tasks", "replay", "episodes", "steps", "rollout_groups", "injections", "checkpoints", "evals")
 

@@ -1,0 +1,84 @@
+"""Run the viewer until it is stopped."""
+
+import signal
+import socket
+import threading
+import webbrowser
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+
+import uvicorn
+
+from osworld_pipeline.web.viewer.app import create_app
+from osworld_pipeline.web.viewer.settings import ViewerError, ViewerSettings, need_token
+from osworld_pipeline.wire.connections import ConnectionLimits, bounded_config
+from osworld_pipeline.wire.listening import listen_on, url_of
+
+SHUTDOWN_GRACE_S = 2
+
+
+def bind(settings: ViewerSettings) -> socket.socket:
+    """
+    Raises:
+        ViewerError: the port is in use or not permitted; or a network would be served without a token.
+    """
+    need_token(settings)
+    try:
+        return listen_on(settings.host, settings.port)
+    except (OSError, OverflowError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ViewerError(
+            f"cannot listen on {settings.host}:{settings.port} ({reason}): another viewer may be running there; choose "
+            "another --port, or 0 for any"
+        ) from error
+
+
+def serve(
+    settings: ViewerSettings, *, path: str = "/", say: Callable[[str], None] = print, opens_browser: bool = False
+) -> None:
+    """Serve until SIGINT or SIGTERM; print the address once it listens.
+
+    Raises:
+        ViewerError: as `bind`.
+    """
+    with bind(settings) as listener:
+        url = url_of(settings.host, listener)
+
+        def ready() -> None:
+            say(f"trajectory viewer: {url}{path}  (Ctrl-C stops it)")
+            if opens_browser:
+                # In a separate thread: a text browser returns only when it is closed.
+                threading.Thread(target=webbrowser.open, args=(url + path,), daemon=True).start()
+
+        make_server(settings, ready).run(sockets=[listener])
+
+
+def make_server(settings: ViewerSettings, ready: Callable[[], None] = lambda: None) -> uvicorn.Server:
+    """`ready` is called once it listens."""
+    limits = ConnectionLimits(
+        max_connections=settings.max_connections,
+        slow_client_s=settings.slow_client_s,
+        keep_alive_s=settings.slow_client_s,
+    )
+    return _Server(bounded_config(create_app(settings), limits, shutdown_grace_s=SHUTDOWN_GRACE_S), ready)
+
+
+class _Server(uvicorn.Server):
+    """SIGINT ends it without a traceback; uvicorn's own server raises the signal again after the shutdown."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._ready()
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
