@@ -8,7 +8,8 @@ from osworld_pipeline.domain.checkpoint import Ancestor, Checkpoint
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import TrackingError
 from osworld_pipeline.evaluation.training_record import MetricPoint
-from osworld_pipeline.web.charts.curves import curves_svg, draw_curves
+from osworld_pipeline.web.charts.metrics import stage_charts
+from osworld_pipeline.web.charts.picture import draw_picture
 from resources.tracking import TrackingResource
 
 SHOWN = (
@@ -39,8 +40,8 @@ def training_curves(
         MetricPoint(stage=str(checkpoint.stage), update=update, name=name, value=value)
         for name, update, value in history
     ]
-    curves = draw_curves(points)
-    return {"curves": dg.MetadataValue.md(inline_picture("curves", curves_svg(curves)))} if curves else {}
+    charts = [chart for _, found in stage_charts(points) for chart in found]
+    return {"curves": dg.MetadataValue.md(inline_picture("curves", draw_picture(charts)))} if charts else {}
 
 
 def inline_picture(name: str, svg: str) -> str:

@@ -4,7 +4,6 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
@@ -16,6 +15,7 @@ from osworld_pipeline.errors import DatasetError
 from osworld_pipeline.evaluation.suite_files import HELDOUT, EvalSuite, read_suite_file
 from osworld_pipeline.evaluation.suites.family import BLOCK
 from osworld_pipeline.tables.catalog import fresh_views
+from osworld_pipeline.web.formats import UNKNOWN, counted, when
 
 UNKNOWN_SETTINGS = "settings not recorded"
 NO_SUITE = "osworld"
@@ -103,6 +103,25 @@ def name_evaluations(
     return found
 
 
+def name_of(key: str, names: Mapping[str, EvaluationName]) -> str:
+    """In words; the key itself for an evaluation that is not in the tables."""
+    return names[key].words if key in names else f"evaluation {key}"
+
+
+def evaluation_words(stage_key: str | None, names: Mapping[str, EvaluationName]) -> str:
+    """The evaluation and the checkpoint of `eval-<checkpoint>-<key>`; any other key unchanged."""
+    policy, _, key = (stage_key or "").rpartition("-")
+    name = names.get(key) if policy.startswith("eval-") else None
+    return f"{name.words} · {policy.removeprefix('eval-')}" if name else stage_key or ""
+
+
+def suite_words(stage_key: str | None, names: Mapping[str, EvaluationName]) -> str:
+    """The suite of an evaluation; empty for any other key."""
+    policy, _, key = (stage_key or "").rpartition("-")
+    name = names.get(key) if policy.startswith("eval-") else None
+    return name.suite if name else ""
+
+
 def suite_of(task_ids: Collection[str], own: Mapping[str, frozenset[str]]) -> str:
     """The name of the suite of these tasks: `heldout` for held-out tasks of a built-in suite, or the smallest of the
     user's suites that has them all; else the suite in the ids."""
@@ -154,11 +173,11 @@ def _read_suite(path: Path, stamp: tuple[int, int]) -> EvalSuite | None:
 
 
 _ALWAYS: Sequence[Callable[[Played], str]] = (
-    lambda one: _counted(one.seeds, "seed"),
+    lambda one: _seeds(one.seeds),
     lambda one: ", ".join(f"T {value:g}" for value in _known(one.temperatures)),
 )
 _WHERE_THEY_DIFFER: Sequence[Callable[[Played], str]] = (
-    lambda one: f"{len(one.task_ids):,} task{'' if len(one.task_ids) == 1 else 's'}",
+    lambda one: counted(len(one.task_ids), "task"),
     lambda one: ", ".join(f"{value} turns" for value in _known(one.max_turns)),
     lambda one: ", ".join(_known(one.engines)),
 )
@@ -184,12 +203,11 @@ def _known(values: Iterable[Any]) -> list[Any]:
     )
 
 
-def _counted(values: Iterable[Any], noun: str) -> str:
+def _seeds(values: Iterable[Any]) -> str:
     known = _known(values)
-    return f"{noun} {known[0]}" if len(known) == 1 else f"{len(known)} {noun}s" if known else ""
+    return f"seed {known[0]}" if len(known) == 1 else f"{len(known)} seeds" if known else ""
 
 
 def _began(unix_time: float | None) -> str:
-    if unix_time is None or not math.isfinite(unix_time):
-        return "begun at a time unknown"
-    return f"begun {datetime.fromtimestamp(unix_time, UTC):%Y-%m-%d %H:%M:%S}"
+    moment = when(unix_time, to_seconds=True)
+    return "begun at a time unknown" if moment == UNKNOWN else f"begun {moment}"

@@ -201,7 +201,7 @@ def test_siblings_are_stepped_together_with_their_advantages(page: Page, url: st
 def test_two_checkpoints_are_compared_and_their_episodes_shown_side_by_side(page: Page, url: str) -> None:
     page.goto(url)
     page.locator("tr", has_text="gspo_phase1").get_by_role("link", name="against its parent").click()
-    expect(page.locator(".verdict")).to_contain_text("25% before, 83% after, over 6 tasks")
+    expect(page.locator(".verdict")).to_contain_text("25.0% before, 83.3% after, over 6 tasks")
     page.locator("tr", has_text="Rename the folder").get_by_role("link", name="both").click()
     expect(page.locator(".lane")).to_have_count(2)
     expect(page.locator(".lane").nth(0)).to_contain_text("SFT")

@@ -10,7 +10,8 @@ from osworld_pipeline.domain.checkpoint import Stage
 from osworld_pipeline.evaluation.changes import Change
 from osworld_pipeline.evaluation.effect import ONE_RUN
 from osworld_pipeline.evaluation.replay_share import ReplayShare
-from osworld_pipeline.web.reports.page import STAGE_NAMES
+from osworld_pipeline.web.formats import counted, points, words
+from osworld_pipeline.web.names import stage_name
 
 
 def show_changes(changes: Sequence[Change], replay: ReplayShare, console: Console) -> None:
@@ -34,7 +35,7 @@ def _table(changes: Sequence[Change]) -> Table:
     effects = [change.effect for change in changes if change.effect is not None]
     sizes = [(effect.comparison.num_tasks, change.num_seeds) for change, effect in zip(changes, effects, strict=True)]
     is_same = len(set(sizes)) == 1
-    of = f": {_counted(sizes[0][0], 'task')}, {_counted(sizes[0][1], 'evaluation seed')}" if is_same else ""
+    of = f": {counted(sizes[0][0], 'task')}, {counted(sizes[0][1], 'evaluation seed')}" if is_same else ""
     table = Table(
         title=f"What changed on held-out tasks, paired by task{of}",
         title_justify="left",
@@ -51,26 +52,22 @@ def _table(changes: Sequence[Change]) -> Table:
         it = effect.comparison
         table.add_row(
             _title(change),
-            f"{100 * it.difference:+.1f}",
-            f"{100 * it.low:+.1f}, {100 * it.high:+.1f}",
+            points(it.difference),
+            f"{points(it.low)}, {points(it.high)}",
             *(() if is_same else map(str, size)),
             effect.words,
         )
     return table
 
 
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
-
-
 def _family_lines(change: Change) -> list[str]:
     """One line for each family that changed, and one for the others."""
     moved = [one for one in change.families if one.difference]
-    same = [one.family.replace("_", " ") for one in change.families if not one.difference]
+    same = [words(one.family) for one in change.families if not one.difference]
     width = max((len(one.family) for one in moved), default=0)
     lines = [f"Families of tasks, {_title(change)}:"]
     lines += [
-        f"  {one.family.replace('_', ' '):{width}}  {100 * one.difference:+6.1f} points, "
+        f"  {words(one.family):{width}}  {100 * one.difference:+6.1f} points, "
         f"{one.before_successes}/{one.before_n} to {one.after_successes}/{one.after_n}"
         for one in moved
     ]
@@ -84,11 +81,11 @@ def _replay_line(replay: ReplayShare) -> str:
         return f"Replay: no demonstration joined any of {replay.num_groups} groups."
     return (
         f"Replay: a demonstration joined {replay.num_injected} of {replay.num_groups} groups, of "
-        f"{_counted(replay.num_tasks, 'task')}; {replay.num_solved_later} of these tasks "
+        f"{counted(replay.num_tasks, 'task')}; {replay.num_solved_later} of these tasks "
         "were solved for the first time after that, without one."
     )
 
 
 def _title(change: Change) -> str:
-    before, after = (STAGE_NAMES[stage].removeprefix("GSPO ") for stage in change.stages)
+    before, after = (stage_name(stage).removeprefix("GSPO ") for stage in change.stages)
     return f"{after} against {before}"

@@ -26,7 +26,7 @@ from osworld_pipeline.runs.evaluate.plan import (
 from osworld_pipeline.tables.catalog import one_snapshot
 from osworld_pipeline.tracking.client import SQLITE, tracking_errors
 from osworld_pipeline.tracking.runs import metric_history
-from osworld_pipeline.web.metrics import REPORTED_METRICS
+from osworld_pipeline.web.charts.metrics import REPORTED_METRICS
 from osworld_pipeline.web.reports.report import write_report
 from osworld_pipeline.web.reports.report_index import write_index
 from osworld_pipeline.web.reports.suite_page import write_suite_page

@@ -6,10 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from xml.etree.ElementTree import Element, SubElement, tostring
 
+from markupsafe import Markup
+
 from osworld_pipeline.web.charts.ticks import nice_ticks
+from osworld_pipeline.web.formats import number
 
 WIDTH, HEIGHT = 360, 210
 LEFT, RIGHT, TOP, BOTTOM = 52, 10, 22, 34
+LARGEST = 1e300
 NUM_COLOURS = 8
 """Classes k0 to k7 of the page's style."""
 
@@ -18,7 +22,7 @@ NUM_COLOURS = 8
 class Point:
     x: float
     y: float
-    """NaN leaves a gap."""
+    """NaN, and values that are not `is_drawn`, leave a gap."""
     low: float | None = None
     high: float | None = None
     """Ends of the band around it; None for no band."""
@@ -49,7 +53,7 @@ class Chart:
 
     title: str
     about: str
-    svg: str
+    svg: Markup
     legend: tuple[tuple[int, str], ...]
     """(colour, name); empty for a single series."""
     columns: tuple[str, ...]
@@ -75,7 +79,7 @@ def line_chart(
 ) -> Chart | None:
     """Lines over x; None if no point is finite. `is_share`: 0..1, shown in percent. `y_range`: fixed range; by default
     that of the values. `band`: description of `low` and `high`."""
-    drawn = [one for one in series if any(math.isfinite(point.y) for point in one.points)]
+    drawn = [one for one in series if any(is_drawn(point.y) for point in one.points)]
     if not drawn:
         return None
     values = [value for one in drawn for point in one.points for value in _extent(point)]
@@ -91,7 +95,7 @@ def line_chart(
     return Chart(
         title=title,
         about=about,
-        svg=tostring(svg, encoding="unicode"),
+        svg=_markup(svg),
         legend=tuple((one.colour, one.name) for one in drawn) if len(drawn) > 1 else (),
         columns=(x_label, *(name for one in drawn for name in _columns_of(one, band, is_only=len(drawn) == 1))),
         rows=_rows(drawn, has_band=bool(band), is_share=is_share),
@@ -126,7 +130,7 @@ def stacked_chart(
     return Chart(
         title=title,
         about=about,
-        svg=tostring(svg, encoding="unicode"),
+        svg=_markup(svg),
         legend=tuple((one.colour, one.name) for one in drawn),
         columns=(x_label, *(one.name for one in drawn)),
         rows=_rows(drawn, has_band=False, is_share=is_share),
@@ -134,15 +138,9 @@ def stacked_chart(
     )
 
 
-def number(value: float, *, is_share: bool = False) -> str:
-    """Formatted for people; a dash if it is unknown."""
-    if not math.isfinite(value):
-        return "–"
-    if is_share:
-        return f"{value:.1%}"
-    if value == int(value) and abs(value) < 1e6:
-        return f"{int(value):,}"
-    return f"{value:,.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.3g}"
+def is_drawn(value: float) -> bool:
+    """Not NaN, not infinite, and not so large that a range overflows."""
+    return abs(value) <= LARGEST
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,7 +250,7 @@ def _draw_column(
     top, bottom = plane.y(below + point.y), plane.y(below)
     words = f"{series.name}, {_label(point)}: {number(point.y, is_share=is_share)}"
     corner = (plane.x(point.x) - width / 2, top)
-    _rectangle(svg, corner, (width, bottom - top), f"bar k{series.colour % NUM_COLOURS}", words)
+    _rectangle(svg, corner, (width, bottom - top), f"column k{series.colour % NUM_COLOURS}", words)
 
 
 def _rectangle(svg: Element, corner: tuple[float, float], size: tuple[float, float], style: str, words: str) -> None:
@@ -266,7 +264,7 @@ def _runs(points: Sequence[Point]) -> list[list[Point]]:
     """Runs of finite points, split at points that are not finite."""
     runs: list[list[Point]] = [[]]
     for point in points:
-        if math.isfinite(point.y):
+        if is_drawn(point.y):
             runs[-1].append(point)
         else:
             runs.append([])
@@ -282,13 +280,13 @@ def _shares(series: Series, sums: Sequence[float]) -> Series:
 
 
 def _extent(point: Point) -> list[float]:
-    return [value for value in (point.y, point.low, point.high) if value is not None and math.isfinite(value)]
+    return [value for value in (point.y, point.low, point.high) if value is not None and is_drawn(value)]
 
 
 def _about_lines(title: str, series: Sequence[Series], *, is_share: bool) -> str:
     parts = []
     for one in series:
-        points = [point for point in one.points if math.isfinite(point.y)]
+        points = [point for point in one.points if is_drawn(point.y)]
         first, last = points[0], points[-1]
         what = f"{one.name} " if len(series) > 1 else ""
         if len(points) == 1:
@@ -324,7 +322,7 @@ def _rows(series: Sequence[Series], *, has_band: bool, is_share: bool) -> tuple[
             point = points.get(x, Point(x=x, y=math.nan))
             cells.append(number(point.y, is_share=is_share))
             if has_band:
-                cells += ["–" if end is None else number(end, is_share=is_share) for end in (point.low, point.high)]
+                cells += [number(end, is_share=is_share) for end in (point.low, point.high)]
         rows.append(tuple(cells))
     return tuple(rows)
 
@@ -356,3 +354,7 @@ def _line(svg: Element, x1: float, y1: float, x2: float, y2: float, kind: str) -
 def _text(svg: Element, x: float, y: float, words: str, kind: str, *, anchor: str = "start") -> None:
     place = {"x": f"{x:.1f}", "y": f"{y:.1f}", "class": kind, "text-anchor": anchor}
     SubElement(svg, "text", place).text = words
+
+
+def _markup(svg: Element) -> Markup:
+    return Markup(tostring(svg, encoding="unicode"))  # noqa: S704 - its texts are escaped

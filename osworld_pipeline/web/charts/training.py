@@ -11,11 +11,7 @@ from osworld_pipeline.domain.group import GroupFate
 from osworld_pipeline.evaluation.intervals import percentiles, rate_over_tasks
 from osworld_pipeline.evaluation.scores import score_checkpoints
 from osworld_pipeline.evaluation.training_record import TrainingEpisode, TrainingRecord
-from osworld_pipeline.web.charts.plots import Chart, Point, Series, line_chart, stacked_chart
-from osworld_pipeline.web.charts.start_zone import start_zone
-from osworld_pipeline.web.charts.ticks import Bins
-from osworld_pipeline.web.evaluation_names import EvaluationName
-from osworld_pipeline.web.metrics import (
+from osworld_pipeline.web.charts.metrics import (
     BUSY_METRICS,
     CHECK_METRICS,
     LOSS_METRICS,
@@ -23,8 +19,18 @@ from osworld_pipeline.web.metrics import (
     SPEED_METRICS,
     STALENESS_METRICS,
     TIME_METRICS,
+    UPDATE,
     Metric,
+    bin_means,
+    by_metric,
+    mean,
+    metric_lines,
 )
+from osworld_pipeline.web.charts.plots import Chart, Point, Series, line_chart, stacked_chart
+from osworld_pipeline.web.charts.start_zone import start_zone
+from osworld_pipeline.web.charts.ticks import Bins
+from osworld_pipeline.web.evaluation_names import EvaluationName, name_of
+from osworld_pipeline.web.formats import words
 
 OUTCOME_COLOURS = {
     Outcome.SUCCESS: 2,
@@ -48,7 +54,6 @@ MIDDLE = 0.8
 """Share of the episodes within a band of lengths."""
 MAX_PARTS = 6
 """Terms of the reward in one plot."""
-UPDATE = "update"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,15 +141,14 @@ def _evaluated(record: TrainingRecord, confidence: float, names: Mapping[str, Ev
         point = Point(x=at, y=score.success_rate, low=score.low, high=score.high)
         by_evaluation.setdefault((key, score.desktops), []).append(point)
     num_desktops = Counter(key for key, _ in by_evaluation)
-    words = {
-        (key, desktops): (names[key].words if key in names else f"evaluation {key}")
-        + (f" · {desktops or 'not graded'}" if num_desktops[key] > 1 else "")
+    names_of = {
+        (key, desktops): name_of(key, names) + (f" · {desktops or 'not graded'}" if num_desktops[key] > 1 else "")
         for key, desktops in by_evaluation
     }
     places = {key: place for place, key in enumerate(names)}
     order = sorted(by_evaluation, key=lambda one: (places.get(one[0], len(places)), one))
     series = [
-        Series(name=words[one], points=tuple(sorted(by_evaluation[one], key=lambda point: point.x)), colour=index)
+        Series(name=names_of[one], points=tuple(sorted(by_evaluation[one], key=lambda point: point.x)), colour=index)
         for index, one in enumerate(order)
     ]
     zones = [
@@ -158,7 +162,7 @@ def _evaluated(record: TrainingRecord, confidence: float, names: Mapping[str, Ev
     return line_chart(
         "Success on evaluated tasks", series, x_label="updates", y_label="valid episodes", is_share=True,
         band=f"interval at {confidence:.0%}", zones=[zone for zone in zones if zone],
-        note=words.popitem()[1] if len(words) == 1 else "",
+        note=names_of.popitem()[1] if len(names_of) == 1 else "",
     )  # fmt: skip
 
 
@@ -189,7 +193,7 @@ class _Rollouts:
     def outcomes(self) -> Chart | None:
         counts = {index: Counter(one.outcome for one in episodes) for index, episodes in self._by_bin.items()}
         series = [
-            Series(name=str(kind).replace("_", " "), colour=colour, points=self._columns(counts, str(kind)))
+            Series(name=words(kind), colour=colour, points=self._columns(counts, str(kind)))
             for kind, colour in OUTCOME_COLOURS.items()
         ]
         return stacked_chart(
@@ -208,10 +212,7 @@ class _Rollouts:
         }
         names = Counter(name for episode in self._record.episodes for name in episode.reward_parts)
         chosen = sorted(name for name, _ in names.most_common(MAX_PARTS))
-        parts = {
-            name.replace("_", " "): self._means(lambda episode, name=name: episode.reward_parts.get(name))
-            for name in chosen
-        }
+        parts = {words(name): self._means(lambda episode, name=name: episode.reward_parts.get(name)) for name in chosen}
         left_out = len(names) - len(chosen)
         note = f"{left_out} rarer terms are left out." if left_out else ""
         return [
@@ -225,7 +226,7 @@ class _Rollouts:
         )
         counts = {index: Counter(found) for index, found in by_bin.items()}
         series = [
-            Series(name=str(fate).replace("_", " "), colour=colour, points=self._columns(counts, str(fate)))
+            Series(name=words(fate), colour=colour, points=self._columns(counts, str(fate)))
             for fate, colour in FATE_COLOURS.items()
         ]
         return stacked_chart(
@@ -278,7 +279,7 @@ class _Rollouts:
         for index, episodes in sorted(self._by_bin.items()):
             values = [value for one in episodes if one.is_valid and (value := of(one)) is not None]
             ends = percentiles(values, MIDDLE) if values else (None, None)
-            points.append(self._point(index, _mean(values), *ends))
+            points.append(self._point(index, mean(values), *ends))
         return line_chart(
             title, [Series(name="mean", points=tuple(points))], x_label=UPDATE, y_label=f"{unit}, valid episodes",
             band=f"middle {MIDDLE:.0%}", note=self._bins.note,
@@ -301,7 +302,7 @@ class _Rollouts:
         return tuple(
             self._point(
                 index,
-                _mean([value for one in episodes if one.is_valid or not of_valid if (value := of(one)) is not None]),
+                mean([value for one in episodes if one.is_valid or not of_valid if (value := of(one)) is not None]),
             )
             for index, episodes in sorted(self._by_bin.items())
         )
@@ -328,56 +329,26 @@ class _Trainer:
     """Plots of the trainer's metrics."""
 
     def __init__(self, record: TrainingRecord) -> None:
-        self._values: dict[str, dict[int, float]] = {}
-        for point in record.metrics:
-            if math.isfinite(point.value):
-                self._values.setdefault(point.name, {})[point.update] = point.value
+        self._values = by_metric(record.metrics)
 
     def lines(self, title: str, metrics: Sequence[Metric], y_label: str) -> Chart | None:
         """One line for each of `metrics` that was reported."""
-        reported = self._reported(metrics)
-        if not reported:
-            return None
-        bins = self._bins(reported)
-        series = [
-            Series(name=metric.words, colour=index, points=self._points(metric.name, bins))
-            for index, metric in enumerate(reported)
-        ]
-        return line_chart(
-            title[:1].upper() + title[1:], series, x_label=UPDATE, y_label=y_label,
-            is_share=all(metric.is_share for metric in reported), note=bins.note,
-        )  # fmt: skip
+        return metric_lines(title, self._values, metrics, y_label)
 
     def one(self, metric: Metric) -> Chart | None:
         return self.lines(metric.words, (metric,), metric.unit)
 
     def times(self) -> Chart | None:
-        reported = self._reported(TIME_METRICS)
+        reported = [metric for metric in TIME_METRICS if metric.name in self._values]
         if not reported:
             return None
-        bins = self._bins(reported)
+        bins = Bins.over(update for metric in reported for update in self._values[metric.name])
         series = []
         for index, metric in enumerate(reported):
-            found = {point.x: point.y for point in self._points(metric.name, bins)}
+            found = {point.x: point.y for point in bin_means(bins, self._values[metric.name])}
             points = tuple(
                 Point(x=bins.centre(at), y=found.get(bins.centre(at), 0.0), label=bins.label(at))
                 for at in range(len(bins))
             )
-            series.append(Series(name=metric.words, colour=index, points=points))
+            series.append(Series(name=metric.line, colour=index, points=points))
         return stacked_chart("Where an update's time went", series, x_label=UPDATE, y_label="seconds", note=bins.note)
-
-    def _reported(self, metrics: Sequence[Metric]) -> list[Metric]:
-        return [metric for metric in metrics if metric.name in self._values]
-
-    def _bins(self, metrics: Sequence[Metric]) -> Bins:
-        return Bins.over(update for metric in metrics for update in self._values[metric.name])
-
-    def _points(self, name: str, bins: Bins) -> tuple[Point, ...]:
-        return tuple(
-            Point(x=bins.centre(index), y=_mean(values), label=bins.label(index))
-            for index, values in sorted(bins.gather(self._values[name].items()).items())
-        )
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values) if values else math.nan

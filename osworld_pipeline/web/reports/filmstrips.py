@@ -38,7 +38,6 @@ class Frame:
     image: str
     """A data URI; empty if the screenshot is missing."""
     response: str
-    command: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,14 +60,13 @@ def read_filmstrips(state: StateDir, chosen: Sequence[FilmstripOf]) -> list[Film
     with fresh_views(state) as connection:
         for one in chosen:
             steps = connection.execute(
-                "SELECT step_index, screenshot_sha256, response_text, command FROM steps WHERE episode_id = ? "
-                "ORDER BY 1",
+                "SELECT step_index, screenshot_sha256, response_text FROM steps WHERE episode_id = ? ORDER BY 1",
                 [one.episode_id],
             ).fetchall()
             task = connection.execute(_INSTRUCTION, [one.episode_id]).fetchone()
             frames = tuple(
-                Frame(step_index=index, image=_image(blobs, sha256), response=response or "", command=command or "")
-                for index, sha256, response, command in steps[:MAX_FRAMES]
+                Frame(step_index=index, image=_image(blobs, sha256), response=response or "")
+                for index, sha256, response in steps[:MAX_FRAMES]
             )
             strips.append(
                 Filmstrip(

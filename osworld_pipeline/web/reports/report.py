@@ -1,19 +1,17 @@
 """The report of a pipeline: one self-contained HTML file with scores and their intervals, curves, filmstrips and
 settings."""
 
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
-from osworld_pipeline.atomic_io import write_file
 from osworld_pipeline.domain.checkpoint import Ancestor, Checkpoint
 from osworld_pipeline.domain.episode import Outcome
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.evaluation.changes import Change, Training, changes_of
 from osworld_pipeline.evaluation.effect import RULE
-from osworld_pipeline.evaluation.intervals import rate_over_tasks
+from osworld_pipeline.evaluation.intervals import Rate, rate_over_tasks
 from osworld_pipeline.evaluation.scores import (
     CheckpointScore,
     EvalRow,
@@ -25,25 +23,18 @@ from osworld_pipeline.evaluation.scores import (
 )
 from osworld_pipeline.evaluation.training_record import MetricPoint
 from osworld_pipeline.tables.catalog import fresh_views
-from osworld_pipeline.web.charts.curves import METRIC_ORDER, STAGE_ORDER
-from osworld_pipeline.web.charts.plots import Chart, Point, Series, line_chart
-from osworld_pipeline.web.charts.ticks import Bins
-from osworld_pipeline.web.evaluation_names import read_evaluation_names
-from osworld_pipeline.web.metrics import UNITS
+from osworld_pipeline.web.charts.metrics import stage_charts
+from osworld_pipeline.web.evaluation_names import name_of, read_evaluation_names
+from osworld_pipeline.web.pages import ReportPage, write_page
 from osworld_pipeline.web.reports.filmstrips import FilmstripOf, read_filmstrips
-from osworld_pipeline.web.reports.page import render_page
 
 REPORT_FILE = "report.html"
 MAX_FILMSTRIPS = 6
-TITLES = {"kl": "KL to the reference", "trainer_sampler_logprob_diff": "difference of log-probabilities"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    successes: int
-    n: int
-    low: float
-    high: float
+    rate: Rate
     num_faults: int
 
 
@@ -57,8 +48,7 @@ class Group:
     apart: Sequence[str]
     """Sentences about scores that are not ranked together."""
     families: Mapping[str, Sequence[Cell]]
-    fault_kinds: Mapping[str, int]
-    fault_examples: Sequence[EvalRow]
+    faults: Sequence[tuple[str, int, EvalRow]]
     changes: Sequence[Change]
     facts: Mapping[str, str]
     """The settings of the evaluations."""
@@ -74,14 +64,31 @@ def write_report(
     stage_keys: Collection[str] | None = None,
     checkpoints: Sequence[Checkpoint] = (),
 ) -> Path:
-    """Write `reports/report.html` from the current tables; curves of reward and success come from the training
+    """Write `reports/report.html`: see `report_page`. Raises TableError, StoreError."""
+    page = report_page(
+        state, metrics=metrics, suite_digest=suite_digest, recipe_name=recipe_name, confidence=confidence,
+        stage_keys=stage_keys, checkpoints=checkpoints,
+    )  # fmt: skip
+    return write_page(state.reports / REPORT_FILE, page)
+
+
+def report_page(
+    state: StateDir,
+    *,
+    metrics: Sequence[MetricPoint] = (),
+    suite_digest: str = "",
+    recipe_name: str = "",
+    confidence: float = 0.95,
+    stage_keys: Collection[str] | None = None,
+    checkpoints: Sequence[Checkpoint] = (),
+) -> ReportPage:
+    """The page from the current tables; curves of reward and success come from the training
     episodes, others from `metrics`. `stage_keys` names the evaluations with the recipe's settings, which come first and
     whose suite has `suite_digest`; evaluations with other settings follow, each group with its own tables. None shows
     all as one group. `checkpoints`: all of the state, with their parents.
 
     Raises:
         TableError: the tables cannot be read.
-        StoreError: the report cannot be written.
     """
     rows, training = read_evals(state), Training(checkpoints)
     own = [row for row in rows if stage_keys is None or row.stage_key in stage_keys]
@@ -90,18 +97,15 @@ def write_report(
     if stage_keys is not None:
         groups += _other_groups(state, rows, {row.evaluation_key for row in own}, training, confidence=confidence)
     shown = own or (rows if groups else [])
-    html = render_page(
-        "report.html.jinja",
-        groups=groups,
-        rule=RULE,
-        curves=metric_charts([*metrics, *_rollout_metrics(state)]),
-        filmstrips=read_filmstrips(state, _shown(shown, score_checkpoints(shown, confidence=confidence))),
-        injections=_injections(state),
-        confidence=confidence,
-    )
-    path = state.reports / REPORT_FILE
-    write_file(path, html.encode("utf-8", "replace"))
-    return path
+    values = {
+        "groups": groups,
+        "rule": RULE,
+        "curves": stage_charts([*metrics, *_rollout_metrics(state)]),
+        "filmstrips": read_filmstrips(state, _shown(shown, score_checkpoints(shown, confidence=confidence))),
+        "injections": _injections(state),
+        "confidence": confidence,
+    }
+    return ReportPage(template="reports/report.html.jinja", values=values)
 
 
 def _other_groups(
@@ -116,10 +120,7 @@ def _other_groups(
         return []
     names = read_evaluation_names(state)
     order = [*(key for key in names if key in by_key), *(key for key in by_key if key not in names)]
-    return [
-        _group(names[key].words if key in names else key, by_key[key], training, about={}, confidence=confidence)
-        for key in order
-    ]
+    return [_group(name_of(key, names), by_key[key], training, about={}, confidence=confidence) for key in order]
 
 
 def _group(
@@ -132,8 +133,7 @@ def _group(
         num_tasks=len({row.task for row in rows}),
         apart=not_ranked_together(scores),
         families=family_table(rows, scores, confidence=confidence),
-        fault_kinds=dict(sorted(Counter(row.outcome for row in rows if row.has_reason).items())),
-        fault_examples=fault_examples(rows),
+        faults=faults_by_kind(rows),
         changes=whole_changes(rows, scores, training, confidence=confidence),
         facts={**about, **settings_facts(rows)},
     )
@@ -147,18 +147,6 @@ def whole_changes(
     names = [score.checkpoint_id for score in scores if Ancestor.parse(score.checkpoint_id).num_updates is None]
     found = changes_of(rows, list(dict.fromkeys(names)), training, confidence=confidence)
     return [change for change in found if change.effect is not None]
-
-
-def metric_charts(points: Sequence[MetricPoint]) -> list[tuple[str, list[Chart]]]:
-    """A plot for each metric, by stage in the order of training; of two points of one update the last is used (a
-    resumed run reports some twice)."""
-    series: dict[str, dict[str, dict[int, float]]] = {}
-    for point in points:
-        series.setdefault(point.stage, {}).setdefault(point.name, {})[point.update] = point.value
-    charts = [
-        (stage, _stage_charts(series[stage])) for stage in sorted(series, key=lambda one: _rank(STAGE_ORDER, one))
-    ]
-    return [(stage, found) for stage, found in charts if found]
 
 
 def family_table(
@@ -175,8 +163,7 @@ def family_table(
                 if row.family == family and (row.checkpoint_id, row.stage_key) == (score.checkpoint_id, score.stage_key)
             ]
             rate = rate_over_tasks(list(successes_by_task(mine).values()), confidence=confidence)
-            low, high = rate.interval.low, rate.interval.high
-            cells.append(Cell(successes=rate.successes, n=rate.n, low=low, high=high, num_faults=len(mine) - rate.n))
+            cells.append(Cell(rate=rate, num_faults=len(mine) - rate.n))
         table[family] = cells
     return table
 
@@ -204,39 +191,23 @@ def _parity_words(rows: Sequence[EvalRow]) -> str:
     return f"log-probabilities of engine and checkpoint differ by {diffs}"
 
 
-def fault_examples(rows: Sequence[EvalRow]) -> list[EvalRow]:
-    """One episode for each kind of fault, and for tampering."""
-    first: dict[str, EvalRow] = {}
-    for row in rows:
-        if row.has_reason:
-            first.setdefault(row.outcome, row)
-    return [first[kind] for kind in sorted(first)]
+class Ended(Protocol):
+    """An episode in a table."""
+
+    @property
+    def outcome(self) -> str: ...
 
 
-def _stage_charts(metrics: Mapping[str, Mapping[int, float]]) -> list[Chart]:
-    charts = []
-    for name in sorted(metrics, key=lambda one: _rank(METRIC_ORDER, one)):
-        bins = Bins.over(metrics[name])
-        points = tuple(
-            Point(x=bins.centre(index), y=sum(values) / len(values), label=bins.label(index))
-            for index, values in sorted(bins.gather(metrics[name].items()).items())
-        )
-        words = TITLES.get(name, name.replace("_", " "))
-        series = [Series(name=words, points=points)]
-        charts.append(
-            line_chart(
-                words[:1].upper() + words[1:],
-                series,
-                x_label="update",
-                y_label=UNITS.get(name, "value"),
-                note=bins.note,
-            )
-        )
-    return [chart for chart in charts if chart is not None]
+E = TypeVar("E", bound=Ended)
 
 
-def _rank(order: Sequence[str], name: str) -> tuple[int, str]:
-    return (order.index(name) if name in order else len(order)), name
+def faults_by_kind(episodes: Iterable[E]) -> list[tuple[str, int, E]]:
+    """Kinds of faults, and tampering: (outcome, number, the first episode)."""
+    found: dict[str, list[E]] = {}
+    for episode in episodes:
+        if Outcome(episode.outcome).has_reason:
+            found.setdefault(episode.outcome, []).append(episode)
+    return [(outcome, len(those), those[0]) for outcome, those in sorted(found.items())]
 
 
 def _distinct(values: Any) -> str:
@@ -254,7 +225,7 @@ def _rollout_metrics(state: StateDir) -> list[MetricPoint]:
         found = connection.execute(sql).fetchall()
     points = []
     for stage, update, task, shaped in found:
-        for name, value in (("rollout task reward", task), ("rollout shaped reward", shaped)):
+        for name, value in (("rollout_task_reward", task), ("rollout_shaped_reward", shaped)):
             if value is not None:
                 points.append(MetricPoint(stage=stage, update=update, name=name, value=value))
     return points

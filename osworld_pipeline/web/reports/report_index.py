@@ -7,9 +7,10 @@ from pathlib import Path
 
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.tables.catalog import fresh_views
-from osworld_pipeline.web.charts.curves import STAGE_ORDER
 from osworld_pipeline.web.evaluation_names import EvaluationName, read_evaluation_names
-from osworld_pipeline.web.reports.page import STAGE_NAMES, write_page
+from osworld_pipeline.web.formats import counted, when
+from osworld_pipeline.web.names import stage_name, stage_rank
+from osworld_pipeline.web.pages import ReportPage, write_page
 from osworld_pipeline.web.reports.report import REPORT_FILE
 
 INDEX_FILE = "index.html"
@@ -38,11 +39,15 @@ def write_index(state: StateDir) -> Path:
         "Suites": [_link(path, _suite_title(path, names), _digest(path)) for path in suites],
         "Training runs": [_link(path, _stage_title(path, begun), _digest(path)) for path in stages],
     }
-    return write_page(state.reports / INDEX_FILE, "index.html.jinja", groups=groups, written_at=_time(None))
+    page = ReportPage(
+        template="reports/index.html.jinja",
+        values={"groups": groups, "written_at": when(datetime.now(UTC).timestamp())},
+    )
+    return write_page(state.reports / INDEX_FILE, page)
 
 
 def _link(path: Path, title: str, digest: str = "") -> ReportLink:
-    return ReportLink(file=path.name, title=title, digest=digest, about=f"written {_time(path.stat().st_mtime)}")
+    return ReportLink(file=path.name, title=title, digest=digest, about=f"written {when(path.stat().st_mtime)} UTC")
 
 
 def _suite_title(path: Path, names: Mapping[str, EvaluationName]) -> str:
@@ -52,12 +57,10 @@ def _suite_title(path: Path, names: Mapping[str, EvaluationName]) -> str:
 
 def _stage_title(path: Path, begun: Mapping[str, tuple[float, int]]) -> str:
     stage = _stage(path)
-    title = STAGE_NAMES.get(stage, stage)
+    title = stage_name(stage)
     began_at, num_updates = begun.get(path.stem.removeprefix("training-"), (0.0, 0))
-    began = f" · begun {_time(began_at)}" if began_at else ""
-    return (
-        f"{title} · {num_updates:,} update{'' if num_updates == 1 else 's'} rolled out{began}" if num_updates else title
-    )
+    began = f" · begun {when(began_at)} UTC" if began_at else ""
+    return f"{title} · {counted(num_updates, 'update')} rolled out{began}" if num_updates else title
 
 
 def _stage(path: Path) -> str:
@@ -81,10 +84,4 @@ def _digest(path: Path) -> str:
 def _place(path: Path, begun: Mapping[str, tuple[float, int]]) -> tuple[int, float, str]:
     """Sort key: the order of training, then the start time."""
     stage = _stage(path)
-    rank = STAGE_ORDER.index(stage) if stage in STAGE_ORDER else len(STAGE_ORDER)
-    return rank, begun.get(path.stem.removeprefix("training-"), (0.0, 0))[0], path.name
-
-
-def _time(timestamp: float | None) -> str:
-    moment = datetime.now(UTC) if timestamp is None else datetime.fromtimestamp(timestamp, UTC)
-    return moment.strftime("%Y-%m-%d %H:%M UTC")
+    return stage_rank(stage), begun.get(path.stem.removeprefix("training-"), (0.0, 0))[0], path.name

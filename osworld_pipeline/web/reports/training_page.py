@@ -4,7 +4,6 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
 
@@ -20,9 +19,11 @@ from osworld_pipeline.evaluation.training_record import (
     recipe_text,
 )
 from osworld_pipeline.web.charts.training import training_sections
-from osworld_pipeline.web.evaluation_names import read_evaluation_names
+from osworld_pipeline.web.evaluation_names import name_of, read_evaluation_names
+from osworld_pipeline.web.formats import counted, when
+from osworld_pipeline.web.pages import ReportPage, write_page
 from osworld_pipeline.web.reports.filmstrips import FilmstripOf, read_filmstrips
-from osworld_pipeline.web.reports.page import write_page
+from osworld_pipeline.web.reports.report import faults_by_kind
 
 MAX_TASKS = 40
 
@@ -58,29 +59,35 @@ def write_training_page(
     changes: Sequence[tuple[str, Change]] = (),
     confidence: float = 0.95,
 ) -> Path:
-    """Write `reports/training-<stage key>.html`. `changes`: with the keys of their evaluations.
-    Raises TableError, StoreError."""
+    """Write `reports/training-<stage key>.html`. Raises TableError, StoreError."""
+    page = training_page(state, record, changes=changes, confidence=confidence)
+    return write_page(state.reports / training_file(record.stage_key), page)
+
+
+def training_page(
+    state: StateDir, record: TrainingRecord, *, changes: Sequence[tuple[str, Change]], confidence: float
+) -> ReportPage:
+    """`changes`: with the keys of their evaluations. Raises TableError."""
     tasks = task_halves(record)
     names = read_evaluation_names(state) if record.evals else {}
-    return write_page(
-        state.reports / training_file(record.stage_key),
-        "training.html.jinja",
-        record=record,
-        summary=_summary(record),
-        facts=_facts(record),
-        changes=[
-            (names[key].words if key in names else f"evaluation {key}", [change for _, change in found])
+    values = {
+        "record": record,
+        "summary": _summary(record),
+        "facts": _facts(record),
+        "changes": [
+            (name_of(key, names), [change for _, change in found])
             for key, found in groupby(changes, key=lambda one: one[0])
         ],
-        rule=RULE,
-        sections=training_sections(record, confidence=confidence, names=names),
-        tasks=tasks[:MAX_TASKS],
-        num_more_tasks=max(0, len(tasks) - MAX_TASKS),
-        dropped=_dropped(record.groups),
-        faults=_faults(record.episodes),
-        filmstrips=read_filmstrips(state, _shown(record)),
-        recipe=recipe_text(record.recipe) if record.recipe else "",
-    )
+        "rule": RULE,
+        "sections": training_sections(record, confidence=confidence, names=names),
+        "tasks": tasks[:MAX_TASKS],
+        "num_more_tasks": max(0, len(tasks) - MAX_TASKS),
+        "dropped": _dropped(record.groups),
+        "faults": faults_by_kind(record.episodes),
+        "filmstrips": read_filmstrips(state, _shown(record)),
+        "recipe": recipe_text(record.recipe) if record.recipe else "",
+    }
+    return ReportPage(template="reports/training.html.jinja", values=values)
 
 
 def task_halves(record: TrainingRecord) -> list[TaskHalves]:
@@ -116,30 +123,26 @@ def _summary(record: TrainingRecord) -> str:
     reached = max([done, *(point.update for point in record.metrics), *(group.update for group in record.groups)])
     planned = f" of {record.num_planned}" if record.num_planned else ""
     if record.is_whole:
-        state = f"It has ended, after {_counted(done, 'update')}."
+        state = f"It has ended, after {counted(done, 'update')}."
     elif record.checkpoint is not None:
         state = f"It has not ended: {reached}{planned} updates were begun; the last milestone has {done}."
     else:
-        state = f"It has not ended and has no milestone; it began {_counted(reached, 'update')}."
+        state = f"It has not ended and has no milestone; it began {counted(reached, 'update')}."
     valid = [one for one in record.episodes if one.is_valid]
     if not record.episodes:
         return state
     tasks = {one.task_id for one in record.episodes}
     return (
-        f"{state} {_counted(len(record.episodes), 'episode')} of {_counted(len(tasks), 'task')}: "
+        f"{state} {counted(len(record.episodes), 'episode')} of {counted(len(tasks), 'task')}: "
         f"{sum(one.is_success for one in valid):,} of {len(valid):,} valid ones succeeded, and "
         f"{len(record.episodes) - len(valid):,} ended in a fault or a timeout."
     )
 
 
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def _facts(record: TrainingRecord) -> dict[str, str]:
     """The known facts."""
-    when, checkpoint = _when(record.episodes), record.checkpoint
-    facts = {"Rolled out": when}
+    rolled_out, checkpoint = _rolled_out(record.episodes), record.checkpoint
+    facts = {"Rolled out": rolled_out}
     if checkpoint is not None:
         dirty = " with changes" if checkpoint.is_code_dirty else ""
         facts = {
@@ -150,19 +153,18 @@ def _facts(record: TrainingRecord) -> dict[str, str]:
             "Code": f"{checkpoint.code_version}{dirty}" if checkpoint.code_version else "",
             "Weights": checkpoint.weights_digest,
             "Runs": ", ".join(f"{system} {run_id}" for system, run_id in sorted(checkpoint.run_ids.items())),
-            "Rolled out": when,
+            "Rolled out": rolled_out,
         }
     return {name: value for name, value in facts.items() if value}
 
 
-def _when(episodes: Sequence[TrainingEpisode]) -> str:
+def _rolled_out(episodes: Sequence[TrainingEpisode]) -> str:
     """From the start of the first episode to the end of the last one, UTC."""
     begun = [one.started_at for one in episodes if one.started_at > 0]
     if not begun:
         return ""
     end = max(one.started_at + one.times_s.get("total", 0.0) for one in episodes)
-    times = [datetime.fromtimestamp(value, UTC).strftime("%Y-%m-%d %H:%M:%S") for value in (min(begun), end)]
-    return f"{times[0]} to {times[1]} UTC"
+    return f"{when(min(begun), to_seconds=True)} to {when(end, to_seconds=True)} UTC"
 
 
 def _dropped(groups: Sequence[TrainingGroup]) -> list[tuple[str, int, TrainingGroup]]:
@@ -175,14 +177,6 @@ def _dropped(groups: Sequence[TrainingGroup]) -> list[tuple[str, int, TrainingGr
         (fate, len(found), next((group for group in found if group.reason), found[0]))
         for fate, found in sorted(by_fate.items())
     ]
-
-
-def _faults(episodes: Sequence[TrainingEpisode]) -> list[tuple[str, int, TrainingEpisode]]:
-    by_outcome: dict[str, list[TrainingEpisode]] = {}
-    for episode in episodes:
-        if Outcome(episode.outcome).has_reason:
-            by_outcome.setdefault(episode.outcome, []).append(episode)
-    return [(outcome, len(found), found[0]) for outcome, found in sorted(by_outcome.items())]
 
 
 def _shown(record: TrainingRecord) -> list[FilmstripOf]:

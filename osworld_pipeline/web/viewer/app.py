@@ -22,7 +22,7 @@ from osworld_pipeline.evaluation.changes import Training
 from osworld_pipeline.evaluation.effect import RULE
 from osworld_pipeline.tables.catalog import first_line
 from osworld_pipeline.tables.checkpoints import read_checkpoints
-from osworld_pipeline.web.pages import NOT_KNOWN, STATIC, STATIC_TYPES, render
+from osworld_pipeline.web.pages import STATIC, STATIC_TYPES, render
 from osworld_pipeline.web.viewer.blobs import read_picture
 from osworld_pipeline.web.viewer.comparing import compare, list_evaluated
 from osworld_pipeline.web.viewer.episode import Episodes
@@ -71,7 +71,7 @@ def create_app(settings: ViewerSettings) -> ASGIApp:
     )
 
     def ask(problem: str, to: str) -> str:
-        return render("login.html.jinja", problem=problem, to=to)
+        return render("viewer/login.html.jinja", problem=problem, to=to)
 
     body = BodyLimits(max_bytes=MAX_FORM_BYTES, slow_client_s=settings.slow_client_s)
     return Guard(app, token=settings.token, body=body, ask=ask)
@@ -280,10 +280,10 @@ class Viewer:
             sentence = f"the list could not be made ({first_line(error)}): load the page again"
         if request.url.path.startswith(("/blob/", "/tokens/", "/observation/", "/static/", "/newer")):
             return _json({"error": sentence}, status)
-        return HTMLResponse(render("error.html.jinja", status=status, sentence=sentence, **self._shared()), status)
+        return self._page("error.html.jinja", status=status, sentence=sentence)
 
-    def _page(self, template: str, **values: Any) -> Response:
-        return HTMLResponse(render(template, **values, **self._shared()))
+    def _page(self, template: str, *, status: int = 200, **values: Any) -> Response:
+        return HTMLResponse(render(f"viewer/{template}", status=status, **values, **self._shared()), status)
 
     def _shared(self) -> dict[str, Any]:
         with self.index.reading() as reader:
@@ -294,7 +294,6 @@ class Viewer:
             "num_known": count,
             "generation": self.index.generation,
             "store_problem": self.index.problem,
-            "not_known": NOT_KNOWN,
             "mlflow_url": self.settings.mlflow_url.rstrip("/"),
             "dagster_url": self.settings.dagster_url.rstrip("/"),
         }

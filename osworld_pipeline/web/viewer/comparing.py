@@ -5,12 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from osworld_pipeline.domain.checkpoint import Stage
 from osworld_pipeline.evaluation.changes import Change, Training, change_between
-from osworld_pipeline.evaluation.effect import Effect
 from osworld_pipeline.evaluation.scores import EvalRow
 from osworld_pipeline.tables.views import DESKTOPS_OF_EVALUATION, LAST_ATTEMPT, SAME_ID, TASK_KEY
 from osworld_pipeline.web.evaluation_names import EvaluationName
+from osworld_pipeline.web.names import stage_rank
 from osworld_pipeline.web.viewer.index import Reader
 
 NUM_RESAMPLES = 2_000
@@ -45,6 +44,10 @@ class Evaluated:
     num_valid: int
     num_successes: int
 
+    @property
+    def success_rate(self) -> float | None:
+        return self.num_successes / self.num_valid if self.num_valid else None
+
 
 @dataclass(frozen=True, kw_only=True)
 class TaskPair:
@@ -69,12 +72,10 @@ class TaskPair:
 class Compared:
     pairs: tuple[TaskPair, ...]
     """Largest gains first, then largest losses, then the others."""
-    effect: Effect | None
+    alone: Change
     """Of these two only, which are one run."""
     across: Change | None
     """Over all training runs that differ from these only in seeds, if there are several."""
-    apart: str
-    """Why there is no effect although both sides have graded episodes; else empty."""
     counts: Mapping[str, int]
     """Number of tasks by kind."""
 
@@ -92,10 +93,7 @@ def list_evaluated(reader: Reader, names: Mapping[str, EvaluationName]) -> list[
         for row in rows
         if (name := names.get(row["settings"])) is not None
     ]
-    stages = list(map(str, Stage))
-    return sorted(
-        found, key=lambda one: (one.name.order, stages.index(one.stage) if one.stage in stages else len(stages))
-    )
+    return sorted(found, key=lambda one: (one.name.order, stage_rank(one.stage)))
 
 
 def compare(reader: Reader, before: str, after: str, settings: str, training: Training) -> Compared:
@@ -118,9 +116,8 @@ def compare(reader: Reader, before: str, after: str, settings: str, training: Tr
     )
     return Compared(
         pairs=tuple(pairs),
-        effect=alone.effect,
+        alone=alone,
         across=across,
-        apart=alone.apart,
         counts={kind: sum(pair.kind == kind for pair in pairs) for kind in rank},
     )
 

@@ -35,17 +35,3 @@ class Evaluations:
                 self._names = name_evaluations(rows, suites=own_suites(self._state), recorded=recorded)
                 self._made_from = made_from
             return self._names
-
-
-def evaluation_words(stage_key: str | None, names: Mapping[str, EvaluationName]) -> str:
-    """The evaluation and the checkpoint of `eval-<checkpoint>-<key>`; any other key unchanged."""
-    policy, _, key = (stage_key or "").rpartition("-")
-    name = names.get(key) if policy.startswith("eval-") else None
-    return f"{name.words} · {policy.removeprefix('eval-')}" if name else stage_key or ""
-
-
-def suite_words(stage_key: str | None, names: Mapping[str, EvaluationName]) -> str:
-    """The suite of an evaluation; empty for any other key."""
-    policy, _, key = (stage_key or "").rpartition("-")
-    name = names.get(key) if policy.startswith("eval-") else None
-    return name.suite if name else ""

@@ -17,6 +17,7 @@ from osworld_pipeline.dialects.coordinates import CoordinateSpace, limit_of
 from osworld_pipeline.dialects.pyautogui_calls import actions_of
 from osworld_pipeline.domain.pyautogui import SPECIAL_ACTIONS, parse_pyautogui
 from osworld_pipeline.errors import ActionParseError
+from osworld_pipeline.web.formats import px
 
 Point = tuple[float, float]
 MAX_CAPTION = 400
@@ -56,6 +57,18 @@ class Mark:
     """The action has no position: this is the last position of the pointer."""
     is_outside: bool = False
     """It points outside the image, and is drawn at its edge."""
+
+    def drag_head(self, size: float) -> str:
+        """The corners of a drag's arrow head, with its tip at the end; empty for a drag of length 0."""
+        assert self.to_x is not None, "only a drag has an end"
+        assert self.to_y is not None, "only a drag has an end"
+        return _head(self.x, self.y, self.to_x, self.to_y, size)
+
+    def scroll_arrow(self, size: float) -> Mapping[str, Any]:
+        """A line from the position in the scroll direction, and the corners of its head."""
+        right, down = {"up": (0, -1), "down": (0, 1), "left": (-1, 0), "right": (1, 0)}.get(self.direction, (0, 1))
+        x, y = self.x + 3 * size * right, self.y + 3 * size * down
+        return {"x": x, "y": y, "head": _head(self.x, self.y, x, y, size)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,3 +250,18 @@ def _place(one: Mapping[str, Any], key: str, image: tuple[int, int], space: Coor
 
 def _inside(point: Point, image: tuple[int, int]) -> Point:
     return min(max(point[0], 0.0), float(image[0])), min(max(point[1], 0.0), float(image[1]))
+
+
+def _head(x: float, y: float, to_x: float, to_y: float, size: float) -> str:
+    length = math.hypot(to_x - x, to_y - y)
+    if length < 1e-6:
+        return ""
+    right, down = (to_x - x) / length, (to_y - y) / length
+    back_x, back_y = to_x - size * right, to_y - size * down
+    half = size * 0.6
+    corners = (
+        (to_x, to_y),
+        (back_x - half * down, back_y + half * right),
+        (back_x + half * down, back_y - half * right),
+    )
+    return " ".join(f"{px(one)},{px(other)}" for one, other in corners)

@@ -1,12 +1,15 @@
-"""Every pair of colours that text is set in has the contrast that WCAG asks for at level AA, light and dark."""
+"""Every pair of colours that text is set in has the contrast that WCAG asks for at level AA, light and dark; lines and
+columns stand out."""
 
 import re
 
 import pytest
 
+from osworld_pipeline.web.charts.plots import NUM_COLOURS
+from osworld_pipeline.web.charts.training import FATE_COLOURS, OUTCOME_COLOURS
 from osworld_pipeline.web.pages import STATIC
 
-AA = 4.5
+AA, DRAWN = 4.5, 3.0
 PAIRS = [
     *((text, back) for text in ("ink", "quiet", "accent") for back in ("paper", "card")),
     *((text, back) for text in ("good", "bad", "fault") for back in ("paper", "card", f"{text}-back")),
@@ -16,12 +19,18 @@ PAIRS = [
     ("bad", "chosen"),
     ("fault", "chosen"),
 ]
+STYLES = [path.read_text() for path in sorted(STATIC.glob("*.css"))]
+
+
+def blocks() -> list[str]:
+    """The light and the dark palette, which are defined once."""
+    found = re.findall(r":root \{(.*?)\}", "".join(STYLES), re.DOTALL)
+    assert len(found) == 2
+    return found
 
 
 def palettes() -> dict[str, dict[str, str]]:
-    css = (STATIC / "viewer.css").read_text()
-    light, dark = re.findall(r":root \{(.*?)\}", css, re.DOTALL)
-    found = [dict(re.findall(r"--([a-z0-9-]+): (#[0-9a-f]{6});", block)) for block in (light, dark)]
+    found = [dict(re.findall(r"--([a-z0-9-]+): (#[0-9a-f]{6});", block)) for block in blocks()]
     return {"light": found[0], "dark": found[0] | found[1]}
 
 
@@ -53,9 +62,24 @@ def test_text_can_be_read(scheme: str) -> None:
     assert low == {}
 
 
-def test_both_schemes_name_the_same_colours() -> None:
-    css = (STATIC / "viewer.css").read_text()
-    light, dark = re.findall(r":root \{(.*?)\}", css, re.DOTALL)
-    names = [set(re.findall(r"--([a-z0-9-]+):", block)) for block in (light, dark)]
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_lines_and_columns_stand_out(scheme: str) -> None:
+    colours = palettes()[scheme]
+    low = [
+        name
+        for name in (f"k{number}" for number in range(NUM_COLOURS))
+        if contrast(colours[name], colours["card"]) < DRAWN
+    ]
+    assert low == []
+
+
+def test_outcomes_and_fates_have_colours_of_their_own() -> None:
+    assert len(set(OUTCOME_COLOURS.values())) == len(OUTCOME_COLOURS)
+    assert len(set(FATE_COLOURS.values())) == len(FATE_COLOURS)
+
+
+def test_both_schemes_name_the_same_colours_and_no_other_is_used() -> None:
+    names = [set(re.findall(r"--([a-z0-9-]+):", block)) for block in blocks()]
     assert names[0] == names[1]
-    assert set(re.findall(r"var\(--([a-z0-9-]+)\)", css)) <= names[0]
+    used = {name for style in STYLES for name in re.findall(r"var\(--([a-z0-9-]+)\)", style)}
+    assert used - {"c"} <= names[0]

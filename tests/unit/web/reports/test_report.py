@@ -18,7 +18,6 @@ from osworld_pipeline.evaluation.scores import read_scores, summarise
 from osworld_pipeline.evaluation.training_record import MetricPoint
 from osworld_pipeline.store import TrajectoryStore
 from osworld_pipeline.tables.checkpoints import upsert_checkpoint
-from osworld_pipeline.web.charts.curves import HEIGHT, LEFT, MARGIN_Y, RIGHT, WIDTH, draw_curves
 from osworld_pipeline.web.reports.filmstrips import THUMBNAIL_WIDTH, thumbnail
 from osworld_pipeline.web.reports.report import write_report
 
@@ -101,7 +100,7 @@ def test_the_report_says_what_its_numbers_depend_on(state: StateDir) -> None:
         "g-7",
         "0, 3",
         "demo",
-        "env_fault",
+        "env fault",
         "KL to the",
         "differ by 2e-07 on average, 1e-06 at most (56 tokens)",
     ):
@@ -139,34 +138,3 @@ def test_a_thumbnail_is_small_and_what_is_no_image_has_none() -> None:
     with Image.open(io.BytesIO(data)) as image:
         assert image.size == (THUMBNAIL_WIDTH, 169)
     assert thumbnail(b"no image") == ""
-
-
-def point(update: int, value: float, *, name: str = "loss", stage: str = "sft") -> MetricPoint:
-    return MetricPoint(stage=stage, update=update, name=name, value=value)
-
-
-def test_a_curve_fills_its_box_upwards() -> None:
-    (curve,) = draw_curves([point(0, 2.0), point(10, 1.0), point(5, 1.5)])
-    xy = [tuple(map(float, pair.split(","))) for pair in curve.line.split()]
-    middle = (LEFT + WIDTH - RIGHT) / 2
-    assert xy == [(LEFT, MARGIN_Y), (middle, HEIGHT / 2), (WIDTH - RIGHT, HEIGHT - MARGIN_Y)]
-    assert (curve.first, curve.last, curve.low, curve.high) == (2.0, 1.0, 1.0, 2.0)
-
-
-def test_a_flat_or_single_curve_lies_in_the_middle() -> None:
-    (curve,) = draw_curves([point(3, 1.0)])
-    assert curve.end == ((LEFT + WIDTH - RIGHT) / 2, HEIGHT / 2)
-
-
-def test_points_that_are_not_finite_are_left_out_and_a_resumed_update_counts_once() -> None:
-    (curve,) = draw_curves([point(0, 1.0), point(1, math.nan), point(2, math.inf), point(0, 3.0)])
-    assert (curve.num_points, curve.last) == (1, 3.0)
-
-
-def test_curves_stand_in_the_order_of_training() -> None:
-    curves = draw_curves([point(0, 1, name="zeta"), point(0, 1, stage="gspo_phase1"), point(0, 1)])
-    assert [(curve.stage, curve.name) for curve in curves] == [
-        ("sft", "loss"),
-        ("sft", "zeta"),
-        ("gspo_phase1", "loss"),
-    ]

@@ -63,7 +63,7 @@ def write(state: StateDir, rows: list[EvalRow], **changes) -> Reader:
 
 def test_the_page_has_ranks_intervals_and_what_is_missing(tmp_path: Path) -> None:
     text = write(StateDir(tmp_path), ROWS).text
-    for told in ("87.5%", "7 of 8", "57.1%", "0 of 7", "mine", "d1", KEY, "env_fault", "better", "demo"):
+    for told in ("87.5%", "7 of 8", "57.1%", "0 of 7", "mine", "d1", KEY, "env fault", "better", "demo"):
         assert told in text, told
     assert "no rank" in text
 

@@ -68,12 +68,12 @@ def test_comparison_is_that_of_the_evaluations(index: EpisodeIndex, sample_state
         mine = [row for row in rows if row.checkpoint_id == one.checkpoint_id and row.evaluation_key == one.settings]
         assert (one.num_episodes, one.num_valid) == (len(mine), sum(row.is_valid for row in mine))
         assert one.num_successes == sum(row.is_success for row in mine)
-    assert found.effect is not None
-    assert found.effect.comparison.difference == pytest.approx(
+    assert found.alone.effect is not None
+    assert found.alone.effect.comparison.difference == pytest.approx(
         sum(pair.difference for pair in found.pairs if pair.difference is not None) / 6
     )
     assert [pair.kind for pair in found.pairs] == ["gained"] * 5 + ["same", "not compared"]
-    assert not math.isnan(found.effect.comparison.p_value)
+    assert not math.isnan(found.alone.effect.comparison.p_value)
     assert found.across is None, "one run of GSPO"
 
 
@@ -123,9 +123,9 @@ def test_runs_that_differ_in_seeds_alone_are_judged_together(tmp_path: Path) -> 
         run = compare(reader, START.checkpoint_id, ENDS[1].checkpoint_id, key, training)
         unrelated = compare(reader, ENDS[0].checkpoint_id, ENDS[1].checkpoint_id, key, training)
     index.close()
-    assert run.effect is not None
-    assert run.effect.words == "one run: better"
-    assert run.effect.comparison.difference == pytest.approx(12 / 28)
+    assert run.alone.effect is not None
+    assert run.alone.effect.words == "one run: better"
+    assert run.alone.effect.comparison.difference == pytest.approx(12 / 28)
     assert run.across is not None
     assert run.across.effect is not None
     assert run.across.effect.words == "effect over 3 runs: better"

@@ -30,7 +30,7 @@ def client(sample_state: StateDir) -> Iterator[TestClient]:
 
 
 PAGES = {
-    "/": "83% 10 of 12, desktop-basics",
+    "/": "83.3% 10 of 12, desktop-basics",
     "/episodes": "33 episodes",
     "/episodes?outcome=success&stage=sft": "of 33 episodes",
     "/episodes?task=nothing": "No matching episode",
