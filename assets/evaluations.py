@@ -9,7 +9,7 @@ from assets.checkpoints import checkpoint_id_of
 from assets.links import log_links
 from osworld_pipeline.domain.checkpoint import Checkpoint
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.evaluation.leaderboard_format import leaderboard_markdown, leaderboard_rows
+from osworld_pipeline.evaluation.leaderboard_rows import leaderboard_rows
 from osworld_pipeline.evaluation.scores import CheckpointScore, read_scores
 from osworld_pipeline.evaluation.suite_files import suite_names
 from osworld_pipeline.recipes import Recipe
@@ -22,6 +22,7 @@ from osworld_pipeline.runs.evaluate.plan import EvaluationJob, EvaluationPlan, T
 from osworld_pipeline.runs.job import Policy
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.checkpoints import read_checkpoints
+from osworld_pipeline.web.reports.leaderboard_markdown import leaderboard_markdown
 from resources.desktops import DesktopsResource
 from resources.engine import EngineResource
 from resources.launcher import Launcher

@@ -14,7 +14,7 @@ from osworld_pipeline.cli.in_process.session import open_in_process
 from osworld_pipeline.domain.shown_commands import pipeline_line
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import DatasetError, TableError
-from osworld_pipeline.evaluation.leaderboard_format import leaderboard_rows
+from osworld_pipeline.evaluation.leaderboard_rows import leaderboard_rows
 from osworld_pipeline.evaluation.suite_files import EvalSuite
 from osworld_pipeline.runs.checkpoints.registry import all_checkpoints, no_such_checkpoint
 from osworld_pipeline.runs.evaluate.leaderboard import read_leaderboard

@@ -26,7 +26,7 @@ class Metric:
     is_share: bool = False
     """0 to 1, shown in percent."""
     line: str = ""
-    """Its name beside others in one plot; `words` if empty."""
+    """Its name next to others in one plot; `words` if empty."""
 
 
 def _metric(name: str, unit: str = "value", title: str = "", *, line: str = "", is_share: bool = False) -> Metric:
