@@ -1,9 +1,7 @@
-"""All HTML: one set of templates, which escape all text of models and tasks. A report is a page that is exported as one
-file, which opens offline."""
+"""All HTML: one set of templates, which escape all text of models and tasks. A page of the viewer loads the style
+sheets; a report contains them, so that it is one file, which opens offline."""
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,27 +21,14 @@ SHARED_STYLE = ("charts.css", "pages.css")
 """The style sheets of every page."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReportPage:
-    """A template that extends the layout in `layout`, and its values."""
-
-    template: str
-    values: Mapping[str, Any]
-
-
 def render(template: str, **values: Any) -> str:
-    """A page of the viewer; `values` are data, escaped."""
-    return _environment().get_template(template).render(layout="viewer/page.html.jinja", **values)
+    """The page; `values` are data, escaped."""
+    return _environment().get_template(template).render(**values)
 
 
-def export(page: ReportPage) -> str:
-    """The page as one file that loads and runs nothing."""
-    return _environment().get_template(page.template).render(layout="reports/file.html.jinja", **page.values)
-
-
-def write_page(path: Path, page: ReportPage) -> Path:
+def write_page(path: Path, template: str, **values: Any) -> Path:
     """Raises StoreError: it cannot be written."""
-    write_file(path, export(page).encode("utf-8", "replace"))
+    write_file(path, render(template, **values).encode("utf-8", "replace"))
     return path
 
 

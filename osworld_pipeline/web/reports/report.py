@@ -25,7 +25,7 @@ from osworld_pipeline.evaluation.training_record import MetricPoint
 from osworld_pipeline.tables.catalog import fresh_views
 from osworld_pipeline.web.charts.metrics import stage_charts
 from osworld_pipeline.web.evaluation_names import name_of, read_evaluation_names
-from osworld_pipeline.web.pages import ReportPage, write_page
+from osworld_pipeline.web.pages import write_page
 from osworld_pipeline.web.reports.filmstrips import FilmstripOf, read_filmstrips
 
 REPORT_FILE = "report.html"
@@ -64,31 +64,12 @@ def write_report(
     stage_keys: Collection[str] | None = None,
     checkpoints: Sequence[Checkpoint] = (),
 ) -> Path:
-    """Write `reports/report.html`: see `report_page`. Raises TableError, StoreError."""
-    page = report_page(
-        state, metrics=metrics, suite_digest=suite_digest, recipe_name=recipe_name, confidence=confidence,
-        stage_keys=stage_keys, checkpoints=checkpoints,
-    )  # fmt: skip
-    return write_page(state.reports / REPORT_FILE, page)
-
-
-def report_page(
-    state: StateDir,
-    *,
-    metrics: Sequence[MetricPoint] = (),
-    suite_digest: str = "",
-    recipe_name: str = "",
-    confidence: float = 0.95,
-    stage_keys: Collection[str] | None = None,
-    checkpoints: Sequence[Checkpoint] = (),
-) -> ReportPage:
-    """The page from the current tables; curves of reward and success come from the training
+    """Write `reports/report.html` from the current tables; curves of reward and success come from the training
     episodes, others from `metrics`. `stage_keys` names the evaluations with the recipe's settings, which come first and
     whose suite has `suite_digest`; evaluations with other settings follow, each group with its own tables. None shows
     all as one group. `checkpoints`: all of the state, with their parents.
 
-    Raises:
-        TableError: the tables cannot be read.
+    Raises TableError, StoreError.
     """
     rows, training = read_evals(state), Training(checkpoints)
     own = [row for row in rows if stage_keys is None or row.stage_key in stage_keys]
@@ -97,15 +78,16 @@ def report_page(
     if stage_keys is not None:
         groups += _other_groups(state, rows, {row.evaluation_key for row in own}, training, confidence=confidence)
     shown = own or (rows if groups else [])
-    values = {
-        "groups": groups,
-        "rule": RULE,
-        "curves": stage_charts([*metrics, *_rollout_metrics(state)]),
-        "filmstrips": read_filmstrips(state, _shown(shown, score_checkpoints(shown, confidence=confidence))),
-        "injections": _injections(state),
-        "confidence": confidence,
-    }
-    return ReportPage(template="reports/report.html.jinja", values=values)
+    return write_page(
+        state.reports / REPORT_FILE,
+        "reports/report.html.jinja",
+        groups=groups,
+        rule=RULE,
+        curves=stage_charts([*metrics, *_rollout_metrics(state)]),
+        filmstrips=read_filmstrips(state, _shown(shown, score_checkpoints(shown, confidence=confidence))),
+        injections=_injections(state),
+        confidence=confidence,
+    )
 
 
 def _other_groups(

@@ -10,7 +10,7 @@ from osworld_pipeline.tables.catalog import fresh_views
 from osworld_pipeline.web.evaluation_names import EvaluationName, read_evaluation_names
 from osworld_pipeline.web.formats import counted, when
 from osworld_pipeline.web.names import stage_name, stage_rank
-from osworld_pipeline.web.pages import ReportPage, write_page
+from osworld_pipeline.web.pages import write_page
 from osworld_pipeline.web.reports.report import REPORT_FILE
 
 INDEX_FILE = "index.html"
@@ -39,11 +39,8 @@ def write_index(state: StateDir) -> Path:
         "Suites": [_link(path, _suite_title(path, names), _digest(path)) for path in suites],
         "Training runs": [_link(path, _stage_title(path, begun), _digest(path)) for path in stages],
     }
-    page = ReportPage(
-        template="reports/index.html.jinja",
-        values={"groups": groups, "written_at": when(datetime.now(UTC).timestamp())},
-    )
-    return write_page(state.reports / INDEX_FILE, page)
+    written_at = when(datetime.now(UTC).timestamp())
+    return write_page(state.reports / INDEX_FILE, "reports/index.html.jinja", groups=groups, written_at=written_at)
 
 
 def _link(path: Path, title: str, digest: str = "") -> ReportLink:

@@ -18,7 +18,7 @@ from osworld_pipeline.web.charts.plots import Chart, Point, Series, Zone, line_c
 from osworld_pipeline.web.charts.start_zone import start_zone
 from osworld_pipeline.web.charts.training import OUTCOME_COLOURS
 from osworld_pipeline.web.evaluation_names import read_evaluation_names
-from osworld_pipeline.web.pages import ReportPage, write_page
+from osworld_pipeline.web.pages import write_page
 from osworld_pipeline.web.reports.filmstrips import FilmstripOf, read_filmstrips
 from osworld_pipeline.web.reports.report import faults_by_kind, filmstrip_of, settings_facts, whole_changes
 
@@ -84,26 +84,28 @@ def write_suite_page(
     shown = [row.score.checkpoint_id for row in table.rows[:MAX_COLUMNS]]
     tasks = by_task(rows, shown)
     name = read_evaluation_names(state).get(table.evaluation_key)
-    values = {
-        "suite_name": suite_name,
-        "settings": name.settings if name else "",
-        "table": table,
-        "apart": apart,
-        "is_mixed": is_mixed(table.desktops),
-        "confidence": confidence,
-        "mixes": {row.score.checkpoint_id: outcome_mix(row) for row in table.rows},
-        "pairs": pairs_of(table, rows),
-        "changes": whole_changes(rows, [row.score for row in table.rows], Training(checkpoints), confidence=confidence),
-        "rule": RULE,
-        "charts": _progress(table, rows, {one.checkpoint_id: one.num_updates for one in checkpoints}, confidence),
-        "shown": shown,
-        "num_hidden": len(table.rows) - len(shown),
-        "domains": by_domain(rows, shown, confidence=confidence),
-        "tasks": tasks[:MAX_TASKS],
-        "num_more_tasks": max(0, len(tasks) - MAX_TASKS),
-        "faults": faults_by_kind(rows),
-        "filmstrips": read_filmstrips(state, _best_episodes(table, rows)),
-        "facts": {
+    return write_page(
+        state.reports / suite_file(suite_name, table.evaluation_key),
+        "reports/suite.html.jinja",
+        suite_name=suite_name,
+        settings=name.settings if name else "",
+        table=table,
+        apart=apart,
+        is_mixed=is_mixed(table.desktops),
+        confidence=confidence,
+        mixes={row.score.checkpoint_id: outcome_mix(row) for row in table.rows},
+        pairs=pairs_of(table, rows),
+        changes=whole_changes(rows, [row.score for row in table.rows], Training(checkpoints), confidence=confidence),
+        rule=RULE,
+        charts=_progress(table, rows, {one.checkpoint_id: one.num_updates for one in checkpoints}, confidence),
+        shown=shown,
+        num_hidden=len(table.rows) - len(shown),
+        domains=by_domain(rows, shown, confidence=confidence),
+        tasks=tasks[:MAX_TASKS],
+        num_more_tasks=max(0, len(tasks) - MAX_TASKS),
+        faults=faults_by_kind(rows),
+        filmstrips=read_filmstrips(state, _best_episodes(table, rows)),
+        facts={
             "Evaluation": table.evaluation_key,
             "Recipe": recipe_name,
             **settings_facts(rows),
@@ -111,9 +113,7 @@ def write_suite_page(
             "Suite hash": suite_digest,
             "Tasks": str(len({row.task for row in rows})),
         },
-    }
-    page = ReportPage(template="reports/suite.html.jinja", values=values)
-    return write_page(state.reports / suite_file(suite_name, table.evaluation_key), page)
+    )
 
 
 def outcome_mix(row: LeaderboardRow) -> tuple[MixPart, ...]:

@@ -21,7 +21,7 @@ from osworld_pipeline.evaluation.training_record import (
 from osworld_pipeline.web.charts.training import training_sections
 from osworld_pipeline.web.evaluation_names import name_of, read_evaluation_names
 from osworld_pipeline.web.formats import counted, when
-from osworld_pipeline.web.pages import ReportPage, write_page
+from osworld_pipeline.web.pages import write_page
 from osworld_pipeline.web.reports.filmstrips import FilmstripOf, read_filmstrips
 from osworld_pipeline.web.reports.report import faults_by_kind
 
@@ -59,35 +59,29 @@ def write_training_page(
     changes: Sequence[tuple[str, Change]] = (),
     confidence: float = 0.95,
 ) -> Path:
-    """Write `reports/training-<stage key>.html`. Raises TableError, StoreError."""
-    page = training_page(state, record, changes=changes, confidence=confidence)
-    return write_page(state.reports / training_file(record.stage_key), page)
-
-
-def training_page(
-    state: StateDir, record: TrainingRecord, *, changes: Sequence[tuple[str, Change]], confidence: float
-) -> ReportPage:
-    """`changes`: with the keys of their evaluations. Raises TableError."""
+    """Write `reports/training-<stage key>.html`. `changes`: with the keys of their evaluations.
+    Raises TableError, StoreError."""
     tasks = task_halves(record)
     names = read_evaluation_names(state) if record.evals else {}
-    values = {
-        "record": record,
-        "summary": _summary(record),
-        "facts": _facts(record),
-        "changes": [
+    return write_page(
+        state.reports / training_file(record.stage_key),
+        "reports/training.html.jinja",
+        record=record,
+        summary=_summary(record),
+        facts=_facts(record),
+        changes=[
             (name_of(key, names), [change for _, change in found])
             for key, found in groupby(changes, key=lambda one: one[0])
         ],
-        "rule": RULE,
-        "sections": training_sections(record, confidence=confidence, names=names),
-        "tasks": tasks[:MAX_TASKS],
-        "num_more_tasks": max(0, len(tasks) - MAX_TASKS),
-        "dropped": _dropped(record.groups),
-        "faults": faults_by_kind(record.episodes),
-        "filmstrips": read_filmstrips(state, _shown(record)),
-        "recipe": recipe_text(record.recipe) if record.recipe else "",
-    }
-    return ReportPage(template="reports/training.html.jinja", values=values)
+        rule=RULE,
+        sections=training_sections(record, confidence=confidence, names=names),
+        tasks=tasks[:MAX_TASKS],
+        num_more_tasks=max(0, len(tasks) - MAX_TASKS),
+        dropped=_dropped(record.groups),
+        faults=faults_by_kind(record.episodes),
+        filmstrips=read_filmstrips(state, _shown(record)),
+        recipe=recipe_text(record.recipe) if record.recipe else "",
+    )
 
 
 def task_halves(record: TrainingRecord) -> list[TaskHalves]:
