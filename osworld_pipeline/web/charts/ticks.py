@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 Value = TypeVar("Value")
+LEAST = 1e-300
+"""Smaller numbers count as 0: their halves may be 0."""
 
 
 def nice_ticks(low: float, high: float, *, limit: int = 5, is_whole: bool = False) -> tuple[float, ...]:
@@ -20,8 +22,9 @@ def nice_ticks(low: float, high: float, *, limit: int = 5, is_whole: bool = Fals
     if high < low:
         low, high = high, low
     if high - low < 1e-12 * max(1.0, abs(high)):
-        space = 1.0 if is_whole or low == 0 else abs(low) / 2
-        low, high = (0.0, 1.0) if low == 0 and not is_whole else (low - space, high + space)
+        is_zero = abs(low) < LEAST
+        space = 1.0 if is_whole or is_zero else abs(low) / 2
+        low, high = (0.0, 1.0) if is_zero and not is_whole else (low - space, high + space)
     rough = (high - low) / max(1, limit - 1)
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1.0, 2.0, 5.0, 10.0) if factor * power >= rough * (1 - 1e-9))

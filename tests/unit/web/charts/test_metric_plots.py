@@ -63,6 +63,7 @@ def test_a_picture_has_every_plot_with_its_title_and_the_style_it_needs() -> Non
 
 @example("loss", [2.3e293, -1.7e308, 1.7e308])
 @example("loss", [0.0, 5e-324])
+@example("loss", [5e-324])
 @given(st.text(min_size=1, max_size=20), st.lists(st.floats(), min_size=1, max_size=6))
 def test_any_names_and_values_give_whole_xml_inside_the_picture(name: str, values: list[float]) -> None:
     charts = charts_of(points("".join(char for char in name if char.isprintable()), *values))
