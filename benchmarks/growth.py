@@ -19,7 +19,6 @@ from benchmarks.grown_state import Run, write_state
 from benchmarks.spread import Spread, print_table, timed_ms
 from osworld_pipeline.domain.checkpoint import Ancestor
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.evaluation.report import write_report
 from osworld_pipeline.recipes.schema import ReplaySection
 from osworld_pipeline.runs.upkeep.upkeep import collect_garbage
 from osworld_pipeline.store import TrajectoryStore
@@ -28,6 +27,7 @@ from osworld_pipeline.store.merging import MERGE_PARTS, merge_parts
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.query import open_catalog
 from osworld_pipeline.tables.replay_candidates import ReplayCandidates
+from osworld_pipeline.web.reports.report import write_report
 
 TARGET = 1_000_000
 SHARES = (16, 4, 1)

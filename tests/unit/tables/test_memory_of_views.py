@@ -23,7 +23,7 @@ PEAKS = """
 import json, sys
 from pathlib import Path
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.evaluation.report import write_report
+from osworld_pipeline.web.reports.report import write_report
 from osworld_pipeline.tables.catalog import fresh_views
 def peak_mb():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM:")) / 1024
